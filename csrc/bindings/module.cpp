@@ -1,0 +1,356 @@
+// gradcomp._core: the only file that includes pybind11. It checks buffers, releases the GIL and
+// turns Status into the exceptions of gradcomp.errors; what users see is the Python layer above it.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <atomic>
+#include <string>
+
+#include "bindings/dlpack.hpp"
+#include "core/compiled.hpp"
+#include "core/rng.hpp"
+#include "core/spec.hpp"
+#include "core/thread_pool.hpp"
+#include "kernels/half.hpp"
+#include "kernels/kernels.hpp"
+#include "wire/frame.hpp"
+
+namespace py = pybind11;
+
+namespace gradcomp {
+namespace {
+
+using Floats = py::array_t<float, py::array::c_style>;
+using Bytes = py::array_t<std::uint8_t, py::array::c_style>;
+
+void raise_unless_ok(const Status& status) {
+  if (status.ok()) return;
+  const char* name = "GradcompError";
+  switch (status.code()) {
+    case Code::kSpec:
+      name = "SpecError";
+      break;
+    case Code::kWire:
+      name = "WireError";
+      break;
+    case Code::kCapacity:
+      name = "CapacityError";
+      break;
+    case Code::kOk:
+    case Code::kArgument:
+      break;
+  }
+  const py::object type = py::module_::import("gradcomp.errors").attr(name);
+  PyErr_SetString(type.ptr(), status.message().c_str());
+  throw py::error_already_set();
+}
+
+template <typename Fn>
+void call_without_gil(Fn&& fn) {
+  Status status;
+  {
+    py::gil_scoped_release release;
+    status = fn();
+  }
+  raise_unless_ok(status);
+}
+
+Call make_call(std::uint64_t stream) {
+  thread_local Scratch scratch;
+  Call call;
+  call.stream = stream;
+  call.scratch = &scratch;
+  return call;
+}
+
+template <typename T>
+Span<const T> input(const py::array_t<T, py::array::c_style>& array) {
+  return {array.data(), static_cast<std::size_t>(array.size())};
+}
+
+template <typename T>
+Span<T> output(py::array_t<T, py::array::c_style>& array) {
+  return {array.mutable_data(), static_cast<std::size_t>(array.size())};
+}
+
+Status check_numel(const Frame& frame, std::size_t n) {
+  if (frame.numel == n) return {};
+  return wire_error("the frame holds " + std::to_string(frame.numel) + " elements, not " +
+                    std::to_string(n));
+}
+
+class PyCodec {
+ public:
+  explicit PyCodec(const std::string& spec) { raise_unless_ok(compile_codec(spec, &compiled_)); }
+
+  const CompiledCodec& compiled() const { return compiled_; }
+  Caps caps() const { return compiled_.codec->caps(); }
+
+  std::size_t max_payload_size(std::size_t n) const { return compiled_.codec->max_encoded_size(n); }
+  std::size_t max_frame_size(std::size_t n) const { return gradcomp::max_frame_size(compiled_, n); }
+
+  std::size_t encode_frame(const Floats& x, std::uint64_t stream, Bytes& out) const {
+    const Span<const float> in = input(x);
+    const Span<std::uint8_t> to = output(out);
+    std::size_t written = 0;
+    call_without_gil(
+        [&] { return gradcomp::encode_frame(compiled_, in, make_call(stream), to, &written); });
+    return written;
+  }
+
+  // The number of elements of a frame that this codec and spec made, and that is undamaged.
+  std::size_t frame_numel(const Bytes& bytes) const {
+    Frame frame;
+    raise_unless_ok(open_frame(compiled_, input(bytes), &frame));
+    return static_cast<std::size_t>(frame.numel);
+  }
+
+  void decode_frame(const Bytes& bytes, Floats& y) const {
+    const Span<const std::uint8_t> in = input(bytes);
+    const Span<float> to = output(y);
+    call_without_gil([&]() -> Status {
+      Frame frame;
+      GRADCOMP_TRY(open_frame(compiled_, in, &frame));
+      GRADCOMP_TRY(check_numel(frame, to.size()));
+      return compiled_.codec->decode(frame.payload, make_call(frame.stream), to);
+    });
+  }
+
+  void decode_frame_add(const Bytes& bytes, float weight, Floats& acc) const {
+    const Span<const std::uint8_t> in = input(bytes);
+    const Span<float> to = output(acc);
+    call_without_gil([&]() -> Status {
+      Frame frame;
+      GRADCOMP_TRY(open_frame(compiled_, in, &frame));
+      GRADCOMP_TRY(check_numel(frame, to.size()));
+      return compiled_.codec->decode_add(frame.payload, make_call(frame.stream), weight, to);
+    });
+  }
+
+  std::size_t encode_payload(const Floats& x, std::uint64_t stream, Bytes& out) const {
+    const Span<const float> in = input(x);
+    const Span<std::uint8_t> to = output(out);
+    std::size_t written = 0;
+    call_without_gil([&]() -> Status {
+      if (in.size() > kMaxNumel) return capacity_error("too many elements");
+      return compiled_.codec->encode(in, make_call(stream), to, &written);
+    });
+    return written;
+  }
+
+  void decode_payload(const Bytes& payload, std::uint64_t stream, Floats& y) const {
+    const Span<const std::uint8_t> in = input(payload);
+    const Span<float> to = output(y);
+    call_without_gil([&] { return compiled_.codec->decode(in, make_call(stream), to); });
+  }
+
+  void decode_payload_add(const Bytes& payload, std::uint64_t stream, float weight,
+                          Floats& acc) const {
+    const Span<const std::uint8_t> in = input(payload);
+    const Span<float> to = output(acc);
+    call_without_gil(
+        [&] { return compiled_.codec->decode_add(in, make_call(stream), weight, to); });
+  }
+
+ private:
+  CompiledCodec compiled_;
+};
+
+py::object to_python(const Value& value) {
+  switch (value.type) {
+    case ParamType::kReal:
+      return py::float_(value.real);
+    case ParamType::kInteger:
+      return py::int_(value.integer);
+    case ParamType::kBoolean:
+      return py::bool_(value.boolean);
+    case ParamType::kChoice:
+      break;
+  }
+  return py::str(value.choice);
+}
+
+// (canonical text, [(stage name, kind, stage text, {parameter: value})])
+py::tuple parse(const std::string& text) {
+  Spec spec;
+  raise_unless_ok(parse_spec(text, &spec));
+  py::list stages;
+  for (const Stage& stage : spec.stages) {
+    py::dict params;
+    for (const auto& [name, value] : stage.params.values()) params[name.c_str()] = to_python(value);
+    stages.append(
+        py::make_tuple(stage.info->name, kind_name(stage.info->kind), stage.text(), params));
+  }
+  return py::make_tuple(spec.text(), stages);
+}
+
+const char* type_name(ParamType type) {
+  switch (type) {
+    case ParamType::kReal:
+      return "real";
+    case ParamType::kInteger:
+      return "integer";
+    case ParamType::kBoolean:
+      return "boolean";
+    case ParamType::kChoice:
+      break;
+  }
+  return "choice";
+}
+
+py::list stages() {
+  py::list rows;
+  for (const StageInfo& info : registry()) {
+    py::list params;
+    for (const ParamInfo& param : info.params) {
+      params.append(py::dict(py::arg("name") = param.name, py::arg("type") = type_name(param.type),
+                             py::arg("default") = param.default_text == nullptr
+                                                      ? py::object(py::none())
+                                                      : py::str(param.default_text),
+                             py::arg("range") = param.range_text(), py::arg("doc") = param.doc));
+    }
+    rows.append(py::dict(
+        py::arg("name") = info.name, py::arg("kind") = kind_name(info.kind),
+        py::arg("id") = info.id, py::arg("summary") = info.summary, py::arg("paper") = info.paper,
+        py::arg("nonfinite") = info.nonfinite, py::arg("example") = info.example,
+        py::arg("exactly_one_of") = py::cast(info.exactly_one_of), py::arg("params") = params));
+  }
+  return rows;
+}
+
+py::dict parse_frame_header(const Bytes& bytes) {
+  Frame frame;
+  raise_unless_ok(parse_frame(input(bytes), &frame));
+  const StageInfo* info = find_stage(frame.codec_id);
+  const bool has_crc = (frame.flags & kFlagCrc) != 0;
+  const bool has_stream = (frame.flags & kFlagStream) != 0;
+  const auto or_none = [](bool given, py::object value) {
+    return given ? value : py::object(py::none());
+  };
+  return py::dict(
+      py::arg("version") = frame.version, py::arg("flags") = frame.flags,
+      py::arg("codec_id") = frame.codec_id,
+      py::arg("codec_name") = or_none(info != nullptr, py::str(info == nullptr ? "" : info->name)),
+      py::arg("spec_hash") = frame.spec_hash, py::arg("numel") = frame.numel,
+      py::arg("payload_bytes") = frame.payload.size(),
+      py::arg("stream") = or_none(has_stream, py::int_(frame.stream)),
+      py::arg("crc_ok") = or_none(has_crc, py::bool_(frame_crc_ok(input(bytes), frame))),
+      py::arg("total_bytes") = bytes.size());
+}
+
+std::size_t leading_frame_size(const Bytes& bytes) {
+  std::size_t size = 0;
+  raise_unless_ok(frame_size(input(bytes), &size));
+  return size;
+}
+
+bool compensate(Floats& residual, const Floats& grad, float beta, float gamma) {
+  const Span<float> r = output(residual);
+  const Span<const float> g = input(grad);
+  if (r.size() != g.size()) throw py::value_error("residual and gradient differ in size");
+  std::atomic<bool> finite{true};
+  py::gil_scoped_release release;
+  for_ranges(r.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
+    if (!kernels().compensate(r.data() + begin, g.data() + begin, beta, gamma, end - begin)) {
+      finite.store(false, std::memory_order_relaxed);
+    }
+  });
+  return finite.load();
+}
+
+void zero_nonfinite(Floats& x) {
+  const Span<float> y = output(x);
+  py::gil_scoped_release release;
+  for_ranges(y.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
+    kernels().zero_nonfinite(y.data() + begin, end - begin);
+  });
+}
+
+Floats bfloat16_to_float32(const py::array_t<std::uint16_t, py::array::c_style>& bits) {
+  Floats y(bits.size());
+  kernels().bf16_to_f32(reinterpret_cast<const std::uint8_t*>(bits.data()), y.mutable_data(),
+                        static_cast<std::size_t>(bits.size()));
+  return y;
+}
+
+py::list simd_levels() {
+  const char* const* names = nullptr;
+  const std::size_t count = available_levels(&names);
+  py::list list;
+  for (std::size_t i = 0; i < count; ++i) list.append(names[i]);
+  return list;
+}
+
+void set_simd_level(const std::string& name) {
+  if (!select_level(name.c_str())) {
+    throw py::value_error("SIMD level '" + name + "' is not available here; available: " +
+                          std::string(py::str(simd_levels())));
+  }
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
+  m.doc() = "The C++ core of gradcomp. Private: use the gradcomp package.";
+
+  py::class_<PyCodec>(m, "Codec")
+      .def(py::init<const std::string&>(), py::arg("spec"))
+      .def_property_readonly("spec", [](const PyCodec& c) { return c.compiled().spec; })
+      .def_property_readonly("name", [](const PyCodec& c) { return c.compiled().info->name; })
+      .def_property_readonly("codec_id", [](const PyCodec& c) { return c.compiled().info->id; })
+      .def_property_readonly("spec_hash", [](const PyCodec& c) { return c.compiled().spec_hash; })
+      .def_property_readonly("summable", [](const PyCodec& c) { return c.caps().summable; })
+      .def_property_readonly("seeded", [](const PyCodec& c) { return c.caps().seeded; })
+      .def_property_readonly("sparse", [](const PyCodec& c) { return c.caps().sparse; })
+      .def_property_readonly("finite", [](const PyCodec& c) { return c.caps().finite; })
+      .def_property_readonly("private_noise",
+                             [](const PyCodec& c) { return c.caps().private_noise; })
+      .def_property_readonly("payload_dtype",
+                             [](const PyCodec& c) {
+                               switch (c.caps().payload_type) {
+                                 case PayloadType::kFloat16:
+                                   return "float16";
+                                 case PayloadType::kFloat32:
+                                   return "float32";
+                                 case PayloadType::kBytes:
+                                   break;
+                               }
+                               return "uint8";
+                             })
+      .def("max_payload_size", &PyCodec::max_payload_size, py::arg("numel"))
+      .def("max_frame_size", &PyCodec::max_frame_size, py::arg("numel"))
+      .def("frame_numel", &PyCodec::frame_numel, py::arg("frame").noconvert())
+      .def("encode_frame", &PyCodec::encode_frame, py::arg("x").noconvert(), py::arg("stream"),
+           py::arg("out").noconvert())
+      .def("decode_frame", &PyCodec::decode_frame, py::arg("frame").noconvert(),
+           py::arg("out").noconvert())
+      .def("decode_frame_add", &PyCodec::decode_frame_add, py::arg("frame").noconvert(),
+           py::arg("weight"), py::arg("out").noconvert())
+      .def("encode_payload", &PyCodec::encode_payload, py::arg("x").noconvert(), py::arg("stream"),
+           py::arg("out").noconvert())
+      .def("decode_payload", &PyCodec::decode_payload, py::arg("payload").noconvert(),
+           py::arg("stream"), py::arg("out").noconvert())
+      .def("decode_payload_add", &PyCodec::decode_payload_add, py::arg("payload").noconvert(),
+           py::arg("stream"), py::arg("weight"), py::arg("out").noconvert());
+
+  m.attr("MAX_NUMEL") = kMaxNumel;
+  m.attr("FIRST_USER_CODEC_ID") = kFirstUserCodecId;
+  m.def("parse_spec", &parse, py::arg("spec"));
+  m.def("stages", &stages);
+  m.def("parse_frame", &parse_frame_header, py::arg("frame").noconvert());
+  m.def("frame_size", &leading_frame_size, py::arg("data").noconvert());
+  m.def("derive_stream", &derive_stream, py::arg("seed"), py::arg("step"), py::arg("tensor_id"));
+  m.def("compensate", &compensate, py::arg("residual").noconvert(), py::arg("grad").noconvert(),
+        py::arg("beta"), py::arg("gamma"));
+  m.def("zero_nonfinite", &zero_nonfinite, py::arg("x").noconvert());
+  m.def("bfloat16_bits", &dlpack::bfloat16_bits, py::arg("capsule"));
+  m.def("bfloat16_to_float32", &bfloat16_to_float32, py::arg("bits").noconvert());
+  m.def("simd_levels", &simd_levels);
+  m.def("simd_level", [] { return kernels().name; });
+  m.def("set_simd_level", &set_simd_level, py::arg("name"));
+  m.def("thread_count", &thread_count);
+  m.def("set_thread_count", &set_thread_count, py::arg("count"));
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,192 @@
+#include <new>
+#include <string>
+#include <type_traits>
+
+#include "core/compiled.hpp"
+#include "core/rng.hpp"
+#include "gradcomp/gradcomp.h"
+#include "wire/frame.hpp"
+
+struct gradcomp_codec {
+  gradcomp::CompiledCodec compiled;
+};
+
+namespace {
+
+using gradcomp::Call;
+using gradcomp::Code;
+using gradcomp::Frame;
+using gradcomp::Status;
+
+static_assert(GRADCOMP_SPEC == static_cast<int>(Code::kSpec));
+static_assert(GRADCOMP_WIRE == static_cast<int>(Code::kWire));
+static_assert(GRADCOMP_CAPACITY == static_cast<int>(Code::kCapacity));
+static_assert(GRADCOMP_ARGUMENT == static_cast<int>(Code::kArgument));
+
+std::string& last_error() {
+  thread_local std::string message;
+  return message;
+}
+
+// Runs fn, which returns a Status; out of memory is the one exception that can come out of it.
+template <typename Fn>
+gradcomp_status guarded(Fn&& fn) noexcept {
+  try {
+    const Status status = fn();
+    if (!status.ok()) last_error() = status.message();
+    return static_cast<gradcomp_status>(status.code());
+  } catch (...) {
+    last_error().clear();  // no memory to say more
+    return GRADCOMP_CAPACITY;
+  }
+}
+
+Status check(const void* codec, const void* data, std::size_t size) {
+  if (codec == nullptr) return gradcomp::argument_error("codec is NULL");
+  if (data == nullptr && size != 0) return gradcomp::argument_error("a buffer is NULL");
+  return {};
+}
+
+// Callers may pass NULL for nothing; codecs do not expect it.
+template <typename T>
+gradcomp::Span<T> span(T* data, std::size_t size) {
+  static std::remove_const_t<T> nothing{};
+  return {data == nullptr ? &nothing : data, size};
+}
+
+Call make_call(const gradcomp_call* call) {
+  thread_local gradcomp::Scratch scratch;
+  Call made;
+  made.scratch = &scratch;
+  if (call != nullptr) {
+    made.stream = gradcomp::derive_stream(call->seed, call->step, call->tensor_id);
+  }
+  return made;
+}
+
+Status open(const gradcomp_codec* codec, const std::uint8_t* bytes, std::size_t size, std::size_t n,
+            Frame* frame) {
+  GRADCOMP_TRY(check(codec, bytes, size));
+  GRADCOMP_TRY(gradcomp::open_frame(codec->compiled, span(bytes, size), frame));
+  if (frame->numel == n) return {};
+  return gradcomp::wire_error("the frame holds " + std::to_string(frame->numel) +
+                              " elements, not " + std::to_string(n));
+}
+
+}  // namespace
+
+extern "C" {
+
+int gradcomp_abi_version(void) { return GRADCOMP_ABI_VERSION; }
+
+const char* gradcomp_last_error(void) { return last_error().c_str(); }
+
+gradcomp_status gradcomp_codec_create(const char* spec, gradcomp_codec** out) {
+  return guarded([&]() -> Status {
+    if (out == nullptr) return gradcomp::argument_error("out is NULL");
+    *out = nullptr;
+    if (spec == nullptr) return gradcomp::argument_error("spec is NULL");
+    auto codec = std::make_unique<gradcomp_codec>();
+    GRADCOMP_TRY(gradcomp::compile_codec(spec, &codec->compiled));
+    *out = codec.release();
+    return {};
+  });
+}
+
+void gradcomp_codec_destroy(gradcomp_codec* codec) { delete codec; }
+
+const char* gradcomp_codec_spec(const gradcomp_codec* codec) {
+  return codec->compiled.spec.c_str();
+}
+
+uint32_t gradcomp_codec_caps(const gradcomp_codec* codec) {
+  const gradcomp::Caps caps = codec->compiled.codec->caps();
+  return (caps.summable ? GRADCOMP_CAP_SUMMABLE : 0) | (caps.seeded ? GRADCOMP_CAP_SEEDED : 0) |
+         (caps.sparse ? GRADCOMP_CAP_SPARSE : 0) | (caps.finite ? GRADCOMP_CAP_FINITE : 0);
+}
+
+size_t gradcomp_max_payload_size(const gradcomp_codec* codec, size_t n) {
+  return codec->compiled.codec->max_encoded_size(n);
+}
+
+gradcomp_status gradcomp_encode(const gradcomp_codec* codec, const float* x, size_t n,
+                                const gradcomp_call* call, uint8_t* out, size_t capacity,
+                                size_t* written) {
+  return guarded([&]() -> Status {
+    GRADCOMP_TRY(check(codec, x, n));
+    GRADCOMP_TRY(check(written, out, capacity));
+    if (n > gradcomp::kMaxNumel) return gradcomp::capacity_error("too many elements");
+    return codec->compiled.codec->encode(span(x, n), make_call(call), span(out, capacity), written);
+  });
+}
+
+gradcomp_status gradcomp_decode(const gradcomp_codec* codec, const uint8_t* payload, size_t size,
+                                const gradcomp_call* call, float* y, size_t n) {
+  return guarded([&]() -> Status {
+    GRADCOMP_TRY(check(codec, payload, size));
+    GRADCOMP_TRY(check(codec, y, n));
+    return codec->compiled.codec->decode(span(payload, size), make_call(call), span(y, n));
+  });
+}
+
+gradcomp_status gradcomp_decode_add(const gradcomp_codec* codec, const uint8_t* payload,
+                                    size_t size, const gradcomp_call* call, float weight,
+                                    float* acc, size_t n) {
+  return guarded([&]() -> Status {
+    GRADCOMP_TRY(check(codec, payload, size));
+    GRADCOMP_TRY(check(codec, acc, n));
+    return codec->compiled.codec->decode_add(span(payload, size), make_call(call), weight,
+                                             span(acc, n));
+  });
+}
+
+size_t gradcomp_max_frame_size(const gradcomp_codec* codec, size_t n) {
+  return gradcomp::max_frame_size(codec->compiled, n);
+}
+
+gradcomp_status gradcomp_frame_encode(const gradcomp_codec* codec, const float* x, size_t n,
+                                      const gradcomp_call* call, uint8_t* out, size_t capacity,
+                                      size_t* written) {
+  return guarded([&]() -> Status {
+    GRADCOMP_TRY(check(codec, x, n));
+    GRADCOMP_TRY(check(written, out, capacity));
+    return gradcomp::encode_frame(codec->compiled, span(x, n), make_call(call), span(out, capacity),
+                                  written);
+  });
+}
+
+gradcomp_status gradcomp_frame_numel(const uint8_t* frame, size_t size, size_t* n) {
+  return guarded([&]() -> Status {
+    GRADCOMP_TRY(check(n, frame, size));
+    Frame parsed;
+    GRADCOMP_TRY(gradcomp::parse_frame(span(frame, size), &parsed));
+    *n = static_cast<std::size_t>(parsed.numel);
+    return {};
+  });
+}
+
+gradcomp_status gradcomp_frame_decode(const gradcomp_codec* codec, const uint8_t* frame,
+                                      size_t size, float* y, size_t n) {
+  return guarded([&]() -> Status {
+    Frame parsed;
+    GRADCOMP_TRY(check(codec, y, n));
+    GRADCOMP_TRY(open(codec, frame, size, n, &parsed));
+    Call call = make_call(nullptr);
+    call.stream = parsed.stream;
+    return codec->compiled.codec->decode(parsed.payload, call, span(y, n));
+  });
+}
+
+gradcomp_status gradcomp_frame_decode_add(const gradcomp_codec* codec, const uint8_t* frame,
+                                          size_t size, float weight, float* acc, size_t n) {
+  return guarded([&]() -> Status {
+    Frame parsed;
+    GRADCOMP_TRY(check(codec, acc, n));
+    GRADCOMP_TRY(open(codec, frame, size, n, &parsed));
+    Call call = make_call(nullptr);
+    call.stream = parsed.stream;
+    return codec->compiled.codec->decode_add(parsed.payload, call, weight, span(acc, n));
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,31 @@
+// The registry rows of all codecs; each is defined in the codec's own file.
+#pragma once
+
+#include "core/codec.hpp"
+#include "core/spec.hpp"
+
+namespace gradcomp {
+
+StageInfo identity_stage();
+StageInfo fp16_stage();
+StageInfo bf16_stage();
+StageInfo topk_stage();
+StageInfo randomk_stage();
+StageInfo sign_stage();
+StageInfo onebit_stage();
+StageInfo terngrad_stage();
+StageInfo natural_stage();
+StageInfo int8_stage();
+StageInfo int4_stage();
+StageInfo blockwise8_stage();
+StageInfo qsgd_stage();
+StageInfo dither_stage();
+StageInfo uniform_stage();
+StageInfo eden_stage();
+StageInfo drive_stage();
+StageInfo sampled_topk_stage();
+StageInfo threshold_stage();
+StageInfo randomblock_stage();
+StageInfo chunktopk_stage();
+
+}  // namespace gradcomp

@@ -1,0 +1,32 @@
+// How the kept values of a sparsifier travel. docs/wire-format.md#value-types is the norm.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "core/span.hpp"
+
+namespace gradcomp {
+
+// The numbers are on the wire.
+enum class ValueType : std::uint8_t {
+  kFp32 = 0,
+  kFp16 = 1,  // beyond 65504: saturated
+  kBf16 = 2,
+  kInt8 = 3,  // a shared float32 step, then one signed byte each
+  kSign = 4,  // a shared float32 magnitude (their mean), then one bit each
+};
+
+// "fp32", "fp16", "bf16", "int8" or "sign".
+ValueType value_type(std::string_view name);
+
+std::size_t value_bytes(ValueType type, std::size_t count);
+// Whether finite values decode to finite values.
+bool value_finite(ValueType type);
+// `out` has value_bytes(type, values.size()).
+void encode_values(ValueType type, Span<const float> values, std::uint8_t* out);
+// `in` has value_bytes(type, values.size()).
+void decode_values(ValueType type, const std::uint8_t* in, Span<float> values);
+
+}  // namespace gradcomp

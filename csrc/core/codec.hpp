@@ -1,0 +1,67 @@
+// The codec contract: an immutable, thread-safe pair of functions over flat float32.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/scratch.hpp"
+#include "core/span.hpp"
+#include "core/status.hpp"
+
+namespace gradcomp {
+
+// What the elements of a payload are; an engine that sums payloads needs to know.
+enum class PayloadType : std::uint8_t { kBytes = 0, kFloat16 = 1, kFloat32 = 2 };
+
+struct Caps {
+  // Payloads of ranks may be added element by element (in payload_type) and decoded once: the codec
+  // is linear up to the rounding of payload_type. Otherwise frames are gathered.
+  bool summable = false;
+  // The bytes depend on Call::stream, and decoding needs the same stream.
+  bool seeded = false;
+  // Decoding touches O(payload) elements, not O(n).
+  bool sparse = false;
+  // A finite input always decodes to finite values.
+  bool finite = true;
+  // Encoding draws noise that ranks should not share.
+  bool private_noise = false;
+  PayloadType payload_type = PayloadType::kBytes;
+};
+
+// What a call knows besides the data. Randomness enters here and nowhere else.
+struct Call {
+  std::uint64_t stream = 0;    // derive_stream(seed, step, tensor_id)
+  Scratch* scratch = nullptr;  // required
+};
+
+// Largest tensor: its float32 image must fit the frame's 32-bit payload length.
+inline constexpr std::size_t kMaxNumel = (std::size_t{1} << 30) - 1;
+
+// Spans are never null here, even where they are empty.
+class Codec {
+ public:
+  Codec() = default;
+  Codec(const Codec&) = delete;
+  Codec& operator=(const Codec&) = delete;
+  virtual ~Codec() = default;
+
+  virtual Caps caps() const noexcept = 0;
+
+  // Upper bound, in bytes, of the payload of n <= kMaxNumel elements.
+  virtual std::size_t max_encoded_size(std::size_t n) const noexcept = 0;
+
+  // Writes the payload of x to out; out.size() >= max_encoded_size(x.size()) makes success certain.
+  virtual Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
+                        std::size_t* written) const = 0;
+
+  // Overwrites y. Every byte of `in` is hostile: an error leaves no element of y half trusted, the
+  // caller must discard y.
+  virtual Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const = 0;
+
+  // acc += weight * decode(in), one rounding for the product and one for the sum, in index order.
+  // On error acc is untouched.
+  virtual Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
+                            Span<float> acc) const = 0;
+};
+
+}  // namespace gradcomp

@@ -1,0 +1,26 @@
+#include "core/compiled.hpp"
+
+#include "core/spec.hpp"
+#include "wire/crc32c.hpp"
+
+namespace gradcomp {
+
+Status compile_codec(std::string_view text, CompiledCodec* out) {
+  Spec spec;
+  GRADCOMP_TRY(parse_spec(text, &spec));
+  if (const Stage* memory = spec.find(StageKind::kMemory)) {
+    return {Code::kSpec, "'" + spec.text() + "' has a memory ('" + std::string(memory->info->name) +
+                             "'), and a codec holds no state: give the codec part alone, '" +
+                             spec.text_without_memory() +
+                             "', or use the whole spec in a Pipeline, a Loopback or an adapter"};
+  }
+  out->spec = spec.text();
+  out->info = spec.codec().info;
+  out->spec_hash =
+      crc32c(reinterpret_cast<const std::uint8_t*>(out->spec.data()), out->spec.size());
+  out->codec = out->info->make(
+      {spec.codec().params, spec.find(StageKind::kTransform), spec.find(StageKind::kCoder)});
+  return {};
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,199 @@
+#include "core/registry.hpp"
+
+#include "codecs/codecs.hpp"
+
+namespace gradcomp {
+namespace {
+
+StageInfo residual_stage() {
+  StageInfo stage;
+  stage.name = "residual";
+  stage.kind = StageKind::kMemory;
+  stage.summary = "error feedback: what one step does not send is added to the next";
+  stage.paper =
+      "Stich, Cordonnier, Jaggi: Sparsified SGD with Memory, NeurIPS 2018; Karimireddy et al.: "
+      "Error Feedback Fixes SignSGD, ICML 2019";
+  stage.nonfinite =
+      "an element that is not finite after the update is reset to 0: it never stays in memory";
+  stage.example = "residual|topk(ratio=0.01)";
+  stage.params = {
+      real_param("beta", "1.0", 0, 1, "weight of the residual in the corrected gradient"),
+      real_param("gamma", "1.0", 1e-6, 1e6, "weight of the gradient in the corrected gradient"),
+  };
+  return stage;
+}
+
+StageInfo rotate_stage() {
+  StageInfo stage;
+  stage.name = "rotate";
+  stage.kind = StageKind::kTransform;
+  stage.summary =
+      "a random rotation (signs and a Hadamard transform, in blocks of 4096) before the codec and "
+      "back after it, so that the codec sees nearly normal values whatever the gradient's shape";
+  stage.paper =
+      "Ailon, Chazelle: The Fast Johnson-Lindenstrauss Transform, SIAM J. Comput. 2009; Suresh et "
+      "al.: Distributed Mean Estimation with Limited Communication, ICML 2017, section 3";
+  stage.nonfinite = "a NaN or Inf spreads over its block";
+  stage.example = "rotate|uniform(bits=4)";
+  return stage;
+}
+
+StageInfo signum_stage() {
+  StageInfo stage;
+  stage.name = "signum";
+  stage.kind = StageKind::kMemory;
+  stage.summary = "momentum before compression: a rank sends the moving average of its gradients";
+  stage.paper =
+      "Bernstein, Wang, Azizzadenesheli, Anandkumar: signSGD: Compressed Optimisation for "
+      "Non-Convex Problems, ICML 2018, algorithm 2 (Signum)";
+  stage.nonfinite = "an element that is not finite is sent once and then reset to 0";
+  stage.example = "signum|sign";
+  stage.params = {
+      real_param("momentum", "0.9", 0, 0.9999, "weight of the past; the gradient has the rest")};
+  return stage;
+}
+
+StageInfo index_coder(const char* name, const char* example, const char* summary,
+                      const char* paper) {
+  StageInfo stage;
+  stage.name = name;
+  stage.kind = StageKind::kCoder;
+  stage.summary = summary;
+  stage.paper = paper;
+  stage.nonfinite = "not concerned";
+  stage.example = example;
+  stage.symbols = Symbols::kIndices;
+  stage.is_default = stage.name == std::string_view("auto");
+  return stage;
+}
+
+StageInfo level_coder(const char* name, const char* example, const char* summary,
+                      const char* paper) {
+  StageInfo stage;
+  stage.name = name;
+  stage.kind = StageKind::kCoder;
+  stage.summary = summary;
+  stage.paper = paper;
+  stage.nonfinite = "not concerned";
+  stage.example = example;
+  stage.symbols = Symbols::kLevels;
+  stage.is_default = stage.name == std::string_view("packed");
+  return stage;
+}
+
+}  // namespace
+
+const std::vector<StageInfo>& registry() {
+  // In the order that people see; ids are given once and never change.
+  static const std::vector<StageInfo> rows = {
+      residual_stage(),
+      signum_stage(),
+      rotate_stage(),
+      identity_stage(),
+      fp16_stage(),
+      bf16_stage(),
+      topk_stage(),
+      randomk_stage(),
+      sign_stage(),
+      onebit_stage(),
+      terngrad_stage(),
+      natural_stage(),
+      int8_stage(),
+      int4_stage(),
+      blockwise8_stage(),
+      qsgd_stage(),
+      dither_stage(),
+      uniform_stage(),
+      eden_stage(),
+      drive_stage(),
+      sampled_topk_stage(),
+      threshold_stage(),
+      randomblock_stage(),
+      chunktopk_stage(),
+      index_coder("auto", "topk(ratio=0.01)|auto",
+                  "codes indices in the way that is smallest, each time; what a spec without an "
+                  "index coder means",
+                  "none"),
+      index_coder("raw32", "topk(ratio=0.01)|raw32", "codes indices as 32 bits each", "none"),
+      index_coder("bitmask", "topk(ratio=0.01)|bitmask", "codes indices as one bit per element",
+                  "none"),
+      index_coder("elias_fano", "topk(ratio=0.01)|elias_fano",
+                  "codes indices in at most 2 + log2(n / k) bits each",
+                  "Elias: Efficient Storage and Retrieval by Content and Address of Static Files, "
+                  "JACM 1974; Fano, 1971"),
+      index_coder("rice", "topk(ratio=0.01)|rice",
+                  "codes gaps between indices by Golomb-Rice codes, one parameter per 512",
+                  "Golomb: Run-Length Encodings, IEEE Trans. Inf. Theory 1966; Rice, Plaunt, 1971"),
+      level_coder("packed", "qsgd(levels=7)|packed",
+                  "codes levels in the same number of bits each; what a spec without a level coder "
+                  "means",
+                  "none"),
+      level_coder("rans", "qsgd(levels=7)|rans",
+                  "codes levels close to their entropy, by frequencies counted in every 64Ki",
+                  "Duda: Asymmetric numeral systems, 2013; Giesen: Interleaved entropy coders, "
+                  "2014"),
+      level_coder("elias_delta", "qsgd(levels=7,norm=l2)|elias_delta",
+                  "codes levels in few bits near zero and more far from it, without a table",
+                  "Elias: Universal Codeword Sets and Representations of the Integers, IEEE Trans. "
+                  "Inf. Theory 1975"),
+  };
+  return rows;
+}
+
+ParamInfo real_param(const char* name, const char* default_text, double min, double max,
+                     const char* doc, bool min_exclusive) {
+  ParamInfo param{name, ParamType::kReal, default_text, doc};
+  param.min = min;
+  param.max = max;
+  param.min_exclusive = min_exclusive;
+  return param;
+}
+
+ParamInfo integer_param(const char* name, const char* default_text, std::int64_t min,
+                        std::int64_t max, const char* doc) {
+  ParamInfo param{name, ParamType::kInteger, default_text, doc};
+  param.min = static_cast<double>(min);
+  param.max = static_cast<double>(max);
+  return param;
+}
+
+ParamInfo boolean_param(const char* name, const char* default_text, const char* doc) {
+  return {name, ParamType::kBoolean, default_text, doc};
+}
+
+ParamInfo choice_param(const char* name, const char* default_text, const char* choices,
+                       const char* doc) {
+  ParamInfo param{name, ParamType::kChoice, default_text, doc};
+  param.choices = choices;
+  return param;
+}
+
+const char* kind_name(StageKind kind) noexcept {
+  switch (kind) {
+    case StageKind::kMemory:
+      return "memory";
+    case StageKind::kTransform:
+      return "transform";
+    case StageKind::kCodec:
+      return "codec";
+    case StageKind::kCoder:
+      break;
+  }
+  return "coder";
+}
+
+const StageInfo* find_stage(std::string_view name) noexcept {
+  for (const StageInfo& info : registry()) {
+    if (name == info.name) return &info;
+  }
+  return nullptr;
+}
+
+const StageInfo* find_stage(std::uint16_t codec_id) noexcept {
+  for (const StageInfo& info : registry()) {
+    if (info.kind == StageKind::kCodec && info.id == codec_id) return &info;
+  }
+  return nullptr;
+}
+
+}  // namespace gradcomp

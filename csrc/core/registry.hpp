@@ -1,0 +1,79 @@
+// The table of every stage a spec may name. Explicit: static registrars vanish in static links.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/codec.hpp"
+
+namespace gradcomp {
+
+class Params;
+struct Stage;
+
+// In the order in which stages may stand in a spec; at most one of each, and exactly one codec.
+enum class StageKind { kMemory, kTransform, kCodec, kCoder };
+// What a codec leaves to a lossless coder, and what a coder codes.
+enum class Symbols { kNone, kIndices, kLevels };
+enum class ParamType { kReal, kInteger, kBoolean, kChoice };
+
+struct ParamInfo {
+  const char* name;
+  ParamType type;
+  const char* default_text;  // as written in a spec; nullptr: no default
+  const char* doc;
+  double min = 0;              // inclusive, numbers only
+  double max = 0;              // inclusive, numbers only
+  bool min_exclusive = false;  // min itself is refused
+  const char* choices = "";    // "a|b", kChoice only
+
+  std::string range_text() const;  // "(0, 1]", "true|false", ...
+};
+
+// A number's parameter; the range is [min, max], or (min, max] with min_exclusive.
+ParamInfo real_param(const char* name, const char* default_text, double min, double max,
+                     const char* doc, bool min_exclusive = false);
+ParamInfo integer_param(const char* name, const char* default_text, std::int64_t min,
+                        std::int64_t max, const char* doc);
+ParamInfo boolean_param(const char* name, const char* default_text, const char* doc);
+ParamInfo choice_param(const char* name, const char* default_text, const char* choices,
+                       const char* doc);
+
+// What a codec is made from: its parameters, and the stages around it.
+struct Recipe {
+  const Params& params;
+  const Stage* transform;  // nullptr when the spec has none
+  const Stage* coder;      // nullptr when the spec has none
+};
+
+struct StageInfo {
+  const char* name = "";
+  StageKind kind = StageKind::kCodec;
+  std::uint16_t id = 0;  // of a codec: its frames' codec id; else 0
+  const char* summary = "";
+  const char* paper = "";
+  const char* nonfinite = "";  // what happens to NaN and Inf
+  const char* example = "";    // a valid spec; of a codec, without other stages
+  std::vector<ParamInfo> params = {};
+  std::vector<const char*> exactly_one_of = {};  // parameters of which a spec gives exactly one
+  std::unique_ptr<Codec> (*make)(const Recipe&) = nullptr;  // codecs only
+  // Codecs only: why these parameters make no sense, or make none after this memory (nullptr: the
+  // spec has none); nullptr when they do.
+  const char* (*refuse)(const Params&, const StageInfo* memory) = nullptr;
+  Symbols symbols = Symbols::kNone;  // codecs and coders only
+  bool is_default = false;           // coders only: a spec without a coder means this one
+  bool rotatable = false;            // codecs only: after 'rotate'
+};
+
+// Frame codec ids: 1..0x7FFF are gradcomp's own, from 0x8000 on they are free for users.
+inline constexpr std::uint16_t kFirstUserCodecId = 0x8000;
+
+const std::vector<StageInfo>& registry();
+const char* kind_name(StageKind kind) noexcept;
+const StageInfo* find_stage(std::string_view name) noexcept;
+const StageInfo* find_stage(std::uint16_t codec_id) noexcept;
+
+}  // namespace gradcomp

@@ -1,0 +1,83 @@
+// Counter-based random numbers: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel Random
+// Numbers: As Easy as 1, 2, 3", SC 2011). Draw i is a pure function of (key, i), so the same bytes
+// come out at any thread count and on any instruction set.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace gradcomp {
+
+using PhiloxBlock = std::array<std::uint32_t, 4>;
+
+inline PhiloxBlock philox4x32(PhiloxBlock counter, std::uint32_t key0,
+                              std::uint32_t key1) noexcept {
+  for (int round = 0; round < 10; ++round) {
+    const std::uint64_t product0 = std::uint64_t{0xD2511F53u} * counter[0];
+    const std::uint64_t product1 = std::uint64_t{0xCD9E8D57u} * counter[2];
+    counter = {static_cast<std::uint32_t>(product1 >> 32) ^ counter[1] ^ key0,
+               static_cast<std::uint32_t>(product1),
+               static_cast<std::uint32_t>(product0 >> 32) ^ counter[3] ^ key1,
+               static_cast<std::uint32_t>(product0)};
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  return counter;
+}
+
+// The key of one tensor's random stream in one step: the same on every rank that passes the same
+// three numbers, different (with overwhelming probability) for any other three.
+inline std::uint64_t derive_stream(std::uint64_t seed, std::uint64_t step,
+                                   std::uint64_t tensor_id) noexcept {
+  const PhiloxBlock block = philox4x32(
+      {static_cast<std::uint32_t>(step), static_cast<std::uint32_t>(step >> 32),
+       static_cast<std::uint32_t>(tensor_id), static_cast<std::uint32_t>(tensor_id >> 32)},
+      static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32));
+  return std::uint64_t{block[1]} << 32 | block[0];
+}
+
+// What a block of random numbers is for: the third counter word keeps the two uses apart.
+inline constexpr std::uint32_t kDrawBlocks = 0;
+inline constexpr std::uint32_t kElementBlocks = 1;
+
+inline PhiloxBlock stream_block(std::uint64_t stream, std::uint32_t use,
+                                std::uint64_t block) noexcept {
+  return philox4x32(
+      {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32), use, 0},
+      static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32));
+}
+
+// Random word i of a stream, for codecs that draw once per element: word i % 4 of block i / 4.
+inline PhiloxBlock element_block(std::uint64_t stream, std::uint64_t block) noexcept {
+  return stream_block(stream, kElementBlocks, block);
+}
+
+__extension__ typedef unsigned __int128 Uint128;  // not ISO C++, hence the marker
+
+// A 64-bit draw made uniform in [0, bound), by multiply-shift; the bias is below bound / 2^64.
+inline std::uint64_t scale_draw(std::uint64_t draw, std::uint64_t bound) noexcept {
+  return static_cast<std::uint64_t>((static_cast<Uint128>(draw) * bound) >> 64);
+}
+
+// Sequential reading of a stream: 64-bit draws 0, 1, 2, ...; two per Philox block.
+class Stream {
+ public:
+  explicit Stream(std::uint64_t key) noexcept : key_(key) {}
+
+  std::uint64_t next() noexcept {
+    if (draw_ % 2 == 0) block_ = stream_block(key_, kDrawBlocks, draw_ / 2);
+    const std::size_t half = 2 * (draw_ % 2);
+    ++draw_;
+    return std::uint64_t{block_[half + 1]} << 32 | block_[half];
+  }
+
+  std::uint64_t below(std::uint64_t bound) noexcept { return scale_draw(next(), bound); }
+
+ private:
+  std::uint64_t key_;
+  std::uint64_t draw_ = 0;
+  PhiloxBlock block_{};
+};
+
+}  // namespace gradcomp

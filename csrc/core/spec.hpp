@@ -1,0 +1,64 @@
+// Spec strings: "residual(beta=0.9)|topk(ratio=0.01)|rice". Left to right is data flow: memory,
+// transform, codec, coder; all but the codec are optional. The one parser of the project;
+// docs/spec-grammar.md has the grammar.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/registry.hpp"
+#include "core/status.hpp"
+
+namespace gradcomp {
+
+struct Value {
+  ParamType type = ParamType::kReal;
+  double real = 0;           // kReal
+  std::int64_t integer = 0;  // kInteger
+  bool boolean = false;      // kBoolean
+  std::string choice;        // kChoice
+
+  std::string text() const;  // canonical: what the spec grammar reads back as the same value
+};
+
+// A stage's parameters, checked and with defaults filled in.
+class Params {
+ public:
+  bool has(std::string_view name) const { return values_.find(name) != values_.end(); }
+  double real(std::string_view name) const { return values_.find(name)->second.real; }
+  std::int64_t integer(std::string_view name) const { return values_.find(name)->second.integer; }
+  bool boolean(std::string_view name) const { return values_.find(name)->second.boolean; }
+  const std::string& choice(std::string_view name) const {
+    return values_.find(name)->second.choice;
+  }
+
+  void set(std::string name, Value value) { values_[std::move(name)] = std::move(value); }
+  const std::map<std::string, Value, std::less<>>& values() const { return values_; }
+
+ private:
+  std::map<std::string, Value, std::less<>> values_;  // sorted: the canonical order
+};
+
+struct Stage {
+  const StageInfo* info = nullptr;
+  Params params;
+
+  std::string text() const;
+};
+
+struct Spec {
+  std::vector<Stage> stages;
+
+  const Stage* find(StageKind kind) const;  // nullptr when the spec has none
+  const Stage& codec() const { return *find(StageKind::kCodec); }
+  std::string text() const;  // canonical: keys sorted, defaults filled in, no spaces
+  std::string text_without_memory() const;
+};
+
+inline constexpr std::size_t kMaxSpecLength = 1024;
+
+Status parse_spec(std::string_view text, Spec* spec);
+
+}  // namespace gradcomp

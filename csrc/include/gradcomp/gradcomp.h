@@ -1,0 +1,91 @@
+/* The C interface of gradcomp's codecs (C99). The only header for code outside csrc.
+ *
+ * Every function may be called from any thread. No function throws, prints or aborts. A codec is
+ * immutable; one codec serves any number of threads at once. */
+#ifndef GRADCOMP_GRADCOMP_H_
+#define GRADCOMP_GRADCOMP_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define GRADCOMP_API
+#else
+#define GRADCOMP_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Increases when this header changes incompatibly. */
+#define GRADCOMP_ABI_VERSION 1
+GRADCOMP_API int gradcomp_abi_version(void);
+
+typedef enum {
+  GRADCOMP_OK = 0,
+  GRADCOMP_SPEC = 1,     /* the spec string is wrong */
+  GRADCOMP_WIRE = 2,     /* the bytes are not a valid frame or payload */
+  GRADCOMP_CAPACITY = 3, /* a buffer is too small, a tensor too large, or memory ran out */
+  GRADCOMP_ARGUMENT = 4  /* the caller broke the contract of the call */
+} gradcomp_status;
+
+/* Why the last call on this thread that did not return GRADCOMP_OK failed. Never NULL; valid until
+ * the thread's next call. */
+GRADCOMP_API const char* gradcomp_last_error(void);
+
+typedef struct gradcomp_codec gradcomp_codec;
+
+/* A codec from a spec string such as "topk(ratio=0.01)". On failure *out is NULL. */
+GRADCOMP_API gradcomp_status gradcomp_codec_create(const char* spec, gradcomp_codec** out);
+GRADCOMP_API void gradcomp_codec_destroy(gradcomp_codec* codec); /* NULL is allowed */
+/* The canonical spec; lives as long as the codec. */
+GRADCOMP_API const char* gradcomp_codec_spec(const gradcomp_codec* codec);
+
+#define GRADCOMP_CAP_SUMMABLE 1u /* payloads of ranks may be added, then decoded once */
+#define GRADCOMP_CAP_SEEDED 2u   /* the bytes depend on seed, step and tensor_id */
+#define GRADCOMP_CAP_SPARSE 4u   /* decode_add touches O(payload) elements */
+#define GRADCOMP_CAP_FINITE 8u   /* finite inputs decode to finite values */
+GRADCOMP_API uint32_t gradcomp_codec_caps(const gradcomp_codec* codec);
+
+/* The random numbers of a call are a function of these three, and of nothing else. */
+typedef struct {
+  uint64_t seed;
+  uint64_t step;
+  uint64_t tensor_id;
+} gradcomp_call;
+
+/* Bare payloads, for engines where both ends agree on codec, spec, numel and call beforehand.
+ * A buffer of gradcomp_max_payload_size(codec, n) bytes is always large enough for n elements. */
+GRADCOMP_API size_t gradcomp_max_payload_size(const gradcomp_codec* codec, size_t n);
+GRADCOMP_API gradcomp_status gradcomp_encode(const gradcomp_codec* codec, const float* x, size_t n,
+                                             const gradcomp_call* call, uint8_t* out,
+                                             size_t capacity, size_t* written);
+GRADCOMP_API gradcomp_status gradcomp_decode(const gradcomp_codec* codec, const uint8_t* payload,
+                                             size_t size, const gradcomp_call* call, float* y,
+                                             size_t n);
+/* acc += weight * decoded */
+GRADCOMP_API gradcomp_status gradcomp_decode_add(const gradcomp_codec* codec,
+                                                 const uint8_t* payload, size_t size,
+                                                 const gradcomp_call* call, float weight,
+                                                 float* acc, size_t n);
+
+/* Self-describing frames (docs/wire-format.md). */
+GRADCOMP_API size_t gradcomp_max_frame_size(const gradcomp_codec* codec, size_t n);
+GRADCOMP_API gradcomp_status gradcomp_frame_encode(const gradcomp_codec* codec, const float* x,
+                                                   size_t n, const gradcomp_call* call,
+                                                   uint8_t* out, size_t capacity, size_t* written);
+/* The number of elements of a frame, from its checked header. */
+GRADCOMP_API gradcomp_status gradcomp_frame_numel(const uint8_t* frame, size_t size, size_t* n);
+GRADCOMP_API gradcomp_status gradcomp_frame_decode(const gradcomp_codec* codec,
+                                                   const uint8_t* frame, size_t size, float* y,
+                                                   size_t n);
+GRADCOMP_API gradcomp_status gradcomp_frame_decode_add(const gradcomp_codec* codec,
+                                                       const uint8_t* frame, size_t size,
+                                                       float weight, float* acc, size_t n);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* GRADCOMP_GRADCOMP_H_ */

@@ -1,0 +1,51 @@
+// The dynamic 8-bit data type (Dettmers: "8-Bit Approximations for Parallelism in Deep Learning",
+// ICLR 2016; the signed map of bitsandbytes): 256 values in [-1, 1], dense in relative terms over
+// seven decades.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/bytes.hpp"
+
+namespace gradcomp {
+
+struct Dynamic8 {
+  // Code 127 is 0, codes 128 to 254 are positive, their mirror images are codes 126 to 0, and code
+  // 255 is 1. Ascending.
+  float values[256];
+
+  // Encoding searches the magnitude: level m is |values[127 + m]|. A level is the number of borders
+  // below a number's key, which is its bits rotated left by one: the magnitude, then the sign. The
+  // lowest bit of a border tells whether the middle between two levels is a float32 (0) or lies
+  // above one (1), so that one comparison sends ties to the lower code, whatever the sign.
+  std::uint32_t borders[129];  // the last but one is below the value 1, the last one is never met
+  // The first 127 borders in the order of a bisection. A level's upper d bits, reversed, are its
+  // path of d decisions; the border that decides next is paths[2^d - 1 + path].
+  std::uint32_t paths[128];
+  // The level of the smallest key of each cell of keys; a cell holds at most one border.
+  static constexpr unsigned kCellShift = 18;  // exponent and 6 bits of the significand
+  static constexpr std::uint32_t kFirstCell = 6719;
+  static constexpr std::uint32_t kCells = 8129 - kFirstCell;
+  std::uint8_t first_levels[kCells];
+};
+
+const Dynamic8& dynamic8() noexcept;
+
+inline std::uint32_t dynamic8_key(float x) noexcept {
+  const std::uint32_t bits = float_bits(x);
+  return bits << 1 | bits >> 31;
+}
+
+// The code of the value nearest to x, |x| <= 1.
+inline std::uint8_t dynamic8_code(const Dynamic8& map, float x) noexcept {
+  const std::uint32_t key = dynamic8_key(x);
+  const std::uint32_t cell = key >> Dynamic8::kCellShift;
+  std::uint32_t level =
+      map.first_levels[cell < Dynamic8::kFirstCell ? 0 : cell - Dynamic8::kFirstCell];
+  level += key > map.borders[level] ? 1 : 0;
+  if ((key & 1) == 0) return static_cast<std::uint8_t>(127 + level);
+  return static_cast<std::uint8_t>(level < 127 ? 127 - level : 0);  // -1 is no value
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,164 @@
+// The inner loops, once per instruction set, behind one table. Every level computes the same bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/centroids.hpp"
+
+namespace gradcomp {
+
+struct SignedSums {
+  double negative;
+  double others;
+};
+
+struct Moments {
+  double sum;
+  double squares;
+};
+
+// Buffers of uint8_t hold little-endian elements at any alignment. Buffers of one call may not
+// overlap, except where it is said that they may be equal.
+struct Kernels {
+  const char* name;
+
+  // float32 -> binary16, round to nearest even; NaN stays NaN (quiet, upper payload bits kept).
+  // Beyond the finite range: Inf, or with `saturate` +-65504 for finite inputs.
+  void (*f32_to_f16)(const float* x, std::uint8_t* out, std::size_t n, bool saturate);
+  void (*f16_to_f32)(const std::uint8_t* in, float* y, std::size_t n);
+  void (*f16_add)(const std::uint8_t* in, float weight, float* acc, std::size_t n);
+
+  // float32 -> bfloat16, round to nearest even; NaN stays NaN (quiet, upper payload bits kept).
+  void (*f32_to_bf16)(const float* x, std::uint8_t* out, std::size_t n);
+  void (*bf16_to_f32)(const std::uint8_t* in, float* y, std::size_t n);
+  void (*bf16_add)(const std::uint8_t* in, float weight, float* acc, std::size_t n);
+
+  // acc += weight * in
+  void (*f32_add)(const std::uint8_t* in, float weight, float* acc, std::size_t n);
+
+  // residual = beta * residual + gamma * grad; returns whether all results are finite.
+  bool (*compensate)(float* residual, const float* grad, float beta, float gamma, std::size_t n);
+  // x[i] = 0 where x[i] is NaN or Inf.
+  void (*zero_nonfinite)(float* x, std::size_t n);
+
+  // Appends the values and indices (base + i) of all elements whose magnitude bits (bits of |x|)
+  // are
+  // >= threshold, in order, until fewer than kCollectSlack of the `room` slots are left. Returns
+  // the number appended; *taken is the number of elements read.
+  std::size_t (*collect)(const float* x, std::size_t n, std::uint32_t base, std::uint32_t threshold,
+                         float* values, std::uint32_t* indices, std::size_t room,
+                         std::size_t* taken);
+
+  // Magnitude bits of the largest |x[i]|: exact, and above kInfBits exactly when a NaN is among
+  // them.
+  std::uint32_t (*max_magnitude)(const float* x, std::size_t n);
+  // Sums in double, in an order that is the same on every level: element i goes to partial sum
+  // i % 16, and the 16 are added pairwise (j and j + 8, then j and j + 4, ...).
+  double (*sum_magnitudes)(const float* x, std::size_t n);
+  double (*sum_squares)(const float* x, std::size_t n);
+
+  // out[i] = random word first + i of a stream (see element_word in core/rng.hpp); `first` is a
+  // multiple of 4.
+  void (*random_words)(std::uint64_t stream, std::uint64_t first, std::uint32_t* out,
+                       std::size_t n);
+
+  // Bit i % 8 of out[i / 8] tells whether x[i] < 0; the bits beyond n are 0.
+  void (*pack_negative)(const float* x, std::uint8_t* out, std::size_t n);
+  // y[i] = set where bit i % 8 of bits[i / 8] is 1, else clear; or acc[i] += that.
+  void (*select_bits)(const std::uint8_t* bits, float clear, float set, float* y, std::size_t n);
+  void (*select_bits_add)(const std::uint8_t* bits, float clear, float set, float* acc,
+                          std::size_t n);
+  // The sums of the elements below 0 and of all others, in sum_magnitudes's order. A NaN makes both
+  // NaN.
+  SignedSums (*sum_by_sign)(const float* x, std::size_t n);
+  // The sum, and the sum of squares, in sum_magnitudes's order.
+  Moments (*moments)(const float* x, std::size_t n);
+
+  // Linear quantization of finite numbers: out[i] = x[i] * inverse, clamped to [-limit, limit] and
+  // rounded, as int8. To the nearest, ties to even; or up with a probability equal to the
+  // fractional part, by words[i].
+  void (*quantize)(const float* x, float inverse, float limit, std::uint8_t* out, std::size_t n);
+  void (*quantize_randomly)(const float* x, const std::uint32_t* words, float inverse, float limit,
+                            std::uint8_t* out, std::size_t n);
+  // levels are int8: y[i] = scale * levels[i]; or acc[i] += weight * that.
+  void (*scale_levels)(const std::uint8_t* levels, float scale, float* y, std::size_t n);
+  void (*scale_levels_add)(const std::uint8_t* levels, float scale, float weight, float* acc,
+                           std::size_t n);
+  // out[i] = 1 or 2 (x[i] below 0) with probability |x[i]| / scale, else 0.
+  void (*ternarize)(const float* x, const std::uint32_t* words, float scale, std::uint8_t* out,
+                    std::size_t n);
+
+  // One byte per element as in docs/wire-format.md#natural.
+  void (*natural_encode)(const float* x, const std::uint32_t* words, std::uint8_t* out,
+                         std::size_t n);
+  void (*natural_decode)(const std::uint8_t* in, float* y, std::size_t n);
+  void (*natural_add)(const std::uint8_t* in, float weight, float* acc, std::size_t n);
+
+  // Codes of the values of dynamic8() nearest to x[i] / largest; no |x[i]| exceeds `largest`, which
+  // is finite and above 0.
+  void (*dynamic8_encode)(const float* x, float largest, std::uint8_t* out, std::size_t n);
+  void (*dynamic8_decode)(const std::uint8_t* in, float scale, float* y, std::size_t n);
+  void (*dynamic8_add)(const std::uint8_t* in, float scale, float weight, float* acc,
+                       std::size_t n);
+  // Signed levels as zigzag symbols (0, -1, 1, -2, ... as 0, 1, 2, 3, ...). Level of x: the integer
+  // part of (floor(|x| * scale) + words / 2^8) / 2^24, at most `levels`, with the sign of x; all
+  // |x| * scale are below 127.5 * 2^24.
+  void (*f32_to_zigzag)(const float* x, const std::uint32_t* words, float scale, unsigned levels,
+                        std::uint8_t* symbols, std::size_t n);
+  // y = unit * level, and acc += weight * (unit * level).
+  void (*zigzag_to_f32)(const std::uint8_t* symbols, float unit, float* y, std::size_t n);
+  void (*zigzag_add)(const std::uint8_t* symbols, float unit, float weight, float* acc,
+                     std::size_t n);
+  // y = factor * x, negated where the element's bit (bit i % 32 of words[i / 32]) is set. x and y
+  // may be equal.
+  void (*flip_signs)(const float* x, const std::uint32_t* words, float factor, float* y,
+                     std::size_t n);
+  // The Walsh-Hadamard transform of 2^log2 elements in place, without scaling: the butterflies
+  // (a + b, a - b) of stride 1, then those of stride 2, 4, and so on.
+  void (*hadamard)(float* x, unsigned log2);
+  // symbols[i] = scale * x[i] + top / 2, limited to [0, top], then rounded to nearest even; with
+  // noise, rounded down after adding its upper 24 bits as a fraction. x and scale are finite, and
+  // top is a whole number below 256.
+  void (*quantize_uniform)(const float* x, float scale, float top, const std::uint32_t* noise,
+                           std::uint8_t* symbols, std::size_t n);
+  // symbols[i] = index, ascending, of the centroid nearest to scale * x[i] (of two as near the one
+  // nearer to 0). An element with a sign bit takes a negative centroid. Sums in the order of
+  // sum_squares; that of the energy costs time and is 0 unless asked for. x and scale * x are
+  // finite.
+  CentroidSums (*quantize_centroids)(const float* x, float scale, const Centroids& centroids,
+                                     bool with_energy, std::uint8_t* symbols, std::size_t n);
+  // y[i] = table[symbols[i]]; the table has 2^bits elements, 1 <= bits <= 8.
+  void (*look_up)(const std::uint8_t* symbols, const float* table, unsigned bits, float* y,
+                  std::size_t n);
+  // out[2 i] and out[2 i + 1] = lower and upper half of sequential draw first + i of a stream (see
+  // Stream in core/rng.hpp); `first` is even, and n counts words.
+  void (*draw_words)(std::uint64_t stream, std::uint64_t first, std::uint32_t* out, std::size_t n);
+
+  // CRC-32C update without the initial and final inversion.
+  std::uint32_t (*crc32c)(std::uint32_t crc, const std::uint8_t* data, std::size_t size);
+};
+
+inline constexpr std::size_t kCollectSlack = 128;
+inline constexpr std::uint32_t kMagnitudeMask = 0x7FFFFFFFu;
+inline constexpr std::uint32_t kInfBits = 0x7F800000u;
+inline constexpr std::uint32_t kNanBits = 0x7FC00000u;
+// The exponent, as a float32 has it, that natural compression's code 0 stands below.
+inline constexpr std::uint32_t kNaturalOffset = 18;
+
+extern const Kernels kScalarKernels;
+#if defined(__x86_64__)
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
+#endif
+
+// The best level of this machine, or the one that GRADCOMP_SIMD=scalar|avx2|avx512 names if the
+// machine has it. Decided at first use.
+const Kernels& kernels() noexcept;
+
+// The names of the levels that this machine can run, worst first.
+std::size_t available_levels(const char* const** names) noexcept;
+// For tests and benchmarks: false when the machine has no such level.
+bool select_level(const char* name) noexcept;
+
+}  // namespace gradcomp

@@ -1,0 +1,97 @@
+// Loops that every level shares, for the compiler to vectorise. No include guard: each level
+// includes this file inside its own namespace, with GRADCOMP_LEVEL as the functions' attribute.
+
+GRADCOMP_LEVEL void quantize(const float* x, float inverse, float limit, std::uint8_t* out,
+                             std::size_t n) {
+  // Adding 1.5 * 2^23 leaves the nearest integer in the lower bits of the significand.
+  constexpr float kRound = 12582912.0f;
+  for (std::size_t i = 0; i < n; ++i) {
+    float scaled = x[i] * inverse;
+    scaled = scaled > limit ? limit : scaled;
+    scaled = scaled < -limit ? -limit : scaled;
+    out[i] = static_cast<std::uint8_t>(float_bits(scaled + kRound));
+  }
+}
+
+GRADCOMP_LEVEL void quantize_randomly(const float* x, const std::uint32_t* words, float inverse,
+                                      float limit, std::uint8_t* out, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) {
+    float scaled = x[i] * inverse;
+    scaled = scaled > limit ? limit : scaled;
+    scaled = scaled < -limit ? -limit : scaled;
+    // In units of 2^-24 all of it fits 32 bits, and the upper byte is the level.
+    const auto fixed = static_cast<std::uint32_t>(static_cast<std::int32_t>(scaled * 0x1p24f));
+    out[i] = static_cast<std::uint8_t>((fixed + (words[i] >> 8)) >> 24);
+  }
+}
+
+GRADCOMP_LEVEL void scale_levels(const std::uint8_t* levels, float scale, float* y, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) {
+    y[i] = scale * static_cast<float>(static_cast<std::int8_t>(levels[i]));
+  }
+}
+
+GRADCOMP_LEVEL void scale_levels_add(const std::uint8_t* levels, float scale, float weight,
+                                     float* acc, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) {
+    acc[i] += weight * (scale * static_cast<float>(static_cast<std::int8_t>(levels[i])));
+  }
+}
+
+GRADCOMP_LEVEL void ternarize(const float* x, const std::uint32_t* words, float scale,
+                              std::uint8_t* out, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) {
+    const float uniform = static_cast<float>(static_cast<std::int32_t>(words[i] >> 8)) * 0x1p-24f;
+    const std::uint32_t bits = float_bits(x[i]);
+    const std::uint32_t digit = 1 + (bits >> 31);
+    const bool kept = uniform * scale < bits_float(bits & kMagnitudeMask);
+    out[i] = static_cast<std::uint8_t>(kept ? digit : 0);
+  }
+}
+
+GRADCOMP_LEVEL void natural_encode(const float* x, const std::uint32_t* words, std::uint8_t* out,
+                                   std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint32_t bits = float_bits(x[i]);
+    const std::uint32_t magnitude = bits & kMagnitudeMask;
+    // The sum carries into the exponent exactly where the significand exceeds the word.
+    std::uint32_t code = (magnitude + (~words[i] >> 9)) >> 23;
+    code = (code > kNaturalOffset ? code : kNaturalOffset) - kNaturalOffset;
+    code = code < 127 ? code : 127;
+    code |= code != 0 ? bits >> 24 & 0x80u : 0;
+    out[i] = static_cast<std::uint8_t>(magnitude >= kInfBits ? 0x80u : code);
+  }
+}
+
+GRADCOMP_LEVEL inline float natural_value(std::uint8_t code) {
+  const std::uint32_t exponent = code & 0x7Fu;
+  const std::uint32_t sign = static_cast<std::uint32_t>(code & 0x80u) << 24;
+  const std::uint32_t power = sign | (exponent + kNaturalOffset) << 23;
+  const std::uint32_t special = sign != 0 ? kNanBits : 0;
+  return bits_float(exponent != 0 ? power : special);
+}
+
+GRADCOMP_LEVEL void natural_decode(const std::uint8_t* in, float* y, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) y[i] = natural_value(in[i]);
+}
+
+GRADCOMP_LEVEL void natural_add(const std::uint8_t* in, float weight, float* acc, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) acc[i] += weight * natural_value(in[i]);
+}
+
+GRADCOMP_LEVEL void dynamic8_encode(const float* x, float largest, std::uint8_t* out,
+                                    std::size_t n) {
+  const Dynamic8& map = dynamic8();
+  for (std::size_t i = 0; i < n; ++i) out[i] = dynamic8_code(map, x[i] / largest);
+}
+
+GRADCOMP_LEVEL void dynamic8_decode(const std::uint8_t* in, float scale, float* y, std::size_t n) {
+  const Dynamic8& map = dynamic8();
+  for (std::size_t i = 0; i < n; ++i) y[i] = map.values[in[i]] * scale;
+}
+
+GRADCOMP_LEVEL void dynamic8_add(const std::uint8_t* in, float scale, float weight, float* acc,
+                                 std::size_t n) {
+  const Dynamic8& map = dynamic8();
+  for (std::size_t i = 0; i < n; ++i) acc[i] += weight * (map.values[in[i]] * scale);
+}

@@ -1,0 +1,305 @@
+// The reference level: what every other level must equal bit for bit.
+#include <array>
+#include <cmath>
+
+#include "core/rng.hpp"
+#include "kernels/crc32c_tables.hpp"
+#include "kernels/dynamic8.hpp"
+#include "kernels/half.hpp"
+#include "kernels/kernels.hpp"
+#include "kernels/sums.hpp"
+
+namespace gradcomp {
+namespace {
+
+void f32_to_f16(const float* x, std::uint8_t* out, std::size_t n, bool saturate) {
+  for (std::size_t i = 0; i < n; ++i) store(out + 2 * i, half_from_float(x[i], saturate));
+}
+
+void f16_to_f32(const std::uint8_t* in, float* y, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) y[i] = float_from_half(load<std::uint16_t>(in + 2 * i));
+}
+
+void f16_add(const std::uint8_t* in, float weight, float* acc, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) {
+    acc[i] += weight * float_from_half(load<std::uint16_t>(in + 2 * i));
+  }
+}
+
+void f32_to_bf16(const float* x, std::uint8_t* out, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) store(out + 2 * i, bfloat_from_float(x[i]));
+}
+
+void bf16_to_f32(const std::uint8_t* in, float* y, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) y[i] = float_from_bfloat(load<std::uint16_t>(in + 2 * i));
+}
+
+void bf16_add(const std::uint8_t* in, float weight, float* acc, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) {
+    acc[i] += weight * float_from_bfloat(load<std::uint16_t>(in + 2 * i));
+  }
+}
+
+void f32_add(const std::uint8_t* in, float weight, float* acc, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) acc[i] += weight * load<float>(in + 4 * i);
+}
+
+bool compensate(float* residual, const float* grad, float beta, float gamma, std::size_t n) {
+  bool finite = true;
+  for (std::size_t i = 0; i < n; ++i) {
+    const float corrected = beta * residual[i] + gamma * grad[i];
+    residual[i] = corrected;
+    finite &= (float_bits(corrected) & kInfBits) != kInfBits;
+  }
+  return finite;
+}
+
+void zero_nonfinite(float* x, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) {
+    if ((float_bits(x[i]) & kInfBits) == kInfBits) x[i] = 0.0f;
+  }
+}
+
+std::size_t collect(const float* x, std::size_t n, std::uint32_t base, std::uint32_t threshold,
+                    float* values, std::uint32_t* indices, std::size_t room, std::size_t* taken) {
+  std::size_t count = 0;
+  std::size_t i = 0;
+  for (; i < n && room - count >= kCollectSlack; ++i) {
+    values[count] = x[i];
+    indices[count] = base + static_cast<std::uint32_t>(i);
+    count += (float_bits(x[i]) & kMagnitudeMask) >= threshold ? 1 : 0;
+  }
+  *taken = i;
+  return count;
+}
+
+std::uint32_t max_magnitude(const float* x, std::size_t n) {
+  std::uint32_t largest = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint32_t magnitude = float_bits(x[i]) & kMagnitudeMask;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest;
+}
+
+double sum_magnitudes(const float* x, std::size_t n) {
+  PartialSums sums;
+  for (std::size_t i = 0; i < n; ++i) sums.add(i, std::fabs(static_cast<double>(x[i])));
+  return sums.total();
+}
+
+double sum_squares(const float* x, std::size_t n) {
+  PartialSums sums;
+  for (std::size_t i = 0; i < n; ++i) {
+    sums.add(i, static_cast<double>(x[i]) * static_cast<double>(x[i]));
+  }
+  return sums.total();
+}
+
+void philox_words(std::uint64_t stream, std::uint32_t use, std::uint64_t block, std::uint32_t* out,
+                  std::size_t n) {
+  for (std::size_t i = 0; i < n; i += 4, ++block) {
+    const PhiloxBlock words = stream_block(stream, use, block);
+    for (std::size_t j = 0; j < 4 && i + j < n; ++j) out[i + j] = words[j];
+  }
+}
+
+#define GRADCOMP_LEVEL
+#include "kernels/quantize_loops.hpp"
+#undef GRADCOMP_LEVEL
+
+void pack_negative(const float* x, std::uint8_t* out, std::size_t n) {
+  for (std::size_t i = 0; i < n; i += 8) {
+    unsigned bits = 0;
+    for (std::size_t j = 0; j < 8 && i + j < n; ++j) bits |= (x[i + j] < 0 ? 1u : 0u) << j;
+    out[i / 8] = static_cast<std::uint8_t>(bits);
+  }
+}
+
+void select_bits(const std::uint8_t* bits, float clear, float set, float* y, std::size_t n) {
+  const float values[2] = {clear, set};
+  for (std::size_t i = 0; i < n; ++i) y[i] = values[bits[i / 8] >> i % 8 & 1];
+}
+
+void select_bits_add(const std::uint8_t* bits, float clear, float set, float* acc, std::size_t n) {
+  const float values[2] = {clear, set};
+  for (std::size_t i = 0; i < n; ++i) acc[i] += values[bits[i / 8] >> i % 8 & 1];
+}
+
+Moments moments(const float* x, std::size_t n) {
+  PartialSums sum, squares;
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto wide = static_cast<double>(x[i]);
+    sum.add(i, wide);
+    squares.add(i, wide * wide);
+  }
+  return {sum.total(), squares.total()};
+}
+
+SignedSums sum_by_sign(const float* x, std::size_t n) {
+  PartialSums negative, others;
+  for (std::size_t i = 0; i < n; ++i) {
+    const SignedSums terms = split_by_sign(x[i]);
+    negative.add(i, terms.negative);
+    others.add(i, terms.others);
+  }
+  return {negative.total(), others.total()};
+}
+
+void f32_to_zigzag(const float* x, const std::uint32_t* words, float scale, unsigned levels,
+                   std::uint8_t* symbols, std::size_t n) {
+  const auto most = static_cast<std::int32_t>(levels);
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto fixed = static_cast<std::int32_t>(std::fabs(x[i]) * scale);
+    const auto level =
+        static_cast<std::int32_t>((static_cast<std::uint32_t>(fixed) + (words[i] >> 8)) >> 24);
+    const std::int32_t bounded = level < most ? level : most;
+    const std::int32_t symbol = 2 * bounded - static_cast<std::int32_t>(float_bits(x[i]) >> 31);
+    symbols[i] = static_cast<std::uint8_t>(symbol < 0 ? 0 : symbol);
+  }
+}
+
+inline float zigzag_level(std::uint8_t symbol) {
+  const std::int32_t wide = symbol;
+  return static_cast<float>((wide >> 1) ^ -(wide & 1));
+}
+
+void zigzag_to_f32(const std::uint8_t* symbols, float unit, float* y, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) y[i] = unit * zigzag_level(symbols[i]);
+}
+
+void zigzag_add(const std::uint8_t* symbols, float unit, float weight, float* acc, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) acc[i] += weight * (unit * zigzag_level(symbols[i]));
+}
+
+void flip_signs(const float* x, const std::uint32_t* words, float factor, float* y, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint32_t sign = (words[i / 32] >> i % 32) << 31;
+    y[i] = bits_float(float_bits(factor * x[i]) ^ sign);
+  }
+}
+
+void hadamard(float* x, unsigned log2) {
+  const std::size_t n = std::size_t{1} << log2;
+  for (std::size_t stride = 1; stride < n; stride *= 2) {
+    for (std::size_t i = 0; i < n; i += 2 * stride) {
+      for (std::size_t j = i; j < i + stride; ++j) {
+        const float a = x[j];
+        const float b = x[j + stride];
+        x[j] = a + b;
+        x[j + stride] = a - b;
+      }
+    }
+  }
+}
+
+void quantize_uniform(const float* x, float scale, float top, const std::uint32_t* noise,
+                      std::uint8_t* symbols, std::size_t n) {
+  // Adding 1.5 * 2^23 leaves the nearest whole number in the lower bits.
+  constexpr float kRound = 12582912.0f;
+  const float middle = 0.5f * top;
+  for (std::size_t i = 0; i < n; ++i) {
+    float at = scale * x[i] + middle;
+    at = at > 0.0f ? at : 0.0f;
+    at = at < top ? at : top;
+    if (noise == nullptr) {
+      symbols[i] = static_cast<std::uint8_t>(float_bits(at + kRound));
+    } else {
+      at += static_cast<float>(static_cast<std::int32_t>(noise[i] >> 8)) * 0x1p-24f;
+      at = at < top ? at : top;
+      symbols[i] = static_cast<std::uint8_t>(static_cast<std::int32_t>(at));
+    }
+  }
+}
+
+CentroidSums quantize_centroids(const float* x, float scale, const Centroids& centroids,
+                                bool with_energy, std::uint8_t* symbols, std::size_t n) {
+  PartialSums dot;
+  PartialSums energy;
+  const std::uint32_t half = centroids.half;
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint32_t bits = float_bits(x[i]);
+    const float magnitude = bits_float(bits & kMagnitudeMask);
+    const std::uint32_t level = centroids.level(magnitude * scale);
+    const float centroid = centroids.positive[level];
+    // half is a power of two, and level is below it.
+    symbols[i] = static_cast<std::uint8_t>(level ^ (bits >> 31 != 0 ? half - 1 : half));
+    dot.add(i, static_cast<double>(magnitude * centroid));
+    if (with_energy) energy.add(i, static_cast<double>(centroid * centroid));
+  }
+  return {dot.total(), energy.total()};
+}
+
+void look_up(const std::uint8_t* symbols, const float* table, unsigned, float* y, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) y[i] = table[symbols[i]];
+}
+
+void random_words(std::uint64_t stream, std::uint64_t first, std::uint32_t* out, std::size_t n) {
+  philox_words(stream, kElementBlocks, first / 4, out, n);
+}
+
+void draw_words(std::uint64_t stream, std::uint64_t first, std::uint32_t* out, std::size_t n) {
+  philox_words(stream, kDrawBlocks, first / 2, out, n);
+}
+
+std::uint32_t crc32c(std::uint32_t crc, const std::uint8_t* data, std::size_t size) {
+  const Crc32cTables& t = crc32c_tables();
+  for (; size >= 8; size -= 8, data += 8) {
+    const std::uint64_t word = load<std::uint64_t>(data) ^ crc;
+    crc = t.slice[7][word & 0xFF] ^ t.slice[6][word >> 8 & 0xFF] ^ t.slice[5][word >> 16 & 0xFF] ^
+          t.slice[4][word >> 24 & 0xFF] ^ t.slice[3][word >> 32 & 0xFF] ^
+          t.slice[2][word >> 40 & 0xFF] ^ t.slice[1][word >> 48 & 0xFF] ^ t.slice[0][word >> 56];
+  }
+  for (; size > 0; --size, ++data) crc = crc >> 8 ^ t.slice[0][(crc ^ *data) & 0xFF];
+  return crc;
+}
+
+}  // namespace
+
+const Kernels kScalarKernels = [] {
+  Kernels kernels{};
+  kernels.name = "scalar";
+  kernels.f32_to_f16 = f32_to_f16;
+  kernels.f16_to_f32 = f16_to_f32;
+  kernels.f16_add = f16_add;
+  kernels.f32_to_bf16 = f32_to_bf16;
+  kernels.bf16_to_f32 = bf16_to_f32;
+  kernels.bf16_add = bf16_add;
+  kernels.f32_add = f32_add;
+  kernels.compensate = compensate;
+  kernels.zero_nonfinite = zero_nonfinite;
+  kernels.collect = collect;
+  kernels.max_magnitude = max_magnitude;
+  kernels.sum_magnitudes = sum_magnitudes;
+  kernels.sum_squares = sum_squares;
+  kernels.random_words = random_words;
+  kernels.pack_negative = pack_negative;
+  kernels.select_bits = select_bits;
+  kernels.select_bits_add = select_bits_add;
+  kernels.sum_by_sign = sum_by_sign;
+  kernels.moments = moments;
+  kernels.quantize = quantize;
+  kernels.quantize_randomly = quantize_randomly;
+  kernels.scale_levels = scale_levels;
+  kernels.scale_levels_add = scale_levels_add;
+  kernels.ternarize = ternarize;
+  kernels.natural_encode = natural_encode;
+  kernels.natural_decode = natural_decode;
+  kernels.natural_add = natural_add;
+  kernels.dynamic8_encode = dynamic8_encode;
+  kernels.dynamic8_decode = dynamic8_decode;
+  kernels.dynamic8_add = dynamic8_add;
+  kernels.f32_to_zigzag = f32_to_zigzag;
+  kernels.zigzag_to_f32 = zigzag_to_f32;
+  kernels.zigzag_add = zigzag_add;
+  kernels.flip_signs = flip_signs;
+  kernels.hadamard = hadamard;
+  kernels.quantize_uniform = quantize_uniform;
+  kernels.quantize_centroids = quantize_centroids;
+  kernels.look_up = look_up;
+  kernels.draw_words = draw_words;
+  kernels.crc32c = crc32c;
+  return kernels;
+}();
+
+}  // namespace gradcomp

@@ -1,0 +1,32 @@
+// The summation order that every level follows.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/kernels.hpp"
+
+namespace gradcomp {
+
+struct PartialSums {
+  double partial[16] = {};
+
+  void add(std::size_t i, double value) noexcept { partial[i % 16] += value; }
+
+  double total() const noexcept {
+    double sums[16];
+    for (std::size_t j = 0; j < 16; ++j) sums[j] = partial[j];
+    for (std::size_t width = 8; width > 0; width /= 2) {
+      for (std::size_t j = 0; j < width; ++j) sums[j] += sums[j + width];
+    }
+    return sums[0];
+  }
+};
+
+// What an element adds to SignedSums. The comparisons are those of minpd and maxpd, which pass NaN
+// on.
+inline SignedSums split_by_sign(float x) noexcept {
+  const auto wide = static_cast<double>(x);
+  return {0.0 < wide ? 0.0 : wide, 0.0 > wide ? 0.0 : wide};
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,32 @@
+// What the AVX levels share. Intrinsics work inside functions with a matching target attribute, so
+// no file needs its own compiler flags (which would leak wide instructions into shared templates).
+#pragma once
+
+// GCC 12 warns of its own header's _mm512_undefined (GCC bug 105593).
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+#include <immintrin.h>
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#define GRADCOMP_SSE42 __attribute__((target("sse4.2")))
+#define GRADCOMP_AVX2 __attribute__((target("avx2,f16c")))
+#define GRADCOMP_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c")))
+
+#define GRADCOMP_VPCLMUL \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,vpclmulqdq,pclmul,sse4.2")))
+
+namespace gradcomp {
+
+std::uint32_t crc32c_sse42(std::uint32_t crc, const std::uint8_t* data, std::size_t size);
+// Uses VPCLMULQDQ where the CPU has it.
+std::uint32_t crc32c_avx512(std::uint32_t crc, const std::uint8_t* data, std::size_t size);
+
+}  // namespace gradcomp
