@@ -1,0 +1,46 @@
+"""Gradient compression for distributed training.
+
+``get_codec(spec)`` turns gradients into bytes and back; ``Loopback`` averages gradients of several
+ranks in one process; the adapters (``horovod_compressors``) do the same inside real engines.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from gradcomp.codec import Codec, get_codec, list_codecs
+from gradcomp.config import Config, load_config
+from gradcomp.errors import (
+    CapacityError,
+    ConfigError,
+    GradcompError,
+    ProtocolError,
+    SpecError,
+    StateError,
+    WireError,
+)
+from gradcomp.explain import explain
+from gradcomp.loopback import Loopback
+from gradcomp.pipeline import Pipeline
+from gradcomp.stats import Stats
+
+__version__ = version("gradcomp")
+
+__all__ = [
+    "CapacityError",
+    "Codec",
+    "Config",
+    "ConfigError",
+    "GradcompError",
+    "Loopback",
+    "Pipeline",
+    "ProtocolError",
+    "SpecError",
+    "StateError",
+    "Stats",
+    "WireError",
+    "explain",
+    "get_codec",
+    "list_codecs",
+    "load_config",
+]

@@ -1,0 +1,471 @@
+"""The ``gradcomp`` command: explains specs, checks configurations, reads frames, measures.
+
+Exit codes: 0 for success, 1 for a frame whose CRC does not match, 2 for bad input.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from typer.core import TyperGroup
+
+import gradcomp
+from gradcomp import bench as benchmark
+from gradcomp import spec as specs
+from gradcomp import survey as surveying
+from gradcomp import wire
+from gradcomp.aggregators import exchange_pattern
+from gradcomp.config import DEFAULT_RULES, Config, Match, load_config
+from gradcomp.errors import ConfigError, GradcompError
+from gradcomp.shapes import MODELS, model_shapes
+from gradcomp.simulate import simulate as run_simulation
+
+__all__ = ["app"]
+
+
+class _Group(TyperGroup):
+    """Turns GradcompError into a message and exit code 2."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except GradcompError as error:
+            typer.echo(f"gradcomp: {error}", err=True)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Gradient compression for Horovod, BytePS and torch.distributed.",
+)
+
+SpecArgument = Annotated[
+    str, typer.Argument(metavar="SPEC", help='For example "residual|topk(ratio=0.01)".')
+]
+ConfigArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="CONFIG", help="YAML files, composed left to right, or a spec."),
+]
+SetOption = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        default_factory=list,
+        show_default=False,
+        help="Override one dotted key; repeatable.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"gradcomp {gradcomp.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("list")
+def list_stages(as_json: JsonOption = False) -> None:
+    """List every stage a spec may name."""
+    rows = specs.stages()
+    if as_json:
+        _print_json([asdict(row) | {"exchange": _exchange(row)} for row in rows])
+        return
+    stages = _table("stage", "kind", "exchange", "parameters", "what it does")
+    stages.columns[3].no_wrap = True
+    papers = _table("stage", "paper")
+    for row in rows:
+        stages.add_row(row.name, row.kind, _exchange(row) or "-", _parameters(row), row.summary)
+        papers.add_row(row.name, row.paper)
+    _print(stages, "", papers)
+
+
+def _exchange(row: specs.StageInfo) -> str | None:
+    return exchange_pattern(specs.parse(row.example)) if row.kind == "codec" else None
+
+
+def _parameters(row: specs.StageInfo) -> str:
+    lines = [
+        f"{param.name}={param.default}" if param.default else param.name for param in row.params
+    ]
+    if row.exactly_one_of:
+        lines.append("(one of them)")
+    return "\n".join(lines) or "-"
+
+
+@app.command()
+def explain(spec: SpecArgument, as_json: JsonOption = False) -> None:
+    """Explain a spec: stages, parameters, exchange pattern, size."""
+    parsed = specs.parse(spec)
+    sizes = [(numel, _wire_bytes(parsed, numel)) for numel in (1000, 1_000_000, 100_000_000)]
+    if as_json:
+        _print_json(
+            {
+                "canonical": parsed.canonical,
+                "stages": [
+                    {"name": stage.name, "kind": stage.kind, "params": dict(stage.params)}
+                    for stage in parsed.stages
+                ],
+                "exchange": exchange_pattern(parsed),
+                "max_bytes": {str(numel): size for numel, size in sizes},
+            }
+        )
+        return
+    table = _table("elements", "bytes at most", "bits/element", numbers=3)
+    for numel, size in sizes:
+        table.add_row(f"{numel:,}", f"{size:,}", f"{8 * size / numel:.3f}")
+    _print(_wrap(gradcomp.explain(spec)), "", table)
+
+
+def _wire_bytes(spec: specs.Spec, numel: int) -> int:
+    codec = gradcomp.get_codec(spec.codec)
+    framed = exchange_pattern(spec) == "gather"
+    return codec.max_encoded_size(numel) if framed else codec.max_payload_size(numel)
+
+
+@app.command()
+def check(
+    config: ConfigArgument,
+    overrides: SetOption,
+    tensors: Annotated[
+        list[str],
+        typer.Option(
+            "--tensor",
+            metavar="NAME=SHAPE",
+            default_factory=list,
+            show_default=False,
+            help="Show what this tensor takes, such as fc.weight=512x64; repeatable.",
+        ),
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Validate a configuration and show its rules, in order."""
+    loaded = _load(config, overrides)
+    rules = [
+        *(
+            (f"compress.rules[{index}]", rule.match, rule.use)
+            for index, rule in enumerate(loaded.compress.rules)
+        ),
+        *(
+            (f"default rule: {label}", rule.match, rule.use)
+            for label, rule in DEFAULT_RULES.items()
+        ),
+        ("compress.default", Match(), loaded.compress.default),
+    ]
+    taken = [
+        (name, shape, loaded.resolve(name, shape)) for name, shape in map(_named_shape, tensors)
+    ]
+    if as_json:
+        _print_json(
+            {
+                "seed": loaded.seed,
+                "rules": [
+                    {"rule": rule, "match": _conditions(match), "spec": spec.canonical}
+                    for rule, match, spec in rules
+                ],
+                "tensors": [
+                    {
+                        "name": name,
+                        "shape": shape,
+                        "rule": chosen.rule,
+                        "spec": chosen.spec.canonical,
+                    }
+                    for name, shape, chosen in taken
+                ],
+            }
+        )
+        return
+    table = _table("rule", "tensors", "spec")
+    for rule, match, spec in rules:
+        table.add_row(rule, _conditions_text(match), _foldable(spec.canonical))
+    _print("valid", f"seed: {loaded.seed}", "", table)
+    if taken:
+        table = _table("tensor", "shape", "rule", "spec")
+        for name, shape, chosen in taken:
+            table.add_row(name, _shape_text(shape), chosen.rule, _foldable(chosen.spec.canonical))
+        _print("", table)
+
+
+def _load(sources: Sequence[str], overrides: Sequence[str]) -> Config:
+    """Files compose; a bare spec among them overrides compress.default."""
+    paths = [source for source in sources if _is_path(source)]
+    bare = [source for source in sources if not _is_path(source)]
+    if len(bare) > 1:
+        raise ConfigError(f"got {len(bare)} specs, {', '.join(map(repr, bare))}; give one at most")
+    if not bare:
+        return load_config(paths, overrides)
+    canonical = specs.parse(bare[0]).canonical
+    start = [] if paths else ["version=1"]
+    return load_config(paths, [*start, f"compress.default={canonical}", *overrides])
+
+
+def _is_path(source: str) -> bool:
+    return "/" in source or source.endswith((".yaml", ".yml")) or Path(source).is_file()
+
+
+def _named_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, equals, shape = text.rpartition("=")
+    sizes = shape.split("x") if shape else []
+    if not (name and equals and all(size.isdecimal() for size in sizes)):
+        raise GradcompError(
+            f"--tensor {text!r}: expected NAME=SHAPE, the shape as sizes joined by 'x': "
+            "fc.weight=512x64 (empty for a scalar)"
+        )
+    return name, tuple(int(size) for size in sizes)
+
+
+def _shape_text(shape: Iterable[int]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _conditions(match: Match) -> dict[str, Any]:
+    return match.model_dump(exclude_none=True)
+
+
+def _conditions_text(match: Match) -> str:
+    conditions = _conditions(match)
+    return "\n".join(f"{key}: {_plain(value)}" for key, value in conditions.items()) or "all others"
+
+
+def _plain(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+@app.command()
+def inspect(
+    frame: Annotated[
+        typer.FileBinaryRead, typer.Argument(metavar="FRAME", help="A file; - for standard input.")
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Show the header of a frame and check its CRC."""
+    data = frame.read()
+    info = wire.inspect(data)
+    if as_json:
+        _print_json(asdict(info))
+    else:
+        crc = {None: "none", True: "matches", False: "DOES NOT MATCH: the frame is damaged"}
+        table = _table("field", "value")
+        table.add_row("version", str(info.version))
+        table.add_row("flags", f"{info.flags:#04x}")
+        table.add_row("codec", f"{info.codec_id} ({info.codec_name or 'unknown'})")
+        table.add_row("spec hash", f"{info.spec_hash:#010x}")
+        table.add_row("elements", f"{info.numel:,}")
+        table.add_row("stream", "none" if info.stream is None else f"{info.stream:#018x}")
+        table.add_row("payload", f"{info.payload_bytes:,} bytes")
+        table.add_row("frame", f"{info.total_bytes:,} bytes")
+        table.add_row("CRC", crc[info.crc_ok])
+        trailer = 0 if info.crc_ok is None else 4
+        header = data[: info.total_bytes - info.payload_bytes - trailer]
+        _print(table, "", "header:", _hexdump(header))
+    if info.crc_ok is False:
+        raise typer.Exit(1)
+
+
+def _hexdump(data: bytes) -> str:
+    lines = []
+    for start in range(0, len(data), 16):
+        row = data[start : start + 16]
+        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        lines.append(f"  {start:04x}  {row.hex(' '):<47}  {text}")
+    return "\n".join(lines)
+
+
+def _bench_all(
+    numel: int, repeats: int, data: Path | None, plot: Path | None, as_json: bool
+) -> None:
+    recorded = None if data is None else surveying.load_gradient(data)
+    specs_of_all = surveying.survey_specs()
+    rows = []
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("codecs", total=len(specs_of_all))
+        for row in surveying.survey(specs_of_all, numel, repeats, recorded):
+            rows.append(row)
+            progress.advance(task)
+    if plot is not None:
+        surveying.plot(rows, plot)
+    if as_json:
+        _print_json([asdict(row) for row in rows])
+        return
+    inputs = list(rows[0].vnmse)
+    speeds = ("encode", "x", "decode", "x", "add", "x")
+    headings = ("spec", "bits", *inputs, *speeds)
+    table = _table(*headings, numbers=len(headings) - 1)
+    for row in rows:
+        table.add_row(
+            row.spec,
+            f"{row.bits_per_element:.3g}",
+            *(f"{row.vnmse[name]:.2g}" for name in inputs),
+            f"{row.encode:.0f}",
+            f"{row.encode_to_memcpy:.2f}",
+            f"{row.decode:.0f}",
+            f"{row.decode_to_memcpy:.2f}",
+            f"{row.decode_add:.0f}",
+            f"{row.decode_add_to_memcpy:.2f}",
+        )
+    _print(
+        f"{numel:,} elements, {repeats} repeats; bits per element; vNMSE by input; 10^6 elements "
+        "per second and multiples (x) of memcpy",
+        "",
+        table,
+        width=80 + max(len(row.spec) for row in rows),  # one line a row, whatever the terminal
+    )
+
+
+@app.command()
+def bench(
+    spec: Annotated[
+        str | None, typer.Argument(metavar="[SPEC]", help="Such as 'residual|topk(ratio=0.01)'.")
+    ] = None,
+    numel: Annotated[int, typer.Option(help="Elements of the gradient.")] = 1_000_000,
+    repeats: Annotated[int, typer.Option(help="Samples of each operation.")] = 20,
+    every: Annotated[bool, typer.Option("--all", help="Every registered codec.")] = False,
+    data: Annotated[
+        Path | None, typer.Option(help="With --all: .npz of a recorded gradient, for its error.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="With --all: PNG to draw rate, distortion and speed to.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the speed of a spec, or of every codec, beside a memory copy."""
+    if every == (spec is not None):
+        raise GradcompError("give either a SPEC or --all")
+    if spec is None:
+        _bench_all(numel, repeats, data, plot, as_json)
+        return
+    if data or plot:
+        raise GradcompError("--data and --plot go with --all")
+    result = benchmark.measure(spec, numel, repeats)
+    if as_json:
+        _print_json(asdict(result))
+        return
+    table = _table("operation", "ns/element", "IQR", "GB/s", "speed/memcpy", numbers=4)
+    for row in result.timings:
+        table.add_row(
+            row.operation,
+            f"{row.ns_per_element:.3f}",
+            f"{row.ns_iqr:.3f}",
+            f"{row.gb_per_s:.2f}",
+            f"{row.speed_to_memcpy:.2f}",
+        )
+    _print(
+        result.spec,
+        f"{numel:,} elements, {repeats} repeats, {result.simd}, {result.threads} thread(s)",
+        f"{result.wire_bytes:,} bytes on the wire, {result.bits_per_element:.3f} bits/element, "
+        f"vNMSE {result.vnmse:.3g}",
+        "",
+        table,
+    )
+
+
+@app.command()
+def simulate(
+    config: ConfigArgument,
+    workers: Annotated[int, typer.Option(help="Ranks that average together.")],
+    overrides: SetOption,
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 3,
+    model: Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.")] = "resnet20",
+    as_json: JsonOption = False,
+) -> None:
+    """Count the bytes a configuration sends for a model."""
+    loaded = _load(config, overrides)
+    shapes = model_shapes(model)
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task(f"{model}, {workers} workers", total=steps * len(shapes))
+        result = run_simulation(loaded, shapes, workers, steps, lambda: progress.advance(task))
+    if as_json:
+        _print_json(asdict(result))
+        return
+    table = _table("rule and spec", "tensors", "elements", "bytes", "ratio", numbers=4)
+    for group in result.groups:
+        table.add_row(
+            f"{group.rule}\n{textwrap.indent(_foldable(group.spec), '  ')}",
+            f"{group.tensors:,}",
+            f"{group.numel:,}",
+            f"{group.sent_bytes:,.0f}",
+            f"{group.ratio:.1f}",
+        )
+    table.add_row(
+        "all",
+        f"{len(shapes):,}",
+        f"{result.dense_bytes // 4:,}",
+        f"{result.sent_bytes:,.0f}",
+        f"{result.ratio:.1f}",
+    )
+    _print(
+        f"{model}, {workers} workers, {steps} steps; bytes that a rank hands over in a step:",
+        "",
+        table,
+        "",
+        f"vNMSE of the average: {result.vnmse:.3g}",
+        f"time: {result.seconds_per_step:.3g} s/step for all workers, one after the other",
+    )
+
+
+def _table(*columns: str, numbers: int = 0) -> Table:
+    """A borderless table whose last ``numbers`` columns are right-aligned."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for index, column in enumerate(columns):
+        number = index >= len(columns) - numbers
+        justify: Any = "right" if number else "left"
+        table.add_column(column, justify=justify, no_wrap=number, overflow="fold")
+    return table
+
+
+def _foldable(spec: str) -> str:
+    """A spec for a narrow column: one stage a line."""
+    return spec.replace("|", "|\n")
+
+
+def _wrap(text: str) -> str:
+    width = Console().width
+    return "\n".join(
+        textwrap.fill(
+            line,
+            width,
+            subsequent_indent=" " * (len(line) - len(line.lstrip()) + 4),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in text.splitlines()
+    )
+
+
+def _print(*parts: str | Table, width: int | None = None) -> None:
+    console = Console(markup=False, highlight=False, width=width)
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, str))
+
+
+def _print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2))

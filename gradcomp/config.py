@@ -1,0 +1,305 @@
+"""Configuration: which spec compresses which tensor.
+
+A configuration is a YAML mapping (or several, composed left to right) with a
+``compress`` section, a ``seed`` and a ``version``; docs/configuration.md lists every
+key. Every error is a :class:`~gradcomp.errors.ConfigError` naming the file, the key,
+the value, what is allowed and the remedy.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import json
+import math
+import re
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from gradcomp import spec as specs
+from gradcomp.compose import VERSION, KeyPath, compose, format_path
+from gradcomp.errors import ConfigError, SpecError
+from gradcomp.spec import Spec
+
+__all__ = [
+    "FOREIGN_SECTIONS",
+    "VERSION",
+    "Compress",
+    "Config",
+    "Match",
+    "Resolution",
+    "Rule",
+    "load_config",
+    "load_mapping",
+]
+
+FOREIGN_SECTIONS = frozenset(
+    {
+        "train",  # scripts/train.py
+        # What Horovod 0.28 reads from the same file (horovodrun --config-file).
+        "autotune",
+        "controller",
+        "library_options",
+        "logging",
+        "params",
+        "stall_check",
+        "timeline",
+    }
+)
+"""Top-level keys that others own: they compose like any other and are not validated here."""
+
+_SPEC = 'a spec string such as "residual|topk(ratio=0.01)"; `gradcomp list` shows the stages'
+
+
+class Resolution(NamedTuple):
+    """The spec a tensor takes, and what chose it.
+
+    ``rule`` is a key path (``compress.rules[0]``, ``compress.default``) or the name of a
+    default rule (``default rule: ndim <= 1``).
+    """
+
+    rule: str
+    spec: Spec
+
+
+def _to_spec(value: object) -> Spec:
+    if isinstance(value, Spec):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("not a string")
+    return specs.parse(value)
+
+
+SpecField = Annotated[Spec, BeforeValidator(_to_spec)]
+
+
+class _Model(BaseModel):
+    """Immutable, and strict about keys and types.
+
+    The description of a field says what is allowed there; error messages quote it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Match(_Model):
+    """The tensors a rule takes: those that meet every condition given.
+
+    A match without conditions takes every tensor.
+    """
+
+    name: StrictStr | None = Field(
+        default=None, description='a glob for the whole tensor name, such as "*.bias"'
+    )
+    regex: StrictStr | None = Field(
+        default=None,
+        description=r'a Python regular expression, searched in the name, such as "^fc\."',
+    )
+    min_numel: StrictInt | None = Field(default=None, ge=0, description="an integer >= 0")
+    max_numel: StrictInt | None = Field(default=None, ge=0, description="an integer >= 0")
+    ndim: tuple[Annotated[StrictInt, Field(ge=0)], ...] | None = Field(
+        default=None, description="an integer >= 0, or a list of them"
+    )
+
+    @field_validator("regex")
+    @classmethod
+    def _compiles(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                re.compile(value)
+            except re.error as error:
+                raise ValueError(str(error)) from None
+        return value
+
+    @field_validator("ndim", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return (value,) if isinstance(value, int) else value
+
+    @model_validator(mode="after")
+    def _satisfiable(self) -> Match:
+        if (
+            self.min_numel is not None
+            and self.max_numel is not None
+            and self.min_numel > self.max_numel
+        ):
+            raise ValueError("min_numel is above max_numel, so no tensor matches")
+        return self
+
+    def matches(self, name: str, shape: Sequence[int]) -> bool:
+        """Whether the tensor ``name`` of ``shape`` meets every condition given."""
+        numel = math.prod(shape)
+        return (
+            (self.name is None or fnmatch.fnmatchcase(name, self.name))
+            and (self.regex is None or re.search(self.regex, name) is not None)
+            and (self.min_numel is None or numel >= self.min_numel)
+            and (self.max_numel is None or numel <= self.max_numel)
+            and (self.ndim is None or len(shape) in self.ndim)
+        )
+
+
+class Rule(_Model):
+    """One entry of ``compress.rules``: tensors that ``match`` use the spec ``use``."""
+
+    match: Match = Field(description='a mapping such as {name: "*.bias"}; {} takes every tensor')
+    use: SpecField = Field(description=_SPEC)
+
+
+class Compress(_Model):
+    """The ``compress`` section: rules tried in order, then the default rules, then ``default``."""
+
+    default: SpecField = Field(description=_SPEC)
+    rules: tuple[Rule, ...] = Field(default=(), description="a list of {match: ..., use: ...}")
+
+
+DEFAULT_RULES = {
+    "ndim <= 1": Rule(match=Match(ndim=(0, 1)), use=specs.parse("identity")),
+    "numel < 4096": Rule(match=Match(max_numel=4095), use=specs.parse("identity")),
+}
+"""Tried in this order after ``compress.rules``: small tensors gain nothing from compression."""
+
+
+class Config(_Model):
+    """A whole configuration. Build it with :func:`load_config` or :meth:`from_spec`."""
+
+    version: StrictInt = Field(
+        ge=VERSION, le=VERSION, description=f"{VERSION}; add `version: {VERSION}`"
+    )
+    compress: Compress = Field(description="a mapping such as {default: fp16}")
+    seed: StrictInt = Field(
+        default=0, ge=0, le=2**64 - 1, description="an integer in [0, 18446744073709551615]"
+    )
+
+    @classmethod
+    def from_spec(cls, spec: str | Spec) -> Config:
+        """The configuration that uses ``spec`` for every tensor the default rules leave.
+
+        Raises SpecError when ``spec`` does not parse.
+        """
+        return cls(version=VERSION, compress=Compress(default=_to_spec(spec)))
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any], *, source: str = "configuration") -> Config:
+        """Validate a merged mapping, such as :func:`load_mapping` returns.
+
+        ``source`` is what errors call it. Raises ConfigError.
+        """
+        return _validate(mapping, lambda _: source)
+
+    def spec_for(self, name: str, shape: tuple[int, ...]) -> Spec:
+        """The spec for the tensor ``name`` of ``shape``."""
+        return self.resolve(name, shape).spec
+
+    def resolve(self, name: str, shape: tuple[int, ...]) -> Resolution:
+        """The spec for the tensor ``name`` of ``shape``, with the rule that chose it."""
+        for index, rule in enumerate(self.compress.rules):
+            if rule.match.matches(name, shape):
+                return Resolution(f"compress.rules[{index}]", rule.use)
+        for label, rule in DEFAULT_RULES.items():
+            if rule.match.matches(name, shape):
+                return Resolution(f"default rule: {label}", rule.use)
+        return Resolution("compress.default", self.compress.default)
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """The specs written here: the default's, then those of the rules."""
+        return (self.compress.default, *(rule.use for rule in self.compress.rules))
+
+    @property
+    def stateful(self) -> bool:
+        """Whether any spec here keeps state between steps, which checkpoints must then hold."""
+        return any(spec.stateful for spec in self.specs)
+
+    def digest_text(self) -> str:
+        """Canonical one-line JSON of all that decides the bytes sent.
+
+        Equal on two ranks exactly when they compress alike; specs are in canonical form.
+        """
+        rules = [
+            {"match": rule.match.model_dump(exclude_none=True), "use": rule.use.canonical}
+            for rule in self.compress.rules
+        ]
+        content = {
+            "compress": {"default": self.compress.default.canonical, "rules": rules},
+            "seed": self.seed,
+            "version": self.version,
+        }
+        return json.dumps(content, sort_keys=True, separators=(",", ":"))
+
+
+def load_mapping(paths: Sequence[str | Path] = (), overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The merged mapping of ``paths`` and ``overrides``, sections of others included.
+
+    ``paths`` are YAML files, composed left to right: mappings merge, anything else is
+    replaced. ``overrides`` are texts ``dotted.key=value``, the value in YAML, applied
+    after the files. Raises ConfigError; keys are checked by :meth:`Config.from_mapping`.
+    """
+    return compose(paths, overrides).mapping
+
+
+def load_config(paths: Sequence[str | Path] = (), overrides: Sequence[str] = ()) -> Config:
+    """The configuration in ``paths`` and ``overrides``, composed as in :func:`load_mapping`.
+
+    Raises ConfigError naming the file (or override) and the key of every problem found.
+    """
+    composed = compose(paths, overrides)
+    return _validate(composed.mapping, composed.origin)
+
+
+def _validate(mapping: Mapping[str, Any], origin: Callable[[KeyPath], str]) -> Config:
+    own = {key: value for key, value in mapping.items() if key not in FOREIGN_SECTIONS}
+    try:
+        return Config.model_validate(own)
+    except ValidationError as error:
+        problems = [
+            f"{origin(problem['loc'])}: {format_path(problem['loc'])}: {_explain(problem)}"
+            for problem in error.errors(include_url=False)
+        ]
+    raise ConfigError("\n".join(problems))
+
+
+def _explain(problem: Mapping[str, Any]) -> str:
+    """What is wrong at one key, what is allowed there and how to mend it."""
+    *above, key = problem["loc"]
+    if problem["type"] in ("extra_forbidden", "invalid_key"):
+        section = _section(above)
+        others = FOREIGN_SECTIONS if section is Config else ()
+        return _unknown_key(str(key), sorted({*section.model_fields, *others}))
+    *above, field = (part for part in problem["loc"] if isinstance(part, str))
+    expected = _section(above).model_fields[field].description
+    if problem["type"] == "missing":
+        return f"missing; expected {expected}"
+    cause = problem.get("ctx", {}).get("error")
+    if isinstance(cause, SpecError):
+        return str(cause)
+    got = f"got {reprlib.repr(problem['input'])}" + (f" ({cause})" if cause else "")
+    return f"{got}; expected {expected}"
+
+
+def _section(path: Sequence[object]) -> type[_Model]:
+    """The model of the mapping at ``path``."""
+    names = [part for part in path if isinstance(part, str)]
+    sections: dict[str, type[_Model]] = {"compress": Compress, "rules": Rule, "match": Match}
+    return sections[names[-1]] if names else Config
+
+
+def _unknown_key(key: str, known: list[str]) -> str:
+    if "=" in key or ")" in key:
+        return 'unknown key; inside { } quote a spec that holds a comma, as in "topk(k=1,...)"'
+    near = difflib.get_close_matches(key, known, n=1)
+    guess = f", did you mean {near[0]!r}?" if near else ""
+    return f"unknown key{guess} (known keys: {', '.join(known)})"

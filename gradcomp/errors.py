@@ -1,0 +1,41 @@
+"""What gradcomp raises. Every message names the value, what is allowed, and the remedy."""
+
+from __future__ import annotations
+
+__all__ = [
+    "CapacityError",
+    "ConfigError",
+    "GradcompError",
+    "ProtocolError",
+    "SpecError",
+    "StateError",
+    "WireError",
+]
+
+
+class GradcompError(Exception):
+    """Base class of all errors of gradcomp."""
+
+
+class SpecError(GradcompError, ValueError):
+    """A spec string is wrong; the message points at the character."""
+
+
+class WireError(GradcompError, ValueError):
+    """Received bytes are not a valid frame or payload of the codec that reads them."""
+
+
+class CapacityError(GradcompError, ValueError):
+    """A buffer is too small, a tensor is too large, or memory ran out."""
+
+
+class ConfigError(GradcompError, ValueError):
+    """A configuration file or override is wrong."""
+
+
+class StateError(GradcompError, ValueError):
+    """A checkpointed compressor state does not fit where it is loaded."""
+
+
+class ProtocolError(GradcompError, RuntimeError):
+    """Ranks do not agree on what to communicate."""

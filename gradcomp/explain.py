@@ -1,0 +1,44 @@
+"""A spec in words."""
+
+from __future__ import annotations
+
+from gradcomp.aggregators import exchange_pattern
+from gradcomp.codec import get_codec
+from gradcomp.spec import parse, stages
+
+__all__ = ["explain"]
+
+_EXCHANGE = {
+    "dense": "the gradient itself is all-reduced (the engine's own path)",
+    "reduce": "payloads are all-reduced and decoded once",
+    "gather": "frames are all-gathered; every rank decodes all of them",
+}
+_NUMEL = 1_000_000
+
+
+def explain(spec: str) -> str:
+    """What a spec means: canonical form, stages, parameters, exchange pattern and size.
+
+    Raises:
+        SpecError: the spec is wrong.
+    """
+    parsed = parse(spec)
+    rows = {row.name: row for row in stages()}
+    lines = [parsed.canonical]
+    for stage in parsed.stages:
+        row = rows[stage.name]
+        lines += ["", f"{stage.kind} {stage.name}: {row.summary}"]
+        for param in row.params:
+            if param.name in stage.params:
+                value = stage.params[param.name]
+                lines.append(f"  {param.name} = {value}, in {param.range}: {param.doc}")
+        lines += [f"  NaN and Inf: {row.nonfinite}", f"  source: {row.paper}"]
+    codec = get_codec(parsed.codec)
+    pattern = exchange_pattern(parsed)
+    size = codec.max_encoded_size(_NUMEL) if pattern == "gather" else codec.max_payload_size(_NUMEL)
+    lines += [
+        "",
+        f"exchange: {_EXCHANGE[pattern]}",
+        f"size: at most {size} bytes for {_NUMEL} elements ({4 * _NUMEL / size:.1f}x smaller)",
+    ]
+    return "\n".join(lines)

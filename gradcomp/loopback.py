@@ -1,0 +1,124 @@
+"""All ranks in one process: for tests, for `gradcomp simulate`, and for a first try."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradcomp.arrays import FloatArray, as_float32
+from gradcomp.config import Config
+from gradcomp.errors import ProtocolError
+from gradcomp.pipeline import Pipeline
+from gradcomp.rounds import AllGather, AllReduce, Request, Round
+from gradcomp.stats import Stats
+
+__all__ = ["Loopback", "run_rounds"]
+
+
+class Loopback:
+    """Averages gradients of ``world_size`` ranks in one process, exactly as engines do.
+
+    Args:
+        config: a configuration, or a spec string for all tensors.
+        world_size: number of ranks, at least 1.
+
+    Example:
+        >>> import numpy as np
+        >>> from gradcomp import Loopback
+        >>> loop = Loopback("fp16", world_size=2)
+        >>> result = loop.step({"w": [np.full((64, 64), 1.0), np.full((64, 64), 3.0)]})
+        >>> float(result["w"][0][0, 0])
+        2.0
+    """
+
+    def __init__(self, config: Config | str, world_size: int) -> None:
+        if world_size < 1:
+            raise ValueError(f"world_size is {world_size}; it must be at least 1")
+        self.ranks = [Pipeline(config, rank, world_size) for rank in range(world_size)]
+
+    @property
+    def stats(self) -> list[Stats]:
+        """Each rank's statistics."""
+        return [rank.stats for rank in self.ranks]
+
+    def step(self, grads: Mapping[str, Sequence[Any]]) -> dict[str, list[FloatArray]]:
+        """Average one step's gradients.
+
+        Args:
+            grads: for each tensor name, the gradients of all ranks, of equal shapes.
+
+        Returns:
+            For each name, what each rank computed as the average, in the gradients' shape.
+        """
+        averages: dict[str, list[FloatArray]] = {}
+        for name, of_ranks in grads.items():
+            if len(of_ranks) != len(self.ranks):
+                raise ValueError(
+                    f"'{name}' has {len(of_ranks)} gradients for {len(self.ranks)} ranks"
+                )
+            arrays = [as_float32(grad) for grad in of_ranks]
+            rounds = [
+                rank.round(name, array) for rank, array in zip(self.ranks, arrays, strict=True)
+            ]
+            averages[name] = [average.reshape(arrays[0].shape) for average in run_rounds(rounds)]
+        return averages
+
+
+def run_rounds(rounds: Sequence[Round]) -> list[FloatArray]:
+    """Run one round per rank to its end, in lockstep.
+
+    Raises:
+        ProtocolError: the ranks ask for different things; each rank's request is named.
+    """
+    outcomes = [_advance(one, None) for one in rounds]
+    while isinstance(outcomes[0], AllReduce | AllGather):
+        replies = _reply(outcomes)
+        outcomes = [_advance(one, reply) for one, reply in zip(rounds, replies, strict=True)]
+    _check_equal(outcomes)
+    return [outcome for outcome in outcomes if isinstance(outcome, np.ndarray)]
+
+
+def _advance(one: Round, reply: Any) -> Request | FloatArray:
+    try:
+        return one.send(reply)
+    except StopIteration as stop:
+        average: FloatArray = stop.value
+        return average
+
+
+def _describe(outcome: Request | FloatArray) -> str:
+    if isinstance(outcome, AllReduce):
+        array = outcome.array
+        return f"all-reduce of '{outcome.name}', {array.dtype}, shape {array.shape}"
+    if isinstance(outcome, AllGather):
+        return f"all-gather of '{outcome.name}'"
+    return f"nothing more: it has its average, shape {outcome.shape}"
+
+
+def _check_equal(outcomes: Sequence[Request | FloatArray]) -> None:
+    wishes = [_describe(outcome) for outcome in outcomes]
+    if len(set(wishes)) > 1:
+        lines = "\n".join(f"  rank {rank}: {wish}" for rank, wish in enumerate(wishes))
+        raise ProtocolError(f"the ranks ask for different things:\n{lines}")
+
+
+def _reply(outcomes: Sequence[Request | FloatArray]) -> list[Any]:
+    _check_equal(outcomes)
+    arrays = [outcome.array for outcome in outcomes if isinstance(outcome, AllReduce)]
+    if arrays:
+        return [_average(arrays) for _ in outcomes]
+    frames = [outcome.frame for outcome in outcomes if isinstance(outcome, AllGather)]
+    return [list(frames) for _ in outcomes]
+
+
+def _average(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Sum in rank order, then divide, all in the arrays' dtype."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = arrays[0].copy()
+        for array in arrays[1:]:
+            total += array
+        total *= total.dtype.type(1.0 / len(arrays))
+    return total

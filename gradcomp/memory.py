@@ -1,0 +1,159 @@
+"""Memories: what a rank keeps of one step for the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from gradcomp import _core
+from gradcomp.arrays import FloatArray
+from gradcomp.errors import StateError
+from gradcomp.rounds import TensorKey
+from gradcomp.spec import Stage
+
+__all__ = [
+    "STATE_KINDS",
+    "Arrays",
+    "Memory",
+    "MemoryState",
+    "NoMemory",
+    "Residual",
+    "Signum",
+    "make_memory",
+]
+
+Arrays = dict[str, FloatArray]
+"""An array of each tensor, by name: flat float32."""
+
+MemoryState = dict[str, Arrays]
+"""The arrays of all memories, by kind."""
+
+STATE_KINDS = ("residual", "momentum")
+"""What memories keep: keys of `Pipeline.state_dict`."""
+
+
+class Memory(Protocol):
+    """Wraps the compression of one tensor in one step."""
+
+    def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
+        """The corrected gradient: what should be sent. Valid, and unchanged, until `update`."""
+        ...
+
+    def update(
+        self, key: TensorKey, subtract_sent: Callable[[FloatArray], None], *, finite: bool
+    ) -> None:
+        """Take note of what was sent.
+
+        Args:
+            subtract_sent: subtracts from an array, in place, the decode of the bytes really sent.
+            finite: whether a finite gradient always decodes to finite values.
+        """
+        ...
+
+
+class NoMemory:
+    """Forgets: each step stands alone."""
+
+    def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
+        """The gradient itself."""
+        return grad
+
+    def update(
+        self, key: TensorKey, subtract_sent: Callable[[FloatArray], None], *, finite: bool
+    ) -> None:
+        """Nothing to keep."""
+
+
+class Residual:
+    """Error feedback: what was not sent is added to the next step's gradient.
+
+    ``corrected = beta * residual + gamma * grad``; ``residual = corrected - decode(sent)``,
+    exactly, so that rounding losses are kept too. Stich et al., "Sparsified SGD with Memory"
+    (NeurIPS 2018), algorithm 1, which has beta = gamma = 1.
+
+    Deviation from the paper: elements that are not finite after the update are reset to 0. A NaN or
+    Inf is thus sent at most once and never stays behind in the memory.
+    """
+
+    def __init__(self, beta: float, gamma: float, residuals: Arrays) -> None:
+        self.beta = beta
+        self.gamma = gamma
+        self._residuals = residuals
+        self._finite: dict[str, bool] = {}
+
+    def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
+        """The corrected gradient.
+
+        It is built in place in the residual's own memory: should this step fail before `update`,
+        nothing of the gradient is lost.
+        """
+        residual = _array_of(self._residuals, key, "residual")
+        self._finite[key.name] = _core.compensate(residual, grad.reshape(-1), self.beta, self.gamma)
+        return residual
+
+    def update(
+        self, key: TensorKey, subtract_sent: Callable[[FloatArray], None], *, finite: bool
+    ) -> None:
+        """residual = corrected - decode(sent)."""
+        residual = self._residuals[key.name]
+        subtract_sent(residual)
+        corrected_finite = self._finite.pop(key.name)
+        if not (finite and corrected_finite):
+            _core.zero_nonfinite(residual)
+
+
+class Signum:
+    """Momentum before compression: a rank sends the moving average of its own gradients.
+
+    ``m = momentum * m + (1 - momentum) * grad``; in the first step ``m = grad``. With ``sign`` this
+    is Signum of Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems"
+    (ICML 2018), algorithm 2, but that ranks average scaled signs instead of voting, and that m
+    starts at the first gradient instead of a fraction of it. What is not sent is not kept.
+
+    As with `Residual`, elements that are not finite are reset to 0 after they were sent.
+    """
+
+    def __init__(self, momentum: float, momenta: Arrays) -> None:
+        self.momentum = momentum
+        self._momenta = momenta
+        self._finite: dict[str, bool] = {}
+
+    def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
+        """The moving average, this step's gradient included."""
+        first = key.name not in self._momenta
+        average = _array_of(self._momenta, key, "momentum")
+        old, new = (0.0, 1.0) if first else (self.momentum, 1.0 - self.momentum)
+        self._finite[key.name] = _core.compensate(average, grad.reshape(-1), old, new)
+        return average
+
+    def update(
+        self, key: TensorKey, subtract_sent: Callable[[FloatArray], None], *, finite: bool
+    ) -> None:
+        """Only sees to it that the moving average stays finite."""
+        if not self._finite.pop(key.name):
+            _core.zero_nonfinite(self._momenta[key.name])
+
+
+def make_memory(stage: Stage | None, state: MemoryState) -> Memory:
+    """The memory of a spec; what it keeps lives in ``state``."""
+    if stage is None:
+        return NoMemory()
+    if stage.name == "signum":
+        return Signum(float(stage.params["momentum"]), state.setdefault("momentum", {}))
+    beta, gamma = float(stage.params["beta"]), float(stage.params["gamma"])
+    return Residual(beta, gamma, state.setdefault("residual", {}))
+
+
+def _array_of(arrays: Arrays, key: TensorKey, kind: str) -> FloatArray:
+    """The array of a tensor; zeros when it has none yet."""
+    array = arrays.get(key.name)
+    if array is None:
+        array = arrays[key.name] = np.zeros(key.numel, np.float32)
+    if array.size != key.numel:
+        raise StateError(
+            f"the {kind} of '{key.name}' has {array.size} elements and its gradient {key.numel}: "
+            "the state was saved from another model, or the tensor changed shape"
+        )
+    return array

@@ -1,0 +1,194 @@
+"""One rank's compression: which spec each tensor takes, its state, and its statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gradcomp.aggregators import Aggregator, Dense, make_aggregator
+from gradcomp.arrays import FloatArray
+from gradcomp.config import Config
+from gradcomp.errors import StateError
+from gradcomp.memory import STATE_KINDS, Arrays, MemoryState
+from gradcomp.rounds import Round, TensorKey
+from gradcomp.stats import Stats
+
+__all__ = ["STATE_VERSION", "Pipeline", "State"]
+
+State = dict[str, Any]
+STATE_VERSION = 1
+
+
+class Pipeline:
+    """Compresses the gradients of one rank according to a configuration.
+
+    Args:
+        config: a configuration, or a spec string for all tensors (small ones travel dense, see
+            `Config.from_spec`).
+        rank: this rank, in [0, world_size).
+        world_size: number of ranks that average together.
+    """
+
+    def __init__(self, config: Config | str, rank: int = 0, world_size: int = 1) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank is {rank}; it must be in [0, {world_size}), the world size")
+        self.config = Config.from_spec(config) if isinstance(config, str) else config
+        self.rank = rank
+        self.world_size = world_size
+        self.stats = Stats()
+        self._memory: MemoryState = {kind: {} for kind in STATE_KINDS}
+        self._rounds: dict[str, int] = {}
+        self._aggregators: dict[str, Aggregator] = {}
+        self._by_tensor: dict[tuple[str, tuple[int, ...]], Aggregator] = {}
+
+    def aggregator(self, name: str, shape: tuple[int, ...]) -> Aggregator:
+        """The aggregator of a tensor; tensors of equal specs share one."""
+        found = self._by_tensor.get((name, shape))
+        if found is None:
+            spec = self.config.spec_for(name, shape)
+            if spec.canonical not in self._aggregators:
+                self._aggregators[spec.canonical] = make_aggregator(
+                    spec, self._memory, self.config.seed, self.rank
+                )
+            found = self._by_tensor[name, shape] = self._aggregators[spec.canonical]
+        return found
+
+    def sends_dense(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether the tensor travels as it is, so that an engine may send it in its own dtype."""
+        return isinstance(self.aggregator(name, shape), Dense)
+
+    def round(self, name: str, grad: FloatArray, dense_bytes: int | None = None) -> Round:
+        """Start averaging one tensor; the requests it yields are counted in ``stats``.
+
+        Args:
+            name: unique, and the same on every rank.
+            grad: C-contiguous float32, of the same shape on every rank.
+            dense_bytes: the gradient's uncompressed size, where that is not ``grad.nbytes``.
+        """
+        key = TensorKey(name, grad.shape, grad.size)
+        step = self._rounds.get(name, 0)
+        self._rounds[name] = step + 1
+        self.stats.steps = max(self.stats.steps, step + 1)
+        self.stats.dense_bytes += grad.nbytes if dense_bytes is None else dense_bytes
+        return self._counted(self.aggregator(name, grad.shape).round(grad, key, step))
+
+    def count_dense(self, name: str, nbytes: int) -> None:
+        """Count a tensor that an engine sent by itself because `sends_dense`."""
+        step = self._rounds.get(name, 0)
+        self._rounds[name] = step + 1
+        self.stats.steps = max(self.stats.steps, step + 1)
+        self.stats.dense_bytes += nbytes
+        self.stats.count("allreduce", nbytes)
+
+    def _counted(self, inner: Round) -> Round:
+        try:
+            request = next(inner)
+            while True:
+                self.stats.count(request.kind, request.nbytes)
+                request = inner.send((yield request))
+        except StopIteration as stop:
+            average: FloatArray = stop.value
+            return average
+
+    def state_dict(self) -> State:
+        """This rank's state: numbers, strings, and one float32 array per tensor with a memory.
+
+        Keys: ``version``, ``rank``, ``world_size``, ``rounds`` (averages so far, by tensor name),
+        and the arrays of memories, each by tensor name: ``residual`` (error feedback) and
+        ``momentum`` (signum). The arrays are copies.
+        """
+        return {
+            "version": STATE_VERSION,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "rounds": dict(self._rounds),
+            **{kind: _copies(arrays) for kind, arrays in self._memory.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Take up a saved state.
+
+        Args:
+            state: this rank's own state, for a bit-exact resume at the same world size; or the
+                states of all ranks, in any order, for any world size. At another world size every
+                rank takes the mean of the saved arrays, which preserves their mean over ranks: of
+                residuals, the gradient that is still to be applied.
+
+        Raises:
+            StateError: the state is another rank's, incomplete, or of an unknown version. The
+                residuals of ranks are unrelated, so one rank's state must never be loaded on all.
+        """
+        states = [state] if isinstance(state, Mapping) else list(state)
+        if not states:
+            raise StateError("an empty list of compressor states; give those of all ranks")
+        for one in states:
+            _check_state(one)
+        own = {int(one["rank"]): one for one in states}
+        sizes = sorted({int(one["world_size"]) for one in states})
+        if len(sizes) > 1:
+            raise StateError(
+                f"compressor states of different world sizes: {', '.join(map(str, sizes))}; give "
+                "those of all ranks of one run"
+            )
+        (saved_size,) = sizes
+        if isinstance(state, Mapping):
+            if saved_size != self.world_size or self.rank not in own:
+                raise StateError(
+                    f"this is the compressor state of rank {state['rank']} of {saved_size}, and "
+                    f"this is rank {self.rank} of {self.world_size}: load each rank's own state, "
+                    f"or give load_state_dict the list of all {saved_size} ranks' states"
+                )
+        elif sorted(own) != list(range(saved_size)) or len(own) != len(states):
+            raise StateError(
+                f"a list of compressor states must hold each of the {saved_size} ranks once; "
+                f"it holds ranks {sorted(int(one['rank']) for one in states)}"
+            )
+        if saved_size == self.world_size:
+            memory = {kind: _copies(own[self.rank][kind]) for kind in STATE_KINDS}
+        else:
+            ranks = [own[rank] for rank in range(saved_size)]
+            memory = {kind: _mean([one[kind] for one in ranks], kind) for kind in STATE_KINDS}
+        rounds: dict[str, int] = {}
+        for one in states:
+            for name, count in one["rounds"].items():
+                rounds[name] = max(rounds.get(name, 0), int(count))
+        # The aggregators' memories hold these very dicts.
+        for kind, arrays in self._memory.items():
+            arrays.clear()
+            arrays.update(memory[kind])
+        self._rounds = rounds
+
+
+def _check_state(state: Mapping[str, Any]) -> None:
+    missing = {"version", "rank", "world_size", "rounds", *STATE_KINDS} - set(state)
+    if missing:
+        raise StateError(f"not a compressor state: it lacks {', '.join(sorted(missing))}")
+    if state["version"] != STATE_VERSION:
+        raise StateError(
+            f"compressor state of version {state['version']}; this gradcomp reads {STATE_VERSION}"
+        )
+
+
+def _copies(arrays: Mapping[str, Any]) -> Arrays:
+    return {name: np.array(value, dtype=np.float32).reshape(-1) for name, value in arrays.items()}
+
+
+def _mean(of_ranks: Sequence[Mapping[str, Any]], kind: str) -> Arrays:
+    """The mean over ranks, summed in rank order; a rank without an array counts as zero."""
+    totals: Arrays = {}
+    for arrays in of_ranks:
+        for name, value in _copies(arrays).items():
+            if name not in totals:
+                totals[name] = value
+            elif totals[name].size == value.size:
+                totals[name] += value
+            else:
+                raise StateError(
+                    f"the ranks' {kind}s of '{name}' have {totals[name].size} and {value.size} "
+                    "elements: these are states of different models"
+                )
+    for value in totals.values():
+        value /= np.float32(len(of_ranks))
+    return totals

@@ -1,0 +1,81 @@
+"""Parameter shapes of well-known models, for simulating their gradients without the models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gradcomp.errors import GradcompError
+
+__all__ = ["MODELS", "model_shapes"]
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def model_shapes(model: str) -> Shapes:
+    """Parameter name -> shape of ``model``, in the model's own order.
+
+    Raises GradcompError when ``model`` is not one of MODELS.
+    """
+    if model not in MODELS:
+        raise GradcompError(f"model {model!r}: expected one of {', '.join(MODELS)}")
+    return MODELS[model]()
+
+
+def _layer(name: str, *weight: int) -> Shapes:
+    """A weight [outputs, ...] and its bias."""
+    return {f"{name}.weight": weight, f"{name}.bias": weight[:1]}
+
+
+def _conv_norm(conv: str, norm: str, *weight: int) -> Shapes:
+    """A convolution without bias, followed by batch normalisation."""
+    return {f"{conv}.weight": weight, **_layer(norm, weight[0])}
+
+
+def _digits_mlp() -> Shapes:
+    return {**_layer("1", 512, 64), **_layer("3", 512, 512), **_layer("5", 10, 512)}
+
+
+def _digits_cnn() -> Shapes:
+    return {
+        **_layer("0", 32, 1, 3, 3),
+        **_layer("2", 64, 32, 3, 3),
+        **_layer("6", 128, 1024),
+        **_layer("8", 10, 128),
+    }
+
+
+def _resnet20() -> Shapes:
+    shapes = _conv_norm("conv", "norm", 16, 3, 3, 3)
+    inputs = 16
+    for block, width in enumerate([16] * 3 + [32] * 3 + [64] * 3):
+        name = f"blocks.{block}"
+        shapes |= _conv_norm(f"{name}.conv1", f"{name}.norm1", width, inputs, 3, 3)
+        shapes |= _conv_norm(f"{name}.conv2", f"{name}.norm2", width, width, 3, 3)
+        inputs = width
+    return shapes | _layer("linear", 10, 64)
+
+
+def _resnet50() -> Shapes:
+    shapes = _conv_norm("conv1", "bn1", 64, 3, 7, 7)
+    inputs = 64
+    for stage, (width, blocks) in enumerate([(64, 3), (128, 4), (256, 6), (512, 3)], start=1):
+        for block in range(blocks):
+            name = f"layer{stage}.{block}"
+            shapes |= _conv_norm(f"{name}.conv1", f"{name}.bn1", width, inputs, 1, 1)
+            shapes |= _conv_norm(f"{name}.conv2", f"{name}.bn2", width, width, 3, 3)
+            shapes |= _conv_norm(f"{name}.conv3", f"{name}.bn3", 4 * width, width, 1, 1)
+            if block == 0:
+                shortcut = (f"{name}.downsample.0", f"{name}.downsample.1")
+                shapes |= _conv_norm(*shortcut, 4 * width, inputs, 1, 1)
+            inputs = 4 * width
+    return shapes | _layer("fc", 1000, 2048)
+
+
+MODELS: dict[str, Callable[[], Shapes]] = {
+    "digits-mlp": _digits_mlp,
+    "digits-cnn": _digits_cnn,
+    "resnet20": _resnet20,
+    "resnet50": _resnet50,
+}
+"""digits-mlp, digits-cnn and resnet20 are the models of scripts/train.py; resnet50 is
+torchvision's."""

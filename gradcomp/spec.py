@@ -1,0 +1,139 @@
+"""Spec strings: which memory and which codec, with which parameters.
+
+The grammar and the table of stages live in the C++ core (``csrc/core``); ``docs/spec-grammar.md``
+describes both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+
+from gradcomp import _core
+
+__all__ = ["ParamInfo", "Spec", "Stage", "StageInfo", "parse", "stages"]
+
+Kind = Literal["memory", "transform", "codec", "coder"]
+Param = float | int | bool | str
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a spec, with defaults filled in."""
+
+    name: str
+    kind: Kind
+    text: str
+    params: Mapping[str, Param]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A checked spec.
+
+    Attributes:
+        canonical: the whole spec with sorted keys, defaults filled in and no spaces. Equal
+            canonical texts mean equal behaviour.
+        stages: its stages, left to right.
+    """
+
+    canonical: str
+    stages: tuple[Stage, ...] = field(compare=False)  # follows from the canonical text
+
+    @property
+    def memory(self) -> Stage | None:
+        """The memory stage, if the spec has one."""
+        return self.stages[0] if self.stages[0].kind == "memory" else None
+
+    @property
+    def codec(self) -> str:
+        """The canonical text without the memory: what `gradcomp.get_codec` takes."""
+        return "|".join(stage.text for stage in self.stages if stage.kind != "memory")
+
+    @property
+    def stateful(self) -> bool:
+        """Whether compressing one step changes the next (the spec has a memory)."""
+        return self.memory is not None
+
+    def __str__(self) -> str:
+        return self.canonical
+
+
+@dataclass(frozen=True)
+class ParamInfo:
+    """One parameter of a stage; ``default`` is None where there is none."""
+
+    name: str
+    type: Literal["real", "integer", "boolean", "choice"]
+    default: str | None
+    range: str
+    doc: str
+
+
+@dataclass(frozen=True)
+class StageInfo:
+    """One row of the registry.
+
+    Attributes:
+        id: the codec id of its frames; 0 for a memory.
+        nonfinite: what happens to NaN and Inf.
+        example: a valid spec; of a codec, without other stages.
+        exactly_one_of: parameters of which a spec must give exactly one.
+    """
+
+    name: str
+    kind: Kind
+    id: int
+    summary: str
+    paper: str
+    nonfinite: str
+    example: str
+    exactly_one_of: tuple[str, ...]
+    params: tuple[ParamInfo, ...]
+
+
+def parse(spec: str) -> Spec:
+    """Parse and check a spec such as ``"residual|topk(ratio=0.01)"``.
+
+    Raises:
+        SpecError: with the position of the mistake, what is allowed there, and the nearest known
+            name.
+        TypeError: ``spec`` is no string.
+    """
+    return _parse(checked_text(spec))
+
+
+def checked_text(spec: str) -> str:
+    """``spec``, if it is a string; the parser's errors can show it whatever it holds.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(spec, str):
+        raise TypeError(
+            f"a spec is a string such as 'topk(ratio=0.01)', not of type {type(spec).__name__}"
+        )
+    return spec.encode(errors="replace").decode()  # lone surrogates, as from a damaged argument
+
+
+@lru_cache(maxsize=1024)
+def _parse(spec: str) -> Spec:
+    canonical, rows = _core.parse_spec(spec)
+    return Spec(canonical, tuple(Stage(*row) for row in rows))
+
+
+@lru_cache(maxsize=1)
+def stages() -> tuple[StageInfo, ...]:
+    """Every stage that a spec may name, in the order of the registry."""
+    return tuple(
+        StageInfo(
+            **{
+                **row,
+                "exactly_one_of": tuple(row["exactly_one_of"]),
+                "params": tuple(ParamInfo(**param) for param in row["params"]),
+            }
+        )
+        for row in _core.stages()
+    )

@@ -1,0 +1,44 @@
+"""Bytes sent, counted where they are handed over."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+__all__ = ["Stats"]
+
+
+@dataclass
+class Stats:
+    """What one rank has contributed to collectives so far.
+
+    Attributes:
+        sent_bytes: bytes by kind of request (``"allreduce"``, ``"allgather"``, ...): payloads,
+            indices and frame headers included. An engine moves them on more than once; how often
+            depends on its algorithm (a ring all-reduce of P bytes sends 2 (n-1)/n P per rank).
+        dense_bytes: bytes that the same gradients have uncompressed.
+        steps: optimization steps so far (the largest number of rounds of any one tensor).
+    """
+
+    sent_bytes: Counter[str] = field(default_factory=Counter)
+    dense_bytes: int = 0
+    steps: int = 0
+
+    def count(self, kind: str, nbytes: int) -> None:
+        """Count ``nbytes`` sent by a request of some kind."""
+        self.sent_bytes[kind] += nbytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes sent, all kinds together."""
+        return self.sent_bytes.total()
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Mean bytes sent in a step; 0 before the first."""
+        return self.total_bytes / self.steps if self.steps else 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Compression ratio: uncompressed bytes over bytes sent; 1 before anything was sent."""
+        return self.dense_bytes / self.total_bytes if self.total_bytes else 1.0

@@ -1,0 +1,65 @@
+"""Looking into frames without decoding them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gradcomp import _core
+from gradcomp.arrays import ByteArray, as_bytes
+from gradcomp.errors import WireError
+
+__all__ = ["FrameInfo", "inspect", "split_frames"]
+
+
+@dataclass(frozen=True)
+class FrameInfo:
+    """The header of a frame; ``docs/wire-format.md`` explains the fields.
+
+    ``codec_name`` is None for an unknown codec, ``stream`` for a codec without randomness, and
+    ``crc_ok`` for a frame without a CRC.
+    """
+
+    version: int
+    flags: int
+    codec_id: int
+    codec_name: str | None
+    spec_hash: int
+    numel: int
+    payload_bytes: int
+    stream: int | None
+    crc_ok: bool | None
+    total_bytes: int
+
+
+def inspect(frame: Any) -> FrameInfo:
+    """The checked header of a frame of any codec.
+
+    Raises:
+        WireError: the bytes are no frame, or not a whole one. A wrong CRC is no error here:
+            ``crc_ok`` tells.
+    """
+    return FrameInfo(**_core.parse_frame(as_bytes(frame)))
+
+
+def split_frames(data: Any, count: int) -> list[ByteArray]:
+    """Cut the concatenation of ``count`` frames apart, as an all-gather delivers them.
+
+    Raises:
+        WireError: a header is damaged, or the frames do not fill ``data`` exactly.
+    """
+    buffer = as_bytes(data)
+    frames = []
+    begin = 0
+    for position in range(count):
+        end = begin + _core.frame_size(buffer[begin:])
+        if end > buffer.size:
+            raise WireError(
+                f"frame {position} of {count} claims {end - begin} bytes, and "
+                f"{buffer.size - begin} are left"
+            )
+        frames.append(buffer[begin:end])
+        begin = end
+    if begin != buffer.size:
+        raise WireError(f"{buffer.size - begin} bytes follow the last of {count} frames")
+    return frames
