@@ -1,0 +1,1 @@
+"""gradcomp inside stock Horovod: import ``horovod_compressors.torch``."""

@@ -1,0 +1,17 @@
+"""Compression for PyTorch on stock Horovod.
+
+::
+
+    import horovod.torch as hvd
+    from horovod_compressors.torch import Compression
+
+    compression = Compression("residual|topk(ratio=0.01)", model.named_parameters())
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, named_parameters=model.named_parameters(), compression=compression)
+"""
+
+from __future__ import annotations
+
+from horovod_compressors.torch.compression import Compression
+
+__all__ = ["Compression"]

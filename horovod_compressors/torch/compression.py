@@ -1,0 +1,360 @@
+"""Compression objects for the stock ``hvd.DistributedOptimizer``."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from gradcomp import Config, list_codecs, load_config
+from gradcomp.aggregators import exchange_pattern
+from gradcomp.errors import ConfigError, GradcompError, ProtocolError
+from gradcomp.memory import STATE_KINDS
+from gradcomp.pipeline import Pipeline
+from gradcomp.rounds import AllReduce, Round
+from gradcomp.stats import Stats
+from horovod_compressors.driver import Driver
+from horovod_compressors.torch.engine import SUMMABLE_DTYPES, HorovodEngine
+from horovod_compressors.torch.names import ParameterNames, calling_optimizer
+
+__all__ = ["Compression"]
+
+NamedParameters = Iterable[tuple[str, torch.Tensor]]
+
+# The context of a gradient that Horovod all-reduces as it is.
+_DENSE = object()
+
+# Numbers the instances of each process set in the order of their first use, which is the same on
+# every rank of the set.
+_instances: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
+
+
+@dataclass
+class _Context:
+    """What decompress needs to know of a compressed gradient."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    round: Round | None  # of a linear round; the driver has the others
+
+    def restore(self, average: Any) -> torch.Tensor:
+        """The average as a tensor like the gradient was."""
+        tensor = torch.from_numpy(average).view(self.shape)
+        return tensor.to(device=self.device, dtype=self.dtype)
+
+
+class _Constructor:
+    """``Compression.<codec>``, which works called and uncalled.
+
+    Called with the codec's parameters it makes a `Compression`; used as it is, like the stock
+    ``hvd.Compression.fp16``, it is one with default parameters.
+    """
+
+    def __init__(self, codec: str) -> None:
+        self._codec = codec
+
+    def __call__(
+        self,
+        *,
+        named_parameters: NamedParameters | None = None,
+        process_set: Any = hvd.global_process_set,
+        **params: float | int | bool | str,
+    ) -> Compression:
+        values = ",".join(f"{key}={_spec_value(value)}" for key, value in params.items())
+        spec = f"{self._codec}({values})" if values else self._codec
+        return Compression(spec, named_parameters, process_set)
+
+    @cached_property
+    def _default(self) -> Compression:
+        return self()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._default, name)
+
+
+def _spec_value(value: float | int | bool | str) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _with_arrays(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A state with its tensors, wherever a checkpoint was loaded to, as numpy arrays."""
+    if not isinstance(state.get("residual"), Mapping):
+        return state  # which the pipeline refuses
+    residual = {
+        name: torch.as_tensor(value).cpu().numpy() for name, value in state["residual"].items()
+    }
+    return {**state, "residual": residual}
+
+
+class _Codecs(type):
+    """Gives `Compression` one constructor per registered codec."""
+
+    def __getattr__(cls, name: str) -> _Constructor:
+        codec = "identity" if name == "none" else name
+        if codec not in list_codecs():
+            raise AttributeError(
+                f"Compression has no codec '{name}'; it has none, {', '.join(list_codecs())}"
+            )
+        return _Constructor(codec)
+
+    def __dir__(cls) -> list[str]:
+        return [*super().__dir__(), "none", *list_codecs()]
+
+
+class Compression(metaclass=_Codecs):
+    """A compressor for the ``compression`` argument of the stock ``hvd.DistributedOptimizer``.
+
+    Summable payloads are all-reduced by Horovod itself. For any other spec ``compress`` starts the
+    exchange at once, in the background, and hands Horovod a one-element token; ``decompress``
+    finishes the exchange, and the token's reduced value tells ``op=Average`` from ``op=Sum``.
+
+    Args:
+        config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors (tensors with at most
+            one dimension or under 4096 elements travel uncompressed), or a `gradcomp.Config` with
+            rules of its own. The same on every rank; a difference is an error on all ranks.
+        named_parameters: ``model.named_parameters()``. Required when a spec has a memory, which is
+            kept by name. Otherwise the optimizer's own names serve.
+        process_set: that of the optimizer.
+
+    Raises:
+        SpecError: the spec is wrong.
+        ConfigError: a spec with a memory without ``named_parameters``.
+
+    Example::
+
+        compression = Compression("residual|topk(ratio=0.01)", model.named_parameters())
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, named_parameters=model.named_parameters(), compression=compression)
+    """
+
+    def __init__(
+        self,
+        config: str | Config,
+        named_parameters: NamedParameters | None = None,
+        process_set: Any = hvd.global_process_set,
+    ) -> None:
+        self.config = Config.from_spec(config) if isinstance(config, str) else config
+        stateful = [spec for spec in self.config.specs if spec.stateful]
+        if stateful and named_parameters is None:
+            raise ConfigError(
+                f"'{stateful[0]}' has a memory, which is kept by parameter name: "
+                "pass named_parameters=model.named_parameters() to Compression"
+            )
+        self.process_set = process_set
+        self._names = ParameterNames(named_parameters)
+        self._driver: Driver | None = None
+
+    @classmethod
+    def from_config(
+        cls,
+        paths: str | Path | Sequence[str | Path],
+        overrides: Sequence[str] = (),
+        named_parameters: NamedParameters | None = None,
+        process_set: Any = hvd.global_process_set,
+    ) -> Compression:
+        """From YAML files, composed left to right, and overrides such as ``"seed=1"``."""
+        files = [paths] if isinstance(paths, str | Path) else list(paths)
+        return cls(load_config(files, overrides), named_parameters, process_set)
+
+    @classmethod
+    def from_env(
+        cls,
+        named_parameters: NamedParameters | None = None,
+        process_set: Any = hvd.global_process_set,
+    ) -> Compression:
+        """From ``GRADCOMP_COMPRESSION`` (a spec) or ``GRADCOMP_CONFIG`` (files, ``:`` between).
+
+        Without either, nothing is compressed; both at once are an error.
+        """
+        spec = os.environ.get("GRADCOMP_COMPRESSION", "")
+        files = os.environ.get("GRADCOMP_CONFIG", "")
+        if spec and files:
+            raise ConfigError(
+                f"GRADCOMP_COMPRESSION is '{spec}' and GRADCOMP_CONFIG is '{files}': "
+                "set one of them"
+            )
+        if files:
+            return cls.from_config(files.split(os.pathsep), (), named_parameters, process_set)
+        return cls(spec or "identity", named_parameters, process_set)
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """This rank's compression state. Made at first use, as it needs an initialized Horovod."""
+        if not hvd.is_initialized():
+            raise GradcompError("Horovod is not initialized: call hvd.init() first")
+        if os.environ.get("HOROVOD_ELASTIC") == "1":
+            raise GradcompError(
+                "elastic Horovod is not supported: ranks that join later would not know what the "
+                "others have agreed on; run with a fixed number of ranks"
+            )
+        return Pipeline(self.config, self.process_set.rank(), self.process_set.size())
+
+    @property
+    def stats(self) -> Stats:
+        """Bytes that this rank handed to collectives: headers, indices and tokens included."""
+        return self.pipeline.stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state, for its checkpoint: plain numbers, strings and CPU tensors.
+
+        Every rank has its own and must save its own; `Pipeline.state_dict` names the keys.
+        """
+        state = self.pipeline.state_dict()
+        for kind in STATE_KINDS:
+            state[kind] = {name: torch.from_numpy(value) for name, value in state[kind].items()}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Take up a saved state: this rank's own, or the list of all ranks' states.
+
+        See `Pipeline.load_state_dict`.
+        """
+        if isinstance(state, Mapping):
+            self.pipeline.load_state_dict(_with_arrays(state))
+        else:
+            self.pipeline.load_state_dict([_with_arrays(one) for one in state])
+
+    # The interface that Horovod calls.
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """Start averaging a gradient; Horovod all-reduces the tensor that is returned."""
+        if tensor.is_sparse:
+            raise TypeError(
+                "a sparse gradient cannot be compressed: pass sparse_as_dense=True, which works "
+                "without groups only, to hvd.DistributedOptimizer, or make the layer's gradient "
+                "dense (sparse=False)"
+            )
+        if tensor.is_complex():
+            raise TypeError(
+                f"a gradient of dtype {tensor.dtype} cannot be averaged: Horovod and the codecs "
+                "take real numbers; make the parameter real and use torch.view_as_complex on it"
+            )
+        driver = self._driver or self._first_use()
+        name = self._names.find(tensor)
+        shape = tuple(tensor.shape)
+        aggregator = self.pipeline.aggregator(name or "", shape)
+        if tensor.requires_grad:  # it is the parameter itself
+            spec = self.config.spec_for(name or "", shape)
+            if spec.stateful or not aggregator.linear:
+                raise TypeError(
+                    f"op=Adasum does not work with '{spec}': Adasum combines parameter changes by "
+                    "their angles, which needs payloads that can be added, and no memory; use "
+                    "op=Average, or a spec such as fp16"
+                )
+        if name is None and not aggregator.linear:
+            raise ConfigError(
+                f"'{self.config.spec_for('', shape)}' needs the parameter's name: use it in "
+                "hvd.DistributedOptimizer, or pass named_parameters to Compression"
+            )
+        if self.pipeline.sends_dense(name or "", shape) and tensor.dtype in SUMMABLE_DTYPES:
+            self.pipeline.count_dense(name or "", tensor.nbytes)
+            return tensor.contiguous(), _DENSE
+        gradient = tensor.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
+        one = self.pipeline.round(name or "", gradient, tensor.nbytes)
+        context = _Context(name or "", tensor.shape, tensor.dtype, tensor.device, None)
+        if aggregator.linear:
+            context.round = one
+            request = next(one)
+            assert isinstance(request, AllReduce)  # as linear rounds are
+            return torch.from_numpy(request.array).to(tensor.device), context
+        driver.start(context.name, one)
+        token = torch.ones(1, device=tensor.device)
+        self.stats.count("token", token.nbytes)
+        return token, context
+
+    def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        """The reduced gradient, from what Horovod made of `compress`'s tensor."""
+        if ctx is _DENSE:
+            return tensor
+        if ctx is None:
+            return self._pass_sparse(tensor)
+        assert isinstance(ctx, _Context)
+        if ctx.round is not None:
+            try:
+                ctx.round.send(tensor.cpu().numpy())
+            except StopIteration as stop:
+                return ctx.restore(stop.value)
+            raise ProtocolError(f"the linear round of '{ctx.name}' has a second phase")
+        assert self._driver is not None  # compress made it
+        scale = self._token_scale(tensor)
+        average = ctx.restore(self._driver.finish(ctx.name))
+        return average if scale == 1 else average * scale
+
+    def _token_scale(self, token: torch.Tensor) -> int:
+        """1 for op=Average, the number of ranks for op=Sum."""
+        scale = float(token)
+        size = self.pipeline.world_size
+        for known in (1, size):
+            if abs(scale - known) < 1e-3:
+                return known
+        raise ProtocolError(
+            f"the token of a compressed gradient was reduced to {scale}; op=Average gives 1 and "
+            f"op=Sum {size}: other operations, and ranks that are in hvd.join(), do not work with "
+            "a spec whose payloads cannot be added"
+        )
+
+    def _pass_sparse(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A sparse gradient, which Horovod has gathered without calling `compress`."""
+        for spec in self.config.specs:
+            if exchange_pattern(spec) == "gather":
+                raise TypeError(
+                    f"a sparse gradient cannot take '{spec}': pass sparse_as_dense=True to "
+                    "hvd.DistributedOptimizer, or make the layer's gradient dense (sparse=False)"
+                )
+        return tensor
+
+    def _first_use(self) -> Driver:
+        """Make sure that all ranks mean the same, before any of them sends a gradient.
+
+        Blocking is safe here: every rank comes here with its first gradient of the first step, as
+        Horovod submits every parameter on every rank.
+        """
+        optimizer = calling_optimizer()
+        if optimizer is not None:
+            self._check_optimizer(optimizer)
+        prefix = f"gradcomp.{next(_instances[self.process_set.process_set_id])}"
+        # One line of text per rank; a ragged gather delivers them one after the other.
+        line = bytearray(f"{self.config.digest_text()}\n".encode())
+        lines = hvd.allgather(
+            torch.frombuffer(line, dtype=torch.uint8),
+            name=f"{prefix}.spec",
+            process_set=self.process_set,
+        )
+        texts = bytes(lines.numpy()).decode().splitlines()
+        if len(set(texts)) > 1:
+            listed = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(texts))
+            raise ProtocolError(f"the ranks run different compression:\n{listed}")
+        self._driver = Driver(HorovodEngine(prefix, self.process_set))
+        return self._driver
+
+    def _check_optimizer(self, optimizer: Any) -> None:
+        """Refuse what would give wrong averages.
+
+        The optimizer that the stock factory makes for op=Adasum has neither attribute.
+        """
+        theirs = getattr(optimizer, "process_set", hvd.global_process_set).process_set_id
+        if theirs != self.process_set.process_set_id:
+            raise ConfigError(
+                f"the optimizer averages over process set {theirs} and Compression over "
+                f"{self.process_set.process_set_id}: pass the same process_set to both"
+            )
+        if getattr(optimizer, "op", hvd.Average) in (hvd.Average, hvd.Sum, hvd.Adasum):
+            return
+        for spec in self.config.specs:
+            if exchange_pattern(spec) != "dense":
+                raise ConfigError(
+                    f"'{spec}' cannot take this optimizer's op: compressed gradients can be "
+                    "averaged or added; use op=hvd.Average, op=hvd.Sum, or Compression.none"
+                )

@@ -1,0 +1,47 @@
+"""Horovod's collectives for torch, as an engine for rounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from gradcomp.rounds import AllGather, Request
+from gradcomp.wire import split_frames
+
+__all__ = ["SUMMABLE_DTYPES", "HorovodEngine"]
+
+SUMMABLE_DTYPES = frozenset({torch.float16, torch.float32, torch.float64, torch.int32, torch.int64})
+"""What Horovod can all-reduce; it knows no bfloat16."""
+
+
+class HorovodEngine:
+    """Asynchronous collectives over one process set; tensors travel through CPU memory."""
+
+    def __init__(self, prefix: str, process_set: Any) -> None:
+        self._prefix = prefix
+        self._process_set = process_set
+
+    def start(self, request: Request) -> tuple[Request, int]:
+        """Start a request without waiting."""
+        name = f"{self._prefix}.{request.name}"
+        if isinstance(request, AllGather):
+            frame = torch.from_numpy(request.frame)
+            handle = hvd.allgather_async(frame, name=name, process_set=self._process_set)
+        else:
+            handle = hvd.allreduce_async(
+                torch.from_numpy(request.array),
+                name=name,
+                op=hvd.Average,
+                process_set=self._process_set,
+            )
+        return request, handle
+
+    def finish(self, handle: tuple[Request, int]) -> Any:
+        """Wait for a started request."""
+        request, number = handle
+        reply = hvd.synchronize(number).numpy()
+        if isinstance(request, AllGather):
+            return split_frames(reply, self._process_set.size())
+        return reply

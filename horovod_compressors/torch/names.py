@@ -1,0 +1,105 @@
+"""Which parameter a gradient belongs to.
+
+The stock optimizer hands ``compress`` a tensor and nothing else. It is ``p.grad`` itself, so a
+parameter whose ``grad`` is that very object is the one. Where it is not (``sparse_as_dense`` makes
+a dense copy, Adasum passes the parameter), and where the user gave no names, the calling
+optimizer's frame tells. This file alone knows private names of Horovod; tests/contract pins them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from operator import itemgetter
+from types import FrameType
+from typing import Any
+
+import torch
+
+from gradcomp.errors import ConfigError
+
+__all__ = ["ParameterNames", "calling_optimizer"]
+
+_CALLERS = {"_allreduce_grad_async", "_grouped_allreduce_grad_async"}
+_MAX_DEPTH = 6
+
+
+def _caller_frame() -> FrameType | None:
+    """The frame of the stock optimizer's method that is calling ``compress``, if one is."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_MAX_DEPTH):
+        if frame is None:
+            return None
+        if frame.f_code.co_name in _CALLERS:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def calling_optimizer() -> Any | None:
+    """The stock ``DistributedOptimizer`` that is calling ``compress``; None when nobody such is."""
+    frame = _caller_frame()
+    return None if frame is None else frame.f_locals.get("self")
+
+
+class ParameterNames:
+    """Finds the names of gradients.
+
+    Args:
+        named_parameters: pairs of name and parameter, as ``model.named_parameters()`` gives them;
+            None to take those of the optimizer that calls.
+    """
+
+    def __init__(self, named_parameters: Iterable[tuple[str, torch.Tensor]] | None) -> None:
+        self._given = named_parameters is not None
+        self._optimizer: Any = None
+        self._pairs = _check_pairs(list(named_parameters or ()))
+        # Gradients come in the same order in most steps: look first where the last one was found.
+        self._position = 0
+
+    def find(self, tensor: torch.Tensor) -> str | None:
+        """The name of the parameter whose gradient (or which itself) is ``tensor``.
+
+        None where no names are known: without ``named_parameters`` and outside an optimizer.
+        """
+        if not self._given:
+            optimizer = calling_optimizer()
+            if optimizer is None:
+                return None
+            if optimizer is not self._optimizer:
+                self._optimizer = optimizer
+                self._pairs = [(name, p) for p, name in optimizer._parameter_names.items()]
+        count = len(self._pairs)
+        # Backward passes run from the last parameter to the first.
+        for offset in range(count):
+            index = (self._position - 1 - offset) % count
+            name, parameter = self._pairs[index]
+            if parameter.grad is tensor or parameter is tensor:
+                self._position = index
+                return name
+        frame = _caller_frame()
+        compressed = None if frame is None else frame.f_locals.get("p")
+        for name, parameter in self._pairs:
+            if parameter is compressed:
+                return name
+        raise ConfigError(
+            f"a gradient of shape {tuple(tensor.shape)} belongs to none of the {count} "
+            "named_parameters given to Compression: give it the same ones as the optimizer, for "
+            "example named_parameters=model.named_parameters()"
+        )
+
+
+def _check_pairs(pairs: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    for pair in pairs:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise ConfigError(
+                f"named_parameters must be pairs of name and parameter, as "
+                f"model.named_parameters() gives them; one is {pair!r}"
+            )
+    names = [name for name, _ in pairs]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ConfigError(f"names in named_parameters must be unique; repeated: {repeated}")
+    # A parameter of several names goes by the one that the stock optimizer gives it.
+    chosen = {parameter: name for name, parameter in sorted(pairs, key=itemgetter(0))}
+    return [(name, parameter) for name, parameter in pairs if chosen[parameter] == name]
