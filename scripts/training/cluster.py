@@ -1,0 +1,99 @@
+"""What the ranks of a job do as one: fail, average, compare."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+import horovod.torch as hvd
+import torch
+from torch import nn
+
+from gradcomp.errors import GradcompError
+
+__all__ = [
+    "EXIT_CONFIG",
+    "EXIT_FAILED",
+    "AbortError",
+    "average_buffers",
+    "checked_digests",
+    "threads_per_rank",
+    "together",
+]
+
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+
+T = TypeVar("T")
+
+
+class AbortError(Exception):
+    """The job ends, on every rank and for the same reason."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        """``message`` is for the user, ``exit_code`` for the process."""
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def together(action: Callable[[], T], *, exit_code: int = EXIT_FAILED) -> T:
+    """The result of ``action``, which every rank runs.
+
+    When it fails on any rank (GradcompError or OSError), every rank raises the same
+    AbortError, so that none goes on to wait for a rank that has given up.
+    """
+    result: list[T] = []
+    failure = None
+    try:
+        result.append(action())
+    except (GradcompError, OSError) as error:
+        failure = str(error)
+    # Horovod's default name is that of the type, which failure changes.
+    failures = hvd.allgather_object(failure, name="train.together")
+    if any(text is not None for text in failures):
+        raise AbortError(_merged(failures), exit_code)
+    return result[0]
+
+
+def _merged(failures: list[str | None]) -> str:
+    if len(set(failures)) == 1:
+        return str(failures[0])
+    return "\n".join(f"rank {i}: {text}" for i, text in enumerate(failures) if text is not None)
+
+
+def threads_per_rank() -> int:
+    """OMP_NUM_THREADS where it is set, else this host's usable cores divided by its ranks."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    ranks: int = hvd.local_size()
+    return max(1, len(os.sched_getaffinity(0)) // ranks)
+
+
+def average_buffers(model: nn.Module) -> None:
+    """Give every rank the mean of the running statistics, which each has gathered alone."""
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point():
+            buffer.copy_(hvd.allreduce(buffer, op=hvd.Average, name=f"train.buffer.{name}"))
+
+
+def checked_digests(model: nn.Module) -> list[str]:
+    """The SHA-256 of each rank's parameters, which must all be equal.
+
+    Raises AbortError naming the ranks that differ from rank 0.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        digest.update(name.encode())
+        digest.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    digests: list[str] = hvd.allgather_object(digest.hexdigest(), name="train.digest")
+    differing = [str(rank) for rank, value in enumerate(digests) if value != digests[0]]
+    if differing:
+        raise AbortError(
+            f"the parameters of rank {', '.join(differing)} differ from those of rank 0: the "
+            "ranks no longer train one model, so the result cannot be trusted",
+            EXIT_FAILED,
+        )
+    return digests

@@ -1,0 +1,219 @@
+"""A whole run: configuration, training, summary, and how it ends when something fails."""
+
+from __future__ import annotations
+
+import json
+import platform
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import horovod
+import horovod.torch as hvd
+import numpy as np
+import torch
+from horovod.common.exceptions import HorovodInternalError
+
+import gradcomp
+from gradcomp.compose import compose
+from gradcomp.config import Config
+from gradcomp.errors import ConfigError
+from training.checkpoint import Checkpoints
+from training.cluster import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    AbortError,
+    checked_digests,
+    threads_per_rank,
+    together,
+)
+from training.display import Display
+from training.metrics import MetricsLog, write_json
+from training.settings import TrainSettings
+from training.trainer import Trainer
+
+__all__ = ["Arguments", "run"]
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the command line says."""
+
+    configs: Sequence[Path]
+    overrides: Sequence[str]
+    output: Path | None
+    resume: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the configuration says."""
+
+    mapping: dict[str, Any]
+    settings: TrainSettings
+    compress: Config | None
+
+
+def run(arguments: Arguments) -> int:
+    """Train as one rank of a job (the only one without a launcher); returns the exit code."""
+    terminated = False
+
+    def terminate(signum: int, frame: FrameType | None) -> None:
+        nonlocal terminated
+        terminated = True
+
+    signal.signal(signal.SIGTERM, terminate)
+    hvd.init()
+    torch.set_num_threads(threads_per_rank())
+    torch.use_deterministic_algorithms(True)
+    try:
+        _train(arguments, lambda: terminated)
+    except AbortError as error:
+        if hvd.rank() == 0:
+            print(f"train.py: error: {error}", file=sys.stderr, flush=True)
+        # The launcher ends all ranks as soon as one has failed; rank 0 must have spoken.
+        hvd.barrier()
+        return error.exit_code
+    except HorovodInternalError as error:
+        print(
+            f"train.py: error: rank {hvd.rank()} lost another rank ({error}); the launcher names "
+            "the one that ended; once that is mended, continue with --resume",
+            file=sys.stderr,
+            flush=True,
+        )
+        return EXIT_FAILED
+    return 0
+
+
+def _train(arguments: Arguments, stop: Callable[[], bool]) -> None:
+    plan = together(lambda: _plan(arguments), exit_code=EXIT_CONFIG)
+    _check_same_plan(plan)
+    output = arguments.output or _default_output(plan.settings)
+    checkpoints = Checkpoints(output, plan.settings.keep_checkpoints)
+    together(lambda: _prepare(output, arguments.resume), exit_code=EXIT_CONFIG)
+    resume = _newest(output, checkpoints) if arguments.resume else None
+    trainer = Trainer(plan.settings, plan.compress, checkpoints, resume)
+    settings, master = plan.settings, hvd.rank() == 0
+    facts = _facts(plan, trainer)
+    log = None
+    if master:
+        write_json(output / "run.json", facts)
+        resume_step = trainer.progress.step if resume is not None else None
+        log = MetricsLog(output, tensorboard=settings.tensorboard, resume_step=resume_step)
+    display = Display(epochs=settings.epochs, total_steps=facts["total_steps"], silent=not master)
+    with display:
+        display.say(_introduction(plan, trainer, output, resume))
+        finished = trainer.run(log, display, stop)
+    if log is not None:
+        log.close()
+    if not finished:
+        display.say(
+            f"stopped by SIGTERM after step {trainer.progress.step}; continue with "
+            f"--output {output} --resume"
+        )
+        return
+    summary = _summary(trainer)
+    if master:
+        write_json(output / "summary.json", {**summary, **facts})
+    display.say(f"test accuracy {trainer.progress.accuracy:.4f}; results are in {output}")
+
+
+def _plan(arguments: Arguments) -> Plan:
+    composed = compose(arguments.configs, arguments.overrides)
+    settings = TrainSettings.from_mapping(composed.mapping, composed.origin)
+    compress = None
+    if "compress" in composed.mapping:
+        compress = Config.from_mapping(composed.mapping)
+    return Plan(composed.mapping, settings, compress)
+
+
+def _check_same_plan(plan: Plan) -> None:
+    text = json.dumps(plan.mapping, sort_keys=True, default=str)
+    plans = hvd.allgather_object(text, name="train.plan")
+    differing = [str(rank) for rank, other in enumerate(plans) if other != plans[0]]
+    if differing:
+        raise AbortError(
+            f"the configuration of rank {', '.join(differing)} differs from that of rank 0; give "
+            "every host the same files and arguments",
+            EXIT_CONFIG,
+        )
+
+
+def _default_output(settings: TrainSettings) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    name: str = hvd.broadcast_object(f"{settings.task}-{stamp}", root_rank=0, name="train.output")
+    return Path("runs") / name
+
+
+def _prepare(output: Path, resume: bool) -> None:
+    if hvd.rank() != 0:
+        return
+    if not resume and (output / "run.json").exists():
+        raise ConfigError(
+            f"{output} holds a run already; continue it with --resume, or give another --output"
+        )
+    output.mkdir(parents=True, exist_ok=True)
+
+
+def _newest(output: Path, checkpoints: Checkpoints) -> Path:
+    newest: Path | None = hvd.broadcast_object(checkpoints.newest(), root_rank=0, name="train.from")
+    if newest is None:
+        raise AbortError(
+            f"{output} has no complete checkpoint to resume from; start it without --resume",
+            EXIT_CONFIG,
+        )
+    return newest
+
+
+def _introduction(plan: Plan, trainer: Trainer, output: Path, resume: Path | None) -> str:
+    spec = plan.compress.compress.default.canonical if plan.compress else "none"
+    ranks = f"{hvd.size()} ranks" if hvd.size() > 1 else "one rank"
+    lines = [f"{plan.settings.task} on {ranks}, compression: {spec}, output: {output}"]
+    if hvd.size() == 1:
+        lines.append("one rank alone sends nothing, so Horovod does not call the compressor")
+    if resume is not None:
+        lines.append(f"resuming from {resume}: step {trainer.progress.step}")
+    return "\n".join(lines)
+
+
+def _facts(plan: Plan, trainer: Trainer) -> dict[str, Any]:
+    """What is known before training starts."""
+    return {
+        "task": plan.settings.task,
+        "world_size": hvd.size(),
+        "parameters": sum(p.numel() for p in trainer.model.parameters()),
+        "total_steps": plan.settings.epochs * trainer.steps_per_epoch,
+        "config": plan.mapping,
+        "versions": {
+            "gradcomp": gradcomp.__version__,
+            "horovod": horovod.__version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _summary(trainer: Trainer) -> dict[str, Any]:
+    """What the run reached. Bytes are of rank 0, tcp_bytes_per_step the mean over ranks."""
+    progress, traffic = trainer.progress, trainer.traffic
+    seconds = trainer.step_seconds
+    tcp = hvd.allgather_object(trainer.tcp_bytes, name="train.tcp")
+    known = seconds and None not in tcp
+    tcp_per_step = sum(tcp) / len(tcp) / len(seconds) if known else None
+    return {
+        "final_accuracy": progress.accuracy,
+        "best_accuracy": progress.best_accuracy,
+        "steps": progress.step,
+        "sent_bytes_per_step": traffic.sent / progress.step,
+        "compression_ratio": traffic.ratio(traffic.sent, progress.step),
+        "tcp_bytes_per_step": tcp_per_step,
+        "median_step_seconds": statistics.median(seconds) if seconds else None,
+        "parameters_sha256": checked_digests(trainer.model),
+    }

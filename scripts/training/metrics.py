@@ -1,0 +1,114 @@
+"""The files a run leaves: metrics.jsonl, steps.csv, epochs.csv and TensorBoard events."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["EpochRow", "MetricsLog", "StepRow", "read_rows", "write_json"]
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One step. Loss: mean over ranks; bytes: sent by rank 0."""
+
+    step: int
+    epoch: int
+    loss: float
+    lr: float
+    sent_bytes: int
+    sent_bytes_total: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class EpochRow:
+    """One epoch, as far as this process has run it. Loss and accuracy: over all ranks."""
+
+    step: int
+    epoch: int
+    train_loss: float
+    accuracy: float | None
+    sent_bytes_per_step: float
+    compression_ratio: float | None
+    median_step_seconds: float
+
+
+_KINDS: dict[str, type[StepRow | EpochRow]] = {"step": StepRow, "epoch": EpochRow}
+
+
+class MetricsLog:
+    """Writes rows as they come; belongs to rank 0 alone."""
+
+    def __init__(self, output: Path, *, tensorboard: bool, resume_step: int | None) -> None:
+        """Start new files in ``output``, or go on with those of a run resumed at a step."""
+        # The JSONL file is the record. A resumed run drops what was written after its
+        # checkpoint, and makes the CSV files again from what is left.
+        path = output / "metrics.jsonl"
+        kept = []
+        if resume_step is not None and path.exists():
+            kept = [row for row in read_rows(path) if row["step"] <= resume_step]
+        self._jsonl = path.open("w", encoding="utf-8")
+        self._csv_files: dict[str, IO[str]] = {}
+        self._csv: dict[str, csv.DictWriter[str]] = {}
+        for kind, row_type in _KINDS.items():
+            file = (output / f"{kind}s.csv").open("w", encoding="utf-8", newline="")
+            self._csv_files[kind] = file
+            self._csv[kind] = csv.DictWriter(file, [field.name for field in fields(row_type)])
+            self._csv[kind].writeheader()
+        for row in kept:
+            self._append(row.pop("kind"), row)
+        self._tensorboard = None
+        if tensorboard:
+            # Slow to import, and seldom wanted.
+            from torch.utils.tensorboard import SummaryWriter
+
+            purge = None if resume_step is None else resume_step + 1
+            self._tensorboard = SummaryWriter(str(output / "tensorboard"), purge_step=purge)
+
+    def write(self, row: StepRow | EpochRow) -> None:
+        """Append one row to every file."""
+        kind = "step" if isinstance(row, StepRow) else "epoch"
+        values = asdict(row)
+        self._append(kind, values)
+        if self._tensorboard is not None:
+            for name in values.keys() - {"step", "epoch"}:
+                if values[name] is not None:
+                    self._tensorboard.add_scalar(f"{kind}/{name}", values[name], row.step)
+
+    def close(self) -> None:
+        """Flush and close every file."""
+        for file in (self._jsonl, *self._csv_files.values()):
+            file.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+
+    def _append(self, kind: str, values: Mapping[str, Any]) -> None:
+        self._jsonl.write(json.dumps({"kind": kind, **values}) + "\n")
+        self._jsonl.flush()  # others follow the file while the run goes on
+        self._csv[kind].writerow(values)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; a last line cut off by a killed process is left out."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n"):
+            rows.append(json.loads(line))
+    return rows
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write ``content`` so that ``path`` never holds a part of it."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=2, default=str)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)

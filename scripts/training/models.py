@@ -1,0 +1,81 @@
+"""The models: small enough to train in seconds, large enough for compression to matter."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+__all__ = ["ResNet20", "digits_cnn", "digits_mlp"]
+
+
+def digits_mlp() -> nn.Module:
+    """A 64-512-512-10 perceptron, 301 066 parameters."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(64, 512),
+        nn.ReLU(),
+        nn.Linear(512, 512),
+        nn.ReLU(),
+        nn.Linear(512, 10),
+    )
+
+
+def digits_cnn() -> nn.Module:
+    """Two convolutions and two linear layers, 151 306 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 4 * 4, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
+
+
+class _Block(nn.Module):
+    """Two 3x3 convolutions around an identity shortcut (option A of He et al.)."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.stride = outputs // inputs
+        self.extra = outputs - inputs
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, self.stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.norm1(self.conv1(x)))
+        y = self.norm2(self.conv2(y))
+        shortcut = x[:, :, :: self.stride, :: self.stride]
+        # The new channels of the shortcut are zeros, half of them on either side.
+        shortcut = functional.pad(shortcut, (0, 0, 0, 0, self.extra // 2, self.extra // 2))
+        return functional.relu(y + shortcut)
+
+
+class ResNet20(nn.Module):
+    """ResNet-20 for 32x32 images (He et al., 2016, section 4.2), 269 722 parameters."""
+
+    def __init__(self, classes: int = 10) -> None:
+        """Make it with random weights (He et al., 2015)."""
+        super().__init__()
+        widths = (16, 16, 16, 16, 32, 32, 32, 64, 64, 64)
+        self.conv = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(16)
+        self.blocks = nn.Sequential(*(_Block(a, b) for a, b in itertools.pairwise(widths)))
+        self.linear = nn.Linear(64, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_normal_(module.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores of a batch of images."""
+        y = self.blocks(functional.relu(self.norm(self.conv(x))))
+        scores: Tensor = self.linear(torch.mean(y, dim=(2, 3)))
+        return scores

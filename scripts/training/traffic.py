@@ -1,0 +1,77 @@
+"""How much a rank sends: what it hands to the collectives, and what TCP carries."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from pathlib import Path
+
+import horovod.torch as hvd
+from torch import nn
+
+from gradcomp.stats import Stats
+
+__all__ = ["TrafficMeter", "tcp_bytes_sent"]
+
+# In struct tcp_info of linux/tcp.h, whose layout only grows.
+_TCPI_BYTES_ACKED = 120
+_TCP_INFO_SIZE = 128
+
+
+class TrafficMeter:
+    """Counts the bytes of gradients this rank hands to the collectives."""
+
+    def __init__(self, model: nn.Module, stats: Stats | None, sent: int = 0) -> None:
+        """Count by ``stats``, the compressor's account, or as stock Horovod sends if None.
+
+        The account holds frame headers, indices and tokens too. ``sent`` is what the run
+        had sent before it was resumed.
+        """
+        self.dense_step_bytes = sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
+        self.sent = sent
+        self._stats = stats
+        self._seen = self._counted()
+
+    def end_step(self) -> int:
+        """The bytes that the step which has just ended sent."""
+        if hvd.size() == 1:
+            return 0  # Horovod's optimizer then calls neither collectives nor compressors
+        if self._stats is None:
+            sent = self.dense_step_bytes
+        else:
+            counted = self._counted()
+            sent, self._seen = counted - self._seen, counted
+        self.sent += sent
+        return sent
+
+    def ratio(self, sent: int, steps: int) -> float | None:
+        """Bytes of ``steps`` steps in float32 over the bytes ``sent``; None if none were."""
+        return self.dense_step_bytes * steps / sent if sent else None
+
+    def _counted(self) -> int:
+        return sum(self._stats.sent_bytes.values()) if self._stats is not None else 0
+
+
+def tcp_bytes_sent() -> int | None:
+    """Bytes that this process's open TCP connections have delivered to their peers.
+
+    All that Horovod says to coordinate is in it; headers of TCP and IP are not. None
+    where the system does not tell.
+    """
+    descriptors = Path("/proc/self/fd")
+    if not descriptors.is_dir():
+        return None
+    total = 0
+    for descriptor in [int(entry.name) for entry in descriptors.iterdir()]:
+        try:
+            connection = socket.socket(fileno=descriptor)
+        except OSError:  # not a socket, or closed meanwhile
+            continue
+        try:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_SIZE)
+        except OSError:  # not TCP
+            continue
+        finally:
+            connection.detach()  # it is another's: leave it open
+        total += struct.unpack_from("=Q", info, _TCPI_BYTES_ACKED)[0]
+    return total

@@ -1,0 +1,311 @@
+"""Data-parallel training under Horovod, with or without compressed gradients."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from torch.nn import functional
+
+from gradcomp.config import Config
+from gradcomp.errors import StateError
+from horovod_compressors.torch import Compression
+from training import checkpoint
+from training.checkpoint import Checkpoints
+from training.cluster import EXIT_CONFIG, EXIT_FAILED, AbortError, average_buffers, together
+from training.data import Batch, steps_per_epoch, train_batches
+from training.display import Display
+from training.metrics import EpochRow, MetricsLog, StepRow
+from training.schedule import learning_rate
+from training.settings import TrainSettings
+from training.tasks import task_of
+from training.traffic import TrafficMeter, tcp_bytes_sent
+
+__all__ = ["Progress", "Trainer"]
+
+
+@dataclass
+class Progress:
+    """Where training stands and what it has reached."""
+
+    step: int = 0
+    epoch: int = 0
+    samples: int = 0  # of the current epoch, taken by all ranks together
+    accuracy: float | None = None
+    best_accuracy: float | None = None
+    evaluated_step: int = 0
+
+
+class Trainer:
+    """One rank's part of a run; all ranks make one and call its methods alike."""
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        compress: Config | None,
+        checkpoints: Checkpoints,
+        resume: Path | None,
+    ) -> None:
+        """Start from rank 0's initial state, or from the checkpoint ``resume``.
+
+        Raises AbortError on every rank when that fails on any.
+        """
+        self.settings = settings
+        self.rank, self.workers = hvd.rank(), hvd.size()
+        self.progress = Progress()
+        self.step_seconds: list[float] = []
+        """Of the steps taken by this process."""
+        self.tcp_bytes: int | None = 0
+        """What this process's TCP connections carried during those steps."""
+        self._checkpoints = checkpoints
+        self._saved_step: int | None = None
+
+        task = task_of(settings)
+        self._dataset = together(task.load, exit_code=EXIT_CONFIG)
+        self._samples = len(self._dataset.train_classes)
+        self._global_batch = settings.batch_size * self.workers
+        self.steps_per_epoch = together(
+            lambda: steps_per_epoch(self._samples, settings.batch_size, self.workers),
+            exit_code=EXIT_CONFIG,
+        )
+        torch.manual_seed(settings.seed)
+        self.model = task.model()
+        self.compression = None
+        if compress is not None:
+            self.compression = together(
+                lambda: Compression(compress, named_parameters=self.model.named_parameters()),
+                exit_code=EXIT_CONFIG,
+            )
+        # What a checkpoint must have in common with the run that goes on from it.
+        self._identity = {
+            "task": settings.task,
+            "compression": compress.digest_text() if compress else "none",
+        }
+        self._optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(
+                self.model.parameters(),
+                lr=settings.lr,
+                momentum=settings.momentum,
+                nesterov=settings.nesterov,
+                weight_decay=settings.weight_decay,
+            ),
+            named_parameters=self.model.named_parameters(),
+            compression=self.compression or hvd.Compression.none,
+        )
+        own = {"sent_bytes": 0}
+        if resume is not None:
+            own = together(lambda: self._restore(resume), exit_code=EXIT_CONFIG)
+        hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
+        # hvd.broadcast_optimizer_state would first take a step with zero gradients, which
+        # decays the weights and fills the momentum buffers.
+        state = hvd.broadcast_object(self._optimizer.state_dict(), root_rank=0, name="train.sgd")
+        self._optimizer.load_state_dict(state)
+        if resume is None:
+            # Ranks start from equal parameters, but draw different random numbers.
+            torch.manual_seed(settings.seed + self.rank)
+        else:
+            self._restore_own(own)
+        stats = self.compression.stats if self.compression else None
+        self.traffic = TrafficMeter(self.model, stats, own["sent_bytes"])
+
+    # ------------------------------------------------------------ checkpoints
+
+    def _restore(self, path: Path) -> dict[str, Any]:
+        """Load what ranks share, and the compressor; returns this rank's own part."""
+        shared, parts = checkpoint.load(path)
+        for key, now in self._identity.items():
+            if shared[key] != now:
+                raise StateError(
+                    f"{path} has {key} {shared[key]}, but this run has {now}; resume with the same "
+                    "one, or start anew with another --output"
+                )
+        self.model.load_state_dict(shared["model"])
+        self._optimizer.load_state_dict(shared["optimizer"])
+        self.progress = Progress(**shared["progress"])
+        self._saved_step = self.progress.step
+        if self.progress.samples + self._global_batch > self._samples:
+            # More workers or larger batches than before: the rest is less than one step.
+            self.progress.epoch += 1
+            self.progress.samples = 0
+        if self.compression is not None:
+            states = [part["compressor"] for part in parts]
+            same_world = shared["world_size"] == self.workers
+            self.compression.load_state_dict(states[0] if same_world else states)
+        own: dict[str, Any] = parts[self.rank % len(parts)]
+        return own
+
+    def _restore_own(self, own: dict[str, Any]) -> None:
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(own["buffers"][name])
+        checkpoint.set_random_state(own["random"])
+
+    def _save(self) -> None:
+        if self._saved_step == self.progress.step:
+            return
+        shared = {
+            **self._identity,
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "progress": asdict(self.progress),
+        }
+        own = {
+            "buffers": dict(self.model.named_buffers()),
+            "compressor": self.compression.state_dict() if self.compression else None,
+            "random": checkpoint.random_state(),
+            "sent_bytes": self.traffic.sent,
+        }
+        self._checkpoints.save(self.progress.step, shared, own)
+        self._saved_step = self.progress.step
+
+    # --------------------------------------------------------------- training
+
+    def run(self, log: MetricsLog | None, display: Display, stop: Callable[[], bool]) -> bool:
+        """Train to the last epoch; False when ``stop`` said, on any rank, to end before it.
+
+        Either way the last step is in a checkpoint then. Only rank 0 has a ``log``. Raises
+        AbortError on every rank when the loss of any is not finite.
+        """
+        while self.progress.epoch < self.settings.epochs:
+            if not self._epoch(log, display, stop):
+                self._save()
+                return False
+        if self.progress.evaluated_step != self.progress.step:
+            self._evaluate()
+        self._save()
+        return True
+
+    def _epoch(self, log: MetricsLog | None, display: Display, stop: Callable[[], bool]) -> bool:
+        """The rest of the current epoch; False when asked to stop before its end."""
+        progress, settings = self.progress, self.settings
+        losses: list[float] = []
+        sent_before, tcp_before = self.traffic.sent, tcp_bytes_sent()
+        self.model.train()
+        batches = train_batches(
+            self._dataset,
+            seed=settings.seed,
+            epoch=progress.epoch,
+            start=progress.samples,
+            batch_size=settings.batch_size,
+            rank=self.rank,
+            workers=self.workers,
+        )
+        stopping = False
+        while not stopping:
+            began = time.perf_counter()
+            batch = next(batches, None)
+            if batch is None:
+                break
+            lr = self._set_learning_rate()
+            loss, stopping = self._step(batch, stop())
+            seconds = time.perf_counter() - began
+            sent = self.traffic.end_step()
+            progress.step += 1
+            progress.samples += self._global_batch
+            losses.append(loss)
+            self.step_seconds.append(seconds)
+            if log is not None and progress.step % settings.log_every == 0:
+                total = self.traffic.sent
+                row = StepRow(progress.step, progress.epoch + 1, loss, lr, sent, total, seconds)
+                log.write(row)
+            display.step(progress.step, loss)
+        self._add_tcp(tcp_before)
+        if stopping and progress.samples + self._global_batch <= self._samples:
+            return False
+        self._end_epoch(losses, self.traffic.sent - sent_before, log, display)
+        return not stopping
+
+    def _set_learning_rate(self) -> float:
+        done = self.progress.samples // self._global_batch
+        lr = learning_rate(
+            self.settings,
+            workers=self.workers,
+            steps_per_epoch=self.steps_per_epoch,
+            step=self.progress.epoch * self.steps_per_epoch + done,
+        )
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        return lr
+
+    def _step(self, batch: Batch, stop: bool) -> tuple[float, bool]:
+        """One optimizer step; returns the mean loss, and whether any rank is to stop."""
+        self._optimizer.zero_grad()
+        loss = functional.cross_entropy(self.model(batch.inputs), batch.classes)
+        # Before backward: a loss that is not finite must reach neither the parameters nor
+        # what the compressor remembers.
+        mean_loss, stopping = self._agree(loss.item(), stop)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        return mean_loss, stopping
+
+    def _agree(self, loss: float, stop: bool) -> tuple[float, bool]:
+        """The mean loss, and whether any rank is to stop, by one small all-reduce."""
+        status = torch.zeros(self.workers + 1, dtype=torch.float64)
+        status[self.rank] = loss
+        status[-1] = stop
+        *losses, stops = hvd.allreduce(status, op=hvd.Sum, name="train.status").tolist()
+        bad = [f"rank {i}: {x}" for i, x in enumerate(losses) if not math.isfinite(x)]
+        if bad:
+            saved = "none" if self._saved_step is None else f"step {self._saved_step}"
+            raise AbortError(
+                f"the loss is not finite at step {self.progress.step + 1}, epoch "
+                f"{self.progress.epoch + 1} ({', '.join(bad)}); lower train.lr (now "
+                f"{self.settings.lr:g}) or raise train.warmup_epochs (now "
+                f"{self.settings.warmup_epochs:g}); newest checkpoint: {saved}",
+                EXIT_FAILED,
+            )
+        return sum(losses) / self.workers, stops > 0
+
+    def _end_epoch(
+        self, losses: list[float], sent: int, log: MetricsLog | None, display: Display
+    ) -> None:
+        progress, settings = self.progress, self.settings
+        progress.epoch += 1
+        progress.samples = 0
+        accuracy = None
+        if progress.epoch % settings.eval_every == 0 or progress.epoch == settings.epochs:
+            accuracy = self._evaluate()
+        row = EpochRow(
+            step=progress.step,
+            epoch=progress.epoch,
+            train_loss=statistics.fmean(losses),
+            accuracy=accuracy,
+            sent_bytes_per_step=sent / len(losses),
+            compression_ratio=self.traffic.ratio(sent, len(losses)),
+            median_step_seconds=statistics.median(self.step_seconds[-len(losses) :]),
+        )
+        if log is not None:
+            log.write(row)
+        display.epoch(row)
+        if settings.checkpoint_every and progress.epoch % settings.checkpoint_every == 0:
+            self._save()
+
+    def _evaluate(self) -> float:
+        """Accuracy on the test samples, of which each rank takes its share."""
+        average_buffers(self.model)
+        self.model.eval()
+        correct = 0
+        with torch.inference_mode():
+            for batch in self._dataset.test_batches(self.rank, self.workers):
+                predicted = self.model(batch.inputs).argmax(dim=1)
+                correct += int((predicted == batch.classes).sum())
+        total = hvd.allreduce(torch.tensor(correct), op=hvd.Sum, name="train.correct")
+        accuracy = int(total) / len(self._dataset.test_classes)
+        progress = self.progress
+        progress.accuracy = accuracy
+        progress.best_accuracy = max(accuracy, progress.best_accuracy or 0.0)
+        progress.evaluated_step = progress.step
+        return accuracy
+
+    def _add_tcp(self, before: int | None) -> None:
+        now = tcp_bytes_sent()
+        if before is None or now is None or self.tcp_bytes is None:
+            self.tcp_bytes = None
+        else:
+            self.tcp_bytes += now - before
