@@ -1,0 +1,63 @@
+// What the C++ tests share.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/bytes.hpp"
+#include "core/compiled.hpp"
+#include "core/rng.hpp"
+#include "kernels/kernels.hpp"
+
+namespace gradcomp::test {
+
+// Floats of all kinds: mostly ordinary, some tied, tiny, huge or not finite.
+inline std::vector<float> floats(std::size_t n, std::uint64_t seed, bool finite = false) {
+  Stream stream(seed);
+  std::vector<float> x(n);
+  for (float& value : x) {
+    const auto bits = static_cast<std::uint32_t>(stream.next());
+    const std::uint64_t kind = stream.below(8);
+    if (kind == 0) {
+      value = bits_float(bits);
+      if (finite && (bits & kInfBits) == kInfBits) value = 0.0f;
+    } else if (kind == 1) {
+      value = bits % 2 == 0 ? 0.5f : -0.5f;
+    } else {
+      value = (static_cast<float>(bits % 2000001) - 1e6f) / 1e6f;
+    }
+  }
+  return x;
+}
+
+inline std::vector<std::string> level_names() {
+  const char* const* names = nullptr;
+  const std::size_t count = available_levels(&names);
+  return {names, names + count};
+}
+
+// Selects a level, and the best one again at the end of the scope.
+class LevelScope {
+ public:
+  explicit LevelScope(const std::string& name) { selected_ = select_level(name.c_str()); }
+  ~LevelScope() { select_level(level_names().back().c_str()); }
+  LevelScope(const LevelScope&) = delete;
+  LevelScope& operator=(const LevelScope&) = delete;
+  bool selected() const { return selected_; }
+
+ private:
+  bool selected_;
+};
+
+inline std::vector<std::string> example_specs() {
+  std::vector<std::string> specs;
+  for (const StageInfo& info : registry()) {
+    if (info.kind == StageKind::kCodec || info.kind == StageKind::kCoder) {
+      specs.push_back(info.example);
+    }
+  }
+  return specs;
+}
+
+}  // namespace gradcomp::test

@@ -1,0 +1,59 @@
+/* The C ABI from C99: that the header compiles there is half of the test. */
+#include <stdio.h>
+#include <string.h>
+
+#include "gradcomp/gradcomp.h"
+
+#define EXPECT(condition)                                             \
+  do {                                                                \
+    if (!(condition)) {                                               \
+      fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+      return 1;                                                       \
+    }                                                                 \
+  } while (0)
+
+int check_capi(void);
+
+int check_capi(void) {
+  const float x[5] = {1.0f, -2.5f, 0.0f, 3.0f, -0.5f};
+  const gradcomp_call call = {7, 3, 9};
+  float y[5] = {9, 9, 9, 9, 9};
+  uint8_t buffer[256];
+  size_t written = 0;
+  size_t numel = 0;
+  gradcomp_codec* codec = NULL;
+
+  EXPECT(gradcomp_abi_version() == GRADCOMP_ABI_VERSION);
+  EXPECT(gradcomp_codec_create("topk(k=2", &codec) == GRADCOMP_SPEC);
+  EXPECT(codec == NULL);
+  EXPECT(strstr(gradcomp_last_error(), "expected ',' or ')'") != NULL);
+  EXPECT(gradcomp_codec_create(NULL, &codec) == GRADCOMP_ARGUMENT);
+
+  EXPECT(gradcomp_codec_create("topk(k=2)", &codec) == GRADCOMP_OK);
+  EXPECT(strcmp(gradcomp_codec_spec(codec), "topk(k=2,values=fp32)") == 0);
+  EXPECT(gradcomp_codec_caps(codec) == (GRADCOMP_CAP_SPARSE | GRADCOMP_CAP_FINITE));
+  EXPECT(gradcomp_max_payload_size(codec, 5) <= sizeof buffer);
+  EXPECT(gradcomp_encode(codec, x, 5, &call, buffer, 3, &written) == GRADCOMP_CAPACITY);
+  EXPECT(gradcomp_encode(codec, x, 5, &call, buffer, sizeof buffer, &written) == GRADCOMP_OK);
+  EXPECT(gradcomp_decode(codec, buffer, written, &call, y, 5) == GRADCOMP_OK);
+  EXPECT(y[0] == 0.0f && y[1] == -2.5f && y[3] == 3.0f);
+  EXPECT(gradcomp_decode_add(codec, buffer, written, &call, 2.0f, y, 5) == GRADCOMP_OK);
+  EXPECT(y[1] == -7.5f);
+  EXPECT(gradcomp_decode(codec, buffer, written - 1, &call, y, 5) == GRADCOMP_WIRE);
+  gradcomp_codec_destroy(codec);
+  gradcomp_codec_destroy(NULL);
+
+  EXPECT(gradcomp_codec_create("randomk(k=2)", &codec) == GRADCOMP_OK);
+  EXPECT(gradcomp_max_frame_size(codec, 5) <= sizeof buffer);
+  EXPECT(gradcomp_frame_encode(codec, x, 5, &call, buffer, sizeof buffer, &written) == GRADCOMP_OK);
+  EXPECT(gradcomp_frame_numel(buffer, written, &numel) == GRADCOMP_OK);
+  EXPECT(numel == 5);
+  EXPECT(gradcomp_frame_decode(codec, buffer, written, y, 4) == GRADCOMP_WIRE);
+  EXPECT(gradcomp_frame_decode(codec, buffer, written, y, 5) == GRADCOMP_OK);
+  EXPECT(gradcomp_frame_decode_add(codec, buffer, written, -1.0f, y, 5) == GRADCOMP_OK);
+  EXPECT(y[0] == 0.0f && y[1] == 0.0f && y[2] == 0.0f && y[3] == 0.0f && y[4] == 0.0f);
+  buffer[written - 1] ^= 1;
+  EXPECT(gradcomp_frame_decode(codec, buffer, written, y, 5) == GRADCOMP_WIRE);
+  gradcomp_codec_destroy(codec);
+  return 0;
+}

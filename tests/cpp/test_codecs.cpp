@@ -1,0 +1,107 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/thread_pool.hpp"
+#include "support.hpp"
+#include "wire/frame.hpp"
+
+namespace gradcomp::test {
+namespace {
+
+std::vector<std::uint8_t> encode(const CompiledCodec& codec, const std::vector<float>& x,
+                                 std::uint64_t stream) {
+  Scratch scratch;
+  Call call;
+  call.stream = stream;
+  call.scratch = &scratch;
+  std::vector<std::uint8_t> out(max_frame_size(codec, x.size()));
+  std::size_t written = 0;
+  const Status status =
+      encode_frame(codec, {x.data(), x.size()}, call, {out.data(), out.size()}, &written);
+  REQUIRE_MESSAGE(status.ok(), status.message());
+  out.resize(written);
+  return out;
+}
+
+CompiledCodec compile(const std::string& spec) {
+  CompiledCodec codec;
+  const Status status = compile_codec(spec, &codec);
+  REQUIRE_MESSAGE(status.ok(), status.message());
+  return codec;
+}
+
+}  // namespace
+
+TEST_CASE("the same bytes at every level and thread count") {
+  for (const std::string& spec : example_specs()) {
+    const CompiledCodec codec = compile(spec);
+    for (std::size_t n : {std::size_t{0}, std::size_t{1}, std::size_t{1000}, 3 * kChunk + 5}) {
+      const std::vector<float> x = floats(n, n);
+      const std::vector<std::uint8_t> expected = encode(codec, x, 11);
+      for (const std::string& level : level_names()) {
+        LevelScope scope(level);
+        for (std::size_t threads : {1, 2, 3}) {
+          set_thread_count(threads);
+          CAPTURE(spec);
+          CAPTURE(level);
+          CHECK(encode(codec, x, 11) == expected);
+        }
+        set_thread_count(1);
+      }
+    }
+  }
+}
+
+TEST_CASE("top-k is exact for every order of the input") {
+  // Ascending magnitudes defeat the sampled threshold and fill the candidate buffer again and
+  // again.
+  const std::size_t n = 300000;
+  std::vector<float> ascending(n), descending(n), constant(n, -3.0f), late(n, 0.0f);
+  for (std::size_t i = 0; i < n; ++i) {
+    ascending[i] = static_cast<float>(i);
+    descending[i] = static_cast<float>(n - i);
+  }
+  // Large values where the sample (the first 16 of every run) does not look.
+  for (std::size_t i = 0; i < 40; ++i) late[i * 7001 + 6900] = 1.0f + static_cast<float>(i);
+  for (const std::vector<float>* x : {&ascending, &descending, &constant, &late}) {
+    for (std::size_t k : {1u, 10u, 30u, 3000u, 60000u, 200000u}) {
+      for (std::size_t threads : {1, 2}) {
+        set_thread_count(threads);
+        const CompiledCodec codec = compile("topk(k=" + std::to_string(k) + ")|raw32");
+        const std::vector<std::uint8_t> frame = encode(codec, *x, 0);
+        std::vector<std::uint32_t> order(n);
+        for (std::size_t i = 0; i < n; ++i) order[i] = static_cast<std::uint32_t>(i);
+        std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+          return std::fabs((*x)[a]) > std::fabs((*x)[b]);
+        });
+        order.resize(k);
+        std::sort(order.begin(), order.end());
+        bool equal = true;
+        for (std::size_t i = 0; i < k; ++i) {
+          equal = equal && load<std::uint32_t>(frame.data() + kFrameHeader + 8 + 4 * i) == order[i];
+        }
+        CHECK(equal);
+      }
+    }
+  }
+  set_thread_count(1);
+}
+
+TEST_CASE("a buffer that is too small is refused") {
+  Scratch scratch;
+  Call call;
+  call.scratch = &scratch;
+  const std::vector<float> x(100, 1.0f);
+  for (const std::string& spec : example_specs()) {
+    const CompiledCodec codec = compile(spec);
+    const std::size_t size = codec.codec->max_encoded_size(x.size());
+    std::vector<std::uint8_t> out(size - 1);
+    std::size_t written = 0;
+    CHECK(codec.codec->encode({x.data(), x.size()}, call, {out.data(), out.size()}, &written)
+              .code() == Code::kCapacity);
+  }
+}
+
+}  // namespace gradcomp::test

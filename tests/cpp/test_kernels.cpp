@@ -1,0 +1,286 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/crc32c_tables.hpp"
+#include "kernels/dynamic8.hpp"
+#include "support.hpp"
+#include "wire/crc32c.hpp"
+
+namespace gradcomp::test {
+namespace {
+
+template <typename T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), sizeof(T) * a.size()) == 0);
+}
+
+bool same_or_both_nan(float a, float b) { return a == b || (a != a && b != b); }
+
+const std::vector<std::size_t> kSizes = {0, 1, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 1000, 4097};
+
+}  // namespace
+
+TEST_CASE("every level equals the scalar one bit for bit") {
+  for (const std::string& name : level_names()) {
+    LevelScope scope(name);
+    REQUIRE(scope.selected());
+    const Kernels& level = kernels();
+    const Kernels& scalar = kScalarKernels;
+    for (std::size_t n : kSizes) {
+      CAPTURE(name);
+      CAPTURE(n);
+      const std::vector<float> x = floats(n, 1 + n);
+      const std::vector<float> start = floats(n, 2 + n);
+      for (bool saturate : {false, true}) {
+        std::vector<std::uint8_t> a(2 * n), b(2 * n);
+        level.f32_to_f16(x.data(), a.data(), n, saturate);
+        scalar.f32_to_f16(x.data(), b.data(), n, saturate);
+        CHECK(same_bits(a, b));
+      }
+      std::vector<std::uint8_t> a(2 * n), b(2 * n);
+      level.f32_to_bf16(x.data(), a.data(), n);
+      scalar.f32_to_bf16(x.data(), b.data(), n);
+      CHECK(same_bits(a, b));
+
+      const auto* bytes = reinterpret_cast<const std::uint8_t*>(x.data());
+      std::vector<float> y(n), z(n);
+      level.f16_to_f32(bytes, y.data(), n);
+      scalar.f16_to_f32(bytes, z.data(), n);
+      CHECK(same_bits(y, z));
+      level.bf16_to_f32(bytes, y.data(), n);
+      scalar.bf16_to_f32(bytes, z.data(), n);
+      CHECK(same_bits(y, z));
+
+      // NaN payloads of sums depend on operand order, which compilers may swap: compare finite
+      // data.
+      const std::vector<float> f = floats(n, 3 + n, true);
+      std::vector<std::uint8_t> halves(2 * n);
+      scalar.f32_to_f16(f.data(), halves.data(), n, true);
+      const std::vector<float> base = floats(n, 4 + n, true);
+      y = base;
+      z = base;
+      level.f16_add(halves.data(), 0.3f, y.data(), n);
+      scalar.f16_add(halves.data(), 0.3f, z.data(), n);
+      CHECK(same_bits(y, z));
+      level.f32_add(reinterpret_cast<const std::uint8_t*>(f.data()), 0.3f, y.data(), n);
+      scalar.f32_add(reinterpret_cast<const std::uint8_t*>(f.data()), 0.3f, z.data(), n);
+      CHECK(same_bits(y, z));
+      y = base;
+      z = base;
+      CHECK(level.compensate(y.data(), f.data(), 0.5f, 0.25f, n) ==
+            scalar.compensate(z.data(), f.data(), 0.5f, 0.25f, n));
+      CHECK(same_bits(y, z));
+      y = start;
+      z = start;
+      level.zero_nonfinite(y.data(), n);
+      scalar.zero_nonfinite(z.data(), n);
+      CHECK(same_bits(y, z));
+      CHECK(level.max_magnitude(x.data(), n) == scalar.max_magnitude(x.data(), n));
+      CHECK(level.sum_magnitudes(f.data(), n) == scalar.sum_magnitudes(f.data(), n));
+      CHECK(level.sum_squares(f.data(), n) == scalar.sum_squares(f.data(), n));
+      std::vector<std::uint32_t> words(n), expected(n);
+      // The first word's block crosses a 32-bit border within the run.
+      const std::uint64_t first = (std::uint64_t{1} << 34) - 16;
+      level.random_words(99, first, words.data(), n);
+      scalar.random_words(99, first, expected.data(), n);
+      CHECK(words == expected);
+      // Magnitudes up to those of the largest level, and rounded beyond it.
+      std::vector<float> small(n);
+      for (std::size_t i = 0; i < n; ++i) small[i] = std::fabs(f[i]) <= 1.0f ? f[i] : 1.0f;
+      for (unsigned levels : {1u, 7u, 127u}) {
+        const float scale = static_cast<float>(levels) * 0x1.00001p24f;
+        std::vector<std::uint8_t> symbols(n), wanted(n);
+        level.f32_to_zigzag(small.data(), words.data(), scale, levels, symbols.data(), n);
+        scalar.f32_to_zigzag(small.data(), words.data(), scale, levels, wanted.data(), n);
+        CHECK(symbols == wanted);
+        level.zigzag_to_f32(bytes, 0.37f, y.data(), n);
+        scalar.zigzag_to_f32(bytes, 0.37f, z.data(), n);
+        CHECK(same_bits(y, z));
+        level.zigzag_add(bytes, 0.37f, -1.3f, y.data(), n);
+        scalar.zigzag_add(bytes, 0.37f, -1.3f, z.data(), n);
+        CHECK(same_bits(y, z));
+      }
+
+      std::vector<std::uint8_t> codes(n), same(n);
+      level.pack_negative(x.data(), codes.data(), n);
+      scalar.pack_negative(x.data(), same.data(), n);
+      CHECK(codes == same);
+      level.select_bits(bytes, 0.7f, -0.1f, y.data(), n);
+      scalar.select_bits(bytes, 0.7f, -0.1f, z.data(), n);
+      CHECK(same_bits(y, z));
+      y = base;
+      z = base;
+      level.select_bits_add(bytes, 0.7f, -0.1f, y.data(), n);
+      scalar.select_bits_add(bytes, 0.7f, -0.1f, z.data(), n);
+      CHECK(same_bits(y, z));
+      const Moments moments = level.moments(f.data(), n);
+      CHECK(moments.sum == scalar.moments(f.data(), n).sum);
+      CHECK(moments.squares == scalar.sum_squares(f.data(), n));
+      const SignedSums sums = level.sum_by_sign(f.data(), n);
+      CHECK(sums.negative == scalar.sum_by_sign(f.data(), n).negative);
+      CHECK(sums.others == scalar.sum_by_sign(f.data(), n).others);
+      for (float limit : {7.0f, 127.0f}) {
+        level.quantize(f.data(), 100.0f, limit, codes.data(), n);
+        scalar.quantize(f.data(), 100.0f, limit, same.data(), n);
+        CHECK(codes == same);
+        level.quantize_randomly(f.data(), words.data(), 100.0f, limit, codes.data(), n);
+        scalar.quantize_randomly(f.data(), words.data(), 100.0f, limit, same.data(), n);
+        CHECK(codes == same);
+      }
+      level.scale_levels(bytes, 0.3f, y.data(), n);
+      scalar.scale_levels(bytes, 0.3f, z.data(), n);
+      CHECK(same_bits(y, z));
+      y = base;
+      z = base;
+      level.scale_levels_add(bytes, 0.3f, 0.1f, y.data(), n);
+      scalar.scale_levels_add(bytes, 0.3f, 0.1f, z.data(), n);
+      CHECK(same_bits(y, z));
+      level.ternarize(x.data(), words.data(), 0.9f, codes.data(), n);
+      scalar.ternarize(x.data(), words.data(), 0.9f, same.data(), n);
+      CHECK(codes == same);
+      level.natural_encode(x.data(), words.data(), codes.data(), n);
+      scalar.natural_encode(x.data(), words.data(), same.data(), n);
+      CHECK(codes == same);
+      level.natural_decode(bytes, y.data(), n);
+      scalar.natural_decode(bytes, z.data(), n);
+      CHECK(same_bits(y, z));
+      y = base;
+      z = base;
+      level.natural_add(codes.data(), 0.1f, y.data(), n);
+      scalar.natural_add(codes.data(), 0.1f, z.data(), n);
+      CHECK(std::equal(y.begin(), y.end(), z.begin(), same_or_both_nan));
+      const float largest = bits_float(scalar.max_magnitude(f.data(), n));
+      if (largest > 0) {
+        level.dynamic8_encode(f.data(), largest, codes.data(), n);
+        scalar.dynamic8_encode(f.data(), largest, same.data(), n);
+        CHECK(codes == same);
+      }
+      level.dynamic8_decode(bytes, 0.3f, y.data(), n);
+      scalar.dynamic8_decode(bytes, 0.3f, z.data(), n);
+      CHECK(same_bits(y, z));
+      y = base;
+      z = base;
+      level.dynamic8_add(bytes, 0.3f, 0.1f, y.data(), n);
+      scalar.dynamic8_add(bytes, 0.3f, 0.1f, z.data(), n);
+      CHECK(same_bits(y, z));
+      level.draw_words(99, first, words.data(), n);
+      scalar.draw_words(99, first, expected.data(), n);
+      CHECK(words == expected);
+      CHECK(level.crc32c(7, bytes, 4 * n) == scalar.crc32c(7, bytes, 4 * n));
+    }
+  }
+}
+
+TEST_CASE("compensate tells whether the result is finite, wherever the fault is") {
+  for (const std::string& name : level_names()) {
+    LevelScope scope(name);
+    for (std::size_t bad = 0; bad < 70; ++bad) {
+      std::vector<float> residual(70, 1.0f), grad(70, 2.0f);
+      CHECK(kernels().compensate(residual.data(), grad.data(), 1.0f, 1.0f, 70));
+      grad[bad] = bits_float(bad % 2 == 0 ? 0x7FC00000u : 0xFF800000u);
+      CHECK_FALSE(kernels().compensate(residual.data(), grad.data(), 1.0f, 1.0f, 70));
+    }
+  }
+}
+
+TEST_CASE("collect finds the same candidates on every level, in order, within its room") {
+  for (const std::string& name : level_names()) {
+    LevelScope scope(name);
+    for (std::size_t n : kSizes) {
+      for (std::uint32_t threshold : {0u, 0x3F000000u, 0x7F000000u, 0x7FFFFFFFu}) {
+        const std::vector<float> x = floats(n, 5 + n);
+        const std::size_t room = 2 * kCollectSlack + 100;
+        std::vector<float> values(room);
+        std::vector<std::uint32_t> indices(room);
+        std::vector<std::uint32_t> found;
+        for (std::size_t begin = 0; begin < n;) {
+          std::size_t taken = 0;
+          const std::size_t count =
+              kernels().collect(x.data() + begin, n - begin, static_cast<std::uint32_t>(begin),
+                                threshold, values.data(), indices.data(), room, &taken);
+          REQUIRE(taken > 0);
+          REQUIRE(count <= room);
+          for (std::size_t i = 0; i < count; ++i) {
+            CHECK(float_bits(values[i]) == float_bits(x[indices[i]]));
+            found.push_back(indices[i]);
+          }
+          begin += taken;
+        }
+        std::vector<std::uint32_t> expected;
+        for (std::size_t i = 0; i < n; ++i) {
+          if ((float_bits(x[i]) & kMagnitudeMask) >= threshold) {
+            expected.push_back(static_cast<std::uint32_t>(i));
+          }
+        }
+        CHECK(found == expected);
+      }
+    }
+  }
+}
+
+TEST_CASE("dynamic 8-bit codes are of the nearest value, ties to the lower code") {
+  const Dynamic8& map = dynamic8();
+  CHECK(std::is_sorted(map.values, map.values + 256));
+  const auto nearest = [&](float x) {
+    std::size_t best = 0;
+    for (std::size_t code = 1; code < 256; ++code) {
+      const auto distance = [&](std::size_t c) {
+        return std::fabs(static_cast<long double>(map.values[c]) - static_cast<long double>(x));
+      };
+      if (distance(code) < distance(best)) best = code;
+    }
+    return static_cast<std::uint8_t>(best);
+  };
+  // Around every border, and the values themselves.
+  std::vector<float> x;
+  for (std::size_t code = 0; code + 1 < 256; ++code) {
+    const double middle =
+        (static_cast<double>(map.values[code]) + static_cast<double>(map.values[code + 1])) / 2;
+    const std::uint32_t bits = float_bits(static_cast<float>(middle));
+    for (std::uint32_t near : {bits - 2, bits - 1, bits, bits + 1, bits + 2}) {
+      x.push_back(bits_float(near));
+    }
+    x.push_back(map.values[code]);
+  }
+  for (float one : {0.0f, -0.0f, 1.0f, -1.0f, 1e-40f, -1e-40f, 1e-7f}) x.push_back(one);
+  std::vector<std::uint8_t> expected(x.size()), codes(x.size());
+  std::transform(x.begin(), x.end(), expected.begin(), nearest);
+  for (const std::string& name : level_names()) {
+    LevelScope scope(name);
+    kernels().dynamic8_encode(x.data(), 1.0f, codes.data(), x.size());
+    CHECK(codes == expected);
+  }
+}
+
+TEST_CASE("CRC-32C of known data") {
+  const char* text = "123456789";
+  std::vector<std::uint8_t> zeros(32, 0);
+  for (const std::string& name : level_names()) {
+    LevelScope scope(name);
+    CHECK(crc32c(reinterpret_cast<const std::uint8_t*>(text), 9) == 0xE3069283u);
+    CHECK(crc32c(zeros.data(), zeros.size()) == 0x8A9136AAu);  // RFC 3720, B.4
+    CHECK(crc32c(zeros.data(), 0) == 0u);
+  }
+}
+
+TEST_CASE("CRC-32C of long data at every alignment and length") {
+  std::vector<std::uint8_t> data(5 * kCrcLaneBytes);
+  Stream stream(9);
+  for (std::uint8_t& byte : data) byte = static_cast<std::uint8_t>(stream.next());
+  for (const std::string& name : level_names()) {
+    LevelScope scope(name);
+    for (std::size_t offset = 0; offset < 9; ++offset) {
+      for (std::size_t size :
+           {511u, 512u, 767u, 768u, 3u * 4096u - 1, 3u * 4096u, 4u * 4096u + 5}) {
+        CHECK(kernels().crc32c(1, data.data() + offset, size) ==
+              kScalarKernels.crc32c(1, data.data() + offset, size));
+      }
+    }
+  }
+}
+
+}  // namespace gradcomp::test

@@ -1,0 +1,35 @@
+"""Jobs that several files of tests look at: each starts once, and runs many cases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from launch import CaseJob, run_cases
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files from one job to another."""
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="session")
+def gloo2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
+    """Two ranks on Gloo."""
+    modules = ["replicas", "options", "refusals", "rounds", "states:save"]
+    return run_cases(modules, 2, "gloo", tmp_path_factory.mktemp("gloo2"), shared)
+
+
+@pytest.fixture(scope="session")
+def gloo3(tmp_path_factory: pytest.TempPathFactory, shared: Path, gloo2: CaseJob) -> CaseJob:
+    """Three ranks on Gloo; they take up what the two have saved."""
+    modules = ["replicas", "process_sets", "states:rescale"]
+    return run_cases(modules, 3, "gloo", tmp_path_factory.mktemp("gloo3"), shared)
+
+
+@pytest.fixture(scope="session")
+def mpi2(tmp_path_factory: pytest.TempPathFactory, shared: Path, gloo2: CaseJob) -> CaseJob:
+    """Two ranks on MPI; they take up what those on Gloo have saved."""
+    modules = ["replicas", "adasum", "states:resume"]
+    return run_cases(modules, 2, "mpi", tmp_path_factory.mktemp("mpi2"), shared)

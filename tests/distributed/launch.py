@@ -1,0 +1,169 @@
+"""Starts jobs of several processes as users do, and collects what their ranks report.
+
+No job outlives its time limit: then every process of it is killed, and the test fails with all that
+the job has printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+HERE = Path(__file__).resolve().parent
+
+LIMIT = 180.0
+"""Seconds that a job may take on a slow machine; jobs that do well need a small part of it."""
+
+# Ranks that wait for messages leave the processor to others.
+_YIELD = ["--mca", "mpi_yield_when_idle", "1"]
+_MPIRUN = ["--oversubscribe", "--bind-to", "none", "--tag-output", *_YIELD]
+
+LAUNCHERS = {
+    None: lambda ranks: [],
+    "gloo": lambda ranks: [_beside_python("horovodrun"), "--gloo", "-np", str(ranks)],
+    "mpi": lambda ranks: [_on_path("mpirun"), *_MPIRUN, "-np", str(ranks)],
+}
+
+ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PYTHONPATH": str(HERE),
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONFAULTHANDLER": "1",
+    "OMP_NUM_THREADS": "1",
+    # Horovod looks for new requests every so many milliseconds.
+    "HOROVOD_CYCLE_TIME": "0.5",
+    # Ranks that wait for each other say so, with the names of the requests.
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": "15",
+}
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A job that has ended."""
+
+    status: int
+    output: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CaseJob:
+    """A job whose ranks ran cases (see `workers.harness`) and reported on each."""
+
+    finished: Finished
+    reports: list[dict[str, dict[str, Any]]]
+
+    def check(self, case: str) -> list[Any]:
+        """What each rank returned from the case; fails the test unless all ranks passed it."""
+        problems = []
+        for rank, report in enumerate(self.reports):
+            if case not in report:
+                problems.append(
+                    f"rank {rank} did not finish it; the job printed:\n{self.finished.output}"
+                )
+            elif report[case]["error"]:
+                problems.append(f"rank {rank}: {report[case]['error']}")
+        if problems:
+            pytest.fail("\n".join([f"case {case}", *problems]), pytrace=False)
+        return [report[case]["value"] for report in self.reports]
+
+
+def start(
+    command: Sequence[str | Path],
+    ranks: int = 1,
+    launcher: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> subprocess.Popen[str]:
+    """Start ``command``, the arguments of Python, on so many ranks."""
+    full = [*LAUNCHERS[launcher](ranks), sys.executable, *map(str, command)]
+    return subprocess.Popen(
+        full,
+        env={**os.environ, **ENVIRONMENT, **(environment or {})},
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+
+
+def finish(process: subprocess.Popen[str], limit: float = LIMIT) -> Finished:
+    """Wait for a job; at the limit, or when the test is stopped, nothing of it stays behind."""
+    began = time.monotonic()
+    try:
+        output, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        output = _kill(process)
+        pytest.fail(f"still running after {limit:.0f} s; it printed:\n{output}", pytrace=False)
+    except BaseException:
+        _kill(process)
+        raise
+    return Finished(process.returncode, output, time.monotonic() - began)
+
+
+def run(
+    command: Sequence[str | Path],
+    ranks: int = 1,
+    launcher: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    limit: float = LIMIT,
+) -> Finished:
+    """`start` and `finish`."""
+    return finish(start(command, ranks, launcher, environment, cwd), limit)
+
+
+def run_cases(
+    modules: Sequence[str], ranks: int, launcher: str, folder: Path, shared: Path
+) -> CaseJob:
+    """Run all cases of some modules of ``workers`` in one job.
+
+    Args:
+        modules: names of modules.
+        ranks: number of ranks.
+        launcher: ``"gloo"`` or ``"mpi"``.
+        folder: where the ranks write their reports.
+        shared: a folder for files from one job to another; cases find it as `harness.shared`.
+    """
+    # A warning of ours would reach every user on every rank.
+    command = ["-W", "error", "-m", "workers.harness", folder, shared, *modules]
+    finished = run(command, ranks, launcher, {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+    reports = []
+    for rank in range(ranks):
+        path = folder / f"rank{rank}.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        reports.append({row["case"]: row for row in map(json.loads, lines)})
+    return CaseJob(finished, reports)
+
+
+def _kill(process: subprocess.Popen[str]) -> str:
+    """Kill a running job and all its descendants (launchers give ranks sessions of their own), and
+    return what it has printed."""
+    for member in [*psutil.Process(process.pid).children(recursive=True), process]:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+    return process.communicate()[0]
+
+
+def _beside_python(program: str) -> str:
+    return str(Path(sys.executable).with_name(program))
+
+
+def _on_path(program: str) -> str:
+    found = shutil.which(program)
+    assert found, f"{program} is not on PATH; on Debian: apt-get install openmpi-bin"
+    return found

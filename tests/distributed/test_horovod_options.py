@@ -1,0 +1,42 @@
+"""What the stock optimizer can be asked for, with compression, on real Horovod; see the cases."""
+
+from __future__ import annotations
+
+import horovod.torch as hvd
+import pytest
+from launch import CaseJob
+from workers import adasum, options, process_sets, refusals, rounds
+
+from gradcomp.errors import GradcompError
+from horovod_compressors.torch import Compression
+
+
+@pytest.mark.parametrize("case", options.cases)
+def test_option(gloo2: CaseJob, case: str) -> None:
+    gloo2.check(case)
+
+
+@pytest.mark.parametrize("case", refusals.cases)
+def test_refusal(gloo2: CaseJob, case: str) -> None:
+    gloo2.check(case)
+
+
+@pytest.mark.parametrize("case", rounds.cases)
+def test_rounds(gloo2: CaseJob, case: str) -> None:
+    gloo2.check(case)
+
+
+@pytest.mark.parametrize("case", process_sets.cases)
+def test_process_sets(gloo3: CaseJob, case: str) -> None:
+    gloo3.check(case)
+
+
+@pytest.mark.parametrize("case", adasum.cases)
+def test_adasum(mpi2: CaseJob, case: str) -> None:
+    mpi2.check(case)
+
+
+def test_horovod_that_is_not_initialized() -> None:
+    assert not hvd.is_initialized()
+    with pytest.raises(GradcompError, match=r"call hvd\.init\(\) first"):
+        _ = Compression("fp16").stats

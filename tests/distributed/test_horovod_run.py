@@ -1,0 +1,138 @@
+"""``python -m horovod_compressors.run``: compression for scripts that know nothing of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launch import HERE, Finished, run
+
+RUN = ["-m", "horovod_compressors.run"]
+SCRIPT = HERE / "workers" / "stock_script.py"
+STEPS = 6
+SIZES = {"float32": 4, "float16": 2, "uint8": 1}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Finished, Path]]:
+    """The stock script on two ranks, with the record that Horovod keeps of its operations."""
+    timeline = tmp_path_factory.mktemp("timeline") / "timeline.json"
+    command = [*RUN, "--compression", "residual|topk(ratio=0.01)", SCRIPT]
+    arguments = ["--steps", str(STEPS), "--config", "not ours"]
+    finished = run([*command, *arguments], 2, "gloo", {"HOROVOD_TIMELINE": str(timeline)})
+    assert finished.status == 0, finished.output
+    return finished, timeline
+
+
+def operations(timeline: Path) -> dict[str, list[tuple[str, int]]]:
+    """The dtype and bytes of each operation on each tensor."""
+    names: dict[int, str] = {}
+    found: dict[str, list[tuple[str, int]]] = {}
+    for event in json.loads(timeline.read_text()):
+        if event.get("name") == "process_name":
+            names[event["pid"]] = event["args"].get("name", "")
+        elif "dtype" in event.get("args", {}):
+            dtype, shape = event["args"]["dtype"], json.loads(event["args"]["shape"])
+            size = SIZES[dtype] * math.prod(shape)
+            found.setdefault(names[event["pid"]], []).append((dtype, size))
+    return found
+
+
+def test_script_runs_unedited(job: tuple[Finished, Path]) -> None:
+    output = job[0].output
+    (line,) = (line for line in output.splitlines() if "{" in line and '"same"' in line)
+    result: dict[str, Any] = json.loads(line[line.index("{") :])
+    assert result == {"same": True, "config": "not ours", "name": "__main__"}
+
+
+def test_what_it_does_is_said_once(job: tuple[Finished, Path]) -> None:
+    output = job[0].output
+    assert output.count("gradcomp:") == 1, output
+    assert "compresses with residual(beta=1.0,gamma=1.0)|topk(ratio=0.01,values=fp32)" in output
+    assert "instead of <class 'horovod.torch.compression.FP16Compressor'>" in output
+    assert "state is not in the script's checkpoints" in output
+
+
+def test_fewer_bytes_travel(job: tuple[Finished, Path]) -> None:
+    """By Horovod's own account: of the 10,000 weights, 100 with their positions, and a token."""
+    found = operations(job[1])
+    assert found["allreduce.0.weight"] == [("float32", 4)] * STEPS
+    (frames,) = (
+        value for name, value in found.items() if name.endswith(".0.weight") and "gradcomp" in name
+    )
+    assert len(frames) == STEPS
+    assert {dtype for dtype, _ in frames} == {"uint8"}
+    # An all-gather's size is that of its result: the frames of both ranks.
+    assert all(2 * 100 * 4 < size < 2 * 100 * 10 for _, size in frames), frames
+    # Small tensors travel as they are, and not in fp16, which the script had asked for.
+    assert Counter(found["allreduce.2.bias"]) == {("float32", 12): STEPS}
+
+
+def test_config_files_and_overrides(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("version: 1\ncompress: {default: fp16}\n")
+    (tmp_path / "b.yaml").write_text("compress: {default: 'topk(k=7)'}\n")
+    command = [*RUN, "--config", "a.yaml", "--config", "b.yaml", "--set", "seed=9", SCRIPT]
+    finished = run([*command, "--config", "x.yaml"], cwd=tmp_path)
+    assert finished.status == 0, finished.output
+    assert "of 4 parameters compresses with topk(k=7,values=fp32) instead of" in finished.output
+    assert '"config": "x.yaml"' in finished.output
+
+
+def test_script_without_an_optimizer_of_horovod() -> None:
+    finished = run([*RUN, "--compression", "fp16", SCRIPT, "--plain"])
+    assert finished.status == 0, finished.output
+    warning = f"gradcomp: {SCRIPT} never called hvd.DistributedOptimizer, so nothing was compressed"
+    assert finished.output.count(warning) == 1, finished.output
+
+
+def test_wrong_spec() -> None:
+    finished = run([*RUN, "--compression", "residual|topq(ratio=0.01)", SCRIPT])
+    assert finished.status == 2, finished.output
+    *_, message, spec, caret = finished.output.rstrip().splitlines()
+    assert message.startswith("gradcomp: "), finished.output
+    assert "topq" in message
+    assert "topk" in message
+    assert caret.rstrip().endswith("^")
+    assert caret.index("^") == spec.index("topq")
+    assert "Traceback" not in finished.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--compression", "fp16", "missing.py"], "there is no script 'missing.py'"),
+        (["--config", "missing.yaml", str(SCRIPT)], "missing.yaml: cannot be read"),
+    ],
+)
+def test_missing_files(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from horovod_compressors.run import main
+
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([str(SCRIPT)], "one of the arguments --compression --config is required"),
+        (["--compression", "fp16", "--config", "a.yaml", str(SCRIPT)], "not allowed with argument"),
+        (["--compression", "fp16", "--set", "seed=1", str(SCRIPT)], "--set goes with --config"),
+        (["--compression", "fp16"], "the following arguments are required: script"),
+    ],
+)
+def test_wrong_arguments(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from horovod_compressors.run import main
+
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err

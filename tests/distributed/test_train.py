@@ -1,0 +1,283 @@
+"""scripts/train.py as users start it: real jobs of horovodrun on this machine, over Gloo."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = [sys.executable, "scripts/train.py"]
+HOROVODRUN = str(Path(sys.executable).with_name("horovodrun"))
+CNN = ["--config", "configs/digits/cnn.yaml"]
+TOPK = ["--compression", "residual|topk(ratio=0.01)"]
+# Milestones, unlike the cosine, make the rate independent of how many epochs are planned.
+FOUR_EPOCHS = ["train.epochs=4", "train.schedule=step", "train.milestones=[3]"]
+LIMIT = 120
+
+
+def arguments(*parts, output, settings=()):
+    sets = [part for setting in settings for part in ("--set", setting)]
+    return [*CNN, *parts, *sets, "--output", str(output)]
+
+
+def start(ranks, args, program=TRAIN):
+    command = [*program, *args]
+    if ranks:
+        command = [HOROVODRUN, "--gloo", "-np", str(ranks), *command]
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def finish(job):
+    """Exit status and output of a job, which is not left running in any case."""
+    try:
+        output, _ = job.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        for process in [*psutil.Process(job.pid).children(recursive=True), job]:
+            process.kill()
+        output, _ = job.communicate()
+        pytest.fail(f"still running after {LIMIT} s:\n{output}")
+    return job.returncode, output
+
+
+def train(ranks, args):
+    status, output = finish(start(ranks, args))
+    assert status == 0, output
+    return output
+
+
+def summary(output):
+    return json.loads((output / "summary.json").read_text())
+
+
+def steps_logged(output):
+    log = output / "metrics.jsonl"
+    return log.read_text().count('"kind": "step"') if log.exists() else 0
+
+
+def wait_for_steps(job, output, steps):
+    deadline = time.monotonic() + LIMIT
+    while steps_logged(output) < steps:
+        assert job.poll() is None, finish(job)
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def process_of_rank(job, rank):
+    for process in psutil.Process(job.pid).children(recursive=True):
+        # The shells that horovodrun starts around a rank have other first words.
+        if process.cmdline()[:2] == TRAIN and process.environ()["HOROVOD_RANK"] == str(rank):
+            return process
+    raise AssertionError(f"rank {rank} is not running")
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """Four epochs at once, compressed."""
+    output = tmp_path_factory.mktemp("runs") / "straight"
+    train(2, arguments(*TOPK, output=output, settings=FOUR_EPOCHS))
+    return output
+
+
+# ------------------------------------------------------------------- training
+
+
+def test_uncompressed(tmp_path):
+    output = tmp_path / "run"
+    train(2, arguments(output=output, settings=["train.epochs=5", "train.tensorboard=true"]))
+    result = summary(output)
+    assert result["final_accuracy"] > 0.94
+    assert result["sent_bytes_per_step"] == 4 * 151_306
+    assert result["compression_ratio"] == 1
+    # TCP carries the gradients once (a ring of two) and little else.
+    assert 1 < result["tcp_bytes_per_step"] / result["sent_bytes_per_step"] < 1.1
+    assert len(set(result["parameters_sha256"])) == 1
+    assert result["steps"] == result["total_steps"] == steps_logged(output) == 110
+    assert list((output / "tensorboard").glob("events*"))
+    assert len((output / "steps.csv").read_text().splitlines()) == 111
+
+
+def test_compressed(straight):
+    result = summary(straight)
+    assert result["final_accuracy"] > 0.9
+    assert result["compression_ratio"] > 20
+    assert result["sent_bytes_per_step"] < result["tcp_bytes_per_step"] < 4 * 151_306 / 10
+    assert len(set(result["parameters_sha256"])) == 1
+    rows = [json.loads(line) for line in (straight / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if row["kind"] == "step"]
+    assert sum(row["sent_bytes"] for row in steps) == steps[-1]["sent_bytes_total"]
+    assert all(row["sent_bytes"] > 0 for row in steps)
+    assert [row["epoch"] for row in rows if row["kind"] == "epoch"] == [1, 2, 3, 4]
+
+
+def test_one_process_without_a_launcher(tmp_path):
+    output = tmp_path / "run"
+    text = train(0, arguments(*TOPK, output=output, settings=["train.epochs=1"]))
+    assert "one rank alone sends nothing" in text
+    result = summary(output)
+    assert result["world_size"] == 1
+    assert result["sent_bytes_per_step"] == 0
+    assert result["compression_ratio"] is None
+
+
+# --------------------------------------------------------------------- resume
+
+
+def test_resume_after_an_epoch_is_bit_exact(straight, tmp_path):
+    output = tmp_path / "run"
+    train(2, arguments(*TOPK, output=output, settings=[*FOUR_EPOCHS, "train.epochs=2"]))
+    assert summary(output)["steps"] == 44
+    text = train(2, arguments(*TOPK, "--resume", output=output, settings=FOUR_EPOCHS))
+    assert "step-00000044: step 44" in text
+    assert summary(output)["parameters_sha256"] == summary(straight)["parameters_sha256"]
+    assert summary(output)["sent_bytes_per_step"] == summary(straight)["sent_bytes_per_step"]
+    assert summary(output)["final_accuracy"] == summary(straight)["final_accuracy"]
+
+
+def test_sigterm_checkpoints_and_resume_is_bit_exact(straight, tmp_path):
+    output = tmp_path / "run"
+    job = start(2, arguments(*TOPK, output=output, settings=FOUR_EPOCHS))
+    wait_for_steps(job, output, 1)
+    rank = process_of_rank(job, 1)
+    wait_for_steps(job, output, 25)
+    rank.terminate()
+    status, text = finish(job)
+    assert status == 0, text
+    stopped = int(re.search(r"stopped by SIGTERM after step (\d+)", text)[1])
+    assert stopped == steps_logged(output) < 88
+    assert not (output / "summary.json").exists()
+    newest = max((output / "checkpoints").iterdir())
+    assert newest.name == f"step-{stopped:08d}"
+    state = torch.load(newest / "rank-0001.pt", weights_only=True)
+    assert state["compressor"] is not None
+    train(2, arguments(*TOPK, "--resume", output=output, settings=FOUR_EPOCHS))
+    assert summary(output)["parameters_sha256"] == summary(straight)["parameters_sha256"]
+    assert steps_logged(output) == 88
+
+
+def test_resume_at_another_world_size(straight, tmp_path):
+    output = tmp_path / "run"
+    shutil.copytree(straight / "checkpoints", output / "checkpoints")
+    train(3, arguments(*TOPK, "--resume", output=output, settings=["train.epochs=5"]))
+    result = summary(output)
+    assert result["world_size"] == 3
+    assert result["steps"] == 88 + 14
+    assert len(set(result["parameters_sha256"])) == 1
+    assert result["final_accuracy"] > 0.9
+
+
+# ------------------------------------------------------------------- failures
+
+
+def test_a_killed_rank_ends_the_job_and_is_named(tmp_path):
+    output = tmp_path / "run"
+    job = start(2, arguments(*TOPK, output=output, settings=["train.epochs=1000"]))
+    wait_for_steps(job, output, 30)
+    began = time.monotonic()
+    os.kill(process_of_rank(job, 1).pid, signal.SIGKILL)
+    status, text = finish(job)
+    assert time.monotonic() - began < 60
+    assert status != 0
+    assert re.search(r"Process name: 1\s+Exit code: 137", text), text
+    assert (output / "checkpoints" / "step-00000022" / "model.pt").exists()
+
+
+def test_a_loss_that_is_not_finite_stops_all_ranks(tmp_path):
+    settings = ["train.lr=1e30", "train.warmup_epochs=0"]
+    status, text = finish(start(2, arguments(*TOPK, output=tmp_path / "run", settings=settings)))
+    assert status != 0
+    assert re.search(
+        r"the loss is not finite at step \d+, epoch 1 \(.*rank [01]: (nan|inf)", text
+    ), text
+    assert "lower train.lr (now 1e+30)" in text
+    assert "Traceback" not in text.split("train.py: error")[1].split("Traceback (most recent")[0]
+
+
+def test_bad_config_under_horovodrun(tmp_path):
+    args = arguments(output=tmp_path / "run", settings=["train.epoch=3"])
+    status, text = finish(start(2, args))
+    assert status != 0
+    assert text.count("train.epoch: unknown key; did you mean 'epochs'?") == 1
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--compression", "topq(ratio=0.01)"], "topq"),
+        (
+            ["--set", "train.task=cifar10-resnet20", "--set", "train.data_dir=."],
+            "has no data_batch_1, .*, test_batch; expected the folder",
+        ),
+        (["--set", "train.batch_size=2000"], "at most 1437"),
+        (["--resume"], "has no complete checkpoint to resume from"),
+        (["--resume", "--nonsense"], "unrecognized arguments: --nonsense"),
+    ],
+)
+def test_bad_config_exits_with_2(tmp_path, extra, message):
+    status, text = finish(start(0, arguments(*extra, output=tmp_path / "run")))
+    assert status == 2, text
+    assert re.search(message, text), text
+    assert "Traceback" not in text
+
+
+def test_a_finished_run_is_neither_overwritten_nor_mixed_with_another(straight):
+    status, text = finish(start(0, arguments(output=straight)))
+    assert status == 2
+    assert "holds a run already; continue it with --resume" in text
+    status, text = finish(start(0, arguments("--resume", output=straight)))
+    assert status == 2
+    assert re.search(r"has compression .*topk.*, but this run has none", text)
+
+
+def test_a_damaged_checkpoint_is_named(straight, tmp_path):
+    broken = tmp_path / "checkpoints" / "step-00000100" / "model.pt"
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes((straight / "checkpoints/step-00000088/model.pt").read_bytes()[:1000])
+    status, text = finish(start(0, arguments("--resume", output=tmp_path)))
+    assert status == 2
+    assert f"{broken} cannot be read" in text
+    assert f"remove {broken.parent} to resume from the checkpoint before it" in text
+
+
+RANKS_THAT_FAIL = """
+import sys
+sys.path.insert(0, "scripts")
+import horovod.torch as hvd
+import torch
+from training.cluster import AbortError, checked_digests, together
+
+hvd.init()
+model = torch.nn.Linear(3, 3)
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+assert len(set(checked_digests(model))) == 1
+if hvd.rank() == 1:
+    model.bias.data[0] += 1e-7
+
+def work():
+    if hvd.rank() == 1:
+        raise OSError("the disk is full")
+
+for action in (lambda: together(work), lambda: checked_digests(model)):
+    try:
+        action()
+    except AbortError as error:
+        print(f"rank {hvd.rank()} says: {error}", flush=True)
+"""
+
+
+def test_what_fails_on_one_rank_ends_all():
+    status, text = finish(start(2, ["-c", RANKS_THAT_FAIL], program=[sys.executable]))
+    assert status == 0, text
+    for rank in range(2):
+        assert f"rank {rank} says: rank 1: the disk is full" in text
+        assert f"rank {rank} says: the parameters of rank 1 differ from those of rank 0" in text

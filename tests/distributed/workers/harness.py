@@ -1,0 +1,181 @@
+"""Runs cases on every rank of a job and reports on each; and what cases share.
+
+A case is a function without arguments. It passes when it returns, with a value for JSON, and fails
+when it raises. The ranks run the same cases in the same order: ``python -m workers.harness REPORTS
+SHARED MODULE...`` runs those of some modules; ``MODULE:ATTRIBUTE`` names the attribute that holds
+them where it is not ``cases``.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import itertools
+import json
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+CASE_LIMIT = 60
+"""Seconds after which a case that hangs ends its rank, with the stacks of all threads."""
+
+MATRIX = (64, 80)
+"""Enough elements and dimensions to be compressed under the default rules."""
+
+shared = Path()
+"""A folder for files from one job to another."""
+
+_models = itertools.count()
+
+
+class Cases(dict[str, Callable[[], Any]]):
+    """Cases by name; as a decorator it takes up a function."""
+
+    def __call__(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        self[function.__name__] = function
+        return function
+
+
+def parameters(
+    shapes: Mapping[str, Sequence[int]], dtype: torch.dtype = torch.float32
+) -> dict[str, torch.nn.Parameter]:
+    """Parameters of value 0, by names that no other call in this job gives."""
+    prefix = f"model{next(_models)}"
+    return {
+        f"{prefix}.{name}": torch.nn.Parameter(torch.zeros(shape, dtype=dtype))
+        for name, shape in shapes.items()
+    }
+
+
+def optimizer(
+    params: Mapping[str, torch.nn.Parameter], compression: Any, **options: Any
+) -> torch.optim.Optimizer:
+    """The stock distributed optimizer; with a learning rate of 1 the step is the average."""
+    options.setdefault("named_parameters", list(params.items()))
+    inner = torch.optim.SGD(list(params.values()), lr=1.0)
+    return hvd.DistributedOptimizer(inner, compression=compression, **options)
+
+
+def gradients(
+    params: Mapping[str, torch.Tensor], step: int, rank: int | None = None
+) -> dict[str, torch.Tensor]:
+    """What ``rank`` (by default this one) has as gradients in a step: all ranks can tell."""
+    seed = [step, hvd.rank() if rank is None else rank]
+    result = {}
+    for position, (name, p) in enumerate(params.items()):
+        values = np.random.default_rng([*seed, position]).standard_normal(tuple(p.shape))
+        result[name] = torch.from_numpy(np.asarray(values)).to(p.dtype)
+    return result
+
+
+def backward(params: Mapping[str, torch.Tensor], grads: Mapping[str, torch.Tensor]) -> None:
+    """A backward pass that leaves exactly ``grads``; parameters without one take no part."""
+    terms = [(params[name] * grad).sum().double() for name, grad in grads.items()]
+    if terms:
+        torch.stack(terms).sum().backward()
+
+
+def averages(
+    opt: torch.optim.Optimizer,
+    params: Mapping[str, torch.Tensor],
+    grads: Mapping[str, torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """One step; what the optimizer was given as gradients."""
+    backward(params, grads)
+    opt.step()
+    result = {name: p.grad.detach().clone() for name, p in params.items()}
+    opt.zero_grad()
+    return result
+
+
+def check_equal(actual: torch.Tensor, expected: Any, what: str = "") -> None:
+    """Equal to the last bit (and NaN where NaN is)."""
+    wanted = torch.as_tensor(expected)
+    assert actual.dtype == wanted.dtype, f"{what}: {actual.dtype} instead of {wanted.dtype}"
+    torch.testing.assert_close(
+        actual, wanted, rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{what}: {text}"
+    )
+
+
+def check_same_on_all_ranks(tensor: torch.Tensor, what: str = "") -> None:
+    """The same bytes on every rank."""
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    rows = hvd.allgather(data[None], name=f"same.{next(_models)}")
+    for rank, row in enumerate(rows):
+        assert torch.equal(row, rows[0]), f"{what} differs between rank 0 and rank {rank}"
+
+
+def refused(function: Callable[[], Any], kind: type[Exception], *parts: str) -> str:
+    """That ``function`` raises ``kind`` with a message of all ``parts``; returns the message."""
+    try:
+        function()
+    except kind as error:
+        message = str(error)
+    except Exception as error:
+        raise AssertionError(
+            f"{type(error).__name__} instead of {kind.__name__}: {error}"
+        ) from error
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+    for part in parts:
+        assert part in message, f"'{part}' is not in the message: {message}"
+    return message
+
+
+class TopK:
+    """A model of ``residual|topk(k=...)`` on all ranks, in numpy."""
+
+    def __init__(self, k: int, ranks: int, *, memory: bool) -> None:
+        self.k = k
+        self.memory = memory
+        self.residuals: list[Any] = [None] * ranks
+
+    def average(self, grads: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The average of the ranks' gradients of one step."""
+        total = np.zeros(tuple(grads[0].shape), np.float32)
+        for rank, grad in enumerate(grads):
+            corrected = grad.detach().to(torch.float32).numpy()
+            if self.memory and self.residuals[rank] is not None:
+                corrected = self.residuals[rank] + corrected
+            flat = corrected.reshape(-1)
+            kept = np.argsort(-np.abs(flat), kind="stable")[: self.k]
+            sent = np.zeros_like(flat)
+            sent[kept] = flat[kept]
+            total += np.float32(1 / len(grads)) * sent.reshape(corrected.shape)
+            self.residuals[rank] = corrected - sent.reshape(corrected.shape)
+        return torch.from_numpy(total)
+
+
+def main(reports: str, folder: str, modules: Sequence[str]) -> None:
+    """Run the cases of modules, and write a line for each."""
+    # The module that cases import is another one than this, which runs as __main__.
+    from workers import harness
+
+    harness.shared = Path(folder)
+    torch.set_num_threads(1)
+    hvd.init()
+    cases: dict[str, Callable[[], Any]] = {}
+    for module in modules:
+        path, _, attribute = module.partition(":")
+        cases.update(getattr(importlib.import_module(f"workers.{path}"), attribute or "cases"))
+    with (Path(reports) / f"rank{hvd.rank()}.jsonl").open("w", buffering=1) as file:
+        for name, function in cases.items():
+            faulthandler.dump_traceback_later(CASE_LIMIT, exit=True)
+            value = error = None
+            try:
+                value = function()
+            except Exception:
+                error = traceback.format_exc()
+            file.write(json.dumps({"case": name, "value": value, "error": error}) + "\n")
+            hvd.barrier()  # no rank ends while others need it
+    faulthandler.cancel_dump_traceback_later()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])

@@ -1,0 +1,121 @@
+"""What is refused, with a message on every rank and without a hang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from workers.harness import (
+    MATRIX,
+    Cases,
+    averages,
+    backward,
+    gradients,
+    optimizer,
+    parameters,
+    refused,
+)
+
+from gradcomp import Config
+from gradcomp.errors import ProtocolError
+from horovod_compressors.torch import Compression
+
+cases = Cases()
+
+
+def one_step(compression: Any, **options: Any) -> Callable[[], Any]:
+    params = parameters({"weight": MATRIX, "bias": (64,)})
+    if callable(compression):
+        compression = compression(params)
+    opt = optimizer(params, compression, **options)
+    return lambda: averages(opt, params, gradients(params, 0))
+
+
+@cases
+def specs_that_differ() -> None:
+    spec = "topk(k=100,values=fp32)" if hvd.rank() == 0 else "fp16(overflow=saturate)"
+    refused(
+        one_step(Compression(spec)),
+        ProtocolError,
+        "the ranks run different compression",
+        'rank 0: {"compress":{"default":"topk(k=100,values=fp32)"',
+        'rank 1: {"compress":{"default":"fp16(overflow=saturate)"',
+    )
+
+
+@cases
+def memories_that_differ() -> None:
+    memory = "residual|" if hvd.rank() == 0 else ""
+    refused(
+        one_step(lambda params: Compression(f"{memory}topk(k=100,values=fp32)", params.items())),
+        ProtocolError,
+        'rank 0: {"compress":{"default":"residual(beta=1.0,gamma=1.0)|topk(k=100,values=fp32)"',
+        'rank 1: {"compress":{"default":"topk(k=100,values=fp32)"',
+    )
+
+
+@cases
+def rules_that_differ() -> None:
+    rules = [{"match": {"name": "*.bias"}, "use": "identity" if hvd.rank() else "bf16"}]
+    config = Config.from_mapping(
+        {"version": 1, "compress": {"default": "topk(k=100,values=fp32)", "rules": rules}}
+    )
+    default = '{"compress":{"default":"topk(k=100,values=fp32)"'
+    known = default + ',"rules":[{"match":{"name":"*.bias"},"use":'
+    refused(
+        one_step(Compression(config)),
+        ProtocolError,
+        f'rank 0: {known}"bf16"',
+        f'rank 1: {known}"identity"',
+    )
+
+
+@cases
+def seeds_that_differ() -> None:
+    config = Config.from_mapping(
+        {"version": 1, "compress": {"default": "randomk(k=100)"}, "seed": hvd.rank()}
+    )
+    refused(one_step(Compression(config)), ProtocolError, '"seed":0', '"seed":1')
+
+
+@cases
+def sparse_gradients() -> None:
+    """Sparse gradients that nobody makes dense; Horovod gathers them without asking."""
+    layer = torch.nn.Embedding(60, 80, sparse=True)
+    for spec in ("topk(k=100,values=fp32)", "residual|bf16"):
+        params = {f"refused.sparse.{spec}": layer.weight}
+        opt = optimizer(params, Compression(spec, params.items()))
+        layer(torch.tensor([hvd.rank()])).sum().backward()
+        refused(opt.synchronize, TypeError, spec.split("|")[-1], "sparse_as_dense=True")
+        layer.weight.grad = None
+
+
+@cases
+def sparse_gradients_in_groups() -> None:
+    layer = torch.nn.Embedding(60, 80, sparse=True)
+    params = {"refused.sparse.grouped": layer.weight}
+    optimizer(params, Compression("topk(k=100,values=fp32)"), groups=1, sparse_as_dense=True)
+    refused(
+        layer(torch.tensor([hvd.rank()])).sum().backward,
+        TypeError,
+        "without groups",
+        "sparse=False",
+    )
+
+
+@cases
+def two_backward_passes_in_a_step() -> None:
+    params = parameters({"weight": MATRIX})
+    optimizer(params, Compression("topk(k=100,values=fp32)"))
+    backward(params, gradients(params, 0))
+    refused(
+        lambda: backward(params, gradients(params, 1)), AssertionError, "backward_passes_per_step"
+    )
+
+
+@cases
+def a_step_after_all_that() -> None:
+    """Refusals leave nothing behind that disturbs others."""
+    assert one_step(Compression("topk(k=100,values=fp32)"))()

@@ -1,0 +1,167 @@
+// Damages frames and spec strings in many ways and decodes them. Built under sanitizers it proves
+// that no byte from the wire is trusted: every outcome must be a Status, and a refused decode_add
+// must leave its accumulator as it was.
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "core/bytes.hpp"
+#include "core/compiled.hpp"
+#include "core/rng.hpp"
+#include "core/spec.hpp"
+#include "wire/crc32c.hpp"
+#include "wire/frame.hpp"
+
+namespace {
+
+using namespace gradcomp;
+
+constexpr std::size_t kNumel[] = {0, 1, 17, 300};
+
+struct Subject {
+  CompiledCodec codec;
+  std::size_t numel;
+  std::vector<std::uint8_t> frame;
+};
+
+std::vector<Subject> make_subjects(Scratch* scratch) {
+  std::vector<Subject> subjects;
+  Stream stream(1);
+  for (const StageInfo& info : registry()) {
+    if (info.kind != StageKind::kCodec && info.kind != StageKind::kCoder) continue;
+    for (std::size_t n : kNumel) {
+      Subject subject;
+      subject.numel = n;
+      if (!compile_codec(info.example, &subject.codec).ok()) std::abort();
+      std::vector<float> x(n);
+      for (float& value : x) value = bits_float(static_cast<std::uint32_t>(stream.next()));
+      Call call;
+      call.stream = stream.next();
+      call.scratch = scratch;
+      subject.frame.resize(max_frame_size(subject.codec, n));
+      std::size_t written = 0;
+      if (!encode_frame(subject.codec, {x.data(), n}, call,
+                        {subject.frame.data(), subject.frame.size()}, &written)
+               .ok()) {
+        std::abort();
+      }
+      subject.frame.resize(written);
+      subjects.push_back(std::move(subject));
+    }
+  }
+  return subjects;
+}
+
+void mutate(std::vector<std::uint8_t>* bytes, Stream* random) {
+  const std::uint64_t edits = 1 + random->below(4);
+  for (std::uint64_t i = 0; i < edits && !bytes->empty(); ++i) {
+    const auto at = static_cast<std::size_t>(random->below(bytes->size()));
+    switch (random->below(6)) {
+      case 0:
+        (*bytes)[at] ^= static_cast<std::uint8_t>(1u << random->below(8));
+        break;
+      case 1:
+        (*bytes)[at] = static_cast<std::uint8_t>(random->next());
+        break;
+      case 2:
+        bytes->resize(at);
+        break;
+      case 3: {
+        const auto length = static_cast<std::size_t>(1 + random->below(9));
+        const auto value = static_cast<std::uint8_t>(random->next());
+        bytes->insert(bytes->begin() + static_cast<std::ptrdiff_t>(at), length, value);
+        break;
+      }
+      case 4:
+        if (at + 4 <= bytes->size())
+          store(bytes->data() + at, static_cast<std::uint32_t>(random->next()));
+        break;
+      default:
+        if (at + 4 <= bytes->size()) store(bytes->data() + at, ~std::uint32_t{0});
+        break;
+    }
+  }
+  // A right length and CRC let the damage through to the payload.
+  if (random->below(2) == 0 && bytes->size() >= kFrameHeader + 4) {
+    const bool stream = ((*bytes)[5] & kFlagStream) != 0;
+    const std::size_t head = kFrameHeader + (stream ? 8 : 0);
+    if (bytes->size() >= head + 4) {
+      store(bytes->data() + 12, static_cast<std::uint32_t>(bytes->size() - head - 4));
+      store(bytes->data() + bytes->size() - 4, crc32c(bytes->data(), bytes->size() - 4));
+    }
+  }
+}
+
+// Whether the damaged frame still decodes.
+bool decode(const Subject& subject, const std::vector<std::uint8_t>& bytes, Scratch* scratch) {
+  // A copy of exact size, so that the sanitizer sees every byte too far.
+  std::vector<std::uint8_t> exact(bytes);
+  exact.shrink_to_fit();
+  Frame frame;
+  if (!open_frame(subject.codec, {exact.data(), exact.size()}, &frame).ok()) return false;
+  Call call;
+  call.stream = frame.stream;
+  call.scratch = scratch;
+  std::vector<float> acc(subject.numel, 1.5f);
+  const std::vector<float> before = acc;
+  const Status added =
+      subject.codec.codec->decode_add(frame.payload, call, 2.0f, {acc.data(), acc.size()});
+  if (!added.ok() && acc != before) {
+    std::fprintf(stderr, "a refused decode_add changed its accumulator\n");
+    std::abort();
+  }
+  const Status decoded = subject.codec.codec->decode(frame.payload, call, {acc.data(), acc.size()});
+  if (decoded.ok() != added.ok()) {
+    std::fprintf(stderr, "decode and decode_add disagree: %s%s\n", decoded.message().c_str(),
+                 added.message().c_str());
+    std::abort();
+  }
+  return decoded.ok();
+}
+
+void parse_mutated_spec(Stream* random) {
+  std::string text = "residual(beta=0.5,gamma=1.0)|topk(ratio=0.01)";
+  const std::string alphabet = "abkortz0159.,=()|-+e_ \xC3\n";
+  for (std::uint64_t i = 0; i < 1 + random->below(5) && !text.empty(); ++i) {
+    const auto at = static_cast<std::size_t>(random->below(text.size()));
+    const char letter = alphabet[static_cast<std::size_t>(random->below(alphabet.size()))];
+    if (random->below(3) == 0) {
+      text.erase(at, 1 + random->below(4));
+    } else if (random->below(2) == 0) {
+      text.insert(at, 1, letter);
+    } else {
+      text[at] = letter;
+    }
+  }
+  Spec spec;
+  if (!parse_spec(text, &spec).ok()) return;
+  Spec again;
+  if (!parse_spec(spec.text(), &again).ok() || again.text() != spec.text()) {
+    std::fprintf(stderr, "not a canonical form: %s\n", spec.text().c_str());
+    std::abort();
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const long count = argc > 1 ? std::strtol(argv[1], nullptr, 10) : 0;
+  if (count <= 0) {
+    std::fprintf(stderr, "usage: mutate COUNT\n");
+    return 2;
+  }
+  gradcomp::Scratch scratch;
+  const std::vector<Subject> subjects = make_subjects(&scratch);
+  gradcomp::Stream random(42);
+  long survivors = 0;
+  for (long i = 0; i < count; ++i) {
+    const Subject& subject = subjects[static_cast<std::size_t>(random.below(subjects.size()))];
+    std::vector<std::uint8_t> bytes = subject.frame;
+    mutate(&bytes, &random);
+    survivors += decode(subject, bytes, &scratch) ? 1 : 0;
+    parse_mutated_spec(&random);
+  }
+  std::printf("%ld mutated frames and specs: %ld frames still decoded\n", count, survivors);
+  return survivors > 0 ? 0 : 1;  // none would mean that payload checks were never reached
+}

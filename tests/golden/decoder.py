@@ -1,0 +1,800 @@
+"""A second decoder for docs/wire-format.md, written from that document alone.
+
+It shares no code with gradcomp: it needs numpy, the standard library and, for the levels of eden,
+scripts/lloyd_max.py. It is the second opinion for everybody who implements the format, so it is
+written to be read, not to be fast.
+
+    decode(frame: bytes, spec: str) -> numpy.ndarray
+
+`spec` is the canonical spec without a memory stage. Whatever the document forbids raises
+FormatError, before anything of the size that the frame claims is allocated.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from lloyd_max import centroids
+
+MAGIC = b"GCMP"
+VERSION = 1
+FLAG_CRC = 1
+FLAG_STREAM = 2
+MAX_NUMEL = 2**30 - 1
+MASK32 = 0xFFFFFFFF
+MASK64 = 0xFFFFFFFFFFFFFFFF
+
+
+class FormatError(ValueError):
+    """The frame breaks a rule of the document."""
+
+
+# CRC-32C ----------------------------------------------------------------------------------------
+
+
+def _crc_table() -> list[int]:
+    table = []
+    for byte in range(256):
+        crc = byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+        table.append(crc)
+    return table
+
+
+CRC_TABLE = _crc_table()
+
+
+def crc32c(data: bytes) -> int:
+    crc = MASK32
+    for byte in data:
+        crc = (crc >> 8) ^ CRC_TABLE[(crc ^ byte) & 0xFF]
+    return crc ^ MASK32
+
+
+# Random streams ---------------------------------------------------------------------------------
+
+
+def philox4x32(counters: np.ndarray, key: tuple[int, int]) -> np.ndarray:
+    """Ten rounds of Philox4x32 on each row (c0, c1, c2, c3) of `counters`."""
+    c0, c1, c2, c3 = counters.astype(np.uint64).T
+    k0, k1 = key
+    mask, half = np.uint64(MASK32), np.uint64(32)
+    for _ in range(10):
+        product0 = np.uint64(0xD2511F53) * c0
+        product2 = np.uint64(0xCD9E8D57) * c2
+        c0, c1, c2, c3 = (
+            (product2 >> half) ^ c1 ^ np.uint64(k0),
+            product2 & mask,
+            (product0 >> half) ^ c3 ^ np.uint64(k1),
+            product0 & mask,
+        )
+        k0 = (k0 + 0x9E3779B9) & MASK32
+        k1 = (k1 + 0xBB67AE85) & MASK32
+    return np.stack([c0, c1, c2, c3], axis=1)
+
+
+def _halves(number: int) -> tuple[int, int]:
+    return number & MASK32, number >> 32 & MASK32
+
+
+def stream_key(seed: int, step: int, tensor_id: int) -> int:
+    counter = np.array([[*_halves(step), *_halves(tensor_id)]])
+    block = philox4x32(counter, _halves(seed))[0]
+    return int(block[0]) + (int(block[1]) << 32)
+
+
+def draws(stream: int, count: int) -> list[int]:
+    """The first `count` 64-bit draws of a stream."""
+    blocks = (count + 1) // 2
+    counters = np.zeros((blocks, 4), np.uint64)
+    counters[:, 0] = np.arange(blocks, dtype=np.uint64) & np.uint64(MASK32)
+    counters[:, 1] = np.arange(blocks, dtype=np.uint64) >> np.uint64(32)
+    words = philox4x32(counters, _halves(stream))
+    numbers = words[:, 0::2] + (words[:, 1::2] << np.uint64(32))
+    return [int(number) for number in numbers.reshape(-1)[:count]]
+
+
+def random_words(stream: int, first: int, count: int) -> np.ndarray:
+    """Random words `first` (a multiple of 4) to `first + count - 1`."""
+    blocks = np.arange(first // 4, (first + count + 3) // 4, dtype=np.uint64)
+    counters = np.zeros((blocks.size, 4), np.uint64)
+    counters[:, 0] = blocks & np.uint64(MASK32)
+    counters[:, 1] = blocks >> np.uint64(32)
+    counters[:, 2] = 1
+    return philox4x32(counters, _halves(stream)).reshape(-1)[:count]
+
+
+# Specs ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A canonical spec, `[rotate|]codec[|coder]`, taken apart."""
+
+    name: str
+    params: dict[str, str]
+    rotated: bool = False
+    coder: str | None = None
+
+    @classmethod
+    def read(cls, text: str) -> Spec:
+        rotated = text.startswith("rotate|")
+        codec, _, coder = text.removeprefix("rotate|").partition("|")
+        name, _, rest = codec.partition("(")
+        if name not in PAYLOADS:
+            raise ValueError(f"no codec {name!r}; known: {', '.join(PAYLOADS)}")
+        pairs = rest.removesuffix(")").split(",") if rest else []
+        return cls(name, dict(pair.split("=", 1) for pair in pairs), rotated, coder or None)
+
+    def kept(self, n: int) -> int:
+        """The kept count k."""
+        if n == 0:
+            return 0
+        if "k" in self.params:
+            return min(int(self.params["k"]), n)
+        return min(max(math.floor(float(self.params["ratio"]) * n + 0.5), 1), n)
+
+
+# Streams of bits --------------------------------------------------------------------------------
+
+
+class Bits:
+    """A stream of bits, the least significant of each byte first."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.used = 0
+
+    def get(self, count: int) -> int:
+        end = self.used + count
+        if end > 8 * len(self.data):
+            raise FormatError("a stream of bits ends too early")
+        number = int.from_bytes(self.data[self.used // 8 : (end + 7) // 8], "little")
+        number = number >> self.used % 8 & ((1 << count) - 1)
+        self.used = end
+        return number
+
+    def unary(self) -> int:
+        """The number of ones before a zero."""
+        ones = 0
+        while self.get(1):
+            ones += 1
+        return ones
+
+    def elias_delta(self) -> int:
+        ones = self.unary()
+        if ones > 3:
+            raise FormatError("an Elias delta code beyond the largest number")
+        n = (1 << ones | self.get(ones)) - 1
+        return 1 << n | self.get(n)
+
+    def pad(self) -> int:
+        """Reads what is left of a byte; the number of bytes read so far."""
+        if self.get(-self.used % 8):
+            raise FormatError("padding bits are not 0")
+        return self.used // 8
+
+    def finish(self) -> None:
+        if self.pad() != len(self.data):
+            raise FormatError("bytes follow a stream of bits")
+
+
+# Index coding -----------------------------------------------------------------------------------
+
+
+def read_raw32(data: bytes, count: int, units: int) -> list[int]:
+    _require_length(data, 4 * count)
+    return np.frombuffer(data, "<u4").tolist()
+
+
+def read_bitmask(data: bytes, count: int, units: int) -> list[int]:
+    _require_length(data, (units + 7) // 8)
+    return np.flatnonzero(_bits(data, units)).tolist()
+
+
+def read_elias_fano(data: bytes, count: int, units: int) -> list[int]:
+    low = 0 if units <= count or count == 0 else (units // count).bit_length() - 1
+    split = (count * low + 7) // 8
+    lower, upper = Bits(data[:split]), Bits(data[split:])
+    indices, high = [], 0
+    for _ in range(count):
+        high += upper.unary()
+        indices.append(high << low | lower.get(low))
+    lower.finish()
+    upper.finish()
+    return indices
+
+
+def read_rice(data: bytes, count: int, units: int) -> list[int]:
+    bits = Bits(data)
+    indices, index, r = [], -1, 0
+    for i in range(count):
+        if i % 512 == 0:
+            r = bits.get(5)
+        index += (bits.unary() << r | bits.get(r)) + 1
+        indices.append(index)
+    bits.finish()
+    return indices
+
+
+INDEX_CODINGS = {
+    "raw32": read_raw32,
+    "bitmask": read_bitmask,
+    "elias_fano": read_elias_fano,
+    "rice": read_rice,
+}
+
+
+# Value types ------------------------------------------------------------------------------------
+
+VALUE_TYPES = ("fp32", "fp16", "bf16", "int8", "sign")
+
+
+def value_bytes(kind: str, count: int) -> int:
+    head = 4 if kind in ("int8", "sign") else 0
+    bits = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "sign": 1}[kind]
+    return head + (count * bits + 7) // 8
+
+
+def read_values(data: bytes, kind: str, count: int) -> np.ndarray:
+    _require_length(data, value_bytes(kind, count))
+    if kind == "fp32":
+        return np.frombuffer(data, "<f4")
+    if kind == "fp16":
+        return from_binary16(data)
+    if kind == "bf16":
+        return from_bfloat16(data)
+    (shared,) = np.frombuffer(data, "<f4", 1)
+    if kind == "int8":
+        return shared * np.frombuffer(data, np.int8, count, offset=4).astype(np.float32)
+    signs = np.unpackbits(np.frombuffer(data, np.uint8, offset=4), bitorder="little")
+    return np.where(signs[:count], -shared, shared)
+
+
+def from_binary16(data: bytes) -> np.ndarray:
+    half = np.frombuffer(data, "<u2").astype(np.uint32)
+    sign = (half & 0x8000) << 16
+    exponent = half >> 10 & 0x1F
+    fraction = half & 0x3FF
+    # Zero and denormals are multiples of 2^-24, which float32 holds as normal numbers.
+    small = (fraction.astype(np.float32) * np.float32(2.0**-24)).view(np.uint32)
+    normal = (exponent + (127 - 15)) << 23 | fraction << 13
+    special = np.uint32(0xFF) << 23 | fraction << 13
+    quiet = np.where(fraction != 0, np.uint32(1 << 22), np.uint32(0))
+    bits = np.where(exponent == 0, small, np.where(exponent == 31, special | quiet, normal))
+    return (sign | bits).astype(np.uint32).view(np.float32)
+
+
+def from_bfloat16(data: bytes) -> np.ndarray:
+    return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+# Level coding -----------------------------------------------------------------------------------
+
+LEVEL_CHUNK = 65536
+
+
+def read_levels(data: bytes, coder: str | None, width: int, n: int) -> np.ndarray:
+    """n symbols below 2^width."""
+    if coder is None:
+        return read_packed(data, width, n)
+    read = {"rans": read_rans, "elias_delta": read_elias_delta}[coder]
+    parts, at = [np.empty(0, np.int64)], 0
+    for begin in range(0, n, LEVEL_CHUNK):
+        count = min(LEVEL_CHUNK, n - begin)
+        if at + 4 > len(data):
+            raise FormatError("the levels end before their last chunk")
+        length, mode = int.from_bytes(data[at : at + 3], "little"), data[at + 3]
+        body = data[at + 4 : at + 4 + length]
+        _require_length(body, length)
+        at += 4 + length
+        if mode == 0:
+            parts.append(read_packed(body, width, count))
+        elif mode == 1 and length < (count * width + 7) // 8:
+            parts.append(read(body, width, count))
+        else:
+            raise FormatError(f"a chunk of mode {mode}, or coded and not shorter")
+    if at != len(data):
+        raise FormatError("bytes follow the last chunk of levels")
+    return np.concatenate(parts)
+
+
+def read_packed(data: bytes, width: int, n: int) -> np.ndarray:
+    _require_length(data, (n * width + 7) // 8)
+    return _bits(data, n * width).reshape(n, width) @ (1 << np.arange(width))
+
+
+def read_elias_delta(data: bytes, width: int, n: int) -> np.ndarray:
+    bits = Bits(data)
+    symbols = np.array([bits.elias_delta() - 1 for _ in range(n)], np.int64)
+    bits.finish()
+    if np.any(symbols >= 1 << width):
+        raise FormatError("a symbol beyond the last")
+    return symbols
+
+
+def read_rans(data: bytes, width: int, n: int) -> np.ndarray:
+    table = Bits(data)
+    frequencies = [0] * (table.get(width) + 1)
+    for z in range(len(frequencies)):
+        frequencies[z] = table.elias_delta() - 1
+    at = table.pad()
+    if sum(frequencies) != 2**14 or frequencies[-1] == 0:
+        raise FormatError("frequencies whose sum is not 2^14, or the last of which is 0")
+    symbol_at = np.repeat(np.arange(len(frequencies)), frequencies).tolist()
+    starts = np.cumsum([0, *frequencies]).tolist()
+    if len(data) < at + 32 or len(data) % 4 != at % 4:
+        raise FormatError("the states are cut short, or the words are")
+    states = list(struct.unpack_from("<4Q", data, at))
+    if not all(2**31 <= state < 2**63 for state in states):
+        raise FormatError("a state out of range")
+    words = iter(np.frombuffer(data, "<u4", offset=at + 32).tolist())
+    symbols = []
+    for i in range(n):
+        state = states[i // 2 % 4]
+        t = state % 2**14
+        symbol = symbol_at[t]
+        symbols.append(symbol)
+        state = frequencies[symbol] * (state >> 14) + t - starts[symbol]
+        if (i % 2 == 1 or i == n - 1) and state < 2**31:
+            word = next(words, None)
+            if word is None:
+                raise FormatError("more words are needed than there are")
+            state = state << 32 | word
+        states[i // 2 % 4] = state
+    if next(words, None) is not None or states != [2**31] * 4:
+        raise FormatError("words are left, or a state is not where the encoder began")
+    return np.array(symbols, np.int64)
+
+
+# Rotation ---------------------------------------------------------------------------------------
+
+
+def hadamard(x: np.ndarray) -> np.ndarray:
+    stride = 1
+    while stride < x.size:
+        pairs = x.reshape(-1, 2, stride)
+        x = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).ravel()
+        stride *= 2
+    return x
+
+
+class Rotation:
+    """Where the blocks and the groups of n elements begin and end, and what is done to a block."""
+
+    def __init__(self, n: int, stream: int) -> None:
+        self.stream = stream
+        self.k = min(12, max(n, 1).bit_length() - 1)
+        self.p = 1 << self.k
+        self.factor = np.float32(2.0 ** (-self.k / 2))
+        self.blocks = [(begin, begin + self.p) for begin in range(0, n - self.p + 1, self.p)]
+        self.groups = list(self.blocks)
+        if n % self.p:
+            self.blocks.append((n - self.p, n))
+            self.groups[-1] = (self.groups[-1][0], n - self.p)
+            self.groups.append((n - self.p, n))
+
+    def signs(self, block: int) -> np.ndarray:
+        words = random_words(self.stream, 2**40 + 128 * block, (self.p + 31) // 32)
+        bits = np.unpackbits(words.astype("<u4").view(np.uint8), bitorder="little")[: self.p]
+        return np.where(bits, np.float32(-1), np.float32(1))
+
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        y = x.copy()
+        for block, (begin, end) in enumerate(self.blocks):
+            y[begin:end] = hadamard(self.factor * self.signs(block) * y[begin:end])
+        return y
+
+    def inverse(self, y: np.ndarray) -> np.ndarray:
+        x = y.copy()
+        for block, (begin, end) in reversed(list(enumerate(self.blocks))):
+            x[begin:end] = self.factor * self.signs(block) * hadamard(x[begin:end])
+        return x
+
+
+# Payloads ---------------------------------------------------------------------------------------
+
+
+def _require_length(payload: bytes, length: int) -> None:
+    if len(payload) != length:
+        raise FormatError(f"{len(payload)} bytes; there must be {length}")
+
+
+def read_identity(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    _require_length(payload, 4 * n)
+    return np.frombuffer(payload, "<f4")
+
+
+def read_fp16(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    _require_length(payload, 2 * n)
+    return from_binary16(payload)
+
+
+def read_bf16(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    _require_length(payload, 2 * n)
+    return from_bfloat16(payload)
+
+
+def read_sparse(
+    payload: bytes, n: int, spec: Spec, least: int, most: int, unit: int = 1
+) -> np.ndarray:
+    """A sparse payload that keeps `least` to `most` units."""
+    units = -(-n // unit)
+    if len(payload) < 8:
+        raise FormatError("less than the header of a sparse payload")
+    count, coding_number, type_number, shortfall = struct.unpack_from("<IBBH", payload)
+    if not least <= count <= most:
+        raise FormatError(f"count is {count}; it must be {least} to {most}")
+    coding = dict(enumerate(INDEX_CODINGS)).get(coding_number)
+    if coding is None or spec.coder not in (None, coding):
+        raise FormatError(f"index coding {coding_number}")
+    kind = spec.params["values"]
+    if type_number != VALUE_TYPES.index(kind):
+        raise FormatError(f"value type {type_number}; {kind} is another")
+    tail = value_bytes(kind, count * unit - shortfall)
+    split = len(payload) - tail
+    if split < 8 or shortfall > count * unit:
+        raise FormatError("the values are cut short")
+    indices = np.array(INDEX_CODINGS[coding](payload[8:split], count, units), np.int64)
+    if indices.size != count:
+        raise FormatError(f"{indices.size} indices; count is {count}")
+    if np.any(indices >= units) or np.any(np.diff(indices) <= 0):
+        raise FormatError("indices not strictly ascending, or beyond the last unit")
+    short = units * unit - n if count and indices[-1] == units - 1 else 0
+    if shortfall != short:
+        raise FormatError(f"shortfall {shortfall}; it is {short}")
+    elements = (indices[:, None] * unit + np.arange(unit)).ravel()
+    elements = elements[elements < n]
+    return _scatter(elements, read_values(payload[split:], kind, elements.size), n)
+
+
+def read_topk(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    return read_sparse(payload, n, spec, spec.kept(n), spec.kept(n))
+
+
+def sampled_counts(n: int, spec: Spec) -> tuple[int, int]:
+    """The smallest and the largest count of sampled_topk."""
+    k = spec.kept(n)
+    sample_ratio = float(spec.params["sample_ratio"])
+    if k == 0 or sample_ratio == 1 or n <= -(-2 * n // k):
+        return k, k
+    s = max(math.ceil(n * sample_ratio), -(-2 * n // k))
+    stride = 32 * -(-n // (32 * s)) + 1
+    while n // stride < s:
+        stride -= 8
+    t = -(-(n // stride * k) // n)
+    return (min(k, t) if spec.params["resample"] == "true" else 0), k
+
+
+def read_sampled_topk(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    return read_sparse(payload, n, spec, *sampled_counts(n, spec))
+
+
+def read_threshold(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    return read_sparse(payload, n, spec, 0, n)
+
+
+def read_chunktopk(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    chunk = int(spec.params["chunk"])
+    k = spec.kept(-(-n // chunk))
+    return read_sparse(payload, n, spec, k, k, chunk)
+
+
+def randomk_indices(n: int, k: int, stream: int) -> np.ndarray:
+    """The kept indices, ascending, by Floyd's algorithm on the smaller side."""
+    d = k if k <= n // 2 else n - k
+    chosen: set[int] = set()
+    for j, draw in zip(range(n - d, n), draws(stream, d), strict=True):
+        t = draw * (j + 1) >> 64
+        chosen.add(j if t in chosen else t)
+    mask = np.zeros(n, bool)
+    mask[list(chosen)] = True
+    return np.flatnonzero(mask if k <= n // 2 else ~mask)
+
+
+def read_randomk(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    k = spec.kept(n)
+    values = read_values(payload, spec.params["values"], k)
+    return _scatter(randomk_indices(n, k, stream), values, n)
+
+
+def read_randomblock(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    k = spec.kept(n)
+    values = read_values(payload, spec.params["values"], k)
+    start = draws(stream, 1)[0] * n >> 64
+    return _scatter(np.sort((start + np.arange(k)) % max(n, 1)), values, n)
+
+
+def _scatter(indices: np.ndarray, values: np.ndarray, n: int) -> np.ndarray:
+    dense = np.zeros(n, np.float32)
+    dense[indices] = values
+    return dense
+
+
+def _bits(data: bytes, n: int) -> np.ndarray:
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+    if bits[n:].any():
+        raise FormatError("a bit beyond the last element is not 0")
+    return bits[:n].astype(bool)
+
+
+def read_sign(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    _require_length(payload, 4 + (n + 7) // 8)
+    (scale,) = np.frombuffer(payload, "<f4", 1)
+    return np.where(_bits(payload[4:], n), -scale, scale)
+
+
+def read_onebit(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    _require_length(payload, 8 + (n + 7) // 8)
+    low, high = np.frombuffer(payload, "<f4", 2)
+    return np.where(_bits(payload[8:], n), low, high)
+
+
+def read_terngrad(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    _require_length(payload, 4 + (n + 4) // 5)
+    (scale,) = np.frombuffer(payload, "<f4", 1)
+    data = np.frombuffer(payload, np.uint8, offset=4)
+    if np.any(data > 242):
+        raise FormatError("a byte above 242")
+    digits = np.zeros(n, np.uint8)
+    for begin in range(0, n, 1280):
+        m = min(n - begin, 1280)
+        block = data[begin // 5 : begin // 5 + (m + 4) // 5]
+        of_block = np.concatenate([block // 3**k % 3 for k in range(5)])
+        if of_block[m:].any():
+            raise FormatError("a digit beyond the last element is not 0")
+        digits[begin : begin + m] = of_block[:m]
+    return np.array([0, 1, -1], np.float32)[digits] * scale
+
+
+def read_natural(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    _require_length(payload, n)
+    codes = np.frombuffer(payload, np.uint8)
+    powers = np.ldexp(np.float32(1), (codes & 0x7F).astype(np.int32) - 109)
+    values = np.where(codes & 0x80, -powers, powers).astype(np.float32)
+    return np.where(codes & 0x7F, values, np.where(codes == 0x80, np.float32(np.nan), 0))
+
+
+def _buckets(payload: bytes, n: int, bucket: int, bits: int) -> list[tuple[np.float32, np.ndarray]]:
+    """The scale and the bytes of every bucket."""
+    sizes = [min(n - begin, bucket) for begin in range(0, n, bucket)]
+    lengths = [(size * bits + 7) // 8 for size in sizes]
+    _require_length(payload, sum(lengths) + 4 * len(sizes))
+    found, at = [], 0
+    for length in lengths:
+        (scale,) = np.frombuffer(payload, "<f4", 1, offset=at)
+        found.append((scale, np.frombuffer(payload, np.uint8, length, offset=at + 4)))
+        at += 4 + length
+    return found
+
+
+def read_int8(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    parts = [np.empty(0, np.float32)]
+    for scale, data in _buckets(payload, n, int(spec.params["bucket"]), 8):
+        if np.any(data == 0x80):
+            raise FormatError("a level of -128")
+        parts.append(scale * data.view(np.int8).astype(np.float32))
+    return np.concatenate(parts)
+
+
+def read_int4(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    bucket = int(spec.params["bucket"])
+    parts = [np.empty(0, np.float32)]
+    for index, (scale, data) in enumerate(_buckets(payload, n, bucket, 4)):
+        halves = np.stack([data & 0xF, data >> 4], axis=1).ravel()
+        m = min(n - index * bucket, bucket)
+        if np.any(halves[:m] == 8) or halves[m:].any():
+            raise FormatError("a level of -8, or one beyond the bucket's last")
+        levels = halves[:m].astype(np.int8)
+        parts.append(scale * np.where(levels > 7, levels - 16, levels).astype(np.float32))
+    return np.concatenate(parts)
+
+
+def dynamic_values() -> np.ndarray:
+    """The 256 values of blockwise8."""
+    values = np.zeros(256)
+    values[255] = 1
+    for i in range(7):
+        for j in range(2**i):
+            value = (2 ** (i + 1) + 9 * (2 * j + 1)) / (10 ** (7 - i) * 2 ** (i + 1))
+            values[127 + 2**i + j], values[127 - 2**i - j] = value, -value
+    return values.astype(np.float32)
+
+
+def read_blockwise8(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    values = dynamic_values()
+    parts = [np.empty(0, np.float32)]
+    parts += [values[data] * scale for scale, data in _buckets(payload, n, 4096, 8)]
+    return np.concatenate(parts)
+
+
+def unzigzag(symbols: np.ndarray) -> np.ndarray:
+    return np.where(symbols % 2 == 1, -(symbols + 1) // 2, symbols // 2)
+
+
+def read_norms_and_levels(
+    payload: bytes, n: int, spec: Spec, values: Callable[[np.ndarray, np.ndarray, int], np.ndarray]
+) -> np.ndarray:
+    """Levels of a bucket's norm; `values(norms, v, s)` says what they decode to."""
+    bucket, s = int(spec.params["bucket"]), int(spec.params["levels"])
+    head = 4 * -(-n // bucket)
+    norms = np.frombuffer(payload[:head], "<f4") if len(payload) >= head else None
+    if norms is None:
+        raise FormatError("the norms are cut short")
+    bits = norms.view(np.uint32)
+    if np.any((bits > 0x7F7FFFF8) & (bits != 0x7FC00000)):
+        raise FormatError("a norm that is negative, beyond the largest, or another NaN")
+    symbols = read_levels(payload[head:], spec.coder, (2 * s).bit_length(), n)
+    if np.any(symbols > 2 * s):
+        raise FormatError("a symbol beyond the last level")
+    return values(norms[np.arange(n) // bucket], unzigzag(symbols), s)
+
+
+def linear_values(norms: np.ndarray, v: np.ndarray, s: int) -> np.ndarray:
+    return norms / np.float32(s) * v.astype(np.float32)
+
+
+def natural_values(norms: np.ndarray, v: np.ndarray, s: int) -> np.ndarray:
+    return norms * (np.sign(v) * 2.0 ** (np.abs(v) - float(s))).astype(np.float32)
+
+
+def read_qsgd(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    return read_norms_and_levels(payload, n, spec, linear_values)
+
+
+def read_dither(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    natural = spec.params["partition"] == "natural"
+    return read_norms_and_levels(payload, n, spec, natural_values if natural else linear_values)
+
+
+def read_scales_and_levels(
+    payload: bytes, n: int, spec: Spec, v: np.ndarray, groups: list[tuple[int, int]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The scale of every group, and what all elements decode to before they are rotated back."""
+    head = 4 * len(groups)
+    if len(payload) < head:
+        raise FormatError("the scales are cut short")
+    scales = np.frombuffer(payload[:head], "<f4")
+    symbols = read_levels(payload[head:], spec.coder, len(v).bit_length() - 1, n)
+    sizes = [end - begin for begin, end in groups]
+    return scales, np.repeat(scales, sizes) * v[symbols]
+
+
+def read_rotated(payload: bytes, n: int, spec: Spec, stream: int, v: np.ndarray) -> np.ndarray:
+    rotation = Rotation(n, stream)
+    scales, rotated = read_scales_and_levels(payload, n, spec, v, rotation.groups)
+    decoded = rotation.inverse(rotated)
+    unusable = ~(np.abs(scales) <= 2.0**100)
+    if n % rotation.p and unusable[-2:].any():
+        unusable[-2:] = True
+    for group in np.flatnonzero(unusable):
+        decoded[slice(*rotation.groups[group])] = np.uint32(0x7FC00000).view(np.float32)
+    return decoded
+
+
+def read_uniform(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    t = 2 ** int(spec.params["bits"]) - 1
+    v = (2 * np.arange(t + 1) - t).astype(np.float32)
+    if spec.rotated:
+        return read_rotated(payload, n, spec, stream, v)
+    groups = [(begin, min(begin + 512, n)) for begin in range(0, n, 512)]
+    return read_scales_and_levels(payload, n, spec, v, groups)[1]
+
+
+@cache
+def eden_values(bits: int) -> np.ndarray:
+    q = np.array(centroids(bits), np.float32)
+    return np.concatenate([-q[::-1], q])
+
+
+def read_eden(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    if n < 64:
+        return read_identity(payload, n, spec, stream)
+    return read_rotated(payload, n, spec, stream, eden_values(int(spec.params["bits"])))
+
+
+def read_drive(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    if n < 64:
+        return read_identity(payload, n, spec, stream)
+    return read_rotated(payload, n, spec, stream, np.array([-1, 1], np.float32))
+
+
+@dataclass(frozen=True)
+class Payload:
+    codec_id: int
+    seeded: bool  # even without rotate
+    read: Callable[[bytes, int, Spec, int], np.ndarray]
+
+
+PAYLOADS = {
+    "identity": Payload(1, False, read_identity),
+    "fp16": Payload(2, False, read_fp16),
+    "bf16": Payload(3, False, read_bf16),
+    "topk": Payload(4, False, read_topk),
+    "randomk": Payload(5, True, read_randomk),
+    "sign": Payload(10, False, read_sign),
+    "onebit": Payload(11, False, read_onebit),
+    "terngrad": Payload(12, False, read_terngrad),
+    "natural": Payload(13, False, read_natural),
+    "int8": Payload(16, False, read_int8),
+    "int4": Payload(17, False, read_int4),
+    "blockwise8": Payload(18, False, read_blockwise8),
+    "qsgd": Payload(14, False, read_qsgd),
+    "dither": Payload(15, False, read_dither),
+    "uniform": Payload(19, False, read_uniform),
+    "eden": Payload(20, True, read_eden),
+    "drive": Payload(21, True, read_drive),
+    "sampled_topk": Payload(6, False, read_sampled_topk),
+    "threshold": Payload(7, False, read_threshold),
+    "randomblock": Payload(8, True, read_randomblock),
+    "chunktopk": Payload(9, False, read_chunktopk),
+}
+
+
+# Frames -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The fields of a frame whose own rules hold: magic to CRC, without regard to a spec."""
+
+    flags: int
+    codec_id: int
+    spec_hash: int
+    numel: int
+    stream: int | None
+    payload: bytes
+    crc: int | None
+
+    @classmethod
+    def read(cls, frame: bytes) -> Frame:
+        if len(frame) < 24:
+            raise FormatError(f"{len(frame)} bytes are less than the header")
+        magic, version, flags, codec_id, spec_hash, payload_length, numel = struct.unpack_from(
+            "<4sBBHIIQ", frame
+        )
+        if magic != MAGIC:
+            raise FormatError(f"magic is {magic!r}")
+        if version != VERSION:
+            raise FormatError(f"version is {version}")
+        if flags & ~(FLAG_CRC | FLAG_STREAM):
+            raise FormatError(f"unknown flags in {flags:#04x}")
+        if codec_id == 0:
+            raise FormatError("codec id is 0")
+        if numel > MAX_NUMEL:
+            raise FormatError(f"numel {numel} is above {MAX_NUMEL}")
+        start = 32 if flags & FLAG_STREAM else 24
+        end = start + payload_length
+        total = end + (4 if flags & FLAG_CRC else 0)
+        if len(frame) != total:
+            raise FormatError(f"the frame has {len(frame)} bytes; its fields say {total}")
+        crc = None
+        if flags & FLAG_CRC:
+            (crc,) = struct.unpack_from("<I", frame, end)
+            if crc != crc32c(frame[:end]):
+                raise FormatError("the CRC does not match")
+        stream = struct.unpack_from("<Q", frame, 24)[0] if flags & FLAG_STREAM else None
+        return cls(flags, codec_id, spec_hash, numel, stream, frame[start:end], crc)
+
+
+def decode(frame: bytes, spec: str) -> np.ndarray:
+    """Returns the flat float32 tensor; raises FormatError for a frame the document forbids."""
+    read_spec = Spec.read(spec)
+    rules = PAYLOADS[read_spec.name]
+    fields = Frame.read(frame)
+    if fields.codec_id != rules.codec_id:
+        raise FormatError(f"codec id {fields.codec_id}; {read_spec.name} is {rules.codec_id}")
+    if fields.spec_hash != crc32c(spec.encode("ascii")):
+        raise FormatError(f"spec hash {fields.spec_hash:#010x} is not that of {spec}")
+    if (fields.stream is not None) != (rules.seeded or read_spec.rotated):
+        raise FormatError("flag bit 1 (stream present) does not fit the codec")
+    # Hostile scales overflow, and signalling NaN become quiet: neither is an error.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return rules.read(fields.payload, fields.numel, read_spec, fields.stream or 0)

@@ -1,0 +1,220 @@
+"""A plain model of quantizers with a norm per bucket, written from docs/wire-format.md alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+WordArray = npt.NDArray[np.uint64]
+
+REFERENCE = Path(__file__).resolve().parents[1] / "golden" / "reference"
+CHUNK = 65536
+LOW = np.uint64(0xFFFFFFFF)
+
+
+def reference(case: str) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """The description and the arrays of a case of the reference implementations."""
+    with np.load(REFERENCE / case / "arrays.npz") as arrays:
+        return json.loads((REFERENCE / case / "case.json").read_text()), dict(arrays)
+
+
+# Random streams -----------------------------------------------------------------------------------
+
+
+def philox(counter: list[WordArray], key: int) -> list[WordArray]:
+    c0, c1, c2, c3 = counter
+    k0, k1 = key & 0xFFFFFFFF, key >> 32
+    for _ in range(10):
+        p0, p1 = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
+        c0, c1 = (p1 >> np.uint64(32)) ^ c1 ^ np.uint64(k0), p1 & LOW
+        c2, c3 = (p0 >> np.uint64(32)) ^ c3 ^ np.uint64(k1), p0 & LOW
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return [c0, c1, c2, c3]
+
+
+def stream_key(seed: int, step: int, tensor_id: int) -> int:
+    counter = [step & 0xFFFFFFFF, step >> 32, tensor_id & 0xFFFFFFFF, tensor_id >> 32]
+    block = philox([np.array(word, np.uint64) for word in counter], seed)
+    return int(block[0]) | int(block[1]) << 32
+
+
+def element_words(stream: int, n: int) -> WordArray:
+    """Element words 0 to n - 1 of a stream."""
+    i = np.arange((n + 3) // 4, dtype=np.uint64)
+    words = philox([i & LOW, i >> np.uint64(32), np.ones_like(i), np.zeros_like(i)], stream)
+    return np.stack(words, axis=1).reshape(-1)[:n]
+
+
+def words_of_draws(u: npt.NDArray[Any]) -> WordArray:
+    """Words that round up exactly where the draw u in [0, 1) is below the fraction, to 2^-23."""
+    return np.minimum((1 - u.astype(np.float64)) * 2**32, 2**32 - 1).astype(np.uint64)
+
+
+# Quantization -------------------------------------------------------------------------------------
+
+
+def sum_squares(x: FloatArray) -> float:
+    squares = np.zeros((-(-x.size // 16), 16))
+    squares.reshape(-1)[: x.size] = x.astype(np.float64) ** 2
+    sums = np.zeros(16)
+    for row in squares:
+        sums += row
+    for width in (8, 4, 2, 1):
+        sums = sums[:width] + sums[width:]
+    return float(sums[0])
+
+
+def bucket_norm(x: FloatArray, kind: str, first: int = 0) -> np.float32:
+    """The norm of a bucket that begins at element ``first``."""
+    if not np.isfinite(x).all():
+        return np.float32(np.nan)
+    cuts = np.arange(CHUNK - first % CHUNK, x.size, CHUNK)
+    total = 0.0
+    for piece in np.split(x, cuts):
+        total = total + sum_squares(piece) if kind == "l2" else max(total, float(abs(piece).max()))
+    norm = np.sqrt(total) if kind == "l2" else total
+    norm = np.float32(min(norm, float.fromhex("0x1.fffffp127")))
+    return norm if norm >= 2.0**-96 else np.float32(0)
+
+
+def linear_levels(x: FloatArray, words: WordArray, norm: np.float32, levels: int) -> IntArray:
+    if not norm > 0:
+        return np.zeros(x.size, np.int64)
+    fixed = np.floor(abs(x) * np.float32(np.float32(levels * 2**24) / norm)).astype(np.int64)
+    rounded = (fixed + (words >> np.uint64(8)).astype(np.int64)) >> 24
+    return np.where(x < 0, -1, 1) * np.minimum(rounded, levels)
+
+
+def natural_levels(x: FloatArray, words: WordArray, norm: np.float32, levels: int) -> IntArray:
+    if not norm > 0:
+        return np.zeros(x.size, np.int64)
+    ratio = abs(x) * np.float32(np.float32(1) / norm)
+    bits = ratio.view(np.uint32).astype(np.int64) + (words >> np.uint64(9)).astype(np.int64)
+    above = np.minimum((bits >> 23) - 127 + levels, levels)
+    small = np.minimum(ratio.astype(np.float64), 2.0 ** (1 - levels)) * 2.0 ** (levels + 23)
+    below = (np.floor(small).astype(np.int64) + (words >> np.uint64(8)).astype(np.int64)) >> 24
+    rounded = np.where(ratio < 2.0 ** (1 - levels), below, above)
+    return np.where(x < 0, -1, 1) * rounded
+
+
+def quantize(
+    x: FloatArray, words: WordArray, levels: int, bucket: int, norm: str, partition: str = "linear"
+) -> tuple[FloatArray, IntArray]:
+    """The norms of all buckets, and the signed level of each element."""
+    round_levels = linear_levels if partition == "linear" else natural_levels
+    starts = range(0, x.size, bucket)
+    norms = [bucket_norm(x[i : i + bucket], norm, i) for i in starts]
+    parts = [
+        round_levels(x[i : i + bucket], words[i : i + bucket], value, levels)
+        for i, value in zip(starts, norms, strict=True)
+    ]
+    return np.array(norms, np.float32), np.concatenate([*parts, np.empty(0, np.int64)])
+
+
+def dequantize(
+    norms: FloatArray, signed: IntArray, levels: int, bucket: int, partition: str = "linear"
+) -> FloatArray:
+    scale = np.repeat(norms, bucket)[: signed.size]
+    if partition == "linear":
+        return scale / np.float32(levels) * signed.astype(np.float32)
+    magnitude = np.where(signed == 0, 0.0, 2.0 ** (abs(signed) - float(levels)))
+    return scale * (np.sign(signed) * magnitude).astype(np.float32)
+
+
+def zigzag(signed: IntArray) -> IntArray:
+    return np.where(signed < 0, -2 * signed - 1, 2 * signed)
+
+
+def unzigzag(symbols: IntArray) -> IntArray:
+    return np.where(symbols % 2 == 1, -(symbols + 1) // 2, symbols // 2)
+
+
+# Level coding -------------------------------------------------------------------------------------
+
+
+class Bits:
+    """A stream of bits, least significant first."""
+
+    def __init__(self, data: bytes) -> None:
+        self.number = int.from_bytes(data, "little")
+        self.used = 0
+
+    def get(self, count: int) -> int:
+        value = self.number >> self.used & ((1 << count) - 1)
+        self.used += count
+        return value
+
+    def elias_delta(self) -> int:
+        ones = 0
+        while self.get(1):
+            ones += 1
+        n = (1 << ones | self.get(ones)) - 1
+        return 1 << n | self.get(n)
+
+
+def unpack(data: bytes, bits: int, n: int) -> IntArray:
+    assert len(data) == (n * bits + 7) // 8
+    stream = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+    assert not stream[n * bits :].any()
+    return stream[: n * bits].reshape(n, bits) @ (1 << np.arange(bits))
+
+
+def decode_elias(data: bytes, n: int) -> IntArray:
+    stream = Bits(data)
+    symbols = [stream.elias_delta() - 1 for _ in range(n)]
+    assert stream.used <= 8 * len(data) < stream.used + 8
+    assert stream.number >> stream.used == 0
+    return np.array(symbols, np.int64)
+
+
+def decode_rans(data: bytes, bits: int, n: int) -> IntArray:
+    table = Bits(data[:1000])
+    frequencies = [table_frequency(table) for _ in range(table.get(bits) + 1)]
+    assert sum(frequencies) == 2**14
+    symbol_at = np.repeat(np.arange(len(frequencies)), frequencies)
+    starts = np.cumsum([0, *frequencies])
+    at = (table.used + 7) // 8
+    states = [int.from_bytes(data[at + 8 * i : at + 8 * i + 8], "little") for i in range(4)]
+    at += 32
+    symbols = []
+    for i in range(n):
+        state = states[i // 2 % 4]
+        slot = state % 2**14
+        symbol = int(symbol_at[slot])
+        symbols.append(symbol)
+        state = frequencies[symbol] * (state >> 14) + slot - int(starts[symbol])
+        if (i % 2 == 1 or i == n - 1) and state < 2**31:
+            state = state << 32 | int.from_bytes(data[at : at + 4], "little")
+            at += 4
+        states[i // 2 % 4] = state
+    assert at == len(data)
+    assert states == [2**31] * 4
+    return np.array(symbols, np.int64)
+
+
+def table_frequency(table: Bits) -> int:
+    return table.elias_delta() - 1
+
+
+def decode_symbols(data: bytes, coder: str, bits: int, n: int) -> IntArray:
+    if coder == "packed":
+        return unpack(data, bits, n)
+    parts = [np.empty(0, np.int64)]
+    for begin in range(0, n, CHUNK):
+        count = min(CHUNK, n - begin)
+        head = int.from_bytes(data[:4], "little")
+        body, data = data[4 : 4 + head % 2**24], data[4 + head % 2**24 :]
+        if head >> 24 == 0:
+            parts.append(unpack(body, bits, count))
+        elif coder == "rans":
+            parts.append(decode_rans(body, bits, count))
+        else:
+            parts.append(decode_elias(body, count))
+    assert data == b""
+    return np.concatenate(parts)

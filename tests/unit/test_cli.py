@@ -1,0 +1,402 @@
+"""The gradcomp command, run as users run it."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from gradcomp import Loopback, __version__, get_codec
+from gradcomp.cli import app
+from gradcomp.config import load_config
+from gradcomp.shapes import MODELS, model_shapes
+from gradcomp.spec import parse, stages
+
+CODECS = [stage.example for stage in stages() if stage.kind == "codec"]
+MEMORIES = [stage.name for stage in stages() if stage.kind == "memory"]
+SPECS = [*CODECS, *(f"{memory}|{codec}" for memory in MEMORIES for codec in CODECS)]
+
+CONFIG = """\
+version: 1
+compress:
+  default: residual|topk(ratio=0.01)
+  rules:
+    - {match: {name: "*.bias"}, use: fp16}
+    - {match: {regex: "^conv", min_numel: 10, ndim: [2, 4]}, use: bf16}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE", "GRADCOMP_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_text(CONFIG)
+    return "a.yaml"
+
+
+def run(*args: str, stdin: bytes | None = None) -> str:
+    """What a command that must succeed prints."""
+    result = CliRunner().invoke(app, args, input=stdin)
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    assert result.stdout.isascii()
+    # A line that is one long word, such as a spec, has no place to break.
+    assert all(len(line) <= 80 or " " not in line for line in result.stdout.splitlines())
+    return result.stdout
+
+
+def run_json(*args: str) -> Any:
+    result = CliRunner().invoke(app, [*args, "--json"])
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    return json.loads(result.stdout)
+
+
+def fail(*args: str) -> str:
+    """The message of a command that must refuse its input."""
+    result = CliRunner().invoke(app, args)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+# ---------------------------------------------------------------- the command itself
+
+
+def test_version_and_help() -> None:
+    assert run("--version") == f"gradcomp {__version__}\n"
+    text = run("--help")
+    for command in ("list", "explain", "check", "inspect", "bench", "simulate"):
+        assert f"\n  {command} " in text
+        assert "--help" in run(command, "--help")
+
+
+def test_as_a_process() -> None:
+    command = [sys.executable, "-W", "error", "-m", "gradcomp"]
+    result = subprocess.run([*command, "explain", "topkk"], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("gradcomp: unknown stage 'topkk'")
+    assert "Traceback" not in result.stderr
+    result = subprocess.run([*command, "--version"], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, f"gradcomp {__version__}\n")
+
+
+# ---------------------------------------------------------------- list, explain
+
+
+def test_list_shows_every_stage_with_parameters_and_paper() -> None:
+    text = " ".join(run("list").split())
+    for stage in stages():
+        assert stage.name in text
+        assert stage.paper.split()[0] in text
+        for param in stage.params:
+            assert (f"{param.name}={param.default}" if param.default else param.name) in text
+    rows = run_json("list")
+    assert [row["name"] for row in rows] == [stage.name for stage in stages()]
+    assert {row["name"]: row["exchange"] for row in rows}["topk"] == "gather"
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_explain_every_stage(spec: str) -> None:
+    text = run("explain", spec)
+    canonical = parse(spec).canonical
+    assert text.startswith(canonical + "\n")
+    data = run_json("explain", spec)
+    assert data["canonical"] == canonical
+    assert "|".join(stage["name"] for stage in data["stages"]) == "|".join(
+        stage.name for stage in parse(spec).stages
+    )
+    for numel, size in data["max_bytes"].items():
+        assert f"{int(numel):,}" in text
+        assert f"{size:,}" in text
+
+
+@pytest.mark.parametrize("spec", CODECS)
+def test_explain_bounds_what_is_sent(spec: str) -> None:
+    x = np.random.default_rng(0).standard_normal((50, 20), np.float32)
+    data = run_json("explain", spec)
+    codec = get_codec(spec)
+    sent = codec.encode(x) if data["exchange"] == "gather" else codec.encode_payload(x)
+    assert sent.nbytes <= data["max_bytes"]["1000"]
+
+
+def test_a_bad_spec_is_shown_with_a_caret() -> None:
+    _, spec, caret = fail("explain", "residual|topk(ratio=7)").splitlines()
+    assert spec[caret.index("^")] == "7"
+    assert "ratio" in fail("bench", "topk")
+
+
+# ---------------------------------------------------------------- check
+
+
+def test_check_shows_the_rules_in_order(config_file: str) -> None:
+    text = run("check", config_file)
+    names = [
+        "compress.rules[0]",
+        "compress.rules[1]",
+        "default rule: ndim <= 1",
+        "default rule: numel < 4096",
+        "compress.default",
+    ]
+    assert sorted(names, key=text.index) == names
+    for part in ("name: *.bias", "regex: ^conv", "min_numel: 10", "ndim: 2, 4", "all others"):
+        assert part in text
+    assert [rule["rule"] for rule in run_json("check", config_file)["rules"]] == names
+
+
+TENSORS = {"fc.weight": (512, 64), "fc.bias": (512,), "conv1.weight": (8, 1, 3, 3), "scale": ()}
+
+
+def test_check_tells_what_each_tensor_takes(config_file: str) -> None:
+    args = []
+    for name, shape in TENSORS.items():
+        args += ["--tensor", f"{name}={'x'.join(map(str, shape))}"]
+    config = load_config([config_file])
+    taken = run_json("check", config_file, *args)["tensors"]
+    assert [tensor["name"] for tensor in taken] == list(TENSORS)
+    for tensor in taken:
+        expected = config.resolve(tensor["name"], TENSORS[tensor["name"]])
+        assert tuple(tensor["shape"]) == TENSORS[tensor["name"]]
+        assert (tensor["rule"], tensor["spec"]) == (expected.rule, expected.spec.canonical)
+    text = run("check", config_file, *args)
+    assert "512x64" in text
+    assert "scalar" in text
+
+
+def test_check_composes_files_specs_and_overrides(config_file: str) -> None:
+    Path("b.yaml").write_text("seed: 4\n")
+    data = run_json("check", config_file, "b.yaml", "--set", "compress.rules=[]", "randomk(k=3)")
+    assert data["seed"] == 4
+    assert data["rules"][-1]["spec"] == parse("randomk(k=3)").canonical
+    assert len(data["rules"]) == 3
+
+
+def test_check_takes_a_bare_spec_and_its_overrides() -> None:
+    data = run_json("check", "fp16", "--set", "seed=9")
+    assert data["seed"] == 9
+    assert data["rules"][-1]["spec"].startswith("fp16")
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (["nope.yaml"], "nope.yaml: cannot be read (No such file"),
+        (["configs/nope"], "configs/nope: cannot be read"),
+        (["fp17"], "unknown stage 'fp17'"),
+        (["fp16", "bf16"], "got 2 specs, 'fp16', 'bf16'; give one at most"),
+        (["a.yaml", "--set", "sed=3"], "override 'sed=3': sed: unknown key, did you mean 'seed'?"),
+        (["fp16", "--tensor", "w"], "--tensor 'w': expected NAME=SHAPE"),
+        (["fp16", "--tensor", "w=3x"], "--tensor 'w=3x': expected NAME=SHAPE"),
+        (["fp16", "--tensor", "=3"], "--tensor '=3': expected NAME=SHAPE"),
+        (["fp16", "--tensor", "w=-3"], "--tensor 'w=-3': expected NAME=SHAPE"),
+        ([], "Missing argument 'CONFIG'"),
+    ],
+)
+def test_check_refuses(config_file: str, args: list[str], part: str) -> None:
+    assert part in fail("check", *args)
+
+
+# ---------------------------------------------------------------- inspect
+
+
+@pytest.fixture(params=CODECS)
+def frame(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "frame.bin"
+    get_codec(request.param).encode(np.arange(1000.0), seed=1).tofile(path)
+    return path
+
+
+def test_inspect_shows_the_header(frame: Path) -> None:
+    data = frame.read_bytes()
+    info = run_json("inspect", str(frame))
+    assert info["numel"] == 1000
+    assert info["total_bytes"] == len(data)
+    assert info["crc_ok"] is True
+    text = run("inspect", str(frame))
+    assert info["codec_name"] in text
+    assert f"{info['payload_bytes']:,} bytes" in text
+    dump = text[text.index("header:") :].splitlines()[1:]
+    header = b"".join(bytes.fromhex(line[8:56]) for line in dump)
+    assert header == data[: len(data) - info["payload_bytes"] - 4]
+
+
+def test_inspect_reads_standard_input(frame: Path) -> None:
+    assert run("inspect", "-", stdin=frame.read_bytes()) == run("inspect", str(frame))
+
+
+def test_inspect_fails_on_a_damaged_frame(frame: Path) -> None:
+    data = bytearray(frame.read_bytes())
+    data[-5] ^= 1
+    frame.write_bytes(data)
+    result = CliRunner().invoke(app, ["inspect", str(frame)])
+    assert result.exit_code == 1
+    assert "DOES NOT MATCH" in result.stdout
+    result = CliRunner().invoke(app, ["inspect", str(frame), "--json"])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["crc_ok"] is False
+
+
+def test_inspect_refuses_what_is_no_frame(frame: Path) -> None:
+    frame.write_bytes(frame.read_bytes()[:9])
+    assert "9 bytes" in fail("inspect", str(frame))
+    assert "No such file" in fail("inspect", str(frame.with_name("nope")))
+
+
+# ---------------------------------------------------------------- bench
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_bench_measures_every_spec(spec: str) -> None:
+    result = run_json("bench", spec, "--numel", "5000", "--repeats", "2")
+    encode = "compensate+encode+update" if parse(spec).stateful else "encode"
+    assert [row["operation"] for row in result["timings"]] == [
+        "memcpy",
+        encode,
+        "decode",
+        "decode_add",
+    ]
+    for row in result["timings"]:
+        assert row["ns_per_element"] > 0
+        assert row["ns_iqr"] >= 0
+        assert math.isclose(row["gb_per_s"] * row["ns_per_element"], 4)
+    assert result["timings"][0]["speed_to_memcpy"] == 1
+    assert result["spec"] == parse(spec).canonical
+    assert result["bits_per_element"] == 8 * result["wire_bytes"] / 5000
+
+
+def test_bench_all_has_a_row_for_every_codec(tmp_path: Path) -> None:
+    gradient = tmp_path / "gradient.npz"
+    np.savez(gradient, w=np.linspace(-1, 1, 5000, dtype=np.float16))
+    picture = tmp_path / "survey.png"
+    rows = run_json(
+        *("bench", "--all", "--numel", "5000", "--repeats", "1"),
+        *("--data", str(gradient), "--plot", str(picture)),
+    )
+    assert [row["spec"] for row in rows] == [parse(codec).canonical for codec in CODECS]
+    for row in rows:
+        assert set(row["vnmse"]) == {"gauss", "laplace", "recorded"}
+        assert row["encode"] > 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_wants_a_spec_or_all() -> None:
+    for args in (["bench"], ["bench", "fp16", "--all"], ["bench", "fp16", "--plot", "x.png"]):
+        result = CliRunner().invoke(app, args)
+        assert result.exit_code == 2
+        assert "--all" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("spec", "wire_bytes", "vnmse"),  # frames have 28 bytes of their own, top-k a count of 8
+    [
+        ("identity", 4000, 0.0),
+        ("fp16", 2000, 4e-8),
+        ("bf16", 2028, 3e-6),
+        ("topk(k=1000)|raw32", 8036, 0.0),
+        ("randomk(ratio=0.5)", 2000, 0.5),
+        ("residual|randomk(ratio=0.5)", 2000, 0.5),
+    ],
+)
+def test_bench_reports_bytes_and_loss(spec: str, wire_bytes: int, vnmse: float) -> None:
+    result = run_json("bench", spec, "--numel", "1000", "--repeats", "1")
+    assert result["wire_bytes"] == wire_bytes
+    assert math.isclose(result["vnmse"], vnmse, rel_tol=0.3)
+
+
+def test_bench_as_a_table() -> None:
+    text = run("bench", "residual|topk(ratio=0.01)", "--numel", "5000", "--repeats", "2")
+    for part in ("residual(", "5,000 elements", "memcpy", "compensate+encode+update", "IQR"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (["--numel", "0"], "numel is 0; it must be at least 1"),
+        (["--repeats", "0"], "repeats is 0; it must be at least 1"),
+        (["--numel", str(2**40)], str(2**40)),
+        (["--numel", "many"], "Invalid value for '--numel'"),
+    ],
+)
+def test_bench_refuses(args: list[str], part: str) -> None:
+    assert part in fail("bench", "fp16", *args)
+
+
+# ---------------------------------------------------------------- simulate
+
+
+@pytest.mark.parametrize(
+    ("model", "numel"),
+    # As published, but for the digits models: those of scripts/train.py.
+    [("resnet20", 269_722), ("resnet50", 25_557_032), ("digits-mlp", 301_066)],
+)
+def test_model_shapes_have_the_published_size(model: str, numel: int) -> None:
+    assert sum(map(math.prod, model_shapes(model).values())) == numel
+
+
+def test_simulate_counts_what_a_loopback_sends(config_file: str) -> None:
+    shapes = model_shapes("digits-mlp")
+    # Raw indices: the size of coded ones depends on the gradients.
+    plain = "compress.default=residual|topk(ratio=0.01)|raw32"
+    result = run_json(
+        *("simulate", config_file, "--set", plain),
+        *("--workers", "2", "--steps", "2", "--model", "digits-mlp"),
+    )
+    loop = Loopback(load_config([config_file], [plain]), 2)
+    for _ in range(2):
+        loop.step({name: [np.ones(shape)] * 2 for name, shape in shapes.items()})
+    assert result["sent_bytes"] == loop.stats[0].bytes_per_step
+    assert result["dense_bytes"] == sum(4 * math.prod(shape) for shape in shapes.values())
+    assert math.isclose(result["ratio"], loop.stats[0].ratio)
+    assert sum(group["sent_bytes"] for group in result["groups"]) == result["sent_bytes"]
+    assert sum(group["tensors"] for group in result["groups"]) == len(shapes)
+    assert {group["rule"] for group in result["groups"]} == {
+        "compress.rules[0]",
+        "compress.default",
+    }
+    assert 0 < result["vnmse"] < 2
+
+
+def test_simulate_without_compression_loses_and_saves_nothing() -> None:
+    result = run_json("simulate", "identity", "--workers", "3", "--model", "digits-cnn")
+    assert result["ratio"] == 1
+    assert result["vnmse"] < 1e-12
+    assert {group["spec"] for group in result["groups"]} == {"identity"}
+
+
+def test_simulate_draws_the_same_gradients_again() -> None:
+    args = ["simulate", "topk(ratio=0.1)", "--workers", "2", "--model", "digits-cnn"]
+    first, again = (run_json(*args) for _ in range(2))
+    other = run_json(*args, "--set", "seed=1")
+    assert first["vnmse"] == again["vnmse"] != other["vnmse"]
+
+
+@pytest.mark.parametrize("model", sorted(set(MODELS) - {"resnet50"}))
+def test_simulate_as_a_table(config_file: str, model: str) -> None:
+    text = run("simulate", config_file, "--workers", "2", "--steps", "1", "--model", model)
+    total = sum(map(math.prod, model_shapes(model).values()))
+    for part in (f"{model}, 2 workers", "compress.default", f"{total:,}", "vNMSE of the average"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (["--workers", "0"], "workers is 0; it must be at least 1"),
+        (["--workers", "2", "--steps", "0"], "steps is 0; it must be at least 1"),
+        (["--workers", "2", "--model", "vgg"], "model 'vgg': expected one of digits-mlp"),
+        ([], "Missing option '--workers'"),
+    ],
+)
+def test_simulate_refuses(args: list[str], part: str) -> None:
+    assert part in fail("simulate", "fp16", *args)
