@@ -55,9 +55,8 @@ gradcomp::Span<T> span(T* data, std::size_t size) {
 }
 
 Call make_call(const gradcomp_call* call) {
-  thread_local gradcomp::Scratch scratch;
   Call made;
-  made.scratch = &scratch;
+  made.scratch = &gradcomp::thread_scratch();
   if (call != nullptr) {
     made.stream = gradcomp::derive_stream(call->seed, call->step, call->tensor_id);
   }

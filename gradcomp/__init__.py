@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
+from gradcomp.batch import ToDecode, ToEncode, decode_batch_add, encode_batch
 from gradcomp.codec import Codec, get_codec, list_codecs
 from gradcomp.config import Config, load_config
 from gradcomp.errors import (
@@ -38,7 +39,11 @@ __all__ = [
     "SpecError",
     "StateError",
     "Stats",
+    "ToDecode",
+    "ToEncode",
     "WireError",
+    "decode_batch_add",
+    "encode_batch",
     "explain",
     "get_codec",
     "list_codecs",

@@ -14,7 +14,7 @@ from gradcomp.arrays import ByteArray, FloatArray, as_bytes, as_float32
 from gradcomp.errors import CapacityError, WireError
 from gradcomp.spec import checked_text, stages
 
-__all__ = ["Codec", "get_codec", "list_codecs"]
+__all__ = ["Codec", "derive_stream", "get_codec", "list_codecs"]
 
 
 class Codec:
@@ -29,19 +29,22 @@ class Codec:
     instruction set.
     """
 
-    __slots__ = ("_core", "caps", "name", "payload_dtype", "spec")
+    __slots__ = ("caps", "core", "name", "payload_dtype", "spec")
 
     def __init__(self, spec: str) -> None:
-        self._core = _core.Codec(spec)
-        self.spec: str = self._core.spec
+        self.core = _core.Codec(spec)
+        """The codec of the C++ core; for this package."""
+        self.spec: str = self.core.spec
         """The canonical spec."""
-        self.name: str = self._core.name
-        caps = ("summable", "seeded", "sparse", "finite", "private_noise")
-        self.caps: frozenset[str] = frozenset(cap for cap in caps if getattr(self._core, cap))
+        self.name: str = self.core.name
+        caps = ("summable", "seeded", "sparse", "finite", "private_noise", "shares")
+        self.caps: frozenset[str] = frozenset(cap for cap in caps if getattr(self.core, cap))
         """``summable``: payloads of ranks may be added and decoded once; ``seeded``: the bytes
         depend on seed, step and tensor_id; ``sparse``: decode_add costs O(payload); ``finite``:
-        a finite input decodes to finite values."""
-        self.payload_dtype: np.dtype[Any] = np.dtype(self._core.payload_dtype)
+        a finite input decodes to finite values; ``private_noise``: encoding draws noise that ranks
+        should not share; ``shares``: tensors that travel together are encoded together, see
+        `gradcomp.encode_batch`."""
+        self.payload_dtype: np.dtype[Any] = np.dtype(self.core.payload_dtype)
         """The elements of a payload: float32 or float16 for summable codecs, else uint8."""
 
     def __repr__(self) -> str:
@@ -52,11 +55,11 @@ class Codec:
 
     def max_encoded_size(self, numel: int) -> int:
         """Upper bound of the bytes of a frame of ``numel`` elements."""
-        return self._core.max_frame_size(_check_numel(numel))
+        return self.core.max_frame_size(_check_numel(numel))
 
     def max_payload_size(self, numel: int) -> int:
         """Upper bound of the bytes of a bare payload of ``numel`` elements."""
-        return self._core.max_payload_size(_check_numel(numel))
+        return self.core.max_payload_size(_check_numel(numel))
 
     def encode(
         self,
@@ -90,8 +93,8 @@ class Codec:
             _check_out(out, np.uint8)
             if out.ndim != 1:
                 raise TypeError(f"out has {out.ndim} dimensions; it must have 1: out.reshape(-1)")
-        stream = _derive_stream(seed, step, tensor_id)
-        return out[: self._core.encode_frame(values, stream, out)]
+        stream = derive_stream(seed, step, tensor_id)
+        return out[: self.core.encode_frame(values, stream, out)]
 
     def decode(
         self, frame: Any, out: FloatArray | None = None, *, numel: int | None = None
@@ -110,7 +113,7 @@ class Codec:
         """
         data = as_bytes(frame)
         if out is None:
-            claimed = self._core.frame_numel(data)
+            claimed = self.core.frame_numel(data)
             if numel is not None and claimed != numel:
                 raise WireError(f"the frame holds {claimed} elements, not {numel}")
             try:
@@ -119,7 +122,7 @@ class Codec:
                 raise CapacityError(f"no memory for the {claimed} elements of the frame") from error
         else:
             _check_out(out, np.float32, numel)
-        self._core.decode_frame(data, out)
+        self.core.decode_frame(data, out)
         return out
 
     def decode_add(self, frame: Any, out: FloatArray, weight: float = 1.0) -> None:
@@ -129,7 +132,7 @@ class Codec:
         untouched.
         """
         _check_out(out, np.float32)
-        self._core.decode_frame_add(as_bytes(frame), float(weight), out)
+        self.core.decode_frame_add(as_bytes(frame), float(weight), out)
 
     def encode_payload(
         self, x: Any, *, seed: int = 0, step: int = 0, tensor_id: int = 0
@@ -137,8 +140,33 @@ class Codec:
         """The bare payload of a tensor, as a flat array of ``payload_dtype``."""
         values = as_float32(x)
         out = np.empty(self.max_payload_size(values.size), np.uint8)
-        stream = _derive_stream(seed, step, tensor_id)
-        return out[: self._core.encode_payload(values, stream, out)].view(self.payload_dtype)
+        stream = derive_stream(seed, step, tensor_id)
+        return out[: self.core.encode_payload(values, stream, out)].view(self.payload_dtype)
+
+    def encode_payload_with_residual(
+        self,
+        grad: FloatArray,
+        residual: FloatArray,
+        beta: float = 1.0,
+        gamma: float = 1.0,
+        *,
+        seed: int = 0,
+        step: int = 0,
+        tensor_id: int = 0,
+    ) -> npt.NDArray[Any]:
+        """Error feedback around `encode_payload`, in one or two passes over memory.
+
+        Args:
+            grad: C-contiguous float32.
+            residual: of as many elements, updated in place: ``beta * residual + gamma * grad`` is
+                encoded, and what decoding gives is subtracted from it; elements that are not
+                finite then are reset to 0.
+        """
+        _check_out(residual, np.float32)
+        out = np.empty(self.max_payload_size(residual.size), np.uint8)
+        stream = derive_stream(seed, step, tensor_id)
+        written = self.core.encode_payload_with_residual(residual, grad, beta, gamma, stream, out)
+        return out[:written].view(self.payload_dtype)
 
     def decode_payload(
         self,
@@ -155,8 +183,8 @@ class Codec:
             out = np.empty(_check_numel(numel), np.float32)
         else:
             _check_out(out, np.float32, numel)
-        stream = _derive_stream(seed, step, tensor_id)
-        self._core.decode_payload(as_bytes(payload), stream, out)
+        stream = derive_stream(seed, step, tensor_id)
+        self.core.decode_payload(as_bytes(payload), stream, out)
         return out
 
     def decode_payload_add(
@@ -171,8 +199,8 @@ class Codec:
     ) -> None:
         """``out += weight * decode_payload(payload, out.size)`` without a dense intermediate."""
         _check_out(out, np.float32)
-        stream = _derive_stream(seed, step, tensor_id)
-        self._core.decode_payload_add(as_bytes(payload), stream, float(weight), out)
+        stream = derive_stream(seed, step, tensor_id)
+        self.core.decode_payload_add(as_bytes(payload), stream, float(weight), out)
 
 
 def get_codec(spec: str) -> Codec:
@@ -220,7 +248,8 @@ def _check_out(out: Any, dtype: npt.DTypeLike, numel: int | None = None) -> None
     )
 
 
-def _derive_stream(seed: int, step: int, tensor_id: int) -> int:
+def derive_stream(seed: int, step: int, tensor_id: int) -> int:
+    """The key of one tensor's random numbers in one step."""
     try:
         return _core.derive_stream(seed, step, tensor_id)
     except TypeError:

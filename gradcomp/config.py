@@ -159,11 +159,20 @@ class Rule(_Model):
     use: SpecField = Field(description=_SPEC)
 
 
+DEFAULT_BUCKET_BYTES = 4 * 2**20
+"""Enough to hide what each exchange costs, and little enough to begin during the backward pass."""
+
+
 class Compress(_Model):
     """The ``compress`` section: rules tried in order, then the default rules, then ``default``."""
 
     default: SpecField = Field(description=_SPEC)
     rules: tuple[Rule, ...] = Field(default=(), description="a list of {match: ..., use: ...}")
+    bucket_bytes: StrictInt = Field(
+        default=DEFAULT_BUCKET_BYTES,
+        ge=0,
+        description="an integer >= 0: bytes of float32 gradients that travel together",
+    )
 
 
 DEFAULT_RULES = {
@@ -234,7 +243,11 @@ class Config(_Model):
             for rule in self.compress.rules
         ]
         content = {
-            "compress": {"default": self.compress.default.canonical, "rules": rules},
+            "compress": {
+                "bucket_bytes": self.compress.bucket_bytes,
+                "default": self.compress.default.canonical,
+                "rules": rules,
+            },
             "seed": self.seed,
             "version": self.version,
         }

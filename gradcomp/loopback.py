@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +13,12 @@ from gradcomp.arrays import FloatArray, as_float32
 from gradcomp.config import Config
 from gradcomp.errors import ProtocolError
 from gradcomp.pipeline import Pipeline
-from gradcomp.rounds import AllGather, AllReduce, Request, Round
+from gradcomp.rounds import AllGather, AllReduce, Request
 from gradcomp.stats import Stats
 
 __all__ = ["Loopback", "run_rounds"]
+
+_Result = TypeVar("_Result")
 
 
 class Loopback:
@@ -53,22 +56,28 @@ class Loopback:
         Returns:
             For each name, what each rank computed as the average, in the gradients' shape.
         """
-        averages: dict[str, list[FloatArray]] = {}
+        arrays: dict[str, list[FloatArray]] = {}
         for name, of_ranks in grads.items():
             if len(of_ranks) != len(self.ranks):
                 raise ValueError(
                     f"'{name}' has {len(of_ranks)} gradients for {len(self.ranks)} ranks"
                 )
-            arrays = [as_float32(grad) for grad in of_ranks]
+            arrays[name] = [as_float32(grad) for grad in of_ranks]
+        averages: dict[str, list[FloatArray]] = {name: [] for name in grads}
+        shapes = {name: of_ranks[0].shape for name, of_ranks in arrays.items()}
+        for names in self.ranks[0].buckets(shapes):
             rounds = [
-                rank.round(name, array) for rank, array in zip(self.ranks, arrays, strict=True)
+                pipeline.bucket_round(names[0], {name: arrays[name][rank] for name in names})
+                for rank, pipeline in enumerate(self.ranks)
             ]
-            averages[name] = [average.reshape(arrays[0].shape) for average in run_rounds(rounds)]
+            for of_rank in run_rounds(rounds):
+                for name, average in zip(names, of_rank, strict=True):
+                    averages[name].append(average.reshape(shapes[name]))
         return averages
 
 
-def run_rounds(rounds: Sequence[Round]) -> list[FloatArray]:
-    """Run one round per rank to its end, in lockstep.
+def run_rounds(rounds: Sequence[Generator[Request, Any, _Result]]) -> list[_Result]:
+    """Run one round per rank to its end, in lockstep; returns what each of them does.
 
     Raises:
         ProtocolError: the ranks ask for different things; each rank's request is named.
@@ -78,34 +87,38 @@ def run_rounds(rounds: Sequence[Round]) -> list[FloatArray]:
         replies = _reply(outcomes)
         outcomes = [_advance(one, reply) for one, reply in zip(rounds, replies, strict=True)]
     _check_equal(outcomes)
-    return [outcome for outcome in outcomes if isinstance(outcome, np.ndarray)]
+    return [outcome.result for outcome in outcomes if isinstance(outcome, _Ended)]
 
 
-def _advance(one: Round, reply: Any) -> Request | FloatArray:
+@dataclass(frozen=True)
+class _Ended(Generic[_Result]):
+    result: _Result
+
+
+def _advance(one: Generator[Request, Any, _Result], reply: Any) -> Request | _Ended[_Result]:
     try:
         return one.send(reply)
     except StopIteration as stop:
-        average: FloatArray = stop.value
-        return average
+        return _Ended(stop.value)
 
 
-def _describe(outcome: Request | FloatArray) -> str:
+def _describe(outcome: Request | _Ended[Any]) -> str:
     if isinstance(outcome, AllReduce):
         array = outcome.array
         return f"all-reduce of '{outcome.name}', {array.dtype}, shape {array.shape}"
     if isinstance(outcome, AllGather):
-        return f"all-gather of '{outcome.name}'"
-    return f"nothing more: it has its average, shape {outcome.shape}"
+        return f"all-gather of '{outcome.name}', frames: {outcome.count}"
+    return "nothing more: it has its average"
 
 
-def _check_equal(outcomes: Sequence[Request | FloatArray]) -> None:
+def _check_equal(outcomes: Sequence[Request | _Ended[Any]]) -> None:
     wishes = [_describe(outcome) for outcome in outcomes]
     if len(set(wishes)) > 1:
         lines = "\n".join(f"  rank {rank}: {wish}" for rank, wish in enumerate(wishes))
         raise ProtocolError(f"the ranks ask for different things:\n{lines}")
 
 
-def _reply(outcomes: Sequence[Request | FloatArray]) -> list[Any]:
+def _reply(outcomes: Sequence[Request | _Ended[Any]]) -> list[Any]:
     _check_equal(outcomes)
     arrays = [outcome.array for outcome in outcomes if isinstance(outcome, AllReduce)]
     if arrays:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,6 +20,7 @@ __all__ = [
     "NoMemory",
     "Residual",
     "Signum",
+    "Source",
     "make_memory",
 ]
 
@@ -34,35 +34,38 @@ STATE_KINDS = ("residual", "momentum")
 """What memories keep: keys of `Pipeline.state_dict`."""
 
 
+class Source(NamedTuple):
+    """What a codec call encodes: ``grad``, or with a residual the corrected gradient.
+
+    The core then leaves ``residual = beta * residual + gamma * grad - decode(sent)`` behind.
+    """
+
+    grad: FloatArray
+    residual: FloatArray | None = None
+    beta: float = 1.0
+    gamma: float = 1.0
+
+
 class Memory(Protocol):
     """Wraps the compression of one tensor in one step."""
 
-    def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
-        """The corrected gradient: what should be sent. Valid, and unchanged, until `update`."""
+    def source(self, grad: FloatArray, key: TensorKey) -> Source:
+        """What to encode for this gradient, flat. Valid until `sent`."""
         ...
 
-    def update(
-        self, key: TensorKey, subtract_sent: Callable[[FloatArray], None], *, finite: bool
-    ) -> None:
-        """Take note of what was sent.
-
-        Args:
-            subtract_sent: subtracts from an array, in place, the decode of the bytes really sent.
-            finite: whether a finite gradient always decodes to finite values.
-        """
+    def sent(self, key: TensorKey) -> None:
+        """Called once the source is encoded."""
         ...
 
 
 class NoMemory:
     """Forgets: each step stands alone."""
 
-    def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
+    def source(self, grad: FloatArray, key: TensorKey) -> Source:
         """The gradient itself."""
-        return grad
+        return Source(grad.reshape(-1))
 
-    def update(
-        self, key: TensorKey, subtract_sent: Callable[[FloatArray], None], *, finite: bool
-    ) -> None:
+    def sent(self, key: TensorKey) -> None:
         """Nothing to keep."""
 
 
@@ -81,27 +84,14 @@ class Residual:
         self.beta = beta
         self.gamma = gamma
         self._residuals = residuals
-        self._finite: dict[str, bool] = {}
 
-    def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
-        """The corrected gradient.
-
-        It is built in place in the residual's own memory: should this step fail before `update`,
-        nothing of the gradient is lost.
-        """
+    def source(self, grad: FloatArray, key: TensorKey) -> Source:
+        """The gradient with its residual, which encoding brings up to date."""
         residual = _array_of(self._residuals, key, "residual")
-        self._finite[key.name] = _core.compensate(residual, grad.reshape(-1), self.beta, self.gamma)
-        return residual
+        return Source(grad.reshape(-1), residual, self.beta, self.gamma)
 
-    def update(
-        self, key: TensorKey, subtract_sent: Callable[[FloatArray], None], *, finite: bool
-    ) -> None:
-        """residual = corrected - decode(sent)."""
-        residual = self._residuals[key.name]
-        subtract_sent(residual)
-        corrected_finite = self._finite.pop(key.name)
-        if not (finite and corrected_finite):
-            _core.zero_nonfinite(residual)
+    def sent(self, key: TensorKey) -> None:
+        """Nothing is left to do."""
 
 
 class Signum:
@@ -120,18 +110,16 @@ class Signum:
         self._momenta = momenta
         self._finite: dict[str, bool] = {}
 
-    def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
+    def source(self, grad: FloatArray, key: TensorKey) -> Source:
         """The moving average, this step's gradient included."""
         first = key.name not in self._momenta
         average = _array_of(self._momenta, key, "momentum")
         old, new = (0.0, 1.0) if first else (self.momentum, 1.0 - self.momentum)
         self._finite[key.name] = _core.compensate(average, grad.reshape(-1), old, new)
-        return average
+        return Source(average)
 
-    def update(
-        self, key: TensorKey, subtract_sent: Callable[[FloatArray], None], *, finite: bool
-    ) -> None:
-        """Only sees to it that the moving average stays finite."""
+    def sent(self, key: TensorKey) -> None:
+        """Sees to it that the moving average stays finite."""
         if not self._finite.pop(key.name):
             _core.zero_nonfinite(self._momenta[key.name])
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
-from gradcomp.aggregators import Aggregator, Dense, make_aggregator
+from gradcomp.aggregators import Aggregator, Dense, Gather, Member, gather_bucket, make_aggregator
 from gradcomp.arrays import FloatArray
+from gradcomp.buckets import make_buckets
 from gradcomp.config import Config
 from gradcomp.errors import StateError
 from gradcomp.memory import STATE_KINDS, Arrays, MemoryState
-from gradcomp.rounds import Round, TensorKey
+from gradcomp.rounds import BucketRound, Request, Round, TensorKey
 from gradcomp.stats import Stats
 
 __all__ = ["STATE_VERSION", "Pipeline", "State"]
 
 State = dict[str, Any]
 STATE_VERSION = 1
+
+_Result = TypeVar("_Result")
 
 
 class Pipeline:
@@ -68,29 +72,76 @@ class Pipeline:
             dense_bytes: the gradient's uncompressed size, where that is not ``grad.nbytes``.
         """
         key = TensorKey(name, grad.shape, grad.size)
-        step = self._rounds.get(name, 0)
-        self._rounds[name] = step + 1
-        self.stats.steps = max(self.stats.steps, step + 1)
-        self.stats.dense_bytes += grad.nbytes if dense_bytes is None else dense_bytes
+        step = self._next_step(name, grad.nbytes if dense_bytes is None else dense_bytes)
         return self._counted(self.aggregator(name, grad.shape).round(grad, key, step))
+
+    def buckets(self, tensors: Mapping[str, tuple[int, ...]]) -> list[tuple[str, ...]]:
+        """Which tensors `bucket_round` should average together.
+
+        Args:
+            tensors: names and shapes, in the order of the model.
+
+        Returns:
+            Names, last tensors first, as backward passes go: tensors whose frames are gathered in
+            buckets of about ``bucket_bytes`` of the configuration, all others by themselves.
+        """
+        gathered, others = [], []
+        for name, shape in reversed(list(tensors.items())):
+            if isinstance(self.aggregator(name, shape), Gather):
+                gathered.append((name, 4 * math.prod(shape)))
+            else:
+                others.append((name,))
+        return make_buckets(gathered, self.config.compress.bucket_bytes) + others
+
+    def bucket_round(
+        self, label: str, grads: Mapping[str, FloatArray], dense_bytes: int | None = None
+    ) -> BucketRound:
+        """Start averaging the tensors of a bucket; see `round`.
+
+        Tensors whose frames are gathered travel in one request. The averages are those that `round`
+        gives, but for codecs that ``share``: they look at all tensors of a bucket.
+
+        Args:
+            label: the request's name: unique, and the same on every rank.
+            grads: by name, in an order that is the same on every rank.
+            dense_bytes: of all gradients, where that is not their ``nbytes``.
+        """
+        if len(grads) == 1:
+            ((name, grad),) = grads.items()
+            return _listed(self.round(name, grad, dense_bytes))
+        members = []
+        for name, grad in grads.items():
+            aggregator = self.aggregator(name, grad.shape)
+            if not isinstance(aggregator, Gather):
+                raise ValueError(f"'{name}' is not gathered: average it by itself")
+            key = TensorKey(name, grad.shape, grad.size)
+            members.append(Member(aggregator, grad, key, self._next_step(name, grad.nbytes)))
+        if dense_bytes is not None:
+            self.stats.dense_bytes += dense_bytes - sum(grad.nbytes for grad in grads.values())
+        return self._counted(gather_bucket(label, members))
 
     def count_dense(self, name: str, nbytes: int) -> None:
         """Count a tensor that an engine sent by itself because `sends_dense`."""
+        self._next_step(name, nbytes)
+        self.stats.count("allreduce", nbytes)
+
+    def _next_step(self, name: str, dense_bytes: int) -> int:
+        """How often the tensor was averaged before; counts this time."""
         step = self._rounds.get(name, 0)
         self._rounds[name] = step + 1
         self.stats.steps = max(self.stats.steps, step + 1)
-        self.stats.dense_bytes += nbytes
-        self.stats.count("allreduce", nbytes)
+        self.stats.dense_bytes += dense_bytes
+        return step
 
-    def _counted(self, inner: Round) -> Round:
+    def _counted(self, inner: Generator[Request, Any, _Result]) -> Generator[Request, Any, _Result]:
         try:
             request = next(inner)
             while True:
                 self.stats.count(request.kind, request.nbytes)
                 request = inner.send((yield request))
         except StopIteration as stop:
-            average: FloatArray = stop.value
-            return average
+            result: _Result = stop.value
+            return result
 
     def state_dict(self) -> State:
         """This rank's state: numbers, strings, and one float32 array per tensor with a memory.
@@ -159,6 +210,10 @@ class Pipeline:
             arrays.clear()
             arrays.update(memory[kind])
         self._rounds = rounds
+
+
+def _listed(one: Round) -> BucketRound:
+    return [(yield from one)]
 
 
 def _check_state(state: Mapping[str, Any]) -> None:

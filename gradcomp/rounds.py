@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gradcomp.arrays import ByteArray, FloatArray
 
-__all__ = ["AllGather", "AllReduce", "Request", "Round", "TensorKey"]
+__all__ = ["AllGather", "AllReduce", "BucketRound", "Request", "Round", "TensorKey"]
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,15 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class AllGather:
-    """Give every rank all ranks' frames. Reply: the list of frames in rank order."""
+    """Give every rank all ranks' frames. Reply: what each rank gave, as a list in rank order.
+
+    ``frame`` holds ``count`` frames, one after the other.
+    """
 
     kind: ClassVar[str] = "allgather"
     name: str
     frame: ByteArray
+    count: int = 1
 
     @property
     def nbytes(self) -> int:
@@ -54,6 +58,8 @@ class AllGather:
 
 Request: TypeAlias = AllReduce | AllGather
 Round: TypeAlias = Generator[Request, Any, FloatArray]
+BucketRound: TypeAlias = Generator[Request, Any, list[FloatArray]]
+"""A round of several tensors at once; it returns their averages."""
 
 
 @dataclass(frozen=True)

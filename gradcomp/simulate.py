@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gradcomp.arrays import FloatArray
 from gradcomp.config import Config
 from gradcomp.errors import GradcompError
 from gradcomp.loopback import Loopback
@@ -91,18 +92,18 @@ def simulate(
         rng = np.random.default_rng([config.seed, step])
         error = norm = 0.0
         for rule, names in members.items():
-            for name in names:
-                shared = rng.standard_normal(shapes[name], np.float32)
-                grads = [
-                    shared + rng.standard_normal(shapes[name], np.float32) for _ in range(workers)
-                ]
+            # Bucket by bucket, as no more of the model need be in memory at once.
+            buckets = loops[rule].ranks[0].buckets({name: shapes[name] for name in names})
+            for bucket in buckets:
+                grads = {name: _gradients(rng, shapes[name], workers) for name in bucket}
                 began = time.perf_counter()
-                average = loops[rule].step({name: grads})[name][0]
+                averages = loops[rule].step({name: grads[name] for name in reversed(bucket)})
                 seconds += time.perf_counter() - began
-                exact = np.mean(grads, axis=0, dtype=np.float64)
-                error += float(np.sum((average - exact) ** 2))
-                norm += float(np.sum(exact**2))
-                tick()
+                for name in bucket:
+                    exact = np.mean(grads[name], axis=0, dtype=np.float64)
+                    error += float(np.sum((averages[name][0] - exact) ** 2))
+                    norm += float(np.sum(exact**2))
+                    tick()
         vnmse += error / norm / steps
 
     groups = []
@@ -132,3 +133,9 @@ def simulate(
         vnmse=vnmse,
         seconds_per_step=seconds / steps,
     )
+
+
+def _gradients(rng: np.random.Generator, shape: tuple[int, ...], workers: int) -> list[FloatArray]:
+    """One tensor's gradients on all ranks."""
+    shared = rng.standard_normal(shape, np.float32)
+    return [shared + rng.standard_normal(shape, np.float32) for _ in range(workers)]

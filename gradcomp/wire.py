@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,24 +43,29 @@ def inspect(frame: Any) -> FrameInfo:
     return FrameInfo(**_core.parse_frame(as_bytes(frame)))
 
 
-def split_frames(data: Any, count: int) -> list[ByteArray]:
-    """Cut the concatenation of ``count`` frames apart, as an all-gather delivers them.
+def split_frames(data: Any, count: int, each: int = 1) -> list[ByteArray]:
+    """Cut a concatenation apart, as an all-gather delivers it.
+
+    Args:
+        count: number of parts.
+        each: number of frames in a part.
 
     Raises:
         WireError: a header is damaged, or the frames do not fill ``data`` exactly.
     """
     buffer = as_bytes(data)
-    frames = []
+    ends = [0]
     begin = 0
-    for position in range(count):
+    for position in range(count * each):
         end = begin + _core.frame_size(buffer[begin:])
         if end > buffer.size:
             raise WireError(
-                f"frame {position} of {count} claims {end - begin} bytes, and "
+                f"frame {position} of {count * each} claims {end - begin} bytes, and "
                 f"{buffer.size - begin} are left"
             )
-        frames.append(buffer[begin:end])
+        ends.append(end)
         begin = end
     if begin != buffer.size:
-        raise WireError(f"{buffer.size - begin} bytes follow the last of {count} frames")
-    return frames
+        raise WireError(f"{buffer.size - begin} bytes follow the last of {count * each} frames")
+    borders = ends[::each]
+    return [buffer[begin:end] for begin, end in itertools.pairwise(borders)]

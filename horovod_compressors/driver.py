@@ -1,15 +1,17 @@
-"""Runs rounds over an engine's asynchronous collectives."""
+"""Runs rounds over an engine's asynchronous collectives, bucket by bucket."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gradcomp.arrays import FloatArray
 from gradcomp.errors import ProtocolError
-from gradcomp.rounds import Request, Round
+from gradcomp.pipeline import Pipeline
+from gradcomp.rounds import Request
 
-__all__ = ["Driver", "Engine"]
+__all__ = ["Collector", "Driver", "Engine"]
 
 
 class Engine(Protocol):
@@ -26,7 +28,8 @@ class Engine(Protocol):
 
 @dataclass
 class _Running:
-    round: Round
+    round: Generator[Request, Any, Any]
+    members: Sequence[str]
     handle: Any
 
 
@@ -43,14 +46,18 @@ class Driver:
         self._running: dict[str, _Running] = {}
         self._averages: dict[str, FloatArray] = {}
 
-    def start(self, name: str, one: Round) -> None:
-        """Start a round: its first request is on its way when this returns."""
+    def start(
+        self, name: str, one: Generator[Request, Any, Any], members: Sequence[str] = ()
+    ) -> None:
+        """Start a round: its first request is on its way when this returns.
+
+        Args:
+            members: the tensors whose averages the round returns; without any it returns that of
+                the tensor ``name``.
+        """
         if name in self._running:
-            raise ProtocolError(
-                f"the gradient of '{name}' came twice in one step: call step() or synchronize() "
-                "between backward passes, or set backward_passes_per_step"
-            )
-        self._running[name] = _Running(one, self._engine.start(next(one)))
+            raise _came_twice(name)
+        self._running[name] = _Running(one, members, self._engine.start(next(one)))
 
     def finish(self, name: str) -> FloatArray:
         """The average of a started round; runs all started rounds to their ends."""
@@ -72,4 +79,82 @@ class Driver:
                 running.handle = self._engine.start(running.round.send(reply))
             except StopIteration as stop:
                 del self._running[name]
-                self._averages[name] = stop.value
+                if running.members:
+                    self._averages.update(zip(running.members, stop.value, strict=True))
+                else:
+                    self._averages[name] = stop.value
+
+
+@dataclass
+class _Waiting:
+    grads: dict[str, FloatArray] = field(default_factory=dict)
+    dense_bytes: int = 0
+
+
+class Collector:
+    """Starts the round of a bucket when the last of its gradients has come.
+
+    Args:
+        tensors: names and shapes of all parameters, in the order of the model: the same on every
+            rank.
+    """
+
+    def __init__(
+        self, driver: Driver, pipeline: Pipeline, tensors: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        self._driver = driver
+        self._pipeline = pipeline
+        self._buckets = pipeline.buckets(tensors)
+        self._bucket_of = {name: names for names in self._buckets for name in names}
+        self._waiting: dict[tuple[str, ...], _Waiting] = {}
+        self._of_this_step: set[str] = set()
+
+    def add(self, name: str, grad: FloatArray, dense_bytes: int) -> None:
+        """Take a gradient, which must not change before `finish`.
+
+        Args:
+            dense_bytes: its uncompressed size.
+        """
+        if name in self._of_this_step:
+            raise _came_twice(name)
+        self._of_this_step.add(name)
+        bucket = self._bucket_of.get(name, (name,))
+        waiting = self._waiting.setdefault(bucket, _Waiting())
+        waiting.grads[name] = grad
+        waiting.dense_bytes += dense_bytes
+        if len(waiting.grads) == len(bucket):
+            self._start(bucket)
+
+    def finish(self, name: str) -> FloatArray:
+        """The average of a gradient; runs all rounds to their ends.
+
+        Every rank must have added the same gradients before.
+        """
+        try:
+            # Buckets of which some parameters have no gradient at all.
+            for bucket in self._buckets:
+                if bucket in self._waiting:
+                    self._start(bucket)
+            average = self._driver.finish(name)
+        except BaseException:
+            self._waiting.clear()
+            self._of_this_step.clear()
+            raise
+        self._of_this_step.discard(name)
+        return average
+
+    def _start(self, bucket: tuple[str, ...]) -> None:
+        waiting = self._waiting.pop(bucket)
+        # In the bucket's order, which unlike that of arrival is the same on every rank.
+        grads = {name: waiting.grads[name] for name in bucket if name in waiting.grads}
+        label = bucket[0] if len(bucket) == 1 else f"{bucket[0]}+{len(bucket) - 1}"
+        self._driver.start(
+            label, self._pipeline.bucket_round(label, grads, waiting.dense_bytes), list(grads)
+        )
+
+
+def _came_twice(name: str) -> ProtocolError:
+    return ProtocolError(
+        f"the gradient of '{name}' came twice in one step: call step() or synchronize() between "
+        "backward passes, or set backward_passes_per_step"
+    )

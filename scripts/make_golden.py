@@ -91,6 +91,7 @@ SPECS = {
         "chunktopk(ratio=0.5,chunk=64,values=int8)|bitmask",
         "chunktopk(ratio=0.01)",
     ),
+    "globaltopk": ("globaltopk(ratio=0.1)", "globaltopk(k=9,values=fp16)|elias_fano"),
 }
 
 # The spec of a codec's worked example, where the registry's example keeps too little of it.
@@ -102,6 +103,7 @@ EXAMPLE_SPECS = {
     "threshold": "threshold(tau=0.2,values=int8)|bitmask",
     "randomblock": "randomblock(k=2)",
     "chunktopk": "chunktopk(ratio=0.5,chunk=3)",
+    "globaltopk": "globaltopk(k=2)",
     "uniform": "rotate|uniform(bits=4)",
 }
 EXAMPLE_INPUT = np.array([0.1, -3.0, 0.25, 2.0], np.float32)
@@ -302,6 +304,7 @@ PAYLOAD_FIELDS: dict[str, Fields] = {
     "threshold": sparse_fields,
     "randomblock": drawn_fields,
     "chunktopk": sparse_fields,
+    "globaltopk": sparse_fields,
 }
 
 

@@ -5,15 +5,19 @@
 #include <pybind11/stl.h>
 
 #include <atomic>
+#include <deque>
 #include <string>
+#include <vector>
 
 #include "bindings/dlpack.hpp"
 #include "core/compiled.hpp"
+#include "core/feedback.hpp"
 #include "core/rng.hpp"
 #include "core/spec.hpp"
 #include "core/thread_pool.hpp"
 #include "kernels/half.hpp"
 #include "kernels/kernels.hpp"
+#include "wire/batch.hpp"
 #include "wire/frame.hpp"
 
 namespace py = pybind11;
@@ -57,10 +61,9 @@ void call_without_gil(Fn&& fn) {
 }
 
 Call make_call(std::uint64_t stream) {
-  thread_local Scratch scratch;
   Call call;
   call.stream = stream;
-  call.scratch = &scratch;
+  call.scratch = &thread_scratch();
   return call;
 }
 
@@ -78,6 +81,10 @@ Status check_numel(const Frame& frame, std::size_t n) {
   if (frame.numel == n) return {};
   return wire_error("the frame holds " + std::to_string(frame.numel) + " elements, not " +
                     std::to_string(n));
+}
+
+void check_equal_size(const Floats& residual, const Floats& grad) {
+  if (residual.size() != grad.size()) throw py::value_error("residual and gradient differ in size");
 }
 
 class PyCodec {
@@ -139,6 +146,23 @@ class PyCodec {
     return written;
   }
 
+  // Error feedback around encode_payload; the residual is updated in place.
+  std::size_t encode_payload_with_residual(Floats& residual, const Floats& grad, float beta,
+                                           float gamma, std::uint64_t stream, Bytes& out) const {
+    check_equal_size(residual, grad);
+    const Feedback feedback(output(residual), grad.data(), beta, gamma);
+    const Span<std::uint8_t> to = output(out);
+    std::size_t written = 0;
+    call_without_gil([&]() -> Status {
+      if (feedback.residual().size() > kMaxNumel) return capacity_error("too many elements");
+      Call call = make_call(stream);
+      call.feedback = &feedback;
+      const Span<float> x = feedback.residual();
+      return gradcomp::encode_payload(*compiled_.codec, {x.data(), x.size()}, call, to, &written);
+    });
+    return written;
+  }
+
   void decode_payload(const Bytes& payload, std::uint64_t stream, Floats& y) const {
     const Span<const std::uint8_t> in = input(payload);
     const Span<float> to = output(y);
@@ -156,6 +180,69 @@ class PyCodec {
  private:
   CompiledCodec compiled_;
 };
+
+// An array inside a list or tuple, which pybind11 would otherwise copy where it does not fit.
+template <typename Array>
+Array array_of(const py::handle& object) {
+  if (!Array::check_(object)) throw py::type_error("not a C-contiguous array of the right dtype");
+  return py::reinterpret_borrow<Array>(object);
+}
+
+// Each tensor: (codec, gradient, stream, residual or None, beta, gamma). Residuals are updated in
+// place. Returns an array that begins with the frames, one after the other, and their sizes.
+py::tuple encode_tensors(const std::vector<py::tuple>& tensors) {
+  std::deque<Feedback> feedbacks;  // which must not move
+  std::vector<EncodeItem> items;
+  for (const py::tuple& tensor : tensors) {
+    const Floats grad = array_of<Floats>(tensor[1]);
+    EncodeItem item;
+    item.codec = &tensor[0].cast<const PyCodec&>().compiled();
+    item.x = input(grad);
+    item.stream = tensor[2].cast<std::uint64_t>();
+    if (!tensor[3].is_none()) {
+      Floats residual = array_of<Floats>(tensor[3]);
+      check_equal_size(residual, grad);
+      feedbacks.emplace_back(output(residual), grad.data(), tensor[4].cast<float>(),
+                             tensor[5].cast<float>());
+      item.feedback = &feedbacks.back();
+      item.x = input(residual);
+    }
+    items.push_back(item);
+  }
+  const Span<const EncodeItem> all{items.data(), items.size()};
+  Bytes out(static_cast<py::ssize_t>(max_batch_size(all)));
+  const Span<std::uint8_t> to = output(out);
+  std::vector<std::size_t> sizes(items.size());
+  call_without_gil([&] { return gradcomp::encode_batch(all, to, {sizes.data(), sizes.size()}); });
+  return py::make_tuple(out, sizes);
+}
+
+// Each tensor: (name, codec, the ranks' frames, accumulator). acc += weight * decode(frame), frame
+// after frame.
+void decode_tensors_add(const std::vector<py::tuple>& tensors, float weight) {
+  std::deque<std::vector<Span<const std::uint8_t>>> frames;  // which must not move
+  std::vector<DecodeItem> items;
+  for (const py::tuple& tensor : tensors) {
+    frames.emplace_back();
+    for (const py::handle& frame : tensor[2]) {
+      frames.back().push_back(input(array_of<Bytes>(frame)));
+    }
+    Floats acc = array_of<Floats>(tensor[3]);
+    items.push_back({&tensor[1].cast<const PyCodec&>().compiled(),
+                     {frames.back().data(), frames.back().size()},
+                     output(acc)});
+  }
+  Status status;
+  BatchFault fault;
+  {
+    py::gil_scoped_release release;
+    status = gradcomp::decode_batch_add({items.data(), items.size()}, weight, &fault);
+  }
+  if (status.ok()) return;
+  raise_unless_ok({status.code(), "the frame of rank " + std::to_string(fault.frame) + " for '" +
+                                      tensors[fault.item][0].cast<std::string>() +
+                                      "': " + status.message()});
+}
 
 py::object to_python(const Value& value) {
   switch (value.type) {
@@ -248,7 +335,7 @@ std::size_t leading_frame_size(const Bytes& bytes) {
 bool compensate(Floats& residual, const Floats& grad, float beta, float gamma) {
   const Span<float> r = output(residual);
   const Span<const float> g = input(grad);
-  if (r.size() != g.size()) throw py::value_error("residual and gradient differ in size");
+  check_equal_size(residual, grad);
   std::atomic<bool> finite{true};
   py::gil_scoped_release release;
   for_ranges(r.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
@@ -304,6 +391,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
       .def_property_readonly("seeded", [](const PyCodec& c) { return c.caps().seeded; })
       .def_property_readonly("sparse", [](const PyCodec& c) { return c.caps().sparse; })
       .def_property_readonly("finite", [](const PyCodec& c) { return c.caps().finite; })
+      .def_property_readonly("shares", [](const PyCodec& c) { return c.caps().shares; })
       .def_property_readonly("private_noise",
                              [](const PyCodec& c) { return c.caps().private_noise; })
       .def_property_readonly("payload_dtype",
@@ -329,6 +417,9 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
            py::arg("weight"), py::arg("out").noconvert())
       .def("encode_payload", &PyCodec::encode_payload, py::arg("x").noconvert(), py::arg("stream"),
            py::arg("out").noconvert())
+      .def("encode_payload_with_residual", &PyCodec::encode_payload_with_residual,
+           py::arg("residual").noconvert(), py::arg("grad").noconvert(), py::arg("beta"),
+           py::arg("gamma"), py::arg("stream"), py::arg("out").noconvert())
       .def("decode_payload", &PyCodec::decode_payload, py::arg("payload").noconvert(),
            py::arg("stream"), py::arg("out").noconvert())
       .def("decode_payload_add", &PyCodec::decode_payload_add, py::arg("payload").noconvert(),
@@ -341,6 +432,8 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   m.def("parse_frame", &parse_frame_header, py::arg("frame").noconvert());
   m.def("frame_size", &leading_frame_size, py::arg("data").noconvert());
   m.def("derive_stream", &derive_stream, py::arg("seed"), py::arg("step"), py::arg("tensor_id"));
+  m.def("encode_batch", &encode_tensors, py::arg("tensors"));
+  m.def("decode_batch_add", &decode_tensors_add, py::arg("tensors"), py::arg("weight"));
   m.def("compensate", &compensate, py::arg("residual").noconvert(), py::arg("grad").noconvert(),
         py::arg("beta"), py::arg("gamma"));
   m.def("zero_nonfinite", &zero_nonfinite, py::arg("x").noconvert());

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "core/feedback.hpp"
+
 namespace gradcomp {
 
 std::size_t BucketCodec::max_encoded_size(std::size_t n) const noexcept {
@@ -12,9 +14,11 @@ std::size_t BucketCodec::max_encoded_size(std::size_t n) const noexcept {
 Status BucketCodec::encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
                            std::size_t* written) const {
   GRADCOMP_TRY(check_room(out, max_encoded_size(x.size())));
+  float* const residual = residual_of(call);
   for_blocks(x.size(), bucket_, [&](std::size_t bucket, std::size_t begin, std::size_t count) {
     std::uint8_t* to = out.data() + bucket * stride();
     const float* from = x.data() + begin;
+    correct(call, begin, begin + count);
     const std::uint32_t largest = kernels().max_magnitude(from, count);
     float scale = largest >= kInfBits ? bits_float(kNanBits) : 0.0f;
     if (largest > 0 && largest < kInfBits) {
@@ -23,6 +27,9 @@ Status BucketCodec::encode(Span<const float> x, const Call& call, Span<std::uint
       zeros(to + kScaleBytes, count);
     }
     store(to, scale);
+    if (residual != nullptr) {
+      expand_add(to + kScaleBytes, scale, -1.0f, residual + begin, count);
+    }
   });
   *written = max_encoded_size(x.size());
   return {};

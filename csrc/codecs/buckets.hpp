@@ -19,6 +19,7 @@ class BucketCodec : public Codec {
  public:
   explicit BucketCodec(std::size_t bucket) : bucket_(bucket) {}
 
+  bool fuses_feedback() const noexcept final { return true; }
   std::size_t max_encoded_size(std::size_t n) const noexcept final;
   Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
                 std::size_t* written) const final;

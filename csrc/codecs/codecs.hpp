@@ -27,5 +27,6 @@ StageInfo sampled_topk_stage();
 StageInfo threshold_stage();
 StageInfo randomblock_stage();
 StageInfo chunktopk_stage();
+StageInfo globaltopk_stage();
 
 }  // namespace gradcomp

@@ -8,6 +8,7 @@
 
 #include "codecs/payload.hpp"
 #include "core/bytes.hpp"
+#include "core/feedback.hpp"
 #include "core/thread_pool.hpp"
 #include "kernels/kernels.hpp"
 
@@ -89,6 +90,9 @@ Caps Dithered::caps() const noexcept {
   return caps;
 }
 
+// Two threads may need the norm of a bucket that lies across a chunk's border.
+bool Dithered::fuses_feedback() const noexcept { return bucket_ > kChunk || kChunk % bucket_ == 0; }
+
 std::size_t Dithered::max_encoded_size(std::size_t n) const noexcept {
   return 4 * buckets(n) + coder_.max_bytes(n, bits_);
 }
@@ -140,6 +144,7 @@ Status Dithered::write_long_norms(Span<const float> x, const Call& call, std::ui
       const std::size_t chunk = begin / kChunk;
       const std::size_t bucket = begin / bucket_;
       const std::size_t stop = std::min({end, (chunk + 1) * kChunk, (bucket + 1) * bucket_});
+      correct(call, begin, stop);
       measures[chunk + bucket] = measure(x.data() + begin, stop - begin);
       begin = stop;
     }
@@ -175,6 +180,7 @@ void Dithered::write_symbols(Span<const float> x, const Call& call, std::size_t 
                              std::size_t end, std::uint8_t* norms, std::uint8_t* symbols) const {
   alignas(64) std::uint32_t words[kWords];
   std::size_t bucket_end = begin;
+  float* const residual = residual_of(call);
   std::size_t words_begin = begin;
   float norm = 0;
   for (std::size_t at = begin; at < end;) {
@@ -184,6 +190,7 @@ void Dithered::write_symbols(Span<const float> x, const Call& call, std::size_t 
       if (bucket_ > kChunk) {
         norm = load<float>(norms + 4 * bucket);
       } else {
+        correct(call, at, std::min(bucket_end, end));
         norm = bucket_norm(x, bucket);
         if (bucket * bucket_ >= begin) store(norms + 4 * bucket, norm);
       }
@@ -194,6 +201,9 @@ void Dithered::write_symbols(Span<const float> x, const Call& call, std::size_t 
     }
     const std::size_t stop = std::min({bucket_end, words_begin + kWords, end});
     round(x.data() + at, words + (at - words_begin), norm, symbols + (at - begin), stop - at);
+    if (residual != nullptr) {
+      add(symbols + (at - begin), norm, -1.0f, residual + at, stop - at);
+    }
     at = stop;
   }
 }
@@ -292,17 +302,23 @@ Status Dithered::decode(Span<const std::uint8_t> in, const Call& call, Span<floa
   return {};
 }
 
+void Dithered::add(const std::uint8_t* symbols, float norm, float weight, float* acc,
+                   std::size_t n) const {
+  const float unit = unit_of(partition_, levels_, norm);
+  if (partition_ == Partition::kLinear) {
+    kernels().zigzag_add(symbols, unit, weight, acc, n);
+  } else {
+    for (std::size_t i = 0; i < n; ++i) acc[i] += weight * (unit * values_[symbols[i]]);
+  }
+}
+
 Status Dithered::decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                             Span<float> acc) const {
   Span<const std::uint8_t> symbols;
   GRADCOMP_TRY(read(in, call, acc.size(), &symbols));
   for_buckets(acc.size(), [&](std::size_t bucket, std::size_t begin, std::size_t end) {
-    const float unit = unit_of(partition_, levels_, load<float>(in.data() + 4 * bucket));
-    if (partition_ == Partition::kLinear) {
-      kernels().zigzag_add(symbols.data() + begin, unit, weight, acc.data() + begin, end - begin);
-    } else {
-      for (std::size_t i = begin; i < end; ++i) acc[i] += weight * (unit * values_[symbols[i]]);
-    }
+    add(symbols.data() + begin, load<float>(in.data() + 4 * bucket), weight, acc.data() + begin,
+        end - begin);
   });
   return {};
 }

@@ -25,6 +25,7 @@ class Dithered final : public Codec {
   Dithered(const Recipe& recipe, Norm norm, Partition partition);
 
   Caps caps() const noexcept override;
+  bool fuses_feedback() const noexcept override;
   std::size_t max_encoded_size(std::size_t n) const noexcept override;
   Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
                 std::size_t* written) const override;
@@ -43,6 +44,9 @@ class Dithered final : public Codec {
                      std::uint8_t* norms, std::uint8_t* symbols) const;
   void round(const float* x, const std::uint32_t* words, float norm, std::uint8_t* symbols,
              std::size_t n) const;
+
+  // acc += weight * what the symbols of (a part of) a bucket stand for.
+  void add(const std::uint8_t* symbols, float norm, float weight, float* acc, std::size_t n) const;
 
   Status read(Span<const std::uint8_t> in, const Call& call, std::size_t n,
               Span<const std::uint8_t>* symbols) const;

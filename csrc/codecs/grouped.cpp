@@ -7,8 +7,8 @@
 #include <string>
 
 #include "codecs/payload.hpp"
-#include "coding/rotation.hpp"
 #include "core/bytes.hpp"
+#include "core/feedback.hpp"
 #include "core/thread_pool.hpp"
 #include "kernels/kernels.hpp"
 
@@ -30,6 +30,10 @@ void for_tiles(const Rotation& rotation, const Fn& fn) {
       });
 }
 
+void subtract(const float* sent, float* residual, std::size_t n) {
+  kernels().f32_add(reinterpret_cast<const std::uint8_t*>(sent), -1.0f, residual, n);
+}
+
 }  // namespace
 
 std::size_t GroupedCodec::groups(std::size_t n) const noexcept {
@@ -44,8 +48,11 @@ Status GroupedCodec::encode(Span<const float> x, const Call& call, Span<std::uin
                             std::size_t* written) const {
   const std::size_t n = x.size();
   GRADCOMP_TRY(check_room(out, max_encoded_size(n)));
+  float* const residual = residual_of(call);
   if (n < min_numel_) {
+    correct(call, 0, n);
     if (n != 0) std::memcpy(out.data(), x.data(), 4 * n);
+    if (residual != nullptr) kernels().f32_add(out.data(), -1.0f, residual, n);
     *written = 4 * n;
     return {};
   }
@@ -62,14 +69,26 @@ Status GroupedCodec::encode(Span<const float> x, const Call& call, Span<std::uin
       const std::size_t begin = rotation.tile_begin(tile);
       const std::size_t first = rotation.first_group(tile);
       const std::size_t rest = rotation.tile_size(tile) - first;
+      correct(call, begin, begin + first + rest);
       rotation.forward(tile, x.data() + begin, buffer);
       encode_group(tile, buffer, begin, first);
       if (rest != 0) encode_group(tile + 1, buffer + first, begin + first, rest);
+      if (residual != nullptr) {
+        decode_tile(rotation, tile, scales, symbols.data(), buffer);
+        subtract(buffer, residual + begin, first + rest);
+      }
     });
   } else {
     for_ranges(n, [&](std::size_t, std::size_t begin, std::size_t end) {
       for (std::size_t i = begin; i < end; i += kGroup) {
-        encode_group(i / kGroup, x.data() + i, i, end - i < kGroup ? end - i : kGroup);
+        const std::size_t count = end - i < kGroup ? end - i : kGroup;
+        correct(call, i, i + count);
+        encode_group(i / kGroup, x.data() + i, i, count);
+        if (residual != nullptr) {
+          alignas(64) float sent[kGroup];
+          decode_group(load<float>(scales + 4 * (i / kGroup)), symbols.data() + i, count, sent);
+          subtract(sent, residual + i, count);
+        }
       }
     });
   }
@@ -91,32 +110,40 @@ Status GroupedCodec::unpack(Span<const std::uint8_t> in, const Call& call, std::
   return coder_.decode({in.data() + head, in.size() - head}, bits_, *symbols);
 }
 
+void GroupedCodec::decode_group(float scale, const std::uint8_t* symbols, std::size_t count,
+                                float* v) const {
+  alignas(64) float table[256];
+  values(scale, table);
+  kernels().look_up(symbols, table, bits_, v, count);
+}
+
+void GroupedCodec::decode_tile(const Rotation& rotation, std::size_t tile,
+                               const std::uint8_t* scales, const std::uint8_t* symbols,
+                               float* v) const {
+  const std::size_t first = rotation.first_group(tile);
+  const std::size_t rest = rotation.tile_size(tile) - first;
+  const float scale = load<float>(scales + 4 * tile);
+  const float next_scale = rest == 0 ? 0.0f : load<float>(scales + 4 * (tile + 1));
+  if (std::fabs(scale) <= kMaxRotatedScale && std::fabs(next_scale) <= kMaxRotatedScale) {
+    symbols += rotation.tile_begin(tile);
+    decode_group(scale, symbols, first, v);
+    if (rest != 0) decode_group(next_scale, symbols + first, rest, v + first);
+    rotation.inverse(tile, v);
+  } else {
+    std::fill(v, v + first + rest, std::numeric_limits<float>::quiet_NaN());
+  }
+}
+
 template <typename Place, typename Sink>
 void GroupedCodec::expand(const std::uint8_t* scales, Span<const std::uint8_t> symbols,
                           const Call& call, const Place& place, const Sink& sink) const {
-  const auto decode_group = [&](std::size_t group, std::size_t begin, std::size_t count, float* v) {
-    alignas(64) float table[256];
-    values(load<float>(scales + 4 * group), table);
-    kernels().look_up(symbols.data() + begin, table, bits_, v, count);
-  };
-  const auto usable = [](const std::uint8_t* scale) {
-    return std::fabs(load<float>(scale)) <= kMaxRotatedScale;
-  };
   if (rotated_) {
     const Rotation rotation(symbols.size(), call.stream);
     for_tiles(rotation, [&](std::size_t tile, float* buffer) {
       const std::size_t begin = rotation.tile_begin(tile);
-      const std::size_t first = rotation.first_group(tile);
-      const std::size_t rest = rotation.tile_size(tile) - first;
       float* const v = place(begin, buffer);
-      if (usable(scales + 4 * tile) && (rest == 0 || usable(scales + 4 * (tile + 1)))) {
-        decode_group(tile, begin, first, v);
-        if (rest != 0) decode_group(tile + 1, begin + first, rest, v + first);
-        rotation.inverse(tile, v);
-      } else {
-        std::fill(v, v + first + rest, std::numeric_limits<float>::quiet_NaN());
-      }
-      sink(begin, v, first + rest);
+      decode_tile(rotation, tile, scales, symbols.data(), v);
+      sink(begin, v, rotation.tile_size(tile));
     });
   } else {
     for_ranges(symbols.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
@@ -124,7 +151,7 @@ void GroupedCodec::expand(const std::uint8_t* scales, Span<const std::uint8_t> s
       for (std::size_t i = begin; i < end; i += kGroup) {
         const std::size_t count = end - i < kGroup ? end - i : kGroup;
         float* const v = place(i, buffer);
-        decode_group(i / kGroup, i, count, v);
+        decode_group(load<float>(scales + 4 * (i / kGroup)), symbols.data() + i, count, v);
         sink(i, v, count);
       }
     });

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "coding/levels.hpp"
+#include "coding/rotation.hpp"
 #include "core/codec.hpp"
 #include "core/spec.hpp"
 
@@ -17,6 +18,7 @@ class GroupedCodec : public Codec {
  public:
   static constexpr std::size_t kGroup = 512;
 
+  bool fuses_feedback() const noexcept final { return true; }
   std::size_t max_encoded_size(std::size_t n) const noexcept final;
   Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
                 std::size_t* written) const final;
@@ -45,6 +47,11 @@ class GroupedCodec : public Codec {
   virtual void values(float scale, float* table) const = 0;
 
   std::size_t groups(std::size_t n) const noexcept;
+  // Decodes `count` elements of a group, not rotated back.
+  void decode_group(float scale, const std::uint8_t* symbols, std::size_t count, float* v) const;
+  // Decodes a tile of a rotation, of which one or two groups' scales begin at `scales`.
+  void decode_tile(const Rotation& rotation, std::size_t tile, const std::uint8_t* scales,
+                   const std::uint8_t* symbols, float* v) const;
   Status unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n,
                 Span<std::uint8_t>* symbols) const;
   // Calls sink(begin, values, count) for runs of decoded elements, in parallel. `place(begin)` says

@@ -1,21 +1,31 @@
 // The two 16-bit floats. Payload: numel binary16 (fp16) or bfloat16 (bf16).
+#include "codecs/chunks.hpp"
 #include "codecs/codecs.hpp"
 #include "codecs/payload.hpp"
+#include "core/feedback.hpp"
 #include "core/thread_pool.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {
 namespace {
 
+constexpr std::size_t kTile = 4096;  // elements that stay in the first-level cache
+
 class Half : public Codec {
  public:
+  bool fuses_feedback() const noexcept final { return true; }
+
   std::size_t max_encoded_size(std::size_t n) const noexcept final { return 2 * n; }
 
-  Status encode(Span<const float> x, const Call&, Span<std::uint8_t> out,
+  Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
                 std::size_t* written) const final {
     GRADCOMP_TRY(check_room(out, 2 * x.size()));
-    for_ranges(x.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
-      narrow(x.data() + begin, out.data() + 2 * begin, end - begin);
+    float* const residual = residual_of(call);
+    for_blocks(x.size(), kTile, [&](std::size_t, std::size_t begin, std::size_t count) {
+      std::uint8_t* const to = out.data() + 2 * begin;
+      correct(call, begin, begin + count);
+      narrow(x.data() + begin, to, count);
+      if (residual != nullptr) add(to, -1.0f, residual + begin, count);
     });
     *written = 2 * x.size();
     return {};

@@ -1,6 +1,7 @@
 // Natural compression: powers of two. Payload: one byte per element.
 #include "codecs/codecs.hpp"
 #include "codecs/payload.hpp"
+#include "core/feedback.hpp"
 #include "core/thread_pool.hpp"
 #include "kernels/kernels.hpp"
 
@@ -17,17 +18,24 @@ class Natural final : public Codec {
     return caps;
   }
 
+  bool fuses_feedback() const noexcept override { return true; }
+
   std::size_t max_encoded_size(std::size_t n) const noexcept override { return n; }
 
   Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
                 std::size_t* written) const override {
     GRADCOMP_TRY(check_room(out, x.size()));
+    float* const residual = residual_of(call);
     for_ranges(x.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
       alignas(64) std::uint32_t words[kPiece];
       for (; begin < end; begin += kPiece) {
         const std::size_t count = end - begin < kPiece ? end - begin : kPiece;
+        correct(call, begin, begin + count);
         kernels().random_words(call.stream, begin, words, count);
         kernels().natural_encode(x.data() + begin, words, out.data() + begin, count);
+        if (residual != nullptr) {
+          kernels().natural_add(out.data() + begin, -1.0f, residual + begin, count);
+        }
       }
     });
     *written = x.size();

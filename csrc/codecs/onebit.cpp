@@ -6,6 +6,7 @@
 #include "codecs/chunks.hpp"
 #include "codecs/codecs.hpp"
 #include "core/bytes.hpp"
+#include "core/feedback.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {
@@ -31,6 +32,8 @@ class OneBit final : public Codec {
  public:
   Caps caps() const noexcept override { return {}; }
 
+  bool fuses_feedback() const noexcept override { return true; }
+
   std::size_t max_encoded_size(std::size_t n) const noexcept override {
     return kHead + bit_bytes(n);
   }
@@ -46,6 +49,7 @@ class OneBit final : public Codec {
     }
     std::uint8_t* bits = out.data() + kHead;
     for_chunks(n, [&](std::size_t chunk, std::size_t begin, std::size_t end) {
+      correct(call, begin, end);
       sums[chunk] = kernels().sum_by_sign(x.data() + begin, end - begin);
       kernels().pack_negative(x.data() + begin, bits + begin / 8, end - begin);
       counts[chunk] = count_bits(bits + begin / 8, bit_bytes(end - begin));
@@ -63,6 +67,8 @@ class OneBit final : public Codec {
     store(out.data(), finite ? low : bits_float(kNanBits));
     store(out.data() + 4, finite ? high : bits_float(kNanBits));
     *written = max_encoded_size(n);
+    if (call.feedback != nullptr)
+      return decode_add({out.data(), *written}, call, -1.0f, call.feedback->residual());
     return {};
   }
 

@@ -5,6 +5,7 @@
 #include "codecs/chunks.hpp"
 #include "codecs/codecs.hpp"
 #include "core/bytes.hpp"
+#include "core/feedback.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {
@@ -15,6 +16,8 @@ constexpr std::size_t kHead = 4;
 class Sign final : public Codec {
  public:
   Caps caps() const noexcept override { return {}; }
+
+  bool fuses_feedback() const noexcept override { return true; }
 
   std::size_t max_encoded_size(std::size_t n) const noexcept override {
     return kHead + bit_bytes(n);
@@ -28,6 +31,7 @@ class Sign final : public Codec {
     if (sums.empty()) return capacity_error("out of memory while encoding signs");
     std::uint8_t* bits = out.data() + kHead;
     for_chunks(n, [&](std::size_t chunk, std::size_t begin, std::size_t end) {
+      correct(call, begin, end);
       sums[chunk] = kernels().sum_magnitudes(x.data() + begin, end - begin);
       kernels().pack_negative(x.data() + begin, bits + begin / 8, end - begin);
     });
@@ -36,6 +40,8 @@ class Sign final : public Codec {
     const float scale = n == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(n));
     store(out.data(), std::isfinite(scale) ? scale : bits_float(kNanBits));
     *written = max_encoded_size(n);
+    if (call.feedback != nullptr)
+      return decode_add({out.data(), *written}, call, -1.0f, call.feedback->residual());
     return {};
   }
 

@@ -11,6 +11,7 @@
 #include "codecs/codecs.hpp"
 #include "codecs/payload.hpp"
 #include "core/bytes.hpp"
+#include "core/feedback.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {
@@ -33,6 +34,11 @@ void pack(const std::uint8_t* digits, std::uint8_t* out, std::size_t bytes) {
     }
     out[j] = packed;
   }
+}
+
+// The level that a digit stands for, as int8: 0, 1 or -1.
+std::uint8_t level_of(std::uint8_t digit) {
+  return static_cast<std::uint8_t>(digit - (digit >> 1) - (digit >> 1) - (digit >> 1));
 }
 
 // As levels: 0, 1 and -1. Clobbers nothing beyond kDigits * bytes levels.
@@ -71,6 +77,8 @@ class TernGrad final : public Codec {
     return caps;
   }
 
+  bool fuses_feedback() const noexcept override { return true; }
+
   std::size_t max_encoded_size(std::size_t n) const noexcept override {
     return kHead + packed_bytes(n);
   }
@@ -81,6 +89,7 @@ class TernGrad final : public Codec {
     float scale = 0;
     GRADCOMP_TRY(find_scale(x, call, &scale));
     store(out.data(), scale);
+    float* const residual = residual_of(call);
     for_blocks(x.size(), kBlock, [&](std::size_t block, std::size_t begin, std::size_t count) {
       alignas(64) std::uint32_t words[kBlock];
       alignas(64) std::uint8_t digits[kBlock];
@@ -93,6 +102,10 @@ class TernGrad final : public Codec {
         std::fill_n(digits, kDigits * bytes, std::uint8_t{0});
       }
       pack(digits, out.data() + kHead + kBlockBytes * block, bytes);
+      if (residual != nullptr) {
+        for (std::size_t i = 0; i < count; ++i) digits[i] = level_of(digits[i]);
+        kernels().scale_levels_add(digits, scale, -1.0f, residual + begin, count);
+      }
     });
     *written = max_encoded_size(x.size());
     return {};
@@ -126,6 +139,7 @@ class TernGrad final : public Codec {
     if (chunks.empty()) return capacity_error("out of memory while finding a scale");
     for_chunks(n, [&](std::size_t chunk, std::size_t begin, std::size_t end) {
       const float* from = x.data() + begin;
+      correct(call, begin, end);
       chunks[chunk].largest = kernels().max_magnitude(from, end - begin);
       if (clip_ > 0) chunks[chunk].moments = kernels().moments(from, end - begin);
     });

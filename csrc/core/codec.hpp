@@ -25,13 +25,22 @@ struct Caps {
   bool finite = true;
   // Encoding draws noise that ranks should not share.
   bool private_noise = false;
+  // Tensors that travel together should share() before any of them is encoded.
+  bool shares = false;
   PayloadType payload_type = PayloadType::kBytes;
 };
 
+class Feedback;
+
+inline constexpr std::uint64_t kNoShare = ~std::uint64_t{0};
+
 // What a call knows besides the data. Randomness enters here and nowhere else.
 struct Call {
-  std::uint64_t stream = 0;    // derive_stream(seed, step, tensor_id)
-  Scratch* scratch = nullptr;  // required
+  std::uint64_t stream = 0;            // derive_stream(seed, step, tensor_id)
+  Scratch* scratch = nullptr;          // required
+  const Feedback* feedback = nullptr;  // encode only, see Codec::fuses_feedback
+  // encode only: this tensor's part of what share() found, or kNoShare for a tensor by itself
+  std::uint64_t share = kNoShare;
 };
 
 // Largest tensor: its float32 image must fit the frame's 32-bit payload length.
@@ -53,6 +62,20 @@ class Codec {
   // Writes the payload of x to out; out.size() >= max_encoded_size(x.size()) makes success certain.
   virtual Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
                         std::size_t* written) const = 0;
+
+  // Looks at all tensors of a bucket at once, for codecs with caps().shares: shares[i] is what
+  // encode needs to know of it for tensor i.
+  virtual Status share(Span<const Span<const float>> tensors, const Call& call,
+                       Span<std::uint64_t> shares) const {
+    (void)tensors, (void)call;
+    for (std::uint64_t& one : shares) one = kNoShare;
+    return {};
+  }
+
+  // Whether encode honours call.feedback (core/feedback.hpp): it then corrects every element before
+  // it first reads it, and subtracts what decode would make of the payload. It fails before it has
+  // touched any element, or not at all.
+  virtual bool fuses_feedback() const noexcept { return false; }
 
   // Overwrites y. Every byte of `in` is hostile: an error leaves no element of y half trusted, the
   // caller must discard y.

@@ -46,4 +46,10 @@ class Scratch {
   std::array<Slot, kSlots> slots_{};
 };
 
+// The calling thread's own.
+inline Scratch& thread_scratch() noexcept {
+  thread_local Scratch scratch;
+  return scratch;
+}
+
 }  // namespace gradcomp

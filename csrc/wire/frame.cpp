@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/bytes.hpp"
+#include "core/feedback.hpp"
 #include "wire/crc32c.hpp"
 
 namespace gradcomp {
@@ -102,7 +103,8 @@ Status encode_frame(const CompiledCodec& codec, Span<const float> x, const Call&
                           " bytes; this frame may need " + std::to_string(needed));
   }
   std::size_t payload_size = 0;
-  GRADCOMP_TRY(codec.codec->encode(x, call, {out.data() + head, needed - head - 4}, &payload_size));
+  GRADCOMP_TRY(
+      encode_payload(*codec.codec, x, call, {out.data() + head, needed - head - 4}, &payload_size));
   std::uint8_t* const p = out.data();
   std::memcpy(p, kFrameMagic, sizeof kFrameMagic);
   p[4] = kFrameVersion;

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from gradcomp.aggregators.base import Aggregator
 from gradcomp.aggregators.dense import Dense
-from gradcomp.aggregators.gather import Gather
+from gradcomp.aggregators.gather import Gather, Member, gather_bucket
 from gradcomp.aggregators.reduce import Reduce
 from gradcomp.codec import get_codec
 from gradcomp.memory import MemoryState, make_memory
 from gradcomp.spec import Spec
 
-__all__ = ["Aggregator", "Dense", "Gather", "Reduce", "exchange_pattern", "make_aggregator"]
+__all__ = [
+    "Aggregator",
+    "Dense",
+    "Gather",
+    "Member",
+    "Reduce",
+    "exchange_pattern",
+    "gather_bucket",
+    "make_aggregator",
+]
 
 
 def exchange_pattern(spec: Spec) -> str:

@@ -29,14 +29,13 @@ class Reduce:
         """See `Aggregator.round`."""
         codec = self._codec
         seed, tensor_id = self._seed, key.tensor_id
-        corrected = self._memory.compensate(grad, key)
-        payload = codec.encode_payload(corrected, seed=seed, step=step, tensor_id=tensor_id)
-
-        def subtract_sent(values: FloatArray) -> None:
-            codec.decode_payload_add(
-                payload, values, -1.0, seed=seed, step=step, tensor_id=tensor_id
+        flat, residual, beta, gamma = self._memory.source(grad, key)
+        if residual is None:
+            payload = codec.encode_payload(flat, seed=seed, step=step, tensor_id=tensor_id)
+        else:
+            payload = codec.encode_payload_with_residual(
+                flat, residual, beta, gamma, seed=seed, step=step, tensor_id=tensor_id
             )
-
-        self._memory.update(key, subtract_sent, finite="finite" in codec.caps)
+        self._memory.sent(key)
         average = yield AllReduce(key.name, payload)
         return codec.decode_payload(average, key.numel, seed=seed, step=step, tensor_id=tensor_id)

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from gradcomp.memory import STATE_KINDS
 from gradcomp.pipeline import Pipeline
 from gradcomp.rounds import AllReduce, Round
 from gradcomp.stats import Stats
-from horovod_compressors.driver import Driver
+from horovod_compressors.driver import Collector, Driver
 from horovod_compressors.torch.engine import SUMMABLE_DTYPES, HorovodEngine
 from horovod_compressors.torch.names import ParameterNames, calling_optimizer
 
@@ -90,12 +91,12 @@ def _spec_value(value: float | int | bool | str) -> str:
 
 def _with_arrays(state: Mapping[str, Any]) -> Mapping[str, Any]:
     """A state with its tensors, wherever a checkpoint was loaded to, as numpy arrays."""
-    if not isinstance(state.get("residual"), Mapping):
-        return state  # which the pipeline refuses
-    residual = {
-        name: torch.as_tensor(value).cpu().numpy() for name, value in state["residual"].items()
+    arrays = {
+        kind: {name: torch.as_tensor(value).cpu().numpy() for name, value in state[kind].items()}
+        for kind in STATE_KINDS
+        if isinstance(state.get(kind), Mapping)  # which the pipeline demands
     }
-    return {**state, "residual": residual}
+    return {**state, **arrays}
 
 
 class _Codecs(type):
@@ -154,7 +155,7 @@ class Compression(metaclass=_Codecs):
             )
         self.process_set = process_set
         self._names = ParameterNames(named_parameters)
-        self._driver: Driver | None = None
+        self._collector: Collector | None = None
 
     @classmethod
     def from_config(
@@ -241,7 +242,7 @@ class Compression(metaclass=_Codecs):
                 f"a gradient of dtype {tensor.dtype} cannot be averaged: Horovod and the codecs "
                 "take real numbers; make the parameter real and use torch.view_as_complex on it"
             )
-        driver = self._driver or self._first_use()
+        collector = self._collector or self._first_use()
         name = self._names.find(tensor)
         shape = tuple(tensor.shape)
         aggregator = self.pipeline.aggregator(name or "", shape)
@@ -262,14 +263,13 @@ class Compression(metaclass=_Codecs):
             self.pipeline.count_dense(name or "", tensor.nbytes)
             return tensor.contiguous(), _DENSE
         gradient = tensor.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
-        one = self.pipeline.round(name or "", gradient, tensor.nbytes)
         context = _Context(name or "", tensor.shape, tensor.dtype, tensor.device, None)
         if aggregator.linear:
-            context.round = one
-            request = next(one)
+            context.round = self.pipeline.round(context.name, gradient, tensor.nbytes)
+            request = next(context.round)
             assert isinstance(request, AllReduce)  # as linear rounds are
             return torch.from_numpy(request.array).to(tensor.device), context
-        driver.start(context.name, one)
+        collector.add(context.name, gradient, tensor.nbytes)
         token = torch.ones(1, device=tensor.device)
         self.stats.count("token", token.nbytes)
         return token, context
@@ -287,9 +287,9 @@ class Compression(metaclass=_Codecs):
             except StopIteration as stop:
                 return ctx.restore(stop.value)
             raise ProtocolError(f"the linear round of '{ctx.name}' has a second phase")
-        assert self._driver is not None  # compress made it
+        assert self._collector is not None  # compress made it
         scale = self._token_scale(tensor)
-        average = ctx.restore(self._driver.finish(ctx.name))
+        average = ctx.restore(self._collector.finish(ctx.name))
         return average if scale == 1 else average * scale
 
     def _token_scale(self, token: torch.Tensor) -> int:
@@ -315,7 +315,7 @@ class Compression(metaclass=_Codecs):
                 )
         return tensor
 
-    def _first_use(self) -> Driver:
+    def _first_use(self) -> Collector:
         """Make sure that all ranks mean the same, before any of them sends a gradient.
 
         Blocking is safe here: every rank comes here with its first gradient of the first step, as
@@ -325,19 +325,30 @@ class Compression(metaclass=_Codecs):
         if optimizer is not None:
             self._check_optimizer(optimizer)
         prefix = f"gradcomp.{next(_instances[self.process_set.process_set_id])}"
+        shapes = self._names.shapes()
+        digest = blake2b(repr(list(shapes.items())).encode(), digest_size=8).hexdigest()
         # One line of text per rank; a ragged gather delivers them one after the other.
-        line = bytearray(f"{self.config.digest_text()}\n".encode())
+        line = bytearray(f"{self.config.digest_text()}\t{digest}\n".encode())
         lines = hvd.allgather(
             torch.frombuffer(line, dtype=torch.uint8),
             name=f"{prefix}.spec",
             process_set=self.process_set,
         )
-        texts = bytes(lines.numpy()).decode().splitlines()
+        texts, models = zip(
+            *(one.split("\t") for one in bytes(lines.numpy()).decode().splitlines()), strict=True
+        )
         if len(set(texts)) > 1:
             listed = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(texts))
             raise ProtocolError(f"the ranks run different compression:\n{listed}")
-        self._driver = Driver(HorovodEngine(prefix, self.process_set))
-        return self._driver
+        if len(set(models)) > 1:
+            raise ProtocolError(
+                "the ranks' parameters differ in names, shapes or order, so their gradients cannot "
+                "be averaged: build the same model on every rank, and pass named_parameters in the "
+                "same order"
+            )
+        driver = Driver(HorovodEngine(prefix, self.process_set))
+        self._collector = Collector(driver, self.pipeline, shapes)
+        return self._collector
 
     def _check_optimizer(self, optimizer: Any) -> None:
         """Refuse what would give wrong averages.

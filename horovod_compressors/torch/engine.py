@@ -43,5 +43,5 @@ class HorovodEngine:
         request, number = handle
         reply = hvd.synchronize(number).numpy()
         if isinstance(request, AllGather):
-            return split_frames(reply, self._process_set.size())
+            return split_frames(reply, self._process_set.size(), request.count)
         return reply

@@ -57,18 +57,33 @@ class ParameterNames:
         # Gradients come in the same order in most steps: look first where the last one was found.
         self._position = 0
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every parameter that may have a gradient, in the order given.
+
+        Empty where no names are known.
+        """
+        self._known()
+        return {name: tuple(p.shape) for name, p in self._pairs if p.requires_grad}
+
+    def _known(self) -> bool:
+        """Whether there are names; without given ones, those of the optimizer that calls."""
+        if self._given:
+            return True
+        optimizer = calling_optimizer()
+        if optimizer is None:
+            return False
+        if optimizer is not self._optimizer:
+            self._optimizer = optimizer
+            self._pairs = [(name, p) for p, name in optimizer._parameter_names.items()]
+        return True
+
     def find(self, tensor: torch.Tensor) -> str | None:
         """The name of the parameter whose gradient (or which itself) is ``tensor``.
 
         None where no names are known: without ``named_parameters`` and outside an optimizer.
         """
-        if not self._given:
-            optimizer = calling_optimizer()
-            if optimizer is None:
-                return None
-            if optimizer is not self._optimizer:
-                self._optimizer = optimizer
-                self._pairs = [(name, p) for p, name in optimizer._parameter_names.items()]
+        if not self._known():
+            return None
         count = len(self._pairs)
         # Backward passes run from the last parameter to the first.
         for offset in range(count):

@@ -735,6 +735,7 @@ PAYLOADS = {
     "threshold": Payload(7, False, read_threshold),
     "randomblock": Payload(8, True, read_randomblock),
     "chunktopk": Payload(9, False, read_chunktopk),
+    "globaltopk": Payload(25, False, read_threshold),
 }
 
 

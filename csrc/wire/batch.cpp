@@ -1,0 +1,139 @@
+#include "wire/batch.hpp"
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/thread_pool.hpp"
+#include "wire/frame.hpp"
+
+namespace gradcomp {
+namespace {
+
+// Calls fn(i) for all items: for large ones on this thread, as fn itself uses the others; for items
+// that make a single range of their own, on all threads.
+template <typename SizeOf, typename Fn>
+void for_items(std::size_t count, const SizeOf& size_of, const Fn& fn) {
+  std::vector<std::size_t> small;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (size_of(i) <= kChunk) {
+      small.push_back(i);
+    } else {
+      fn(i);
+    }
+  }
+  struct Context {
+    const std::vector<std::size_t>* small;
+    const Fn* fn;
+  } context{&small, &fn};
+  run_tasks(
+      small.size(),
+      [](void* opaque, std::size_t i) {
+        Context& c = *static_cast<Context*>(opaque);
+        (*c.fn)((*c.small)[i]);
+      },
+      &context);
+}
+
+// What each item's Call::share is.
+Status find_shares(Span<const EncodeItem> items, Span<std::uint64_t> shares) {
+  for (std::uint64_t& share : shares) share = kNoShare;
+  std::vector<bool> done(items.size(), false);
+  for (std::size_t first = 0; first < items.size(); ++first) {
+    const CompiledCodec* const codec = items[first].codec;
+    if (done[first] || !codec->codec->caps().shares) continue;
+    std::vector<std::size_t> bucket;
+    std::vector<Span<const float>> tensors;
+    for (std::size_t i = first; i < items.size(); ++i) {
+      if (items[i].codec->spec != codec->spec) continue;
+      done[i] = true;
+      if (items[i].feedback != nullptr) items[i].feedback->correct_all();
+      bucket.push_back(i);
+      tensors.push_back(items[i].x);
+    }
+    std::vector<std::uint64_t> found(bucket.size());
+    Call call;
+    call.scratch = &thread_scratch();
+    GRADCOMP_TRY(
+        codec->codec->share({tensors.data(), tensors.size()}, call, {found.data(), found.size()}));
+    for (std::size_t i = 0; i < bucket.size(); ++i) shares[bucket[i]] = found[i];
+  }
+  return {};
+}
+
+Status open(const DecodeItem& item, Span<const std::uint8_t> bytes, Frame* frame) {
+  GRADCOMP_TRY(open_frame(*item.codec, bytes, frame));
+  if (frame->numel == item.acc.size()) return {};
+  return wire_error("the frame holds " + std::to_string(frame->numel) + " elements, not " +
+                    std::to_string(item.acc.size()));
+}
+
+}  // namespace
+
+std::size_t max_batch_size(Span<const EncodeItem> items) noexcept {
+  std::size_t total = 0;
+  for (const EncodeItem& item : items) total += max_frame_size(*item.codec, item.x.size());
+  return total;
+}
+
+Status encode_batch(Span<const EncodeItem> items, Span<std::uint8_t> out, Span<std::size_t> sizes) {
+  const std::size_t needed = max_batch_size(items);
+  if (out.size() < needed) {
+    return capacity_error("the output buffer has " + std::to_string(out.size()) +
+                          " bytes; these frames may need " + std::to_string(needed));
+  }
+  std::vector<std::uint64_t> shares(items.size());
+  GRADCOMP_TRY(find_shares(items, {shares.data(), shares.size()}));
+  std::vector<Span<std::uint8_t>> rooms;
+  for (std::size_t i = 0, begin = 0; i < items.size(); ++i) {
+    const std::size_t room = max_frame_size(*items[i].codec, items[i].x.size());
+    rooms.push_back({out.data() + begin, room});
+    begin += room;
+  }
+  std::vector<Status> statuses(items.size());
+  for_items(
+      items.size(), [&](std::size_t i) { return items[i].x.size(); },
+      [&](std::size_t i) {
+        Call call;
+        call.stream = items[i].stream;
+        call.scratch = &thread_scratch();
+        call.feedback = items[i].feedback;
+        call.share = shares[i];
+        statuses[i] = encode_frame(*items[i].codec, items[i].x, call, rooms[i], &sizes[i]);
+      });
+  std::uint8_t* to = out.data();
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    GRADCOMP_TRY(statuses[i]);
+    if (to != rooms[i].data()) std::memmove(to, rooms[i].data(), sizes[i]);
+    to += sizes[i];
+  }
+  return {};
+}
+
+Status decode_batch_add(Span<const DecodeItem> items, float weight, BatchFault* fault) {
+  std::vector<Status> statuses(items.size());
+  std::vector<std::size_t> at(items.size(), 0);
+  for_items(
+      items.size(), [&](std::size_t i) { return items[i].acc.size(); },
+      [&](std::size_t i) {
+        const DecodeItem& item = items[i];
+        for (; at[i] < item.frames.size(); ++at[i]) {
+          Frame frame;
+          statuses[i] = open(item, item.frames[at[i]], &frame);
+          if (!statuses[i].ok()) return;
+          Call call;
+          call.stream = frame.stream;
+          call.scratch = &thread_scratch();
+          statuses[i] = item.codec->codec->decode_add(frame.payload, call, weight, item.acc);
+          if (!statuses[i].ok()) return;
+        }
+      });
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (statuses[i].ok()) continue;
+    *fault = {i, at[i]};
+    return statuses[i];
+  }
+  return {};
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,95 @@
+"""Many tensors in one call, each with its own codec, stream and residual."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gradcomp import _core
+from gradcomp.arrays import ByteArray, FloatArray
+from gradcomp.codec import Codec, derive_stream
+
+__all__ = ["ToDecode", "ToEncode", "decode_batch_add", "encode_batch"]
+
+
+class ToEncode(NamedTuple):
+    """One tensor of a batch.
+
+    Attributes:
+        grad: C-contiguous float32, of any shape.
+        seed, step, tensor_id: as in `Codec.encode`.
+        residual: for error feedback, C-contiguous float32 of as many elements, updated in place:
+            ``beta * residual + gamma * grad`` is encoded, and what decoding gives is subtracted
+            from it; elements that are not finite then are reset to 0.
+        beta: weight of the residual.
+        gamma: weight of the gradient.
+    """
+
+    codec: Codec
+    grad: FloatArray
+    seed: int = 0
+    step: int = 0
+    tensor_id: int = 0
+    residual: FloatArray | None = None
+    beta: float = 1.0
+    gamma: float = 1.0
+
+
+class ToDecode(NamedTuple):
+    """One tensor of a batch.
+
+    Attributes:
+        name: what errors call it.
+        frames: one of each rank.
+        out: C-contiguous float32 array that the decoded frames are added to.
+    """
+
+    name: str
+    codec: Codec
+    frames: Sequence[ByteArray]
+    out: FloatArray
+
+
+def encode_batch(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
+    """Encode all tensors of a bucket.
+
+    Each frame is what `Codec.encode` makes of the tensor by itself, but for codecs that ``share``:
+    ``globaltopk`` chooses among all elements of its tensors here. Large tensors are worked on by
+    all threads in turn, small ones by one thread each; the bytes do not depend on it.
+
+    Returns:
+        The frames, one after the other (`gradcomp.wire.split_frames` cuts them apart), and the
+        bytes of each.
+
+    Raises:
+        TypeError: an array is not C-contiguous float32.
+        ValueError: a residual has another size than its gradient.
+        CapacityError: a tensor has 2**30 elements or more.
+    """
+    room, sizes = _core.encode_batch(
+        [
+            (
+                one.codec.core,
+                one.grad,
+                derive_stream(one.seed, one.step, one.tensor_id),
+                one.residual,
+                one.beta,
+                one.gamma,
+            )
+            for one in tensors
+        ]
+    )
+    return room[: sum(sizes)], sizes
+
+
+def decode_batch_add(tensors: Sequence[ToDecode], weight: float = 1.0) -> None:
+    """``out += weight * decode(frame)`` for each frame of each tensor, in the order given.
+
+    Raises:
+        WireError: a frame is damaged, or was made by another codec or for another size; the message
+            names the rank (the frame's position) and the tensor. All ``out`` must be discarded.
+        TypeError: an array is not C-contiguous, or of another dtype than float32 or uint8.
+    """
+    _core.decode_batch_add(
+        [(one.name, one.codec.core, list(one.frames), one.out) for one in tensors], weight
+    )
