@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "core/compiled.hpp"
+#include "core/feedback.hpp"
 #include "core/rng.hpp"
 #include "gradcomp/gradcomp.h"
 #include "wire/frame.hpp"
@@ -101,7 +102,9 @@ const char* gradcomp_codec_spec(const gradcomp_codec* codec) {
 uint32_t gradcomp_codec_caps(const gradcomp_codec* codec) {
   const gradcomp::Caps caps = codec->compiled.codec->caps();
   return (caps.summable ? GRADCOMP_CAP_SUMMABLE : 0) | (caps.seeded ? GRADCOMP_CAP_SEEDED : 0) |
-         (caps.sparse ? GRADCOMP_CAP_SPARSE : 0) | (caps.finite ? GRADCOMP_CAP_FINITE : 0);
+         (caps.sparse ? GRADCOMP_CAP_SPARSE : 0) | (caps.finite ? GRADCOMP_CAP_FINITE : 0) |
+         (caps.private_noise ? GRADCOMP_CAP_PRIVATE_NOISE : 0) |
+         (caps.shares ? GRADCOMP_CAP_SHARES : 0);
 }
 
 size_t gradcomp_max_payload_size(const gradcomp_codec* codec, size_t n) {
@@ -116,6 +119,24 @@ gradcomp_status gradcomp_encode(const gradcomp_codec* codec, const float* x, siz
     GRADCOMP_TRY(check(written, out, capacity));
     if (n > gradcomp::kMaxNumel) return gradcomp::capacity_error("too many elements");
     return codec->compiled.codec->encode(span(x, n), make_call(call), span(out, capacity), written);
+  });
+}
+
+gradcomp_status gradcomp_encode_with_residual(const gradcomp_codec* codec, float* residual,
+                                              const float* grad, size_t n, float beta, float gamma,
+                                              const gradcomp_call* call, uint8_t* out,
+                                              size_t capacity, size_t* written) {
+  return guarded([&]() -> Status {
+    GRADCOMP_TRY(check(codec, residual, n));
+    GRADCOMP_TRY(check(codec, grad, n));
+    GRADCOMP_TRY(check(written, out, capacity));
+    if (n > gradcomp::kMaxNumel) return gradcomp::capacity_error("too many elements");
+    const gradcomp::Span<float> x = span(residual, n);
+    const gradcomp::Feedback feedback(x, span(grad, n).data(), beta, gamma);
+    Call made = make_call(call);
+    made.feedback = &feedback;
+    return gradcomp::encode_payload(*codec->compiled.codec, {x.data(), x.size()}, made,
+                                    span(out, capacity), written);
   });
 }
 

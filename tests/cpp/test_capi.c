@@ -55,5 +55,18 @@ int check_capi(void) {
   buffer[written - 1] ^= 1;
   EXPECT(gradcomp_frame_decode(codec, buffer, written, y, 5) == GRADCOMP_WIRE);
   gradcomp_codec_destroy(codec);
+
+  EXPECT(gradcomp_codec_create("topk(k=1)", &codec) == GRADCOMP_OK);
+  {
+    float residual[5] = {1.0f, 1.0f, 0.0f, 1.0f, 0.0f};
+    EXPECT(gradcomp_encode_with_residual(codec, residual, x, 5, 2.0f, 1.0f, &call, buffer,
+                                         sizeof buffer, &written) == GRADCOMP_OK);
+    EXPECT(residual[0] == 3.0f && residual[1] == -0.5f && residual[3] == 0.0f);
+    EXPECT(gradcomp_decode(codec, buffer, written, &call, y, 5) == GRADCOMP_OK);
+    EXPECT(y[0] == 0.0f && y[3] == 5.0f);
+    EXPECT(gradcomp_encode_with_residual(codec, NULL, x, 5, 1.0f, 1.0f, &call, buffer,
+                                         sizeof buffer, &written) == GRADCOMP_ARGUMENT);
+  }
+  gradcomp_codec_destroy(codec);
   return 0;
 }

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 
 #include "core/thread_pool.hpp"
 #include "support.hpp"
+#include "wire/batch.hpp"
 #include "wire/frame.hpp"
 
 namespace gradcomp::test {
@@ -52,6 +54,58 @@ TEST_CASE("the same bytes at every level and thread count") {
       }
     }
   }
+}
+
+TEST_CASE("a batch is its tensors, with error feedback fused or not") {
+  std::vector<CompiledCodec> codecs;
+  for (const std::string& spec : example_specs()) codecs.push_back(compile(spec));
+  const std::size_t sizes[] = {0, 1, 1000, kChunk, 2 * kChunk + 77};
+  for (std::size_t threads : {1, 2}) {
+    set_thread_count(threads);
+    for (const CompiledCodec& codec : codecs) {
+      if (codec.codec->caps().shares) continue;
+      CAPTURE(codec.spec);
+      std::vector<std::vector<float>> grads, residuals, expected;
+      std::vector<std::uint8_t> frames;
+      std::deque<Feedback> feedbacks;
+      std::vector<EncodeItem> items;
+      for (std::size_t n : sizes) {
+        grads.push_back(floats(n, n));
+        residuals.push_back(floats(n, n + 1));
+        std::vector<float> corrected(n);
+        for (std::size_t i = 0; i < n; ++i) {
+          const float kept = 0.5f * residuals.back()[i];
+          corrected[i] = kept + 1.0f * grads.back()[i];
+        }
+        const std::vector<std::uint8_t> frame = encode(codec, corrected, 3);
+        frames.insert(frames.end(), frame.begin(), frame.end());
+        Frame opened;
+        REQUIRE(open_frame(codec, {frame.data(), frame.size()}, &opened).ok());
+        Scratch scratch;
+        Call call;
+        call.stream = 3;
+        call.scratch = &scratch;
+        REQUIRE(codec.codec->decode_add(opened.payload, call, -1.0f, {corrected.data(), n}).ok());
+        for (float& value : corrected) value = std::isfinite(value) ? value : 0.0f;
+        expected.push_back(corrected);
+      }
+      for (std::size_t i = 0; i < grads.size(); ++i) {
+        const Span<float> residual{residuals[i].data(), residuals[i].size()};
+        feedbacks.emplace_back(residual, grads[i].data(), 0.5f, 1.0f);
+        items.push_back({&codec, {residual.data(), residual.size()}, 3, &feedbacks.back()});
+      }
+      const Span<const EncodeItem> all{items.data(), items.size()};
+      std::vector<std::uint8_t> out(max_batch_size(all));
+      std::vector<std::size_t> written(items.size());
+      REQUIRE(encode_batch(all, {out.data(), out.size()}, {written.data(), written.size()}).ok());
+      out.resize(frames.size());
+      CHECK(out == frames);
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        CHECK(std::equal(expected[i].begin(), expected[i].end(), residuals[i].begin()));
+      }
+    }
+  }
+  set_thread_count(1);
 }
 
 TEST_CASE("top-k is exact for every order of the input") {

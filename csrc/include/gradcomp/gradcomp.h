@@ -42,10 +42,12 @@ GRADCOMP_API void gradcomp_codec_destroy(gradcomp_codec* codec); /* NULL is allo
 /* The canonical spec; lives as long as the codec. */
 GRADCOMP_API const char* gradcomp_codec_spec(const gradcomp_codec* codec);
 
-#define GRADCOMP_CAP_SUMMABLE 1u /* payloads of ranks may be added, then decoded once */
-#define GRADCOMP_CAP_SEEDED 2u   /* the bytes depend on seed, step and tensor_id */
-#define GRADCOMP_CAP_SPARSE 4u   /* decode_add touches O(payload) elements */
-#define GRADCOMP_CAP_FINITE 8u   /* finite inputs decode to finite values */
+#define GRADCOMP_CAP_SUMMABLE 1u       /* payloads of ranks may be added, then decoded once */
+#define GRADCOMP_CAP_SEEDED 2u         /* the bytes depend on seed, step and tensor_id */
+#define GRADCOMP_CAP_SPARSE 4u         /* decode_add touches O(payload) elements */
+#define GRADCOMP_CAP_FINITE 8u         /* finite inputs decode to finite values */
+#define GRADCOMP_CAP_PRIVATE_NOISE 16u /* encoding draws noise that ranks should not share */
+#define GRADCOMP_CAP_SHARES 32u        /* tensors that travel together are encoded together */
 GRADCOMP_API uint32_t gradcomp_codec_caps(const gradcomp_codec* codec);
 
 /* The random numbers of a call are a function of these three, and of nothing else. */
@@ -64,6 +66,14 @@ GRADCOMP_API gradcomp_status gradcomp_encode(const gradcomp_codec* codec, const 
 GRADCOMP_API gradcomp_status gradcomp_decode(const gradcomp_codec* codec, const uint8_t* payload,
                                              size_t size, const gradcomp_call* call, float* y,
                                              size_t n);
+/* Error feedback around gradcomp_encode, in one or two passes over memory: encodes
+ * beta * residual + gamma * grad and leaves in residual what decoding the payload does not give;
+ * elements that are not finite become 0. On an error the residual must be discarded. */
+GRADCOMP_API gradcomp_status gradcomp_encode_with_residual(const gradcomp_codec* codec,
+                                                           float* residual, const float* grad,
+                                                           size_t n, float beta, float gamma,
+                                                           const gradcomp_call* call, uint8_t* out,
+                                                           size_t capacity, size_t* written);
 /* acc += weight * decoded */
 GRADCOMP_API gradcomp_status gradcomp_decode_add(const gradcomp_codec* codec,
                                                  const uint8_t* payload, size_t size,
