@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -351,42 +351,44 @@ def _bench_all(
     _print(*parts, width=80 + 12 * len(recorded) + max(len(row.spec) for row in rows))
 
 
-_OPERATIONS = ("encode", "decode", "decode_add")
-
-
 def _survey_table(rows: Sequence[surveying.SurveyRow]) -> Table:
     inputs = list(rows[0].vnmse)
-    headings = ("spec", "bits", *inputs, "encode", "x", "decode", "x", "add", "x")
+    headings = ("spec", "bits", *inputs, *_SPEED_HEADINGS)
     table = _table(*headings, numbers=len(headings) - 1)
     for row in rows:
-        cells = [row.spec, f"{row.bits_per_element:.3g}"]
-        cells += [f"{row.vnmse[name]:.2g}" for name in inputs]
-        for operation in _OPERATIONS:
-            timing = row.timing(operation, row.threads[0])
-            cells += (
-                [f"{1e3 / timing.ns_per_element:.0f}", f"{timing.speed_to_memcpy:.2f}"]
-                if timing
-                else ["-", "-"]
-            )
-        table.add_row(*cells)
+        table.add_row(
+            row.spec,
+            f"{row.bits_per_element:.3g}",
+            *(f"{row.vnmse[name]:.2g}" for name in inputs),
+            *_speed_cells(row, row.threads[0], lambda timing: timing.speed_to_memcpy),
+        )
     return table
 
 
 def _scaling_table(rows: Sequence[surveying.SurveyRow]) -> Table:
-    headings = ("spec", "threads", "encode", "x", "decode", "x", "add", "x")
+    headings = ("spec", "threads", *_SPEED_HEADINGS)
     table = _table(*headings, numbers=len(headings) - 1)
     for row in rows:
         for threads in row.threads:
-            cells = [row.spec, str(threads)]
-            for operation in _OPERATIONS:
-                timing = row.timing(operation, threads)
-                cells += (
-                    [f"{1e3 / timing.ns_per_element:.0f}", f"{timing.scaling:.2f}"]
-                    if timing
-                    else ["-", "-"]
-                )
-            table.add_row(*cells)
+            speeds = _speed_cells(row, threads, lambda timing: timing.scaling)
+            table.add_row(row.spec, str(threads), *speeds)
     return table
+
+
+_SPEED_HEADINGS = ("encode", "x", "decode", "x", "add", "x")
+
+
+def _speed_cells(
+    row: surveying.SurveyRow, threads: int, multiple: Callable[[benchmark.Timing], float]
+) -> list[str]:
+    cells = []
+    for operation in ("encode", "decode", "decode_add"):
+        timing = row.timing(operation, threads)
+        if timing:
+            cells += [f"{1e3 / timing.ns_per_element:.0f}", f"{multiple(timing):.2f}"]
+        else:
+            cells += ["-", "-"]
+    return cells
 
 
 def _comparison_table(comparisons: Sequence[surveying.PeerComparison]) -> Table:

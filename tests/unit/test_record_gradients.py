@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from gradcomp.survey import load_gradient
-from record_gradients import Model, record
+from gradcomp.survey import load_gradients
+from record_gradients import Model, main, record
 from training.models import CharTransformer
 from training.text import load_python_topics
 
@@ -23,7 +23,7 @@ def test_a_recording_holds_every_gradient_of_the_steps(model: Model, tmp_path: P
     third = [name.removeprefix("step3/") for name in shapes if name.startswith("step3/")]
     assert first == third
     assert len(first) + len(third) == len(shapes)
-    gradient = load_gradient(output)
+    gradient = load_gradients([output])["gradients"]
     assert gradient.size == sum(int(np.prod(shape)) for shape in shapes.values())
     assert np.all(np.isfinite(gradient))
     # Dead units give exact zeros; more would be gradients too small for float16.
@@ -38,6 +38,18 @@ def test_the_seed_decides_a_recording(model: Model, tmp_path: Path) -> None:
     first, again, other = (file.read_bytes() for file in files)
     assert first == again
     assert first != other
+
+
+def test_files_are_named_after_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr("record_gradients.record", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr("torch.set_num_threads", lambda count: None)
+    main(model=Model.CHAR_TRANSFORMER)
+    main(tmp_path, Model.DIGITS_CNN, seed=3)
+    assert calls == [
+        (Model.CHAR_TRANSFORMER, Path("runs/gradients/char-transformer.npz"), 0),
+        (Model.DIGITS_CNN, tmp_path, 3),
+    ]
 
 
 def test_the_transformer_does_not_see_what_follows() -> None:
