@@ -410,6 +410,7 @@ def bench(
         list[int],
         typer.Option(
             default_factory=list,
+            metavar="N",
             show_default="GRADCOMP_THREADS",
             help="Number of threads; repeat it to see how speed scales.",
         ),
@@ -418,6 +419,7 @@ def bench(
         list[Path],
         typer.Option(
             default_factory=list,
+            metavar="FILE",
             show_default=False,
             help="With --all: .npz of a recorded gradient, for its error; repeatable.",
         ),
