@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,13 +19,14 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 import gradcomp
+from gradcomp import _core, wire
 from gradcomp import bench as benchmark
 from gradcomp import spec as specs
 from gradcomp import survey as surveying
-from gradcomp import wire
 from gradcomp.aggregators import exchange_pattern
 from gradcomp.config import DEFAULT_RULES, Config, Match, load_config
 from gradcomp.errors import ConfigError, GradcompError
+from gradcomp.peers import load_peers
 from gradcomp.shapes import MODELS, model_shapes
 from gradcomp.simulate import simulate as run_simulation
 
@@ -299,58 +300,138 @@ def _hexdump(data: bytes) -> str:
 
 
 def _bench_all(
-    numel: int, repeats: int, data: Path | None, plot: Path | None, as_json: bool
+    numel: int,
+    repeats: int,
+    threads: Sequence[int],
+    data: Sequence[Path],
+    plot: Path | None,
+    as_json: bool,
 ) -> None:
-    recorded = None if data is None else surveying.load_gradient(data)
+    recorded = surveying.load_gradients(data)
     specs_of_all = surveying.survey_specs()
+    peers, missing = load_peers()
     rows = []
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("codecs", total=len(specs_of_all))
-        for row in surveying.survey(specs_of_all, numel, repeats, recorded):
+        task = progress.add_task("codecs", total=len(specs_of_all) + len(peers))
+        for row in surveying.survey(specs_of_all, peers, numel, repeats, recorded, threads):
             rows.append(row)
             progress.advance(task)
+    for reason in missing:
+        typer.echo(f"peers left out: {reason}", err=True)
     if plot is not None:
         surveying.plot(rows, plot)
+    comparisons = surveying.compare_with_peers(rows)
     if as_json:
-        _print_json([asdict(row) for row in rows])
+        _print_json(
+            {
+                "numel": numel,
+                "repeats": repeats,
+                "simd": _core.simd_level(),
+                "threads": rows[0].threads,
+                "rows": [asdict(row) for row in rows],
+                "comparisons": [asdict(comparison) for comparison in comparisons],
+            }
+        )
         return
+    parts: list[str | Table] = [
+        f"{numel:,} elements, {repeats} repeats, {_core.simd_level()}, "
+        f"{rows[0].threads[0]} thread(s); bits per element; vNMSE by input; 10^6 elements per "
+        "second and multiples (x) of memcpy",
+        "",
+        _survey_table(rows),
+    ]
+    if len(rows[0].threads) > 1:
+        first = rows[0].threads[0]
+        title = f"10^6 elements per second, and multiples (x) of those with {first} thread(s):"
+        parts += ["", title, "", _scaling_table(rows)]
+    if comparisons:
+        parts += ["", "speeds as multiples of a peer's:", "", _comparison_table(comparisons)]
+    # One line a row, whatever the terminal.
+    _print(*parts, width=80 + 12 * len(recorded) + max(len(row.spec) for row in rows))
+
+
+def _survey_table(rows: Sequence[surveying.SurveyRow]) -> Table:
     inputs = list(rows[0].vnmse)
-    speeds = ("encode", "x", "decode", "x", "add", "x")
-    headings = ("spec", "bits", *inputs, *speeds)
+    headings = ("spec", "bits", *inputs, *_SPEED_HEADINGS)
     table = _table(*headings, numbers=len(headings) - 1)
     for row in rows:
         table.add_row(
             row.spec,
             f"{row.bits_per_element:.3g}",
             *(f"{row.vnmse[name]:.2g}" for name in inputs),
-            f"{row.encode:.0f}",
-            f"{row.encode_to_memcpy:.2f}",
-            f"{row.decode:.0f}",
-            f"{row.decode_to_memcpy:.2f}",
-            f"{row.decode_add:.0f}",
-            f"{row.decode_add_to_memcpy:.2f}",
+            *_speed_cells(row, row.threads[0], lambda timing: timing.speed_to_memcpy),
         )
-    _print(
-        f"{numel:,} elements, {repeats} repeats; bits per element; vNMSE by input; 10^6 elements "
-        "per second and multiples (x) of memcpy",
-        "",
-        table,
-        width=80 + max(len(row.spec) for row in rows),  # one line a row, whatever the terminal
-    )
+    return table
+
+
+def _scaling_table(rows: Sequence[surveying.SurveyRow]) -> Table:
+    headings = ("spec", "threads", *_SPEED_HEADINGS)
+    table = _table(*headings, numbers=len(headings) - 1)
+    for row in rows:
+        for threads in row.threads:
+            speeds = _speed_cells(row, threads, lambda timing: timing.scaling)
+            table.add_row(row.spec, str(threads), *speeds)
+    return table
+
+
+_SPEED_HEADINGS = ("encode", "x", "decode", "x", "add", "x")
+
+
+def _speed_cells(
+    row: surveying.SurveyRow, threads: int, multiple: Callable[[benchmark.Timing], float]
+) -> list[str]:
+    cells = []
+    for operation in ("encode", "decode", "decode_add"):
+        timing = row.timing(operation, threads)
+        if timing:
+            cells += [f"{1e3 / timing.ns_per_element:.0f}", f"{multiple(timing):.2f}"]
+        else:
+            cells += ["-", "-"]
+    return cells
+
+
+def _comparison_table(comparisons: Sequence[surveying.PeerComparison]) -> Table:
+    table = _table("spec", "peer", "threads", "encode", "decode", numbers=3)
+    for comparison in comparisons:
+        table.add_row(
+            comparison.spec,
+            comparison.peer,
+            str(comparison.threads),
+            f"{comparison.encode:.1f}",
+            f"{comparison.decode:.1f}",
+        )
+    return table
 
 
 @app.command()
 def bench(
+    threads: Annotated[
+        list[int],
+        typer.Option(
+            default_factory=list,
+            metavar="N",
+            show_default="GRADCOMP_THREADS",
+            help="Number of threads; repeat it to see how speed scales.",
+        ),
+    ],
+    data: Annotated[
+        list[Path],
+        typer.Option(
+            default_factory=list,
+            metavar="FILE",
+            show_default=False,
+            help="With --all: .npz of a recorded gradient, for its error; repeatable.",
+        ),
+    ],
     spec: Annotated[
         str | None, typer.Argument(metavar="[SPEC]", help="Such as 'residual|topk(ratio=0.01)'.")
     ] = None,
     numel: Annotated[int, typer.Option(help="Elements of the gradient.")] = 1_000_000,
     repeats: Annotated[int, typer.Option(help="Samples of each operation.")] = 20,
-    every: Annotated[bool, typer.Option("--all", help="Every registered codec.")] = False,
-    data: Annotated[
-        Path | None, typer.Option(help="With --all: .npz of a recorded gradient, for its error.")
-    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every registered codec, and peers that are installed.")
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option(help="With --all: PNG to draw rate, distortion and speed to.")
     ] = None,
@@ -360,26 +441,34 @@ def bench(
     if every == (spec is not None):
         raise GradcompError("give either a SPEC or --all")
     if spec is None:
-        _bench_all(numel, repeats, data, plot, as_json)
+        _bench_all(numel, repeats, threads, data, plot, as_json)
         return
     if data or plot:
         raise GradcompError("--data and --plot go with --all")
-    result = benchmark.measure(spec, numel, repeats)
+    result = benchmark.measure(spec, numel, repeats, threads=threads)
     if as_json:
         _print_json(asdict(result))
         return
-    table = _table("operation", "ns/element", "IQR", "GB/s", "speed/memcpy", numbers=4)
+    several = len(result.threads) > 1
+    headings = ["operation", "ns/element", "IQR", "GB/s", "speed/memcpy"]
+    if several:
+        headings += ["threads", "scaling"]
+    table = _table(*headings, numbers=len(headings) - 1)
     for row in result.timings:
-        table.add_row(
+        cells = [
             row.operation,
             f"{row.ns_per_element:.3f}",
             f"{row.ns_iqr:.3f}",
             f"{row.gb_per_s:.2f}",
             f"{row.speed_to_memcpy:.2f}",
-        )
+        ]
+        if several:
+            cells += [str(row.threads), f"{row.scaling:.2f}"]
+        table.add_row(*cells)
+    counts = " and ".join(map(str, result.threads))
     _print(
         result.spec,
-        f"{numel:,} elements, {repeats} repeats, {result.simd}, {result.threads} thread(s)",
+        f"{numel:,} elements, {repeats} repeats, {result.simd}, {counts} thread(s)",
         f"{result.wire_bytes:,} bytes on the wire, {result.bits_per_element:.3f} bits/element, "
         f"vNMSE {result.vnmse:.3g}",
         "",

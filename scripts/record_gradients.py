@@ -1,57 +1,114 @@
 """Records real gradients during training, for `gradcomp bench --all --data`.
 
-Trains the digits CNN in one process and stores the gradients of a few steps, early and late, as
-float16 in one .npz file.
+Trains a small model in one process and stores the gradients of a few steps, early and late, as
+float16 in one .npz file. Nothing is downloaded: the CNN learns scikit-learn's digits, the
+transformer the texts of Python's own help(), which come with every Python.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import typer
+from torch import nn
 
-from training.data import load_digits_images
-from training.models import digits_cnn
+from training.data import Batch, load_digits_images
+from training.models import CharTransformer, digits_cnn
+from training.text import load_python_topics
 
-RECORDED_STEPS = (1, 10, 50, 200)
+
+class Model(StrEnum):
+    """What can be trained."""
+
+    DIGITS_CNN = "digits-cnn"
+    CHAR_TRANSFORMER = "char-transformer"
 
 
-def record(output: Path, steps: tuple[int, ...] = RECORDED_STEPS, seed: int = 0) -> None:
-    """Write the gradients of ``steps`` (counted from 1) to ``output``."""
+class Training(NamedTuple):
+    """A model with random weights, and how it learns."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batch: Callable[[np.random.Generator], Batch]
+    steps: tuple[int, ...]
+
+
+def _digits_cnn() -> Training:
+    model, data = digits_cnn(), load_digits_images()
+    samples = len(data.train_classes)
+    return Training(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+        lambda rng: data.train_batch(rng.choice(samples, 64, replace=False), rng),
+        steps=(1, 10, 50, 200),
+    )
+
+
+def _char_transformer() -> Training:
+    length = 64
+    text = load_python_topics()
+    model = CharTransformer(len(text.vocabulary), length)
+    return Training(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=1e-3),
+        lambda rng: text.batch(rng, 32, length),
+        steps=(1, 10, 100, 400),
+    )
+
+
+_TRAININGS = {Model.DIGITS_CNN: _digits_cnn, Model.CHAR_TRANSFORMER: _char_transformer}
+
+
+def record(model: Model, output: Path, seed: int = 0, steps: tuple[int, ...] | None = None) -> None:
+    """Write the gradients of ``steps`` (counted from 1; the model's own by default) to ``output``.
+
+    The same seed gives the same file on the same machine with the same versions and threads.
+    """
     torch.manual_seed(seed)
-    order = np.random.default_rng(seed)
-    data = load_digits_images()
-    model = digits_cnn()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    rng = np.random.default_rng(seed)
+    training = _TRAININGS[model]()
+    wanted = steps or training.steps
     recorded: dict[str, npt.NDArray[np.float16]] = {}
-    for step in range(1, max(steps) + 1):
-        chosen = torch.from_numpy(order.choice(len(data.train_classes), 64, replace=False))
-        images = (data.train_images[chosen] - data.mean) / data.std
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(images), data.train_classes[chosen])
+    for step in range(1, max(wanted) + 1):
+        batch = training.batch(rng)
+        training.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(training.model(batch.inputs), batch.classes)
         loss.backward()  # type: ignore[no-untyped-call]
-        if step in steps:
-            for name, parameter in model.named_parameters():
+        if step in wanted:
+            print(f"step {step}: loss {loss.item():.3f}")
+            for name, parameter in training.model.named_parameters():
                 assert parameter.grad is not None
                 recorded[f"step{step}/{name}"] = parameter.grad.numpy().astype(np.float16)
-        optimizer.step()
+        training.optimizer.step()
     output.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(output, allow_pickle=False, **recorded)
     print(f"{output}: {output.stat().st_size:,} bytes, {len(recorded)} gradients")
 
 
 def main(
-    output: Annotated[Path, typer.Argument(help="The .npz file to write.")] = Path(
-        "runs/gradients/digits-cnn.npz"
-    ),
+    output: Annotated[
+        Path | None,
+        typer.Argument(help="The .npz file to write.", show_default="runs/gradients/MODEL.npz"),
+    ] = None,
+    model: Annotated[
+        Model,
+        typer.Option(
+            help="digits-cnn: 151,306 parameters, scikit-learn's digits, SGD; a few seconds. "
+            "char-transformer: two causal layers of width 128, about 430,000 parameters, the "
+            "texts of Python's own help() (pydoc_data.topics), AdamW; about a minute."
+        ),
+    ] = Model.DIGITS_CNN,
     seed: Annotated[int, typer.Option(help="Of weights and sample order.")] = 0,
 ) -> None:
-    """Record gradients of the digits CNN."""
-    record(output, seed=seed)
+    """Train a small model and record gradients of it, for gradcomp bench --all --data."""
+    torch.set_num_threads(1)  # the file does not depend on the cores, and more gain little here
+    record(model, output or Path("runs/gradients") / f"{model}.npz", seed)
 
 
 if __name__ == "__main__":

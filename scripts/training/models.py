@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["ResNet20", "digits_cnn", "digits_mlp"]
+__all__ = ["CharTransformer", "ResNet20", "digits_cnn", "digits_mlp"]
 
 
 def digits_mlp() -> nn.Module:
@@ -79,3 +79,42 @@ class ResNet20(nn.Module):
         y = self.blocks(functional.relu(self.norm(self.conv(x))))
         scores: Tensor = self.linear(torch.mean(y, dim=(2, 3)))
         return scores
+
+
+class CharTransformer(nn.Module):
+    """A causal transformer over characters: two layers of width 128, four heads, GELU.
+
+    Normalisation comes before attention and perceptron, places are learned. With 64 places
+    404 992 parameters, and 257 more for each character of the vocabulary.
+    """
+
+    def __init__(self, characters: int, length: int) -> None:
+        """For a vocabulary of ``characters`` and pieces of at most ``length`` of them."""
+        super().__init__()
+        width = 128
+        self.character = nn.Embedding(characters, width)
+        self.place = nn.Embedding(length, width)
+        layer = nn.TransformerEncoderLayer(
+            width,
+            nhead=4,
+            dim_feedforward=4 * width,
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
+        )
+        self.layers = nn.TransformerEncoder(
+            layer, num_layers=2, norm=nn.LayerNorm(width), enable_nested_tensor=False
+        )
+        self.linear = nn.Linear(width, characters)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of the character after each place: [batch, characters, places].
+
+        ``x``: numbers of characters, [batch, places].
+        """
+        places = x.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(places)
+        y = self.character(x) + self.place.weight[:places]
+        scores: Tensor = self.linear(self.layers(y, mask, is_causal=True))
+        return scores.transpose(1, 2)

@@ -20,6 +20,9 @@ from functools import cache
 
 import numpy as np
 
+# The document defines the levels of eden by their optimality and names this script for the numbers,
+# so it is a part of the document, and shares no code with gradcomp. tests/unit/test_rotated.py
+# checks it against the table that Max published.
 from lloyd_max import centroids
 
 MAGIC = b"GCMP"

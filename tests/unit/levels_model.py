@@ -1,4 +1,7 @@
-"""A plain model of quantizers with a norm per bucket, written from docs/wire-format.md alone."""
+"""A plain model of quantizers with a norm per bucket, written from docs/wire-format.md alone.
+
+Encoding is modelled here; decoding is that of the independent decoder.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from decoder import linear_values, natural_values, read_levels
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -120,101 +124,13 @@ def quantize(
 def dequantize(
     norms: FloatArray, signed: IntArray, levels: int, bucket: int, partition: str = "linear"
 ) -> FloatArray:
-    scale = np.repeat(norms, bucket)[: signed.size]
-    if partition == "linear":
-        return scale / np.float32(levels) * signed.astype(np.float32)
-    magnitude = np.where(signed == 0, 0.0, 2.0 ** (abs(signed) - float(levels)))
-    return scale * (np.sign(signed) * magnitude).astype(np.float32)
-
-
-def zigzag(signed: IntArray) -> IntArray:
-    return np.where(signed < 0, -2 * signed - 1, 2 * signed)
+    values = linear_values if partition == "linear" else natural_values
+    return values(np.repeat(norms, bucket)[: signed.size], signed, levels)
 
 
 def unzigzag(symbols: IntArray) -> IntArray:
     return np.where(symbols % 2 == 1, -(symbols + 1) // 2, symbols // 2)
 
 
-# Level coding -------------------------------------------------------------------------------------
-
-
-class Bits:
-    """A stream of bits, least significant first."""
-
-    def __init__(self, data: bytes) -> None:
-        self.number = int.from_bytes(data, "little")
-        self.used = 0
-
-    def get(self, count: int) -> int:
-        value = self.number >> self.used & ((1 << count) - 1)
-        self.used += count
-        return value
-
-    def elias_delta(self) -> int:
-        ones = 0
-        while self.get(1):
-            ones += 1
-        n = (1 << ones | self.get(ones)) - 1
-        return 1 << n | self.get(n)
-
-
-def unpack(data: bytes, bits: int, n: int) -> IntArray:
-    assert len(data) == (n * bits + 7) // 8
-    stream = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
-    assert not stream[n * bits :].any()
-    return stream[: n * bits].reshape(n, bits) @ (1 << np.arange(bits))
-
-
-def decode_elias(data: bytes, n: int) -> IntArray:
-    stream = Bits(data)
-    symbols = [stream.elias_delta() - 1 for _ in range(n)]
-    assert stream.used <= 8 * len(data) < stream.used + 8
-    assert stream.number >> stream.used == 0
-    return np.array(symbols, np.int64)
-
-
-def decode_rans(data: bytes, bits: int, n: int) -> IntArray:
-    table = Bits(data[:1000])
-    frequencies = [table_frequency(table) for _ in range(table.get(bits) + 1)]
-    assert sum(frequencies) == 2**14
-    symbol_at = np.repeat(np.arange(len(frequencies)), frequencies)
-    starts = np.cumsum([0, *frequencies])
-    at = (table.used + 7) // 8
-    states = [int.from_bytes(data[at + 8 * i : at + 8 * i + 8], "little") for i in range(4)]
-    at += 32
-    symbols = []
-    for i in range(n):
-        state = states[i // 2 % 4]
-        slot = state % 2**14
-        symbol = int(symbol_at[slot])
-        symbols.append(symbol)
-        state = frequencies[symbol] * (state >> 14) + slot - int(starts[symbol])
-        if (i % 2 == 1 or i == n - 1) and state < 2**31:
-            state = state << 32 | int.from_bytes(data[at : at + 4], "little")
-            at += 4
-        states[i // 2 % 4] = state
-    assert at == len(data)
-    assert states == [2**31] * 4
-    return np.array(symbols, np.int64)
-
-
-def table_frequency(table: Bits) -> int:
-    return table.elias_delta() - 1
-
-
 def decode_symbols(data: bytes, coder: str, bits: int, n: int) -> IntArray:
-    if coder == "packed":
-        return unpack(data, bits, n)
-    parts = [np.empty(0, np.int64)]
-    for begin in range(0, n, CHUNK):
-        count = min(CHUNK, n - begin)
-        head = int.from_bytes(data[:4], "little")
-        body, data = data[4 : 4 + head % 2**24], data[4 + head % 2**24 :]
-        if head >> 24 == 0:
-            parts.append(unpack(body, bits, count))
-        elif coder == "rans":
-            parts.append(decode_rans(body, bits, count))
-        else:
-            parts.append(decode_elias(body, count))
-    assert data == b""
-    return np.concatenate(parts)
+    return read_levels(data, None if coder == "packed" else coder, bits, n)

@@ -16,12 +16,21 @@ from typer.testing import CliRunner
 from gradcomp import Loopback, __version__, get_codec
 from gradcomp.cli import app
 from gradcomp.config import load_config
+from gradcomp.peers import Peer
 from gradcomp.shapes import MODELS, model_shapes
 from gradcomp.spec import parse, stages
 
 CODECS = [stage.example for stage in stages() if stage.kind == "codec"]
 MEMORIES = [stage.name for stage in stages() if stage.kind == "memory"]
 SPECS = [*CODECS, *(f"{memory}|{codec}" for memory in MEMORIES for codec in CODECS)]
+
+HALF = Peer(
+    name="numpy half",
+    codec="fp16",
+    encode=lambda x: [x.astype(np.float16)],
+    decode=lambda parts, numel: parts[0].astype(np.float32),
+    set_threads=lambda count: None,
+)
 
 CONFIG = """\
 version: 1
@@ -274,19 +283,70 @@ def test_bench_measures_every_spec(spec: str) -> None:
     assert result["bits_per_element"] == 8 * result["wire_bytes"] / 5000
 
 
-def test_bench_all_has_a_row_for_every_codec(tmp_path: Path) -> None:
-    gradient = tmp_path / "gradient.npz"
-    np.savez(gradient, w=np.linspace(-1, 1, 5000, dtype=np.float16))
+def test_bench_all_has_a_row_for_every_codec_and_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradcomp.cli.load_peers", lambda: ([HALF], []))
+    gradients = [tmp_path / "net.npz", tmp_path / "text.npz"]
+    for gradient, end in zip(gradients, (1, 2), strict=True):
+        np.savez(gradient, w=np.linspace(-1, end, 5000, dtype=np.float16))
     picture = tmp_path / "survey.png"
-    rows = run_json(
-        *("bench", "--all", "--numel", "5000", "--repeats", "1"),
-        *("--data", str(gradient), "--plot", str(picture)),
+    result = run_json(
+        *("bench", "--all", "--numel", "5000", "--repeats", "1", "--plot", str(picture)),
+        *(argument for gradient in gradients for argument in ("--data", str(gradient))),
     )
-    assert [row["spec"] for row in rows] == [parse(codec).canonical for codec in CODECS]
-    for row in rows:
-        assert set(row["vnmse"]) == {"gauss", "laplace", "recorded"}
-        assert row["encode"] > 0
+    assert (result["numel"], result["repeats"], result["threads"]) == (5000, 1, [1])
+    *codecs, peer = result["rows"]
+    assert [row["spec"] for row in codecs] == [parse(codec).canonical for codec in CODECS]
+    for row in codecs:
+        assert not row["peer"]
+        assert set(row["vnmse"]) == {"gauss", "laplace", "net", "text"}
+        assert [timing["operation"] for timing in row["timings"]] == [
+            *("memcpy", "encode", "decode", "decode_add")
+        ]
+    assert peer["spec"] == "numpy half"
+    assert peer["peer"]
+    assert peer["bits_per_element"] == 16
+    assert set(peer["vnmse"]) == {"gauss", "laplace", "net", "text"}
+    assert peer["vnmse"]["gauss"] == pytest.approx(4.3e-8, rel=0.1)
+    [comparison] = result["comparisons"]
+    assert comparison["spec"] == "fp16(overflow=inf)"
+    assert comparison["peer"] == "numpy half"
+    ours = next(row for row in codecs if row["codec"] == "fp16")
+    for place, operation in enumerate(("encode", "decode"), start=1):
+        times = [row["timings"][place]["speed_to_memcpy"] for row in (ours, peer)]
+        assert comparison[operation] == pytest.approx(times[0] / times[1])
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_all_as_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradcomp.cli.load_peers", lambda: ([HALF], ["other: no module"]))
+    monkeypatch.setattr("gradcomp.survey.survey_specs", lambda: ["fp16", "bf16"])
+    result = CliRunner().invoke(
+        app,
+        [*("bench", "--all", "--numel", "5000", "--repeats", "1"), "--threads=1", "--threads=2"],
+    )
+    assert result.exit_code == 0
+    assert result.stderr == "peers left out: other: no module\n"
+    survey, scaling, comparison = (
+        [line.split() for line in table.splitlines()] for table in result.stdout.split("\n\n")[1::2]
+    )
+    assert [row[0] for row in survey] == ["spec", "fp16(overflow=inf)", "bf16", "numpy"]
+    assert survey[-1][-2:] == ["-", "-"]
+    assert [row[-7] for row in scaling[1:]] == ["1", "2"] * 3
+    assert [row[-5] for row in scaling[1::2]] == ["1.00"] * 3
+    assert [row[3] for row in comparison[1:]] == ["1", "2"]
+
+
+def test_bench_all_wants_columns_of_different_names(tmp_path: Path) -> None:
+    first, second = tmp_path / "a" / "net.npz", tmp_path / "net.npz"
+    first.parent.mkdir()
+    for path in (first, second):
+        np.savez(path, w=np.ones(3, np.float32))
+    message = fail("bench", "--all", "--data", str(first), "--data", str(second))
+    assert f"{second}: there is a column 'net' already" in message
+    gauss = second.rename(tmp_path / "gauss.npz")
+    assert "column 'gauss'" in fail("bench", "--all", "--data", str(gauss))
 
 
 def test_bench_wants_a_spec_or_all() -> None:
@@ -319,11 +379,28 @@ def test_bench_as_a_table() -> None:
         assert part in text
 
 
+def test_bench_measures_with_several_numbers_of_threads() -> None:
+    args = ("bench", "fp16", "--numel", "200000", "--repeats", "2")
+    result = run_json(*args, "--threads", "2", "--threads", "1", "--threads", "2")
+    assert result["threads"] == [2, 1]
+    rows = [(row["operation"], row["threads"]) for row in result["timings"]]
+    operations = ("encode", "decode", "decode_add")
+    assert rows == [("memcpy", 1), *((name, count) for count in (2, 1) for name in operations)]
+    assert all(row["scaling"] == 1 for row in result["timings"][:4])
+    assert all(row["scaling"] > 0 for row in result["timings"])
+    assert run_json(*args)["threads"] == [1]  # what was set before
+    text = run(*args, "--threads", "1", "--threads", "2")
+    for part in ("1 and 2 thread(s)", "threads  scaling"):
+        assert part in text
+
+
 @pytest.mark.parametrize(
     ("args", "part"),
     [
         (["--numel", "0"], "numel is 0; it must be at least 1"),
         (["--repeats", "0"], "repeats is 0; it must be at least 1"),
+        (["--threads", "1", "--threads", "0"], "threads is 0; it must be at least 1"),
+        (["--threads", "100000"], "threads is 100000; it must be at most"),
         (["--numel", str(2**40)], str(2**40)),
         (["--numel", "many"], "Invalid value for '--numel'"),
     ],

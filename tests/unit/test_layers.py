@@ -1,6 +1,7 @@
 """The rules of dependency that import-linter cannot see."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,11 @@ def test_the_c_header_stands_alone() -> None:
 @pytest.mark.parametrize("path", ADAPTERS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_adapters_use_public_names_only(path: Path) -> None:
     assert re.findall(r"gradcomp\._\w+|from gradcomp import _\w+", path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", ["tests/golden/decoder.py", "scripts/lloyd_max.py"])
+def test_the_second_decoder_stands_alone(path: str) -> None:
+    imports = re.findall(r"^(?:from|import) (\w+)", (ROOT / path).read_text(), re.MULTILINE)
+    assert set(imports) - sys.stdlib_module_names == (
+        {"numpy", "lloyd_max"} if path.endswith("decoder.py") else {"numpy"}
+    )

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from decoder import Rotation, eden_values, read_packed
 
 from gradcomp import SpecError, WireError, _core, get_codec
 from gradcomp.wire import inspect
@@ -25,67 +26,7 @@ ROTATED += [f"rotate|uniform(bits={bits})" for bits in (1, 2, 3, 8)]
 ROTATED += ["rotate|uniform(bits=4,clip=2.0,rounding=stochastic)"]
 
 
-# A model of the format in numpy, from docs/wire-format.md -----------------------------------------
-
-
-def words(stream: int, first: int, count: int) -> npt.NDArray[np.uint32]:
-    """Words of a stream; `first` and `count` are multiples of 4."""
-    low = np.uint64(0xFFFFFFFF)
-    block = np.arange(first // 4, (first + count) // 4, dtype=np.uint64)
-    c = [block & low, block >> np.uint64(32), np.full_like(block, 1), np.full_like(block, 0)]
-    k0, k1 = stream & 0xFFFFFFFF, stream >> 32
-    for _ in range(10):
-        p0, p1 = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
-        c = [
-            p1 >> np.uint64(32) ^ c[1] ^ np.uint64(k0),
-            p1 & low,
-            p0 >> np.uint64(32) ^ c[3] ^ np.uint64(k1),
-            p0 & low,
-        ]
-        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
-    return np.stack(c, axis=1).astype(np.uint32).ravel()
-
-
-def hadamard(x: FloatArray) -> FloatArray:
-    stride = 1
-    while stride < x.size:
-        pairs = x.reshape(-1, 2, stride)
-        x = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).ravel()
-        stride *= 2
-    return x
-
-
-class Rotation:
-    def __init__(self, n: int, stream: int) -> None:
-        self.p = min(4096, 1 << (n.bit_length() - 1))
-        k = self.p.bit_length() - 1
-        self.factor = f32(2.0 ** -(k // 2)) * f32(1 if k % 2 == 0 else 0.70710678)
-        self.begins = list(range(0, n - self.p + 1, self.p))
-        self.groups = [(begin, begin + self.p) for begin in self.begins]
-        if n % self.p:
-            self.groups[-1] = (self.begins[-1], n - self.p)
-            self.groups.append((n - self.p, n))
-            self.begins.append(n - self.p)
-        self.stream = stream
-
-    def signs(self, block: int) -> FloatArray:
-        bits = words(self.stream, 2**40 + 128 * block, 128).view(np.uint8)
-        drawn = np.unpackbits(bits, bitorder="little")[: self.p]
-        return (1 - 2 * drawn.astype(np.int8)).astype(f32)
-
-    def forward(self, x: FloatArray) -> FloatArray:
-        y = x.copy()
-        for block, begin in enumerate(self.begins):
-            part = y[begin : begin + self.p]
-            part[:] = hadamard(self.factor * part * self.signs(block))
-        return y
-
-    def inverse(self, y: FloatArray) -> FloatArray:
-        x = y.copy()
-        for block, begin in reversed(list(enumerate(self.begins))):
-            part = x[begin : begin + self.p]
-            part[:] = self.factor * hadamard(part) * self.signs(block)
-        return x
+# Frames, taken apart by the independent decoder's parts -------------------------------------------
 
 
 def levels(spec: str) -> tuple[int, FloatArray]:
@@ -95,8 +36,7 @@ def levels(spec: str) -> tuple[int, FloatArray]:
     bits = int(re.search(r"bits=(\d)", spec)[1])
     if "uniform" in spec:
         return bits, (2 * np.arange(2**bits) - (2**bits - 1)).astype(f32)
-    positive = np.array(centroids(bits), f32)
-    return bits, np.concatenate([-positive[::-1], positive])
+    return bits, eden_values(bits)
 
 
 def parts(
@@ -105,10 +45,8 @@ def parts(
     """The rotation, scales and symbols of a frame."""
     rotation = Rotation(n, inspect(frame).stream)
     scales = frame[32 : 32 + 4 * len(rotation.groups)].view(f32)
-    coded = np.unpackbits(frame[32 + 4 * len(scales) : -4], bitorder="little")
     bits, _ = levels(spec)
-    symbols = coded[: n * bits].reshape(n, bits).astype(np.int64) @ (1 << np.arange(bits))
-    assert not coded[n * bits :].any()
+    symbols = read_packed(frame[32 + 4 * len(scales) : -4].tobytes(), bits, n)
     return rotation, scales, symbols
 
 

@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import decoder
 import numpy as np
 import pytest
 
@@ -42,54 +43,28 @@ def reference(case: str) -> tuple[dict, dict[str, np.ndarray]]:
         return json.loads((folder / "case.json").read_text()), dict(arrays)
 
 
-# The stream of a call, as docs/wire-format.md defines it ------------------------------------------
+# The stream of a call, as the independent decoder has it ------------------------------------------
 
 
-def philox(counter: list[int], key: int) -> list[int]:
-    low, high = key & 0xFFFFFFFF, key >> 32
-    for _ in range(10):
-        p0, p1 = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
-        counter = [
-            p1 >> 32 ^ counter[1] ^ low,
-            p1 & 0xFFFFFFFF,
-            p0 >> 32 ^ counter[3] ^ high,
-            p0 & 0xFFFFFFFF,
-        ]
-        low, high = (low + 0x9E3779B9) & 0xFFFFFFFF, (high + 0xBB67AE85) & 0xFFFFFFFF
-    return counter
-
-
-def draw(seed: int, i: int) -> int:
-    """Draw i of the stream of the call with this seed, step 0 and tensor 0."""
-    block = philox([0, 0, 0, 0], seed)
-    words = philox([i // 2, 0, 0, 0], block[1] << 32 | block[0])
-    return words[2 * (i % 2) + 1] << 32 | words[2 * (i % 2)]
+def first_draw(seed: int) -> int:
+    """The first draw of the stream of the call with this seed, step 0 and tensor 0."""
+    return decoder.draws(decoder.stream_key(seed, 0, 0), 1)[0]
 
 
 def seed_with_start(stride: int, start: int) -> int:
     """A seed whose first draw below `stride` is `start`."""
     seeds = range(10_000)
-    return next(seed for seed in seeds if draw(seed, 0) * stride >> 64 == start)
+    return next(seed for seed in seeds if first_draw(seed) * stride >> 64 == start)
 
 
 # randomk and randomblock --------------------------------------------------------------------------
-
-
-def floyd(n: int, k: int, seed: int) -> np.ndarray:
-    draws = k if k <= n // 2 else n - k
-    drawn: set[int] = set()
-    for i, j in enumerate(range(n - draws, n)):
-        t = draw(seed, i) * (j + 1) >> 64
-        drawn.add(j if t in drawn else t)
-    mask = np.isin(np.arange(n), list(drawn))
-    return np.flatnonzero(mask if k <= n // 2 else ~mask)
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (64, 5), (1000, 10), (1000, 640), (700, 699), (3, 9)])
 def test_randomk_draws_by_floyds_algorithm(n: int, k: int) -> None:
     x = gaussian(n)
     for seed in range(3):
-        kept = floyd(n, min(k, n), seed)
+        kept = decoder.randomk_indices(n, min(k, n), decoder.stream_key(seed, 0, 0))
         np.testing.assert_array_equal(roundtrip(f"randomk(k={k})", x, seed=seed), only(x, kept))
 
 
@@ -98,7 +73,7 @@ def test_randomblock_is_a_block_of_a_ring(n: int, k: int) -> None:
     x = gaussian(n)
     starts = set()
     for seed in range(40):
-        start = draw(seed, 0) * n >> 64
+        start = first_draw(seed) * n >> 64
         starts.add(start)
         kept = (start + np.arange(k)) % n
         np.testing.assert_array_equal(roundtrip(f"randomblock(k={k})", x, seed=seed), only(x, kept))
@@ -306,7 +281,7 @@ def test_sampled_topk_follows_its_definition(kind: str, options: dict) -> None:
         stride = stride_of(n, k, options.get("sample_ratio", 0.01))
         codec = get_codec(f"sampled_topk(k={k}{text})")
         for seed in range(4):
-            start = None if stride == 1 else draw(seed, 0) * stride >> 64
+            start = None if stride == 1 else first_draw(seed) * stride >> 64
             with np.errstate(over="ignore"):
                 kept, least = sampled_topk(x, k, start, stride, **options)
             frame = codec.encode(x, seed=seed)

@@ -1,0 +1,1 @@
+"""What ``gradcomp bench --all`` compares gradcomp with; used by nothing else."""
