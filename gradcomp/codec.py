@@ -36,10 +36,11 @@ class Codec:
         self.spec: str = self._core.spec
         """The canonical spec."""
         self.name: str = self._core.name
-        caps = ("summable", "seeded", "sparse", "finite", "private_noise")
+        caps = ("summable", "nonlinear", "seeded", "sparse", "finite", "private_noise")
         self.caps: frozenset[str] = frozenset(cap for cap in caps if getattr(self._core, cap))
-        """``summable``: payloads of ranks may be added and decoded once; ``seeded``: the bytes
-        depend on seed, step and tensor_id; ``sparse``: decode_add costs O(payload); ``finite``:
+        """``summable``: payloads of ranks may be added and decoded once; ``nonlinear``: summable,
+        but the decode of a sum is not the sum of the decodes; ``seeded``: the bytes depend on seed,
+        step and tensor_id; ``sparse``: decode_add costs O(payload); ``finite``:
         a finite input decodes to finite values."""
         self.payload_dtype: np.dtype[Any] = np.dtype(self._core.payload_dtype)
         """The elements of a payload: float32 or float16 for summable codecs, else uint8."""

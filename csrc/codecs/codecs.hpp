@@ -27,5 +27,8 @@ StageInfo sampled_topk_stage();
 StageInfo threshold_stage();
 StageInfo randomblock_stage();
 StageInfo chunktopk_stage();
+StageInfo adaq_stage();
+StageInfo inceptionn_stage();
+StageInfo sketch_stage();
 
 }  // namespace gradcomp
