@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include "codecs/codecs.hpp"
@@ -23,8 +24,10 @@ constexpr std::size_t kRun = 32;
 constexpr std::size_t kPiece = 1024;  // elements whose estimates stay in the first-level cache
 constexpr std::size_t kPieceRuns = kPiece / kRun;
 constexpr std::size_t kMaxRows = 15;
-// An estimate so many times as large as the root mean square of the cells is no noise.
-constexpr double kHeavy = 4;
+// Where every row's estimate is so many times as large as the root mean square of the cells, it is
+// no noise.
+constexpr double kHeavy = 3;
+constexpr double kFloatMax = std::numeric_limits<float>::max();
 // The variance of the median of some rows is at most about so many times that of their mean.
 constexpr double kMedianVariance = 1.5;
 
@@ -87,8 +90,8 @@ struct Table {
   std::size_t cols;
   Span<std::int32_t> keys;  // of the cells; every row goes on as it begins
   bool has_nan;
-  // Estimates below `heavy` are multiplied by `shrink`.
-  float heavy;
+  // Unless all rows reach `heavy`, with one sign, an estimate is multiplied by `shrink`.
+  std::int32_t heavy;  // an order key
   float shrink;
 };
 
@@ -238,9 +241,9 @@ class Sketch final : public Codec {
     }
     const auto m = static_cast<double>(all);
     const double squares = kernels().sum_squares(cells.data(), all);
-    const double least = kHeavy * std::sqrt(squares / m);
+    const double least = std::min<double>(kHeavy * std::sqrt(squares / m), kFloatMax);
     // One row cannot tell an element from another that shares its cell.
-    table->heavy = rows_ > 1 ? static_cast<float>(least) : bits_float(kInfBits);
+    table->heavy = order_key(rows_ > 1 ? static_cast<float>(least) : bits_float(kInfBits));
     const double shrink = m / (m + kMedianVariance * static_cast<double>(n));
     table->shrink = unbiased_ ? 1.0f : static_cast<float>(shrink);
     return {};
@@ -278,10 +281,13 @@ class Sketch final : public Codec {
         sort_pairs(keys[row], keys[row + 1]);
       }
     }
+    const std::int32_t* const lowest = keys[0];
     const std::int32_t* const median = keys[rows_ / 2];
+    const std::int32_t* const highest = keys[rows_ - 1];
     for (std::size_t i = 0; i < count; ++i) {
       const float number = number_of(median[i]);
-      y[i] = std::fabs(number) >= table.heavy ? number : table.shrink * number;
+      const bool heavy = (lowest[i] >= table.heavy) | (highest[i] <= ~table.heavy);
+      y[i] = heavy ? number : table.shrink * number;
     }
   }
 

@@ -283,6 +283,7 @@ void fixed_decode(const FixedInput& in, float unit, float* y, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) {
     const bool low = in.low[i / 8] >> i % 8 & 1;
     const bool high = in.high[i / 8] >> i % 8 & 1;
+    const bool both = low & high;
     const std::uint32_t byte = *bytes;
     const std::uint32_t half = load<std::uint16_t>(halves);
     const float small = unit * static_cast<float>(byte & 0x7F);
@@ -290,10 +291,10 @@ void fixed_decode(const FixedInput& in, float unit, float* y, std::size_t n) {
     const std::uint32_t of_byte = float_bits(small) | byte >> 7 << 31;
     const std::uint32_t of_half = float_bits(large) | half >> 15 << 31;
     const std::uint32_t fixed = high ? of_half : low ? of_byte : 0;
-    y[i] = bits_float(low & high ? load<std::uint32_t>(words) : fixed);
+    y[i] = bits_float(both ? load<std::uint32_t>(words) : fixed);
     bytes += low & !high;
     halves += 2 * (high & !low);
-    words += 4 * (low & high);
+    words += 4 * both;
   }
 }
 

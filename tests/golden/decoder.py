@@ -771,9 +771,12 @@ def read_sketch(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
         partial[j % 16] += cell * cell
     for width in (8, 4, 2, 1):
         partial = [partial[j] + partial[j + width] for j in range(width)]
-    heavy = np.float32(4 * math.sqrt(partial[0] / m)) if partial[0] == partial[0] else math.nan
-    shrink = np.float32(m / (m + 1.5 * n))
-    return np.where((np.abs(number) >= heavy) & (rows > 1), number, shrink * number)
+    t = math.nan
+    if partial[0] == partial[0]:
+        t = np.float32(min(3 * math.sqrt(partial[0] / m), float(np.finfo(np.float32).max)))
+    of_rows = np.where(np.isnan(estimates), np.inf, estimates)
+    heavy = ((of_rows >= t).all(axis=0) | (of_rows <= -t).all(axis=0)) & (rows > 1)
+    return np.where(heavy, number, np.float32(m / (m + 1.5 * n)) * number)
 
 
 def median(rows: np.ndarray) -> np.ndarray:
