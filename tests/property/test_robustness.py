@@ -218,7 +218,7 @@ assert grown < 16 * 1024, f"{grown} KiB more memory in use"
 """
 
 
-# Where the count of kept elements does not follow from numel, the frame may truly be one of so many.
+# Where numel does not say how many elements are kept, the frame may truly be one of so many.
 @pytest.mark.parametrize(
     "spec", [spec for spec in SPECS if "(k=" not in spec and not spec.startswith("adaq")]
 )
