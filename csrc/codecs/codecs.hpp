@@ -28,5 +28,8 @@ StageInfo threshold_stage();
 StageInfo randomblock_stage();
 StageInfo chunktopk_stage();
 StageInfo globaltopk_stage();
+StageInfo adaq_stage();
+StageInfo inceptionn_stage();
+StageInfo sketch_stage();
 
 }  // namespace gradcomp

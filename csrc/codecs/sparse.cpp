@@ -17,9 +17,14 @@ constexpr std::size_t kValueSlot = kSelectionSlots + 1;
 }  // namespace
 
 SparseCodec::SparseCodec(const Recipe& recipe, std::size_t unit)
+    : SparseCodec(recipe, value_type(recipe.params.choice("values"))) {
+  unit_ = unit;
+}
+
+SparseCodec::SparseCodec(const Recipe& recipe, ValueType values)
     : coder_(IndexCoder::named(recipe.coder == nullptr ? "auto" : recipe.coder->info->name)),
-      value_type_(value_type(recipe.params.choice("values"))),
-      unit_(unit) {}
+      value_type_(values),
+      unit_(1) {}
 
 Caps SparseCodec::caps() const noexcept {
   Caps caps;

@@ -20,6 +20,8 @@ class SparseCodec : public Codec {
  public:
   // Reads the parameter `values` and the coder stage. A unit has 1 to kMaxUnit elements.
   explicit SparseCodec(const Recipe& recipe, std::size_t unit = 1);
+  // Reads the coder stage; units are elements.
+  SparseCodec(const Recipe& recipe, ValueType values);
 
   Caps caps() const noexcept override;
   std::size_t max_encoded_size(std::size_t n) const noexcept final;

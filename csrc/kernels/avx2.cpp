@@ -2,6 +2,7 @@
 
 #include "core/rng.hpp"
 #include "kernels/dynamic8.hpp"
+#include "kernels/fixed.hpp"
 #include "kernels/half.hpp"
 #include "kernels/kernels.hpp"
 #include "kernels/sums.hpp"
@@ -631,6 +632,20 @@ GRADCOMP_AVX2 void look_up(const std::uint8_t* symbols, const float* table, unsi
   kScalarKernels.look_up(symbols + i, table, bits, y + i, n - i);
 }
 
+// There is no instruction to close the gaps between elements of one width.
+FixedCounts fixed_encode(const float* x, float per_unit, const FixedOutput& out, std::size_t n) {
+  return kScalarKernels.fixed_encode(x, per_unit, out, n);
+}
+
+void fixed_decode(const FixedInput& in, float unit, float* y, std::size_t n) {
+  kScalarKernels.fixed_decode(in, unit, y, n);
+}
+
+GRADCOMP_AVX2 FixedCounts fixed_count(const std::uint8_t* low, const std::uint8_t* high,
+                                      std::size_t n) {
+  return count_tags(low, high, n);
+}
+
 }  // namespace
 
 const Kernels kAvx2Kernels = [] {
@@ -675,6 +690,9 @@ const Kernels kAvx2Kernels = [] {
   kernels.quantize_centroids = quantize_centroids;
   kernels.look_up = look_up;
   kernels.draw_words = draw_words;
+  kernels.fixed_encode = fixed_encode;
+  kernels.fixed_decode = fixed_decode;
+  kernels.fixed_count = fixed_count;
   kernels.crc32c = crc32c_sse42;
   return kernels;
 }();

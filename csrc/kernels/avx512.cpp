@@ -2,6 +2,7 @@
 
 #include "core/rng.hpp"
 #include "kernels/dynamic8.hpp"
+#include "kernels/fixed.hpp"
 #include "kernels/half.hpp"
 #include "kernels/kernels.hpp"
 #include "kernels/sums.hpp"
@@ -912,6 +913,86 @@ GRADCOMP_AVX512 void look_up(const std::uint8_t* symbols, const float* table, un
   kScalarKernels.look_up(symbols + i, table, bits, y + i, n - i);
 }
 
+GRADCOMP_AVX512 FixedCounts fixed_encode(const float* x, float per_unit, const FixedOutput& out,
+                                         std::size_t n) {
+  const __m512i one_byte = _mm512_set1_epi32(128);
+  const __m512i two_bytes = _mm512_set1_epi32(32768);
+  FixedOutput at = out;
+  std::size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const __m512 v = _mm512_loadu_ps(x + i);
+    const __m512 size = _mm512_castsi512_ps(magnitude(v));
+    const __m512i sign = _mm512_srli_epi32(_mm512_castps_si512(v), 31);
+    // The minimum with a NaN is its second operand.
+    const __m512i small = _mm512_cvtps_epi32(
+        _mm512_min_ps(_mm512_mul_ps(size, _mm512_set1_ps(per_unit)), _mm512_set1_ps(128.0f)));
+    const __m512i large = _mm512_cvtps_epi32(
+        _mm512_min_ps(_mm512_mul_ps(size, _mm512_set1_ps(32768.0f)), _mm512_set1_ps(32768.0f)));
+    const __mmask16 four = _mm512_cmpeq_epi32_mask(large, two_bytes);
+    const __mmask16 two = _kandn_mask16(four, _mm512_cmpeq_epi32_mask(small, one_byte));
+    const __mmask16 some = _mm512_test_epi32_mask(small, small);
+    const __mmask16 one = _kandn_mask16(_kor_mask16(two, four), some);
+    store(out.low + i / 8, static_cast<std::uint16_t>(_kor_mask16(one, four)));
+    store(out.high + i / 8, static_cast<std::uint16_t>(_kor_mask16(two, four)));
+    // The slack holds the lanes written beyond the elements kept.
+    const __m512i byte = _mm512_or_si512(small, _mm512_slli_epi32(sign, 7));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(at.bytes),
+                     _mm512_cvtepi32_epi8(_mm512_maskz_compress_epi32(one, byte)));
+    at.bytes += __builtin_popcount(one);
+    const __m512i half = _mm512_or_si512(large, _mm512_slli_epi32(sign, 15));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at.halves),
+                        _mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(two, half)));
+    at.halves += 2 * __builtin_popcount(two);
+    _mm512_storeu_ps(at.words, _mm512_maskz_compress_ps(four, v));
+    at.words += 4 * __builtin_popcount(four);
+  }
+  at.low += i / 8;
+  at.high += i / 8;
+  FixedCounts counts = kScalarKernels.fixed_encode(x + i, per_unit, at, n - i);
+  counts.bytes += static_cast<std::size_t>(at.bytes - out.bytes);
+  counts.halves += static_cast<std::size_t>(at.halves - out.halves) / 2;
+  counts.words += static_cast<std::size_t>(at.words - out.words) / 4;
+  return counts;
+}
+
+GRADCOMP_AVX512 void fixed_decode(const FixedInput& in, float unit, float* y, std::size_t n) {
+  FixedInput at = in;
+  std::size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const __mmask16 low = load<std::uint16_t>(in.low + i / 8);
+    const __mmask16 high = load<std::uint16_t>(in.high + i / 8);
+    const __mmask16 one = _kandn_mask16(high, low);
+    const __mmask16 two = _kandn_mask16(low, high);
+    const __mmask16 four = _kand_mask16(low, high);
+    const __m512i byte = _mm512_maskz_expand_epi32(
+        one, _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at.bytes))));
+    at.bytes += __builtin_popcount(one);
+    const __m512i half =
+        _mm512_maskz_expand_epi32(two, _mm512_cvtepu16_epi32(load_u16x16(at.halves)));
+    at.halves += 2 * __builtin_popcount(two);
+    const __m512i word = _mm512_maskz_expand_epi32(four, _mm512_loadu_si512(at.words));
+    at.words += 4 * __builtin_popcount(four);
+    const __m512 small = _mm512_mul_ps(
+        _mm512_set1_ps(unit), _mm512_cvtepi32_ps(_mm512_and_si512(byte, _mm512_set1_epi32(0x7F))));
+    const __m512 large =
+        _mm512_mul_ps(_mm512_set1_ps(0x1p-15f),
+                      _mm512_cvtepi32_ps(_mm512_and_si512(half, _mm512_set1_epi32(0x7FFF))));
+    // Lanes of another width are 0: all can be joined.
+    const __m512i size = _mm512_castps_si512(_mm512_or_ps(small, large));
+    const __m512i sign = _mm512_or_si512(_mm512_slli_epi32(_mm512_srli_epi32(byte, 7), 31),
+                                         _mm512_slli_epi32(_mm512_srli_epi32(half, 15), 31));
+    _mm512_storeu_si512(y + i, _mm512_or_si512(_mm512_or_si512(size, sign), word));
+  }
+  at.low += i / 8;
+  at.high += i / 8;
+  kScalarKernels.fixed_decode(at, unit, y + i, n - i);
+}
+
+GRADCOMP_AVX512 FixedCounts fixed_count(const std::uint8_t* low, const std::uint8_t* high,
+                                        std::size_t n) {
+  return count_tags(low, high, n);
+}
+
 }  // namespace
 
 const Kernels kAvx512Kernels = [] {
@@ -956,6 +1037,9 @@ const Kernels kAvx512Kernels = [] {
   kernels.quantize_centroids = quantize_centroids;
   kernels.look_up = look_up;
   kernels.draw_words = draw_words;
+  kernels.fixed_encode = fixed_encode;
+  kernels.fixed_decode = fixed_decode;
+  kernels.fixed_count = fixed_count;
   kernels.crc32c = crc32c_avx512;
   return kernels;
 }();

@@ -18,6 +18,29 @@ struct Moments {
   double squares;
 };
 
+// Elements in fixed point of 0, 1 or 2 bytes, or as float32, as in docs/wire-format.md#inceptionn:
+// two planes of tag bits, as pack_negative makes them, and the elements of each width in order.
+template <typename Byte>
+struct FixedPoint {
+  Byte* low;
+  Byte* high;
+  Byte* bytes;
+  Byte* halves;
+  Byte* words;
+};
+using FixedOutput = FixedPoint<std::uint8_t>;
+using FixedInput = FixedPoint<const std::uint8_t>;
+
+// How many elements have each width.
+struct FixedCounts {
+  std::size_t bytes;
+  std::size_t halves;
+  std::size_t words;
+};
+
+// Bytes beyond the elements of each width that fixed_encode may write and fixed_decode may read.
+inline constexpr std::size_t kFixedSlack = 64;
+
 // Buffers of uint8_t hold little-endian elements at any alignment. Buffers of one call may not
 // overlap, except where it is said that they may be equal.
 struct Kernels {
@@ -134,6 +157,13 @@ struct Kernels {
   // out[2 i] and out[2 i + 1] = lower and upper half of sequential draw first + i of a stream (see
   // Stream in core/rng.hpp); `first` is even, and n counts words.
   void (*draw_words)(std::uint64_t stream, std::uint64_t first, std::uint32_t* out, std::size_t n);
+
+  // Elements as fixed point; a byte counts units, and per_unit = 1 / unit is a power of two.
+  FixedCounts (*fixed_encode)(const float* x, float per_unit, const FixedOutput& out,
+                              std::size_t n);
+  void (*fixed_decode)(const FixedInput& in, float unit, float* y, std::size_t n);
+  // What the two planes of tag bits say; n counts bytes of each.
+  FixedCounts (*fixed_count)(const std::uint8_t* low, const std::uint8_t* high, std::size_t n);
 
   // CRC-32C update without the initial and final inversion.
   std::uint32_t (*crc32c)(std::uint32_t crc, const std::uint8_t* data, std::size_t size);

@@ -20,6 +20,33 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
 
 bool same_or_both_nan(float a, float b) { return a == b || (a != a && b != b); }
 
+bool same_counts(const FixedCounts& a, const FixedCounts& b) {
+  return a.bytes == b.bytes && a.halves == b.halves && a.words == b.words;
+}
+
+struct Fixed {
+  std::vector<std::uint8_t> low, high, bytes, halves, words;
+
+  explicit Fixed(std::size_t n)
+      : low((n + 7) / 8),
+        high((n + 7) / 8),
+        bytes(n + kFixedSlack),
+        halves(2 * n + kFixedSlack),
+        words(4 * n + kFixedSlack) {}
+
+  FixedOutput output() {
+    return {low.data(), high.data(), bytes.data(), halves.data(), words.data()};
+  }
+  FixedInput input() const {
+    return {low.data(), high.data(), bytes.data(), halves.data(), words.data()};
+  }
+  void cut(const FixedCounts& counts) {
+    bytes.resize(counts.bytes);
+    halves.resize(2 * counts.halves);
+    words.resize(4 * counts.words);
+  }
+};
+
 const std::vector<std::size_t> kSizes = {0, 1, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 1000, 4097};
 
 }  // namespace
@@ -102,6 +129,27 @@ TEST_CASE("every level equals the scalar one bit for bit") {
         CHECK(same_bits(y, z));
         level.zigzag_add(bytes, 0.37f, -1.3f, y.data(), n);
         scalar.zigzag_add(bytes, 0.37f, -1.3f, z.data(), n);
+        CHECK(same_bits(y, z));
+      }
+
+      for (float unit : {0x1p-15f, 0x1p-9f, 1.0f}) {
+        // Sizes of all tags beside anything else.
+        std::vector<float> mixed = floats(n, 6 + n);
+        for (std::size_t i = 0; i < n; ++i) {
+          if (i % 4 != 0) mixed[i] = std::ldexp(small[i], -static_cast<int>(i % 17));
+        }
+        Fixed a(n), b(n);
+        const FixedCounts counts = level.fixed_encode(mixed.data(), 1.0f / unit, a.output(), n);
+        const FixedCounts wanted = scalar.fixed_encode(mixed.data(), 1.0f / unit, b.output(), n);
+        CHECK(same_counts(counts, wanted));
+        a.cut(counts);
+        b.cut(wanted);
+        CHECK((a.low == b.low && a.high == b.high && a.bytes == b.bytes && a.halves == b.halves &&
+               a.words == b.words));
+        CHECK(same_counts(level.fixed_count(a.low.data(), a.high.data(), a.low.size()), counts));
+        b.cut({n + kFixedSlack, n + kFixedSlack / 2, n + kFixedSlack / 4});
+        level.fixed_decode(b.input(), unit, y.data(), n);
+        scalar.fixed_decode(b.input(), unit, z.data(), n);
         CHECK(same_bits(y, z));
       }
 
