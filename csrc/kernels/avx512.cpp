@@ -220,9 +220,9 @@ GRADCOMP_AVX512 double sum_squares(const float* x, std::size_t n) {
 struct PhiloxLanes {
   __m512i c0, c1, c2, c3;
 
-  GRADCOMP_AVX512 void start(__m512i block, std::uint32_t use) {
+  GRADCOMP_AVX512 void start(__m512i block, __m512i block_upper, std::uint32_t use) {
     c0 = block;
-    c1 = _mm512_srli_epi64(block, 32);
+    c1 = block_upper;
     c2 = _mm512_set1_epi64(use);
     c3 = _mm512_setzero_si512();
   }
@@ -230,59 +230,103 @@ struct PhiloxLanes {
   GRADCOMP_AVX512 void step(__m512i key0, __m512i key1) {
     const __m512i product0 = _mm512_mul_epu32(_mm512_set1_epi64(0xD2511F53), c0);
     const __m512i product1 = _mm512_mul_epu32(_mm512_set1_epi64(0xCD9E8D57), c2);
-    c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(product1, 32), c1, key0, 0x96);
-    c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(product0, 32), c3, key1, 0x96);
+    // A shuffle takes the upper halves down: shifts would crowd the multiplier's port.
+    c0 = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(product1, _MM_PERM_CDAB), c1, key0, 0x96);
+    c2 = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(product0, _MM_PERM_CDAB), c3, key1, 0x96);
     c1 = product1;
     c3 = product0;
   }
 
   // The 32 words in order.
-  GRADCOMP_AVX512 void finish(std::uint32_t* out) const {
-    const __m512i lower = _mm512_set1_epi64(0xFFFFFFFF);
+  GRADCOMP_AVX512 void finish(__m512i* words) const {
     const __m512i order0 = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
     const __m512i order1 = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
-    const __m512i words01 = _mm512_or_si512(_mm512_and_si512(c0, lower), _mm512_slli_epi64(c1, 32));
-    const __m512i words23 = _mm512_or_si512(_mm512_and_si512(c2, lower), _mm512_slli_epi64(c3, 32));
-    _mm512_storeu_si512(out, _mm512_permutex2var_epi64(words01, order0, words23));
-    _mm512_storeu_si512(out + 16, _mm512_permutex2var_epi64(words01, order1, words23));
+    const __m512i words01 = _mm512_mask_shuffle_epi32(c0, 0xAAAA, c1, _MM_PERM_CDAB);
+    const __m512i words23 = _mm512_mask_shuffle_epi32(c2, 0xAAAA, c3, _MM_PERM_CDAB);
+    words[0] = _mm512_permutex2var_epi64(words01, order0, words23);
+    words[1] = _mm512_permutex2var_epi64(words01, order1, words23);
   }
 };
 
-// Writes a multiple of 64 words, and returns how many.
+// Philox blocks of one stream and use.
+struct Philox {
+  __m512i keys[20];  // of ten rounds
+  std::uint32_t use;
+
+  GRADCOMP_AVX512 void start(std::uint64_t stream, std::uint32_t of_use) {
+    auto key0 = static_cast<std::uint32_t>(stream);
+    auto key1 = static_cast<std::uint32_t>(stream >> 32);
+    for (int round = 0; round < 10; ++round) {
+      keys[2 * round] = _mm512_set1_epi64(key0);
+      keys[2 * round + 1] = _mm512_set1_epi64(key1);
+      key0 += 0x9E3779B9u;
+      key1 += 0xBB67AE85u;
+    }
+    use = of_use;
+  }
+
+  // The words of 8 * kSets blocks. A set waits for its multiplications while the others go on.
+  // kShort: all blocks are below 2^32, which saves the constant part of the first two rounds.
+  template <int kSets, bool kShort>
+  GRADCOMP_AVX512 void words(std::uint64_t block, __m512i* out) const {
+    PhiloxLanes sets[kSets];
+    const __m512i lanes = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
+    for (int j = 0; j < kSets; ++j) {
+      const __m512i blocks =
+          _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(block) + 8 * j), lanes);
+      sets[j].start(blocks, kShort ? _mm512_setzero_si512() : _mm512_srli_epi64(blocks, 32), use);
+    }
+    for (int round = 0; round < 10; ++round) {
+      for (int j = 0; j < kSets; ++j) sets[j].step(keys[2 * round], keys[2 * round + 1]);
+    }
+    for (int j = 0; j < kSets; ++j) sets[j].finish(out + 2 * j);
+  }
+};
+
+// Writes a multiple of 128 words, and returns how many.
 GRADCOMP_AVX512 inline std::size_t philox_words(std::uint64_t stream, std::uint32_t use,
                                                 std::uint64_t first_block, std::uint32_t* out,
                                                 std::size_t n) {
-  const __m512i lanes = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
-  __m512i keys[20];
-  auto key0 = static_cast<std::uint32_t>(stream);
-  auto key1 = static_cast<std::uint32_t>(stream >> 32);
-  for (int round = 0; round < 10; ++round) {
-    keys[2 * round] = _mm512_set1_epi64(key0);
-    keys[2 * round + 1] = _mm512_set1_epi64(key1);
-    key0 += 0x9E3779B9u;
-    key1 += 0xBB67AE85u;
-  }
+  Philox philox;
+  philox.start(stream, use);
   std::size_t i = 0;
-  // Two at a time: one waits for its multiplications while the other goes on.
-  for (; i + 64 <= n; i += 64) {
-    PhiloxLanes a, b;
-    const __m512i block =
-        _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(first_block + i / 4)), lanes);
-    a.start(block, use);
-    b.start(_mm512_add_epi64(block, _mm512_set1_epi64(8)), use);
-    for (int round = 0; round < 10; ++round) {
-      a.step(keys[2 * round], keys[2 * round + 1]);
-      b.step(keys[2 * round], keys[2 * round + 1]);
-    }
-    a.finish(out + i);
-    b.finish(out + i + 32);
+  for (; i + 128 <= n; i += 128) {
+    __m512i words[8];
+    philox.words<4, false>(first_block + i / 4, words);
+    for (int j = 0; j < 8; ++j) _mm512_storeu_si512(out + i + 16 * j, words[j]);
   }
   return i;
 }
 
+template <int kSets>
+GRADCOMP_AVX512 inline void store_rounding_words(const Philox& philox, std::uint64_t first,
+                                                 std::uint32_t* out) {
+  __m512i words[2 * kSets];
+  philox.words<kSets, true>(first / 8, words);
+  for (int j = 0; j < 2 * kSets; ++j) {
+    _mm512_storeu_si512(out + 32 * j, words[j]);
+    _mm512_storeu_si512(out + 32 * j + 16, _mm512_rol_epi32(words[j], 16));
+  }
+}
+
+GRADCOMP_AVX512 void rounding_words(std::uint64_t stream, std::uint64_t first, std::uint32_t* out,
+                                    std::size_t n, const float* ahead) {
+  Philox philox;
+  philox.start(stream, kRoundingBlocks);
+  std::size_t i = 0;
+  for (; i + 256 <= n; i += 256) {
+    prefetch(ahead, i, 256);
+    store_rounding_words<4>(philox, first + i, out + i);
+  }
+  for (; i < n; i += kRoundingStep) {
+    prefetch(ahead, i, kRoundingStep);
+    store_rounding_words<1>(philox, first + i, out + i);
+  }
+}
+
 GRADCOMP_AVX512 void random_words(std::uint64_t stream, std::uint64_t first, std::uint32_t* out,
                                   std::size_t n) {
-  const std::size_t done = philox_words(stream, kElementBlocks, first / 4, out, n);
+  const std::size_t done = philox_words(stream, kWordBlocks, first / 4, out, n);
   kScalarKernels.random_words(stream, first + done, out + done, n - done);
 }
 
@@ -428,55 +472,79 @@ GRADCOMP_AVX512 void natural_add_wide(const std::uint8_t* in, float weight, floa
   natural_add(in + i, weight, acc + i, n - i);
 }
 
-// Bisects the borders for 16 keys at a time. The decision of step d is bit d of `path`, so path's
-// lower bits index the borders of the next step, which are held in registers.
+// The lowest bytes of the numbers of four vectors, none above 255, in order.
+GRADCOMP_AVX512 inline __m512i to_bytes(__m512i a, __m512i b, __m512i c, __m512i d) {
+  // Packing works within 128-bit quarters: what it leaves in disorder are whole groups of four.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_permutexvar_epi32(
+      order, _mm512_packus_epi16(_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d)));
+}
+
+// See Dynamic8Lines.
+struct Dynamic8Levels {
+  __m512 slopes[Dynamic8Lines::kLines];
+  __m512 intercepts[Dynamic8Lines::kLines];
+
+  GRADCOMP_AVX512 void start(const Dynamic8Lines& lines) {
+    for (int k = 0; k < Dynamic8Lines::kLines; ++k) {
+      slopes[k] = _mm512_set1_ps(lines.slopes[k]);
+      intercepts[k] = _mm512_set1_ps(lines.intercepts[k]);
+    }
+  }
+
+  GRADCOMP_AVX512 __m512 line(int k, __m512 x) const {
+    return _mm512_fmadd_ps(x, slopes[k], intercepts[k]);
+  }
+
+  GRADCOMP_AVX512 __m512 lower(int k, __m512 x) const {
+    return _mm512_min_ps(line(k, x), line(k + 1, x));
+  }
+
+  // Levels in units of 2^-16, of magnitudes.
+  GRADCOMP_AVX512 __m512i fixed(__m512 x) const {
+    static_assert(Dynamic8Lines::kFirstLarge == 7 && Dynamic8Lines::kTop == 13, "as unrolled here");
+    __m512 least = _mm512_min_ps(_mm512_min_ps(lower(7, x), lower(9, x)), lower(11, x));
+    const __m512 small = _mm512_set1_ps(Dynamic8Lines::kLeastLarge);
+    if (_mm512_cmp_ps_mask(least, small, _CMP_LT_OQ) != 0) {
+      const __m512 low = _mm512_min_ps(_mm512_min_ps(lower(0, x), lower(2, x)), lower(4, x));
+      least = _mm512_min_ps(least, _mm512_min_ps(low, line(6, x)));
+    }
+    return _mm512_cvttps_epi32(_mm512_max_ps(least, line(13, x)));
+  }
+};
+
 GRADCOMP_AVX512 void dynamic8_encode_wide(const float* x, float largest, std::uint8_t* out,
                                           std::size_t n) {
+  if (largest < Dynamic8Lines::kSmallest) return dynamic8_encode(x, largest, out, n);
   const Dynamic8& map = dynamic8();
-  const __m512i first = _mm512_set1_epi32(static_cast<int>(map.paths[0]));
-  const __m512i last = _mm512_set1_epi32(static_cast<int>(map.borders[127]));
-  __m512i tables[4], table5[2], table6[4];
-  // A table of fewer than 16 borders is followed by others, which its indices never reach.
-  for (int d = 1; d <= 4; ++d) tables[d - 1] = _mm512_loadu_si512(map.paths + (1 << d) - 1);
-  for (int j = 0; j < 2; ++j) table5[j] = _mm512_loadu_si512(map.paths + 31 + 16 * j);
-  for (int j = 0; j < 4; ++j) table6[j] = _mm512_loadu_si512(map.paths + 63 + 16 * j);
-  // A level's bits in order again, from its path's lower and upper half byte.
-  const __m128i lower =
-      _mm_setr_epi8(0, 64, 32, 96, 16, 80, 48, 112, 8, 72, 40, 104, 24, 88, 56, 120);
-  const __m128i upper = _mm_setr_epi8(0, 4, 2, 6, 1, 5, 3, 7, 0, 0, 0, 0, 0, 0, 0, 0);
-  const __m128i half = _mm_set1_epi8(15);
-  const __m128i zero_code = _mm_set1_epi8(127);
-  const __m512 divisor = _mm512_set1_ps(largest);
+  Dynamic8Levels levels;
+  levels.start(map.lines(largest));
+  const __m512i near = _mm512_set1_epi32(Dynamic8Lines::kNear);
+  const __m512i far = _mm512_set1_epi32(Dynamic8Lines::kFar);
+  const __m512i zero_code = _mm512_set1_epi8(127);
   std::size_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    const __m512i bits = _mm512_castps_si512(_mm512_div_ps(_mm512_loadu_ps(x + i), divisor));
-    const __m512i key = _mm512_rol_epi32(bits, 1);
-    __m512i path = _mm512_maskz_set1_epi32(_mm512_cmpgt_epu32_mask(key, first), 1);
-    for (int d = 1; d <= 4; ++d) {
-      const __m512i border = _mm512_permutexvar_epi32(path, tables[d - 1]);
-      path = _mm512_mask_or_epi32(path, _mm512_cmpgt_epu32_mask(key, border), path,
-                                  _mm512_set1_epi32(1 << d));
+  for (; i + 64 <= n; i += 64) {
+    prefetch(x, n + i, 64);
+    __m512i level[4];
+    __mmask64 negative = 0;
+    __mmask64 unsure = 0;
+    for (int j = 0; j < 4; ++j) {
+      const __m512 v = _mm512_loadu_ps(x + i + 16 * j);
+      const __m512i fixed = levels.fixed(_mm512_castsi512_ps(magnitude(v)));
+      const std::uint64_t sign = _mm512_movepi32_mask(_mm512_castps_si512(v));
+      const std::uint64_t close = _mm512_testn_epi32_mask(_mm512_add_epi32(fixed, near), far);
+      negative |= sign << 16 * j;
+      unsure |= close << 16 * j;
+      level[j] = _mm512_srli_epi32(fixed, 16);
     }
-    __m512i border = _mm512_permutex2var_epi32(table5[0], path, table5[1]);
-    const __mmask16 sixth = _mm512_cmpgt_epu32_mask(key, border);
-    // Step 5 chooses a half of the last table, so both are looked up meanwhile.
-    border = _mm512_mask_blend_epi32(sixth, _mm512_permutex2var_epi32(table6[0], path, table6[1]),
-                                     _mm512_permutex2var_epi32(table6[2], path, table6[3]));
-    path = _mm512_mask_or_epi32(path, sixth, path, _mm512_set1_epi32(32));
-    path = _mm512_mask_or_epi32(path, _mm512_cmpgt_epu32_mask(key, border), path,
-                                _mm512_set1_epi32(64));
-    const __m128i bytes = _mm512_cvtepi32_epi8(path);
-    const __m128i level =
-        _mm_or_si128(_mm_shuffle_epi8(lower, _mm_and_si128(bytes, half)),
-                     _mm_shuffle_epi8(upper, _mm_and_si128(_mm_srli_epi16(bytes, 4), half)));
-    // 127 + level or 127 - level; only a positive number may pass the last border.
-    const __mmask16 negative = _mm512_movepi32_mask(bits);
-    const __mmask16 one =
-        _mm512_mask_cmpgt_epu32_mask(static_cast<__mmask16>(~negative), key, last);
-    __m128i code = _mm_add_epi8(zero_code, level);
-    code = _mm_mask_sub_epi8(code, negative, zero_code, level);
-    code = _mm_mask_set1_epi8(code, one, -1);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), code);
+    const __m512i bytes = to_bytes(level[0], level[1], level[2], level[3]);
+    const __m512i code = _mm512_mask_sub_epi8(_mm512_add_epi8(zero_code, bytes), negative,
+                                              zero_code, _mm512_min_epu8(bytes, zero_code));
+    _mm512_storeu_si512(out + i, code);
+    for (; unsure != 0; unsure &= unsure - 1) {
+      const std::size_t at = i + static_cast<std::size_t>(__builtin_ctzll(unsure));
+      out[at] = dynamic8_code(map, x[at] / largest);
+    }
   }
   dynamic8_encode(x + i, largest, out + i, n - i);
 }
@@ -1012,6 +1080,7 @@ const Kernels kAvx512Kernels = [] {
   kernels.sum_magnitudes = sum_magnitudes;
   kernels.sum_squares = sum_squares;
   kernels.random_words = random_words;
+  kernels.rounding_words = rounding_words;
   kernels.pack_negative = pack_negative;
   kernels.select_bits = select_bits;
   kernels.select_bits_add = select_bits_add;
@@ -1029,6 +1098,7 @@ const Kernels kAvx512Kernels = [] {
   kernels.dynamic8_decode = dynamic8_decode_wide;
   kernels.dynamic8_add = dynamic8_add_wide;
   kernels.f32_to_zigzag = f32_to_zigzag;
+  kernels.f32_to_natural_zigzag = f32_to_natural_zigzag;
   kernels.zigzag_to_f32 = zigzag_to_f32;
   kernels.zigzag_add = zigzag_add;
   kernels.flip_signs = flip_signs;

@@ -81,10 +81,16 @@ struct Kernels {
   double (*sum_magnitudes)(const float* x, std::size_t n);
   double (*sum_squares)(const float* x, std::size_t n);
 
-  // out[i] = random word first + i of a stream (see element_word in core/rng.hpp); `first` is a
-  // multiple of 4.
+  // out[i] = random word first + i of a stream (see core/rng.hpp); `first` is a multiple of 4.
   void (*random_words)(std::uint64_t stream, std::uint64_t first, std::uint32_t* out,
                        std::size_t n);
+
+  // out[i] = rounding word of element first + i (see core/rng.hpp). `first` is a multiple of
+  // kRoundingStep, first + n is at most 2^32, and `out` has room for n rounded up to a multiple of
+  // kRoundingStep. Meanwhile the caches are told to fetch the n elements at `ahead`, those that the
+  // caller will read next; they need not exist.
+  void (*rounding_words)(std::uint64_t stream, std::uint64_t first, std::uint32_t* out,
+                         std::size_t n, const float* ahead);
 
   // Bit i % 8 of out[i / 8] tells whether x[i] < 0; the bits beyond n are 0.
   void (*pack_negative)(const float* x, std::uint8_t* out, std::size_t n);
@@ -119,7 +125,7 @@ struct Kernels {
   void (*natural_add)(const std::uint8_t* in, float weight, float* acc, std::size_t n);
 
   // Codes of the values of dynamic8() nearest to x[i] / largest; no |x[i]| exceeds `largest`, which
-  // is finite and above 0.
+  // is finite and above 0. Tells the caches to fetch the n elements that follow x.
   void (*dynamic8_encode)(const float* x, float largest, std::uint8_t* out, std::size_t n);
   void (*dynamic8_decode)(const std::uint8_t* in, float scale, float* y, std::size_t n);
   void (*dynamic8_add)(const std::uint8_t* in, float scale, float weight, float* acc,
@@ -129,6 +135,10 @@ struct Kernels {
   // |x| * scale are below 127.5 * 2^24.
   void (*f32_to_zigzag)(const float* x, const std::uint32_t* words, float scale, unsigned levels,
                         std::uint8_t* symbols, std::size_t n);
+  // The same for level 0 or 2^(level - levels) of 1 / inverse, rounded at random; all |x| * inverse
+  // are below 2.
+  void (*f32_to_natural_zigzag)(const float* x, const std::uint32_t* words, float inverse,
+                                unsigned levels, std::uint8_t* symbols, std::size_t n);
   // y = unit * level, and acc += weight * (unit * level).
   void (*zigzag_to_f32)(const std::uint8_t* symbols, float unit, float* y, std::size_t n);
   void (*zigzag_add)(const std::uint8_t* symbols, float unit, float weight, float* acc,
@@ -170,6 +180,7 @@ struct Kernels {
 };
 
 inline constexpr std::size_t kCollectSlack = 128;
+inline constexpr std::size_t kRoundingStep = 64;
 inline constexpr std::uint32_t kMagnitudeMask = 0x7FFFFFFFu;
 inline constexpr std::uint32_t kInfBits = 0x7F800000u;
 inline constexpr std::uint32_t kNanBits = 0x7FC00000u;

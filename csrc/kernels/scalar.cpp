@@ -236,7 +236,15 @@ void look_up(const std::uint8_t* symbols, const float* table, unsigned, float* y
 }
 
 void random_words(std::uint64_t stream, std::uint64_t first, std::uint32_t* out, std::size_t n) {
-  philox_words(stream, kElementBlocks, first / 4, out, n);
+  philox_words(stream, kWordBlocks, first / 4, out, n);
+}
+
+void rounding_words(std::uint64_t stream, std::uint64_t first, std::uint32_t* out, std::size_t n,
+                    const float*) {
+  for (std::size_t i = 0; i < n; i += 32) {
+    philox_words(stream, kRoundingBlocks, (first + i) / 8, out + i, 16);
+    for (std::size_t j = i; j < i + 16; ++j) out[j + 16] = out[j] << 16 | out[j] >> 16;
+  }
 }
 
 void draw_words(std::uint64_t stream, std::uint64_t first, std::uint32_t* out, std::size_t n) {
@@ -333,6 +341,7 @@ const Kernels kScalarKernels = [] {
   kernels.sum_magnitudes = sum_magnitudes;
   kernels.sum_squares = sum_squares;
   kernels.random_words = random_words;
+  kernels.rounding_words = rounding_words;
   kernels.pack_negative = pack_negative;
   kernels.select_bits = select_bits;
   kernels.select_bits_add = select_bits_add;
@@ -350,6 +359,7 @@ const Kernels kScalarKernels = [] {
   kernels.dynamic8_decode = dynamic8_decode;
   kernels.dynamic8_add = dynamic8_add;
   kernels.f32_to_zigzag = f32_to_zigzag;
+  kernels.f32_to_natural_zigzag = f32_to_natural_zigzag;
   kernels.zigzag_to_f32 = zigzag_to_f32;
   kernels.zigzag_add = zigzag_add;
   kernels.flip_signs = flip_signs;

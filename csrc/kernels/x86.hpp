@@ -25,6 +25,14 @@
 
 namespace gradcomp {
 
+// Brings x[from, from + n) to the cache. May lie beyond the end of x.
+inline void prefetch(const float* x, std::size_t from, std::size_t n) {
+  const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(x) + sizeof(float) * from;
+  for (std::size_t line = 0; line < sizeof(float) * n; line += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(at + line), _MM_HINT_T0);
+  }
+}
+
 std::uint32_t crc32c_sse42(std::uint32_t crc, const std::uint8_t* data, std::size_t size);
 // Uses VPCLMULQDQ where the CPU has it.
 std::uint32_t crc32c_avx512(std::uint32_t crc, const std::uint8_t* data, std::size_t size);
