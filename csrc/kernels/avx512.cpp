@@ -143,6 +143,7 @@ GRADCOMP_AVX512 std::size_t collect(const float* x, std::size_t n, std::uint32_t
     __m512 v[4];
     __m512i m[4];
     for (int j = 0; j < 4; ++j) {
+      prefetch_ahead(x + i + 16 * j);
       v[j] = _mm512_loadu_ps(x + i + 16 * j);
       m[j] = magnitude(v[j]);
     }
