@@ -102,9 +102,19 @@ std::size_t encode_rice(Span<const std::uint32_t> indices, std::uint8_t* out) {
 std::size_t encode_bitmask(Span<const std::uint32_t> indices, std::size_t n, std::uint8_t* out) {
   const std::size_t bytes = (n + 7) / 8;
   if (bytes > 0) std::memset(out, 0, bytes);
+  // Word by word: adding bit by bit to memory would wait for the store before.
+  std::uint64_t word = 0;
+  std::size_t at = 0;
+  const auto flush = [&] { std::memcpy(out + at, &word, std::min<std::size_t>(8, bytes - at)); };
   for (std::uint32_t index : indices) {
-    out[index / 8] = static_cast<std::uint8_t>(out[index / 8] | 1u << index % 8);
+    if (index / 64 * 8 != at) {
+      flush();
+      at = index / 64 * 8;
+      word = 0;
+    }
+    word |= std::uint64_t{1} << index % 64;
   }
+  if (bytes > 0) flush();
   return bytes;
 }
 
@@ -137,10 +147,15 @@ Status decode_raw(Span<const std::uint8_t> in, std::size_t n, Span<std::uint32_t
 Status decode_bitmask(Span<const std::uint8_t> in, std::size_t n, Span<std::uint32_t> indices) {
   if (in.size() != (n + 7) / 8) return bad_length(in, (n + 7) / 8);
   std::size_t count = 0;
-  for (std::size_t byte = 0; byte < in.size(); ++byte) {
-    for (unsigned bits = in[byte]; bits != 0; bits &= bits - 1) {
-      const std::size_t index = 8 * byte + static_cast<unsigned>(__builtin_ctz(bits));
-      if (index >= n || count == indices.size()) return bad_end();
+  for (std::size_t byte = 0; byte < in.size(); byte += 8) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, in.data() + byte, std::min<std::size_t>(8, in.size() - byte));
+    if (static_cast<std::size_t>(__builtin_popcountll(word)) > indices.size() - count) {
+      return bad_end();
+    }
+    for (; word != 0; word &= word - 1) {
+      const std::size_t index = 8 * byte + static_cast<unsigned>(__builtin_ctzll(word));
+      if (index >= n) return bad_end();
       indices[count++] = static_cast<std::uint32_t>(index);
     }
   }
@@ -200,9 +215,9 @@ class RiceReader {
   // A gap; when it is above `limit`, it may be any number above.
   std::uint64_t get(unsigned r, std::uint64_t limit) noexcept {
     std::uint64_t quotient = 0;
-    while ((inverted() & 1) == 0 && quotient <= limit) {
-      ++quotient;
-      ++bit_;
+    for (unsigned ones = kPeeked; ones == kPeeked && quotient <= limit; quotient += ones) {
+      ones = static_cast<unsigned>(__builtin_ctzll(inverted() | std::uint64_t{1} << kPeeked));
+      bit_ += ones;
     }
     ++bit_;
     const std::uint64_t rest = ~inverted() & mask(r);
@@ -217,7 +232,7 @@ class RiceReader {
   }
 
  private:
-  static constexpr std::size_t kPeeked = 57;  // that many bits of a word are the stream's
+  static constexpr unsigned kPeeked = 57;  // that many bits of a word are the stream's
 
   static std::uint32_t mask(unsigned r) noexcept { return (std::uint32_t{1} << r) - 1; }
 

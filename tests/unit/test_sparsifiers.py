@@ -91,8 +91,10 @@ def first_different(n: int, k: int, seed: int) -> np.ndarray:
 # Beyond n / 32 elements are marked rather than sorted; more than 32768 are sorted in parts.
 @pytest.mark.parametrize(
     ("n", "k"),
-    [(1, 1), (2, 1), (64, 2), (64, 5), (1000, 31), (1000, 32), (1000, 640), (700, 699), (3, 9)]
-    + [(1024, 32), (100_000, 3000), (1_200_000, 33_000)],
+    [
+        *[(1, 1), (2, 1), (64, 2), (64, 5), (1000, 31), (1000, 32), (1000, 640), (700, 699)],
+        *[(3, 9), (1024, 32), (100_000, 3000), (1_200_000, 33_000)],
+    ],
 )
 def test_randomk_keeps_the_first_different_draws(n: int, k: int) -> None:
     x = gaussian(n)
