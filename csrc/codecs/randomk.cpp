@@ -46,9 +46,11 @@ class Draws {
   std::uint32_t words_[2 * kPiece];
 };
 
+// Bits sorted by at once: the first-level cache holds all places written to.
+constexpr unsigned kMostBits = 9;
+
 // Moves the numbers in the order of the `bits` <= kMostBits bits from `shift` on, those of equal
 // bits in the order they have. `ends` tells where each run of equal bits ends.
-constexpr unsigned kMostBits = 9;  // so that the first-level cache holds all places written to
 void sort_by(const std::uint32_t* numbers, std::size_t count, unsigned shift, unsigned bits,
              std::uint32_t* sorted, std::uint32_t* ends) {
   const std::uint32_t mask = (1u << bits) - 1;
@@ -100,11 +102,11 @@ std::uint32_t* sort(std::uint32_t* numbers, std::uint32_t* spare, std::size_t co
 // Adds `count` ascending numbers to an ascending set of `size`, which has room for all. Returns the
 // new size.
 std::size_t insert(std::uint32_t* more, std::size_t count, std::uint32_t* set, std::size_t size) {
-  const auto absent = [&](std::uint32_t number) {
-    return !std::binary_search(set, set + size, number);
+  const auto present = [&](std::uint32_t number) {
+    return std::binary_search(set, set + size, number);
   };
   count = static_cast<std::size_t>(std::unique(more, more + count) - more);
-  count = static_cast<std::size_t>(std::stable_partition(more, more + count, absent) - more);
+  count = static_cast<std::size_t>(std::remove_if(more, more + count, present) - more);
   // From the end on, so that what moves overwrites nothing that has not.
   std::uint32_t* from = set + size;
   std::uint32_t* to = from + count;
@@ -176,6 +178,7 @@ class RandomK final : public SeededCodec {
  private:
   Status choose(std::size_t n, const Call& call, Span<std::uint32_t> indices) const override {
     const std::size_t k = indices.size();
+    if (k == 0) return {};
     const bool complement = k > n / 2;
     const std::size_t draws = complement ? n - k : k;
     // Sorting takes time for every draw, marking bits for every element too.
