@@ -46,9 +46,6 @@ class SparseCodec : public Codec {
 
   std::size_t units(std::size_t n) const { return (n + unit_ - 1) / unit_; }
   Status unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n, Kept* kept) const;
-  // Calls fn(index, value) for every element kept.
-  template <typename Fn>
-  void for_each(const Kept& kept, std::size_t n, const Fn& fn) const;
 
   IndexCoder coder_;
   ValueType value_type_;

@@ -147,6 +147,7 @@ GRADCOMP_AVX2 std::size_t collect(const float* x, std::size_t n, std::uint32_t b
   std::size_t i = 0;
   for (; i + 32 <= n && room - count >= kCollectSlack; i += 32) {
     std::uint32_t hits = 0;
+    for (int j = 0; j < 2; ++j) prefetch_ahead(x + i + 16 * j);
     for (int j = 0; j < 4; ++j) {
       const __m256i hit = _mm256_cmpgt_epi32(magnitude(_mm256_loadu_ps(x + i + 8 * j)), below);
       hits |= static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(hit))) << 8 * j;

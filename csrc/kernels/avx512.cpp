@@ -144,6 +144,7 @@ GRADCOMP_AVX512 std::size_t collect(const float* x, std::size_t n, std::uint32_t
     __m512 v[4];
     __m512i m[4];
     for (int j = 0; j < 4; ++j) {
+      prefetch_ahead(x + i + 16 * j);
       v[j] = _mm512_loadu_ps(x + i + 16 * j);
       m[j] = magnitude(v[j]);
     }
@@ -854,55 +855,76 @@ struct FewLevels {
   }
 };
 
-// Eight levels of a sign: a search that halves what is left.
-struct EightLevels {
-  __m512 positive;
-  __m512 bounds;
-  __m512 middle;
+// A table of kSize floats in registers, for kSize a power of two from 16 to 128. (Gathers take
+// longer, on some processors far longer.)
+template <unsigned kSize>
+struct RegisterTable {
+  __m512 part[kSize / 16];
 
-  GRADCOMP_AVX512 void start(const Centroids& c) {
-    positive = _mm512_loadu_ps(c.positive);
-    bounds = _mm512_loadu_ps(c.bounds);
-    middle = _mm512_set1_ps(c.bounds[3]);
+  GRADCOMP_AVX512 void load(const float* table) {
+    for (unsigned i = 0; i < kSize / 16; ++i) part[i] = _mm512_loadu_ps(table + 16 * i);
   }
 
-  GRADCOMP_AVX512 __m512i level(__m512 magnitude) const {
-    const __m512i one = _mm512_set1_epi32(1);
-    // Indices of bounds: 3, then 1 or 5, then 0, 2, 4 or 6, which is the level so far.
-    const __m512i second = _mm512_mask_mov_epi32(
-        one, _mm512_cmp_ps_mask(magnitude, middle, _CMP_GT_OQ), _mm512_set1_epi32(5));
-    const __mmask16 above =
-        _mm512_cmp_ps_mask(magnitude, _mm512_permutexvar_ps(second, bounds), _CMP_GT_OQ);
-    const __m512i third = _mm512_mask_add_epi32(_mm512_sub_epi32(second, one), above, second, one);
-    return _mm512_mask_add_epi32(
-        third, _mm512_cmp_ps_mask(magnitude, _mm512_permutexvar_ps(third, bounds), _CMP_GT_OQ),
-        third, one);
-  }
-
-  GRADCOMP_AVX512 __m512 centroid(__m512i level) const {
-    return _mm512_permutexvar_ps(level, positive);
+  // Bits of `at` above those of an index are not looked at.
+  GRADCOMP_AVX512 __m512 operator[](__m512i at) const {
+    if constexpr (kSize == 16) {
+      return _mm512_permutexvar_ps(at, part[0]);
+    } else {
+      __m512 found[kSize / 32];
+      for (unsigned i = 0; i < kSize / 32; ++i) {
+        found[i] = _mm512_permutex2var_ps(part[2 * i], at, part[2 * i + 1]);
+      }
+      for (unsigned bit = 32; bit < kSize; bit *= 2) {
+        const __mmask16 upper =
+            _mm512_test_epi32_mask(at, _mm512_set1_epi32(static_cast<int>(bit)));
+        for (unsigned i = 0; i < kSize / 32; i += bit / 16) {
+          found[i] = _mm512_mask_blend_ps(upper, found[i], found[i + bit / 32]);
+        }
+      }
+      return found[0];
+    }
   }
 };
 
-// Any number of levels: gathers from the table of cells.
+// 2^kDepth levels of a sign, 8 to 128: a binary search.
+template <unsigned kDepth>
 struct ManyLevels {
-  const Centroids* centroids;
+  static constexpr unsigned kHalf = 1u << kDepth;
 
-  GRADCOMP_AVX512 void start(const Centroids& c) { centroids = &c; }
+  __m512 upper[4];  // rows of at most 8 bounds
+  RegisterTable<16> row16;
+  RegisterTable<32> row32;
+  RegisterTable<64> row64;
+  RegisterTable < kHalf<16 ? 16 : kHalf> positive;
 
-  GRADCOMP_AVX512 __m512i level(__m512 magnitude) const {
-    const __m512 at =
-        _mm512_min_ps(_mm512_mul_ps(magnitude, _mm512_set1_ps(Centroids::kCellsPerUnit)),
-                      _mm512_set1_ps(Centroids::kCells - 1));
-    const __m512i cell = _mm512_cvttps_epi32(at);
-    const __m512i level = _mm512_i32gather_epi32(cell, centroids->cell_level, 4);
-    const __m512 bound = _mm512_i32gather_ps(cell, centroids->cell_bound, 4);
-    return _mm512_mask_add_epi32(level, _mm512_cmp_ps_mask(magnitude, bound, _CMP_GT_OQ), level,
-                                 _mm512_set1_epi32(1));
+  GRADCOMP_AVX512 void start(const Centroids& c) {
+    for (unsigned row = 0; row < 4 && row < kDepth; ++row) {
+      upper[row] = _mm512_loadu_ps(c.tree + (1u << row));
+    }
+    if constexpr (kDepth > 4) row16.load(c.tree + 16);
+    if constexpr (kDepth > 5) row32.load(c.tree + 32);
+    if constexpr (kDepth > 6) row64.load(c.tree + 64);
+    positive.load(c.positive);
   }
 
-  GRADCOMP_AVX512 __m512 centroid(__m512i level) const {
-    return _mm512_i32gather_ps(level, centroids->positive, 4);
+  GRADCOMP_AVX512 __m512i level(__m512 magnitude) const {
+    __m512i at = _mm512_setzero_si512();
+    for (unsigned row = 0; row < 4 && row < kDepth; ++row) {
+      at = descend(at, magnitude, _mm512_permutexvar_ps(at, upper[row]));
+    }
+    if constexpr (kDepth > 4) at = descend(at, magnitude, row16[at]);
+    if constexpr (kDepth > 5) at = descend(at, magnitude, row32[at]);
+    if constexpr (kDepth > 6) at = descend(at, magnitude, row64[at]);
+    return at;
+  }
+
+  GRADCOMP_AVX512 __m512 centroid(__m512i level) const { return positive[level]; }
+
+ private:
+  GRADCOMP_AVX512 static __m512i descend(__m512i at, __m512 magnitude, __m512 bound) {
+    const __m512i below = _mm512_add_epi32(at, at);
+    return _mm512_mask_add_epi32(below, _mm512_cmp_ps_mask(magnitude, bound, _CMP_GT_OQ), below,
+                                 _mm512_set1_epi32(1));
   }
 };
 
@@ -954,9 +976,15 @@ GRADCOMP_AVX512 CentroidSums quantize_centroids(const float* x, float scale, con
     case 3:
       return quantize_with<FewLevels<3>>(x, scale, c, with_energy, symbols, n);
     case 4:
-      return quantize_with<EightLevels>(x, scale, c, with_energy, symbols, n);
+      return quantize_with<ManyLevels<3>>(x, scale, c, with_energy, symbols, n);
+    case 5:
+      return quantize_with<ManyLevels<4>>(x, scale, c, with_energy, symbols, n);
+    case 6:
+      return quantize_with<ManyLevels<5>>(x, scale, c, with_energy, symbols, n);
+    case 7:
+      return quantize_with<ManyLevels<6>>(x, scale, c, with_energy, symbols, n);
     default:
-      return quantize_with<ManyLevels>(x, scale, c, with_energy, symbols, n);
+      return quantize_with<ManyLevels<7>>(x, scale, c, with_energy, symbols, n);
   }
 }
 

@@ -495,14 +495,15 @@ def read_chunktopk(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarra
 
 
 def randomk_indices(n: int, k: int, stream: int) -> np.ndarray:
-    """The kept indices, ascending, by Floyd's algorithm on the smaller side."""
+    """The kept indices, ascending: the first different draws, or all others."""
     d = k if k <= n // 2 else n - k
-    chosen: set[int] = set()
-    for j, draw in zip(range(n - d, n), draws(stream, d), strict=True):
-        t = draw * (j + 1) >> 64
-        chosen.add(j if t in chosen else t)
+    chosen: list[int] = []
+    count = d
+    while len(chosen) < d:
+        chosen = list(dict.fromkeys(draw * n >> 64 for draw in draws(stream, count)))[:d]
+        count *= 2
     mask = np.zeros(n, bool)
-    mask[list(chosen)] = True
+    mask[chosen] = True
     return np.flatnonzero(mask if k <= n // 2 else ~mask)
 
 
