@@ -63,7 +63,7 @@ StageInfo adaq_stage() {
       "each; use with residual";
   stage.paper =
       "Dryden, Moon, Jacobs, Van Essen: Communication Quantization for Data-Parallel Training of "
-      "Deep Neural Networks, MLHPC 2016, section 3 (adaptive quantization); as in GRACE (Xu et "
+      "Deep Neural Networks, MLHPC 2016 (adaptive quantization); as in GRACE (Xu et "
       "al., ICDCS 2021), but that the selection is exact";
   stage.nonfinite =
       "NaN ranks above Inf and Inf above all finite values of its sign; when one is kept, all kept "

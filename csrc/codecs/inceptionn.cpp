@@ -174,7 +174,7 @@ StageInfo inceptionn_stage() {
   stage.paper =
       "Li, Park, Alian, Yuan, Qu, Pan, Wang, Schwing, Esmaeilzadeh, Kim: A Network-Centric "
       "Hardware/Algorithm Co-Design to Accelerate Distributed Training of Deep Neural Networks, "
-      "MICRO 2018, section IV; but that 8 bits are used only where the bound allows it";
+      "MICRO 2018; but that 8 bits are used only where the bound allows it";
   stage.nonfinite = "kept";
   stage.example = "inceptionn";
   stage.params = {real_param("error_bound", "0.0009765625", 0x1p-16, 0.5,

@@ -2,12 +2,10 @@
 // per element that tells whether it is below 0.
 #include <cmath>
 
-#include "codecs/bits.hpp"
-#include "codecs/chunks.hpp"
 #include "codecs/codecs.hpp"
+#include "codecs/one_bit.hpp"
+#include "codecs/payload.hpp"
 #include "core/bytes.hpp"
-#include "core/feedback.hpp"
-#include "kernels/kernels.hpp"
 
 namespace gradcomp {
 namespace {
@@ -28,15 +26,9 @@ float mean(double sum, std::size_t count) {
   return count == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(count));
 }
 
-class OneBit final : public Codec {
+class OneBit final : public OneBitCodec {
  public:
-  Caps caps() const noexcept override { return {}; }
-
-  bool fuses_feedback() const noexcept override { return true; }
-
-  std::size_t max_encoded_size(std::size_t n) const noexcept override {
-    return kHead + bit_bytes(n);
-  }
+  OneBit() : OneBitCodec(kHead) {}
 
   Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
                 std::size_t* written) const override {
@@ -67,32 +59,12 @@ class OneBit final : public Codec {
     store(out.data(), finite ? low : bits_float(kNanBits));
     store(out.data() + 4, finite ? high : bits_float(kNanBits));
     *written = max_encoded_size(n);
-    if (call.feedback != nullptr)
-      return decode_add({out.data(), *written}, call, -1.0f, call.feedback->residual());
-    return {};
+    return subtract_sent(out, *written, call);
   }
 
-  Status decode(Span<const std::uint8_t> in, const Call&, Span<float> y) const override {
-    GRADCOMP_TRY(check_bits(in, kHead, y.size()));
-    const auto low = load<float>(in.data());
-    const auto high = load<float>(in.data() + 4);
-    for_ranges(y.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
-      kernels().select_bits(in.data() + kHead + begin / 8, high, low, y.data() + begin,
-                            end - begin);
-    });
-    return {};
-  }
-
-  Status decode_add(Span<const std::uint8_t> in, const Call&, float weight,
-                    Span<float> acc) const override {
-    GRADCOMP_TRY(check_bits(in, kHead, acc.size()));
-    const float low = weight * load<float>(in.data());
-    const float high = weight * load<float>(in.data() + 4);
-    for_ranges(acc.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
-      kernels().select_bits_add(in.data() + kHead + begin / 8, high, low, acc.data() + begin,
-                                end - begin);
-    });
-    return {};
+ private:
+  Values read(const std::uint8_t* head) const override {
+    return {load<float>(head), load<float>(head + 4)};
   }
 };
 

@@ -1,27 +1,19 @@
 // Scaled sign. Payload: f32 scale, one bit per element that tells whether it is below 0.
 #include <cmath>
 
-#include "codecs/bits.hpp"
-#include "codecs/chunks.hpp"
 #include "codecs/codecs.hpp"
+#include "codecs/one_bit.hpp"
+#include "codecs/payload.hpp"
 #include "core/bytes.hpp"
-#include "core/feedback.hpp"
-#include "kernels/kernels.hpp"
 
 namespace gradcomp {
 namespace {
 
 constexpr std::size_t kHead = 4;
 
-class Sign final : public Codec {
+class Sign final : public OneBitCodec {
  public:
-  Caps caps() const noexcept override { return {}; }
-
-  bool fuses_feedback() const noexcept override { return true; }
-
-  std::size_t max_encoded_size(std::size_t n) const noexcept override {
-    return kHead + bit_bytes(n);
-  }
+  Sign() : OneBitCodec(kHead) {}
 
   Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
                 std::size_t* written) const override {
@@ -40,30 +32,13 @@ class Sign final : public Codec {
     const float scale = n == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(n));
     store(out.data(), std::isfinite(scale) ? scale : bits_float(kNanBits));
     *written = max_encoded_size(n);
-    if (call.feedback != nullptr)
-      return decode_add({out.data(), *written}, call, -1.0f, call.feedback->residual());
-    return {};
+    return subtract_sent(out, *written, call);
   }
 
-  Status decode(Span<const std::uint8_t> in, const Call&, Span<float> y) const override {
-    GRADCOMP_TRY(check_bits(in, kHead, y.size()));
-    const float scale = load<float>(in.data());
-    for_ranges(y.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
-      kernels().select_bits(in.data() + kHead + begin / 8, scale, -scale, y.data() + begin,
-                            end - begin);
-    });
-    return {};
-  }
-
-  Status decode_add(Span<const std::uint8_t> in, const Call&, float weight,
-                    Span<float> acc) const override {
-    GRADCOMP_TRY(check_bits(in, kHead, acc.size()));
-    const float scale = weight * load<float>(in.data());
-    for_ranges(acc.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
-      kernels().select_bits_add(in.data() + kHead + begin / 8, scale, -scale, acc.data() + begin,
-                                end - begin);
-    });
-    return {};
+ private:
+  Values read(const std::uint8_t* head) const override {
+    const auto scale = load<float>(head);
+    return {-scale, scale};
   }
 };
 

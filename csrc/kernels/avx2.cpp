@@ -6,6 +6,7 @@
 #include "kernels/half.hpp"
 #include "kernels/kernels.hpp"
 #include "kernels/sums.hpp"
+#include "kernels/table.hpp"
 #include "kernels/x86.hpp"
 
 namespace gradcomp {
@@ -316,8 +317,21 @@ GRADCOMP_AVX2 void draw_words(std::uint64_t stream, std::uint64_t first, std::ui
 }
 
 #define GRADCOMP_LEVEL GRADCOMP_AVX2
+namespace loops {
 #include "kernels/quantize_loops.hpp"
+}  // namespace loops
 #undef GRADCOMP_LEVEL
+using loops::dynamic8_add;
+using loops::dynamic8_decode;
+using loops::f32_to_natural_zigzag;
+using loops::natural_add;
+using loops::natural_decode;
+using loops::natural_encode;
+using loops::quantize;
+using loops::quantize_randomly;
+using loops::scale_levels;
+using loops::scale_levels_add;
+using loops::ternarize;
 
 // See Dynamic8Lines.
 struct Dynamic8Levels {
@@ -345,8 +359,8 @@ struct Dynamic8Levels {
   }
 };
 
-GRADCOMP_AVX2 void dynamic8_encode_wide(const float* x, float largest, std::uint8_t* out,
-                                        std::size_t n) {
+GRADCOMP_AVX2 void dynamic8_encode(const float* x, float largest, std::uint8_t* out,
+                                   std::size_t n) {
   if (largest < Dynamic8Lines::kSmallest) return dynamic8_encode(x, largest, out, n);
   const Dynamic8& map = dynamic8();
   const Dynamic8Levels levels{map.lines(largest)};
@@ -379,7 +393,7 @@ GRADCOMP_AVX2 void dynamic8_encode_wide(const float* x, float largest, std::uint
       out[at] = dynamic8_code(map, x[at] / largest);
     }
   }
-  dynamic8_encode(x + i, largest, out + i, n - i);
+  loops::dynamic8_encode(x + i, largest, out + i, n - i);
 }
 
 GRADCOMP_AVX2 void pack_negative(const float* x, std::uint8_t* out, std::size_t n) {
@@ -752,58 +766,11 @@ GRADCOMP_AVX2 FixedCounts fixed_count(const std::uint8_t* low, const std::uint8_
   return count_tags(low, high, n);
 }
 
+constexpr auto crc32c = crc32c_sse42;
+
 }  // namespace
 
-const Kernels kAvx2Kernels = [] {
-  Kernels kernels{};
-  kernels.name = "avx2";
-  kernels.f32_to_f16 = f32_to_f16;
-  kernels.f16_to_f32 = f16_to_f32;
-  kernels.f16_add = f16_add;
-  kernels.f32_to_bf16 = f32_to_bf16;
-  kernels.bf16_to_f32 = bf16_to_f32;
-  kernels.bf16_add = bf16_add;
-  kernels.f32_add = f32_add;
-  kernels.compensate = compensate;
-  kernels.zero_nonfinite = zero_nonfinite;
-  kernels.collect = collect;
-  kernels.max_magnitude = max_magnitude;
-  kernels.sum_magnitudes = sum_magnitudes;
-  kernels.sum_squares = sum_squares;
-  kernels.random_words = random_words;
-  kernels.rounding_words = rounding_words;
-  kernels.pack_negative = pack_negative;
-  kernels.select_bits = select_bits;
-  kernels.select_bits_add = select_bits_add;
-  kernels.sum_by_sign = sum_by_sign;
-  kernels.moments = moments;
-  kernels.quantize = quantize;
-  kernels.quantize_randomly = quantize_randomly;
-  kernels.scale_levels = scale_levels;
-  kernels.scale_levels_add = scale_levels_add;
-  kernels.ternarize = ternarize;
-  kernels.natural_encode = natural_encode;
-  kernels.natural_decode = natural_decode;
-  kernels.natural_add = natural_add;
-  kernels.dynamic8_encode = dynamic8_encode_wide;
-  kernels.dynamic8_decode = dynamic8_decode;
-  kernels.dynamic8_add = dynamic8_add;
-  kernels.f32_to_zigzag = f32_to_zigzag;
-  kernels.f32_to_natural_zigzag = f32_to_natural_zigzag;
-  kernels.zigzag_to_f32 = zigzag_to_f32;
-  kernels.zigzag_add = zigzag_add;
-  kernels.flip_signs = flip_signs;
-  kernels.hadamard = hadamard;
-  kernels.quantize_uniform = quantize_uniform;
-  kernels.quantize_centroids = quantize_centroids;
-  kernels.look_up = look_up;
-  kernels.draw_words = draw_words;
-  kernels.fixed_encode = fixed_encode;
-  kernels.fixed_decode = fixed_decode;
-  kernels.fixed_count = fixed_count;
-  kernels.crc32c = crc32c_sse42;
-  return kernels;
-}();
+const Kernels kAvx2Kernels = GRADCOMP_KERNEL_TABLE("avx2");
 
 }  // namespace gradcomp
 

@@ -6,6 +6,7 @@
 #include "kernels/half.hpp"
 #include "kernels/kernels.hpp"
 #include "kernels/sums.hpp"
+#include "kernels/table.hpp"
 #include "kernels/x86.hpp"
 
 namespace gradcomp {
@@ -338,8 +339,16 @@ GRADCOMP_AVX512 void draw_words(std::uint64_t stream, std::uint64_t first, std::
 }
 
 #define GRADCOMP_LEVEL GRADCOMP_AVX512
+namespace loops {
 #include "kernels/quantize_loops.hpp"
+}  // namespace loops
 #undef GRADCOMP_LEVEL
+using loops::f32_to_natural_zigzag;
+using loops::quantize;
+using loops::quantize_randomly;
+using loops::scale_levels;
+using loops::scale_levels_add;
+using loops::ternarize;
 
 GRADCOMP_AVX512 void pack_negative(const float* x, std::uint8_t* out, std::size_t n) {
   std::size_t i = 0;
@@ -423,8 +432,8 @@ GRADCOMP_AVX512 SignedSums sum_by_sign(const float* x, std::size_t n) {
   return {negative.total(), other.total()};
 }
 
-GRADCOMP_AVX512 void natural_encode_wide(const float* x, const std::uint32_t* words,
-                                         std::uint8_t* out, std::size_t n) {
+GRADCOMP_AVX512 void natural_encode(const float* x, const std::uint32_t* words, std::uint8_t* out,
+                                    std::size_t n) {
   const __m512i offset = _mm512_set1_epi32(kNaturalOffset);
   const __m512i sign_bit = _mm512_set1_epi32(0x80);
   std::size_t i = 0;
@@ -443,7 +452,7 @@ GRADCOMP_AVX512 void natural_encode_wide(const float* x, const std::uint32_t* wo
     code = _mm512_mask_mov_epi32(code, nonfinite(v), sign_bit);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm512_cvtepi32_epi8(code));
   }
-  natural_encode(x + i, words + i, out + i, n - i);
+  loops::natural_encode(x + i, words + i, out + i, n - i);
 }
 
 // The values of 16 codes.
@@ -459,18 +468,17 @@ GRADCOMP_AVX512 inline __m512 natural_values(const std::uint8_t* in) {
   return _mm512_castsi512_ps(_mm512_mask_blend_epi32(power, special, value));
 }
 
-GRADCOMP_AVX512 void natural_decode_wide(const std::uint8_t* in, float* y, std::size_t n) {
+GRADCOMP_AVX512 void natural_decode(const std::uint8_t* in, float* y, std::size_t n) {
   std::size_t i = 0;
   for (; i + 16 <= n; i += 16) _mm512_storeu_ps(y + i, natural_values(in + i));
-  natural_decode(in + i, y + i, n - i);
+  loops::natural_decode(in + i, y + i, n - i);
 }
 
-GRADCOMP_AVX512 void natural_add_wide(const std::uint8_t* in, float weight, float* acc,
-                                      std::size_t n) {
+GRADCOMP_AVX512 void natural_add(const std::uint8_t* in, float weight, float* acc, std::size_t n) {
   const __m512 w = _mm512_set1_ps(weight);
   std::size_t i = 0;
   for (; i + 16 <= n; i += 16) add_scaled(acc + i, w, natural_values(in + i));
-  natural_add(in + i, weight, acc + i, n - i);
+  loops::natural_add(in + i, weight, acc + i, n - i);
 }
 
 // The lowest bytes of the numbers of four vectors, none above 255, in order.
@@ -514,8 +522,8 @@ struct Dynamic8Levels {
   }
 };
 
-GRADCOMP_AVX512 void dynamic8_encode_wide(const float* x, float largest, std::uint8_t* out,
-                                          std::size_t n) {
+GRADCOMP_AVX512 void dynamic8_encode(const float* x, float largest, std::uint8_t* out,
+                                     std::size_t n) {
   if (largest < Dynamic8Lines::kSmallest) return dynamic8_encode(x, largest, out, n);
   const Dynamic8& map = dynamic8();
   Dynamic8Levels levels;
@@ -547,7 +555,7 @@ GRADCOMP_AVX512 void dynamic8_encode_wide(const float* x, float largest, std::ui
       out[at] = dynamic8_code(map, x[at] / largest);
     }
   }
-  dynamic8_encode(x + i, largest, out + i, n - i);
+  loops::dynamic8_encode(x + i, largest, out + i, n - i);
 }
 
 // The values of 16 codes, from a table in 8 registers: negative values mirror the positive ones.
@@ -579,25 +587,24 @@ struct Dynamic8Values {
   }
 };
 
-GRADCOMP_AVX512 void dynamic8_decode_wide(const std::uint8_t* in, float scale, float* y,
-                                          std::size_t n) {
+GRADCOMP_AVX512 void dynamic8_decode(const std::uint8_t* in, float scale, float* y, std::size_t n) {
   Dynamic8Values values;
   values.load_table();
   const __m512 s = _mm512_set1_ps(scale);
   std::size_t i = 0;
   for (; i + 16 <= n; i += 16) _mm512_storeu_ps(y + i, _mm512_mul_ps(values.look_up(in + i), s));
-  dynamic8_decode(in + i, scale, y + i, n - i);
+  loops::dynamic8_decode(in + i, scale, y + i, n - i);
 }
 
-GRADCOMP_AVX512 void dynamic8_add_wide(const std::uint8_t* in, float scale, float weight,
-                                       float* acc, std::size_t n) {
+GRADCOMP_AVX512 void dynamic8_add(const std::uint8_t* in, float scale, float weight, float* acc,
+                                  std::size_t n) {
   Dynamic8Values values;
   values.load_table();
   const __m512 s = _mm512_set1_ps(scale);
   const __m512 w = _mm512_set1_ps(weight);
   std::size_t i = 0;
   for (; i + 16 <= n; i += 16) add_scaled(acc + i, w, _mm512_mul_ps(values.look_up(in + i), s));
-  dynamic8_add(in + i, scale, weight, acc + i, n - i);
+  loops::dynamic8_add(in + i, scale, weight, acc + i, n - i);
 }
 
 GRADCOMP_AVX512 void f32_to_zigzag(const float* x, const std::uint32_t* words, float scale,
@@ -1089,58 +1096,11 @@ GRADCOMP_AVX512 FixedCounts fixed_count(const std::uint8_t* low, const std::uint
   return count_tags(low, high, n);
 }
 
+constexpr auto crc32c = crc32c_avx512;
+
 }  // namespace
 
-const Kernels kAvx512Kernels = [] {
-  Kernels kernels{};
-  kernels.name = "avx512";
-  kernels.f32_to_f16 = f32_to_f16;
-  kernels.f16_to_f32 = f16_to_f32;
-  kernels.f16_add = f16_add;
-  kernels.f32_to_bf16 = f32_to_bf16;
-  kernels.bf16_to_f32 = bf16_to_f32;
-  kernels.bf16_add = bf16_add;
-  kernels.f32_add = f32_add;
-  kernels.compensate = compensate;
-  kernels.zero_nonfinite = zero_nonfinite;
-  kernels.collect = collect;
-  kernels.max_magnitude = max_magnitude;
-  kernels.sum_magnitudes = sum_magnitudes;
-  kernels.sum_squares = sum_squares;
-  kernels.random_words = random_words;
-  kernels.rounding_words = rounding_words;
-  kernels.pack_negative = pack_negative;
-  kernels.select_bits = select_bits;
-  kernels.select_bits_add = select_bits_add;
-  kernels.sum_by_sign = sum_by_sign;
-  kernels.moments = moments;
-  kernels.quantize = quantize;
-  kernels.quantize_randomly = quantize_randomly;
-  kernels.scale_levels = scale_levels;
-  kernels.scale_levels_add = scale_levels_add;
-  kernels.ternarize = ternarize;
-  kernels.natural_encode = natural_encode_wide;
-  kernels.natural_decode = natural_decode_wide;
-  kernels.natural_add = natural_add_wide;
-  kernels.dynamic8_encode = dynamic8_encode_wide;
-  kernels.dynamic8_decode = dynamic8_decode_wide;
-  kernels.dynamic8_add = dynamic8_add_wide;
-  kernels.f32_to_zigzag = f32_to_zigzag;
-  kernels.f32_to_natural_zigzag = f32_to_natural_zigzag;
-  kernels.zigzag_to_f32 = zigzag_to_f32;
-  kernels.zigzag_add = zigzag_add;
-  kernels.flip_signs = flip_signs;
-  kernels.hadamard = hadamard;
-  kernels.quantize_uniform = quantize_uniform;
-  kernels.quantize_centroids = quantize_centroids;
-  kernels.look_up = look_up;
-  kernels.draw_words = draw_words;
-  kernels.fixed_encode = fixed_encode;
-  kernels.fixed_decode = fixed_decode;
-  kernels.fixed_count = fixed_count;
-  kernels.crc32c = crc32c_avx512;
-  return kernels;
-}();
+const Kernels kAvx512Kernels = GRADCOMP_KERNEL_TABLE("avx512");
 
 }  // namespace gradcomp
 

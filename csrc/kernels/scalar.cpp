@@ -9,6 +9,7 @@
 #include "kernels/half.hpp"
 #include "kernels/kernels.hpp"
 #include "kernels/sums.hpp"
+#include "kernels/table.hpp"
 
 namespace gradcomp {
 namespace {
@@ -324,55 +325,6 @@ std::uint32_t crc32c(std::uint32_t crc, const std::uint8_t* data, std::size_t si
 
 }  // namespace
 
-const Kernels kScalarKernels = [] {
-  Kernels kernels{};
-  kernels.name = "scalar";
-  kernels.f32_to_f16 = f32_to_f16;
-  kernels.f16_to_f32 = f16_to_f32;
-  kernels.f16_add = f16_add;
-  kernels.f32_to_bf16 = f32_to_bf16;
-  kernels.bf16_to_f32 = bf16_to_f32;
-  kernels.bf16_add = bf16_add;
-  kernels.f32_add = f32_add;
-  kernels.compensate = compensate;
-  kernels.zero_nonfinite = zero_nonfinite;
-  kernels.collect = collect;
-  kernels.max_magnitude = max_magnitude;
-  kernels.sum_magnitudes = sum_magnitudes;
-  kernels.sum_squares = sum_squares;
-  kernels.random_words = random_words;
-  kernels.rounding_words = rounding_words;
-  kernels.pack_negative = pack_negative;
-  kernels.select_bits = select_bits;
-  kernels.select_bits_add = select_bits_add;
-  kernels.sum_by_sign = sum_by_sign;
-  kernels.moments = moments;
-  kernels.quantize = quantize;
-  kernels.quantize_randomly = quantize_randomly;
-  kernels.scale_levels = scale_levels;
-  kernels.scale_levels_add = scale_levels_add;
-  kernels.ternarize = ternarize;
-  kernels.natural_encode = natural_encode;
-  kernels.natural_decode = natural_decode;
-  kernels.natural_add = natural_add;
-  kernels.dynamic8_encode = dynamic8_encode;
-  kernels.dynamic8_decode = dynamic8_decode;
-  kernels.dynamic8_add = dynamic8_add;
-  kernels.f32_to_zigzag = f32_to_zigzag;
-  kernels.f32_to_natural_zigzag = f32_to_natural_zigzag;
-  kernels.zigzag_to_f32 = zigzag_to_f32;
-  kernels.zigzag_add = zigzag_add;
-  kernels.flip_signs = flip_signs;
-  kernels.hadamard = hadamard;
-  kernels.quantize_uniform = quantize_uniform;
-  kernels.quantize_centroids = quantize_centroids;
-  kernels.look_up = look_up;
-  kernels.draw_words = draw_words;
-  kernels.fixed_encode = fixed_encode;
-  kernels.fixed_decode = fixed_decode;
-  kernels.fixed_count = fixed_count;
-  kernels.crc32c = crc32c;
-  return kernels;
-}();
+const Kernels kScalarKernels = GRADCOMP_KERNEL_TABLE("scalar");
 
 }  // namespace gradcomp

@@ -41,7 +41,7 @@ class Reduce:
         return codec.decode_payload(average, key.numel, seed=seed, step=step, tensor_id=tensor_id)
 
 
-class NonlinearReduce:
+class NonlinearReduce(Reduce):
     """As `Reduce`, where the decode of a sum is not the sum of the decodes.
 
     What this rank's payload would decode to by itself says nothing of what ranks decode from the
@@ -50,11 +50,6 @@ class NonlinearReduce:
     """
 
     linear = False
-
-    def __init__(self, codec: Codec, memory: Memory, seed: int) -> None:
-        self._codec = codec
-        self._memory = memory
-        self._seed = seed
 
     def round(self, grad: FloatArray, key: TensorKey, step: int) -> Round:
         """See `Aggregator.round`."""
