@@ -20,7 +20,14 @@ inline double min_sum(double a, double b) noexcept {
 // The check-node rule f(a, b) = ln (1 + e^(a+b)) / (e^a + e^b), exact ...
 struct ExactRule {
   static double combine(double a, double b) noexcept {
-    return min_sum(a, b) + (log1p_exp(std::fabs(a + b)) - log1p_exp(std::fabs(a - b)));
+    const double approximate = min_sum(a, b);
+    if (std::fabs(approximate) > 1) {
+      return approximate + (log1p_exp(std::fabs(a + b)) - log1p_exp(std::fabs(a - b)));
+    }
+    // The sum above would lose the digits of small results, and with them their sign:
+    // e^f - 1 = (1 - e^-a)(1 - e^-b) / (e^-a + e^-b).
+    const double p = std::expm1(-std::fabs(a)), q = std::expm1(-std::fabs(b));
+    return std::copysign(std::log1p(p * q / (2 + p + q)), approximate);
   }
   // What a decision for 0 at this LLR adds to a path metric: -ln P(0).
   static double cost(double llr) noexcept {
