@@ -304,6 +304,7 @@ class PolarLossy:
         bits: npt.ArrayLike,
         *,
         rounding: Literal["deterministic", "random"] = "deterministic",
+        list_size: int = 1,
         seed: int = 0,
         uniforms: npt.ArrayLike | None = None,
     ) -> BitArray:
@@ -314,6 +315,8 @@ class PolarLossy:
             rounding: ``"deterministic"``: a bit is 1 if its LLR L is negative. ``"random"``: with
                 probability 1/(1 + e^L), as in the proof of Korada and Urbanke; it costs distortion
                 at lengths that people use.
+            list_size: paths that are followed, up to 64; the one with the fewest wrong bits is
+                kept. More than 1 needs deterministic rounding and channel ``"bsc"``.
             seed: of random rounding, from 0 to 2^64 - 1; each row draws numbers of its own.
             uniforms: [..., K] numbers in [0, 1] in order of decision, instead of random rounding's
                 own draws: to replay an experiment.
@@ -321,6 +324,8 @@ class PolarLossy:
         rows, lead = _rows("bits", _bits("bits", bits), self.N, "N")
         if rounding not in ("deterministic", "random"):
             raise ValueError(f"rounding is {rounding!r}; it must be 'deterministic' or 'random'")
+        if _integer("list_size", list_size) != 1:
+            return self._compress_with_list(rows, list_size, rounding).reshape(*lead, self.K)
         draws: DoubleArray | None = None
         if uniforms is not None:
             if rounding != "random":
@@ -339,6 +344,19 @@ class PolarLossy:
             draws,
         )
         return messages.reshape(*lead, self.K)
+
+    def _compress_with_list(self, rows: BitArray, list_size: int, rounding: str) -> BitArray:
+        if rounding != "deterministic" or self.channel != "bsc":
+            raise ValueError(
+                f"list_size is {list_size}; with rounding {rounding!r} and channel "
+                f"{self.channel!r} it must be 1: use 'deterministic' and 'bsc' for lists"
+            )
+        if rows.size and rows.max() > 1:
+            raise ValueError(f"bits holds {rows.max()}; bits must be 0 or 1, one to a byte")
+        # A path's metric grows with the number of wrong bits, so the first path has the fewest.
+        llr = np.where(rows == 0, self._llrs[0], -self._llrs[0])
+        found, _ = self.code._core.list_decode(llr, list_size, False, self.min_sum)
+        return found[:, 0]
 
     def decompress(self, message: npt.ArrayLike) -> BitArray:
         """The reconstruction [..., N] of compressed bits [..., K]: exact integer arithmetic."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -362,6 +364,21 @@ def test_rounding_at_random_costs_distortion_and_is_seeded() -> None:
     assert not np.array_equal(first, second), "rows draw the same numbers"
 
 
+@pytest.mark.parametrize("n", [256, 300])
+def test_lists_lower_distortion(n: int) -> None:
+    source = bits(100, n)
+    lossy = PolarLossy(n, n // 2)
+    found = [lossy.distortion(source, list_size=size) for size in (1, 4, 32)]
+    assert found == sorted(found, reverse=True)
+    assert found[2] < found[0] - 0.005
+    # With exact metrics the best path is the one with the fewest wrong bits.
+    llr = np.where(source == 0, lossy.llr, -lossy.llr)
+    messages, _ = lossy.code.decode_list(llr, 4)
+    wrong = (lossy.decompress(messages) != source[:, None]).sum(axis=2)
+    chosen = lossy.decompress(lossy.compress(source, list_size=4))
+    assert np.array_equal((chosen != source).sum(axis=1), wrong.min(axis=1))
+
+
 def test_shortened_positions_are_better_known_than_guessed() -> None:
     source = bits(200, 300)
     known, guessed = (
@@ -579,6 +596,17 @@ def test_lossy_options_are_checked() -> None:
         lossy.compress(source, rounding="random", uniforms=np.zeros(4))
     with pytest.raises(ValueError, match=r"seed is -1"):
         lossy.compress(source, rounding="random", seed=-1)
+    with pytest.raises(
+        ValueError, match=r"list_size is 2; with rounding 'random' and channel 'bsc'"
+    ):
+        lossy.compress(source, rounding="random", list_size=2)
+    with pytest.raises(ValueError, match=r"list_size is 4; .* and channel 'snr' it must be 1"):
+        PolarLossy(8, 4, channel="snr").compress(source, list_size=4)
+    for size in (0, 65):
+        with pytest.raises(ValueError, match=f"list_size is {size}; it must be from 1 to 64"):
+            lossy.compress(source, list_size=size)
+    with pytest.raises(ValueError, match=r"bits holds 7; bits must be 0 or 1"):
+        lossy.compress(source + np.uint8(6), list_size=2)
     with pytest.raises(ValueError, match=r"bits is empty"):
         lossy.distortion(bits(0, 8))
 
@@ -624,3 +652,41 @@ def test_numbers_and_payloads_are_checked() -> None:
         lossy.decompress(np.zeros(4))
     for pattern in (0, 255):  # any bytes decode
         assert np.isfinite(lossy.decompress(np.full(4, pattern, np.uint8))).all()
+
+
+# The document -------------------------------------------------------------------------------------
+
+DOCUMENT = (REFERENCE.parents[2] / "docs" / "polar.md").read_text()
+
+
+def test_the_documents_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    example, output = re.findall(r"```(?:python)?\n(.*?)```", DOCUMENT, re.DOTALL)
+    exec(compile(example, "docs/polar.md", "exec"), {})
+    assert capsys.readouterr().out == output
+
+
+@pytest.mark.parametrize(
+    "public", [PolarCode, PolarLossy, PolarLossyArray], ids=lambda c: c.__name__
+)
+def test_the_document_names_every_parameter_and_default(public: type) -> None:
+    def shown(value: Any) -> str:
+        return f'"{value}"' if isinstance(value, str) else repr(value)
+
+    methods = [(public.__name__, public)] + [
+        (name, method) for name, method in vars(public).items() if not name.startswith("_")
+    ]
+    for name, callable_ in methods:
+        parts, keyword = [], False
+        for parameter in list(inspect.signature(callable_).parameters.values()):
+            if parameter.name == "self":
+                continue
+            if parameter.kind == parameter.KEYWORD_ONLY and not keyword:
+                parts.append("*")
+                keyword = True
+            if parameter.kind == parameter.VAR_KEYWORD:
+                parts.append(f"**{parameter.name}")
+            elif parameter.default is parameter.empty:
+                parts.append(parameter.name)
+            else:
+                parts.append(f"{parameter.name}={shown(parameter.default)}")
+        assert f"`{name}({', '.join(parts)})`" in DOCUMENT
