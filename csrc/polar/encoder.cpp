@@ -1,6 +1,8 @@
 #include "polar/encoder.hpp"
 
+#include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "polar/blocks.hpp"
 
@@ -9,28 +11,40 @@ namespace {
 
 class Encoder {
  public:
-  Encoder(const Code& code, bool systematic, const std::uint8_t* messages, std::uint8_t* codewords)
-      : code_(&code),
-        systematic_(systematic),
-        messages_(messages),
-        codewords_(codewords),
-        bits_(code.mother()),
-        words_((code.mother() + 63) / 64),
-        informative_(code.mother() + 1) {
-    for (std::uint32_t i : code.information) informative_[i + 1] = 1;
-    for (std::size_t i = 0; i < code.mother(); ++i) informative_[i + 1] += informative_[i];
+  explicit Encoder(const Code& code)
+      : code_(&code), bits_(code.mother()), words_((code.mother() + 63) / 64) {}
+
+  void encode(const std::uint8_t* message, std::uint8_t* codeword) {
+    std::fill(words_.begin(), words_.end(), std::uint64_t{0});
+    for (std::size_t i = 0; i < code_->message; ++i) {
+      const std::uint32_t at = code_->information[i];
+      words_[at / 64] |= std::uint64_t{message[i]} << (at % 64);
+    }
+    transform_packed(words_.data(), code_->log2);
+    const bool whole = code_->length == code_->mother();
+    unpack_bits(words_.data(), code_->mother(), whole ? codeword : bits_.data());
+    if (whole) return;
+    for (std::size_t i = 0; i < code_->length; ++i) codeword[i] = bits_[code_->kept[i]];
   }
 
-  void operator()(std::size_t block) {
-    const std::uint8_t* const message = messages_ + block * code_->message;
-    std::uint8_t* const codeword = codewords_ + block * code_->length;
-    std::memset(bits_.data(), 0, bits_.size());
+ private:
+  const Code* code_;
+  std::vector<std::uint8_t> bits_;
+  std::vector<std::uint64_t> words_;
+};
+
+class SystematicEncoder {
+ public:
+  explicit SystematicEncoder(const Code& code)
+      : code_(&code), bits_(code.mother()), informative_(code.mother() + 1) {
+    for (std::uint32_t i : code.information) informative_[i + 1] = 1;
+    std::partial_sum(informative_.begin(), informative_.end(), informative_.begin());
+  }
+
+  void encode(const std::uint8_t* message, std::uint8_t* codeword) {
+    std::fill(bits_.begin(), bits_.end(), std::uint8_t{0});
     for (std::size_t i = 0; i < code_->message; ++i) bits_[code_->information[i]] = message[i];
-    if (systematic_) {
-      complete(0, bits_.size());
-    } else {
-      transform_bits(bits_.data(), code_->log2, &words_);
-    }
+    complete(0, bits_.size());
     for (std::size_t i = 0; i < code_->length; ++i) codeword[i] = bits_[code_->kept[i]];
   }
 
@@ -59,13 +73,19 @@ class Encoder {
   }
 
   const Code* code_;
-  bool systematic_;
-  const std::uint8_t* messages_;
-  std::uint8_t* codewords_;
   std::vector<std::uint8_t> bits_;
-  std::vector<std::uint64_t> words_;
   std::vector<std::uint32_t> informative_;  // as Code::informative, but in natural order
 };
+
+template <typename AnyEncoder>
+Status encode_with(const Code& code, const std::uint8_t* messages, std::uint8_t* codewords,
+                   std::size_t blocks) {
+  return for_blocks(blocks, [&] {
+    return [&code, messages, codewords, encoder = AnyEncoder(code)](std::size_t block) mutable {
+      encoder.encode(messages + block * code.message, codewords + block * code.length);
+    };
+  });
+}
 
 }  // namespace
 
@@ -86,8 +106,8 @@ Status encode(const Code& code, Span<const std::uint8_t> messages, bool systemat
     return argument_error("messages and codewords do not hold the same number of blocks");
   }
   GRADCOMP_TRY(check_bits(messages));
-  return for_blocks(blocks,
-                    [&] { return Encoder(code, systematic, messages.data(), codewords.data()); });
+  const auto run = systematic ? &encode_with<SystematicEncoder> : &encode_with<Encoder>;
+  return run(code, messages.data(), codewords.data(), blocks);
 }
 
 Status transform_rows(Span<std::uint8_t> bits, unsigned log2) {
