@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -336,6 +337,8 @@ class PolarLossy:
                     f"uniforms have shape {draws.shape}; it must be {(*lead, self.K)}, one for "
                     "each compressed bit"
                 )
+            if not ((draws >= 0) & (draws <= 1)).all():
+                raise ValueError("uniforms hold a number outside of [0, 1], or NaN")
         messages, _ = self.code._core.compress(
             rows,
             *self._llrs,
@@ -543,11 +546,10 @@ def _seed(value: int) -> int:
     return number
 
 
-def _number(name: str, value: float) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} is {value!r}; it must be a number: use float()") from None
+def _number(name: str, value: object) -> float:
+    if not isinstance(value, Real):
+        raise TypeError(f"{name} is {value!r}; it must be a number: use float()")
+    return float(value)
 
 
 def _power_of_two(name: str, size: int) -> int:
