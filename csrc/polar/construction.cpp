@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <new>
 #include <numeric>
 
@@ -150,48 +149,39 @@ std::vector<double> error_probabilities(const Code& code, const Design& design) 
   return errors;
 }
 
-// Positions by `better`, equal ones by `tie`.
-template <typename Better, typename Tie>
-std::vector<std::uint32_t> rank(std::size_t size, const Better& better, const Tie& tie) {
-  std::vector<std::uint32_t> order(size);
-  std::iota(order.begin(), order.end(), 0u);
-  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
-    if (better(a, b)) return true;
-    return !better(b, a) && tie(a, b);
-  });
-  return order;
-}
-
 // Fills `reliability`; returns the positions, most reliable first.
 std::vector<std::uint32_t> rank_positions(const Design& design, Code* code) {
   std::vector<double>& value = code->reliability;
-  const auto lower_index = [](std::uint32_t a, std::uint32_t b) { return a < b; };
-  // Of equal ones, later decisions know more.
-  const auto later = [log2 = code->log2](std::uint32_t a, std::uint32_t b) {
-    return reverse_bits(a, log2) > reverse_bits(b, log2);
-  };
   const auto less = [&](std::uint32_t a, std::uint32_t b) { return value[a] < value[b]; };
   const auto greater = [&](std::uint32_t a, std::uint32_t b) { return value[a] > value[b]; };
+  std::vector<std::uint32_t> order(code->mother());
+  // Of equal ones, later decisions know more ...
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    order[order.size() - 1 - i] = static_cast<std::uint32_t>(reverse_bits(i, code->log2));
+  }
   switch (design.construction) {
+    case Construction::kBec: {
+      const std::vector<std::uint64_t> erased = erasure_probabilities(*code);
+      for (std::uint64_t z : erased) value.push_back(static_cast<double>(z) * 0x1p-63);
+      std::stable_sort(order.begin(), order.end(),
+                       [&](std::uint32_t a, std::uint32_t b) { return erased[a] < erased[b]; });
+      break;
+    }
     case Construction::kBhattacharyya:
       value = log_bhattacharyya(*code, design);
-      return rank(value.size(), less, lower_index);
+      std::iota(order.begin(), order.end(), 0u);  // ... but not in the code that it reproduces
+      std::stable_sort(order.begin(), order.end(), less);
+      break;
     case Construction::kGaussian:
       value = mean_llrs(*code, design);
-      return rank(value.size(), greater, later);
+      std::stable_sort(order.begin(), order.end(), greater);
+      break;
     case Construction::kMonteCarlo:
       value = error_probabilities(*code, design);
-      return rank(value.size(), less, later);
-    case Construction::kBec:
+      std::stable_sort(order.begin(), order.end(), less);
       break;
   }
-  const std::vector<std::uint64_t> erased = erasure_probabilities(*code);
-  value.resize(erased.size());
-  for (std::size_t i = 0; i < erased.size(); ++i) {
-    value[i] = static_cast<double>(erased[i]) * 0x1p-63;
-  }
-  return rank(
-      value.size(), [&](std::uint32_t a, std::uint32_t b) { return erased[a] < erased[b]; }, later);
+  return order;
 }
 
 Status check(std::size_t length, std::size_t message, const Design& design) {
