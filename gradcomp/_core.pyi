@@ -71,3 +71,42 @@ def simd_level() -> str: ...
 def set_simd_level(name: str) -> None: ...
 def thread_count() -> int: ...
 def set_thread_count(count: int) -> None: ...
+
+POLAR_MAX_LENGTH: int
+
+class PolarCode:
+    def __init__(
+        self,
+        length: int,
+        message: int,
+        construction: str,
+        design_snr_db: float,
+        seed: int,
+        trials: int,
+    ) -> None: ...
+    mother: int
+    kept: npt.NDArray[np.uint32]
+    information: npt.NDArray[np.uint32]
+    frozen: npt.NDArray[np.uint32]
+    reliability: npt.NDArray[np.float64]
+    def encode(
+        self, messages: npt.NDArray[np.uint8], systematic: bool
+    ) -> npt.NDArray[np.uint8]: ...
+    def decode(
+        self, llrs: npt.NDArray[np.float64], systematic: bool, min_sum: bool, trace: bool = False
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]]: ...
+    def list_decode(
+        self, llrs: npt.NDArray[np.float64], list_size: int, systematic: bool, min_sum: bool
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]]: ...
+    def compress(
+        self,
+        source: npt.NDArray[np.uint8],
+        llr: float,
+        shortened_llr: float,
+        min_sum: bool,
+        seed: int | None,
+        uniforms: npt.NDArray[np.float64] | None,
+        trace: bool = False,
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]]: ...
+
+def polar_transform(bits: npt.NDArray[np.uint8], log2: int) -> None: ...

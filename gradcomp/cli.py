@@ -21,12 +21,14 @@ from typer.core import TyperGroup
 import gradcomp
 from gradcomp import _core, wire
 from gradcomp import bench as benchmark
+from gradcomp import polar_demo as demo
 from gradcomp import spec as specs
 from gradcomp import survey as surveying
 from gradcomp.aggregators import exchange_pattern
 from gradcomp.config import DEFAULT_RULES, Config, Match, load_config
 from gradcomp.errors import ConfigError, GradcompError
 from gradcomp.peers import load_peers
+from gradcomp.polar import rate_distortion
 from gradcomp.shapes import MODELS, model_shapes
 from gradcomp.simulate import simulate as run_simulation
 
@@ -518,6 +520,62 @@ def simulate(
         "",
         f"vNMSE of the average: {result.vnmse:.3g}",
         f"time: {result.seconds_per_step:.3g} s/step for all workers, one after the other",
+    )
+
+
+@app.command("polar-demo")
+def polar_demo(
+    lengths: Annotated[
+        list[int],
+        typer.Option(
+            "--length",
+            default_factory=lambda: [256, 1024, 4096, 16384],
+            metavar="N",
+            show_default="256, 1024, 4096, 16384",
+            help="Source bits in a block; repeatable.",
+        ),
+    ],
+    rates: Annotated[
+        list[float],
+        typer.Option(
+            "--rate",
+            default_factory=lambda: [tenths / 10 for tenths in range(1, 10)],
+            metavar="R",
+            show_default="0.1, 0.2, ... 0.9",
+            help="Compressed bits per bit; repeatable.",
+        ),
+    ],
+    bits: Annotated[int, typer.Option(help="Source bits measured for each point.")] = 2**18,
+    seed: Annotated[int, typer.Option(help="Of the source bits.")] = 0,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw the points and the bound.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compress coin flips with polar codes; compare with the bound."""
+    console = Console(stderr=True)
+    points = []
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("codes", total=len(lengths) * len(rates))
+        for point in demo.hamming_points(lengths, rates, bits, seed):
+            points.append(point)
+            progress.advance(task)
+    if plot is not None:
+        demo.plot(points, plot)
+    if as_json:
+        _print_json({"bits": bits, "seed": seed, "points": [asdict(point) for point in points]})
+        return
+    table = _table("N", "R = K/N", "distortion D", "least D", "1 - h(D)", numbers=5)
+    for point in points:
+        table.add_row(
+            str(point.length),
+            f"{point.rate:.4f}",
+            f"{point.distortion:.4f}",
+            f"{point.bound:.4f}",
+            f"{rate_distortion(min(point.distortion, 0.5)):.4f}",
+        )
+    _print(
+        f"fair coin flips, at least {bits:,} bits a point; D is the part that is wrong", "", table
     )
 
 

@@ -1,5 +1,6 @@
-// gradcomp._core: the only file that includes pybind11. It checks buffers, releases the GIL and
-// turns Status into the exceptions of gradcomp.errors; what users see is the Python layer above it.
+// gradcomp._core. Only files of this folder include pybind11. It checks buffers, releases the GIL
+// and turns Status into the exceptions of gradcomp.errors; what users see is the Python layer above
+// it.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "bindings/dlpack.hpp"
+#include "bindings/polar.hpp"
 #include "core/compiled.hpp"
 #include "core/feedback.hpp"
 #include "core/rng.hpp"
@@ -445,6 +447,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   m.def("set_simd_level", &set_simd_level, py::arg("name"));
   m.def("thread_count", &thread_count);
   m.def("set_thread_count", &set_thread_count, py::arg("count"));
+  bind_polar(m);
 }
 
 }  // namespace gradcomp

@@ -85,7 +85,7 @@ def fail(*args: str) -> str:
 def test_version_and_help() -> None:
     assert run("--version") == f"gradcomp {__version__}\n"
     text = run("--help")
-    for command in ("list", "explain", "check", "inspect", "bench", "simulate"):
+    for command in ("list", "explain", "check", "inspect", "bench", "simulate", "polar-demo"):
         assert f"\n  {command} " in text
         assert "--help" in run(command, "--help")
 
@@ -477,3 +477,50 @@ def test_simulate_as_a_table(config_file: str, model: str) -> None:
 )
 def test_simulate_refuses(args: list[str], part: str) -> None:
     assert part in fail("simulate", "fp16", *args)
+
+
+# ---------------------------------------------------------------- polar-demo
+
+
+def test_polar_demo_measures_draws_and_repeats(tmp_path: Path) -> None:
+    picture = tmp_path / "demo.png"
+    args = ["polar-demo", "--length", "64", "--length", "1000", "--bits", "20000", "--seed", "3"]
+    args += ["--rate", "0.25", "--rate", "0.5"]
+    measured = run_json(*args, "--plot", str(picture))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert (measured["bits"], measured["seed"]) == (20000, 3)
+    points = measured["points"]
+    assert [(p["length"], p["rate"]) for p in points] == [
+        (64, 0.25),
+        (64, 0.5),
+        (1000, 0.25),
+        (1000, 0.5),
+    ]
+    for point in points:
+        assert point["bound"] < point["distortion"] < (1 - point["rate"]) / 2
+    assert points[2]["distortion"] < points[0]["distortion"]
+    assert points[3]["bound"] == pytest.approx(0.1100278644)
+    assert run_json(*args) == measured
+    text = run(*args)
+    assert f"{points[0]['distortion']:.4f}" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (["--length", "0"], "--length is 0; it must be from 1 to 1048576"),
+        (["--length", "1048577"], "--length is 1048577; it must be from 1 to 1048576"),
+        (["--rate", "1.5"], "--rate is 1.5; it must be from 0 to 1"),
+        (["--rate", "nan"], "--rate is nan"),
+        (["--bits", "0"], "--bits is 0; it must be from 1 to 2^30"),
+        (["--seed", "-1"], "--seed is -1; it must not be negative"),
+    ],
+)
+def test_polar_demo_refuses(args: list[str], part: str) -> None:
+    assert part in fail("polar-demo", *args)
+
+
+def test_polar_demo_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    args = ["--length", "8", "--rate", "0.5", "--bits", "8", "--plot", "x.png"]
+    assert "a plot needs matplotlib: pip install matplotlib" in fail("polar-demo", *args)
