@@ -83,15 +83,20 @@ class Pipeline:
 
         Returns:
             Names, last tensors first, as backward passes go: tensors whose frames are gathered in
-            buckets of about ``bucket_bytes`` of the configuration, all others by themselves.
+            buckets of about ``bucket_bytes`` of the configuration (those of a codec that shares
+            only with others of the same spec), all others by themselves.
         """
-        gathered, others = [], []
+        gathered: dict[Aggregator | None, list[tuple[str, int]]] = {}
+        others = []
         for name, shape in reversed(list(tensors.items())):
-            if isinstance(self.aggregator(name, shape), Gather):
-                gathered.append((name, 4 * math.prod(shape)))
+            aggregator = self.aggregator(name, shape)
+            if isinstance(aggregator, Gather):
+                group = aggregator if "shares" in aggregator.codec.caps else None
+                gathered.setdefault(group, []).append((name, 4 * math.prod(shape)))
             else:
                 others.append((name,))
-        return make_buckets(gathered, self.config.compress.bucket_bytes) + others
+        limit = self.config.compress.bucket_bytes
+        return [*(b for group in gathered.values() for b in make_buckets(group, limit)), *others]
 
     def bucket_round(
         self, label: str, grads: Mapping[str, FloatArray], dense_bytes: int | None = None

@@ -22,7 +22,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-CASE_LIMIT = 60
+CASE_LIMIT = 240
 """Seconds after which a case that hangs ends its rank, with the stacks of all threads."""
 
 MATRIX = (64, 80)

@@ -24,6 +24,9 @@ from horovod_compressors.torch import Compression
 
 cases = Cases()
 
+# How the text begins that ranks compare.
+COMPRESS = '{"compress":{"bucket_bytes":4194304,'
+
 
 def one_step(compression: Any, **options: Any) -> Callable[[], Any]:
     params = parameters({"weight": MATRIX, "bias": (64,)})
@@ -40,8 +43,20 @@ def specs_that_differ() -> None:
         one_step(Compression(spec)),
         ProtocolError,
         "the ranks run different compression",
-        'rank 0: {"compress":{"default":"topk(k=100,values=fp32)"',
-        'rank 1: {"compress":{"default":"fp16(overflow=saturate)"',
+        f'rank 0: {COMPRESS}"default":"topk(k=100,values=fp32)"',
+        f'rank 1: {COMPRESS}"default":"fp16(overflow=saturate)"',
+    )
+
+
+@cases
+def models_that_differ() -> None:
+    names = ["first", "second"] if hvd.rank() == 0 else ["second", "first"]
+    params = parameters(dict.fromkeys(names, MATRIX))
+    opt = optimizer(params, Compression("topk(k=100)", params.items()))
+    refused(
+        lambda: averages(opt, params, gradients(params, 0)),
+        ProtocolError,
+        "the ranks' parameters differ in names, shapes or order",
     )
 
 
@@ -51,8 +66,8 @@ def memories_that_differ() -> None:
     refused(
         one_step(lambda params: Compression(f"{memory}topk(k=100,values=fp32)", params.items())),
         ProtocolError,
-        'rank 0: {"compress":{"default":"residual(beta=1.0,gamma=1.0)|topk(k=100,values=fp32)"',
-        'rank 1: {"compress":{"default":"topk(k=100,values=fp32)"',
+        f'rank 0: {COMPRESS}"default":"residual(beta=1.0,gamma=1.0)|topk(k=100,values=fp32)"',
+        f'rank 1: {COMPRESS}"default":"topk(k=100,values=fp32)"',
     )
 
 
@@ -62,7 +77,7 @@ def rules_that_differ() -> None:
     config = Config.from_mapping(
         {"version": 1, "compress": {"default": "topk(k=100,values=fp32)", "rules": rules}}
     )
-    default = '{"compress":{"default":"topk(k=100,values=fp32)"'
+    default = f'{COMPRESS}"default":"topk(k=100,values=fp32)"'
     known = default + ',"rules":[{"match":{"name":"*.bias"},"use":'
     refused(
         one_step(Compression(config)),
