@@ -361,7 +361,7 @@ struct Dynamic8Levels {
 
 GRADCOMP_AVX2 void dynamic8_encode(const float* x, float largest, std::uint8_t* out,
                                    std::size_t n) {
-  if (largest < Dynamic8Lines::kSmallest) return dynamic8_encode(x, largest, out, n);
+  if (largest < Dynamic8Lines::kSmallest) return loops::dynamic8_encode(x, largest, out, n);
   const Dynamic8& map = dynamic8();
   const Dynamic8Levels levels{map.lines(largest)};
   const __m256i near = _mm256_set1_epi32(Dynamic8Lines::kNear);

@@ -524,7 +524,7 @@ struct Dynamic8Levels {
 
 GRADCOMP_AVX512 void dynamic8_encode(const float* x, float largest, std::uint8_t* out,
                                      std::size_t n) {
-  if (largest < Dynamic8Lines::kSmallest) return dynamic8_encode(x, largest, out, n);
+  if (largest < Dynamic8Lines::kSmallest) return loops::dynamic8_encode(x, largest, out, n);
   const Dynamic8& map = dynamic8();
   Dynamic8Levels levels;
   levels.start(map.lines(largest));
