@@ -28,5 +28,6 @@ StageInfo threshold_stage();
 StageInfo randomblock_stage();
 StageInfo chunktopk_stage();
 StageInfo globaltopk_stage();
+StageInfo polar_b_stage();
 
 }  // namespace gradcomp

@@ -676,6 +676,7 @@ const Kernels kAvx2Kernels = [] {
   kernels.look_up = look_up;
   kernels.draw_words = draw_words;
   kernels.crc32c = crc32c_sse42;
+  kernels.polar = &kAvx2PolarKernels;
   return kernels;
 }();
 

@@ -957,6 +957,7 @@ const Kernels kAvx512Kernels = [] {
   kernels.look_up = look_up;
   kernels.draw_words = draw_words;
   kernels.crc32c = crc32c_avx512;
+  kernels.polar = &kAvx512PolarKernels;
   return kernels;
 }();
 

@@ -299,6 +299,7 @@ const Kernels kScalarKernels = [] {
   kernels.look_up = look_up;
   kernels.draw_words = draw_words;
   kernels.crc32c = crc32c;
+  kernels.polar = &kScalarPolarKernels;
   return kernels;
 }();
 
