@@ -92,6 +92,12 @@ SPECS = {
         "chunktopk(ratio=0.01)",
     ),
     "globaltopk": ("globaltopk(ratio=0.1)", "globaltopk(k=9,values=fp16)|elias_fano"),
+    "polar_b": (
+        "polar_b(rate=0.5)",
+        "polar_b(rate=0.03125,n=4096)",
+        "rotate|polar_b(rate=0.25)",
+        "polar_b(rate=0.4,unbiased=true)",
+    ),
 }
 
 # The spec of a codec's worked example, where the registry's example keeps too little of it.
@@ -305,6 +311,7 @@ PAYLOAD_FIELDS: dict[str, Fields] = {
     "randomblock": drawn_fields,
     "chunktopk": sparse_fields,
     "globaltopk": sparse_fields,
+    "polar_b": dense_fields(4, "float32, as all tensors of n < 64"),
 }
 
 

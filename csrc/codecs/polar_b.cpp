@@ -36,7 +36,7 @@ constexpr unsigned kMaxLog2 = 14;
 constexpr double kMinRms = 0x1p-100;
 constexpr float kMaxRotatedScale = 0x1p100f;
 
-constexpr float kLargestLlr = 127.0f;
+constexpr std::size_t kOne = 1;
 
 unsigned floor_log2(std::size_t n) {
   unsigned log2 = 0;
@@ -88,7 +88,8 @@ class Layout {
     return segments_ == 1 ? rows_ : (std::size_t{1} << log2_) + kTileRows;
   }
   std::size_t payload_size() const { return 4 * segments_ + 8 * words_; }
-  std::size_t first_word(std::size_t row) const { return words_ * row / rows_; }
+  // Rounded up: the blocks at the end are the smallest, and make the least of a word.
+  std::size_t first_word(std::size_t row) const { return (words_ * row + rows_ - 1) / rows_; }
   std::size_t block_words(std::size_t row, unsigned log2) const {
     return first_word(row + (std::size_t{1} << log2)) - first_word(row);
   }
@@ -296,30 +297,33 @@ class PolarB final : public Codec {
     return {};
   }
 
-  // Log-likelihood ratios of the elements from `begin` on, `step` per unit.
-  void make_llr(const Layout& layout, const Segment& segment, const Rotation& rotation,
-                const float* x, float inverse, Workspace& space) const {
+  // Fills space.llr: `inverse` times the elements, rotated if they are to be.
+  LlrSums make_llr(const Layout& layout, const Segment& segment, const Rotation& rotation,
+                   const float* x, float inverse, Workspace& space) const {
     const std::size_t begin = kLanes * segment.begin;
     const std::size_t count = std::min(kLanes * segment.end, layout.numel()) - begin;
-    const auto to_llr = [&](const float* v, std::size_t first, std::size_t size) {
-      kernels().quantize(v, inverse, kLargestLlr,
-                         reinterpret_cast<std::uint8_t*>(space.llr) + first, size);
+    LlrSums sums{true, 0};
+    const auto quantize = [&](const float* v, std::size_t first, std::size_t size) {
+      const LlrSums part = kernels().polar->quantize(v, inverse, space.llr + first, size);
+      sums.finite = sums.finite && part.finite;
+      sums.squares += part.squares;
     };
     std::memset(space.llr + count, 0, kLanes * (segment.end - segment.begin) - count);
     if (!rotated_) {
-      to_llr(x + begin, 0, count);
-      return;
+      quantize(x + begin, 0, count);
+      return sums;
     }
     for_tiles(segment, [&](std::size_t tile) {
       const std::size_t first = rotation.tile_begin(tile) - begin;
       float* const v = unbiased_ ? space.floats + first : space.floats;
       rotation.forward(tile, x + begin + first, v);
-      if (!unbiased_) to_llr(v, first, rotation.tile_size(tile));
+      if (!unbiased_) quantize(v, first, rotation.tile_size(tile));
     });
     if (unbiased_) {
       mix_tiles(space.floats, segment.main / kTileRows);
-      to_llr(space.floats, 0, count);
+      quantize(space.floats, 0, count);
     }
+    return sums;
   }
 
   // The tiles of the rotation that lie in the segment.
@@ -335,22 +339,38 @@ class PolarB final : public Codec {
                        const float* x, Workspace& space, std::uint8_t* words) const {
     const std::size_t begin = kLanes * segment.begin;
     const std::size_t count = std::min(kLanes * segment.end, layout.numel()) - begin;
-    const double squares = kernels().sum_squares(x + begin, count);
-    const double rms = std::sqrt(squares / static_cast<double>(count));
+    // Mixing tiles makes all elements larger by the root of their number.
+    const double mixed =
+        unbiased_ ? std::sqrt(static_cast<double>(std::max(segment.main / kTileRows, kOne))) : 1.0;
     const double max_rms = rotated_ ? static_cast<double>(kMaxRotatedScale)
                                     : static_cast<double>(std::numeric_limits<float>::max());
-    const bool usable = rms <= max_rms;  // false for NaN
-    if (!usable || rms < kMinRms) {
+    const auto usable = [&](double squares) {
+      const double rms = std::sqrt(squares / static_cast<double>(count));
+      return rms >= kMinRms && rms <= max_rms;  // false for NaN
+    };
+    float inverse = 0;
+    const auto try_squares = [&](double squares) {
+      const double rms = std::sqrt(squares / static_cast<double>(count));
+      inverse = static_cast<float>(llr_per_rms() / (rms * mixed));
+      return make_llr(layout, segment, rotation, x, inverse, space);
+    };
+    // Ratios need not be exact: a sample saves a pass over memory, if it turns out to be right.
+    double squares = unbiased_ ? 0.0 : sample_squares(x + begin, count);
+    LlrSums sums{false, 0};
+    if (usable(squares)) sums = try_squares(squares);
+    const double expected = llr_per_rms() * llr_per_rms() * static_cast<double>(count);
+    const double found = static_cast<double>(sums.squares) / expected;
+    if (!sums.finite || found < 0.5 || found > 2.0) {
+      squares = kernels().sum_squares(x + begin, count);
+      sums = usable(squares) ? try_squares(squares) : LlrSums{false, 0};
+    }
+    if (!sums.finite) {
       const std::size_t first = layout.first_word(segment.begin);
       std::memset(words + 8 * first, 0, 8 * (layout.first_word(segment.end) - first));
       std::fill(space.bits, space.bits + (segment.end - segment.begin), std::uint64_t{0});
-      return usable ? 0.0f : std::numeric_limits<float>::quiet_NaN();
+      const double rms = std::sqrt(squares / static_cast<double>(count));
+      return rms < kMinRms ? 0.0f : std::numeric_limits<float>::quiet_NaN();
     }
-    // Mixing tiles makes all elements larger by the root of their number.
-    const double mixed = unbiased_ ? std::sqrt(std::max(segment.main / kTileRows, std::size_t{1}))
-                                   : 1.0;
-    const auto inverse = static_cast<float>(llr_per_rms() / (rms * mixed));
-    make_llr(layout, segment, rotation, x, inverse, space);
     std::int64_t agreement = 0;
     std::size_t coded = 0;
     segment.for_blocks([&](std::size_t row, unsigned log2) {
@@ -369,6 +389,20 @@ class PolarB final : public Codec {
     const double scale =
         unbiased_ ? squares / product : product / static_cast<double>(coded);
     return scale <= max_rms ? static_cast<float>(scale) : std::numeric_limits<float>::quiet_NaN();
+  }
+
+  // About the sum of the squares: in large tensors from an eighth of the elements, 512 of every
+  // 4096 at changing places.
+  static double sample_squares(const float* x, std::size_t count) {
+    constexpr std::size_t kRun = 512;
+    constexpr std::size_t kShare = 8;
+    if (count < kShare * kRotationBlock) return kernels().sum_squares(x, count);
+    const std::size_t runs = count / (kShare * kRun);
+    double squares = 0;
+    for (std::size_t i = 0; i < runs; ++i) {
+      squares += kernels().sum_squares(x + kRun * (kShare * i + 5 * i % kShare), kRun);
+    }
+    return squares * static_cast<double>(count) / static_cast<double>(runs * kRun);
   }
 
   // How large a log-likelihood ratio the root mean square is; measured, see docs/codecs/polar_b.md.

@@ -1,5 +1,6 @@
 #if defined(__x86_64__)
 
+#include "kernels/kernels.hpp"
 #include "kernels/x86.hpp"
 #include "polar/kernels.hpp"
 
@@ -44,6 +45,43 @@ GRADCOMP_AVX2 inline __m256i negated(__m256i llr, std::uint32_t where) {
 GRADCOMP_AVX2 inline std::uint64_t sign_bits(__m256i low, __m256i high) {
   return std::uint64_t{static_cast<std::uint32_t>(_mm256_movemask_epi8(high))} << 32 |
          static_cast<std::uint32_t>(_mm256_movemask_epi8(low));
+}
+
+// Eight levels as int32, and in `magnitudes` the largest bits of |x| so far.
+GRADCOMP_AVX2 inline __m256i eight_levels(const float* x, __m256 factor, __m256i* magnitudes) {
+  const __m256 v = _mm256_loadu_ps(x);
+  const __m256i bits = _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0x7FFFFFFF));
+  *magnitudes = _mm256_max_epu32(*magnitudes, bits);
+  const __m256 raised = _mm256_max_ps(_mm256_mul_ps(v, factor), _mm256_set1_ps(-127.0f));
+  return _mm256_cvtps_epi32(_mm256_min_ps(raised, _mm256_set1_ps(127.0f)));
+}
+
+GRADCOMP_AVX2 LlrSums quantize(const float* x, float scale, std::int8_t* llr, std::size_t n) {
+  const __m256 factor = _mm256_set1_ps(scale);
+  __m256i magnitudes = _mm256_setzero_si256();
+  __m256i squares = _mm256_setzero_si256();
+  std::size_t i = 0;
+  for (; i + 32 <= n; i += 32) {
+    const __m256i a = eight_levels(x + i, factor, &magnitudes);
+    const __m256i b = eight_levels(x + i + 8, factor, &magnitudes);
+    const __m256i c = eight_levels(x + i + 16, factor, &magnitudes);
+    const __m256i d = eight_levels(x + i + 24, factor, &magnitudes);
+    const __m256i ab = _mm256_packs_epi32(a, b);
+    const __m256i cd = _mm256_packs_epi32(c, d);
+    squares = _mm256_add_epi32(
+        squares, _mm256_add_epi32(_mm256_madd_epi16(ab, ab), _mm256_madd_epi16(cd, cd)));
+    // The packs leave runs of four out of order.
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(llr + i),
+                        _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), order));
+  }
+  LlrSums sums = kScalarPolarKernels.quantize(x + i, scale, llr + i, n - i);
+  std::uint32_t parts[8];
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(parts), magnitudes);
+  for (const std::uint32_t part : parts) sums.finite = sums.finite && part < kInfBits;
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(parts), squares);
+  for (const std::uint32_t part : parts) sums.squares += part;
+  return sums;
 }
 
 GRADCOMP_AVX2 void check(const std::int8_t* llr, std::int8_t* out, std::size_t count) {
@@ -146,7 +184,7 @@ GRADCOMP_AVX2 std::int32_t agreement(const std::int8_t* llr, const std::uint64_t
 
 }  // namespace
 
-const PolarKernels kAvx2PolarKernels = {check,         add,       add_frozen, decide,
+const PolarKernels kAvx2PolarKernels = {quantize, check,         add,       add_frozen, decide,
                                         decide_repetition, decide_parity, xor_words,  agreement};
 
 }  // namespace gradcomp

@@ -134,7 +134,9 @@ class Spec:
         if name not in PAYLOADS:
             raise ValueError(f"no codec {name!r}; known: {', '.join(PAYLOADS)}")
         pairs = rest.removesuffix(")").split(",") if rest else []
-        return cls(name, dict(pair.split("=", 1) for pair in pairs), rotated, coder or None)
+        params = dict(pair.split("=", 1) for pair in pairs)
+        rotated = rotated or (name == "polar_b" and params["unbiased"] == "true")
+        return cls(name, params, rotated, coder or None)
 
     def kept(self, n: int) -> int:
         """The kept count k."""
@@ -360,8 +362,7 @@ def read_rans(data: bytes, width: int, n: int) -> np.ndarray:
 # Rotation ---------------------------------------------------------------------------------------
 
 
-def hadamard(x: np.ndarray) -> np.ndarray:
-    stride = 1
+def hadamard(x: np.ndarray, stride: int = 1) -> np.ndarray:
     while stride < x.size:
         pairs = x.reshape(-1, 2, stride)
         x = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).ravel()
@@ -709,6 +710,97 @@ def read_drive(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
     return read_rotated(payload, n, spec, stream, np.array([-1, 1], np.float32))
 
 
+# Polar codes ------------------------------------------------------------------------------------
+
+
+@cache
+def free_inputs(log2: int, erasure: int, count: int) -> np.ndarray:
+    """Which inputs of a code of 2^log2 are free: the `count` ones with the least Z."""
+    z = np.array([erasure], np.uint64)
+    for _ in range(log2):
+        square = z * z >> np.uint64(31)
+        z = np.stack([2 * z - square, square], axis=1).reshape(-1)
+    order = sorted(range(len(z)), key=lambda i: (z[i], -i))
+    free = np.zeros(len(z), bool)
+    free[order[:count]] = True
+    return free
+
+
+def read_codeword(words: np.ndarray, free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The codeword, and the words that are left for what follows."""
+    m, count = len(free), int(free.sum())
+    if count == 0:
+        return np.zeros(m, np.uint64), words
+    if count == m:
+        return words[:m], words[m:]
+    if count == 1 and free[-1] and m <= 256:
+        return np.repeat(words[:1], m), words[1:]
+    if count == m - 1 and not free[0] and m <= 64:
+        return np.append(np.bitwise_xor.reduce(words[: m - 1]), words[: m - 1]), words[m - 1 :]
+    left, words = read_codeword(words, free[: m // 2])
+    right, words = read_codeword(words, free[m // 2 :])
+    return np.append(left ^ right, right), words
+
+
+def falling_powers(count: int) -> list[int]:
+    return [1 << bit for bit in reversed(range(count.bit_length())) if count >> bit & 1]
+
+
+def polar_segments(n: int, code: str) -> list[list[int]]:
+    """The rows of the blocks of every segment."""
+    if code == "auto":
+        size = 16384 if n >= 2**20 else 4096 if n >= 2**18 else 1024
+    else:
+        size = int(code)
+    tiles = n // 4096 * 64
+    mains = [size] * (tiles // size) + falling_powers(tiles % size)
+    segments = [[main] for main in mains] or [[]]
+    segments[-1] += falling_powers(-(-n // 64) - tiles)
+    return segments
+
+
+def read_polar_b(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    if n < 64:
+        return read_identity(payload, n, spec, stream)
+    rate = float(spec.params["rate"])
+    segments = polar_segments(n, spec.params["n"])
+    rows = -(-n // 64)
+    head = 4 * len(segments)
+    overhead = head + (36 if spec.rotated else 28)
+    total = max(1, math.floor((math.floor(rate * n / 8) - overhead) / 8))
+    _require_length(payload, head + 8 * total)
+    scales = np.frombuffer(payload, "<f4", len(segments))
+    words = np.frombuffer(payload, "<u8", total, head)
+    erasure = math.floor((1 - rate) * 2**31 + 0.5)
+    y = np.zeros(64 * rows, np.float32)
+    unusable = []
+    row = 0
+    for blocks, scale in zip(segments, scales, strict=True):
+        first = row
+        for m in blocks:
+            count = -(-total * (row + m) // rows) + -total * row // rows
+            if count != 0:
+                free = free_inputs(m.bit_length() - 1, erasure, count)
+                block, words = read_codeword(words, free)
+                negative = np.unpackbits(block.view(np.uint8), bitorder="little")
+                y[64 * row : 64 * (row + m)] = np.where(negative, -scale, scale)
+            elif not np.isfinite(scale):
+                y[64 * row : 64 * (row + m)] = scale
+            row += m
+        if spec.rotated and not np.abs(scale) <= 2.0**100:
+            unusable.append(slice(64 * first, 64 * row))
+            y[unusable[-1]] = 0
+        elif spec.params["unbiased"] == "true" and n >= 4096:
+            main = slice(64 * first, 64 * (first + blocks[0]))
+            y[main] = hadamard(y[main], 4096)
+    if not spec.rotated:
+        return y[:n]
+    y = Rotation(n, stream).inverse(y[:n])
+    for segment in unusable:
+        y[segment] = np.uint32(0x7FC00000).view(np.float32)
+    return y
+
+
 @dataclass(frozen=True)
 class Payload:
     codec_id: int
@@ -739,6 +831,7 @@ PAYLOADS = {
     "randomblock": Payload(8, True, read_randomblock),
     "chunktopk": Payload(9, False, read_chunktopk),
     "globaltopk": Payload(25, False, read_threshold),
+    "polar_b": Payload(26, False, read_polar_b),
 }
 
 
