@@ -36,7 +36,6 @@ constexpr unsigned kMaxLog2 = 14;
 constexpr double kMinRms = 0x1p-100;
 constexpr float kMaxRotatedScale = 0x1p100f;
 
-constexpr std::size_t kOne = 1;
 
 unsigned floor_log2(std::size_t n) {
   unsigned log2 = 0;
@@ -44,23 +43,21 @@ unsigned floor_log2(std::size_t n) {
   return log2;
 }
 
-// What one scale stands for: the rows [begin, end) of 64 elements. Their first `main` rows are one
-// block; the others, of the last segment only, are cut into blocks of falling powers of two.
-struct Segment {
+// Rows of 64 elements that are one codeword of each lane, with a scale. The code has 2^log2 rows,
+// of which those beyond the block are not sent.
+struct Block {
   std::size_t begin;
   std::size_t end;
-  std::size_t main;
+  unsigned log2;
+};
 
-  // Calls fn(first row, log2 of the rows).
-  template <typename Fn>
-  void for_blocks(const Fn& fn) const {
-    if (main != 0) fn(begin, floor_log2(main));
-    for (std::size_t row = begin + main; row < end;) {
-      const unsigned log2 = floor_log2(end - row);
-      fn(row, log2);
-      row += std::size_t{1} << log2;
-    }
-  }
+// What is coded at once: a block; the last segment also has the rows that the rotation's whole
+// blocks leave over, as a second one.
+struct Segment {
+  std::size_t begin;  // in rows
+  std::size_t end;
+  std::size_t first_block;
+  std::size_t last_block;
 };
 
 // How a tensor is cut, and how many words each part gets.
@@ -68,53 +65,65 @@ class Layout {
  public:
   // `overhead` is what a frame has besides the payload.
   Layout(std::size_t n, unsigned log2, double rate, std::size_t overhead)
-      : n_(n), log2_(log2), rows_((n + kLanes - 1) / kLanes) {
-    tile_rows_ = n / kRotationBlock * kTileRows;
-    blocks_ = tile_rows_ >> log2;
-    segments_ = blocks_;
-    for (std::size_t rest = tile_rows_ - (blocks_ << log2); rest != 0; rest &= rest - 1) {
-      ++segments_;
-    }
-    if (segments_ == 0) segments_ = 1;
+      : n_(n),
+        log2_(log2),
+        rows_((n + kLanes - 1) / kLanes),
+        tile_rows_(n / kRotationBlock * kTileRows),
+        full_(tile_rows_ >> log2),
+        mains_(full_) {
+    for (std::size_t rest = tile_rows_ - (full_ << log2); rest != 0; rest &= rest - 1) ++mains_;
+    blocks_ = mains_ + (rows_ > tile_rows_ ? 1 : 0);
     const double bytes = std::floor(rate * static_cast<double>(n) / 8) -
-                         static_cast<double>(overhead + 4 * segments_);
+                         static_cast<double>(overhead + 4 * blocks_);
     const double words = std::floor(bytes / 8);
     words_ = words < 1 ? 1 : static_cast<std::size_t>(words);
   }
 
   std::size_t numel() const { return n_; }
-  std::size_t segments() const { return segments_; }
-  std::size_t max_segment_rows() const {
-    return segments_ == 1 ? rows_ : (std::size_t{1} << log2_) + kTileRows;
+  std::size_t blocks() const { return blocks_; }
+  std::size_t segments() const { return mains_ == 0 ? 1 : mains_; }
+  std::size_t payload_size() const { return 4 * blocks_ + 8 * words_; }
+  // Up to it a segment and a code fit in.
+  std::size_t max_rows() const {
+    return (std::size_t{1} << (full_ != 0 ? log2_ : floor_log2(rows_))) + kTileRows;
   }
-  std::size_t payload_size() const { return 4 * segments_ + 8 * words_; }
-  // Rounded up: the blocks at the end are the smallest, and make the least of a word.
-  std::size_t first_word(std::size_t row) const { return (words_ * row + rows_ - 1) / rows_; }
-  std::size_t block_words(std::size_t row, unsigned log2) const {
-    return first_word(row + (std::size_t{1} << log2)) - first_word(row);
+
+  std::size_t first_word(std::size_t row) const { return words_ * row / rows_; }
+  std::size_t words(const Block& block) const {
+    return first_word(block.end) - first_word(block.begin);
+  }
+  std::size_t elements(const Block& block) const {
+    return std::min(kLanes * block.end, n_) - kLanes * block.begin;
+  }
+
+  Block block(std::size_t index) const {
+    if (index < full_) return {index << log2_, (index + 1) << log2_, log2_};
+    std::size_t begin = full_ << log2_;
+    for (std::size_t i = full_; begin < tile_rows_; ++i) {
+      const unsigned log2 = floor_log2(tile_rows_ - begin);
+      const std::size_t end = begin + (std::size_t{1} << log2);
+      if (i == index) return {begin, end, log2};
+      begin = end;
+    }
+    const std::size_t rest = rows_ - begin;
+    const unsigned log2 = floor_log2(rest);
+    return {begin, rows_, rest == std::size_t{1} << log2 ? log2 : log2 + 1};
   }
 
   Segment segment(std::size_t index) const {
-    std::size_t begin = std::min(index, blocks_) << log2_;
-    std::size_t main = tile_rows_ == 0 ? 0 : std::size_t{1} << log2_;
-    if (index >= blocks_ && tile_rows_ != 0) {
-      main = std::size_t{1} << floor_log2(tile_rows_ - begin);
-      for (; index > blocks_; --index) {
-        begin += main;
-        main = std::size_t{1} << floor_log2(tile_rows_ - begin);
-      }
-    }
-    const bool last = begin + main == tile_rows_;
-    return {begin, last ? rows_ : begin + main, main};
+    const bool last = index + 1 == segments();
+    return {block(index).begin, last ? rows_ : block(index).end, index,
+            last ? blocks_ - 1 : index};
   }
 
  private:
   std::size_t n_;
   unsigned log2_;          // of the rows of a full block
-  std::size_t rows_;       // of 64 elements; the last one may have fewer
+  std::size_t rows_;       // the last one may have fewer elements
   std::size_t tile_rows_;  // those that hold whole blocks of the rotation
-  std::size_t blocks_;     // full ones
-  std::size_t segments_;
+  std::size_t full_;       // blocks
+  std::size_t mains_;      // blocks of tile_rows_
+  std::size_t blocks_;
   std::size_t words_;
 };
 
@@ -122,28 +131,30 @@ class Layout {
 class Workspace {
  public:
   static std::size_t bytes(std::size_t rows) {
-    return (2 * kLanes + sizeof(std::uint64_t) + kNodeSlots * 2 * sizeof(Node)) * rows +
-           4 * kLanes * rows + 64;
+    return ((sizeof(float) + 2) * kLanes + 2 * sizeof(std::uint64_t) + kNodeSlots * 2) * rows;
   }
 
   Workspace(std::uint8_t* memory, std::size_t rows)
       : floats(reinterpret_cast<float*>(memory)),
         llr(reinterpret_cast<std::int8_t*>(floats + kLanes * rows)),
         work(llr + kLanes * rows),
-        bits(reinterpret_cast<std::uint64_t*>(work + kLanes * rows)) {
-    Node* nodes = reinterpret_cast<Node*>(bits + rows);
+        bits(reinterpret_cast<std::uint64_t*>(work + kLanes * rows)),
+        mask(bits + rows) {
+    Node* nodes = reinterpret_cast<Node*>(mask + rows);
     for (NodeSlot& slot : slots_) {
       slot.nodes = nodes;
       nodes += 2 * rows;
     }
   }
 
-  const Node* nodes(const std::vector<std::uint16_t>& ranks, unsigned log2, std::size_t words) {
+  // `make(nodes)` fills the nodes of a block of so many rows and words, if those are not at hand.
+  template <typename Make>
+  const Node* nodes(std::size_t rows, std::size_t words, const Make& make) {
     // Full blocks have one of two neighbouring numbers of words.
     NodeSlot& slot = slots_[words % kNodeSlots];
-    if (slot.log2 != log2 || slot.words != words) {
-      make_nodes(ranks.data(), log2, words, slot.nodes);
-      slot.log2 = log2;
+    if (slot.rows != rows || slot.words != words) {
+      make(slot.nodes);
+      slot.rows = rows;
       slot.words = words;
     }
     return slot.nodes;
@@ -153,12 +164,13 @@ class Workspace {
   std::int8_t* llr;
   std::int8_t* work;
   std::uint64_t* bits;
+  std::uint64_t* mask;
 
  private:
   static constexpr std::size_t kNodeSlots = 2;
   struct NodeSlot {
-    unsigned log2 = 0;
-    std::size_t words = 0;  // never asked for
+    std::size_t rows = 0;  // none
+    std::size_t words = 0;
     Node* nodes = nullptr;
   };
   NodeSlot slots_[kNodeSlots];
@@ -193,7 +205,13 @@ class PolarB final : public Codec {
     if (n != "auto") log2_ = floor_log2(std::stoul(n));
     const unsigned top = log2_ != 0 ? log2_ : kMaxLog2;
     const auto erasure = static_cast<std::uint32_t>(std::llround((1 - rate_) * 0x1p31));
-    for (unsigned log2 = 0; log2 <= top; ++log2) ranks_.push_back(bec_ranks(log2, erasure));
+    for (unsigned log2 = 0; log2 <= top; ++log2) {
+      ranks_.push_back(bec_ranks(log2, erasure, std::size_t{1} << log2));
+    }
+    for (std::size_t rows = 1; rows <= kTileRows; ++rows) {
+      const unsigned log2 = rows == 1 ? 0 : floor_log2(rows - 1) + 1;
+      short_ranks_.push_back(bec_ranks(log2, erasure, rows));
+    }
   }
 
   Caps caps() const noexcept override {
@@ -224,17 +242,12 @@ class PolarB final : public Codec {
     }
     const Layout layout = this->layout(n);
     const Rotation rotation(n, call.stream);
-    std::uint8_t* const words = out.data() + 4 * layout.segments();
-    GRADCOMP_TRY(for_segments(layout, call, [&](std::size_t index, Workspace& space) {
-      const Segment segment = layout.segment(index);
-      const std::size_t begin = kLanes * segment.begin;
-      const std::size_t count = std::min(kLanes * segment.end, n) - begin;
-      correct(call, begin, begin + count);
-      const float scale = encode_segment(layout, segment, rotation, x.data(), space, words);
-      store(out.data() + 4 * index, scale);
+    GRADCOMP_TRY(for_segments(layout, call, [&](const Segment& segment, Workspace& space) {
+      correct(call, kLanes * segment.begin, std::min(kLanes * segment.end, n));
+      encode_segment(layout, segment, rotation, x.data(), space, out.data());
       if (residual == nullptr) return;
       expand(
-          layout, segment, rotation, scale, space,
+          layout, segment, rotation, out.data(), space,
           [](std::size_t, float* buffer) { return buffer; },
           [&](std::size_t first, const float* sent, std::size_t size) {
             kernels().f32_add(reinterpret_cast<const std::uint8_t*>(sent), -1.0f, residual + first,
@@ -281,47 +294,82 @@ class PolarB final : public Codec {
     return {n, log2, rate_, kFrameBytes + (rotated_ ? kStreamBytes : 0)};
   }
 
-  // Calls fn(index, workspace) for all segments, in parallel.
+  // Calls fn(segment, workspace) for all segments, in parallel.
   template <typename Fn>
   Status for_segments(const Layout& layout, const Call& call, const Fn& fn) const {
     const std::size_t units = layout.segments() * kChunk;
     const std::size_t ranges = range_count(units);
-    const std::size_t rows = layout.max_segment_rows();
+    const std::size_t rows = layout.max_rows();
     const std::size_t each = (Workspace::bytes(rows) + 63) / 64 * 64;
     const Span<std::uint8_t> memory = call.scratch->get<std::uint8_t>(0, ranges * each);
     if (memory.empty()) return capacity_error("out of memory while coding blocks");
     for_ranges(units, ranges, [&](std::size_t range, std::size_t begin, std::size_t end) {
       Workspace space(memory.data() + range * each, rows);
-      for (std::size_t index = begin / kChunk; index < end / kChunk; ++index) fn(index, space);
+      for (std::size_t index = begin / kChunk; index < end / kChunk; ++index) {
+        fn(layout.segment(index), space);
+      }
     });
     return {};
   }
 
-  // Fills space.llr: `inverse` times the elements, rotated if they are to be.
+  const Node* nodes(const Block& block, std::size_t words, Workspace& space) const {
+    const std::size_t rows = block.end - block.begin;
+    const bool whole = rows == std::size_t{1} << block.log2;
+    return space.nodes(rows, words, [&](Node* made) {
+      const auto& ranks = whole ? ranks_[block.log2] : short_ranks_[rows - 1];
+      make_nodes(ranks.data(), block.log2, words, made);
+    });
+  }
+
+  // Random signs between the rotation and the code. Codewords and Hadamard transforms have too much
+  // in common: without these signs some elements' errors would never average out.
+  static void draw_mask(const Segment& segment, std::uint64_t stream, Workspace& space) {
+    kernels().random_words(stream, 2 * segment.begin, reinterpret_cast<std::uint32_t*>(space.mask),
+                           2 * (segment.end - segment.begin));
+  }
+
+  // The number of tiles that unbiased=true mixes. All elements become larger by its root.
+  std::size_t mixed_tiles(const Block& block) const {
+    return unbiased_ ? std::max((block.end - block.begin) / kTileRows, std::size_t{1}) : 1;
+  }
+
+  float llr_factor(const Block& block, double rms) const {
+    return static_cast<float>(llr_per_rms() /
+                              (rms * std::sqrt(static_cast<double>(mixed_tiles(block)))));
+  }
+
+  // Fills space.llr from the elements, rotated if they are to be.
   LlrSums make_llr(const Layout& layout, const Segment& segment, const Rotation& rotation,
-                   const float* x, float inverse, Workspace& space) const {
+                   const float* x, double rms, Workspace& space) const {
     const std::size_t begin = kLanes * segment.begin;
     const std::size_t count = std::min(kLanes * segment.end, layout.numel()) - begin;
     LlrSums sums{true, 0};
-    const auto quantize = [&](const float* v, std::size_t first, std::size_t size) {
-      const LlrSums part = kernels().polar->quantize(v, inverse, space.llr + first, size);
+    const auto quantize = [&](const float* v, std::size_t first, std::size_t size, float factor) {
+      const LlrSums part = kernels().polar->quantize(v, factor, space.llr + first, size);
       sums.finite = sums.finite && part.finite;
       sums.squares += part.squares;
     };
     std::memset(space.llr + count, 0, kLanes * (segment.end - segment.begin) - count);
+    const float factor = llr_factor(layout.block(segment.first_block), rms);
     if (!rotated_) {
-      quantize(x + begin, 0, count);
+      quantize(x + begin, 0, count, factor);
       return sums;
     }
     for_tiles(segment, [&](std::size_t tile) {
       const std::size_t first = rotation.tile_begin(tile) - begin;
       float* const v = unbiased_ ? space.floats + first : space.floats;
       rotation.forward(tile, x + begin + first, v);
-      if (!unbiased_) quantize(v, first, rotation.tile_size(tile));
+      if (!unbiased_) quantize(v, first, rotation.tile_size(tile), factor);
     });
     if (unbiased_) {
-      mix_tiles(space.floats, segment.main / kTileRows);
-      quantize(space.floats, 0, count);
+      mix_tiles(space.floats, mixed_tiles(layout.block(segment.first_block)));
+      draw_mask(segment, rotation.stream(), space);
+      kernels().flip_signs(space.floats, reinterpret_cast<const std::uint32_t*>(space.mask), 1.0f,
+                           space.floats, count);
+      for_blocks(layout, segment, [&](std::size_t, const Block& block) {
+        const std::size_t first = kLanes * block.begin - begin;
+        quantize(space.floats + first, first, layout.elements(block), llr_factor(block, rms));
+      });
     }
     return sums;
   }
@@ -330,65 +378,82 @@ class PolarB final : public Codec {
   template <typename Fn>
   static void for_tiles(const Segment& segment, const Fn& fn) {
     const std::size_t first = segment.begin / kTileRows;
-    const std::size_t count = std::max(segment.main / kTileRows, std::size_t{1});
+    // The rows of a last block of less than a tile belong to the tile before, if there is one.
+    const std::size_t rows = segment.end - segment.begin;
+    const std::size_t count =
+        segment.first_block == segment.last_block ? (rows + kTileRows - 1) / kTileRows
+                                                  : (rows - 1) / kTileRows;
     for (std::size_t tile = first; tile < first + count; ++tile) fn(tile);
   }
 
-  // Returns the scale; leaves the signs in space.bits.
-  float encode_segment(const Layout& layout, const Segment& segment, const Rotation& rotation,
-                       const float* x, Workspace& space, std::uint8_t* words) const {
+  // Calls fn(index, block).
+  template <typename Fn>
+  static void for_blocks(const Layout& layout, const Segment& segment, const Fn& fn) {
+    for (std::size_t index = segment.first_block; index <= segment.last_block; ++index) {
+      fn(index, layout.block(index));
+    }
+  }
+
+  // Writes the segment's scales and words to the payload, and leaves the signs in space.bits.
+  void encode_segment(const Layout& layout, const Segment& segment, const Rotation& rotation,
+                      const float* x, Workspace& space, std::uint8_t* payload) const {
     const std::size_t begin = kLanes * segment.begin;
     const std::size_t count = std::min(kLanes * segment.end, layout.numel()) - begin;
-    // Mixing tiles makes all elements larger by the root of their number.
-    const double mixed =
-        unbiased_ ? std::sqrt(static_cast<double>(std::max(segment.main / kTileRows, kOne))) : 1.0;
-    const double max_rms = rotated_ ? static_cast<double>(kMaxRotatedScale)
-                                    : static_cast<double>(std::numeric_limits<float>::max());
-    const auto usable = [&](double squares) {
-      const double rms = std::sqrt(squares / static_cast<double>(count));
-      return rms >= kMinRms && rms <= max_rms;  // false for NaN
+    std::uint8_t* const words = payload + 4 * layout.blocks();
+    const auto rms_of = [&](double squares) {
+      return std::sqrt(squares / static_cast<double>(count));
     };
-    float inverse = 0;
-    const auto try_squares = [&](double squares) {
-      const double rms = std::sqrt(squares / static_cast<double>(count));
-      inverse = static_cast<float>(llr_per_rms() / (rms * mixed));
-      return make_llr(layout, segment, rotation, x, inverse, space);
-    };
+    const auto usable = [&](double rms) { return rms >= kMinRms && rms <= max_scale(); };
     // Ratios need not be exact: a sample saves a pass over memory, if it turns out to be right.
-    double squares = unbiased_ ? 0.0 : sample_squares(x + begin, count);
+    double rms = rms_of(sample_squares(x + begin, count));
     LlrSums sums{false, 0};
-    if (usable(squares)) sums = try_squares(squares);
-    const double expected = llr_per_rms() * llr_per_rms() * static_cast<double>(count);
-    const double found = static_cast<double>(sums.squares) / expected;
-    if (!sums.finite || found < 0.5 || found > 2.0) {
-      squares = kernels().sum_squares(x + begin, count);
-      sums = usable(squares) ? try_squares(squares) : LlrSums{false, 0};
+    if (usable(rms)) sums = make_llr(layout, segment, rotation, x, rms, space);
+    const double found = static_cast<double>(sums.squares) / static_cast<double>(count);
+    const double expected = llr_per_rms() * llr_per_rms();
+    if (!sums.finite || found < 0.5 * expected || found > 2 * expected) {
+      rms = rms_of(kernels().sum_squares(x + begin, count));
+      sums.finite = usable(rms) && make_llr(layout, segment, rotation, x, rms, space).finite;
     }
-    if (!sums.finite) {
-      const std::size_t first = layout.first_word(segment.begin);
-      std::memset(words + 8 * first, 0, 8 * (layout.first_word(segment.end) - first));
-      std::fill(space.bits, space.bits + (segment.end - segment.begin), std::uint64_t{0});
-      const double rms = std::sqrt(squares / static_cast<double>(count));
-      return rms < kMinRms ? 0.0f : std::numeric_limits<float>::quiet_NaN();
-    }
-    std::int64_t agreement = 0;
-    std::size_t coded = 0;
-    segment.for_blocks([&](std::size_t row, unsigned log2) {
-      const std::size_t size = layout.block_words(row, log2);
-      if (size == 0) return;
-      const std::size_t rows = std::size_t{1} << log2;
-      const std::size_t at = row - segment.begin;
-      const std::int8_t* const llr = space.llr + kLanes * at;
-      polar_encode(space.nodes(ranks_[log2], log2, size), log2, llr, space.work, space.bits + at,
-                   words + 8 * layout.first_word(row));
-      agreement += kernels().polar->agreement(llr, space.bits + at, rows);
-      coded += std::min(kLanes * (row + rows), layout.numel()) - kLanes * row;
+    for_blocks(layout, segment, [&](std::size_t index, const Block& block) {
+      const std::size_t size = layout.words(block);
+      std::uint8_t* const out = words + 8 * layout.first_word(block.begin);
+      const std::size_t at = block.begin - segment.begin;
+      float scale = rms < kMinRms ? 0.0f : std::numeric_limits<float>::quiet_NaN();
+      if (sums.finite) {
+        scale = encode_block(layout, block, rms, size, at, space, out);
+      } else {
+        std::memset(out, 0, 8 * size);
+        std::fill(space.bits + at, space.bits + at + (block.end - block.begin), std::uint64_t{0});
+      }
+      store(payload + 4 * index, scale);
     });
-    if (agreement <= 0) return 0.0f;
-    const double product = static_cast<double>(agreement) / static_cast<double>(inverse);
-    const double scale =
-        unbiased_ ? squares / product : product / static_cast<double>(coded);
-    return scale <= max_rms ? static_cast<float>(scale) : std::numeric_limits<float>::quiet_NaN();
+  }
+
+  // Returns the scale. `at` is the block's first row in the workspace.
+  float encode_block(const Layout& layout, const Block& block, double rms, std::size_t words,
+                     std::size_t at, Workspace& space, std::uint8_t* out) const {
+    const std::size_t rows = block.end - block.begin;
+    std::int8_t* const llr = space.llr + kLanes * at;
+    // What the code has beyond the block may be anything.
+    std::memset(llr + kLanes * rows, 0, kLanes * ((std::size_t{1} << block.log2) - rows));
+    polar_encode(nodes(block, words, space), block.log2, llr, space.work, space.bits + at, out);
+    const std::int32_t agreement = kernels().polar->agreement(llr, space.bits + at, rows);
+    if (words == 0 || agreement <= 0) return 0.0f;
+    const auto elements = static_cast<double>(layout.elements(block));
+    const double product =
+        static_cast<double>(agreement) / static_cast<double>(llr_factor(block, rms));
+    double scale = product / elements;
+    if (unbiased_) {
+      const double squares =
+          kernels().sum_squares(space.floats + kLanes * at, layout.elements(block));
+      scale = squares / (product * static_cast<double>(mixed_tiles(block)));
+    }
+    return scale <= max_scale() ? static_cast<float>(scale)
+                                : std::numeric_limits<float>::quiet_NaN();
+  }
+
+  double max_scale() const {
+    return static_cast<double>(rotated_ ? kMaxRotatedScale : std::numeric_limits<float>::max());
   }
 
   // About the sum of the squares: in large tensors from an eighth of the elements, 512 of every
@@ -409,17 +474,15 @@ class PolarB final : public Codec {
   double llr_per_rms() const { return rate_ <= 0.25 ? 12.0 : 12.0 + 16.0 * (rate_ - 0.25); }
 
   // The elements [begin, end) of the segment from space.bits, still rotated.
-  static void signs(const Layout& layout, const Segment& segment, float scale,
+  static void signs(const Layout& layout, const Segment& segment, const std::uint8_t* scales,
                     const Workspace& space, std::size_t begin, std::size_t end, float* y) {
-    const float unknown = std::isfinite(scale) ? 0.0f : scale;
-    segment.for_blocks([&](std::size_t row, unsigned log2) {
-      const std::size_t first = std::max(begin, kLanes * row);
-      const std::size_t last = std::min(end, kLanes * (row + (std::size_t{1} << log2)));
+    for_blocks(layout, segment, [&](std::size_t index, const Block& block) {
+      const std::size_t first = std::max(begin, kLanes * block.begin);
+      const std::size_t last = std::min(end, kLanes * block.end);
       if (first >= last) return;
-      const auto* const bits =
-          reinterpret_cast<const std::uint8_t*>(space.bits) + (first / 8 - 8 * segment.begin);
-      const bool sent = layout.block_words(row, log2) != 0;
-      kernels().select_bits(bits, sent ? scale : unknown, sent ? -scale : unknown,
+      const auto* const bits = reinterpret_cast<const std::uint8_t*>(space.bits);
+      const float scale = load<float>(scales + 4 * index);
+      kernels().select_bits(bits + (first / 8 - 8 * segment.begin), scale, -scale,
                             y + (first - begin), last - first);
     });
   }
@@ -427,24 +490,30 @@ class PolarB final : public Codec {
   // Calls sink(begin, values, count) for runs of decoded elements of the segment. `place(begin,
   // buffer)` says where they are decoded to.
   template <typename Place, typename Sink>
-  void expand(const Layout& layout, const Segment& segment, const Rotation& rotation, float scale,
-              Workspace& space, const Place& place, const Sink& sink) const {
+  void expand(const Layout& layout, const Segment& segment, const Rotation& rotation,
+              const std::uint8_t* scales, Workspace& space, const Place& place,
+              const Sink& sink) const {
     const std::size_t begin = kLanes * segment.begin;
     const std::size_t end = std::min(kLanes * segment.end, layout.numel());
     if (!rotated_) {
       for (std::size_t first = begin; first < end; first += kRotationBlock) {
         const std::size_t last = std::min(first + kRotationBlock, end);
         float* const v = place(first, space.floats);
-        signs(layout, segment, scale, space, first, last, v);
+        signs(layout, segment, scales, space, first, last, v);
         sink(first, v, last - first);
       }
       return;
     }
-    const bool usable = std::fabs(scale) <= kMaxRotatedScale;
+    bool usable = true;
+    for_blocks(layout, segment, [&](std::size_t index, const Block&) {
+      usable = usable && std::fabs(load<float>(scales + 4 * index)) <= kMaxRotatedScale;
+    });
     if (unbiased_ && usable) {
       float* const v = place(begin, space.floats);
-      signs(layout, segment, scale, space, begin, end, v);
-      mix_tiles(v, segment.main / kTileRows);
+      draw_mask(segment, rotation.stream(), space);
+      kernels().polar->xor_words(space.bits, space.mask, segment.end - segment.begin);
+      signs(layout, segment, scales, space, begin, end, v);
+      mix_tiles(v, mixed_tiles(layout.block(segment.first_block)));
     }
     for_tiles(segment, [&](std::size_t tile) {
       const std::size_t first = rotation.tile_begin(tile);
@@ -453,7 +522,7 @@ class PolarB final : public Codec {
       if (!usable) {
         std::fill(v, v + size, std::numeric_limits<float>::quiet_NaN());
       } else {
-        if (!unbiased_) signs(layout, segment, scale, space, first, first + size, v);
+        if (!unbiased_) signs(layout, segment, scales, space, first, first + size, v);
         rotation.inverse(tile, v);
       }
       sink(first, v, size);
@@ -466,16 +535,14 @@ class PolarB final : public Codec {
     const Layout layout = this->layout(n);
     GRADCOMP_TRY(check_payload_size(in, layout.payload_size(), n));
     const Rotation rotation(n, call.stream);
-    const std::uint8_t* const words = in.data() + 4 * layout.segments();
-    return for_segments(layout, call, [&](std::size_t index, Workspace& space) {
-      const Segment segment = layout.segment(index);
-      segment.for_blocks([&](std::size_t row, unsigned log2) {
-        const std::size_t size = layout.block_words(row, log2);
-        if (size == 0) return;
-        polar_decode(space.nodes(ranks_[log2], log2, size), log2,
-                     words + 8 * layout.first_word(row), space.bits + (row - segment.begin));
+    const std::uint8_t* const words = in.data() + 4 * layout.blocks();
+    return for_segments(layout, call, [&](const Segment& segment, Workspace& space) {
+      for_blocks(layout, segment, [&](std::size_t, const Block& block) {
+        polar_decode(nodes(block, layout.words(block), space), block.log2,
+                     words + 8 * layout.first_word(block.begin),
+                     space.bits + (block.begin - segment.begin));
       });
-      expand(layout, segment, rotation, load<float>(in.data() + 4 * index), space, place, sink);
+      expand(layout, segment, rotation, in.data(), space, place, sink);
     });
   }
 
@@ -483,7 +550,8 @@ class PolarB final : public Codec {
   bool unbiased_;
   bool rotated_;
   unsigned log2_ = 0;  // of the rows of a block; 0: by the tensor's size
-  std::vector<std::vector<std::uint16_t>> ranks_;  // by log2
+  std::vector<std::vector<std::uint16_t>> ranks_;        // of whole codes, by log2
+  std::vector<std::vector<std::uint16_t>> short_ranks_;  // of codes cut short, by rows - 1
 };
 
 }  // namespace

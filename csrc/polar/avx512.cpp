@@ -33,6 +33,7 @@ GRADCOMP_AVX512 LlrSums quantize(const float* x, float scale, std::int8_t* llr, 
   for (; i + 32 <= n; i += 32) {
     __m256i row = _mm256_setzero_si256();
     for (std::size_t half = 0; half < 2; ++half) {
+      _mm_prefetch(reinterpret_cast<const char*>(x + i + 16 * half + 768), _MM_HINT_T0);
       const __m512 v = _mm512_loadu_ps(x + i + 16 * half);
       // Quiet and signalling NaN, and both Inf.
       nonfinite = _kor_mask16(nonfinite, _mm512_fpclass_ps_mask(v, 0x99));

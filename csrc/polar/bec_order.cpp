@@ -1,21 +1,20 @@
 #include "polar/bec_order.hpp"
 
 #include <algorithm>
-#include <cstddef>
 #include <numeric>
 
 namespace gradcomp {
 
-std::vector<std::uint16_t> bec_ranks(unsigned log2, std::uint32_t erasure) {
+std::vector<std::uint16_t> bec_ranks(unsigned log2, std::uint32_t erasure, std::size_t length) {
   const std::size_t n = std::size_t{1} << log2;
-  // z[i] becomes that of the inputs 2i (worse than z[i]) and 2i + 1 (better).
-  std::vector<std::uint64_t> z(n);
-  z[0] = erasure;
-  for (std::size_t count = 1; count < n; count *= 2) {
-    for (std::size_t i = count; i-- > 0;) {
-      const std::uint64_t square = z[i] * z[i] >> 31;
-      z[2 * i + 1] = square;
-      z[2 * i] = 2 * z[i] - square;
+  std::vector<std::uint64_t> z(n, std::uint64_t{1} << 31);
+  std::fill(z.begin(), z.begin() + static_cast<std::ptrdiff_t>(length), erasure);
+  for (std::size_t half = n / 2; half != 0; half /= 2) {
+    for (std::size_t i = 0; i < n; ++i) {
+      if ((i & half) != 0) continue;
+      const std::uint64_t both = z[i] * z[i + half] >> 31;
+      z[i] += z[i + half] - both;
+      z[i + half] = both;
     }
   }
   // Of inputs as good, the last one first: it is never worse than one whose bits it contains.

@@ -714,12 +714,16 @@ def read_drive(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
 
 
 @cache
-def free_inputs(log2: int, erasure: int, count: int) -> np.ndarray:
-    """Which inputs of a code of 2^log2 are free: the `count` ones with the least Z."""
-    z = np.array([erasure], np.uint64)
-    for _ in range(log2):
-        square = z * z >> np.uint64(31)
-        z = np.stack([2 * z - square, square], axis=1).reshape(-1)
+def free_inputs(m: int, erasure: int, length: int, count: int) -> np.ndarray:
+    """Which of a code's 2^m inputs are free: the `count` ones with the least Z."""
+    z = [erasure] * length + [2**31] * (2**m - length)
+    half = len(z) // 2
+    while half:
+        for i in range(len(z)):
+            if not i & half:
+                both = z[i] * z[i + half] >> 31
+                z[i], z[i + half] = z[i] + z[i + half] - both, both
+        half //= 2
     order = sorted(range(len(z)), key=lambda i: (z[i], -i))
     free = np.zeros(len(z), bool)
     free[order[:count]] = True
@@ -746,58 +750,59 @@ def falling_powers(count: int) -> list[int]:
     return [1 << bit for bit in reversed(range(count.bit_length())) if count >> bit & 1]
 
 
-def polar_segments(n: int, code: str) -> list[list[int]]:
-    """The rows of the blocks of every segment."""
+def polar_blocks(n: int, code: str) -> list[int]:
+    """The rows of all blocks but the one of what the rotation's whole blocks leave over."""
     if code == "auto":
         size = 16384 if n >= 2**20 else 4096 if n >= 2**18 else 1024
     else:
         size = int(code)
     tiles = n // 4096 * 64
-    mains = [size] * (tiles // size) + falling_powers(tiles % size)
-    segments = [[main] for main in mains] or [[]]
-    segments[-1] += falling_powers(-(-n // 64) - tiles)
-    return segments
+    return [size] * (tiles // size) + falling_powers(tiles % size)
 
 
 def read_polar_b(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
     if n < 64:
         return read_identity(payload, n, spec, stream)
-    rate = float(spec.params["rate"])
-    segments = polar_segments(n, spec.params["n"])
+    rate, unbiased = float(spec.params["rate"]), spec.params["unbiased"] == "true"
+    blocks = polar_blocks(n, spec.params["n"])
     rows = -(-n // 64)
-    head = 4 * len(segments)
+    rest = rows - sum(blocks)
+    blocks += [rest] if rest else []
+    head = 4 * len(blocks)
     overhead = head + (36 if spec.rotated else 28)
     total = max(1, math.floor((math.floor(rate * n / 8) - overhead) / 8))
     _require_length(payload, head + 8 * total)
-    scales = np.frombuffer(payload, "<f4", len(segments))
+    scales = np.frombuffer(payload, "<f4", len(blocks))
     words = np.frombuffer(payload, "<u8", total, head)
     erasure = math.floor((1 - rate) * 2**31 + 0.5)
     y = np.zeros(64 * rows, np.float32)
     unusable = []
     row = 0
-    for blocks, scale in zip(segments, scales, strict=True):
-        first = row
-        for m in blocks:
-            count = -(-total * (row + m) // rows) + -total * row // rows
-            if count != 0:
-                free = free_inputs(m.bit_length() - 1, erasure, count)
-                block, words = read_codeword(words, free)
-                negative = np.unpackbits(block.view(np.uint8), bitorder="little")
-                y[64 * row : 64 * (row + m)] = np.where(negative, -scale, scale)
-            elif not np.isfinite(scale):
-                y[64 * row : 64 * (row + m)] = scale
-            row += m
+    for index, (length, scale) in enumerate(zip(blocks, scales, strict=True)):
+        count = total * (row + length) // rows - total * row // rows
+        free = free_inputs((length - 1).bit_length(), erasure, length, count)
+        block = read_codeword(words, free)[0][:length]
+        words = words[count:]
+        if unbiased:
+            block = block ^ random_words(stream, 2 * row, 2 * length).astype("<u4").view("<u8")
+        negative = np.unpackbits(block.view(np.uint8), bitorder="little")
+        part = slice(64 * row, 64 * (row + length))
+        y[part] = np.where(negative, -scale, scale)
+        if unbiased and length > 64:
+            y[part] = hadamard(y[part], 4096)
         if spec.rotated and not np.abs(scale) <= 2.0**100:
-            unusable.append(slice(64 * first, 64 * row))
-            y[unusable[-1]] = 0
-        elif spec.params["unbiased"] == "true" and n >= 4096:
-            main = slice(64 * first, 64 * (first + blocks[0]))
-            y[main] = hadamard(y[main], 4096)
+            unusable.append(part)
+            # The rotation's last block covers both of the last two blocks.
+            if rest and index >= len(blocks) - 2:
+                unusable.append(slice(64 * sum(blocks[: max(len(blocks) - 2, 0)]), None))
+        row += length
     if not spec.rotated:
         return y[:n]
+    for part in unusable:
+        y[part] = 0
     y = Rotation(n, stream).inverse(y[:n])
-    for segment in unusable:
-        y[segment] = np.uint32(0x7FC00000).view(np.float32)
+    for part in unusable:
+        y[part] = np.uint32(0x7FC00000).view(np.float32)
     return y
 
 
