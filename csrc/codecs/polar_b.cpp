@@ -29,6 +29,12 @@ constexpr std::size_t kStreamBytes = 8;
 // A segment's blocks begin with one of at least so many rows, that the rotation's blocks fit in.
 constexpr std::size_t kTileRows = kRotationBlock / kLanes;
 
+constexpr unsigned kRotationLog2 = 12;
+static_assert(kRotationBlock == std::size_t{1} << kRotationLog2, "of the rotation's blocks");
+
+// Where the random words of the second rotation begin; those of the first are at 2^40.
+constexpr std::uint64_t kSpreadWord = std::uint64_t{1} << 41;
+
 constexpr unsigned kMinLog2 = 10;
 constexpr unsigned kMaxLog2 = 14;
 
@@ -195,6 +201,37 @@ void mix_tiles(float* x, std::size_t count) {
   }
 }
 
+// Signs of tile `tile` of the second rotation, and the factor that makes its Hadamard transform
+// orthonormal.
+void flip_tile(std::size_t tile, std::uint64_t stream, float* v) {
+  constexpr std::size_t kWords = kRotationBlock / 32;
+  constexpr float kFactor = 1.0f / 64;
+  static_assert(kRotationBlock == 64 * 64, "kFactor");
+  std::uint32_t words[kWords];
+  kernels().random_words(stream, kSpreadWord + tile * kWords, words, kWords);
+  kernels().flip_signs(v, words, kFactor, v, kRotationBlock);
+}
+
+// The second rotation of unbiased=true, of `count` tiles from `first` on: across tiles, then within
+// each. One rotation is not enough: where few tiles hold most of the energy, it makes elements of
+// equal magnitudes, between which the smallest of the others decide.
+void spread(float* v, std::size_t first, std::size_t count, std::uint64_t stream) {
+  mix_tiles(v, count);
+  for (std::size_t i = 0; i < count; ++i) {
+    flip_tile(first + i, stream, v + kRotationBlock * i);
+    kernels().hadamard(v + kRotationBlock * i, kRotationLog2);
+  }
+}
+
+// Its inverse, times the number of tiles.
+void gather(float* v, std::size_t first, std::size_t count, std::uint64_t stream) {
+  for (std::size_t i = 0; i < count; ++i) {
+    kernels().hadamard(v + kRotationBlock * i, kRotationLog2);
+    flip_tile(first + i, stream, v + kRotationBlock * i);
+  }
+  mix_tiles(v, count);
+}
+
 class PolarB final : public Codec {
  public:
   explicit PolarB(const Recipe& recipe)
@@ -321,21 +358,21 @@ class PolarB final : public Codec {
     });
   }
 
-  // Random signs between the rotation and the code. Codewords and Hadamard transforms have too much
-  // in common: without these signs some elements' errors would never average out.
+  // Random signs between the rotations and the codes. Codewords and Hadamard transforms have so much
+  // in common that without these the errors of some elements would not average out.
   static void draw_mask(const Segment& segment, std::uint64_t stream, Workspace& space) {
     kernels().random_words(stream, 2 * segment.begin, reinterpret_cast<std::uint32_t*>(space.mask),
                            2 * (segment.end - segment.begin));
   }
 
-  // The number of tiles that unbiased=true mixes. All elements become larger by its root.
-  std::size_t mixed_tiles(const Block& block) const {
-    return unbiased_ ? std::max((block.end - block.begin) / kTileRows, std::size_t{1}) : 1;
+  // How much larger, squared, the second rotation makes elements.
+  double spread_gain(const Layout& layout, const Block& block) const {
+    const std::size_t tiles = layout.elements(block) / kRotationBlock;
+    return unbiased_ && tiles > 1 ? static_cast<double>(tiles) : 1.0;
   }
 
-  float llr_factor(const Block& block, double rms) const {
-    return static_cast<float>(llr_per_rms() /
-                              (rms * std::sqrt(static_cast<double>(mixed_tiles(block)))));
+  float llr_factor(const Layout& layout, const Block& block, double rms) const {
+    return static_cast<float>(llr_per_rms() / (rms * std::sqrt(spread_gain(layout, block))));
   }
 
   // Fills space.llr from the elements, rotated if they are to be.
@@ -350,7 +387,7 @@ class PolarB final : public Codec {
       sums.squares += part.squares;
     };
     std::memset(space.llr + count, 0, kLanes * (segment.end - segment.begin) - count);
-    const float factor = llr_factor(layout.block(segment.first_block), rms);
+    const float factor = llr_factor(layout, layout.block(segment.first_block), rms);
     if (!rotated_) {
       quantize(x + begin, 0, count, factor);
       return sums;
@@ -362,13 +399,13 @@ class PolarB final : public Codec {
       if (!unbiased_) quantize(v, first, rotation.tile_size(tile), factor);
     });
     if (unbiased_) {
-      mix_tiles(space.floats, mixed_tiles(layout.block(segment.first_block)));
+      spread(space.floats, begin / kRotationBlock, count / kRotationBlock, rotation.stream());
       draw_mask(segment, rotation.stream(), space);
       kernels().flip_signs(space.floats, reinterpret_cast<const std::uint32_t*>(space.mask), 1.0f,
                            space.floats, count);
       for_blocks(layout, segment, [&](std::size_t, const Block& block) {
         const std::size_t first = kLanes * block.begin - begin;
-        quantize(space.floats + first, first, layout.elements(block), llr_factor(block, rms));
+        quantize(space.floats + first, first, layout.elements(block), llr_factor(layout, block, rms));
       });
     }
     return sums;
@@ -441,12 +478,12 @@ class PolarB final : public Codec {
     if (words == 0 || agreement <= 0) return 0.0f;
     const auto elements = static_cast<double>(layout.elements(block));
     const double product =
-        static_cast<double>(agreement) / static_cast<double>(llr_factor(block, rms));
+        static_cast<double>(agreement) / static_cast<double>(llr_factor(layout, block, rms));
     double scale = product / elements;
     if (unbiased_) {
       const double squares =
           kernels().sum_squares(space.floats + kLanes * at, layout.elements(block));
-      scale = squares / (product * static_cast<double>(mixed_tiles(block)));
+      scale = squares / (product * spread_gain(layout, block));
     }
     return scale <= max_scale() ? static_cast<float>(scale)
                                 : std::numeric_limits<float>::quiet_NaN();
@@ -513,7 +550,7 @@ class PolarB final : public Codec {
       draw_mask(segment, rotation.stream(), space);
       kernels().polar->xor_words(space.bits, space.mask, segment.end - segment.begin);
       signs(layout, segment, scales, space, begin, end, v);
-      mix_tiles(v, mixed_tiles(layout.block(segment.first_block)));
+      gather(v, begin / kRotationBlock, (end - begin) / kRotationBlock, rotation.stream());
     }
     for_tiles(segment, [&](std::size_t tile) {
       const std::size_t first = rotation.tile_begin(tile);

@@ -788,8 +788,12 @@ def read_polar_b(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
         negative = np.unpackbits(block.view(np.uint8), bitorder="little")
         part = slice(64 * row, 64 * (row + length))
         y[part] = np.where(negative, -scale, scale)
-        if unbiased and length > 64:
-            y[part] = hadamard(y[part], 4096)
+        if unbiased and part.stop <= n - n % 4096:
+            draws = random_words(stream, 2**41 + 2 * row, 2 * length).astype("<u4")
+            flipped = np.unpackbits(draws.view(np.uint8), bitorder="little")
+            factors = np.where(flipped, np.float32(-1 / 64), np.float32(1 / 64))
+            tiles = [hadamard(tile) for tile in y[part].reshape(-1, 4096)]
+            y[part] = hadamard(factors * np.concatenate(tiles), 4096)
         if spec.rotated and not np.abs(scale) <= 2.0**100:
             unusable.append(part)
             # The rotation's last block covers both of the last two blocks.
