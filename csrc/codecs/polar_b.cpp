@@ -42,7 +42,6 @@ constexpr unsigned kMaxLog2 = 14;
 constexpr double kMinRms = 0x1p-100;
 constexpr float kMaxRotatedScale = 0x1p100f;
 
-
 unsigned floor_log2(std::size_t n) {
   unsigned log2 = 0;
   while (n >> log2 > 1) ++log2;
@@ -79,8 +78,8 @@ class Layout {
         mains_(full_) {
     for (std::size_t rest = tile_rows_ - (full_ << log2); rest != 0; rest &= rest - 1) ++mains_;
     blocks_ = mains_ + (rows_ > tile_rows_ ? 1 : 0);
-    const double bytes = std::floor(rate * static_cast<double>(n) / 8) -
-                         static_cast<double>(overhead + 4 * blocks_);
+    const double bytes =
+        std::floor(rate * static_cast<double>(n) / 8) - static_cast<double>(overhead + 4 * blocks_);
     const double words = std::floor(bytes / 8);
     words_ = words < 1 ? 1 : static_cast<std::size_t>(words);
   }
@@ -118,8 +117,7 @@ class Layout {
 
   Segment segment(std::size_t index) const {
     const bool last = index + 1 == segments();
-    return {block(index).begin, last ? rows_ : block(index).end, index,
-            last ? blocks_ - 1 : index};
+    return {block(index).begin, last ? rows_ : block(index).end, index, last ? blocks_ - 1 : index};
   }
 
  private:
@@ -358,8 +356,8 @@ class PolarB final : public Codec {
     });
   }
 
-  // Random signs between the rotations and the codes. Codewords and Hadamard transforms have so much
-  // in common that without these the errors of some elements would not average out.
+  // Random signs between the rotations and the codes. Codewords and Hadamard transforms have so
+  // much in common that without these the errors of some elements would not average out.
   static void draw_mask(const Segment& segment, std::uint64_t stream, Workspace& space) {
     kernels().random_words(stream, 2 * segment.begin, reinterpret_cast<std::uint32_t*>(space.mask),
                            2 * (segment.end - segment.begin));
@@ -405,7 +403,8 @@ class PolarB final : public Codec {
                            space.floats, count);
       for_blocks(layout, segment, [&](std::size_t, const Block& block) {
         const std::size_t first = kLanes * block.begin - begin;
-        quantize(space.floats + first, first, layout.elements(block), llr_factor(layout, block, rms));
+        quantize(space.floats + first, first, layout.elements(block),
+                 llr_factor(layout, block, rms));
       });
     }
     return sums;
@@ -417,9 +416,9 @@ class PolarB final : public Codec {
     const std::size_t first = segment.begin / kTileRows;
     // The rows of a last block of less than a tile belong to the tile before, if there is one.
     const std::size_t rows = segment.end - segment.begin;
-    const std::size_t count =
-        segment.first_block == segment.last_block ? (rows + kTileRows - 1) / kTileRows
-                                                  : (rows - 1) / kTileRows;
+    const std::size_t count = segment.first_block == segment.last_block
+                                  ? (rows + kTileRows - 1) / kTileRows
+                                  : (rows - 1) / kTileRows;
     for (std::size_t tile = first; tile < first + count; ++tile) fn(tile);
   }
 
@@ -604,7 +603,8 @@ StageInfo polar_b_stage() {
       "Korada, Urbanke: Polar Codes are Optimal for Lossy Source Coding, IEEE Trans. Inf. Theory "
       "2010; the scale of unbiased=true: Vargaftik et al.: EDEN, ICML 2022, section 3";
   stage.nonfinite =
-      "a NaN or Inf makes its segment of up to 2^20 elements NaN; tensors of fewer than 64 elements "
+      "a NaN or Inf makes its segment of up to 2^20 elements NaN; tensors of fewer than 64 "
+      "elements "
       "keep it";
   stage.example = "polar_b(rate=0.25)";
   stage.params = {

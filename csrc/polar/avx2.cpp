@@ -104,8 +104,7 @@ GRADCOMP_AVX2 void add(const std::int8_t* llr, const std::uint64_t* bits, std::i
 
 GRADCOMP_AVX2 void add_frozen(const std::int8_t* llr, std::int8_t* out, std::size_t count) {
   for (std::size_t i = 0; i < 2 * count; ++i) {
-    store_half(out, i,
-               limited(_mm256_adds_epi8(load_half(llr, i), load_half(llr, 2 * count + i))));
+    store_half(out, i, limited(_mm256_adds_epi8(load_half(llr, i), load_half(llr, 2 * count + i))));
   }
 }
 
@@ -143,15 +142,15 @@ GRADCOMP_AVX2 void decide_parity(const std::int8_t* llr, std::uint64_t* bits, st
       const __m256i magnitude = _mm256_abs_epi8(row[half]);
       const __m256i less = _mm256_cmpgt_epi8(least[half], magnitude);
       least[half] = _mm256_min_epi8(least[half], magnitude);
-      place[half] =
-          _mm256_blendv_epi8(place[half], _mm256_set1_epi8(static_cast<char>(i)), less);
+      place[half] = _mm256_blendv_epi8(place[half], _mm256_set1_epi8(static_cast<char>(i)), less);
     }
     bits[i] = sign_bits(row[0], row[1]);
     odd ^= bits[i];
   }
   for (std::size_t i = 0; i < count; ++i) {
     const __m256i here = _mm256_set1_epi8(static_cast<char>(i));
-    bits[i] ^= odd & sign_bits(_mm256_cmpeq_epi8(place[0], here), _mm256_cmpeq_epi8(place[1], here));
+    bits[i] ^=
+        odd & sign_bits(_mm256_cmpeq_epi8(place[0], here), _mm256_cmpeq_epi8(place[1], here));
   }
 }
 
@@ -184,8 +183,9 @@ GRADCOMP_AVX2 std::int32_t agreement(const std::int8_t* llr, const std::uint64_t
 
 }  // namespace
 
-const PolarKernels kAvx2PolarKernels = {quantize, check,         add,       add_frozen, decide,
-                                        decide_repetition, decide_parity, xor_words,  agreement};
+const PolarKernels kAvx2PolarKernels = {quantize,      check,     add,
+                                        add_frozen,    decide,    decide_repetition,
+                                        decide_parity, xor_words, agreement};
 
 }  // namespace gradcomp
 

@@ -37,8 +37,7 @@ GRADCOMP_AVX512 LlrSums quantize(const float* x, float scale, std::int8_t* llr, 
       const __m512 v = _mm512_loadu_ps(x + i + 16 * half);
       // Quiet and signalling NaN, and both Inf.
       nonfinite = _kor_mask16(nonfinite, _mm512_fpclass_ps_mask(v, 0x99));
-      const __m512 scaled =
-          _mm512_min_ps(_mm512_max_ps(_mm512_mul_ps(v, factor), lower), limit);
+      const __m512 scaled = _mm512_min_ps(_mm512_max_ps(_mm512_mul_ps(v, factor), lower), limit);
       const __m128i levels = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(scaled));
       row = half == 0 ? _mm256_castsi128_si256(levels) : _mm256_inserti128_si256(row, levels, 1);
     }
@@ -51,8 +50,7 @@ GRADCOMP_AVX512 LlrSums quantize(const float* x, float scale, std::int8_t* llr, 
   // A lane's sum of 2 * 127^2 per 32 elements stays below 2^32, but not below 2^31.
   const __m512i even = _mm512_and_si512(squares, _mm512_set1_epi64(0xFFFFFFFF));
   const __m512i odd = _mm512_srli_epi64(squares, 32);
-  sums.squares += static_cast<std::uint64_t>(
-      _mm512_reduce_add_epi64(_mm512_add_epi64(even, odd)));
+  sums.squares += static_cast<std::uint64_t>(_mm512_reduce_add_epi64(_mm512_add_epi64(even, odd)));
   return sums;
 }
 
@@ -98,8 +96,7 @@ GRADCOMP_AVX512 void decide_repetition(const std::int8_t* llr, std::uint64_t* bi
   for (std::size_t i = 0; i < count; ++i) bits[i] = word;
 }
 
-GRADCOMP_AVX512 void decide_parity(const std::int8_t* llr, std::uint64_t* bits,
-                                   std::size_t count) {
+GRADCOMP_AVX512 void decide_parity(const std::int8_t* llr, std::uint64_t* bits, std::size_t count) {
   __m512i least = _mm512_set1_epi8(127);
   __m512i place = _mm512_setzero_si512();
   std::uint64_t odd = 0;
@@ -140,8 +137,9 @@ GRADCOMP_AVX512 std::int32_t agreement(const std::int8_t* llr, const std::uint64
 
 }  // namespace
 
-const PolarKernels kAvx512PolarKernels = {quantize, check,         add,       add_frozen, decide,
-                                          decide_repetition, decide_parity, xor_words,  agreement};
+const PolarKernels kAvx512PolarKernels = {quantize,      check,     add,
+                                          add_frozen,    decide,    decide_repetition,
+                                          decide_parity, xor_words, agreement};
 
 }  // namespace gradcomp
 

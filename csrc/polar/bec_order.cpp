@@ -20,9 +20,8 @@ std::vector<std::uint16_t> bec_ranks(unsigned log2, std::uint32_t erasure, std::
   // Of inputs as good, the last one first: it is never worse than one whose bits it contains.
   std::vector<std::uint16_t> order(n);
   std::iota(order.begin(), order.end(), std::uint16_t{0});
-  std::sort(order.begin(), order.end(), [&](std::uint16_t a, std::uint16_t b) {
-    return z[a] != z[b] ? z[a] < z[b] : a > b;
-  });
+  std::sort(order.begin(), order.end(),
+            [&](std::uint16_t a, std::uint16_t b) { return z[a] != z[b] ? z[a] < z[b] : a > b; });
   std::vector<std::uint16_t> ranks(n);
   for (std::size_t i = 0; i < n; ++i) ranks[order[i]] = static_cast<std::uint16_t>(i);
   return ranks;

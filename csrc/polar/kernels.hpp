@@ -11,7 +11,7 @@ namespace gradcomp {
 inline constexpr std::size_t kLanes = 64;
 
 struct LlrSums {
-  bool finite;           // whether all elements were
+  bool finite;            // whether all elements were
   std::uint64_t squares;  // of the LLRs
 };
 

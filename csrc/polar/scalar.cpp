@@ -94,7 +94,8 @@ std::int32_t agreement(const std::int8_t* llr, const std::uint64_t* bits, std::s
 
 }  // namespace
 
-const PolarKernels kScalarPolarKernels = {quantize, check,         add,       add_frozen, decide,
-                                          decide_repetition, decide_parity, xor_words,  agreement};
+const PolarKernels kScalarPolarKernels = {quantize,      check,     add,
+                                          add_frozen,    decide,    decide_repetition,
+                                          decide_parity, xor_words, agreement};
 
 }  // namespace gradcomp

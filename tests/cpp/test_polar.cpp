@@ -165,8 +165,7 @@ TEST_CASE("log-likelihood ratios are the same on every level") {
         y[place] = bad;
         std::vector<std::int8_t> a(y.size()), b(y.size());
         const LlrSums p = kernels().polar->quantize(y.data(), 0x1p-16f, a.data(), y.size());
-        const LlrSums q =
-            kScalarPolarKernels.quantize(y.data(), 0x1p-16f, b.data(), y.size());
+        const LlrSums q = kScalarPolarKernels.quantize(y.data(), 0x1p-16f, b.data(), y.size());
         CHECK(a == b);
         CHECK(p.finite == (bad == 0.0f));
         CHECK(p.finite == q.finite);
