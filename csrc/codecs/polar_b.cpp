@@ -373,22 +373,21 @@ class PolarB final : public Codec {
     return static_cast<float>(llr_per_rms() / (rms * std::sqrt(spread_gain(layout, block))));
   }
 
-  // Fills space.llr from the elements, rotated if they are to be.
-  LlrSums make_llr(const Layout& layout, const Segment& segment, const Rotation& rotation,
-                   const float* x, double rms, Workspace& space) const {
+  // Fills space.llr from the elements, rotated if they are to be. Returns about the sum of the
+  // squares of the ratios, before they are limited.
+  double make_llr(const Layout& layout, const Segment& segment, const Rotation& rotation,
+                  const float* x, double rms, Workspace& space) const {
     const std::size_t begin = kLanes * segment.begin;
     const std::size_t count = std::min(kLanes * segment.end, layout.numel()) - begin;
-    LlrSums sums{true, 0};
+    double squares = 0;
     const auto quantize = [&](const float* v, std::size_t first, std::size_t size, float factor) {
-      const LlrSums part = kernels().polar->quantize(v, factor, space.llr + first, size);
-      sums.finite = sums.finite && part.finite;
-      sums.squares += part.squares;
+      squares += static_cast<double>(kernels().polar->quantize(v, factor, space.llr + first, size));
     };
     std::memset(space.llr + count, 0, kLanes * (segment.end - segment.begin) - count);
     const float factor = llr_factor(layout, layout.block(segment.first_block), rms);
     if (!rotated_) {
       quantize(x + begin, 0, count, factor);
-      return sums;
+      return squares;
     }
     for_tiles(segment, [&](std::size_t tile) {
       const std::size_t first = rotation.tile_begin(tile) - begin;
@@ -407,7 +406,7 @@ class PolarB final : public Codec {
                  llr_factor(layout, block, rms));
       });
     }
-    return sums;
+    return squares;
   }
 
   // The tiles of the rotation that lie in the segment.
@@ -442,20 +441,21 @@ class PolarB final : public Codec {
     const auto usable = [&](double rms) { return rms >= kMinRms && rms <= max_scale(); };
     // Ratios need not be exact: a sample saves a pass over memory, if it turns out to be right.
     double rms = rms_of(sample_squares(x + begin, count));
-    LlrSums sums{false, 0};
-    if (usable(rms)) sums = make_llr(layout, segment, rotation, x, rms, space);
-    const double found = static_cast<double>(sums.squares) / static_cast<double>(count);
-    const double expected = llr_per_rms() * llr_per_rms();
-    if (!sums.finite || found < 0.5 * expected || found > 2 * expected) {
+    double found = 0;
+    if (usable(rms)) found = make_llr(layout, segment, rotation, x, rms, space);
+    const double expected = llr_per_rms() * llr_per_rms() * static_cast<double>(count);
+    bool coded = found >= 0.5 * expected && found <= 2 * expected;  // false for NaN
+    if (!coded) {
       rms = rms_of(kernels().sum_squares(x + begin, count));
-      sums.finite = usable(rms) && make_llr(layout, segment, rotation, x, rms, space).finite;
+      coded = usable(rms);
+      if (coded) make_llr(layout, segment, rotation, x, rms, space);
     }
     for_blocks(layout, segment, [&](std::size_t index, const Block& block) {
       const std::size_t size = layout.words(block);
       std::uint8_t* const out = words + 8 * layout.first_word(block.begin);
       const std::size_t at = block.begin - segment.begin;
       float scale = rms < kMinRms ? 0.0f : std::numeric_limits<float>::quiet_NaN();
-      if (sums.finite) {
+      if (coded) {
         scale = encode_block(layout, block, rms, size, at, space, out);
       } else {
         std::memset(out, 0, 8 * size);
@@ -617,6 +617,11 @@ StageInfo polar_b_stage() {
   };
   stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {
     return std::make_unique<PolarB>(recipe);
+  };
+  stage.refuse = [](const Params& params, const StageInfo* memory) -> const char* {
+    if (!params.boolean("unbiased") || memory == nullptr) return nullptr;
+    return "error feedback after the scale of unbiased=true diverges, since what is sent exceeds "
+           "the gradient; leave out the memory, or unbiased=true";
   };
   stage.rotatable = true;
   return stage;

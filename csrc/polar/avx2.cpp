@@ -1,8 +1,8 @@
 #if defined(__x86_64__)
 
-#include "kernels/kernels.hpp"
 #include "kernels/x86.hpp"
 #include "polar/kernels.hpp"
+#include "polar/quantize.hpp"
 
 // A row is two vectors of 32 lanes.
 namespace gradcomp {
@@ -47,41 +47,31 @@ GRADCOMP_AVX2 inline std::uint64_t sign_bits(__m256i low, __m256i high) {
          static_cast<std::uint32_t>(_mm256_movemask_epi8(low));
 }
 
-// Eight levels as int32, and in `magnitudes` the largest bits of |x| so far.
-GRADCOMP_AVX2 inline __m256i eight_levels(const float* x, __m256 factor, __m256i* magnitudes) {
-  const __m256 v = _mm256_loadu_ps(x);
-  const __m256i bits = _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0x7FFFFFFF));
-  *magnitudes = _mm256_max_epu32(*magnitudes, bits);
-  const __m256 raised = _mm256_max_ps(_mm256_mul_ps(v, factor), _mm256_set1_ps(-127.0f));
-  return _mm256_cvtps_epi32(_mm256_min_ps(raised, _mm256_set1_ps(127.0f)));
+GRADCOMP_AVX2 inline __m256i eight_levels(const float* x, __m256 scale, __m256* squares) {
+  const __m256 scaled = _mm256_mul_ps(_mm256_loadu_ps(x), scale);
+  *squares = _mm256_add_ps(*squares, _mm256_mul_ps(scaled, scaled));
+  // What is far below becomes the least integer, and NaN 127.
+  return _mm256_cvtps_epi32(_mm256_min_ps(scaled, _mm256_set1_ps(127.0f)));
 }
 
-GRADCOMP_AVX2 LlrSums quantize(const float* x, float scale, std::int8_t* llr, std::size_t n) {
+GRADCOMP_AVX2 float quantize(const float* x, float scale, std::int8_t* llr, std::size_t n) {
   const __m256 factor = _mm256_set1_ps(scale);
-  __m256i magnitudes = _mm256_setzero_si256();
-  __m256i squares = _mm256_setzero_si256();
+  // The packs leave runs of four out of order.
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  __m256 squares[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
   std::size_t i = 0;
-  for (; i + 32 <= n; i += 32) {
-    const __m256i a = eight_levels(x + i, factor, &magnitudes);
-    const __m256i b = eight_levels(x + i + 8, factor, &magnitudes);
-    const __m256i c = eight_levels(x + i + 16, factor, &magnitudes);
-    const __m256i d = eight_levels(x + i + 24, factor, &magnitudes);
-    const __m256i ab = _mm256_packs_epi32(a, b);
-    const __m256i cd = _mm256_packs_epi32(c, d);
-    squares = _mm256_add_epi32(
-        squares, _mm256_add_epi32(_mm256_madd_epi16(ab, ab), _mm256_madd_epi16(cd, cd)));
-    // The packs leave runs of four out of order.
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(llr + i),
-                        _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), order));
+  for (; i + kHalf <= n; i += kHalf) {
+    const __m256i a = eight_levels(x + i, factor, &squares[0]);
+    const __m256i b = eight_levels(x + i + 8, factor, &squares[1]);
+    const __m256i c = eight_levels(x + i + 16, factor, &squares[0]);
+    const __m256i d = eight_levels(x + i + 24, factor, &squares[1]);
+    const __m256i levels = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+    store_half(llr + i, 0, limited(_mm256_permutevar8x32_epi32(levels, order)));
   }
-  LlrSums sums = kScalarPolarKernels.quantize(x + i, scale, llr + i, n - i);
-  std::uint32_t parts[8];
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(parts), magnitudes);
-  for (const std::uint32_t part : parts) sums.finite = sums.finite && part < kInfBits;
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(parts), squares);
-  for (const std::uint32_t part : parts) sums.squares += part;
-  return sums;
+  alignas(32) float partial[16];
+  _mm256_store_ps(partial, squares[0]);
+  _mm256_store_ps(partial + 8, squares[1]);
+  return finish_quantize(x + i, scale, llr + i, n - i, partial);
 }
 
 GRADCOMP_AVX2 void check(const std::int8_t* llr, std::int8_t* out, std::size_t count) {

@@ -2,6 +2,7 @@
 
 #include "kernels/x86.hpp"
 #include "polar/kernels.hpp"
+#include "polar/quantize.hpp"
 
 namespace gradcomp {
 namespace {
@@ -23,35 +24,30 @@ GRADCOMP_AVX512 inline __m512i negated(__m512i llr, std::uint64_t where) {
   return _mm512_mask_sub_epi8(llr, where, _mm512_setzero_si512(), llr);
 }
 
-GRADCOMP_AVX512 LlrSums quantize(const float* x, float scale, std::int8_t* llr, std::size_t n) {
+GRADCOMP_AVX512 inline __m512i sixteen_levels(const float* x, __m512 scale, __m512* squares) {
+  const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(x), scale);
+  *squares = _mm512_add_ps(*squares, _mm512_mul_ps(scaled, scaled));
+  // What is far below becomes the least integer, and NaN 127.
+  return _mm512_cvtps_epi32(_mm512_min_ps(scaled, _mm512_set1_ps(127.0f)));
+}
+
+GRADCOMP_AVX512 float quantize(const float* x, float scale, std::int8_t* llr, std::size_t n) {
   const __m512 factor = _mm512_set1_ps(scale);
-  const __m512 limit = _mm512_set1_ps(127.0f);
-  const __m512 lower = _mm512_set1_ps(-127.0f);
-  __mmask16 nonfinite = 0;
-  __m512i squares = _mm512_setzero_si512();
+  // The packs leave runs of four out of order.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  __m512 squares = _mm512_setzero_ps();
   std::size_t i = 0;
-  for (; i + 32 <= n; i += 32) {
-    __m256i row = _mm256_setzero_si256();
-    for (std::size_t half = 0; half < 2; ++half) {
-      _mm_prefetch(reinterpret_cast<const char*>(x + i + 16 * half + 768), _MM_HINT_T0);
-      const __m512 v = _mm512_loadu_ps(x + i + 16 * half);
-      // Quiet and signalling NaN, and both Inf.
-      nonfinite = _kor_mask16(nonfinite, _mm512_fpclass_ps_mask(v, 0x99));
-      const __m512 scaled = _mm512_min_ps(_mm512_max_ps(_mm512_mul_ps(v, factor), lower), limit);
-      const __m128i levels = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(scaled));
-      row = half == 0 ? _mm256_castsi128_si256(levels) : _mm256_inserti128_si256(row, levels, 1);
-    }
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(llr + i), row);
-    const __m512i wide = _mm512_cvtepi8_epi16(row);
-    squares = _mm512_add_epi32(squares, _mm512_madd_epi16(wide, wide));
+  for (; i + kLanes <= n; i += kLanes) {
+    const __m512i a = sixteen_levels(x + i, factor, &squares);
+    const __m512i b = sixteen_levels(x + i + 16, factor, &squares);
+    const __m512i c = sixteen_levels(x + i + 32, factor, &squares);
+    const __m512i d = sixteen_levels(x + i + 48, factor, &squares);
+    const __m512i levels = _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
+    store_row(llr + i, 0, limited(_mm512_permutexvar_epi32(order, levels)));
   }
-  LlrSums sums = kScalarPolarKernels.quantize(x + i, scale, llr + i, n - i);
-  sums.finite = sums.finite && nonfinite == 0;
-  // A lane's sum of 2 * 127^2 per 32 elements stays below 2^32, but not below 2^31.
-  const __m512i even = _mm512_and_si512(squares, _mm512_set1_epi64(0xFFFFFFFF));
-  const __m512i odd = _mm512_srli_epi64(squares, 32);
-  sums.squares += static_cast<std::uint64_t>(_mm512_reduce_add_epi64(_mm512_add_epi64(even, odd)));
-  return sums;
+  alignas(64) float partial[16];
+  _mm512_store_ps(partial, squares);
+  return finish_quantize(x + i, scale, llr + i, n - i, partial);
 }
 
 GRADCOMP_AVX512 void check(const std::int8_t* llr, std::int8_t* out, std::size_t count) {

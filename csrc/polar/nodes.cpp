@@ -17,6 +17,28 @@ Node join(Node left, Node right, unsigned log2) {
   return Node::kSplit;
 }
 
+// What any two children of a level join to.
+class Joins {
+ public:
+  explicit Joins(unsigned log2) {
+    for (unsigned left = 0; left < kKinds; ++left) {
+      for (unsigned right = 0; right < kKinds; ++right) {
+        table_[kStride * left + right] =
+            join(static_cast<Node>(left), static_cast<Node>(right), log2);
+      }
+    }
+  }
+
+  Node operator()(Node left, Node right) const {
+    return table_[kStride * static_cast<unsigned>(left) + static_cast<unsigned>(right)];
+  }
+
+ private:
+  static constexpr unsigned kKinds = static_cast<unsigned>(Node::kSplit) + 1;
+  static constexpr unsigned kStride = 8;
+  Node table_[kStride * kStride];
+};
+
 }  // namespace
 
 void make_nodes(const std::uint16_t* ranks, unsigned log2, std::size_t count, Node* nodes) {
@@ -27,8 +49,9 @@ void make_nodes(const std::uint16_t* ranks, unsigned log2, std::size_t count, No
   }
   for (unsigned level = 1; level <= log2; ++level) {
     const std::size_t first = n >> level;
+    const Joins joined(level);
     for (std::size_t i = first; i < 2 * first; ++i) {
-      nodes[i] = join(nodes[2 * i], nodes[2 * i + 1], level);
+      nodes[i] = joined(nodes[2 * i], nodes[2 * i + 1]);
     }
   }
 }

@@ -1,26 +1,17 @@
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 
 #include "polar/kernels.hpp"
+#include "polar/quantize.hpp"
 
 namespace gradcomp {
 namespace {
 
 int limited(int llr) { return std::min(std::max(llr, -127), 127); }
 
-LlrSums quantize(const float* x, float scale, std::int8_t* llr, std::size_t n) {
-  LlrSums sums{true, 0};
-  for (std::size_t i = 0; i < n; ++i) {
-    sums.finite = sums.finite && std::isfinite(x[i]);
-    const float scaled = x[i] * scale;
-    // In this order NaN becomes -127, whose conversion is defined.
-    const float limit = scaled > -127.0f ? scaled : -127.0f;
-    const long level = std::lrint(limit < 127.0f ? limit : 127.0f);
-    llr[i] = static_cast<std::int8_t>(level);
-    sums.squares += static_cast<std::uint64_t>(level * level);
-  }
-  return sums;
+float quantize(const float* x, float scale, std::int8_t* llr, std::size_t n) {
+  float partial[16] = {};
+  return finish_quantize(x, scale, llr, n, partial);
 }
 
 void check(const std::int8_t* llr, std::int8_t* out, std::size_t count) {

@@ -8,6 +8,7 @@ import pytest
 from decoder import decode
 
 from gradcomp import SpecError, WireError, get_codec
+from gradcomp.spec import parse
 
 FloatArray = npt.NDArray[np.float32]
 f32 = np.float32
@@ -95,6 +96,13 @@ def test_small_tensors_are_no_smaller_than_a_word_and_a_scale() -> None:
 def test_other_rates_are_refused(rate: str) -> None:
     with pytest.raises(SpecError, match=r"\[0\.03125, 0\.5\]"):
         get_codec(f"polar_b(rate={rate})")
+
+
+def test_the_unbiased_scale_takes_no_memory() -> None:
+    with pytest.raises(SpecError, match="diverges"):
+        parse("residual|polar_b(unbiased=true)")
+    with pytest.raises(SpecError, match="diverges"):
+        parse("signum|polar_b(unbiased=true)")
 
 
 @pytest.mark.parametrize("rate", [1 / 8, 1 / 2])

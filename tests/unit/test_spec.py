@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import gradcomp
@@ -148,7 +148,13 @@ def specs(draw: st.DrawFn) -> str:
 @LAWS
 @given(text=specs())
 def test_canonical_is_a_fixed_point(text: str) -> None:
-    spec = parse(text)
+    try:
+        spec = parse(text)
+    except SpecError as error:
+        # Scales that make a codec unbiased and a memory exclude each other.
+        assert "unbiased=true" in text
+        assert "leave out the memory" in str(error)
+        assume(False)
     again = parse(spec.canonical)
     assert again.canonical == spec.canonical
     assert again == spec
