@@ -104,7 +104,7 @@ uint32_t gradcomp_codec_caps(const gradcomp_codec* codec) {
   return (caps.summable ? GRADCOMP_CAP_SUMMABLE : 0) | (caps.seeded ? GRADCOMP_CAP_SEEDED : 0) |
          (caps.sparse ? GRADCOMP_CAP_SPARSE : 0) | (caps.finite ? GRADCOMP_CAP_FINITE : 0) |
          (caps.private_noise ? GRADCOMP_CAP_PRIVATE_NOISE : 0) |
-         (caps.shares ? GRADCOMP_CAP_SHARES : 0);
+         (caps.shares ? GRADCOMP_CAP_SHARES : 0) | (caps.nonlinear ? GRADCOMP_CAP_NONLINEAR : 0);
 }
 
 size_t gradcomp_max_payload_size(const gradcomp_codec* codec, size_t n) {

@@ -13,6 +13,7 @@ class Codec:
     codec_id: int
     spec_hash: int
     summable: bool
+    nonlinear: bool
     seeded: bool
     sparse: bool
     finite: bool

@@ -37,10 +37,11 @@ class Codec:
         self.spec: str = self.core.spec
         """The canonical spec."""
         self.name: str = self.core.name
-        caps = ("summable", "seeded", "sparse", "finite", "private_noise", "shares")
+        caps = ("summable", "nonlinear", "seeded", "sparse", "finite", "private_noise", "shares")
         self.caps: frozenset[str] = frozenset(cap for cap in caps if getattr(self.core, cap))
-        """``summable``: payloads of ranks may be added and decoded once; ``seeded``: the bytes
-        depend on seed, step and tensor_id; ``sparse``: decode_add costs O(payload); ``finite``:
+        """``summable``: payloads of ranks may be added and decoded once; ``nonlinear``: summable,
+        but the decode of a sum is not the sum of the decodes; ``seeded``: the bytes depend on seed,
+        step and tensor_id; ``sparse``: decode_add costs O(payload); ``finite``:
         a finite input decodes to finite values; ``private_noise``: encoding draws noise that ranks
         should not share; ``shares``: tensors that travel together are encoded together, see
         `gradcomp.encode_batch`."""

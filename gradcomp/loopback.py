@@ -107,7 +107,8 @@ def _describe(outcome: Request | _Ended[Any]) -> str:
         array = outcome.array
         return f"all-reduce of '{outcome.name}', {array.dtype}, shape {array.shape}"
     if isinstance(outcome, AllGather):
-        return f"all-gather of '{outcome.name}', frames: {outcome.count}"
+        frames = "" if outcome.count == 1 else f", {outcome.count} frames"
+        return f"all-gather of '{outcome.name}'{frames}"
     return "nothing more: it has its average"
 
 

@@ -47,7 +47,11 @@ class Source(NamedTuple):
 
 
 class Memory(Protocol):
-    """Wraps the compression of one tensor in one step."""
+    """Wraps the compression of one tensor in one step.
+
+    Either `source`, then `sent`; or, where what was sent is more than one codec call and known only
+    later, `compensate`, then `update`.
+    """
 
     def source(self, grad: FloatArray, key: TensorKey) -> Source:
         """What to encode for this gradient, flat. Valid until `sent`."""
@@ -55,6 +59,14 @@ class Memory(Protocol):
 
     def sent(self, key: TensorKey) -> None:
         """Called once the source is encoded."""
+        ...
+
+    def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
+        """The corrected gradient, flat: what should be sent. Valid until `update`."""
+        ...
+
+    def update(self, key: TensorKey, sent: FloatArray) -> None:
+        """Take note of what was sent, as every rank decodes it."""
         ...
 
 
@@ -66,6 +78,13 @@ class NoMemory:
         return Source(grad.reshape(-1))
 
     def sent(self, key: TensorKey) -> None:
+        """Nothing to keep."""
+
+    def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
+        """The gradient itself."""
+        return grad.reshape(-1)
+
+    def update(self, key: TensorKey, sent: FloatArray) -> None:
         """Nothing to keep."""
 
 
@@ -93,6 +112,19 @@ class Residual:
     def sent(self, key: TensorKey) -> None:
         """Nothing is left to do."""
 
+    def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
+        """The corrected gradient, in the residual's own memory."""
+        residual = _array_of(self._residuals, key, "residual")
+        _core.compensate(residual, grad.reshape(-1), self.beta, self.gamma)
+        return residual
+
+    def update(self, key: TensorKey, sent: FloatArray) -> None:
+        """residual = corrected - sent."""
+        residual = self._residuals[key.name]
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.subtract(residual, sent, out=residual)
+        _core.zero_nonfinite(residual)
+
 
 class Signum:
     """Momentum before compression: a rank sends the moving average of its own gradients.
@@ -111,17 +143,25 @@ class Signum:
         self._finite: dict[str, bool] = {}
 
     def source(self, grad: FloatArray, key: TensorKey) -> Source:
+        """The moving average."""
+        return Source(self.compensate(grad, key))
+
+    def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
         """The moving average, this step's gradient included."""
         first = key.name not in self._momenta
         average = _array_of(self._momenta, key, "momentum")
         old, new = (0.0, 1.0) if first else (self.momentum, 1.0 - self.momentum)
         self._finite[key.name] = _core.compensate(average, grad.reshape(-1), old, new)
-        return Source(average)
+        return average
 
     def sent(self, key: TensorKey) -> None:
         """Sees to it that the moving average stays finite."""
         if not self._finite.pop(key.name):
             _core.zero_nonfinite(self._momenta[key.name])
+
+    def update(self, key: TensorKey, sent: FloatArray) -> None:
+        """What was sent does not matter; see `sent`."""
+        self.sent(key)
 
 
 def make_memory(stage: Stage | None, state: MemoryState) -> Memory:

@@ -92,6 +92,19 @@ SPECS = {
         "chunktopk(ratio=0.01)",
     ),
     "globaltopk": ("globaltopk(ratio=0.1)", "globaltopk(k=9,values=fp16)|elias_fano"),
+    "adaq": ("adaq(ratio=0.1)", "adaq(ratio=0.5)|bitmask", "adaq(ratio=0.02)|rice"),
+    "inceptionn": (
+        "inceptionn",
+        "inceptionn(error_bound=0.0000152587890625)",
+        "inceptionn(error_bound=0.3)",
+    ),
+    "sketch": (
+        "sketch(ratio=0.1,rows=1)",
+        "sketch(ratio=0.1)",
+        "sketch(ratio=0.5,rows=5)",
+        "sketch(ratio=0.3,rows=1,unbiased=true)",
+        "sketch(ratio=0.3,unbiased=true)",
+    ),
     "polar_b": (
         "polar_b(rate=0.5)",
         "polar_b(rate=0.03125,n=4096)",
@@ -111,6 +124,7 @@ EXAMPLE_SPECS = {
     "chunktopk": "chunktopk(ratio=0.5,chunk=3)",
     "globaltopk": "globaltopk(k=2)",
     "uniform": "rotate|uniform(bits=4)",
+    "adaq": "adaq(ratio=0.5)",
 }
 EXAMPLE_INPUT = np.array([0.1, -3.0, 0.25, 2.0], np.float32)
 EXAMPLE_CALL = {"seed": 1, "step": 2, "tensor_id": 3}
@@ -270,14 +284,27 @@ def sparse_fields(payload: bytes, decoded: FloatArray) -> list[Row]:
     rows = [
         (4, f"count {count}"),
         (1, f"index coding: {coder}"),
-        (1, f"value type: {('fp32', 'fp16', 'bf16', 'int8', 'sign')[kind]}"),
+        (1, f"value type: {('fp32', 'fp16', 'bf16', 'int8', 'sign', 'means')[kind]}"),
         (2, f"shortfall {shortfall}"),
         (1, f"indices, {payload[8]:08b} in binary"),
     ]
+    if kind == 5:
+        low, high = number(payload, 9), number(payload, 13)
+        return [*rows, (4, f"low {low}"), (4, f"high {high}"), (1, f"bits, {payload[17]:08b}")]
     if kind == 3:
         steps = np.frombuffer(payload[13:], np.int8)
         return [*rows, (4, f"step {number(payload, 9)}"), *[(1, f"{q} steps") for q in steps]]
     return [*rows, *[(4, f"value {value!s}") for value in np.frombuffer(payload[9:], "<f4")]]
+
+
+def fixed_fields(payload: bytes, decoded: FloatArray) -> list[Row]:
+    """The fields of one block of fixed point of less than 8 elements."""
+    low, high = payload[0], payload[1]
+    rows = [(1, f"lower tag bits, {low:08b} in binary"), (1, f"upper tag bits, {high:08b}")]
+    for tag, size, form in ((1, 1, "8 bits"), (2, 2, "16 bits"), (3, 4, "float32")):
+        where = [i for i in range(decoded.size) if (low >> i & 1) + 2 * (high >> i & 1) == tag]
+        rows += [(size, f"{decoded[i]!s} of index {i} as {form}") for i in where]
+    return rows
 
 
 def drawn_fields(payload: bytes, decoded: FloatArray) -> list[Row]:
@@ -311,6 +338,9 @@ PAYLOAD_FIELDS: dict[str, Fields] = {
     "randomblock": drawn_fields,
     "chunktopk": sparse_fields,
     "globaltopk": sparse_fields,
+    "adaq": sparse_fields,
+    "inceptionn": fixed_fields,
+    "sketch": dense_fields(4, "float32, as all tensors that are not larger than their sketch"),
     "polar_b": dense_fields(4, "float32, as all tensors of n < 64"),
 }
 

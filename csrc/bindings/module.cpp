@@ -388,6 +388,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
       .def_property_readonly("codec_id", [](const PyCodec& c) { return c.compiled().info->id; })
       .def_property_readonly("spec_hash", [](const PyCodec& c) { return c.compiled().spec_hash; })
       .def_property_readonly("summable", [](const PyCodec& c) { return c.caps().summable; })
+      .def_property_readonly("nonlinear", [](const PyCodec& c) { return c.caps().nonlinear; })
       .def_property_readonly("seeded", [](const PyCodec& c) { return c.caps().seeded; })
       .def_property_readonly("sparse", [](const PyCodec& c) { return c.caps().sparse; })
       .def_property_readonly("finite", [](const PyCodec& c) { return c.caps().finite; })

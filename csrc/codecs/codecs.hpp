@@ -28,6 +28,9 @@ StageInfo threshold_stage();
 StageInfo randomblock_stage();
 StageInfo chunktopk_stage();
 StageInfo globaltopk_stage();
+StageInfo adaq_stage();
+StageInfo inceptionn_stage();
+StageInfo sketch_stage();
 StageInfo polar_b_stage();
 
 }  // namespace gradcomp

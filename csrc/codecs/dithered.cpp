@@ -31,30 +31,6 @@ float unit_of(Partition partition, unsigned levels, float norm) {
   return partition == Partition::kLinear ? norm / static_cast<float>(levels) : norm;
 }
 
-// Level 0, or 2^(level - levels) of the norm. Between two levels the bits of a float grow linearly,
-// so adding a random word below 2^23 carries into the exponent with the right probability; below
-// the least level the same is done in fixed point.
-void round_natural(const float* x, const std::uint32_t* words, float inverse, unsigned levels,
-                   std::uint8_t* symbols, std::size_t n) {
-  const auto s = static_cast<std::int32_t>(levels);
-  const std::int32_t least = (128 - s) << 23;  // bits of 2^(1 - s)
-  const float to_one = bits_float(static_cast<std::uint32_t>(126 + s) << 23);
-  // Integers and masks instead of conditions on floats, so that compilers use vectors.
-  for (std::size_t i = 0; i < n; ++i) {
-    const auto ratio = static_cast<std::int32_t>(float_bits(std::fabs(x[i]) * inverse));
-    const float low = bits_float(static_cast<std::uint32_t>(ratio < least ? ratio : least));
-    const std::int32_t below = (static_cast<std::int32_t>(low * to_one * 0x1p24f) +
-                                static_cast<std::int32_t>(words[i] >> 8)) >>
-                               24;
-    const std::int32_t above = ((ratio + static_cast<std::int32_t>(words[i] >> 9)) >> 23) - 127 + s;
-    const std::int32_t bounded = above < s ? above : s;
-    const std::int32_t is_below = -static_cast<std::int32_t>(ratio < least);
-    const std::int32_t level = (below & is_below) | (bounded & ~is_below);
-    const std::int32_t symbol = 2 * level - static_cast<std::int32_t>(float_bits(x[i]) >> 31);
-    symbols[i] = static_cast<std::uint8_t>(symbol < 0 ? 0 : symbol);
-  }
-}
-
 }  // namespace
 
 const char* const kDitheredNonfinite =
@@ -170,7 +146,7 @@ void Dithered::round(const float* x, const std::uint32_t* words, float norm, std
     const float scale = static_cast<float>(levels_) * 0x1p24f / norm;
     kernels().f32_to_zigzag(x, words, scale, levels_, symbols, n);
   } else {
-    round_natural(x, words, 1.0f / norm, levels_, symbols, n);
+    kernels().f32_to_natural_zigzag(x, words, 1.0f / norm, levels_, symbols, n);
   }
 }
 
@@ -197,7 +173,8 @@ void Dithered::write_symbols(Span<const float> x, const Call& call, std::size_t 
     }
     if ((at - begin) % kWords == 0) {
       words_begin = at;
-      kernels().random_words(call.stream, at, words, std::min(kWords, end - at));
+      const std::size_t count = std::min(kWords, end - at);
+      kernels().rounding_words(call.stream, at, words, count, x.data() + at + count);
     }
     const std::size_t stop = std::min({bucket_end, words_begin + kWords, end});
     round(x.data() + at, words + (at - words_begin), norm, symbols + (at - begin), stop - at);

@@ -4,12 +4,13 @@
 
 #include "codecs/buckets.hpp"
 #include "codecs/codecs.hpp"
+#include "codecs/rounding.hpp"
 #include "core/spec.hpp"
 
 namespace gradcomp {
 namespace {
 
-constexpr std::size_t kPiece = 1024;  // elements whose random words stay in the first-level cache
+constexpr std::size_t kPiece = kRoundingPiece;  // elements at a time, an even number
 
 // 8 bits: levels -127 to 127 as int8. 4 bits: levels -7 to 7, two in a byte, the first one below.
 class Linear : public BucketCodec {
@@ -43,16 +44,17 @@ class Linear : public BucketCodec {
     }
     const float inverse = 1.0f / scale;
     alignas(64) std::uint8_t levels[kPiece];
-    alignas(64) std::uint32_t words[kPiece + 4];
+    if (random_) {
+      for_rounding(x, n, first, call,
+                   [&](std::size_t done, const std::uint32_t* words, std::size_t count) {
+                     kernels().quantize_randomly(x + done, words, inverse, limit_, levels, count);
+                     pack(levels, codes, done, count);
+                   });
+      return scale;
+    }
     for (std::size_t done = 0; done < n; done += kPiece) {
       const std::size_t count = std::min(n - done, kPiece);
-      if (random_) {
-        const std::size_t ahead = (first + done) % 4;  // words come in fours
-        kernels().random_words(call.stream, first + done - ahead, words, count + ahead);
-        kernels().quantize_randomly(x + done, words + ahead, inverse, limit_, levels, count);
-      } else {
-        kernels().quantize(x + done, inverse, limit_, levels, count);
-      }
+      kernels().quantize(x + done, inverse, limit_, levels, count);
       pack(levels, codes, done, count);
     }
     return scale;

@@ -1,14 +1,13 @@
 // Natural compression: powers of two. Payload: one byte per element.
 #include "codecs/codecs.hpp"
 #include "codecs/payload.hpp"
+#include "codecs/rounding.hpp"
 #include "core/feedback.hpp"
 #include "core/thread_pool.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {
 namespace {
-
-constexpr std::size_t kPiece = 1024;  // elements whose random words stay in the first-level cache
 
 class Natural final : public Codec {
  public:
@@ -27,16 +26,15 @@ class Natural final : public Codec {
     GRADCOMP_TRY(check_room(out, x.size()));
     float* const residual = residual_of(call);
     for_ranges(x.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
-      alignas(64) std::uint32_t words[kPiece];
-      for (; begin < end; begin += kPiece) {
-        const std::size_t count = end - begin < kPiece ? end - begin : kPiece;
-        correct(call, begin, begin + count);
-        kernels().random_words(call.stream, begin, words, count);
-        kernels().natural_encode(x.data() + begin, words, out.data() + begin, count);
-        if (residual != nullptr) {
-          kernels().natural_add(out.data() + begin, -1.0f, residual + begin, count);
-        }
-      }
+      for_rounding(x.data() + begin, end - begin, begin, call,
+                   [&](std::size_t done, const std::uint32_t* words, std::size_t count) {
+                     const std::size_t at = begin + done;
+                     correct(call, at, at + count);
+                     kernels().natural_encode(x.data() + at, words, out.data() + at, count);
+                     if (residual != nullptr) {
+                       kernels().natural_add(out.data() + at, -1.0f, residual + at, count);
+                     }
+                   });
     });
     *written = x.size();
     return {};

@@ -1,9 +1,9 @@
 #include "codecs/seeded.hpp"
 
-#include <cstring>
 #include <string>
 
 #include "codecs/payload.hpp"
+#include "codecs/scatter.hpp"
 #include "codecs/sparse.hpp"
 
 namespace gradcomp {
@@ -40,12 +40,7 @@ Status SeededCodec::encode(Span<const float> x, const Call& call, Span<std::uint
   Kept kept;
   GRADCOMP_TRY(choose_kept(x.size(), call, &kept));
   const std::size_t k = kept.indices.size();
-  // Every element may be in a cache line and a page of its own: ask for them early.
-  constexpr std::size_t kAhead = 64;
-  for (std::size_t i = 0; i < k; ++i) {
-    __builtin_prefetch(x.data() + kept.indices[i + kAhead < k ? i + kAhead : i]);
-    kept.values[i] = x[kept.indices[i]];
-  }
+  gather(x, {kept.indices.data(), k}, kept.values.data());
   if (unbiased_ && k > 0) {
     const float scale = static_cast<float>(static_cast<double>(x.size()) / static_cast<double>(k));
     for (float& value : kept.values) value *= scale;
@@ -58,8 +53,7 @@ Status SeededCodec::encode(Span<const float> x, const Call& call, Span<std::uint
 Status SeededCodec::decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const {
   Kept kept;
   GRADCOMP_TRY(unpack(in, call, y.size(), &kept));
-  if (!y.empty()) std::memset(y.data(), 0, 4 * y.size());
-  for (std::size_t i = 0; i < kept.indices.size(); ++i) y[kept.indices[i]] = kept.values[i];
+  scatter({kept.indices.data(), kept.indices.size()}, 1, kept.values.data(), y);
   return {};
 }
 
@@ -67,9 +61,7 @@ Status SeededCodec::decode_add(Span<const std::uint8_t> in, const Call& call, fl
                                Span<float> acc) const {
   Kept kept;
   GRADCOMP_TRY(unpack(in, call, acc.size(), &kept));
-  for (std::size_t i = 0; i < kept.indices.size(); ++i) {
-    acc[kept.indices[i]] += weight * kept.values[i];
-  }
+  scatter_add({kept.indices.data(), kept.indices.size()}, 1, kept.values.data(), weight, acc);
   return {};
 }
 

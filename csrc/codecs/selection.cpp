@@ -15,9 +15,14 @@ namespace {
 
 std::uint32_t magnitude(float x) { return float_bits(x) & kMagnitudeMask; }
 
-// A threshold that a little more than k of the n elements should reach, from a deterministic
-// sample. A bad guess costs time, never exactness.
-std::uint32_t guess_threshold(const float* x, std::size_t n, std::size_t k) {
+// The same for elements of one sign; 0 for the others.
+std::uint32_t positive_magnitude(float x) { return std::signbit(x) ? 0 : magnitude(x); }
+std::uint32_t negative_magnitude(float x) { return std::signbit(x) ? magnitude(x) : 0; }
+
+// A threshold that a little more than k of the n elements should reach with their `size_of`, from a
+// deterministic sample. A bad guess costs time, never exactness.
+template <typename SizeOf>
+std::uint32_t guess_threshold(const float* x, std::size_t n, std::size_t k, const SizeOf& size_of) {
   constexpr std::size_t kRun = 16;  // one cache line of floats per sampled place
   constexpr std::size_t kMaxRuns = 4096;
   if (n < std::size_t{1} << 15 || k > n / 4) return 0;
@@ -26,7 +31,7 @@ std::uint32_t guess_threshold(const float* x, std::size_t n, std::size_t k) {
   const std::size_t stride = n / runs;
   std::vector<std::uint32_t> sample(runs * kRun);
   for (std::size_t run = 0; run < runs; ++run) {
-    for (std::size_t i = 0; i < kRun; ++i) sample[run * kRun + i] = magnitude(x[run * stride + i]);
+    for (std::size_t i = 0; i < kRun; ++i) sample[run * kRun + i] = size_of(x[run * stride + i]);
   }
   const double hits =
       static_cast<double>(sample.size()) * static_cast<double>(k) / static_cast<double>(n);
@@ -53,9 +58,13 @@ void scan(const float* x, std::size_t begin, std::size_t end, std::uint32_t thre
   }
 }
 
+Status out_of_memory(std::size_t indices) {
+  return capacity_error("out of memory: " + std::to_string(indices) + " indices");
+}
+
 Status select_all(Span<const float> x, const Call& call, Selection* kept) {
   Span<std::uint32_t> all = call.scratch->get<std::uint32_t>(0, x.size() + 1);
-  if (all.empty()) return capacity_error("out of memory: " + std::to_string(x.size()) + " indices");
+  if (all.empty()) return out_of_memory(x.size());
   for (std::size_t i = 0; i < x.size(); ++i) all[i] = static_cast<std::uint32_t>(i);
   *kept = {{all.data(), x.size()}, x};
   return {};
@@ -155,8 +164,8 @@ Status select_largest(Span<const float> x, std::size_t k, const Call& call, Sele
   // Twice k, so that a full buffer is halved at most every k elements: linear time at worst.
   const std::size_t cap = 2 * k + 4096;
   Candidates found;
-  GRADCOMP_TRY(find_candidates(x, guess_threshold(x.data(), x.size(), k), k, cap, Excess::kLargest,
-                               call, &found));
+  GRADCOMP_TRY(find_candidates(x, guess_threshold(x.data(), x.size(), k, magnitude), k, cap,
+                               Excess::kLargest, call, &found));
   // With fewer than k the guess was too high; now every element is a candidate.
   if (found.size < k) {
     GRADCOMP_TRY(find_candidates(x, 0, k, cap, Excess::kLargest, call, &found));
@@ -164,6 +173,51 @@ Status select_largest(Span<const float> x, std::size_t k, const Call& call, Sele
   if (found.size > k) keep_largest(&found, k);
   *kept = found.first(k);
   return {};
+}
+
+Status select_largest_by_sign(Span<const float> x, const SignCounts& k, const Call& call,
+                              Selection* kept) {
+  const std::size_t n = x.size();
+  std::uint32_t threshold = kMagnitudeMask;
+  if (k.positive > 0) threshold = guess_threshold(x.data(), n, k.positive, positive_magnitude);
+  if (k.negative > 0) {
+    threshold = std::min(threshold, guess_threshold(x.data(), n, k.negative, negative_magnitude));
+  }
+  for (threshold = std::max(threshold, 1u);; threshold = 1) {  // 1: all but zeros
+    Candidates found;
+    GRADCOMP_TRY(find_candidates(x, threshold, 1, n, Excess::kFirst, call, &found));
+    Span<std::uint32_t> work = call.scratch->get<std::uint32_t>(3, found.size + 1);
+    if (work.empty()) return out_of_memory(found.size);
+    // By sign bit: the smallest kept, and how many of those equal to it.
+    Rank least[2] = {{0, 0}, {0, 0}};
+    bool enough = true;
+    for (std::uint32_t sign : {0u, 1u}) {
+      const std::size_t wanted = sign == 0 ? k.positive : k.negative;
+      std::size_t count = 0;
+      for (std::size_t i = 0; i < found.size; ++i) {
+        const std::uint32_t bits = float_bits(found.values[i]);
+        work[count] = bits & kMagnitudeMask;
+        count += bits >> 31 == sign ? 1 : 0;
+      }
+      enough = enough && count >= wanted;
+      if (enough && wanted > 0) least[sign] = kth_largest(work.data(), count, wanted);
+    }
+    if (!enough && threshold > 1) continue;  // the guess was too high
+    std::size_t size = 0;
+    for (std::size_t i = 0; i < found.size; ++i) {
+      const std::uint32_t bits = float_bits(found.values[i]);
+      Rank& rank = least[bits >> 31];
+      found.values[size] = found.values[i];
+      found.indices[size] = found.indices[i];
+      size += (bits & kMagnitudeMask) > rank.number ? 1 : 0;
+      if ((bits & kMagnitudeMask) == rank.number && rank.ties > 0) {  // rare, or all
+        --rank.ties;
+        ++size;
+      }
+    }
+    *kept = found.first(size);
+    return {};
+  }
 }
 
 }  // namespace gradcomp

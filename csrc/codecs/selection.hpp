@@ -48,6 +48,17 @@ std::uint32_t keep_largest(Candidates* candidates, std::size_t k);
 // The k elements of largest magnitude, k <= x.size(); at least 1 unless x is empty.
 Status select_largest(Span<const float> x, std::size_t k, const Call& call, Selection* kept);
 
+// How many elements have each sign bit.
+struct SignCounts {
+  std::size_t positive = 0;
+  std::size_t negative = 0;
+};
+
+// Of the elements with each sign bit the k of largest magnitude. There must be so many that are not
+// 0; zeros are never kept.
+Status select_largest_by_sign(Span<const float> x, const SignCounts& k, const Call& call,
+                              Selection* kept);
+
 // The k-th largest of some numbers below 2^31, and how many equal to it are among the k largest.
 struct Rank {
   std::uint32_t number;

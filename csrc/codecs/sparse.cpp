@@ -1,10 +1,10 @@
 #include "codecs/sparse.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "codecs/payload.hpp"
+#include "codecs/scatter.hpp"
 #include "core/bytes.hpp"
 
 namespace gradcomp {
@@ -17,9 +17,14 @@ constexpr std::size_t kValueSlot = kSelectionSlots + 1;
 }  // namespace
 
 SparseCodec::SparseCodec(const Recipe& recipe, std::size_t unit)
+    : SparseCodec(recipe, value_type(recipe.params.choice("values"))) {
+  unit_ = unit;
+}
+
+SparseCodec::SparseCodec(const Recipe& recipe, ValueType values)
     : coder_(IndexCoder::named(recipe.coder == nullptr ? "auto" : recipe.coder->info->name)),
-      value_type_(value_type(recipe.params.choice("values"))),
-      unit_(unit) {}
+      value_type_(values),
+      unit_(1) {}
 
 Caps SparseCodec::caps() const noexcept {
   Caps caps;
@@ -55,8 +60,7 @@ Status SparseCodec::encode(Span<const float> x, const Call& call, Span<std::uint
 Status SparseCodec::decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const {
   Kept kept;
   GRADCOMP_TRY(unpack(in, call, y.size(), &kept));
-  if (!y.empty()) std::memset(y.data(), 0, 4 * y.size());
-  for_each(kept, y.size(), [&](std::size_t i, float value) { y[i] = value; });
+  scatter({kept.indices.data(), kept.indices.size()}, unit_, kept.values.data(), y);
   return {};
 }
 
@@ -64,18 +68,8 @@ Status SparseCodec::decode_add(Span<const std::uint8_t> in, const Call& call, fl
                                Span<float> acc) const {
   Kept kept;
   GRADCOMP_TRY(unpack(in, call, acc.size(), &kept));
-  for_each(kept, acc.size(), [&](std::size_t i, float value) { acc[i] += weight * value; });
+  scatter_add({kept.indices.data(), kept.indices.size()}, unit_, kept.values.data(), weight, acc);
   return {};
-}
-
-template <typename Fn>
-void SparseCodec::for_each(const Kept& kept, std::size_t n, const Fn& fn) const {
-  const float* value = kept.values.data();
-  for (std::uint32_t index : kept.indices) {
-    const std::size_t begin = index * unit_;
-    const std::size_t end = std::min(begin + unit_, n);
-    for (std::size_t i = begin; i < end; ++i) fn(i, *value++);
-  }
 }
 
 Status SparseCodec::unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n,

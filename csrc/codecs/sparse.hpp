@@ -20,6 +20,8 @@ class SparseCodec : public Codec {
  public:
   // Reads the parameter `values` and the coder stage. A unit has 1 to kMaxUnit elements.
   explicit SparseCodec(const Recipe& recipe, std::size_t unit = 1);
+  // Reads the coder stage; units are elements.
+  SparseCodec(const Recipe& recipe, ValueType values);
 
   Caps caps() const noexcept override;
   std::size_t max_encoded_size(std::size_t n) const noexcept final;
@@ -44,9 +46,6 @@ class SparseCodec : public Codec {
 
   std::size_t units(std::size_t n) const { return (n + unit_ - 1) / unit_; }
   Status unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n, Kept* kept) const;
-  // Calls fn(index, value) for every element kept.
-  template <typename Fn>
-  void for_each(const Kept& kept, std::size_t n, const Fn& fn) const;
 
   IndexCoder coder_;
   ValueType value_type_;

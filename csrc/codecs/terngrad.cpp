@@ -10,6 +10,7 @@
 #include "codecs/chunks.hpp"
 #include "codecs/codecs.hpp"
 #include "codecs/payload.hpp"
+#include "codecs/rounding.hpp"
 #include "core/bytes.hpp"
 #include "core/feedback.hpp"
 #include "kernels/kernels.hpp"
@@ -91,12 +92,14 @@ class TernGrad final : public Codec {
     store(out.data(), scale);
     float* const residual = residual_of(call);
     for_blocks(x.size(), kBlock, [&](std::size_t block, std::size_t begin, std::size_t count) {
-      alignas(64) std::uint32_t words[kBlock];
       alignas(64) std::uint8_t digits[kBlock];
       const std::size_t bytes = packed_bytes(count);
       if (scale > 0) {
-        kernels().random_words(call.stream, begin, words, count);
-        kernels().ternarize(x.data() + begin, words, scale, digits, count);
+        const float* from = x.data() + begin;
+        for_rounding(from, count, begin, call,
+                     [&](std::size_t done, const std::uint32_t* words, std::size_t some) {
+                       kernels().ternarize(from + done, words, scale, digits + done, some);
+                     });
         std::fill(digits + count, digits + kDigits * bytes, std::uint8_t{0});
       } else {  // 0 or NaN
         std::fill_n(digits, kDigits * bytes, std::uint8_t{0});

@@ -8,6 +8,7 @@
 
 #include "codecs/codecs.hpp"
 #include "codecs/grouped.hpp"
+#include "codecs/rounding.hpp"
 #include "core/bytes.hpp"
 #include "kernels/kernels.hpp"
 
@@ -73,15 +74,10 @@ class Uniform final : public GroupedCodec {
       kernels().quantize_uniform(v, inverse, top_, nullptr, symbols, n);
       return half_step;
     }
-    // Words are drawn in fours; a group may begin within one.
-    constexpr std::size_t kPiece = 1024;
-    std::uint32_t noise[kPiece + 4];
-    const std::size_t skip = first % 4;
-    for (std::size_t i = 0; i < n; i += kPiece) {
-      const std::size_t count = std::min(kPiece, n - i);
-      kernels().random_words(call.stream, first + i - skip, noise, count + skip);
-      kernels().quantize_uniform(v + i, inverse, top_, noise + skip, symbols + i, count);
-    }
+    for_rounding(
+        v, n, first, call, [&](std::size_t done, const std::uint32_t* words, std::size_t count) {
+          kernels().quantize_uniform(v + done, inverse, top_, words, symbols + done, count);
+        });
     return half_step;
   }
 

@@ -102,9 +102,19 @@ std::size_t encode_rice(Span<const std::uint32_t> indices, std::uint8_t* out) {
 std::size_t encode_bitmask(Span<const std::uint32_t> indices, std::size_t n, std::uint8_t* out) {
   const std::size_t bytes = (n + 7) / 8;
   if (bytes > 0) std::memset(out, 0, bytes);
+  // Word by word: adding bit by bit to memory would wait for the store before.
+  std::uint64_t word = 0;
+  std::size_t at = 0;
+  const auto flush = [&] { std::memcpy(out + at, &word, std::min<std::size_t>(8, bytes - at)); };
   for (std::uint32_t index : indices) {
-    out[index / 8] = static_cast<std::uint8_t>(out[index / 8] | 1u << index % 8);
+    if (index / 64 * 8 != at) {
+      flush();
+      at = index / 64 * 8;
+      word = 0;
+    }
+    word |= std::uint64_t{1} << index % 64;
   }
+  if (bytes > 0) flush();
   return bytes;
 }
 
@@ -137,10 +147,15 @@ Status decode_raw(Span<const std::uint8_t> in, std::size_t n, Span<std::uint32_t
 Status decode_bitmask(Span<const std::uint8_t> in, std::size_t n, Span<std::uint32_t> indices) {
   if (in.size() != (n + 7) / 8) return bad_length(in, (n + 7) / 8);
   std::size_t count = 0;
-  for (std::size_t byte = 0; byte < in.size(); ++byte) {
-    for (unsigned bits = in[byte]; bits != 0; bits &= bits - 1) {
-      const std::size_t index = 8 * byte + static_cast<unsigned>(__builtin_ctz(bits));
-      if (index >= n || count == indices.size()) return bad_end();
+  for (std::size_t byte = 0; byte < in.size(); byte += 8) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, in.data() + byte, std::min<std::size_t>(8, in.size() - byte));
+    if (static_cast<std::size_t>(__builtin_popcountll(word)) > indices.size() - count) {
+      return bad_end();
+    }
+    for (; word != 0; word &= word - 1) {
+      const std::size_t index = 8 * byte + static_cast<unsigned>(__builtin_ctzll(word));
+      if (index >= n) return bad_end();
       indices[count++] = static_cast<std::uint32_t>(index);
     }
   }
@@ -165,18 +180,97 @@ Status decode_elias_fano(Span<const std::uint8_t> in, std::size_t n, Span<std::u
   return lower.finished() && upper.finished() ? Status() : bad_end();
 }
 
+// Reads the gaps of a stream of Rice codes. A gap is found where the one before ends, so what it
+// takes to get there decides the speed: a few gaps are cut from each word, without a jump.
+class RiceReader {
+ public:
+  explicit RiceReader(Span<const std::uint8_t> in) noexcept : in_(in) {}
+
+  unsigned get_parameter() noexcept {
+    const auto r = static_cast<unsigned>(~inverted() & ((1u << kRiceParameterBits) - 1));
+    bit_ += kRiceParameterBits;
+    return r;
+  }
+
+  // kCount gaps, unless they are so long, or so near the end, that this is left to get().
+  template <unsigned kCount>
+  bool get_several(unsigned r, std::uint64_t* gaps) noexcept {
+    constexpr std::uint64_t kEnd = std::uint64_t{1} << 63;  // where there is no zero to find
+    const std::size_t byte = bit_ / 8;
+    if (byte + 8 > in_.size()) return false;
+    std::uint64_t word = ~load<std::uint64_t>(in_.data() + byte) >> bit_ % 8;
+    std::size_t used = 0;
+    for (unsigned i = 0; i < kCount; ++i) {
+      const auto quotient = static_cast<unsigned>(__builtin_ctzll(word | kEnd));
+      const unsigned bits = quotient + 1 + r;
+      gaps[i] = std::uint64_t{quotient} << r | (~(word >> quotient >> 1) & mask(r));
+      word = word >> bits % 64;
+      used += bits;
+    }
+    if (used > kPeeked) return false;
+    bit_ += used;
+    return true;
+  }
+
+  // A gap; when it is above `limit`, it may be any number above.
+  std::uint64_t get(unsigned r, std::uint64_t limit) noexcept {
+    std::uint64_t quotient = 0;
+    for (unsigned ones = kPeeked; ones == kPeeked && quotient <= limit; quotient += ones) {
+      ones = static_cast<unsigned>(__builtin_ctzll(inverted() | std::uint64_t{1} << kPeeked));
+      bit_ += ones;
+    }
+    ++bit_;
+    const std::uint64_t rest = ~inverted() & mask(r);
+    bit_ += r;
+    return quotient << r | rest;
+  }
+
+  // Whether no more bits were read than there are, and what is left is less than a byte of zeros.
+  bool finished() const noexcept {
+    const std::size_t bits = 8 * in_.size();
+    return bit_ <= bits && bits - bit_ < 8 && ~inverted() == 0;
+  }
+
+ private:
+  static constexpr unsigned kPeeked = 57;  // that many bits of a word are the stream's
+
+  static std::uint32_t mask(unsigned r) noexcept { return (std::uint32_t{1} << r) - 1; }
+
+  // The bits from the next one on, inverted; ones beyond the end of the stream.
+  std::uint64_t inverted() const noexcept {
+    const std::size_t byte = bit_ / 8;
+    std::uint64_t word = 0;
+    if (byte < in_.size()) {
+      std::memcpy(&word, in_.data() + byte, std::min<std::size_t>(8, in_.size() - byte));
+    }
+    return ~(word >> bit_ % 8);
+  }
+
+  Span<const std::uint8_t> in_;
+  std::size_t bit_ = 0;
+};
+
 Status decode_rice(Span<const std::uint8_t> in, std::size_t n, Span<std::uint32_t> indices) {
-  BitReader reader(in);
+  RiceReader reader(in);
   std::uint64_t next = 0;
   for (std::size_t begin = 0; begin < indices.size(); begin += kRiceBlock) {
     const std::size_t end = std::min(begin + kRiceBlock, indices.size());
-    const unsigned r = reader.get(kRiceParameterBits);
-    for (std::size_t i = begin; i < end; ++i) {
-      const std::uint64_t quotient = reader.get_unary(n);
-      const std::uint64_t index = next + (quotient << r | reader.get(r));
-      if (index >= n) return out_of_order(index, i, n);
-      indices[i] = static_cast<std::uint32_t>(index);
-      next = index + 1;
+    const unsigned r = reader.get_parameter();
+    std::size_t i = begin;
+    while (i < end) {
+      constexpr std::size_t kSeveral = 3;
+      std::uint64_t gaps[kSeveral];
+      if (i + kSeveral <= end && reader.get_several<kSeveral>(r, gaps)) {
+        for (std::uint64_t gap : gaps) {
+          next += gap;
+          indices[i++] = static_cast<std::uint32_t>(next++);
+        }
+      } else {
+        next += reader.get(r, n);
+        indices[i++] = static_cast<std::uint32_t>(next++);
+      }
+      // They ascend, so that the last one is the largest.
+      if (next > n) return out_of_order(next - 1, i - 1, n);
     }
   }
   return reader.finished() ? Status() : bad_end();

@@ -41,6 +41,21 @@ void encode_sign(Span<const float> values, std::uint8_t* out) {
   }
 }
 
+void encode_means(Span<const float> values, std::uint8_t* out) {
+  const std::size_t n = values.size();
+  const SignedSums sums = kernels().sum_by_sign(values.data(), n);
+  std::size_t negatives = 0;
+  for (float value : values) negatives += value < 0 ? 1 : 0;
+  const bool finite = std::isfinite(sums.negative) && std::isfinite(sums.others);
+  const auto mean = [finite](double sum, std::size_t count) {
+    if (!finite) return bits_float(kNanBits);
+    return count == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(count));
+  };
+  store(out, mean(sums.negative, negatives));
+  store(out + 4, mean(sums.others, n - negatives));
+  kernels().pack_negative(values.data(), out + 8, n);
+}
+
 }  // namespace
 
 ValueType value_type(std::string_view name) {
@@ -62,6 +77,8 @@ std::size_t value_bytes(ValueType type, std::size_t count) {
       return 4 + count;
     case ValueType::kSign:
       return 4 + (count + 7) / 8;
+    case ValueType::kMeans:
+      return 8 + (count + 7) / 8;
   }
   return 4 * count;
 }
@@ -84,6 +101,9 @@ void encode_values(ValueType type, Span<const float> values, std::uint8_t* out) 
       break;
     case ValueType::kSign:
       encode_sign(values, out);
+      break;
+    case ValueType::kMeans:
+      encode_means(values, out);
       break;
   }
 }
@@ -114,6 +134,9 @@ void decode_values(ValueType type, const std::uint8_t* in, Span<float> values) {
       }
       break;
     }
+    case ValueType::kMeans:
+      kernels().select_bits(in + 8, load<float>(in + 4), load<float>(in), values.data(), n);
+      break;
   }
 }
 

@@ -14,11 +14,12 @@ enum class ValueType : std::uint8_t {
   kFp32 = 0,
   kFp16 = 1,  // beyond 65504: saturated
   kBf16 = 2,
-  kInt8 = 3,  // a shared float32 step, then one signed byte each
-  kSign = 4,  // a shared float32 magnitude (their mean), then one bit each
+  kInt8 = 3,   // a shared float32 step, then one signed byte each
+  kSign = 4,   // a shared float32 magnitude (their mean), then one bit each
+  kMeans = 5,  // two float32, the means of those below 0 and of the others, then one bit each
 };
 
-// "fp32", "fp16", "bf16", "int8" or "sign".
+// What the parameter `values` may be: "fp32", "fp16", "bf16", "int8" or "sign".
 ValueType value_type(std::string_view name);
 
 std::size_t value_bytes(ValueType type, std::size_t count);

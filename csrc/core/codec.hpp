@@ -14,9 +14,12 @@ namespace gradcomp {
 enum class PayloadType : std::uint8_t { kBytes = 0, kFloat16 = 1, kFloat32 = 2 };
 
 struct Caps {
-  // Payloads of ranks may be added element by element (in payload_type) and decoded once: the codec
-  // is linear up to the rounding of payload_type. Otherwise frames are gathered.
+  // Payloads of ranks may be added element by element (in payload_type) and decoded once: the sum
+  // is the payload of the sum, up to the rounding of payload_type. Otherwise frames are gathered.
   bool summable = false;
+  // Of a summable codec: decoding is not linear, so that the decode of a sum is not the sum of the
+  // decodes. Error feedback must subtract what all ranks decode, not what one rank sent.
+  bool nonlinear = false;
   // The bytes depend on Call::stream, and decoding needs the same stream.
   bool seeded = false;
   // Decoding touches O(payload) elements, not O(n).

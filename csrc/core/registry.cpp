@@ -111,6 +111,9 @@ const std::vector<StageInfo>& registry() {
       randomblock_stage(),
       chunktopk_stage(),
       globaltopk_stage(),
+      adaq_stage(),
+      inceptionn_stage(),
+      sketch_stage(),
       polar_b_stage(),
       index_coder("auto", "topk(ratio=0.01)|auto",
                   "codes indices in the way that is smallest, each time; what a spec without an "

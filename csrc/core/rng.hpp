@@ -37,20 +37,23 @@ inline std::uint64_t derive_stream(std::uint64_t seed, std::uint64_t step,
   return std::uint64_t{block[1]} << 32 | block[0];
 }
 
-// What a block of random numbers is for: the third counter word keeps the two uses apart.
-inline constexpr std::uint32_t kDrawBlocks = 0;
-inline constexpr std::uint32_t kElementBlocks = 1;
+// What a block of random numbers is for: the third counter word keeps the uses apart. Word u of a
+// use is word u % 4 of its block u / 4.
+inline constexpr std::uint32_t kDrawBlocks = 0;  // see Stream
+inline constexpr std::uint32_t kWordBlocks = 1;  // random words
+// Rounding words: what the elements of a tensor are rounded by. The elements i and i + 16 of a run
+// of 32 share word 16 * (i / 32) + i % 16, the second one with its halves swapped. So each word is
+// uniform, and elements are rounded up with exactly the probability they would be by a word of
+// their own: no bias, the same expected squared error. But for a chance of 2^-16, the upper half of
+// its word alone decides an element, and the halves are independent; hence the covariance of the
+// two decisions is below 2^-16.
+inline constexpr std::uint32_t kRoundingBlocks = 2;
 
 inline PhiloxBlock stream_block(std::uint64_t stream, std::uint32_t use,
                                 std::uint64_t block) noexcept {
   return philox4x32(
       {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32), use, 0},
       static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32));
-}
-
-// Random word i of a stream, for codecs that draw once per element: word i % 4 of block i / 4.
-inline PhiloxBlock element_block(std::uint64_t stream, std::uint64_t block) noexcept {
-  return stream_block(stream, kElementBlocks, block);
 }
 
 __extension__ typedef unsigned __int128 Uint128;  // not ISO C++, hence the marker

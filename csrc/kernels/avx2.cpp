@@ -2,6 +2,7 @@
 
 #include "core/rng.hpp"
 #include "kernels/dynamic8.hpp"
+#include "kernels/fixed.hpp"
 #include "kernels/half.hpp"
 #include "kernels/kernels.hpp"
 #include "kernels/sums.hpp"
@@ -146,6 +147,7 @@ GRADCOMP_AVX2 std::size_t collect(const float* x, std::size_t n, std::uint32_t b
   std::size_t i = 0;
   for (; i + 32 <= n && room - count >= kCollectSlack; i += 32) {
     std::uint32_t hits = 0;
+    for (int j = 0; j < 2; ++j) prefetch_ahead(x + i + 16 * j);
     for (int j = 0; j < 4; ++j) {
       const __m256i hit = _mm256_cmpgt_epi32(magnitude(_mm256_loadu_ps(x + i + 8 * j)), below);
       hits |= static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(hit))) << 8 * j;
@@ -215,53 +217,95 @@ GRADCOMP_AVX2 double sum_squares(const float* x, std::size_t n) {
   return sum_terms(x, n, Square{});
 }
 
-// Four Philox blocks at a time, one word in the lower half of each 64-bit lane. The upper halves
-// hold rubbish in between: the multiplier reads the lower ones only. Writes a multiple of 16 words,
-// and returns how many.
-GRADCOMP_AVX2 inline std::size_t philox_words(std::uint64_t stream, std::uint32_t use,
-                                              std::uint64_t first_block, std::uint32_t* out,
-                                              std::size_t n) {
-  const __m256i multiplier0 = _mm256_set1_epi64x(0xD2511F53);
-  const __m256i multiplier1 = _mm256_set1_epi64x(0xCD9E8D57);
-  const __m256i lower = _mm256_set1_epi64x(0xFFFFFFFF);
-  const __m256i lanes = _mm256_setr_epi64x(0, 1, 2, 3);
-  std::size_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    const __m256i block =
-        _mm256_add_epi64(_mm256_set1_epi64x(static_cast<long long>(first_block + i / 4)), lanes);
-    __m256i c0 = block;
-    __m256i c1 = _mm256_srli_epi64(block, 32);
-    __m256i c2 = _mm256_set1_epi64x(use);
-    __m256i c3 = _mm256_setzero_si256();
-    auto key0 = static_cast<std::uint32_t>(stream);
-    auto key1 = static_cast<std::uint32_t>(stream >> 32);
-    for (int round = 0; round < 10; ++round) {
-      const __m256i product0 = _mm256_mul_epu32(multiplier0, c0);
-      const __m256i product1 = _mm256_mul_epu32(multiplier1, c2);
-      c0 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(product1, 32), c1),
-                            _mm256_set1_epi64x(key0));
-      c2 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(product0, 32), c3),
-                            _mm256_set1_epi64x(key1));
-      c1 = product1;
-      c3 = product0;
-      key0 += 0x9E3779B9u;
-      key1 += 0xBB67AE85u;
-    }
-    const __m256i words01 = _mm256_or_si256(_mm256_and_si256(c0, lower), _mm256_slli_epi64(c1, 32));
-    const __m256i words23 = _mm256_or_si256(_mm256_and_si256(c2, lower), _mm256_slli_epi64(c3, 32));
+// One Philox word of four blocks in the lower halves of the 64-bit lanes. The upper halves hold
+// rubbish in between: the multiplier reads the lower ones only.
+struct PhiloxLanes {
+  __m256i c0, c1, c2, c3;
+
+  GRADCOMP_AVX2 void start(std::uint64_t block, std::uint32_t use) {
+    c0 = _mm256_add_epi64(_mm256_set1_epi64x(static_cast<long long>(block)),
+                          _mm256_setr_epi64x(0, 1, 2, 3));
+    c1 = _mm256_srli_epi64(c0, 32);
+    c2 = _mm256_set1_epi64x(use);
+    c3 = _mm256_setzero_si256();
+  }
+
+  GRADCOMP_AVX2 void step(__m256i key0, __m256i key1) {
+    const __m256i product0 = _mm256_mul_epu32(_mm256_set1_epi64x(0xD2511F53), c0);
+    const __m256i product1 = _mm256_mul_epu32(_mm256_set1_epi64x(0xCD9E8D57), c2);
+    // A shuffle takes the upper halves down: shifts would crowd the multiplier's ports.
+    c0 = _mm256_xor_si256(_mm256_shuffle_epi32(product1, 0xB1), _mm256_xor_si256(c1, key0));
+    c2 = _mm256_xor_si256(_mm256_shuffle_epi32(product0, 0xB1), _mm256_xor_si256(c3, key1));
+    c1 = product1;
+    c3 = product0;
+  }
+
+  // The 16 words in order.
+  GRADCOMP_AVX2 void finish(__m256i* words) const {
+    const __m256i words01 = _mm256_blend_epi32(c0, _mm256_shuffle_epi32(c1, 0xB1), 0xAA);
+    const __m256i words23 = _mm256_blend_epi32(c2, _mm256_shuffle_epi32(c3, 0xB1), 0xAA);
     // Interleaving works within 128-bit halves: blocks 0 and 2, then 1 and 3.
     const __m256i blocks02 = _mm256_unpacklo_epi64(words01, words23);
     const __m256i blocks13 = _mm256_unpackhi_epi64(words01, words23);
-    auto* to = reinterpret_cast<__m256i*>(out + i);
-    _mm256_storeu_si256(to, _mm256_permute2x128_si256(blocks02, blocks13, 0x20));
-    _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(blocks02, blocks13, 0x31));
+    words[0] = _mm256_permute2x128_si256(blocks02, blocks13, 0x20);
+    words[1] = _mm256_permute2x128_si256(blocks02, blocks13, 0x31);
+  }
+};
+
+// The 32 words of eight Philox blocks.
+GRADCOMP_AVX2 inline void philox32(std::uint64_t stream, std::uint32_t use, std::uint64_t block,
+                                   __m256i* words) {
+  PhiloxLanes a, b;
+  a.start(block, use);
+  b.start(block + 4, use);
+  auto key0 = static_cast<std::uint32_t>(stream);
+  auto key1 = static_cast<std::uint32_t>(stream >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const __m256i keys0 = _mm256_set1_epi64x(key0);
+    const __m256i keys1 = _mm256_set1_epi64x(key1);
+    a.step(keys0, keys1);
+    b.step(keys0, keys1);
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  a.finish(words);
+  b.finish(words + 2);
+}
+
+// Writes a multiple of 32 words, and returns how many.
+GRADCOMP_AVX2 inline std::size_t philox_words(std::uint64_t stream, std::uint32_t use,
+                                              std::uint64_t first_block, std::uint32_t* out,
+                                              std::size_t n) {
+  std::size_t i = 0;
+  for (; i + 32 <= n; i += 32) {
+    __m256i words[4];
+    philox32(stream, use, first_block + i / 4, words);
+    for (int j = 0; j < 4; ++j) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 8 * j), words[j]);
+    }
   }
   return i;
 }
 
+GRADCOMP_AVX2 void rounding_words(std::uint64_t stream, std::uint64_t first, std::uint32_t* out,
+                                  std::size_t n, const float* ahead) {
+  const __m256i swap = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+  for (std::size_t i = 0; i < n; i += kRoundingStep) {
+    prefetch(ahead, i, kRoundingStep);
+    __m256i words[4];
+    philox32(stream, kRoundingBlocks, (first + i) / 8, words);
+    for (int j = 0; j < 4; ++j) {
+      auto* to = reinterpret_cast<__m256i*>(out + i + 32 * (j / 2) + 8 * (j % 2));
+      _mm256_storeu_si256(to, words[j]);
+      _mm256_storeu_si256(to + 2, _mm256_shuffle_epi8(words[j], swap));
+    }
+  }
+}
+
 GRADCOMP_AVX2 void random_words(std::uint64_t stream, std::uint64_t first, std::uint32_t* out,
                                 std::size_t n) {
-  const std::size_t done = philox_words(stream, kElementBlocks, first / 4, out, n);
+  const std::size_t done = philox_words(stream, kWordBlocks, first / 4, out, n);
   kScalarKernels.random_words(stream, first + done, out + done, n - done);
 }
 
@@ -274,6 +318,69 @@ GRADCOMP_AVX2 void draw_words(std::uint64_t stream, std::uint64_t first, std::ui
 #define GRADCOMP_LEVEL GRADCOMP_AVX2
 #include "kernels/quantize_loops.hpp"
 #undef GRADCOMP_LEVEL
+
+// See Dynamic8Lines.
+struct Dynamic8Levels {
+  Dynamic8Lines lines;
+
+  GRADCOMP_AVX2 __m256 line(int k, __m256 x) const {
+    return _mm256_add_ps(_mm256_mul_ps(x, _mm256_set1_ps(lines.slopes[k])),
+                         _mm256_set1_ps(lines.intercepts[k]));
+  }
+
+  GRADCOMP_AVX2 __m256 lower(int k, __m256 x) const {
+    return _mm256_min_ps(line(k, x), line(k + 1, x));
+  }
+
+  // Levels in units of 2^-16, of magnitudes.
+  GRADCOMP_AVX2 __m256i fixed(__m256 x) const {
+    static_assert(Dynamic8Lines::kFirstLarge == 7 && Dynamic8Lines::kTop == 13, "as unrolled here");
+    __m256 least = _mm256_min_ps(_mm256_min_ps(lower(7, x), lower(9, x)), lower(11, x));
+    const __m256 small = _mm256_set1_ps(Dynamic8Lines::kLeastLarge);
+    if (_mm256_movemask_ps(_mm256_cmp_ps(least, small, _CMP_LT_OQ)) != 0) {
+      const __m256 low = _mm256_min_ps(_mm256_min_ps(lower(0, x), lower(2, x)), lower(4, x));
+      least = _mm256_min_ps(least, _mm256_min_ps(low, line(6, x)));
+    }
+    return _mm256_cvttps_epi32(_mm256_max_ps(least, line(13, x)));
+  }
+};
+
+GRADCOMP_AVX2 void dynamic8_encode_wide(const float* x, float largest, std::uint8_t* out,
+                                        std::size_t n) {
+  if (largest < Dynamic8Lines::kSmallest) return dynamic8_encode(x, largest, out, n);
+  const Dynamic8& map = dynamic8();
+  const Dynamic8Levels levels{map.lines(largest)};
+  const __m256i near = _mm256_set1_epi32(Dynamic8Lines::kNear);
+  const __m256i far = _mm256_set1_epi32(Dynamic8Lines::kFar);
+  const __m256i zero_code = _mm256_set1_epi32(127);
+  std::size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    prefetch(x, n + i, 16);
+    unsigned unsure = 0;
+    __m256i codes[2];
+    for (int j = 0; j < 2; ++j) {
+      const __m256 v = _mm256_loadu_ps(x + i + 8 * j);
+      const __m256i fixed = levels.fixed(_mm256_castsi256_ps(magnitude(v)));
+      const __m256i rest = _mm256_and_si256(_mm256_add_epi32(fixed, near), far);
+      const __m256i close = _mm256_cmpeq_epi32(rest, _mm256_setzero_si256());
+      unsure |= static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(close))) << 8 * j;
+      const __m256i level = _mm256_srli_epi32(fixed, 16);
+      const __m256i negative = _mm256_srai_epi32(_mm256_castps_si256(v), 31);
+      const __m256i offset = _mm256_sub_epi32(_mm256_xor_si256(level, negative), negative);
+      codes[j] = _mm256_add_epi32(offset, zero_code);
+    }
+    // Saturation makes code -1, of a -1, 0.
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(codes[0], codes[1]), 0xD8);
+    _mm_storeu_si128(
+        reinterpret_cast<__m128i*>(out + i),
+        _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+    for (; unsure != 0; unsure &= unsure - 1) {
+      const std::size_t at = i + static_cast<std::size_t>(__builtin_ctz(unsure));
+      out[at] = dynamic8_code(map, x[at] / largest);
+    }
+  }
+  dynamic8_encode(x + i, largest, out + i, n - i);
+}
 
 GRADCOMP_AVX2 void pack_negative(const float* x, std::uint8_t* out, std::size_t n) {
   std::size_t i = 0;
@@ -631,6 +738,20 @@ GRADCOMP_AVX2 void look_up(const std::uint8_t* symbols, const float* table, unsi
   kScalarKernels.look_up(symbols + i, table, bits, y + i, n - i);
 }
 
+// There is no instruction to close the gaps between elements of one width.
+FixedCounts fixed_encode(const float* x, float per_unit, const FixedOutput& out, std::size_t n) {
+  return kScalarKernels.fixed_encode(x, per_unit, out, n);
+}
+
+void fixed_decode(const FixedInput& in, float unit, float* y, std::size_t n) {
+  kScalarKernels.fixed_decode(in, unit, y, n);
+}
+
+GRADCOMP_AVX2 FixedCounts fixed_count(const std::uint8_t* low, const std::uint8_t* high,
+                                      std::size_t n) {
+  return count_tags(low, high, n);
+}
+
 }  // namespace
 
 const Kernels kAvx2Kernels = [] {
@@ -650,6 +771,7 @@ const Kernels kAvx2Kernels = [] {
   kernels.sum_magnitudes = sum_magnitudes;
   kernels.sum_squares = sum_squares;
   kernels.random_words = random_words;
+  kernels.rounding_words = rounding_words;
   kernels.pack_negative = pack_negative;
   kernels.select_bits = select_bits;
   kernels.select_bits_add = select_bits_add;
@@ -663,10 +785,11 @@ const Kernels kAvx2Kernels = [] {
   kernels.natural_encode = natural_encode;
   kernels.natural_decode = natural_decode;
   kernels.natural_add = natural_add;
-  kernels.dynamic8_encode = dynamic8_encode;
+  kernels.dynamic8_encode = dynamic8_encode_wide;
   kernels.dynamic8_decode = dynamic8_decode;
   kernels.dynamic8_add = dynamic8_add;
   kernels.f32_to_zigzag = f32_to_zigzag;
+  kernels.f32_to_natural_zigzag = f32_to_natural_zigzag;
   kernels.zigzag_to_f32 = zigzag_to_f32;
   kernels.zigzag_add = zigzag_add;
   kernels.flip_signs = flip_signs;
@@ -675,6 +798,9 @@ const Kernels kAvx2Kernels = [] {
   kernels.quantize_centroids = quantize_centroids;
   kernels.look_up = look_up;
   kernels.draw_words = draw_words;
+  kernels.fixed_encode = fixed_encode;
+  kernels.fixed_decode = fixed_decode;
+  kernels.fixed_count = fixed_count;
   kernels.crc32c = crc32c_sse42;
   kernels.polar = &kAvx2PolarKernels;
   return kernels;

@@ -2,6 +2,7 @@
 
 #include "core/rng.hpp"
 #include "kernels/dynamic8.hpp"
+#include "kernels/fixed.hpp"
 #include "kernels/half.hpp"
 #include "kernels/kernels.hpp"
 #include "kernels/sums.hpp"
@@ -143,6 +144,7 @@ GRADCOMP_AVX512 std::size_t collect(const float* x, std::size_t n, std::uint32_t
     __m512 v[4];
     __m512i m[4];
     for (int j = 0; j < 4; ++j) {
+      prefetch_ahead(x + i + 16 * j);
       v[j] = _mm512_loadu_ps(x + i + 16 * j);
       m[j] = magnitude(v[j]);
     }
@@ -219,9 +221,9 @@ GRADCOMP_AVX512 double sum_squares(const float* x, std::size_t n) {
 struct PhiloxLanes {
   __m512i c0, c1, c2, c3;
 
-  GRADCOMP_AVX512 void start(__m512i block, std::uint32_t use) {
+  GRADCOMP_AVX512 void start(__m512i block, __m512i block_upper, std::uint32_t use) {
     c0 = block;
-    c1 = _mm512_srli_epi64(block, 32);
+    c1 = block_upper;
     c2 = _mm512_set1_epi64(use);
     c3 = _mm512_setzero_si512();
   }
@@ -229,59 +231,103 @@ struct PhiloxLanes {
   GRADCOMP_AVX512 void step(__m512i key0, __m512i key1) {
     const __m512i product0 = _mm512_mul_epu32(_mm512_set1_epi64(0xD2511F53), c0);
     const __m512i product1 = _mm512_mul_epu32(_mm512_set1_epi64(0xCD9E8D57), c2);
-    c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(product1, 32), c1, key0, 0x96);
-    c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(product0, 32), c3, key1, 0x96);
+    // A shuffle takes the upper halves down: shifts would crowd the multiplier's port.
+    c0 = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(product1, _MM_PERM_CDAB), c1, key0, 0x96);
+    c2 = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(product0, _MM_PERM_CDAB), c3, key1, 0x96);
     c1 = product1;
     c3 = product0;
   }
 
   // The 32 words in order.
-  GRADCOMP_AVX512 void finish(std::uint32_t* out) const {
-    const __m512i lower = _mm512_set1_epi64(0xFFFFFFFF);
+  GRADCOMP_AVX512 void finish(__m512i* words) const {
     const __m512i order0 = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
     const __m512i order1 = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
-    const __m512i words01 = _mm512_or_si512(_mm512_and_si512(c0, lower), _mm512_slli_epi64(c1, 32));
-    const __m512i words23 = _mm512_or_si512(_mm512_and_si512(c2, lower), _mm512_slli_epi64(c3, 32));
-    _mm512_storeu_si512(out, _mm512_permutex2var_epi64(words01, order0, words23));
-    _mm512_storeu_si512(out + 16, _mm512_permutex2var_epi64(words01, order1, words23));
+    const __m512i words01 = _mm512_mask_shuffle_epi32(c0, 0xAAAA, c1, _MM_PERM_CDAB);
+    const __m512i words23 = _mm512_mask_shuffle_epi32(c2, 0xAAAA, c3, _MM_PERM_CDAB);
+    words[0] = _mm512_permutex2var_epi64(words01, order0, words23);
+    words[1] = _mm512_permutex2var_epi64(words01, order1, words23);
   }
 };
 
-// Writes a multiple of 64 words, and returns how many.
+// Philox blocks of one stream and use.
+struct Philox {
+  __m512i keys[20];  // of ten rounds
+  std::uint32_t use;
+
+  GRADCOMP_AVX512 void start(std::uint64_t stream, std::uint32_t of_use) {
+    auto key0 = static_cast<std::uint32_t>(stream);
+    auto key1 = static_cast<std::uint32_t>(stream >> 32);
+    for (int round = 0; round < 10; ++round) {
+      keys[2 * round] = _mm512_set1_epi64(key0);
+      keys[2 * round + 1] = _mm512_set1_epi64(key1);
+      key0 += 0x9E3779B9u;
+      key1 += 0xBB67AE85u;
+    }
+    use = of_use;
+  }
+
+  // The words of 8 * kSets blocks. A set waits for its multiplications while the others go on.
+  // kShort: all blocks are below 2^32, which saves the constant part of the first two rounds.
+  template <int kSets, bool kShort>
+  GRADCOMP_AVX512 void words(std::uint64_t block, __m512i* out) const {
+    PhiloxLanes sets[kSets];
+    const __m512i lanes = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
+    for (int j = 0; j < kSets; ++j) {
+      const __m512i blocks =
+          _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(block) + 8 * j), lanes);
+      sets[j].start(blocks, kShort ? _mm512_setzero_si512() : _mm512_srli_epi64(blocks, 32), use);
+    }
+    for (int round = 0; round < 10; ++round) {
+      for (int j = 0; j < kSets; ++j) sets[j].step(keys[2 * round], keys[2 * round + 1]);
+    }
+    for (int j = 0; j < kSets; ++j) sets[j].finish(out + 2 * j);
+  }
+};
+
+// Writes a multiple of 128 words, and returns how many.
 GRADCOMP_AVX512 inline std::size_t philox_words(std::uint64_t stream, std::uint32_t use,
                                                 std::uint64_t first_block, std::uint32_t* out,
                                                 std::size_t n) {
-  const __m512i lanes = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
-  __m512i keys[20];
-  auto key0 = static_cast<std::uint32_t>(stream);
-  auto key1 = static_cast<std::uint32_t>(stream >> 32);
-  for (int round = 0; round < 10; ++round) {
-    keys[2 * round] = _mm512_set1_epi64(key0);
-    keys[2 * round + 1] = _mm512_set1_epi64(key1);
-    key0 += 0x9E3779B9u;
-    key1 += 0xBB67AE85u;
-  }
+  Philox philox;
+  philox.start(stream, use);
   std::size_t i = 0;
-  // Two at a time: one waits for its multiplications while the other goes on.
-  for (; i + 64 <= n; i += 64) {
-    PhiloxLanes a, b;
-    const __m512i block =
-        _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(first_block + i / 4)), lanes);
-    a.start(block, use);
-    b.start(_mm512_add_epi64(block, _mm512_set1_epi64(8)), use);
-    for (int round = 0; round < 10; ++round) {
-      a.step(keys[2 * round], keys[2 * round + 1]);
-      b.step(keys[2 * round], keys[2 * round + 1]);
-    }
-    a.finish(out + i);
-    b.finish(out + i + 32);
+  for (; i + 128 <= n; i += 128) {
+    __m512i words[8];
+    philox.words<4, false>(first_block + i / 4, words);
+    for (int j = 0; j < 8; ++j) _mm512_storeu_si512(out + i + 16 * j, words[j]);
   }
   return i;
 }
 
+template <int kSets>
+GRADCOMP_AVX512 inline void store_rounding_words(const Philox& philox, std::uint64_t first,
+                                                 std::uint32_t* out) {
+  __m512i words[2 * kSets];
+  philox.words<kSets, true>(first / 8, words);
+  for (int j = 0; j < 2 * kSets; ++j) {
+    _mm512_storeu_si512(out + 32 * j, words[j]);
+    _mm512_storeu_si512(out + 32 * j + 16, _mm512_rol_epi32(words[j], 16));
+  }
+}
+
+GRADCOMP_AVX512 void rounding_words(std::uint64_t stream, std::uint64_t first, std::uint32_t* out,
+                                    std::size_t n, const float* ahead) {
+  Philox philox;
+  philox.start(stream, kRoundingBlocks);
+  std::size_t i = 0;
+  for (; i + 256 <= n; i += 256) {
+    prefetch(ahead, i, 256);
+    store_rounding_words<4>(philox, first + i, out + i);
+  }
+  for (; i < n; i += kRoundingStep) {
+    prefetch(ahead, i, kRoundingStep);
+    store_rounding_words<1>(philox, first + i, out + i);
+  }
+}
+
 GRADCOMP_AVX512 void random_words(std::uint64_t stream, std::uint64_t first, std::uint32_t* out,
                                   std::size_t n) {
-  const std::size_t done = philox_words(stream, kElementBlocks, first / 4, out, n);
+  const std::size_t done = philox_words(stream, kWordBlocks, first / 4, out, n);
   kScalarKernels.random_words(stream, first + done, out + done, n - done);
 }
 
@@ -427,55 +473,79 @@ GRADCOMP_AVX512 void natural_add_wide(const std::uint8_t* in, float weight, floa
   natural_add(in + i, weight, acc + i, n - i);
 }
 
-// Bisects the borders for 16 keys at a time. The decision of step d is bit d of `path`, so path's
-// lower bits index the borders of the next step, which are held in registers.
+// The lowest bytes of the numbers of four vectors, none above 255, in order.
+GRADCOMP_AVX512 inline __m512i to_bytes(__m512i a, __m512i b, __m512i c, __m512i d) {
+  // Packing works within 128-bit quarters: what it leaves in disorder are whole groups of four.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_permutexvar_epi32(
+      order, _mm512_packus_epi16(_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d)));
+}
+
+// See Dynamic8Lines.
+struct Dynamic8Levels {
+  __m512 slopes[Dynamic8Lines::kLines];
+  __m512 intercepts[Dynamic8Lines::kLines];
+
+  GRADCOMP_AVX512 void start(const Dynamic8Lines& lines) {
+    for (int k = 0; k < Dynamic8Lines::kLines; ++k) {
+      slopes[k] = _mm512_set1_ps(lines.slopes[k]);
+      intercepts[k] = _mm512_set1_ps(lines.intercepts[k]);
+    }
+  }
+
+  GRADCOMP_AVX512 __m512 line(int k, __m512 x) const {
+    return _mm512_fmadd_ps(x, slopes[k], intercepts[k]);
+  }
+
+  GRADCOMP_AVX512 __m512 lower(int k, __m512 x) const {
+    return _mm512_min_ps(line(k, x), line(k + 1, x));
+  }
+
+  // Levels in units of 2^-16, of magnitudes.
+  GRADCOMP_AVX512 __m512i fixed(__m512 x) const {
+    static_assert(Dynamic8Lines::kFirstLarge == 7 && Dynamic8Lines::kTop == 13, "as unrolled here");
+    __m512 least = _mm512_min_ps(_mm512_min_ps(lower(7, x), lower(9, x)), lower(11, x));
+    const __m512 small = _mm512_set1_ps(Dynamic8Lines::kLeastLarge);
+    if (_mm512_cmp_ps_mask(least, small, _CMP_LT_OQ) != 0) {
+      const __m512 low = _mm512_min_ps(_mm512_min_ps(lower(0, x), lower(2, x)), lower(4, x));
+      least = _mm512_min_ps(least, _mm512_min_ps(low, line(6, x)));
+    }
+    return _mm512_cvttps_epi32(_mm512_max_ps(least, line(13, x)));
+  }
+};
+
 GRADCOMP_AVX512 void dynamic8_encode_wide(const float* x, float largest, std::uint8_t* out,
                                           std::size_t n) {
+  if (largest < Dynamic8Lines::kSmallest) return dynamic8_encode(x, largest, out, n);
   const Dynamic8& map = dynamic8();
-  const __m512i first = _mm512_set1_epi32(static_cast<int>(map.paths[0]));
-  const __m512i last = _mm512_set1_epi32(static_cast<int>(map.borders[127]));
-  __m512i tables[4], table5[2], table6[4];
-  // A table of fewer than 16 borders is followed by others, which its indices never reach.
-  for (int d = 1; d <= 4; ++d) tables[d - 1] = _mm512_loadu_si512(map.paths + (1 << d) - 1);
-  for (int j = 0; j < 2; ++j) table5[j] = _mm512_loadu_si512(map.paths + 31 + 16 * j);
-  for (int j = 0; j < 4; ++j) table6[j] = _mm512_loadu_si512(map.paths + 63 + 16 * j);
-  // A level's bits in order again, from its path's lower and upper half byte.
-  const __m128i lower =
-      _mm_setr_epi8(0, 64, 32, 96, 16, 80, 48, 112, 8, 72, 40, 104, 24, 88, 56, 120);
-  const __m128i upper = _mm_setr_epi8(0, 4, 2, 6, 1, 5, 3, 7, 0, 0, 0, 0, 0, 0, 0, 0);
-  const __m128i half = _mm_set1_epi8(15);
-  const __m128i zero_code = _mm_set1_epi8(127);
-  const __m512 divisor = _mm512_set1_ps(largest);
+  Dynamic8Levels levels;
+  levels.start(map.lines(largest));
+  const __m512i near = _mm512_set1_epi32(Dynamic8Lines::kNear);
+  const __m512i far = _mm512_set1_epi32(Dynamic8Lines::kFar);
+  const __m512i zero_code = _mm512_set1_epi8(127);
   std::size_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    const __m512i bits = _mm512_castps_si512(_mm512_div_ps(_mm512_loadu_ps(x + i), divisor));
-    const __m512i key = _mm512_rol_epi32(bits, 1);
-    __m512i path = _mm512_maskz_set1_epi32(_mm512_cmpgt_epu32_mask(key, first), 1);
-    for (int d = 1; d <= 4; ++d) {
-      const __m512i border = _mm512_permutexvar_epi32(path, tables[d - 1]);
-      path = _mm512_mask_or_epi32(path, _mm512_cmpgt_epu32_mask(key, border), path,
-                                  _mm512_set1_epi32(1 << d));
+  for (; i + 64 <= n; i += 64) {
+    prefetch(x, n + i, 64);
+    __m512i level[4];
+    __mmask64 negative = 0;
+    __mmask64 unsure = 0;
+    for (int j = 0; j < 4; ++j) {
+      const __m512 v = _mm512_loadu_ps(x + i + 16 * j);
+      const __m512i fixed = levels.fixed(_mm512_castsi512_ps(magnitude(v)));
+      const std::uint64_t sign = _mm512_movepi32_mask(_mm512_castps_si512(v));
+      const std::uint64_t close = _mm512_testn_epi32_mask(_mm512_add_epi32(fixed, near), far);
+      negative |= sign << 16 * j;
+      unsure |= close << 16 * j;
+      level[j] = _mm512_srli_epi32(fixed, 16);
     }
-    __m512i border = _mm512_permutex2var_epi32(table5[0], path, table5[1]);
-    const __mmask16 sixth = _mm512_cmpgt_epu32_mask(key, border);
-    // Step 5 chooses a half of the last table, so both are looked up meanwhile.
-    border = _mm512_mask_blend_epi32(sixth, _mm512_permutex2var_epi32(table6[0], path, table6[1]),
-                                     _mm512_permutex2var_epi32(table6[2], path, table6[3]));
-    path = _mm512_mask_or_epi32(path, sixth, path, _mm512_set1_epi32(32));
-    path = _mm512_mask_or_epi32(path, _mm512_cmpgt_epu32_mask(key, border), path,
-                                _mm512_set1_epi32(64));
-    const __m128i bytes = _mm512_cvtepi32_epi8(path);
-    const __m128i level =
-        _mm_or_si128(_mm_shuffle_epi8(lower, _mm_and_si128(bytes, half)),
-                     _mm_shuffle_epi8(upper, _mm_and_si128(_mm_srli_epi16(bytes, 4), half)));
-    // 127 + level or 127 - level; only a positive number may pass the last border.
-    const __mmask16 negative = _mm512_movepi32_mask(bits);
-    const __mmask16 one =
-        _mm512_mask_cmpgt_epu32_mask(static_cast<__mmask16>(~negative), key, last);
-    __m128i code = _mm_add_epi8(zero_code, level);
-    code = _mm_mask_sub_epi8(code, negative, zero_code, level);
-    code = _mm_mask_set1_epi8(code, one, -1);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), code);
+    const __m512i bytes = to_bytes(level[0], level[1], level[2], level[3]);
+    const __m512i code = _mm512_mask_sub_epi8(_mm512_add_epi8(zero_code, bytes), negative,
+                                              zero_code, _mm512_min_epu8(bytes, zero_code));
+    _mm512_storeu_si512(out + i, code);
+    for (; unsure != 0; unsure &= unsure - 1) {
+      const std::size_t at = i + static_cast<std::size_t>(__builtin_ctzll(unsure));
+      out[at] = dynamic8_code(map, x[at] / largest);
+    }
   }
   dynamic8_encode(x + i, largest, out + i, n - i);
 }
@@ -785,55 +855,76 @@ struct FewLevels {
   }
 };
 
-// Eight levels of a sign: a search that halves what is left.
-struct EightLevels {
-  __m512 positive;
-  __m512 bounds;
-  __m512 middle;
+// A table of kSize floats in registers, for kSize a power of two from 16 to 128. (Gathers take
+// longer, on some processors far longer.)
+template <unsigned kSize>
+struct RegisterTable {
+  __m512 part[kSize / 16];
 
-  GRADCOMP_AVX512 void start(const Centroids& c) {
-    positive = _mm512_loadu_ps(c.positive);
-    bounds = _mm512_loadu_ps(c.bounds);
-    middle = _mm512_set1_ps(c.bounds[3]);
+  GRADCOMP_AVX512 void load(const float* table) {
+    for (unsigned i = 0; i < kSize / 16; ++i) part[i] = _mm512_loadu_ps(table + 16 * i);
   }
 
-  GRADCOMP_AVX512 __m512i level(__m512 magnitude) const {
-    const __m512i one = _mm512_set1_epi32(1);
-    // Indices of bounds: 3, then 1 or 5, then 0, 2, 4 or 6, which is the level so far.
-    const __m512i second = _mm512_mask_mov_epi32(
-        one, _mm512_cmp_ps_mask(magnitude, middle, _CMP_GT_OQ), _mm512_set1_epi32(5));
-    const __mmask16 above =
-        _mm512_cmp_ps_mask(magnitude, _mm512_permutexvar_ps(second, bounds), _CMP_GT_OQ);
-    const __m512i third = _mm512_mask_add_epi32(_mm512_sub_epi32(second, one), above, second, one);
-    return _mm512_mask_add_epi32(
-        third, _mm512_cmp_ps_mask(magnitude, _mm512_permutexvar_ps(third, bounds), _CMP_GT_OQ),
-        third, one);
-  }
-
-  GRADCOMP_AVX512 __m512 centroid(__m512i level) const {
-    return _mm512_permutexvar_ps(level, positive);
+  // Bits of `at` above those of an index are not looked at.
+  GRADCOMP_AVX512 __m512 operator[](__m512i at) const {
+    if constexpr (kSize == 16) {
+      return _mm512_permutexvar_ps(at, part[0]);
+    } else {
+      __m512 found[kSize / 32];
+      for (unsigned i = 0; i < kSize / 32; ++i) {
+        found[i] = _mm512_permutex2var_ps(part[2 * i], at, part[2 * i + 1]);
+      }
+      for (unsigned bit = 32; bit < kSize; bit *= 2) {
+        const __mmask16 upper =
+            _mm512_test_epi32_mask(at, _mm512_set1_epi32(static_cast<int>(bit)));
+        for (unsigned i = 0; i < kSize / 32; i += bit / 16) {
+          found[i] = _mm512_mask_blend_ps(upper, found[i], found[i + bit / 32]);
+        }
+      }
+      return found[0];
+    }
   }
 };
 
-// Any number of levels: gathers from the table of cells.
+// 2^kDepth levels of a sign, 8 to 128: a binary search.
+template <unsigned kDepth>
 struct ManyLevels {
-  const Centroids* centroids;
+  static constexpr unsigned kHalf = 1u << kDepth;
 
-  GRADCOMP_AVX512 void start(const Centroids& c) { centroids = &c; }
+  __m512 upper[4];  // rows of at most 8 bounds
+  RegisterTable<16> row16;
+  RegisterTable<32> row32;
+  RegisterTable<64> row64;
+  RegisterTable < kHalf<16 ? 16 : kHalf> positive;
 
-  GRADCOMP_AVX512 __m512i level(__m512 magnitude) const {
-    const __m512 at =
-        _mm512_min_ps(_mm512_mul_ps(magnitude, _mm512_set1_ps(Centroids::kCellsPerUnit)),
-                      _mm512_set1_ps(Centroids::kCells - 1));
-    const __m512i cell = _mm512_cvttps_epi32(at);
-    const __m512i level = _mm512_i32gather_epi32(cell, centroids->cell_level, 4);
-    const __m512 bound = _mm512_i32gather_ps(cell, centroids->cell_bound, 4);
-    return _mm512_mask_add_epi32(level, _mm512_cmp_ps_mask(magnitude, bound, _CMP_GT_OQ), level,
-                                 _mm512_set1_epi32(1));
+  GRADCOMP_AVX512 void start(const Centroids& c) {
+    for (unsigned row = 0; row < 4 && row < kDepth; ++row) {
+      upper[row] = _mm512_loadu_ps(c.tree + (1u << row));
+    }
+    if constexpr (kDepth > 4) row16.load(c.tree + 16);
+    if constexpr (kDepth > 5) row32.load(c.tree + 32);
+    if constexpr (kDepth > 6) row64.load(c.tree + 64);
+    positive.load(c.positive);
   }
 
-  GRADCOMP_AVX512 __m512 centroid(__m512i level) const {
-    return _mm512_i32gather_ps(level, centroids->positive, 4);
+  GRADCOMP_AVX512 __m512i level(__m512 magnitude) const {
+    __m512i at = _mm512_setzero_si512();
+    for (unsigned row = 0; row < 4 && row < kDepth; ++row) {
+      at = descend(at, magnitude, _mm512_permutexvar_ps(at, upper[row]));
+    }
+    if constexpr (kDepth > 4) at = descend(at, magnitude, row16[at]);
+    if constexpr (kDepth > 5) at = descend(at, magnitude, row32[at]);
+    if constexpr (kDepth > 6) at = descend(at, magnitude, row64[at]);
+    return at;
+  }
+
+  GRADCOMP_AVX512 __m512 centroid(__m512i level) const { return positive[level]; }
+
+ private:
+  GRADCOMP_AVX512 static __m512i descend(__m512i at, __m512 magnitude, __m512 bound) {
+    const __m512i below = _mm512_add_epi32(at, at);
+    return _mm512_mask_add_epi32(below, _mm512_cmp_ps_mask(magnitude, bound, _CMP_GT_OQ), below,
+                                 _mm512_set1_epi32(1));
   }
 };
 
@@ -885,9 +976,15 @@ GRADCOMP_AVX512 CentroidSums quantize_centroids(const float* x, float scale, con
     case 3:
       return quantize_with<FewLevels<3>>(x, scale, c, with_energy, symbols, n);
     case 4:
-      return quantize_with<EightLevels>(x, scale, c, with_energy, symbols, n);
+      return quantize_with<ManyLevels<3>>(x, scale, c, with_energy, symbols, n);
+    case 5:
+      return quantize_with<ManyLevels<4>>(x, scale, c, with_energy, symbols, n);
+    case 6:
+      return quantize_with<ManyLevels<5>>(x, scale, c, with_energy, symbols, n);
+    case 7:
+      return quantize_with<ManyLevels<6>>(x, scale, c, with_energy, symbols, n);
     default:
-      return quantize_with<ManyLevels>(x, scale, c, with_energy, symbols, n);
+      return quantize_with<ManyLevels<7>>(x, scale, c, with_energy, symbols, n);
   }
 }
 
@@ -912,6 +1009,86 @@ GRADCOMP_AVX512 void look_up(const std::uint8_t* symbols, const float* table, un
   kScalarKernels.look_up(symbols + i, table, bits, y + i, n - i);
 }
 
+GRADCOMP_AVX512 FixedCounts fixed_encode(const float* x, float per_unit, const FixedOutput& out,
+                                         std::size_t n) {
+  const __m512i one_byte = _mm512_set1_epi32(128);
+  const __m512i two_bytes = _mm512_set1_epi32(32768);
+  FixedOutput at = out;
+  std::size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const __m512 v = _mm512_loadu_ps(x + i);
+    const __m512 size = _mm512_castsi512_ps(magnitude(v));
+    const __m512i sign = _mm512_srli_epi32(_mm512_castps_si512(v), 31);
+    // The minimum with a NaN is its second operand.
+    const __m512i small = _mm512_cvtps_epi32(
+        _mm512_min_ps(_mm512_mul_ps(size, _mm512_set1_ps(per_unit)), _mm512_set1_ps(128.0f)));
+    const __m512i large = _mm512_cvtps_epi32(
+        _mm512_min_ps(_mm512_mul_ps(size, _mm512_set1_ps(32768.0f)), _mm512_set1_ps(32768.0f)));
+    const __mmask16 four = _mm512_cmpeq_epi32_mask(large, two_bytes);
+    const __mmask16 two = _kandn_mask16(four, _mm512_cmpeq_epi32_mask(small, one_byte));
+    const __mmask16 some = _mm512_test_epi32_mask(small, small);
+    const __mmask16 one = _kandn_mask16(_kor_mask16(two, four), some);
+    store(out.low + i / 8, static_cast<std::uint16_t>(_kor_mask16(one, four)));
+    store(out.high + i / 8, static_cast<std::uint16_t>(_kor_mask16(two, four)));
+    // The slack holds the lanes written beyond the elements kept.
+    const __m512i byte = _mm512_or_si512(small, _mm512_slli_epi32(sign, 7));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(at.bytes),
+                     _mm512_cvtepi32_epi8(_mm512_maskz_compress_epi32(one, byte)));
+    at.bytes += __builtin_popcount(one);
+    const __m512i half = _mm512_or_si512(large, _mm512_slli_epi32(sign, 15));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at.halves),
+                        _mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(two, half)));
+    at.halves += 2 * __builtin_popcount(two);
+    _mm512_storeu_ps(at.words, _mm512_maskz_compress_ps(four, v));
+    at.words += 4 * __builtin_popcount(four);
+  }
+  at.low += i / 8;
+  at.high += i / 8;
+  FixedCounts counts = kScalarKernels.fixed_encode(x + i, per_unit, at, n - i);
+  counts.bytes += static_cast<std::size_t>(at.bytes - out.bytes);
+  counts.halves += static_cast<std::size_t>(at.halves - out.halves) / 2;
+  counts.words += static_cast<std::size_t>(at.words - out.words) / 4;
+  return counts;
+}
+
+GRADCOMP_AVX512 void fixed_decode(const FixedInput& in, float unit, float* y, std::size_t n) {
+  FixedInput at = in;
+  std::size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const __mmask16 low = load<std::uint16_t>(in.low + i / 8);
+    const __mmask16 high = load<std::uint16_t>(in.high + i / 8);
+    const __mmask16 one = _kandn_mask16(high, low);
+    const __mmask16 two = _kandn_mask16(low, high);
+    const __mmask16 four = _kand_mask16(low, high);
+    const __m512i byte = _mm512_maskz_expand_epi32(
+        one, _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at.bytes))));
+    at.bytes += __builtin_popcount(one);
+    const __m512i half =
+        _mm512_maskz_expand_epi32(two, _mm512_cvtepu16_epi32(load_u16x16(at.halves)));
+    at.halves += 2 * __builtin_popcount(two);
+    const __m512i word = _mm512_maskz_expand_epi32(four, _mm512_loadu_si512(at.words));
+    at.words += 4 * __builtin_popcount(four);
+    const __m512 small = _mm512_mul_ps(
+        _mm512_set1_ps(unit), _mm512_cvtepi32_ps(_mm512_and_si512(byte, _mm512_set1_epi32(0x7F))));
+    const __m512 large =
+        _mm512_mul_ps(_mm512_set1_ps(0x1p-15f),
+                      _mm512_cvtepi32_ps(_mm512_and_si512(half, _mm512_set1_epi32(0x7FFF))));
+    // Lanes of another width are 0: all can be joined.
+    const __m512i size = _mm512_castps_si512(_mm512_or_ps(small, large));
+    const __m512i sign = _mm512_or_si512(_mm512_slli_epi32(_mm512_srli_epi32(byte, 7), 31),
+                                         _mm512_slli_epi32(_mm512_srli_epi32(half, 15), 31));
+    _mm512_storeu_si512(y + i, _mm512_or_si512(_mm512_or_si512(size, sign), word));
+  }
+  at.low += i / 8;
+  at.high += i / 8;
+  kScalarKernels.fixed_decode(at, unit, y + i, n - i);
+}
+
+GRADCOMP_AVX512 FixedCounts fixed_count(const std::uint8_t* low, const std::uint8_t* high,
+                                        std::size_t n) {
+  return count_tags(low, high, n);
+}
+
 }  // namespace
 
 const Kernels kAvx512Kernels = [] {
@@ -931,6 +1108,7 @@ const Kernels kAvx512Kernels = [] {
   kernels.sum_magnitudes = sum_magnitudes;
   kernels.sum_squares = sum_squares;
   kernels.random_words = random_words;
+  kernels.rounding_words = rounding_words;
   kernels.pack_negative = pack_negative;
   kernels.select_bits = select_bits;
   kernels.select_bits_add = select_bits_add;
@@ -948,6 +1126,7 @@ const Kernels kAvx512Kernels = [] {
   kernels.dynamic8_decode = dynamic8_decode_wide;
   kernels.dynamic8_add = dynamic8_add_wide;
   kernels.f32_to_zigzag = f32_to_zigzag;
+  kernels.f32_to_natural_zigzag = f32_to_natural_zigzag;
   kernels.zigzag_to_f32 = zigzag_to_f32;
   kernels.zigzag_add = zigzag_add;
   kernels.flip_signs = flip_signs;
@@ -956,6 +1135,9 @@ const Kernels kAvx512Kernels = [] {
   kernels.quantize_centroids = quantize_centroids;
   kernels.look_up = look_up;
   kernels.draw_words = draw_words;
+  kernels.fixed_encode = fixed_encode;
+  kernels.fixed_decode = fixed_decode;
+  kernels.fixed_count = fixed_count;
   kernels.crc32c = crc32c_avx512;
   kernels.polar = &kAvx512PolarKernels;
   return kernels;

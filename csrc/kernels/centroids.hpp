@@ -20,6 +20,9 @@ struct Centroids {
   // Cells of 1 / kCellsPerUnit hold at most one bound each, which makes a search two look-ups.
   alignas(64) std::uint32_t cell_level[kCells];  // level of the lower end of the cell
   alignas(64) float cell_bound[kCells];          // the bound in the cell, or Inf
+  // The bounds as a binary search meets them: the middle one at 1, and below the one at i those
+  // that come next at 2 i (for smaller magnitudes) and 2 i + 1.
+  alignas(64) float tree[kMaxHalf];
 
   // `ascending` has 2^(bits - 1) elements, neighbouring bounds at least a cell apart.
   Centroids(unsigned bits, Span<const float> ascending);

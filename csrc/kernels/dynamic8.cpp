@@ -3,6 +3,31 @@
 namespace gradcomp {
 namespace {
 
+// Adds the line through (x0, y0) and (x1, y1).
+void add_line(Dynamic8* map, int at, double x0, double y0, double x1, double y1) {
+  const double slope = (y1 - y0) / (x1 - x0);
+  map->slopes[at] = 65536 * slope;
+  map->intercepts[at] = 65536 * (y0 - slope * x0);
+}
+
+void add_lines(Dynamic8* map) {
+  // Between level - 1 and level.
+  const auto border = [&](int level) {
+    return (static_cast<double>(map->values[126 + level]) +
+            static_cast<double>(map->values[127 + level])) /
+           2;
+  };
+  // Decade 0 has one level; its line crosses that of decade 1 within it.
+  add_line(map, 0, border(1), 1, 1e-6, 2);
+  double start = 1e-6;
+  for (int i = 1; i < 7; ++i, start *= 10) {
+    const int first = 1 << i;
+    add_line(map, 2 * i - 1, border(first), first, start + 9 * start / first, first + 1);
+    add_line(map, 2 * i, start, first, 10 * start, 2 * first);
+  }
+  add_line(map, Dynamic8Lines::kTop, border(128), 128, 1, 128.5);
+}
+
 Dynamic8 make_map() {
   Dynamic8 map{};
   // Decade i from 10^(i - 7) to 10^(i - 6) is cut into 2^i equal parts; their middles are values.
@@ -29,14 +54,6 @@ Dynamic8 make_map() {
     map.borders[m] = 2 * bits + (static_cast<double>(bits_float(bits)) == middle ? 0 : 1);
   }
   map.borders[128] = ~std::uint32_t{0};
-  for (std::uint32_t depth = 0; depth < 7; ++depth) {
-    for (std::uint32_t path = 0; path < 1u << depth; ++path) {
-      std::uint32_t level = 0;  // the lowest one beyond the border
-      for (std::uint32_t d = 0; d < depth; ++d) level |= (path >> d & 1) << (6 - d);
-      level |= 1u << (6 - depth);
-      map.paths[(1u << depth) - 1 + path] = map.borders[level - 1];
-    }
-  }
 
   std::uint8_t reached = 0;
   for (std::uint32_t cell = 0; cell < Dynamic8::kCells; ++cell) {
@@ -44,10 +61,20 @@ Dynamic8 make_map() {
     while (reached < 128 && key > map.borders[reached]) ++reached;
     map.first_levels[cell] = reached;
   }
+  add_lines(&map);
   return map;
 }
 
 }  // namespace
+
+Dynamic8Lines Dynamic8::lines(float largest) const noexcept {
+  Dynamic8Lines lines;
+  for (int k = 0; k < Dynamic8Lines::kLines; ++k) {
+    lines.slopes[k] = static_cast<float>(slopes[k] / static_cast<double>(largest));
+    lines.intercepts[k] = static_cast<float>(intercepts[k]);
+  }
+  return lines;
+}
 
 const Dynamic8& dynamic8() noexcept {
   static const Dynamic8 map = make_map();

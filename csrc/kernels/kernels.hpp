@@ -19,6 +19,29 @@ struct Moments {
   double squares;
 };
 
+// Elements in fixed point of 0, 1 or 2 bytes, or as float32, as in docs/wire-format.md#inceptionn:
+// two planes of tag bits, as pack_negative makes them, and the elements of each width in order.
+template <typename Byte>
+struct FixedPoint {
+  Byte* low;
+  Byte* high;
+  Byte* bytes;
+  Byte* halves;
+  Byte* words;
+};
+using FixedOutput = FixedPoint<std::uint8_t>;
+using FixedInput = FixedPoint<const std::uint8_t>;
+
+// How many elements have each width.
+struct FixedCounts {
+  std::size_t bytes;
+  std::size_t halves;
+  std::size_t words;
+};
+
+// Bytes beyond the elements of each width that fixed_encode may write and fixed_decode may read.
+inline constexpr std::size_t kFixedSlack = 64;
+
 // Buffers of uint8_t hold little-endian elements at any alignment. Buffers of one call may not
 // overlap, except where it is said that they may be equal.
 struct Kernels {
@@ -59,10 +82,16 @@ struct Kernels {
   double (*sum_magnitudes)(const float* x, std::size_t n);
   double (*sum_squares)(const float* x, std::size_t n);
 
-  // out[i] = random word first + i of a stream (see element_word in core/rng.hpp); `first` is a
-  // multiple of 4.
+  // out[i] = random word first + i of a stream (see core/rng.hpp); `first` is a multiple of 4.
   void (*random_words)(std::uint64_t stream, std::uint64_t first, std::uint32_t* out,
                        std::size_t n);
+
+  // out[i] = rounding word of element first + i (see core/rng.hpp). `first` is a multiple of
+  // kRoundingStep, first + n is at most 2^32, and `out` has room for n rounded up to a multiple of
+  // kRoundingStep. Meanwhile the caches are told to fetch the n elements at `ahead`, those that the
+  // caller will read next; they need not exist.
+  void (*rounding_words)(std::uint64_t stream, std::uint64_t first, std::uint32_t* out,
+                         std::size_t n, const float* ahead);
 
   // Bit i % 8 of out[i / 8] tells whether x[i] < 0; the bits beyond n are 0.
   void (*pack_negative)(const float* x, std::uint8_t* out, std::size_t n);
@@ -97,7 +126,7 @@ struct Kernels {
   void (*natural_add)(const std::uint8_t* in, float weight, float* acc, std::size_t n);
 
   // Codes of the values of dynamic8() nearest to x[i] / largest; no |x[i]| exceeds `largest`, which
-  // is finite and above 0.
+  // is finite and above 0. Tells the caches to fetch the n elements that follow x.
   void (*dynamic8_encode)(const float* x, float largest, std::uint8_t* out, std::size_t n);
   void (*dynamic8_decode)(const std::uint8_t* in, float scale, float* y, std::size_t n);
   void (*dynamic8_add)(const std::uint8_t* in, float scale, float weight, float* acc,
@@ -107,6 +136,10 @@ struct Kernels {
   // |x| * scale are below 127.5 * 2^24.
   void (*f32_to_zigzag)(const float* x, const std::uint32_t* words, float scale, unsigned levels,
                         std::uint8_t* symbols, std::size_t n);
+  // The same for level 0 or 2^(level - levels) of 1 / inverse, rounded at random; all |x| * inverse
+  // are below 2.
+  void (*f32_to_natural_zigzag)(const float* x, const std::uint32_t* words, float inverse,
+                                unsigned levels, std::uint8_t* symbols, std::size_t n);
   // y = unit * level, and acc += weight * (unit * level).
   void (*zigzag_to_f32)(const std::uint8_t* symbols, float unit, float* y, std::size_t n);
   void (*zigzag_add)(const std::uint8_t* symbols, float unit, float weight, float* acc,
@@ -136,6 +169,13 @@ struct Kernels {
   // Stream in core/rng.hpp); `first` is even, and n counts words.
   void (*draw_words)(std::uint64_t stream, std::uint64_t first, std::uint32_t* out, std::size_t n);
 
+  // Elements as fixed point; a byte counts units, and per_unit = 1 / unit is a power of two.
+  FixedCounts (*fixed_encode)(const float* x, float per_unit, const FixedOutput& out,
+                              std::size_t n);
+  void (*fixed_decode)(const FixedInput& in, float unit, float* y, std::size_t n);
+  // What the two planes of tag bits say; n counts bytes of each.
+  FixedCounts (*fixed_count)(const std::uint8_t* low, const std::uint8_t* high, std::size_t n);
+
   // CRC-32C update without the initial and final inversion.
   std::uint32_t (*crc32c)(std::uint32_t crc, const std::uint8_t* data, std::size_t size);
 
@@ -143,6 +183,7 @@ struct Kernels {
 };
 
 inline constexpr std::size_t kCollectSlack = 128;
+inline constexpr std::size_t kRoundingStep = 64;
 inline constexpr std::uint32_t kMagnitudeMask = 0x7FFFFFFFu;
 inline constexpr std::uint32_t kInfBits = 0x7F800000u;
 inline constexpr std::uint32_t kNanBits = 0x7FC00000u;

@@ -79,6 +79,32 @@ GRADCOMP_LEVEL void natural_add(const std::uint8_t* in, float weight, float* acc
   for (std::size_t i = 0; i < n; ++i) acc[i] += weight * natural_value(in[i]);
 }
 
+// Between two levels the bits of a float grow linearly, so adding a random word below 2^23 carries
+// into the exponent with the right probability; below the least level the same is done in fixed
+// point.
+GRADCOMP_LEVEL void f32_to_natural_zigzag(const float* x, const std::uint32_t* words, float inverse,
+                                          unsigned levels, std::uint8_t* symbols, std::size_t n) {
+  const auto s = static_cast<std::int32_t>(levels);
+  const std::int32_t least = (128 - s) << 23;  // bits of 2^(1 - s)
+  const float to_one = bits_float(static_cast<std::uint32_t>(126 + s) << 23);
+  // Integers and masks instead of conditions on floats, so that compilers use vectors.
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint32_t bits = float_bits(x[i]);
+    const auto ratio =
+        static_cast<std::int32_t>(float_bits(bits_float(bits & kMagnitudeMask) * inverse));
+    const float low = bits_float(static_cast<std::uint32_t>(ratio < least ? ratio : least));
+    const std::int32_t below = (static_cast<std::int32_t>(low * to_one * 0x1p24f) +
+                                static_cast<std::int32_t>(words[i] >> 8)) >>
+                               24;
+    const std::int32_t above = ((ratio + static_cast<std::int32_t>(words[i] >> 9)) >> 23) - 127 + s;
+    const std::int32_t bounded = above < s ? above : s;
+    const std::int32_t is_below = -static_cast<std::int32_t>(ratio < least);
+    const std::int32_t level = (below & is_below) | (bounded & ~is_below);
+    const std::int32_t symbol = 2 * level - static_cast<std::int32_t>(bits >> 31);
+    symbols[i] = static_cast<std::uint8_t>(symbol < 0 ? 0 : symbol);
+  }
+}
+
 GRADCOMP_LEVEL void dynamic8_encode(const float* x, float largest, std::uint8_t* out,
                                     std::size_t n) {
   const Dynamic8& map = dynamic8();

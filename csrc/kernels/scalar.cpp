@@ -5,6 +5,7 @@
 #include "core/rng.hpp"
 #include "kernels/crc32c_tables.hpp"
 #include "kernels/dynamic8.hpp"
+#include "kernels/fixed.hpp"
 #include "kernels/half.hpp"
 #include "kernels/kernels.hpp"
 #include "kernels/sums.hpp"
@@ -235,11 +236,78 @@ void look_up(const std::uint8_t* symbols, const float* table, unsigned, float* y
 }
 
 void random_words(std::uint64_t stream, std::uint64_t first, std::uint32_t* out, std::size_t n) {
-  philox_words(stream, kElementBlocks, first / 4, out, n);
+  philox_words(stream, kWordBlocks, first / 4, out, n);
+}
+
+void rounding_words(std::uint64_t stream, std::uint64_t first, std::uint32_t* out, std::size_t n,
+                    const float*) {
+  for (std::size_t i = 0; i < n; i += 32) {
+    philox_words(stream, kRoundingBlocks, (first + i) / 8, out + i, 16);
+    for (std::size_t j = i; j < i + 16; ++j) out[j + 16] = out[j] << 16 | out[j] >> 16;
+  }
 }
 
 void draw_words(std::uint64_t stream, std::uint64_t first, std::uint32_t* out, std::size_t n) {
   philox_words(stream, kDrawBlocks, first / 2, out, n);
+}
+
+FixedCounts fixed_encode(const float* x, float per_unit, const FixedOutput& out, std::size_t n) {
+  std::uint8_t* bytes = out.bytes;
+  std::uint8_t* halves = out.halves;
+  std::uint8_t* words = out.words;
+  for (std::size_t i = 0; i < n; i += 8) {
+    unsigned low = 0;
+    unsigned high = 0;
+    for (std::size_t j = 0; j < 8 && i + j < n; ++j) {
+      const std::uint32_t bits = float_bits(x[i + j]);
+      const float magnitude = bits_float(bits & kMagnitudeMask);
+      const std::uint32_t small = round_fixed(magnitude * per_unit, 128.0f);
+      const std::uint32_t large = round_fixed(magnitude * 32768.0f, 32768.0f);
+      // No branch: tags are as good as random.
+      const bool one = (small != 0) & (small < 128) & (large < 32768);
+      const bool two = (small == 128) & (large < 32768);
+      const bool four = large == 32768;
+      *bytes = static_cast<std::uint8_t>(bits >> 31 << 7 | small);
+      bytes += one;
+      store(halves, static_cast<std::uint16_t>(bits >> 31 << 15 | large));
+      halves += 2 * two;
+      store(words, bits);
+      words += 4 * four;
+      low |= static_cast<unsigned>(one | four) << j;
+      high |= static_cast<unsigned>(two | four) << j;
+    }
+    out.low[i / 8] = static_cast<std::uint8_t>(low);
+    out.high[i / 8] = static_cast<std::uint8_t>(high);
+  }
+  return {static_cast<std::size_t>(bytes - out.bytes),
+          static_cast<std::size_t>(halves - out.halves) / 2,
+          static_cast<std::size_t>(words - out.words) / 4};
+}
+
+void fixed_decode(const FixedInput& in, float unit, float* y, std::size_t n) {
+  const std::uint8_t* bytes = in.bytes;
+  const std::uint8_t* halves = in.halves;
+  const std::uint8_t* words = in.words;
+  for (std::size_t i = 0; i < n; ++i) {
+    const bool low = in.low[i / 8] >> i % 8 & 1;
+    const bool high = in.high[i / 8] >> i % 8 & 1;
+    const bool both = low & high;
+    const std::uint32_t byte = *bytes;
+    const std::uint32_t half = load<std::uint16_t>(halves);
+    const float small = unit * static_cast<float>(byte & 0x7F);
+    const float large = 0x1p-15f * static_cast<float>(half & 0x7FFF);
+    const std::uint32_t of_byte = float_bits(small) | byte >> 7 << 31;
+    const std::uint32_t of_half = float_bits(large) | half >> 15 << 31;
+    const std::uint32_t fixed = high ? of_half : low ? of_byte : 0;
+    y[i] = bits_float(both ? load<std::uint32_t>(words) : fixed);
+    bytes += low & !high;
+    halves += 2 * (high & !low);
+    words += 4 * both;
+  }
+}
+
+FixedCounts fixed_count(const std::uint8_t* low, const std::uint8_t* high, std::size_t n) {
+  return count_tags(low, high, n);
 }
 
 std::uint32_t crc32c(std::uint32_t crc, const std::uint8_t* data, std::size_t size) {
@@ -273,6 +341,7 @@ const Kernels kScalarKernels = [] {
   kernels.sum_magnitudes = sum_magnitudes;
   kernels.sum_squares = sum_squares;
   kernels.random_words = random_words;
+  kernels.rounding_words = rounding_words;
   kernels.pack_negative = pack_negative;
   kernels.select_bits = select_bits;
   kernels.select_bits_add = select_bits_add;
@@ -290,6 +359,7 @@ const Kernels kScalarKernels = [] {
   kernels.dynamic8_decode = dynamic8_decode;
   kernels.dynamic8_add = dynamic8_add;
   kernels.f32_to_zigzag = f32_to_zigzag;
+  kernels.f32_to_natural_zigzag = f32_to_natural_zigzag;
   kernels.zigzag_to_f32 = zigzag_to_f32;
   kernels.zigzag_add = zigzag_add;
   kernels.flip_signs = flip_signs;
@@ -298,6 +368,9 @@ const Kernels kScalarKernels = [] {
   kernels.quantize_centroids = quantize_centroids;
   kernels.look_up = look_up;
   kernels.draw_words = draw_words;
+  kernels.fixed_encode = fixed_encode;
+  kernels.fixed_decode = fixed_decode;
+  kernels.fixed_count = fixed_count;
   kernels.crc32c = crc32c;
   kernels.polar = &kScalarPolarKernels;
   return kernels;

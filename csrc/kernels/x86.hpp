@@ -25,6 +25,21 @@
 
 namespace gradcomp {
 
+// Brings x[from, from + n) to the cache. May lie beyond the end of x.
+inline void prefetch(const float* x, std::size_t from, std::size_t n) {
+  const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(x) + sizeof(float) * from;
+  for (std::size_t line = 0; line < sizeof(float) * n; line += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(at + line), _MM_HINT_T0);
+  }
+}
+
+// Asks for what is 4 KiB beyond x, which need not exist. For loops whose jumps depend on what they
+// read: a wrong guess of a jump would wait for memory, and the processor's own prefetching with it.
+inline void prefetch_ahead(const float* x) noexcept {
+  __builtin_prefetch(
+      reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(x) + std::uintptr_t{4096}));
+}
+
 std::uint32_t crc32c_sse42(std::uint32_t crc, const std::uint8_t* data, std::size_t size);
 // Uses VPCLMULQDQ where the CPU has it.
 std::uint32_t crc32c_avx512(std::uint32_t crc, const std::uint8_t* data, std::size_t size);

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gradcomp.aggregators.base import Aggregator
 from gradcomp.aggregators.dense import Dense
 from gradcomp.aggregators.gather import Gather, Member, gather_bucket
-from gradcomp.aggregators.reduce import Reduce
+from gradcomp.aggregators.reduce import NonlinearReduce, Reduce
 from gradcomp.codec import get_codec
 from gradcomp.memory import MemoryState, make_memory
 from gradcomp.spec import Spec
@@ -15,6 +15,7 @@ __all__ = [
     "Dense",
     "Gather",
     "Member",
+    "NonlinearReduce",
     "Reduce",
     "exchange_pattern",
     "gather_bucket",
@@ -38,5 +39,6 @@ def make_aggregator(spec: Spec, state: MemoryState, seed: int, rank: int) -> Agg
     codec = get_codec(spec.codec)
     memory = make_memory(spec.memory, state)
     if pattern == "reduce":
-        return Reduce(codec, memory, seed)
+        kind = NonlinearReduce if "nonlinear" in codec.caps else Reduce
+        return kind(codec, memory, seed)
     return Gather(codec, memory, seed, rank)

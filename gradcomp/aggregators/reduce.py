@@ -7,7 +7,7 @@ from gradcomp.codec import Codec
 from gradcomp.memory import Memory
 from gradcomp.rounds import AllReduce, Round, TensorKey
 
-__all__ = ["Reduce"]
+__all__ = ["NonlinearReduce", "Reduce"]
 
 
 class Reduce:
@@ -39,3 +39,30 @@ class Reduce:
         self._memory.sent(key)
         average = yield AllReduce(key.name, payload)
         return codec.decode_payload(average, key.numel, seed=seed, step=step, tensor_id=tensor_id)
+
+
+class NonlinearReduce:
+    """As `Reduce`, where the decode of a sum is not the sum of the decodes.
+
+    What this rank's payload would decode to by itself says nothing of what ranks decode from the
+    average. So the memory takes note of the average, on every rank, and what is not sent stays in
+    the mean of the memories.
+    """
+
+    linear = False
+
+    def __init__(self, codec: Codec, memory: Memory, seed: int) -> None:
+        self._codec = codec
+        self._memory = memory
+        self._seed = seed
+
+    def round(self, grad: FloatArray, key: TensorKey, step: int) -> Round:
+        """See `Aggregator.round`."""
+        codec = self._codec
+        seed, tensor_id = self._seed, key.tensor_id
+        corrected = self._memory.compensate(grad, key)
+        payload = codec.encode_payload(corrected, seed=seed, step=step, tensor_id=tensor_id)
+        mean = yield AllReduce(key.name, payload)
+        average = codec.decode_payload(mean, key.numel, seed=seed, step=step, tensor_id=tensor_id)
+        self._memory.update(key, average)
+        return average

@@ -20,6 +20,33 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
 
 bool same_or_both_nan(float a, float b) { return a == b || (a != a && b != b); }
 
+bool same_counts(const FixedCounts& a, const FixedCounts& b) {
+  return a.bytes == b.bytes && a.halves == b.halves && a.words == b.words;
+}
+
+struct Fixed {
+  std::vector<std::uint8_t> low, high, bytes, halves, words;
+
+  explicit Fixed(std::size_t n)
+      : low((n + 7) / 8),
+        high((n + 7) / 8),
+        bytes(n + kFixedSlack),
+        halves(2 * n + kFixedSlack),
+        words(4 * n + kFixedSlack) {}
+
+  FixedOutput output() {
+    return {low.data(), high.data(), bytes.data(), halves.data(), words.data()};
+  }
+  FixedInput input() const {
+    return {low.data(), high.data(), bytes.data(), halves.data(), words.data()};
+  }
+  void cut(const FixedCounts& counts) {
+    bytes.resize(counts.bytes);
+    halves.resize(2 * counts.halves);
+    words.resize(4 * counts.words);
+  }
+};
+
 const std::vector<std::size_t> kSizes = {0, 1, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 1000, 4097};
 
 }  // namespace
@@ -88,6 +115,11 @@ TEST_CASE("every level equals the scalar one bit for bit") {
       level.random_words(99, first, words.data(), n);
       scalar.random_words(99, first, expected.data(), n);
       CHECK(words == expected);
+      std::vector<std::uint32_t> rounding(n + kRoundingStep), defined(n + kRoundingStep);
+      level.rounding_words(99, 640, rounding.data(), n, x.data());
+      scalar.rounding_words(99, 640, defined.data(), n, x.data());
+      CHECK(std::equal(rounding.begin(), rounding.begin() + static_cast<std::ptrdiff_t>(n),
+                       defined.begin()));
       // Magnitudes up to those of the largest level, and rounded beyond it.
       std::vector<float> small(n);
       for (std::size_t i = 0; i < n; ++i) small[i] = std::fabs(f[i]) <= 1.0f ? f[i] : 1.0f;
@@ -97,11 +129,37 @@ TEST_CASE("every level equals the scalar one bit for bit") {
         level.f32_to_zigzag(small.data(), words.data(), scale, levels, symbols.data(), n);
         scalar.f32_to_zigzag(small.data(), words.data(), scale, levels, wanted.data(), n);
         CHECK(symbols == wanted);
+        level.f32_to_natural_zigzag(small.data(), words.data(), 1.00001f, levels, symbols.data(),
+                                    n);
+        scalar.f32_to_natural_zigzag(small.data(), words.data(), 1.00001f, levels, wanted.data(),
+                                     n);
+        CHECK(symbols == wanted);
         level.zigzag_to_f32(bytes, 0.37f, y.data(), n);
         scalar.zigzag_to_f32(bytes, 0.37f, z.data(), n);
         CHECK(same_bits(y, z));
         level.zigzag_add(bytes, 0.37f, -1.3f, y.data(), n);
         scalar.zigzag_add(bytes, 0.37f, -1.3f, z.data(), n);
+        CHECK(same_bits(y, z));
+      }
+
+      for (float unit : {0x1p-15f, 0x1p-9f, 1.0f}) {
+        // Sizes of all tags beside anything else.
+        std::vector<float> mixed = floats(n, 6 + n);
+        for (std::size_t i = 0; i < n; ++i) {
+          if (i % 4 != 0) mixed[i] = std::ldexp(small[i], -static_cast<int>(i % 17));
+        }
+        Fixed a(n), b(n);
+        const FixedCounts counts = level.fixed_encode(mixed.data(), 1.0f / unit, a.output(), n);
+        const FixedCounts wanted = scalar.fixed_encode(mixed.data(), 1.0f / unit, b.output(), n);
+        CHECK(same_counts(counts, wanted));
+        a.cut(counts);
+        b.cut(wanted);
+        CHECK((a.low == b.low && a.high == b.high && a.bytes == b.bytes && a.halves == b.halves &&
+               a.words == b.words));
+        CHECK(same_counts(level.fixed_count(a.low.data(), a.high.data(), a.low.size()), counts));
+        b.cut({n + kFixedSlack, n + kFixedSlack / 2, n + kFixedSlack / 4});
+        level.fixed_decode(b.input(), unit, y.data(), n);
+        scalar.fixed_decode(b.input(), unit, z.data(), n);
         CHECK(same_bits(y, z));
       }
 
@@ -253,6 +311,45 @@ TEST_CASE("dynamic 8-bit codes are of the nearest value, ties to the lower code"
     LevelScope scope(name);
     kernels().dynamic8_encode(x.data(), 1.0f, codes.data(), x.size());
     CHECK(codes == expected);
+  }
+}
+
+TEST_CASE("dynamic 8-bit codes do not depend on the level, whatever the largest magnitude") {
+  const Dynamic8& map = dynamic8();
+  for (float largest : {0.3f, 1.7e38f, 3.1e-20f, 1.5e-36f, 1e-42f}) {
+    CAPTURE(largest);
+    std::vector<float> x = {largest, -largest};
+    for (std::size_t code = 0; code + 1 < 256; ++code) {
+      const double middle =
+          (static_cast<double>(map.values[code]) + static_cast<double>(map.values[code + 1])) / 2;
+      const std::uint32_t bits = float_bits(static_cast<float>(middle) * largest);
+      for (std::uint32_t near = bits - 4; near != bits + 5; ++near) {
+        if (std::fabs(bits_float(near)) <= largest) x.push_back(bits_float(near));
+      }
+    }
+    std::vector<std::uint8_t> expected(x.size()), codes(x.size());
+    kScalarKernels.dynamic8_encode(x.data(), largest, expected.data(), x.size());
+    for (const std::string& name : level_names()) {
+      CAPTURE(name);
+      LevelScope scope(name);
+      kernels().dynamic8_encode(x.data(), largest, codes.data(), x.size());
+      CHECK(codes == expected);
+    }
+  }
+}
+
+TEST_CASE("the elements of a rounding word take its halves in either order") {
+  for (const std::string& name : level_names()) {
+    LevelScope scope(name);
+    std::vector<std::uint32_t> words(1024);
+    kernels().rounding_words(7, 2048, words.data(), words.size(), nullptr);
+    for (std::size_t i = 0; i < words.size(); i += 32) {
+      for (std::size_t j = i; j < i + 16; ++j) {
+        const std::size_t u = (2048 + i) / 2 + j - i;
+        CHECK(words[j] == stream_block(7, kRoundingBlocks, u / 4)[u % 4]);
+        CHECK(words[j + 16] == (words[j] << 16 | words[j] >> 16));
+      }
+    }
   }
 }
 

@@ -239,12 +239,12 @@ INDEX_CODINGS = {
 
 # Value types ------------------------------------------------------------------------------------
 
-VALUE_TYPES = ("fp32", "fp16", "bf16", "int8", "sign")
+VALUE_TYPES = ("fp32", "fp16", "bf16", "int8", "sign", "means")
 
 
 def value_bytes(kind: str, count: int) -> int:
-    head = 4 if kind in ("int8", "sign") else 0
-    bits = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "sign": 1}[kind]
+    head = {"int8": 4, "sign": 4, "means": 8}.get(kind, 0)
+    bits = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "sign": 1, "means": 1}[kind]
     return head + (count * bits + 7) // 8
 
 
@@ -256,6 +256,10 @@ def read_values(data: bytes, kind: str, count: int) -> np.ndarray:
         return from_binary16(data)
     if kind == "bf16":
         return from_bfloat16(data)
+    if kind == "means":
+        low, high = np.frombuffer(data, "<f4", 2)
+        below = np.unpackbits(np.frombuffer(data, np.uint8, offset=8), bitorder="little")
+        return np.where(below[:count], low, high)
     (shared,) = np.frombuffer(data, "<f4", 1)
     if kind == "int8":
         return shared * np.frombuffer(data, np.int8, count, offset=4).astype(np.float32)
@@ -439,7 +443,7 @@ def read_sparse(
     coding = dict(enumerate(INDEX_CODINGS)).get(coding_number)
     if coding is None or spec.coder not in (None, coding):
         raise FormatError(f"index coding {coding_number}")
-    kind = spec.params["values"]
+    kind = spec.params.get("values", "means")  # adaq has no other
     if type_number != VALUE_TYPES.index(kind):
         raise FormatError(f"value type {type_number}; {kind} is another")
     tail = value_bytes(kind, count * unit - shortfall)
@@ -492,14 +496,15 @@ def read_chunktopk(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarra
 
 
 def randomk_indices(n: int, k: int, stream: int) -> np.ndarray:
-    """The kept indices, ascending, by Floyd's algorithm on the smaller side."""
+    """The kept indices, ascending: the first different draws, or all others."""
     d = k if k <= n // 2 else n - k
-    chosen: set[int] = set()
-    for j, draw in zip(range(n - d, n), draws(stream, d), strict=True):
-        t = draw * (j + 1) >> 64
-        chosen.add(j if t in chosen else t)
+    chosen: list[int] = []
+    count = d
+    while len(chosen) < d:
+        chosen = list(dict.fromkeys(draw * n >> 64 for draw in draws(stream, count)))[:d]
+        count *= 2
     mask = np.zeros(n, bool)
-    mask[list(chosen)] = True
+    mask[chosen] = True
     return np.flatnonzero(mask if k <= n // 2 else ~mask)
 
 
@@ -710,6 +715,84 @@ def read_drive(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
     return read_rotated(payload, n, spec, stream, np.array([-1, 1], np.float32))
 
 
+def read_adaq(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    return read_sparse(payload, n, spec, 0, min(n, spec.kept(n) + 1))
+
+
+def read_inceptionn(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    if len(payload) < 2 * ((n + 7) // 8):
+        raise FormatError("the tags are cut short")
+    unit = np.float32(2.0 ** math.frexp(float(spec.params["error_bound"]))[1])
+    parts, at = [np.empty(0, np.uint32)], 0
+    for begin in range(0, n, 1024):
+        m = min(n - begin, 1024)
+        plane = (m + 7) // 8
+        if len(payload) < at + 2 * plane:
+            raise FormatError("the payload ends before the tags of a block")
+        low = _bits(payload[at : at + plane], m)
+        high = _bits(payload[at + plane : at + 2 * plane], m)
+        at += 2 * plane
+        block = np.zeros(m, np.uint32)
+        for where, dtype, step in (
+            (low & ~high, np.uint8, unit),
+            (high & ~low, np.dtype("<u2"), np.float32(2.0**-15)),
+            (low & high, np.dtype("<u4"), None),
+        ):
+            size = int(where.sum()) * np.dtype(dtype).itemsize
+            if len(payload) < at + size:
+                raise FormatError("the payload ends within a block")
+            numbers = np.frombuffer(payload[at : at + size], dtype).astype(np.uint32)
+            at += size
+            if step is not None:
+                top = 8 * np.dtype(dtype).itemsize - 1
+                fixed = step * (numbers & ((1 << top) - 1)).astype(np.float32)
+                numbers = fixed.view(np.uint32) | numbers >> top << 31
+            block[where] = numbers
+        parts.append(block)
+    _require_length(payload, at)
+    return np.concatenate(parts).view(np.float32)
+
+
+def read_sketch(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    rows = int(spec.params["rows"])
+    cols = max(32, math.floor(float(spec.params["ratio"]) * n / rows + 0.5))
+    if n <= rows * cols:
+        return read_identity(payload, n, spec, stream)
+    _require_length(payload, 4 * rows * cols)
+    cells = np.frombuffer(payload, "<f4")
+    i, runs = np.arange(n), (n + 31) // 32
+    estimates = []
+    for row in range(rows):
+        words = random_words(stream, row * 2**28, 2 * runs).reshape(-1, 2).astype(np.uint64)
+        start = (words[:, 0] * np.uint64(cols) >> np.uint64(32)).astype(np.int64)
+        cell = cells[row * cols + (start[i // 32] + i % 32) % cols]
+        estimates.append(np.where(words[i // 32, 1] >> (i % 32).astype(np.uint64) & 1, -cell, cell))
+    number = median(np.array(estimates))
+    if spec.params["unbiased"] == "true":
+        return number
+    m = rows * cols
+    partial = [0.0] * 16
+    for j, cell in enumerate(cells.astype(np.float64).tolist()):
+        partial[j % 16] += cell * cell
+    for width in (8, 4, 2, 1):
+        partial = [partial[j] + partial[j + width] for j in range(width)]
+    t = math.nan
+    if partial[0] == partial[0]:
+        t = np.float32(min(3 * math.sqrt(partial[0] / m), float(np.finfo(np.float32).max)))
+    of_rows = np.where(np.isnan(estimates), np.inf, estimates)
+    heavy = ((of_rows >= t).all(axis=0) | (of_rows <= -t).all(axis=0)) & (rows > 1)
+    return np.where(heavy, number, np.float32(m / (m + 1.5 * n)) * number)
+
+
+def median(rows: np.ndarray) -> np.ndarray:
+    """The middle of each column; -0 is below +0, and NaN above all numbers whatever its sign."""
+    bits = rows.view(np.int32)
+    keys = np.where(bits < 0, ~(bits & 0x7FFFFFFF), bits)
+    keys = np.where(np.isnan(rows), 0x7FC00000, keys)
+    middle = np.sort(keys, axis=0)[rows.shape[0] // 2].astype(np.int32)
+    return np.where(middle < 0, ~middle | -0x80000000, middle).astype(np.int32).view(np.float32)
+
+
 # Polar codes ------------------------------------------------------------------------------------
 
 
@@ -840,6 +923,9 @@ PAYLOADS = {
     "randomblock": Payload(8, True, read_randomblock),
     "chunktopk": Payload(9, False, read_chunktopk),
     "globaltopk": Payload(25, False, read_threshold),
+    "adaq": Payload(22, False, read_adaq),
+    "inceptionn": Payload(23, False, read_inceptionn),
+    "sketch": Payload(24, True, read_sketch),
     "polar_b": Payload(26, False, read_polar_b),
 }
 

@@ -218,7 +218,10 @@ assert grown < 16 * 1024, f"{grown} KiB more memory in use"
 """
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if "(k=" not in spec])
+# Where numel does not say how many elements are kept, the frame may truly be one of so many.
+@pytest.mark.parametrize(
+    "spec", [spec for spec in SPECS if "(k=" not in spec and not spec.startswith("adaq")]
+)
 def test_a_claim_of_2_to_the_30_elements_costs_no_memory(spec: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CLAIM, spec], capture_output=True, text=True, check=False

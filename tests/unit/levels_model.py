@@ -48,11 +48,15 @@ def stream_key(seed: int, step: int, tensor_id: int) -> int:
     return int(block[0]) | int(block[1]) << 32
 
 
-def element_words(stream: int, n: int) -> WordArray:
-    """Element words 0 to n - 1 of a stream."""
-    i = np.arange((n + 3) // 4, dtype=np.uint64)
-    words = philox([i & LOW, i >> np.uint64(32), np.ones_like(i), np.zeros_like(i)], stream)
-    return np.stack(words, axis=1).reshape(-1)[:n]
+def rounding_words(stream: int, n: int) -> WordArray:
+    """The rounding words of elements 0 to n - 1."""
+    block = np.arange(4 * -(-n // 32), dtype=np.uint64)
+    zero = np.zeros_like(block)
+    words = np.stack(philox([block, zero, zero + np.uint64(2), zero], stream), axis=1)
+    half = np.uint64(16)
+    swapped = words << half & LOW | words >> half
+    pairs = np.stack([words.reshape(-1, 16), swapped.reshape(-1, 16)], axis=1)
+    return pairs.reshape(-1)[:n]
 
 
 def words_of_draws(u: npt.NDArray[Any]) -> WordArray:

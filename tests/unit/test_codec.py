@@ -54,6 +54,8 @@ def test_attributes() -> None:
         ("bf16", set(), np.uint8),
         ("topk(k=2)", {"sparse", "finite"}, np.uint8),
         ("randomk(k=2)", {"summable", "seeded", "sparse", "finite"}, np.float32),
+        ("sketch(ratio=0.1)", {"summable", "nonlinear", "seeded"}, np.float32),
+        ("sketch(ratio=0.1,rows=1)", {"summable", "seeded"}, np.float32),
     ],
 )
 def test_capabilities(spec: str, caps: set[str], dtype: type) -> None:

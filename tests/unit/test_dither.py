@@ -5,9 +5,9 @@ import pytest
 from levels_model import (
     decode_symbols,
     dequantize,
-    element_words,
     quantize,
     reference,
+    rounding_words,
     stream_key,
     unzigzag,
     words_of_draws,
@@ -37,7 +37,7 @@ def test_the_payload_is_what_the_document_says(
     )
     codec = gradcomp.get_codec(spec)
     x = gradients(10_000)
-    words = element_words(stream_key(**CALL), x.size)
+    words = rounding_words(stream_key(**CALL), x.size)
     norms, signed = quantize(x, words, levels, bucket, normalize, partition)
     payload = codec.encode_payload(x, **CALL).tobytes()
     head = 4 * norms.size

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from levels_model import rounding_words, stream_key
 
 from gradcomp import Config, Pipeline, WireError, get_codec
 from gradcomp.rounds import AllGather
@@ -42,29 +43,9 @@ def roundtrip(spec: str, x: np.ndarray, seed: int = 0) -> np.ndarray:
     return codec.decode(codec.encode(x, seed=seed))
 
 
-# Random words, as docs/wire-format.md has them
-
-
-def philox(counters: np.ndarray, key: tuple[int, int]) -> np.ndarray:
-    """Philox4x32-10 of rows of four 32-bit words."""
-    c0, c1, c2, c3 = (column.astype(np.uint64) for column in counters.T)
-    k0, k1 = key
-    mask = np.uint64(0xFFFFFFFF)
-    for _ in range(10):
-        first, second = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
-        c0, c1 = (second >> np.uint64(32)) ^ c1 ^ np.uint64(k0), second & mask
-        c2, c3 = (first >> np.uint64(32)) ^ c3 ^ np.uint64(k1), first & mask
-        k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
-    return np.stack([c0, c1, c2, c3], axis=1).astype(np.uint32)
-
-
-def random_words(n: int, seed: int) -> np.ndarray:
-    """The words of n elements at step 0 of tensor 0."""
-    stream = philox(np.zeros((1, 4), np.uint32), (seed, 0))[0]
-    blocks = np.zeros((-(-n // 4), 4), np.uint32)
-    blocks[:, 0] = np.arange(len(blocks))
-    blocks[:, 2] = 1
-    return philox(blocks, (int(stream[0]), int(stream[1]))).ravel()[:n]
+def words_of(n: int, seed: int) -> np.ndarray:
+    """The rounding words of n elements at step 0 of tensor 0."""
+    return rounding_words(stream_key(seed, 0, 0), n).astype(np.uint32)
 
 
 # sign and onebit
@@ -202,7 +183,7 @@ def test_terngrad_equals_its_definition(clip: float, n: int) -> None:
     assert payload.size == 4 + -(-n // 5)
     scale = payload[:4].view(np.float32)[0]
     assert scale == pytest.approx(ternary_scale(x, clip), rel=1e-6)
-    uniform = (random_words(n, 5) >> 8).astype(np.float32) * np.float32(2.0**-24) * scale
+    uniform = (words_of(n, 5) >> 8).astype(np.float32) * np.float32(2.0**-24) * scale
     decoded = codec.decode_payload(payload, n)
     np.testing.assert_array_equal(decoded, ternary(x, uniform).astype(np.float32) * scale)
 
@@ -245,8 +226,30 @@ def test_natural_equals_its_definition() -> None:
     n = 70_001
     x = gaussian(n) * np.exp2(np.random.default_rng(1).integers(-125, 30, n)).astype(np.float32)
     payload = get_codec("natural").encode_payload(x, seed=9)
-    draws = (random_words(n, 9) >> 9).astype(np.int32)
+    draws = (words_of(n, 9) >> 9).astype(np.int32)
     np.testing.assert_array_equal(payload, natural_codes(x, draws))
+
+
+@pytest.mark.parametrize("above", [0, 1])
+def test_the_whole_rounding_word_decides(above: int) -> None:
+    # Significands at the very draws: the word's upper half, of 16 bits, cannot tell.
+    draws = words_of(10_000, 11) >> 9
+    significands = np.minimum(draws + np.uint32(above), 2**23 - 1)
+    x = (significands | np.uint32(127 << 23)).view(np.float32)
+    assert (roundtrip("natural", x, 11) == np.where(significands > draws, 2, 1)).all()
+
+
+@pytest.mark.parametrize("fraction", [0.3, 0.5, 2.0**-12])
+def test_elements_are_rounded_independently(fraction: float) -> None:
+    # Also those that share a random word: the elements i and i + 16.
+    n = 2**22
+    up = (roundtrip("natural", np.full(n, 1 + fraction, np.float32), 12) == 2).astype(np.int8)
+    error = up - fraction
+    variance = fraction * (1 - fraction)
+    assert abs(error.mean()) < 5 * np.sqrt(variance / n)
+    for lag in (1, 2, 4, 8, 15, 16, 17, 32, 64):
+        covariance = np.mean(error[:-lag] * error[lag:])
+        assert abs(covariance) < 5 * variance / np.sqrt(n)
 
 
 def test_natural_is_that_of_grace_with_its_draws() -> None:
@@ -287,6 +290,23 @@ def test_linear_is_within_half_a_step(name: str, limit: int, bucket: int, n: int
     for begin in range(0, n, bucket):
         step = np.abs(x[begin : begin + bucket]).max() / limit
         assert (error[begin : begin + bucket] <= step * 0.500001).all()
+
+
+@pytest.mark.parametrize("bucket", [17, 512, 5000])
+@pytest.mark.parametrize("n", [1, 63, 5121])
+def test_stochastic_rounding_equals_its_definition(bucket: int, n: int) -> None:
+    x = gaussian(n, n)
+    payload = get_codec(f"int8(bucket={bucket},rounding=stochastic)").encode_payload(x, seed=8)
+    noise = (words_of(n, 8) >> 8).astype(np.int64)
+    for begin in range(0, n, bucket):
+        part = x[begin : begin + bucket]
+        scale = np.abs(part).max() / np.float32(127)
+        scaled = np.clip(part * (np.float32(1) / scale), -127, 127)
+        fixed = np.trunc(scaled.astype(np.float64) * 2**24).astype(np.int64)
+        at = begin + 4 * (begin // bucket)
+        assert payload[at : at + 4].view(np.float32)[0] == scale
+        levels = payload[at + 4 : at + 4 + part.size].view(np.int8)
+        np.testing.assert_array_equal(levels, fixed + noise[begin : begin + bucket] >> 24)
 
 
 def test_int8_payload() -> None:

@@ -7,10 +7,10 @@ import pytest
 from levels_model import (
     decode_symbols,
     dequantize,
-    element_words,
     linear_levels,
     quantize,
     reference,
+    rounding_words,
     stream_key,
     unzigzag,
     words_of_draws,
@@ -40,7 +40,7 @@ def test_the_payload_is_what_the_document_says(
 ) -> None:
     codec = gradcomp.get_codec(f"qsgd(levels={levels},bucket={bucket},norm={norm})|{coder}")
     x = gradients(n)
-    words = element_words(stream_key(**CALL), n)
+    words = rounding_words(stream_key(**CALL), n)
     norms, signed = quantize(x, words, levels, bucket, norm)
     payload = codec.encode_payload(x, **CALL).tobytes()
     head = 4 * norms.size

@@ -60,10 +60,17 @@ def seed_with_start(stride: int, start: int) -> int:
 # randomk and randomblock --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (64, 5), (1000, 10), (1000, 640), (700, 699), (3, 9)])
-def test_randomk_draws_by_floyds_algorithm(n: int, k: int) -> None:
+# Beyond n / 32 elements are marked rather than sorted; more than 32768 are sorted in parts.
+@pytest.mark.parametrize(
+    ("n", "k"),
+    [
+        *[(1, 1), (2, 1), (64, 2), (64, 5), (1000, 31), (1000, 32), (1000, 640), (700, 699)],
+        *[(3, 9), (1024, 32), (100_000, 3000), (1_200_000, 33_000)],
+    ],
+)
+def test_randomk_keeps_the_first_different_draws(n: int, k: int) -> None:
     x = gaussian(n)
-    for seed in range(3):
+    for seed in range(3 if n < 10_000 else 1):
         kept = decoder.randomk_indices(n, min(k, n), decoder.stream_key(seed, 0, 0))
         np.testing.assert_array_equal(roundtrip(f"randomk(k={k})", x, seed=seed), only(x, kept))
 

@@ -150,11 +150,10 @@ def specs(draw: st.DrawFn) -> str:
 def test_canonical_is_a_fixed_point(text: str) -> None:
     try:
         spec = parse(text)
-    except SpecError as error:
-        # Scales that make a codec unbiased and a memory exclude each other.
-        assert "unbiased=true" in text
-        assert "leave out the memory" in str(error)
-        assume(False)
+    except SpecError:
+        # Codecs refuse a memory where a scale makes them unbiased.
+        assume("unbiased=true" not in text.replace(" ", ""))
+        raise
     again = parse(spec.canonical)
     assert again.canonical == spec.canonical
     assert again == spec

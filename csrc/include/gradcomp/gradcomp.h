@@ -48,6 +48,7 @@ GRADCOMP_API const char* gradcomp_codec_spec(const gradcomp_codec* codec);
 #define GRADCOMP_CAP_FINITE 8u         /* finite inputs decode to finite values */
 #define GRADCOMP_CAP_PRIVATE_NOISE 16u /* encoding draws noise that ranks should not share */
 #define GRADCOMP_CAP_SHARES 32u        /* tensors that travel together are encoded together */
+#define GRADCOMP_CAP_NONLINEAR 64u     /* the decode of a sum is not the sum of the decodes */
 GRADCOMP_API uint32_t gradcomp_codec_caps(const gradcomp_codec* codec);
 
 /* The random numbers of a call are a function of these three, and of nothing else. */
