@@ -287,6 +287,10 @@ class PolarB final : public Codec {
           [&](std::size_t first, const float* sent, std::size_t size) {
             kernels().f32_add(reinterpret_cast<const std::uint8_t*>(sent), -1.0f, residual + first,
                               size);
+            // A sign may be wrong, and then the largest floats overflow.
+            if (!(std::fabs(sent[0]) < kMaxRotatedScale)) {
+              kernels().zero_nonfinite(residual + first, size);
+            }
           });
     }));
     *written = layout.payload_size();
@@ -492,12 +496,12 @@ class PolarB final : public Codec {
     return static_cast<double>(rotated_ ? kMaxRotatedScale : std::numeric_limits<float>::max());
   }
 
-  // About the sum of the squares: in large tensors from an eighth of the elements, 512 of every
-  // 4096 at changing places.
+  // About the sum of the squares: in large segments from 512 of every 16384 elements, at changing
+  // places.
   static double sample_squares(const float* x, std::size_t count) {
     constexpr std::size_t kRun = 512;
-    constexpr std::size_t kShare = 8;
-    if (count < kShare * kRotationBlock) return kernels().sum_squares(x, count);
+    constexpr std::size_t kShare = 32;
+    if (count < 2 * kRun * kShare) return kernels().sum_squares(x, count);
     const std::size_t runs = count / (kShare * kRun);
     double squares = 0;
     for (std::size_t i = 0; i < runs; ++i) {

@@ -31,6 +31,8 @@ GRADCOMP_AVX512 inline __m512i sixteen_levels(const float* x, __m512 scale, __m5
   return _mm512_cvtps_epi32(_mm512_min_ps(scaled, _mm512_set1_ps(127.0f)));
 }
 
+constexpr std::size_t kAhead = 4096;  // bytes
+
 GRADCOMP_AVX512 float quantize(const float* x, float scale, std::int8_t* llr, std::size_t n) {
   const __m512 factor = _mm512_set1_ps(scale);
   // The packs leave runs of four out of order.
@@ -38,6 +40,10 @@ GRADCOMP_AVX512 float quantize(const float* x, float scale, std::int8_t* llr, st
   __m512 squares = _mm512_setzero_ps();
   std::size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
+    // Hardware prefetching stops at the end of a page.
+    for (std::size_t line = 0; line < 4; ++line) {
+      _mm_prefetch(reinterpret_cast<const char*>(x + i) + kAhead + 64 * line, _MM_HINT_T0);
+    }
     const __m512i a = sixteen_levels(x + i, factor, &squares);
     const __m512i b = sixteen_levels(x + i + 16, factor, &squares);
     const __m512i c = sixteen_levels(x + i + 32, factor, &squares);
