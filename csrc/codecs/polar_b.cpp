@@ -37,6 +37,7 @@ constexpr std::uint64_t kSpreadWord = std::uint64_t{1} << 41;
 
 constexpr unsigned kMinLog2 = 10;
 constexpr unsigned kMaxLog2 = 14;
+constexpr std::size_t kMaxTiles = (std::size_t{1} << kMaxLog2) / kTileRows;  // of a block
 
 // From here on, no product underflows; up to there, no sum of the rotation overflows.
 constexpr double kMinRms = 0x1p-100;
@@ -182,19 +183,30 @@ class Workspace {
 
 // The Walsh-Hadamard transform across `count` tiles, a power of two, without scaling.
 void mix_tiles(float* x, std::size_t count) {
-  constexpr std::size_t kColumns = 64;  // a few cache lines of every tile at a time
-  for (std::size_t column = 0; column < kRotationBlock; column += kColumns) {
+  // A cache line of every tile at a time, side by side: tiles are so far apart that their lines
+  // would drive each other out of the cache.
+  constexpr std::size_t kColumns = 16;
+  alignas(64) float lines[kMaxTiles][kColumns];
+  for (std::size_t column = 0; count > 1 && column < kRotationBlock; column += kColumns) {
+    for (std::size_t tile = 0; tile < count; ++tile) {
+      std::memcpy(lines[tile], x + tile * kRotationBlock + column, sizeof lines[0]);
+    }
     for (std::size_t stride = 1; stride < count; stride *= 2) {
       for (std::size_t tile = 0; tile < count; ++tile) {
         if ((tile & stride) != 0) continue;
-        float* const a = x + tile * kRotationBlock + column;
-        float* const b = a + stride * kRotationBlock;
+        float* const a = lines[tile];
+        float* const b = lines[tile + stride];
+        float sums[kColumns], differences[kColumns];  // so that the compiler sees no overlap
         for (std::size_t j = 0; j < kColumns; ++j) {
-          const float sum = a[j] + b[j];
-          b[j] = a[j] - b[j];
-          a[j] = sum;
+          sums[j] = a[j] + b[j];
+          differences[j] = a[j] - b[j];
         }
+        std::memcpy(a, sums, sizeof sums);
+        std::memcpy(b, differences, sizeof differences);
       }
+    }
+    for (std::size_t tile = 0; tile < count; ++tile) {
+      std::memcpy(x + tile * kRotationBlock + column, lines[tile], sizeof lines[0]);
     }
   }
 }
@@ -510,7 +522,8 @@ class PolarB final : public Codec {
     return squares * static_cast<double>(count) / static_cast<double>(runs * kRun);
   }
 
-  // How large a log-likelihood ratio the root mean square is; measured, see docs/codecs/polar_b.md.
+  // How large a log-likelihood ratio the root mean square is: large enough that rounding
+  // costs nothing, small enough that min-sum stays close to exact decoding.
   double llr_per_rms() const { return rate_ <= 0.25 ? 12.0 : 12.0 + 16.0 * (rate_ - 0.25); }
 
   // The elements [begin, end) of the segment from space.bits, still rotated.
