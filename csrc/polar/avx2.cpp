@@ -114,7 +114,7 @@ GRADCOMP_AVX2 void decide_repetition(const std::int8_t* llr, std::uint64_t* bits
       sums[j] = _mm256_add_epi16(sums[j], _mm256_cvtepi8_epi16(quarter));
     }
   }
-  // Saturation keeps signs; the permutation puts the quarters that packs interleaves in order.
+  // Saturation keeps signs; the permutation orders the quarters that packs interleaves.
   const __m256i low = _mm256_permute4x64_epi64(_mm256_packs_epi16(sums[0], sums[1]), 0xD8);
   const __m256i high = _mm256_permute4x64_epi64(_mm256_packs_epi16(sums[2], sums[3]), 0xD8);
   const std::uint64_t word = sign_bits(low, high);
