@@ -105,6 +105,12 @@ SPECS = {
         "sketch(ratio=0.3,rows=1,unbiased=true)",
         "sketch(ratio=0.3,unbiased=true)",
     ),
+    "polar_b": (
+        "polar_b(rate=0.5)",
+        "polar_b(rate=0.03125,n=4096)",
+        "rotate|polar_b(rate=0.25)",
+        "polar_b(rate=0.4,unbiased=true)",
+    ),
 }
 
 # The spec of a codec's worked example, where the registry's example keeps too little of it.
@@ -335,6 +341,7 @@ PAYLOAD_FIELDS: dict[str, Fields] = {
     "adaq": sparse_fields,
     "inceptionn": fixed_fields,
     "sketch": dense_fields(4, "float32, as all tensors that are not larger than their sketch"),
+    "polar_b": dense_fields(4, "float32, as all tensors of n < 64"),
 }
 
 

@@ -31,5 +31,6 @@ StageInfo globaltopk_stage();
 StageInfo adaq_stage();
 StageInfo inceptionn_stage();
 StageInfo sketch_stage();
+StageInfo polar_b_stage();
 
 }  // namespace gradcomp

@@ -22,6 +22,7 @@ class Rotation {
 
   Rotation(std::size_t n, std::uint64_t stream) noexcept;
 
+  std::uint64_t stream() const noexcept { return stream_; }
   std::size_t tiles() const noexcept { return tiles_; }
   std::size_t groups() const noexcept { return tiles_ + (overlap_ != 0 ? 1 : 0); }
   std::size_t tile_begin(std::size_t tile) const noexcept { return tile * kRotationBlock; }

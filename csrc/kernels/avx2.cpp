@@ -768,6 +768,8 @@ GRADCOMP_AVX2 FixedCounts fixed_count(const std::uint8_t* low, const std::uint8_
 
 constexpr auto crc32c = crc32c_sse42;
 
+constexpr const PolarKernels* polar = &kAvx2PolarKernels;
+
 }  // namespace
 
 const Kernels kAvx2Kernels = GRADCOMP_KERNEL_TABLE("avx2");

@@ -1098,6 +1098,8 @@ GRADCOMP_AVX512 FixedCounts fixed_count(const std::uint8_t* low, const std::uint
 
 constexpr auto crc32c = crc32c_avx512;
 
+constexpr const PolarKernels* polar = &kAvx512PolarKernels;
+
 }  // namespace
 
 const Kernels kAvx512Kernels = GRADCOMP_KERNEL_TABLE("avx512");

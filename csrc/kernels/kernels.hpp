@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/centroids.hpp"
+#include "polar/kernels.hpp"
 
 namespace gradcomp {
 
@@ -177,6 +178,8 @@ struct Kernels {
 
   // CRC-32C update without the initial and final inversion.
   std::uint32_t (*crc32c)(std::uint32_t crc, const std::uint8_t* data, std::size_t size);
+
+  const PolarKernels* polar;
 };
 
 inline constexpr std::size_t kCollectSlack = 128;

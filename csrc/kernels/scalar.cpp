@@ -323,6 +323,8 @@ std::uint32_t crc32c(std::uint32_t crc, const std::uint8_t* data, std::size_t si
   return crc;
 }
 
+constexpr const PolarKernels* polar = &kScalarPolarKernels;
+
 }  // namespace
 
 const Kernels kScalarKernels = GRADCOMP_KERNEL_TABLE("scalar");

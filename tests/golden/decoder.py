@@ -134,7 +134,9 @@ class Spec:
         if name not in PAYLOADS:
             raise ValueError(f"no codec {name!r}; known: {', '.join(PAYLOADS)}")
         pairs = rest.removesuffix(")").split(",") if rest else []
-        return cls(name, dict(pair.split("=", 1) for pair in pairs), rotated, coder or None)
+        params = dict(pair.split("=", 1) for pair in pairs)
+        rotated = rotated or (name == "polar_b" and params["unbiased"] == "true")
+        return cls(name, params, rotated, coder or None)
 
     def kept(self, n: int) -> int:
         """The kept count k."""
@@ -364,8 +366,7 @@ def read_rans(data: bytes, width: int, n: int) -> np.ndarray:
 # Rotation ---------------------------------------------------------------------------------------
 
 
-def hadamard(x: np.ndarray) -> np.ndarray:
-    stride = 1
+def hadamard(x: np.ndarray, stride: int = 1) -> np.ndarray:
     while stride < x.size:
         pairs = x.reshape(-1, 2, stride)
         x = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).ravel()
@@ -792,6 +793,106 @@ def median(rows: np.ndarray) -> np.ndarray:
     return np.where(middle < 0, ~middle | -0x80000000, middle).astype(np.int32).view(np.float32)
 
 
+# Polar codes ------------------------------------------------------------------------------------
+
+
+@cache
+def free_inputs(m: int, erasure: int, length: int, count: int) -> np.ndarray:
+    """Which of a code's 2^m inputs are free: the `count` ones with the least Z."""
+    z = [erasure] * length + [2**31] * (2**m - length)
+    half = len(z) // 2
+    while half:
+        for i in range(len(z)):
+            if not i & half:
+                both = z[i] * z[i + half] >> 31
+                z[i], z[i + half] = z[i] + z[i + half] - both, both
+        half //= 2
+    order = sorted(range(len(z)), key=lambda i: (z[i], -i))
+    free = np.zeros(len(z), bool)
+    free[order[:count]] = True
+    return free
+
+
+def read_codeword(words: np.ndarray, free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The codeword, and the words that are left for what follows."""
+    m, count = len(free), int(free.sum())
+    if count == 0:
+        return np.zeros(m, np.uint64), words
+    if count == m:
+        return words[:m], words[m:]
+    if count == 1 and free[-1] and m <= 256:
+        return np.repeat(words[:1], m), words[1:]
+    if count == m - 1 and not free[0] and m <= 64:
+        return np.append(np.bitwise_xor.reduce(words[: m - 1]), words[: m - 1]), words[m - 1 :]
+    left, words = read_codeword(words, free[: m // 2])
+    right, words = read_codeword(words, free[m // 2 :])
+    return np.append(left ^ right, right), words
+
+
+def falling_powers(count: int) -> list[int]:
+    return [1 << bit for bit in reversed(range(count.bit_length())) if count >> bit & 1]
+
+
+def polar_blocks(n: int, code: str) -> list[int]:
+    """The rows of all blocks but the one of what the rotation's whole blocks leave over."""
+    if code == "auto":
+        size = 16384 if n >= 2**20 else 4096 if n >= 2**18 else 1024
+    else:
+        size = int(code)
+    tiles = n // 4096 * 64
+    return [size] * (tiles // size) + falling_powers(tiles % size)
+
+
+def read_polar_b(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    if n < 64:
+        return read_identity(payload, n, spec, stream)
+    rate, unbiased = float(spec.params["rate"]), spec.params["unbiased"] == "true"
+    blocks = polar_blocks(n, spec.params["n"])
+    rows = -(-n // 64)
+    rest = rows - sum(blocks)
+    blocks += [rest] if rest else []
+    head = 4 * len(blocks)
+    overhead = head + (36 if spec.rotated else 28)
+    total = max(1, math.floor((math.floor(rate * n / 8) - overhead) / 8))
+    _require_length(payload, head + 8 * total)
+    scales = np.frombuffer(payload, "<f4", len(blocks))
+    words = np.frombuffer(payload, "<u8", total, head)
+    erasure = math.floor((1 - rate) * 2**31 + 0.5)
+    y = np.zeros(64 * rows, np.float32)
+    unusable = []
+    row = 0
+    for index, (length, scale) in enumerate(zip(blocks, scales, strict=True)):
+        count = total * (row + length) // rows - total * row // rows
+        free = free_inputs((length - 1).bit_length(), erasure, length, count)
+        block = read_codeword(words, free)[0][:length]
+        words = words[count:]
+        if unbiased:
+            block = block ^ random_words(stream, 2 * row, 2 * length).astype("<u4").view("<u8")
+        negative = np.unpackbits(block.view(np.uint8), bitorder="little")
+        part = slice(64 * row, 64 * (row + length))
+        y[part] = np.where(negative, -scale, scale)
+        if unbiased and part.stop <= n - n % 4096:
+            draws = random_words(stream, 2**41 + 2 * row, 2 * length).astype("<u4")
+            flipped = np.unpackbits(draws.view(np.uint8), bitorder="little")
+            factors = np.where(flipped, np.float32(-1 / 64), np.float32(1 / 64))
+            tiles = [hadamard(tile) for tile in y[part].reshape(-1, 4096)]
+            y[part] = hadamard(factors * np.concatenate(tiles), 4096)
+        if spec.rotated and not np.abs(scale) <= 2.0**100:
+            unusable.append(part)
+            # The rotation's last block covers both of the last two blocks.
+            if rest and index >= len(blocks) - 2:
+                unusable.append(slice(64 * sum(blocks[: max(len(blocks) - 2, 0)]), None))
+        row += length
+    if not spec.rotated:
+        return y[:n]
+    for part in unusable:
+        y[part] = 0
+    y = Rotation(n, stream).inverse(y[:n])
+    for part in unusable:
+        y[part] = np.uint32(0x7FC00000).view(np.float32)
+    return y
+
+
 @dataclass(frozen=True)
 class Payload:
     codec_id: int
@@ -825,6 +926,7 @@ PAYLOADS = {
     "adaq": Payload(22, False, read_adaq),
     "inceptionn": Payload(23, False, read_inceptionn),
     "sketch": Payload(24, True, read_sketch),
+    "polar_b": Payload(26, False, read_polar_b),
 }
 
 

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from gradcomp import Config, Pipeline, SpecError, _core, get_codec
 from gradcomp.rounds import AllGather, AllReduce
-from gradcomp.spec import ParamInfo, StageInfo, stages
+from gradcomp.spec import ParamInfo, StageInfo, parse, stages
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -47,7 +47,17 @@ def specs_of(stage: StageInfo) -> list[str]:
     return sorted(set(found), key=found.index)
 
 
+def takes_memory(spec: str) -> bool:
+    """Whether error feedback makes sense with a codec."""
+    try:
+        parse(f"residual|{spec}")
+    except SpecError:
+        return False
+    return True
+
+
 SPECS = [spec for stage in stages() if stage.kind == "codec" for spec in specs_of(stage)]
+MEMORY_SPECS = [spec for spec in SPECS if takes_memory(spec)]
 
 
 # Gradients --------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from gradients import (
     DISTRIBUTIONS,
     LAWS,
-    SPECS,
+    MEMORY_SPECS,
     config_of,
     finite,
     residual_of,
@@ -59,7 +59,7 @@ def difference(corrected: np.ndarray, sent: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", DISTRIBUTIONS)
-@pytest.mark.parametrize("codec", SPECS)
+@pytest.mark.parametrize("codec", MEMORY_SPECS)
 def test_the_residual_is_the_corrected_gradient_less_what_was_sent(codec: str, kind: str) -> None:
     pipeline = pipeline_of(codec)
     for n in [500] * 4:
@@ -123,7 +123,7 @@ def test_an_element_that_overflows_is_sent_as_inf_once(codec: str, limit: float)
     assert np.isfinite(send(pipeline, np.zeros(4, np.float32))).all()
 
 
-@pytest.mark.parametrize("codec", SPECS)
+@pytest.mark.parametrize("codec", MEMORY_SPECS)
 def test_all_gradients_are_sent_in_the_end_but_the_residual(codec: str) -> None:
     pipeline = pipeline_of(codec)
     rng = np.random.default_rng(5)
@@ -145,7 +145,7 @@ def test_all_gradients_are_sent_in_the_end_but_the_residual(codec: str) -> None:
 nonfinite = st.sampled_from([0.0, 1.0, -2.5, np.nan, np.inf, -np.inf, 3.4e38, -3.4e38, 7e4])
 
 
-@pytest.mark.parametrize("codec", SPECS)
+@pytest.mark.parametrize("codec", MEMORY_SPECS)
 @LAWS
 @given(data=st.data())
 def test_nothing_nonfinite_stays_in_the_residual(codec: str, data: st.DataObject) -> None:

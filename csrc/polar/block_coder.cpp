@@ -1,0 +1,123 @@
+#include "polar/block_coder.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/kernels.hpp"
+#include "polar/kernels.hpp"
+
+namespace gradcomp {
+namespace {
+
+class Encoder {
+ public:
+  Encoder(const Node* nodes, std::int8_t* work, std::uint8_t* out)
+      : kernels_(*kernels().polar), nodes_(nodes), work_(work), out_(out) {}
+
+  void encode(std::size_t node, std::size_t count, const std::int8_t* llr, std::uint64_t* bits) {
+    switch (nodes_[node]) {
+      case Node::kFrozen:
+        std::fill(bits, bits + count, std::uint64_t{0});
+        return;
+      case Node::kRepetition:
+        kernels_.decide_repetition(llr, bits, count);
+        send(bits, 1);
+        return;
+      case Node::kParity:
+        kernels_.decide_parity(llr, bits, count);
+        send(bits + 1, count - 1);
+        return;
+      case Node::kFree:
+        kernels_.decide(llr, bits, count);
+        send(bits, count);
+        return;
+      case Node::kSplit:
+        break;
+    }
+    const std::size_t half = count / 2;
+    // What follows in `work` is for the halves of this half.
+    std::int8_t* const inner = work_ + kLanes * half;
+    if (nodes_[2 * node] == Node::kFrozen) {
+      kernels_.add_frozen(llr, inner, half);
+      encode(2 * node + 1, half, inner, bits + half);
+      std::memcpy(bits, bits + half, 8 * half);
+    } else {
+      kernels_.check(llr, inner, half);
+      encode(2 * node, half, inner, bits);
+      kernels_.add(llr, bits, inner, half);
+      encode(2 * node + 1, half, inner, bits + half);
+      kernels_.xor_words(bits, bits + half, half);
+    }
+  }
+
+ private:
+  void send(const std::uint64_t* words, std::size_t count) {
+    std::memcpy(out_, words, 8 * count);
+    out_ += 8 * count;
+  }
+
+  const PolarKernels& kernels_;
+  const Node* nodes_;
+  std::int8_t* work_;  // the LLRs of a node of `count` rows are in [count, 2 count)
+  std::uint8_t* out_;
+};
+
+class Decoder {
+ public:
+  Decoder(const Node* nodes, const std::uint8_t* in)
+      : kernels_(*kernels().polar), nodes_(nodes), in_(in) {}
+
+  void decode(std::size_t node, std::size_t count, std::uint64_t* bits) {
+    switch (nodes_[node]) {
+      case Node::kFrozen:
+        std::fill(bits, bits + count, std::uint64_t{0});
+        return;
+      case Node::kRepetition:
+        receive(bits, 1);
+        std::fill(bits + 1, bits + count, bits[0]);
+        return;
+      case Node::kParity:
+        receive(bits + 1, count - 1);
+        bits[0] = 0;
+        for (std::size_t i = 1; i < count; ++i) bits[0] ^= bits[i];
+        return;
+      case Node::kFree:
+        receive(bits, count);
+        return;
+      case Node::kSplit:
+        break;
+    }
+    const std::size_t half = count / 2;
+    if (nodes_[2 * node] == Node::kFrozen) {
+      decode(2 * node + 1, half, bits + half);
+      std::memcpy(bits, bits + half, 8 * half);
+    } else {
+      decode(2 * node, half, bits);
+      decode(2 * node + 1, half, bits + half);
+      kernels_.xor_words(bits, bits + half, half);
+    }
+  }
+
+ private:
+  void receive(std::uint64_t* words, std::size_t count) {
+    std::memcpy(words, in_, 8 * count);
+    in_ += 8 * count;
+  }
+
+  const PolarKernels& kernels_;
+  const Node* nodes_;
+  const std::uint8_t* in_;
+};
+
+}  // namespace
+
+void polar_encode(const Node* nodes, unsigned log2, const std::int8_t* llr, std::int8_t* work,
+                  std::uint64_t* bits, std::uint8_t* out) {
+  Encoder(nodes, work, out).encode(1, std::size_t{1} << log2, llr, bits);
+}
+
+void polar_decode(const Node* nodes, unsigned log2, const std::uint8_t* in, std::uint64_t* bits) {
+  Decoder(nodes, in).decode(1, std::size_t{1} << log2, bits);
+}
+
+}  // namespace gradcomp

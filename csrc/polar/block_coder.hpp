@@ -1,0 +1,26 @@
+// Lossy coding with 64 polar codes at once: a successive-cancellation decoder finds the codewords
+// near the data, the polar transform brings them back (Korada, Urbanke: Polar Codes are Optimal for
+// Lossy Source Coding, IEEE Trans. Inf. Theory 2010).
+//
+// Deviation from the paper: free inputs are decided by the sign of their log-likelihood ratio, not
+// drawn at random by it, and ratios are approximated by minima (Leroux et al.: A Semi-Parallel
+// Successive-Cancellation Decoder for Polar Codes, IEEE Trans. Signal Process. 2013).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "polar/nodes.hpp"
+
+namespace gradcomp {
+
+// Encodes 2^log2 rows of LLRs in [-127, 127]: writes one word of 8 bytes per free input to `out`,
+// and to `bits` a word per row of what they decode to. `work` has room for 2^log2 rows.
+// `nodes` are those of make_nodes().
+void polar_encode(const Node* nodes, unsigned log2, const std::int8_t* llr, std::int8_t* work,
+                  std::uint64_t* bits, std::uint8_t* out);
+
+// Every word of `in` is valid.
+void polar_decode(const Node* nodes, unsigned log2, const std::uint8_t* in, std::uint64_t* bits);
+
+}  // namespace gradcomp

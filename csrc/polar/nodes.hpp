@@ -1,0 +1,29 @@
+// The tree of a polar code, cut off where a subcode is simple enough to be decided at once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/span.hpp"
+
+namespace gradcomp {
+
+enum class Node : std::uint8_t {
+  kFrozen,      // rate 0: every codeword is zero
+  kRepetition,  // all elements are equal: only the last input is free
+  kParity,      // single parity check: all inputs but the first are free
+  kFree,        // rate 1: every word is a codeword
+  kSplit,       // none of these
+};
+
+// Parity nodes beyond this size are split, which changes what is sent for them; repetition nodes
+// only so that their sums fit 16 bits.
+inline constexpr unsigned kMaxParityLog2 = 6;
+inline constexpr unsigned kMaxRepetitionLog2 = 8;
+
+// Fills the binary tree of the code of 2^log2 inputs of which those with ranks below `count` are
+// free: nodes[1] is the root, the children of nodes[i] are nodes[2i] and nodes[2i + 1]. `nodes` has
+// 2^(log2 + 1) elements.
+void make_nodes(const std::uint16_t* ranks, unsigned log2, std::size_t count, Node* nodes);
+
+}  // namespace gradcomp

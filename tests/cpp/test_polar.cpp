@@ -1,0 +1,217 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "polar/bec_order.hpp"
+#include "polar/block_coder.hpp"
+#include "polar/kernels.hpp"
+#include "support.hpp"
+
+namespace gradcomp::test {
+namespace {
+
+constexpr std::uint32_t kHalf = 1u << 30;  // an erasure probability of 1/2
+
+std::vector<std::uint64_t> random_bits(std::size_t n, std::uint64_t seed) {
+  std::vector<std::uint64_t> out(n);
+  kScalarKernels.random_words(seed, 0, reinterpret_cast<std::uint32_t*>(out.data()), 2 * n);
+  return out;
+}
+
+// Of all magnitudes up to `most`, with many ties.
+std::vector<std::int8_t> random_llr(std::size_t rows, int most, std::uint64_t seed) {
+  std::vector<std::int8_t> llr(kLanes * rows);
+  std::vector<std::uint32_t> draws(llr.size());
+  kScalarKernels.random_words(seed, 0, draws.data(), draws.size());
+  for (std::size_t i = 0; i < llr.size(); ++i) {
+    llr[i] = static_cast<std::int8_t>(static_cast<int>(draws[i] % (2u * most + 1)) - most);
+  }
+  return llr;
+}
+
+struct Encoded {
+  std::vector<std::uint64_t> bits;
+  std::vector<std::uint8_t> words;
+};
+
+Encoded encode(const std::vector<Node>& nodes, unsigned log2, std::size_t count,
+               const std::vector<std::int8_t>& llr) {
+  Encoded encoded{std::vector<std::uint64_t>(llr.size() / kLanes),
+                  std::vector<std::uint8_t>(8 * count)};
+  std::vector<std::int8_t> work(llr.size());
+  polar_encode(nodes.data(), log2, llr.data(), work.data(), encoded.bits.data(),
+               encoded.words.data());
+  return encoded;
+}
+
+std::vector<Node> nodes_of(unsigned log2, std::size_t count, std::uint32_t erasure) {
+  std::vector<Node> nodes(std::size_t{2} << log2);
+  make_nodes(bec_ranks(log2, erasure, std::size_t{1} << log2).data(), log2, count, nodes.data());
+  return nodes;
+}
+
+// The inputs of a codeword: the transform is its own inverse.
+std::vector<std::uint64_t> inputs(std::vector<std::uint64_t> bits) {
+  for (std::size_t half = 1; half < bits.size(); half *= 2) {
+    for (std::size_t i = 0; i < bits.size(); ++i) {
+      if ((i & half) == 0) bits[i] ^= bits[i + half];
+    }
+  }
+  return bits;
+}
+
+}  // namespace
+
+TEST_CASE("the order of inputs is that of the erasure channel") {
+  // Z of the 8 inputs at 1/2, in 256ths of 256: 255.0 225.0 207.0 81.0 175.0 49.0 31.0 1.0.
+  CHECK(bec_ranks(3, kHalf, 8) == std::vector<std::uint16_t>{7, 6, 5, 3, 4, 2, 1, 0});
+  // Where all are as good, the last ones are first.
+  CHECK(bec_ranks(2, 0, 4) == std::vector<std::uint16_t>{3, 2, 1, 0});
+  CHECK(bec_ranks(2, 1u << 31, 4) == std::vector<std::uint16_t>{3, 2, 1, 0});
+  // Nothing is known of the second half, so the inputs of the first one are useless.
+  CHECK(bec_ranks(2, kHalf, 2) == std::vector<std::uint16_t>{3, 2, 1, 0});
+  for (unsigned log2 : {2u, 5u, 14u}) {
+    const std::vector<std::uint16_t> ranks = bec_ranks(log2, kHalf + 12345, 3u << log2 >> 2);
+    std::vector<bool> seen(ranks.size());
+    for (std::uint16_t rank : ranks) {
+      CHECK(!seen[rank]);
+      seen[rank] = true;
+    }
+  }
+}
+
+TEST_CASE("nodes are pruned as far as their codes are simple") {
+  // Inputs 3, 5, 6 and 7 are free: (frozen frozen frozen free) (frozen free free free).
+  const std::vector<Node> nodes = nodes_of(3, 4, kHalf);
+  CHECK(nodes[1] == Node::kSplit);
+  CHECK(nodes[2] == Node::kRepetition);
+  CHECK(nodes[3] == Node::kParity);
+  CHECK(nodes_of(9, 1, kHalf)[1] == Node::kSplit);
+  CHECK(nodes_of(8, 1, kHalf)[1] == Node::kRepetition);
+  CHECK(nodes_of(7, 127, kHalf)[1] == Node::kSplit);
+  CHECK(nodes_of(6, 63, kHalf)[1] == Node::kParity);
+  CHECK(nodes_of(10, 1024, kHalf)[1] == Node::kFree);
+  CHECK(nodes_of(10, 0, kHalf)[1] == Node::kFrozen);
+}
+
+TEST_CASE("polar kernels are the same on every level") {
+  for (const std::string& name : level_names()) {
+    LevelScope scope(name);
+    CAPTURE(name);
+    const PolarKernels& level = *kernels().polar;
+    const PolarKernels& scalar = kScalarPolarKernels;
+    for (std::size_t rows : {1u, 2u, 3u, 4u, 7u, 8u, 33u, 64u, 256u}) {
+      for (int most : {1, 5, 127}) {
+        CAPTURE(rows);
+        CAPTURE(most);
+        const std::vector<std::int8_t> llr = random_llr(2 * rows, most, rows);
+        const std::vector<std::uint64_t> bits = random_bits(rows, rows + 1);
+        std::vector<std::int8_t> a(kLanes * rows), b(kLanes * rows);
+        level.check(llr.data(), a.data(), rows);
+        scalar.check(llr.data(), b.data(), rows);
+        CHECK(a == b);
+        level.add(llr.data(), bits.data(), a.data(), rows);
+        scalar.add(llr.data(), bits.data(), b.data(), rows);
+        CHECK(a == b);
+        level.add_frozen(llr.data(), a.data(), rows);
+        scalar.add_frozen(llr.data(), b.data(), rows);
+        CHECK(a == b);
+        CHECK(level.agreement(llr.data(), bits.data(), rows) ==
+              scalar.agreement(llr.data(), bits.data(), rows));
+        std::vector<std::uint64_t> c(rows), d(rows);
+        level.decide(llr.data(), c.data(), rows);
+        scalar.decide(llr.data(), d.data(), rows);
+        CHECK(c == d);
+        level.decide_repetition(llr.data(), c.data(), rows);
+        scalar.decide_repetition(llr.data(), d.data(), rows);
+        CHECK(c == d);
+        level.xor_words(c.data(), bits.data(), rows);
+        scalar.xor_words(d.data(), bits.data(), rows);
+        CHECK(c == d);
+        if (rows > 64) continue;
+        level.decide_parity(llr.data(), c.data(), rows);
+        scalar.decide_parity(llr.data(), d.data(), rows);
+        CHECK(c == d);
+      }
+    }
+    // The largest sums of 256 equal rows, of either sign.
+    const std::vector<std::int8_t> most(kLanes * 256, 127), least(kLanes * 256, -127);
+    std::vector<std::uint64_t> word(256);
+    level.decide_repetition(most.data(), word.data(), 256);
+    CHECK(word[255] == 0);
+    level.decide_repetition(least.data(), word.data(), 256);
+    CHECK(word[255] == ~std::uint64_t{0});
+  }
+}
+
+TEST_CASE("log-likelihood ratios are the same on every level") {
+  const float inf = std::numeric_limits<float>::infinity();
+  std::vector<float> x(kLanes * 5 + 37);
+  std::vector<std::uint32_t> draws(x.size());
+  kScalarKernels.random_words(3, 0, draws.data(), draws.size());
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(draws[i] >> 8) - 0x1p23f;
+  x[0] = 0.5f * 0x1p16f;  // ties
+  x[1] = 1.5f * 0x1p16f;
+  x[40] = 1e20f;
+  x[41] = -1e20f;
+  for (const std::string& name : level_names()) {
+    LevelScope scope(name);
+    CAPTURE(name);
+    for (float bad : {0.0f, inf, -inf, std::nanf("")}) {
+      for (std::size_t place : {50u, 350u}) {
+        std::vector<float> y = x;
+        y[place] = bad;
+        std::vector<std::int8_t> a(y.size()), b(y.size());
+        const float p = kernels().polar->quantize(y.data(), 0x1p-16f, a.data(), y.size());
+        const float q = kScalarPolarKernels.quantize(y.data(), 0x1p-16f, b.data(), y.size());
+        CHECK(a == b);
+        CHECK(std::isfinite(p) == (bad == 0.0f));
+        CHECK((p == q || bad != 0.0f));
+        CHECK(a[place] == (bad == 0.0f ? 0 : bad < 0 ? -127 : 127));
+        CHECK(a[0] == 0);
+        CHECK(a[1] == 2);
+        CHECK(a[40] == 127);
+        CHECK(a[41] == -127);
+      }
+    }
+  }
+}
+
+TEST_CASE("blocks are codewords, the same on every level, and decode to what the encoder says") {
+  for (unsigned log2 : {0u, 1u, 3u, 6u, 9u, 12u}) {
+    const std::size_t n = std::size_t{1} << log2;
+    for (std::size_t count : {std::size_t{1}, n / 16, n / 4, n / 2, n - 1, n}) {
+      if (count == 0) continue;
+      CAPTURE(log2);
+      CAPTURE(count);
+      const std::vector<Node> nodes = nodes_of(log2, count, kHalf);
+      for (int most : {2, 30, 127}) {
+        const std::vector<std::int8_t> llr = random_llr(n, most, count);
+        Encoded scalar;
+        {
+          LevelScope scope("scalar");
+          scalar = encode(nodes, log2, count, llr);
+        }
+        for (const std::string& name : level_names()) {
+          LevelScope scope(name);
+          CAPTURE(name);
+          const Encoded encoded = encode(nodes, log2, count, llr);
+          CHECK(encoded.bits == scalar.bits);
+          CHECK(encoded.words == scalar.words);
+          std::vector<std::uint64_t> decoded(n);
+          polar_decode(nodes.data(), log2, encoded.words.data(), decoded.data());
+          CHECK(decoded == scalar.bits);
+        }
+        const std::vector<std::uint16_t> ranks = bec_ranks(log2, kHalf, n);
+        const std::vector<std::uint64_t> u = inputs(scalar.bits);
+        bool frozen_are_zero = true;
+        for (std::size_t i = 0; i < n; ++i) frozen_are_zero &= ranks[i] < count || u[i] == 0;
+        CHECK(frozen_are_zero);
+      }
+    }
+  }
+}
+
+}  // namespace gradcomp::test
