@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from gradcomp import get_codec, list_codecs
 from gradcomp.bench import vnmse
 from gradcomp.peers import Peer, load_peers
 
-torch = pytest.importorskip("torch")
 PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 DECLARED = tomllib.loads(PROJECT.read_text())["project"]["entry-points"]["gradcomp.peers"]
 PEERS: dict[str, Peer] = {
