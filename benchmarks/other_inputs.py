@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradcomp import ToEncode, encode_batch, get_codec
+from gradcomp.bench import vnmse
 from gradcomp.wire import split_frames
 
 FloatArray = npt.NDArray[np.float32]
@@ -23,10 +24,9 @@ def measure(spec: str, tensors: Sequence[FloatArray]) -> tuple[float, float]:
     """Bits per element and vNMSE of tensors encoded together."""
     codec = get_codec(spec)
     data, sizes = encode_batch([ToEncode(codec, tensor) for tensor in tensors])
-    exact = np.concatenate(tensors).astype(np.float64)
+    exact = np.concatenate(tensors)
     decoded = np.concatenate([codec.decode(frame) for frame in split_frames(data, len(sizes))])
-    error = np.sum((exact - decoded) ** 2) / np.sum(exact**2)
-    return 8 * data.size / exact.size, float(error)
+    return 8 * data.size / exact.size, vnmse(exact, decoded)
 
 
 def main() -> None:

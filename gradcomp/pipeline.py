@@ -71,8 +71,9 @@ class Pipeline:
             grad: C-contiguous float32, of the same shape on every rank.
             dense_bytes: the gradient's uncompressed size, where that is not ``grad.nbytes``.
         """
+        self.stats.dense_bytes += grad.nbytes if dense_bytes is None else dense_bytes
         key = TensorKey(name, grad.shape, grad.size)
-        step = self._next_step(name, grad.nbytes if dense_bytes is None else dense_bytes)
+        step = self._next_step(name)
         return self._counted(self.aggregator(name, grad.shape).round(grad, key, step))
 
     def buckets(self, tensors: Mapping[str, tuple[int, ...]]) -> list[tuple[str, ...]]:
@@ -120,22 +121,23 @@ class Pipeline:
             if not isinstance(aggregator, Gather):
                 raise ValueError(f"'{name}' is not gathered: average it by itself")
             key = TensorKey(name, grad.shape, grad.size)
-            members.append(Member(aggregator, grad, key, self._next_step(name, grad.nbytes)))
-        if dense_bytes is not None:
-            self.stats.dense_bytes += dense_bytes - sum(grad.nbytes for grad in grads.values())
+            members.append(Member(aggregator, grad, key, self._next_step(name)))
+        if dense_bytes is None:
+            dense_bytes = sum(grad.nbytes for grad in grads.values())
+        self.stats.dense_bytes += dense_bytes
         return self._counted(gather_bucket(label, members))
 
     def count_dense(self, name: str, nbytes: int) -> None:
         """Count a tensor that an engine sent by itself because `sends_dense`."""
-        self._next_step(name, nbytes)
+        self._next_step(name)
+        self.stats.dense_bytes += nbytes
         self.stats.count("allreduce", nbytes)
 
-    def _next_step(self, name: str, dense_bytes: int) -> int:
+    def _next_step(self, name: str) -> int:
         """How often the tensor was averaged before; counts this time."""
         step = self._rounds.get(name, 0)
         self._rounds[name] = step + 1
         self.stats.steps = max(self.stats.steps, step + 1)
-        self.stats.dense_bytes += dense_bytes
         return step
 
     def _counted(self, inner: Generator[Request, Any, _Result]) -> Generator[Request, Any, _Result]:
