@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from gradcomp.batch import ToDecode, ToEncode, decode_batch_add, encode_batch
-from gradcomp.codec import Codec, get_codec, list_codecs
+from gradcomp.codec import Codec, get_codec, list_algorithms, list_codecs
 from gradcomp.config import Config, load_config
 from gradcomp.errors import (
     CapacityError,
@@ -46,6 +46,7 @@ __all__ = [
     "encode_batch",
     "explain",
     "get_codec",
+    "list_algorithms",
     "list_codecs",
     "load_config",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 
 from gradcomp import _core
 
-__all__ = ["ByteArray", "FloatArray", "as_bytes", "as_float32"]
+__all__ = ["ByteArray", "FloatArray", "as_bytes", "as_float32", "split"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
@@ -59,6 +60,15 @@ def as_bytes(data: Any) -> ByteArray:
             f"{type(data).__name__} does not hold contiguous bytes ({error}); allowed are bytes, "
             "bytearray, memoryview and numpy arrays"
         ) from error
+
+
+def split(flat: FloatArray, sizes: Sequence[int]) -> list[FloatArray]:
+    """The parts of a flat array, as views: ``sizes`` elements each."""
+    parts, begin = [], 0
+    for size in sizes:
+        parts.append(flat[begin : begin + size])
+        begin += size
+    return parts
 
 
 def _widen_bfloat16(bits: npt.NDArray[np.uint16]) -> FloatArray:

@@ -111,7 +111,9 @@ def list_stages(as_json: JsonOption = False) -> None:
 
 
 def _exchange(row: specs.StageInfo) -> str | None:
-    return exchange_pattern(specs.parse(row.example)) if row.kind == "codec" else None
+    if row.kind not in ("codec", "algorithm"):
+        return None
+    return exchange_pattern(specs.parse(row.example))
 
 
 def _parameters(row: specs.StageInfo) -> str:
@@ -127,7 +129,9 @@ def _parameters(row: specs.StageInfo) -> str:
 def explain(spec: SpecArgument, as_json: JsonOption = False) -> None:
     """Explain a spec: stages, parameters, exchange pattern, size."""
     parsed = specs.parse(spec)
-    sizes = [(numel, _wire_bytes(parsed, numel)) for numel in (1000, 1_000_000, 100_000_000)]
+    # What an algorithm sends depends on shapes.
+    numels = () if parsed.algorithm else (1000, 1_000_000, 100_000_000)
+    sizes = [(numel, _wire_bytes(parsed, numel)) for numel in numels]
     if as_json:
         _print_json(
             {
@@ -140,6 +144,9 @@ def explain(spec: SpecArgument, as_json: JsonOption = False) -> None:
                 "max_bytes": {str(numel): size for numel, size in sizes},
             }
         )
+        return
+    if not sizes:
+        _print(_wrap(gradcomp.explain(spec)))
         return
     table = _table("elements", "bytes at most", "bits/element", numbers=3)
     for numel, size in sizes:

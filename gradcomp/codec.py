@@ -14,7 +14,7 @@ from gradcomp.arrays import ByteArray, FloatArray, as_bytes, as_float32
 from gradcomp.errors import CapacityError, WireError
 from gradcomp.spec import checked_text, stages
 
-__all__ = ["Codec", "derive_stream", "get_codec", "list_codecs"]
+__all__ = ["Codec", "derive_stream", "get_codec", "list_algorithms", "list_codecs"]
 
 
 class Codec:
@@ -222,6 +222,11 @@ def _make_codec(spec: str) -> Codec:
 def list_codecs() -> list[str]:
     """The names of all registered codecs."""
     return [stage.name for stage in stages() if stage.kind == "codec"]
+
+
+def list_algorithms() -> list[str]:
+    """The names of all registered algorithms: reductions of several phases, in place of a codec."""
+    return [stage.name for stage in stages() if stage.kind == "algorithm"]
 
 
 def _check_numel(numel: int) -> int:

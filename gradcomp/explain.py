@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradcomp.aggregators import exchange_pattern
+from gradcomp.aggregators import ALGORITHMS, exchange_pattern
 from gradcomp.codec import get_codec
 from gradcomp.spec import parse, stages
 
@@ -33,6 +33,8 @@ def explain(spec: str) -> str:
                 value = stage.params[param.name]
                 lines.append(f"  {param.name} = {value}, in {param.range}: {param.doc}")
         lines += [f"  NaN and Inf: {row.nonfinite}", f"  source: {row.paper}"]
+    if parsed.algorithm is not None:
+        return "\n".join([*lines, "", f"exchange: {ALGORITHMS[parsed.algorithm.name].exchange}"])
     codec = get_codec(parsed.codec)
     pattern = exchange_pattern(parsed)
     size = codec.max_encoded_size(_NUMEL) if pattern == "gather" else codec.max_payload_size(_NUMEL)

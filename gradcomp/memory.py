@@ -13,6 +13,7 @@ from gradcomp.rounds import TensorKey
 from gradcomp.spec import Stage
 
 __all__ = [
+    "REPLICATED_KINDS",
     "STATE_KINDS",
     "Arrays",
     "Memory",
@@ -21,6 +22,7 @@ __all__ = [
     "Residual",
     "Signum",
     "Source",
+    "array_of",
     "make_memory",
 ]
 
@@ -28,10 +30,13 @@ Arrays = dict[str, FloatArray]
 """An array of each tensor, by name: flat float32."""
 
 MemoryState = dict[str, Arrays]
-"""The arrays of all memories, by kind."""
+"""The arrays of all memories and algorithms, by kind."""
 
-STATE_KINDS = ("residual", "momentum")
-"""What memories keep: keys of `Pipeline.state_dict`."""
+REPLICATED_KINDS = ("powersgd_p", "powersgd_q")
+"""Of the kinds of state, those that are equal on all ranks."""
+
+STATE_KINDS = ("residual", "momentum", *REPLICATED_KINDS)
+"""What memories and algorithms keep: keys of `Pipeline.state_dict`."""
 
 
 class Source(NamedTuple):
@@ -106,7 +111,7 @@ class Residual:
 
     def source(self, grad: FloatArray, key: TensorKey) -> Source:
         """The gradient with its residual, which encoding brings up to date."""
-        residual = _array_of(self._residuals, key, "residual")
+        residual = array_of(self._residuals, key, "residual")
         return Source(grad.reshape(-1), residual, self.beta, self.gamma)
 
     def sent(self, key: TensorKey) -> None:
@@ -114,7 +119,7 @@ class Residual:
 
     def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
         """The corrected gradient, in the residual's own memory."""
-        residual = _array_of(self._residuals, key, "residual")
+        residual = array_of(self._residuals, key, "residual")
         _core.compensate(residual, grad.reshape(-1), self.beta, self.gamma)
         return residual
 
@@ -149,7 +154,7 @@ class Signum:
     def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
         """The moving average, this step's gradient included."""
         first = key.name not in self._momenta
-        average = _array_of(self._momenta, key, "momentum")
+        average = array_of(self._momenta, key, "momentum")
         old, new = (0.0, 1.0) if first else (self.momentum, 1.0 - self.momentum)
         self._finite[key.name] = _core.compensate(average, grad.reshape(-1), old, new)
         return average
@@ -174,7 +179,7 @@ def make_memory(stage: Stage | None, state: MemoryState) -> Memory:
     return Residual(beta, gamma, state.setdefault("residual", {}))
 
 
-def _array_of(arrays: Arrays, key: TensorKey, kind: str) -> FloatArray:
+def array_of(arrays: Arrays, key: TensorKey, kind: str) -> FloatArray:
     """The array of a tensor; zeros when it has none yet."""
     array = arrays.get(key.name)
     if array is None:

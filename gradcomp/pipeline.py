@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+import sys
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from gradcomp.aggregators import Aggregator, Dense, Gather, Member, gather_bucket, make_aggregator
+from gradcomp.aggregators import Aggregator, Context, Dense, Member, make_aggregator
 from gradcomp.arrays import FloatArray
 from gradcomp.buckets import make_buckets
 from gradcomp.config import Config
 from gradcomp.errors import StateError
-from gradcomp.memory import STATE_KINDS, Arrays, MemoryState
+from gradcomp.memory import REPLICATED_KINDS, STATE_KINDS, Arrays, MemoryState
 from gradcomp.rounds import BucketRound, Request, Round, TensorKey
 from gradcomp.stats import Stats
 
@@ -46,17 +47,23 @@ class Pipeline:
         self._rounds: dict[str, int] = {}
         self._aggregators: dict[str, Aggregator] = {}
         self._by_tensor: dict[tuple[str, tuple[int, ...]], Aggregator] = {}
+        self._dense = Dense()
 
     def aggregator(self, name: str, shape: tuple[int, ...]) -> Aggregator:
-        """The aggregator of a tensor; tensors of equal specs share one."""
+        """The aggregator of a tensor; tensors of equal specs share one.
+
+        A tensor of a shape that its spec's aggregator does not take travels dense.
+        """
         found = self._by_tensor.get((name, shape))
         if found is None:
             spec = self.config.spec_for(name, shape)
             if spec.canonical not in self._aggregators:
-                self._aggregators[spec.canonical] = make_aggregator(
-                    spec, self._memory, self.config.seed, self.rank
-                )
-            found = self._by_tensor[name, shape] = self._aggregators[spec.canonical]
+                context = Context(self._memory, self.config.seed, self.rank, self.world_size)
+                self._aggregators[spec.canonical] = make_aggregator(spec, context)
+            found = self._aggregators[spec.canonical]
+            if not found.takes(shape):
+                found = self._dense
+            self._by_tensor[name, shape] = found
         return found
 
     def sends_dense(self, name: str, shape: tuple[int, ...]) -> bool:
@@ -83,49 +90,60 @@ class Pipeline:
             tensors: names and shapes, in the order of the model.
 
         Returns:
-            Names, last tensors first, as backward passes go: tensors whose frames are gathered in
-            buckets of about ``bucket_bytes`` of the configuration (those of a codec that shares
-            only with others of the same spec), all others by themselves.
+            Names, last tensors first, as backward passes go: tensors whose aggregators share a
+            bucket in buckets of about ``bucket_bytes`` of the configuration (or in one, where the
+            aggregators want the whole step), all others by themselves.
         """
-        gathered: dict[Aggregator | None, list[tuple[str, int]]] = {}
+        groups: dict[Hashable, list[tuple[str, int]]] = {}
+        limits: dict[Hashable, int] = {}
         others = []
         for name, shape in reversed(list(tensors.items())):
             aggregator = self.aggregator(name, shape)
-            if isinstance(aggregator, Gather):
-                group = aggregator if "shares" in aggregator.codec.caps else None
-                gathered.setdefault(group, []).append((name, 4 * math.prod(shape)))
-            else:
+            bucket = aggregator.bucket
+            if bucket is None:
                 others.append((name,))
-        limit = self.config.compress.bucket_bytes
-        return [*(b for group in gathered.values() for b in make_buckets(group, limit)), *others]
+                continue
+            groups.setdefault(bucket, []).append((name, 4 * math.prod(shape)))
+            limits[bucket] = (
+                sys.maxsize if aggregator.whole_step else self.config.compress.bucket_bytes
+            )
+        return [
+            *(
+                one
+                for bucket, group in groups.items()
+                for one in make_buckets(group, limits[bucket])
+            ),
+            *others,
+        ]
 
     def bucket_round(
         self, label: str, grads: Mapping[str, FloatArray], dense_bytes: int | None = None
     ) -> BucketRound:
         """Start averaging the tensors of a bucket; see `round`.
 
-        Tensors whose frames are gathered travel in one request. The averages are those that `round`
-        gives, but for codecs that ``share``: they look at all tensors of a bucket.
+        Each phase is one request for all tensors. The averages are those that `round` gives, but
+        for codecs that ``share``: they look at all tensors of a bucket.
 
         Args:
-            label: the request's name: unique, and the same on every rank.
+            label: the requests' name, or its beginning: unique, and the same on every rank.
             grads: by name, in an order that is the same on every rank.
             dense_bytes: of all gradients, where that is not their ``nbytes``.
         """
         if len(grads) == 1:
             ((name, grad),) = grads.items()
             return _listed(self.round(name, grad, dense_bytes))
-        members = []
+        members: list[Member] = []
         for name, grad in grads.items():
             aggregator = self.aggregator(name, grad.shape)
-            if not isinstance(aggregator, Gather):
-                raise ValueError(f"'{name}' is not gathered: average it by itself")
+            shared = members[0].aggregator if members else aggregator
+            if aggregator.bucket is None or aggregator.bucket != shared.bucket:
+                raise ValueError(f"'{name}' does not belong in this bucket: average it by itself")
             key = TensorKey(name, grad.shape, grad.size)
             members.append(Member(aggregator, grad, key, self._next_step(name)))
         if dense_bytes is None:
             dense_bytes = sum(grad.nbytes for grad in grads.values())
         self.stats.dense_bytes += dense_bytes
-        return self._counted(gather_bucket(label, members))
+        return self._counted(members[0].aggregator.bucket_round(label, members))
 
     def count_dense(self, name: str, nbytes: int) -> None:
         """Count a tensor that an engine sent by itself because `sends_dense`."""
@@ -154,8 +172,9 @@ class Pipeline:
         """This rank's state: numbers, strings, and one float32 array per tensor with a memory.
 
         Keys: ``version``, ``rank``, ``world_size``, ``rounds`` (averages so far, by tensor name),
-        and the arrays of memories, each by tensor name: ``residual`` (error feedback) and
-        ``momentum`` (signum). The arrays are copies.
+        and the arrays of memories and algorithms, each by tensor name: ``residual`` (error
+        feedback), ``momentum`` (signum), ``powersgd_p`` and ``powersgd_q`` (PowerSGD's factors of
+        rows and columns, one vector after the other). The arrays are copies.
         """
         return {
             "version": STATE_VERSION,
@@ -172,7 +191,8 @@ class Pipeline:
             state: this rank's own state, for a bit-exact resume at the same world size; or the
                 states of all ranks, in any order, for any world size. At another world size every
                 rank takes the mean of the saved arrays, which preserves their mean over ranks: of
-                residuals, the gradient that is still to be applied.
+                residuals, the gradient that is still to be applied. Factors are equal on all ranks
+                and stay what they are.
 
         Raises:
             StateError: the state is another rank's, incomplete, or of an unknown version. The
@@ -207,7 +227,12 @@ class Pipeline:
             memory = {kind: _copies(own[self.rank][kind]) for kind in STATE_KINDS}
         else:
             ranks = [own[rank] for rank in range(saved_size)]
-            memory = {kind: _mean([one[kind] for one in ranks], kind) for kind in STATE_KINDS}
+            memory = {
+                kind: (_same if kind in REPLICATED_KINDS else _mean)(
+                    [one[kind] for one in ranks], kind
+                )
+                for kind in STATE_KINDS
+            }
         rounds: dict[str, int] = {}
         for one in states:
             for name, count in one["rounds"].items():
@@ -235,6 +260,23 @@ def _check_state(state: Mapping[str, Any]) -> None:
 
 def _copies(arrays: Mapping[str, Any]) -> Arrays:
     return {name: np.array(value, dtype=np.float32).reshape(-1) for name, value in arrays.items()}
+
+
+def _same(of_ranks: Sequence[Mapping[str, Any]], kind: str) -> Arrays:
+    """What all ranks have."""
+    first, *others = (_copies(arrays) for arrays in of_ranks)
+    for other in others:
+        for name in sorted({*first, *other}):
+            if name not in first or name not in other or not _equal(first[name], other[name]):
+                raise StateError(
+                    f"the ranks' {kind} of '{name}' differ, and one run has the same on all ranks: "
+                    "these are states of different runs or steps"
+                )
+    return first
+
+
+def _equal(a: FloatArray, b: FloatArray) -> bool:
+    return a.tobytes() == b.tobytes()
 
 
 def _mean(of_ranks: Sequence[Mapping[str, Any]], kind: str) -> Arrays:

@@ -15,7 +15,7 @@ from gradcomp import _core
 
 __all__ = ["ParamInfo", "Spec", "Stage", "StageInfo", "parse", "stages"]
 
-Kind = Literal["memory", "transform", "codec", "coder"]
+Kind = Literal["memory", "transform", "codec", "algorithm", "coder"]
 Param = float | int | bool | str
 
 
@@ -48,14 +48,22 @@ class Spec:
         return self.stages[0] if self.stages[0].kind == "memory" else None
 
     @property
+    def algorithm(self) -> Stage | None:
+        """The algorithm that stands in place of a codec, if the spec has one."""
+        return self.stages[-1] if self.stages[-1].kind == "algorithm" else None
+
+    @property
     def codec(self) -> str:
-        """The canonical text without the memory: what `gradcomp.get_codec` takes."""
+        """The canonical text without the memory: what `gradcomp.get_codec` takes.
+
+        It refuses that of an algorithm.
+        """
         return "|".join(stage.text for stage in self.stages if stage.kind != "memory")
 
     @property
     def stateful(self) -> bool:
-        """Whether compressing one step changes the next (the spec has a memory)."""
-        return self.memory is not None
+        """Whether compressing one step may change the next: by a memory, or an algorithm's own."""
+        return self.memory is not None or self.algorithm is not None
 
     def __str__(self) -> str:
         return self.canonical
@@ -77,9 +85,9 @@ class StageInfo:
     """One row of the registry.
 
     Attributes:
-        id: the codec id of its frames; 0 for a memory.
+        id: the codec id of its frames; 0 for all but codecs.
         nonfinite: what happens to NaN and Inf.
-        example: a valid spec; of a codec, without other stages.
+        example: a valid spec; of a codec or an algorithm, without other stages.
         exactly_one_of: parameters of which a spec must give exactly one.
     """
 

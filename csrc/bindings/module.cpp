@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bindings/dlpack.hpp"
+#include "bindings/linalg.hpp"
 #include "bindings/polar.hpp"
 #include "core/compiled.hpp"
 #include "core/feedback.hpp"
@@ -447,6 +448,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   m.def("set_simd_level", &set_simd_level, py::arg("name"));
   m.def("thread_count", &thread_count);
   m.def("set_thread_count", &set_thread_count, py::arg("count"));
+  bind_linalg(m);
   bind_polar(m);
 }
 

@@ -14,12 +14,18 @@ Status compile_codec(std::string_view text, CompiledCodec* out) {
                              spec.text_without_memory() +
                              "', or use the whole spec in a Pipeline, a Loopback or an adapter"};
   }
+  const Stage* const codec = spec.find(StageKind::kCodec);
+  if (codec == nullptr) {
+    return {Code::kSpec, "'" + spec.text() +
+                             "' is no codec but an algorithm of several phases, which only "
+                             "aggregators run: use it in a Pipeline, a Loopback or an adapter"};
+  }
   out->spec = spec.text();
-  out->info = spec.codec().info;
+  out->info = codec->info;
   out->spec_hash =
       crc32c(reinterpret_cast<const std::uint8_t*>(out->spec.data()), out->spec.size());
   out->codec = out->info->make(
-      {spec.codec().params, spec.find(StageKind::kTransform), spec.find(StageKind::kCoder)});
+      {codec->params, spec.find(StageKind::kTransform), spec.find(StageKind::kCoder)});
   return {};
 }
 

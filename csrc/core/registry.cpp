@@ -53,6 +53,44 @@ StageInfo signum_stage() {
   return stage;
 }
 
+StageInfo powersgd_stage() {
+  StageInfo stage;
+  stage.name = "powersgd";
+  stage.kind = StageKind::kAlgorithm;
+  stage.summary =
+      "low-rank approximation by power iteration: two thin factors are all-reduced instead of a "
+      "matrix, with error feedback";
+  stage.paper =
+      "Vogels, Karimireddy, Jaggi: PowerSGD: Practical Low-Rank Gradient Compression for "
+      "Distributed Optimization, NeurIPS 2019";
+  stage.nonfinite =
+      "spread over rows and columns of the average on every rank; what is kept for the next step "
+      "is reset to 0 there";
+  stage.example = "powersgd(rank=4)";
+  stage.params = {
+      integer_param("rank", "4", 1, 1024,
+                    "columns of the factors; at most the smaller matrix side"),
+      integer_param("iters_per_step", "1", 1, 64,
+                    "iterations in a step: a product from one side (library) or both (paper)"),
+      real_param("min_compression_rate", "2", 0, 1e9,
+                 "matrices that would not shrink by more than this travel dense"),
+      integer_param("start_step", "100", 0, std::int64_t{1} << 53, "steps before travel dense"),
+      choice_param("orthogonalization", "gram_schmidt", "gram_schmidt|qr|cholesky",
+                   "how a factor's columns are made orthonormal"),
+      choice_param("variant", "library", "library|paper",
+                   "one product an iteration, sides in turn, error of the rank's own product; or "
+                   "both products, error of their average"),
+      boolean_param("warm_start", "true",
+                    "a step begins with the factor that the last one left; else with a random one"),
+      choice_param("values", "fp32", "fp32|fp16|bf16",
+                   "elements of the factors on the wire; bf16 is all-gathered"),
+  };
+  stage.refuse = [](const Params&, const StageInfo* memory) -> const char* {
+    return memory == nullptr ? nullptr : "it keeps its own error feedback; leave out the memory";
+  };
+  return stage;
+}
+
 StageInfo index_coder(const char* name, const char* example, const char* summary,
                       const char* paper) {
   StageInfo stage;
@@ -115,6 +153,7 @@ const std::vector<StageInfo>& registry() {
       inceptionn_stage(),
       sketch_stage(),
       polar_b_stage(),
+      powersgd_stage(),
       index_coder("auto", "topk(ratio=0.01)|auto",
                   "codes indices in the way that is smallest, each time; what a spec without an "
                   "index coder means",
@@ -181,6 +220,8 @@ const char* kind_name(StageKind kind) noexcept {
       return "transform";
     case StageKind::kCodec:
       return "codec";
+    case StageKind::kAlgorithm:
+      return "algorithm";
     case StageKind::kCoder:
       break;
   }

@@ -14,8 +14,9 @@ namespace gradcomp {
 class Params;
 struct Stage;
 
-// In the order in which stages may stand in a spec; at most one of each, and exactly one codec.
-enum class StageKind { kMemory, kTransform, kCodec, kCoder };
+// In the order in which stages may stand in a spec; at most one of each, and exactly one codec. An
+// algorithm stands where a codec would: a reduction of several phases that aggregators run.
+enum class StageKind { kMemory, kTransform, kCodec, kAlgorithm, kCoder };
 // What a codec leaves to a lossless coder, and what a coder codes.
 enum class Symbols { kNone, kIndices, kLevels };
 enum class ParamType { kReal, kInteger, kBoolean, kChoice };
@@ -56,12 +57,12 @@ struct StageInfo {
   const char* summary = "";
   const char* paper = "";
   const char* nonfinite = "";  // what happens to NaN and Inf
-  const char* example = "";    // a valid spec; of a codec, without other stages
+  const char* example = "";    // a valid spec; of a codec or an algorithm alone
   std::vector<ParamInfo> params = {};
   std::vector<const char*> exactly_one_of = {};  // parameters of which a spec gives exactly one
   std::unique_ptr<Codec> (*make)(const Recipe&) = nullptr;  // codecs only
-  // Codecs only: why these parameters make no sense, or make none after this memory (nullptr: the
-  // spec has none); nullptr when they do.
+  // Codecs and algorithms only: why these parameters make no sense, or make none after this memory
+  // (nullptr: the spec has none); nullptr when they do.
   const char* (*refuse)(const Params&, const StageInfo* memory) = nullptr;
   Symbols symbols = Symbols::kNone;  // codecs and coders only
   bool is_default = false;           // coders only: a spec without a coder means this one

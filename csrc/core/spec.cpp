@@ -157,6 +157,12 @@ class Parser {
                             quoted(info.example));
     }
     const StageInfo& last = *before.back().info;
+    if (last.kind == StageKind::kAlgorithm ||
+        (info.kind == StageKind::kAlgorithm && last.kind != StageKind::kMemory)) {
+      return error(pos, quoted(info.name) + " cannot follow " + quoted(last.name) +
+                            ": an algorithm stands without transform, codec and coder, as in " +
+                            quoted((last.kind == StageKind::kAlgorithm ? last : info).example));
+    }
     if (info.kind <= last.kind) {
       return error(pos, quoted(info.name) + " (a " + kind_name(info.kind) + ") cannot follow " +
                             quoted(last.name) + " (a " + kind_name(last.kind) +

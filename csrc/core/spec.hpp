@@ -1,6 +1,6 @@
 // Spec strings: "residual(beta=0.9)|topk(ratio=0.01)|rice". Left to right is data flow: memory,
-// transform, codec, coder; all but the codec are optional. The one parser of the project;
-// docs/spec-grammar.md has the grammar.
+// transform, codec, coder; all but the codec are optional. Or an algorithm instead of transform,
+// codec and coder. The one parser of the project; docs/spec-grammar.md has the grammar.
 #pragma once
 
 #include <map>
@@ -52,8 +52,7 @@ struct Spec {
   std::vector<Stage> stages;
 
   const Stage* find(StageKind kind) const;  // nullptr when the spec has none
-  const Stage& codec() const { return *find(StageKind::kCodec); }
-  std::string text() const;  // canonical: keys sorted, defaults filled in, no spaces
+  std::string text() const;                 // canonical: keys sorted, defaults filled in, no spaces
   std::string text_without_memory() const;
 };
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/centroids.hpp"
+#include "linalg/kernels.hpp"
 #include "polar/kernels.hpp"
 
 namespace gradcomp {
@@ -180,6 +181,7 @@ struct Kernels {
   std::uint32_t (*crc32c)(std::uint32_t crc, const std::uint8_t* data, std::size_t size);
 
   const PolarKernels* polar;
+  const LinalgKernels* linalg;
 };
 
 inline constexpr std::size_t kCollectSlack = 128;

@@ -324,6 +324,7 @@ std::uint32_t crc32c(std::uint32_t crc, const std::uint8_t* data, std::size_t si
 }
 
 constexpr const PolarKernels* polar = &kScalarPolarKernels;
+constexpr const LinalgKernels* linalg = &kScalarLinalgKernels;
 
 }  // namespace
 

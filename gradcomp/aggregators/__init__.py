@@ -2,43 +2,67 @@
 
 from __future__ import annotations
 
-from gradcomp.aggregators.base import Aggregator
+from typing import Protocol
+
+from gradcomp.aggregators.base import Aggregator, Context, Member
 from gradcomp.aggregators.dense import Dense
-from gradcomp.aggregators.gather import Gather, Member, gather_bucket
+from gradcomp.aggregators.gather import Gather
+from gradcomp.aggregators.powersgd import PowerSGD
 from gradcomp.aggregators.reduce import NonlinearReduce, Reduce
 from gradcomp.codec import get_codec
-from gradcomp.memory import MemoryState, make_memory
+from gradcomp.memory import make_memory
 from gradcomp.spec import Spec
 
 __all__ = [
+    "ALGORITHMS",
     "Aggregator",
+    "Algorithm",
+    "Context",
     "Dense",
     "Gather",
     "Member",
     "NonlinearReduce",
     "Reduce",
     "exchange_pattern",
-    "gather_bucket",
     "make_aggregator",
 ]
 
 
+class Algorithm(Protocol):
+    """The class of an aggregator that a stage of kind "algorithm" names."""
+
+    exchange: str
+    """What ranks exchange, in words."""
+
+    def __call__(self, spec: Spec, context: Context) -> Aggregator:
+        """The aggregator of a spec with this algorithm."""
+        ...
+
+
+ALGORITHMS: dict[str, Algorithm] = {"powersgd": PowerSGD}
+"""By the name of the stage."""
+
+
 def exchange_pattern(spec: Spec) -> str:
-    """``"dense"``, ``"reduce"`` or ``"gather"``: how gradients of this spec travel."""
+    """How gradients of this spec travel: ``"dense"``, ``"reduce"``, ``"gather"``, ``"algorithm"``."""
+    if spec.algorithm is not None:
+        return "algorithm"
     codec = get_codec(spec.codec)
     if codec.name == "identity" and not spec.stateful:
         return "dense"
     return "reduce" if "summable" in codec.caps else "gather"
 
 
-def make_aggregator(spec: Spec, state: MemoryState, seed: int, rank: int) -> Aggregator:
-    """The aggregator of a spec; what its memory keeps lives in ``state``."""
+def make_aggregator(spec: Spec, context: Context) -> Aggregator:
+    """The aggregator of a spec; what it keeps lives in the context's state."""
+    if spec.algorithm is not None:
+        return ALGORITHMS[spec.algorithm.name](spec, context)
     pattern = exchange_pattern(spec)
     if pattern == "dense":
         return Dense()
     codec = get_codec(spec.codec)
-    memory = make_memory(spec.memory, state)
+    memory = make_memory(spec.memory, context.state)
     if pattern == "reduce":
         kind = NonlinearReduce if "nonlinear" in codec.caps else Reduce
-        return kind(codec, memory, seed)
-    return Gather(codec, memory, seed, rank)
+        return kind(codec, memory, context.seed)
+    return Gather(codec, memory, context.seed, context.rank)

@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 from gradcomp.arrays import FloatArray
-from gradcomp.rounds import Round, TensorKey
+from gradcomp.memory import MemoryState
+from gradcomp.rounds import BucketRound, Round, TensorKey
 
-__all__ = ["Aggregator"]
+__all__ = ["Aggregator", "Context", "Member"]
 
 
-class Aggregator(Protocol):
+class Context(NamedTuple):
+    """What all aggregators of one rank are made with.
+
+    Attributes:
+        state: what they keep from step to step, by kind.
+        seed: of the job's random numbers; the same on every rank.
+        rank: this rank, in [0, world_size).
+        world_size: number of ranks that average together.
+    """
+
+    state: MemoryState
+    seed: int
+    rank: int
+    world_size: int
+
+
+class Aggregator(ABC):
     """One exchange pattern with its codec and memory, for any number of tensors."""
 
-    linear: bool
+    linear = False
     """The round is a single `AllReduce` whose reply may be scaled: an engine may leave the request
     to its own all-reduce (and fuse it with others), and may sum instead of averaging."""
 
+    bucket: Hashable | None = None
+    """Tensors whose aggregators have an equal one may travel together, in `bucket_round`; with None
+    each travels by itself."""
+
+    whole_step = False
+    """All tensors of a bucket travel together, however large they are."""
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Whether it averages tensors of this shape; others travel dense."""
+        return True
+
+    @abstractmethod
     def round(self, grad: FloatArray, key: TensorKey, step: int) -> Round:
         """Average one tensor over the ranks.
 
@@ -28,4 +59,25 @@ class Aggregator(Protocol):
         Returns:
             A generator that returns the average, flat float32.
         """
-        ...
+
+    def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
+        """Average several tensors together; only where there is a `bucket`.
+
+        Args:
+            name: what the names of its requests begin with; the same on every rank, as are the
+                members' order, keys and steps.
+            members: tensors whose aggregators have the same `bucket`.
+
+        Returns:
+            A generator that returns the averages in the members' order, flat float32.
+        """
+        raise NotImplementedError
+
+
+class Member(NamedTuple):
+    """One tensor of a bucket: what its aggregator's `round` would be given."""
+
+    aggregator: Aggregator
+    grad: FloatArray
+    key: TensorKey
+    step: int

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from gradcomp.arrays import FloatArray
-from gradcomp.rounds import AllReduce, Round, TensorKey
+from collections.abc import Sequence
 
-__all__ = ["Dense"]
+import numpy as np
+
+from gradcomp.aggregators.base import Aggregator, Member
+from gradcomp.arrays import FloatArray, split
+from gradcomp.rounds import AllReduce, BucketRound, Round, TensorKey
+
+__all__ = ["Dense", "dense_bucket"]
 
 
-class Dense:
+class Dense(Aggregator):
     """The gradient itself is averaged, without a copy."""
 
     linear = True
@@ -17,3 +22,13 @@ class Dense:
         """See `Aggregator.round`."""
         average: FloatArray = yield AllReduce(key.name, grad.reshape(-1))
         return average
+
+
+def dense_bucket(name: str, members: Sequence[Member]) -> BucketRound:
+    """Average the gradients themselves, in one request; for steps in which a bucket is dense."""
+    if len(members) == 1:
+        average: FloatArray = yield AllReduce(name, members[0].grad.reshape(-1))
+        return [average]
+    together = np.concatenate([member.grad.reshape(-1) for member in members])
+    average = yield AllReduce(name, together)
+    return split(average, [member.key.numel for member in members])

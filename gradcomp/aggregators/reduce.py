@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gradcomp.aggregators.base import Aggregator
 from gradcomp.arrays import FloatArray
 from gradcomp.codec import Codec
 from gradcomp.memory import Memory
@@ -10,7 +11,7 @@ from gradcomp.rounds import AllReduce, Round, TensorKey
 __all__ = ["NonlinearReduce", "Reduce"]
 
 
-class Reduce:
+class Reduce(Aggregator):
     """Payloads are averaged on the wire in their own dtype and decoded once.
 
     A float16 sum of many ranks may overflow to Inf although no rank's payload does: the Inf reaches

@@ -15,7 +15,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from gradcomp import Config, list_codecs, load_config
+from gradcomp import Config, list_algorithms, list_codecs, load_config
 from gradcomp.aggregators import exchange_pattern
 from gradcomp.errors import ConfigError, GradcompError, ProtocolError
 from gradcomp.memory import STATE_KINDS
@@ -100,18 +100,19 @@ def _with_arrays(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class _Codecs(type):
-    """Gives `Compression` one constructor per registered codec."""
+    """Gives `Compression` one constructor per registered codec and algorithm."""
 
     def __getattr__(cls, name: str) -> _Constructor:
         codec = "identity" if name == "none" else name
-        if codec not in list_codecs():
+        known = [*list_codecs(), *list_algorithms()]
+        if codec not in known:
             raise AttributeError(
-                f"Compression has no codec '{name}'; it has none, {', '.join(list_codecs())}"
+                f"Compression has no codec '{name}'; it has none, {', '.join(known)}"
             )
         return _Constructor(codec)
 
     def __dir__(cls) -> list[str]:
-        return [*super().__dir__(), "none", *list_codecs()]
+        return [*super().__dir__(), "none", *list_codecs(), *list_algorithms()]
 
 
 class Compression(metaclass=_Codecs):
@@ -125,13 +126,13 @@ class Compression(metaclass=_Codecs):
         config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors (tensors with at most
             one dimension or under 4096 elements travel uncompressed), or a `gradcomp.Config` with
             rules of its own. The same on every rank; a difference is an error on all ranks.
-        named_parameters: ``model.named_parameters()``. Required when a spec has a memory, which is
-            kept by name. Otherwise the optimizer's own names serve.
+        named_parameters: ``model.named_parameters()``. Required when a spec keeps state between
+            steps (a memory, an algorithm), by name. Otherwise the optimizer's own names serve.
         process_set: that of the optimizer.
 
     Raises:
         SpecError: the spec is wrong.
-        ConfigError: a spec with a memory without ``named_parameters``.
+        ConfigError: a spec that keeps state without ``named_parameters``.
 
     Example::
 
@@ -150,7 +151,7 @@ class Compression(metaclass=_Codecs):
         stateful = [spec for spec in self.config.specs if spec.stateful]
         if stateful and named_parameters is None:
             raise ConfigError(
-                f"'{stateful[0]}' has a memory, which is kept by parameter name: "
+                f"'{stateful[0]}' keeps state between steps, by parameter name: "
                 "pass named_parameters=model.named_parameters() to Compression"
             )
         self.process_set = process_set
@@ -308,7 +309,7 @@ class Compression(metaclass=_Codecs):
     def _pass_sparse(self, tensor: torch.Tensor) -> torch.Tensor:
         """A sparse gradient, which Horovod has gathered without calling `compress`."""
         for spec in self.config.specs:
-            if exchange_pattern(spec) == "gather":
+            if exchange_pattern(spec) in ("gather", "algorithm"):
                 raise TypeError(
                     f"a sparse gradient cannot take '{spec}': pass sparse_as_dense=True to "
                     "hvd.DistributedOptimizer, or make the layer's gradient dense (sparse=False)"

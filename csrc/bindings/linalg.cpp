@@ -1,0 +1,146 @@
+#include "bindings/linalg.hpp"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/rng.hpp"
+#include "core/scratch.hpp"
+#include "kernels/kernels.hpp"
+#include "linalg/orthonormalize.hpp"
+#include "linalg/products.hpp"
+
+namespace py = pybind11;
+
+namespace gradcomp {
+namespace {
+
+using Floats = py::array_t<float, py::array::c_style>;
+
+// The arguments come from this package alone; these checks keep its mistakes from memory.
+void require(bool fits, const char* what) {
+  if (!fits) throw py::value_error(what);
+}
+
+// `array` as vectors of n elements.
+std::size_t rank_of(const Floats& array, std::size_t n) {
+  const auto size = static_cast<std::size_t>(array.size());
+  require(n > 0 && size > 0 && size % n == 0, "a factor does not fit the matrix");
+  return size / n;
+}
+
+struct Shape {
+  std::size_t rows;
+  std::size_t cols;
+  std::size_t rank;
+};
+
+Shape shape_of(const Floats& matrix, const Floats& p, const Floats& q) {
+  require(matrix.ndim() == 2 && matrix.size() > 0, "a matrix has two dimensions and elements");
+  const auto rows = static_cast<std::size_t>(matrix.shape(0));
+  const auto cols = static_cast<std::size_t>(matrix.shape(1));
+  const std::size_t rank = rank_of(p, rows);
+  require(rank == rank_of(q, cols), "the factors have different ranks");
+  return {rows, cols, rank};
+}
+
+template <typename Fn>
+bool multiply_with(Floats& m, const std::optional<Floats>& grad, const Shape& shape,
+                   const Fn& product) {
+  require(!grad || grad->size() == m.size(), "a gradient does not fit its matrix");
+  const Matrix matrix{m.mutable_data(), shape.rows, shape.cols};
+  const float* const added = grad ? grad->data() : nullptr;
+  py::gil_scoped_release release;
+  return product(matrix, added);
+}
+
+bool py_multiply(Floats& m, const std::optional<Floats>& grad, const Floats& q, Floats& p) {
+  const Shape shape = shape_of(m, p, q);
+  const float* const in = q.data();
+  float* const out = p.mutable_data();
+  return multiply_with(m, grad, shape, [&](const Matrix& matrix, const float* added) {
+    return multiply(matrix, added, in, shape.rank, out);
+  });
+}
+
+bool py_multiply_transposed(Floats& m, const std::optional<Floats>& grad, const Floats& p,
+                            Floats& q) {
+  const Shape shape = shape_of(m, p, q);
+  const float* const in = p.data();
+  float* const out = q.mutable_data();
+  return multiply_with(m, grad, shape, [&](const Matrix& matrix, const float* added) {
+    return multiply_transposed(matrix, added, in, shape.rank, out);
+  });
+}
+
+void py_outer(const Floats& p, const Floats& q, std::optional<Floats> assigned,
+              std::optional<Floats> added, std::optional<Floats> subtracted) {
+  OuterOutput out{};
+  Shape shape{};
+  const auto use = [&](std::optional<Floats>& array) -> float* {
+    if (!array) return nullptr;
+    const Shape own = shape_of(*array, p, q);
+    require(shape.rank == 0 || (own.rows == shape.rows && own.cols == shape.cols),
+            "the outputs have different shapes");
+    shape = own;
+    return array->mutable_data();
+  };
+  out.assigned = use(assigned);
+  out.added = use(added);
+  out.subtracted = use(subtracted);
+  require(shape.rank > 0, "outer needs an output");
+  const float* const left = p.data();
+  const float* const right = q.data();
+  py::gil_scoped_release release;
+  outer(left, right, shape.rank, shape.rows, shape.cols, out);
+}
+
+void py_orthonormalize(Floats& vectors, std::size_t rank, const std::string& method) {
+  const auto how = method == "qr"         ? Orthonormalization::kHouseholder
+                   : method == "cholesky" ? Orthonormalization::kCholesky
+                                          : Orthonormalization::kGramSchmidt;
+  require(how != Orthonormalization::kGramSchmidt || method == "gram_schmidt",
+          "the method is none of gram_schmidt, qr, cholesky");
+  const Span<float> data{vectors.mutable_data(), static_cast<std::size_t>(vectors.size())};
+  Status status;
+  {
+    py::gil_scoped_release release;
+    status = orthonormalize(data, rank, how, thread_scratch());
+  }
+  if (status.ok()) return;
+  PyErr_SetString(status.code() == Code::kCapacity ? PyExc_MemoryError : PyExc_ValueError,
+                  status.message().c_str());
+  throw py::error_already_set();
+}
+
+// Uniform in [-1, 1): a random word as a signed fraction.
+Floats uniform_signed(std::uint64_t stream, std::size_t count) {
+  std::vector<std::uint32_t> words(count);
+  kernels().random_words(stream, 0, words.data(), count);
+  Floats values(static_cast<py::ssize_t>(count));
+  float* const out = values.mutable_data();
+  for (std::size_t i = 0; i < count; ++i) {
+    out[i] = static_cast<float>(static_cast<std::int32_t>(words[i])) * 0x1p-31f;
+  }
+  return values;
+}
+
+}  // namespace
+
+void bind_linalg(py::module_& m) {
+  m.def("multiply", &py_multiply, py::arg("m").noconvert(), py::arg("grad").noconvert().none(true),
+        py::arg("q").noconvert(), py::arg("p").noconvert());
+  m.def("multiply_transposed", &py_multiply_transposed, py::arg("m").noconvert(),
+        py::arg("grad").noconvert().none(true), py::arg("p").noconvert(), py::arg("q").noconvert());
+  m.def("outer", &py_outer, py::arg("p").noconvert(), py::arg("q").noconvert(), py::kw_only(),
+        py::arg("assigned").noconvert() = py::none(), py::arg("added").noconvert() = py::none(),
+        py::arg("subtracted").noconvert() = py::none());
+  m.def("orthonormalize", &py_orthonormalize, py::arg("vectors").noconvert(), py::arg("rank"),
+        py::arg("method"));
+  m.def("uniform_signed", &uniform_signed, py::arg("stream"), py::arg("count"));
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,25 @@
+#if defined(__x86_64__)
+
+#include <cstddef>
+#include <cstring>
+
+#include "kernels/x86.hpp"
+#include "linalg/kernels.hpp"
+
+namespace gradcomp {
+namespace {
+
+#define GRADCOMP_LEVEL GRADCOMP_AVX512
+#define GRADCOMP_WIDTH 16
+#define GRADCOMP_ROWS 4
+#define GRADCOMP_COLUMNS 4
+#define GRADCOMP_BLOCK 8
+#include "linalg/loops.hpp"
+
+}  // namespace
+
+const LinalgKernels kAvx512LinalgKernels = {multiply, multiply_transposed, outer};
+
+}  // namespace gradcomp
+
+#endif

@@ -1,0 +1,41 @@
+// The inner loops of products between a matrix and a few vectors. Matrices are row-major, `ld`
+// elements from row to row; vectors of one factor lie one after the other, `stride` elements apart.
+// Every level of SIMD computes the same bits (where a NaN comes out, its sign and payload may
+// differ). Buffers of one call do not overlap.
+#pragma once
+
+#include <cstddef>
+
+namespace gradcomp {
+
+// What outer() does with the sums.
+struct OuterOutput {
+  float* assigned;    // nullptr or: = sum
+  float* added;       // nullptr or: += sum
+  float* subtracted;  // nullptr or: -= sum
+};
+
+struct LinalgKernels {
+  // p[c][i] = sum over j of m[i][j] * q[c][j]. In float32: element j goes to partial sum j % 16,
+  // and the 16 are added pairwise (j and j + 8, then j and j + 4, ...).
+  void (*multiply)(const float* m, std::size_t ld, std::size_t rows, std::size_t cols,
+                   const float* q, std::size_t q_stride, std::size_t rank, float* p,
+                   std::size_t p_stride);
+  // q[c][j] += sum over i of m[i][j] * p[c][i], row after row.
+  void (*multiply_transposed)(const float* m, std::size_t ld, std::size_t rows, std::size_t cols,
+                              const float* p, std::size_t p_stride, std::size_t rank, float* q,
+                              std::size_t q_stride);
+  // The sum over c of p[c][i] * q[c][j], c ascending, of every i and j. Outputs have `ld` elements
+  // from row to row; rank is at least 1.
+  void (*outer)(const float* p, std::size_t p_stride, const float* q, std::size_t q_stride,
+                std::size_t rank, std::size_t rows, std::size_t cols, const OuterOutput& out,
+                std::size_t ld);
+};
+
+extern const LinalgKernels kScalarLinalgKernels;
+#if defined(__x86_64__)
+extern const LinalgKernels kAvx2LinalgKernels;
+extern const LinalgKernels kAvx512LinalgKernels;
+#endif
+
+}  // namespace gradcomp

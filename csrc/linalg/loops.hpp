@@ -1,0 +1,186 @@
+// The loops of LinalgKernels, once for every level. No include guard: each level includes this file
+// inside its own namespace, with
+//   GRADCOMP_LEVEL    the functions' attribute,
+//   GRADCOMP_WIDTH    floats in a register,
+//   GRADCOMP_ROWS     rows and
+//   GRADCOMP_COLUMNS  vectors of a tile of multiply(), whose partial sums should fit the registers,
+//   GRADCOMP_BLOCK    rows that the other two take at once.
+// Tiles say what is computed when, never in which order a sum is added up.
+
+typedef float Vector __attribute__((vector_size(4 * GRADCOMP_WIDTH)));
+constexpr std::size_t kWidth = GRADCOMP_WIDTH;
+constexpr std::size_t kPartials = 16;
+constexpr std::size_t kPieces = kPartials / kWidth;
+
+// By reference, as vectors by value have another ABI on every level.
+GRADCOMP_LEVEL inline void load(const float* x, Vector& v) { std::memcpy(&v, x, sizeof v); }
+GRADCOMP_LEVEL inline void store(const Vector& v, float* x) { std::memcpy(x, &v, sizeof v); }
+
+template <std::size_t kRows, std::size_t kColumns>
+GRADCOMP_LEVEL inline void add_products(const float* m, std::size_t ld, const float* q,
+                                        std::size_t q_stride,
+                                        Vector (&sums)[kRows][kColumns][kPieces]) {
+  for (std::size_t piece = 0; piece < kPieces; ++piece) {
+    Vector x[kRows];
+    for (std::size_t r = 0; r < kRows; ++r) load(m + r * ld + piece * kWidth, x[r]);
+    for (std::size_t c = 0; c < kColumns; ++c) {
+      Vector y;
+      load(q + c * q_stride + piece * kWidth, y);
+      for (std::size_t r = 0; r < kRows; ++r) sums[r][c][piece] += x[r] * y;
+    }
+  }
+}
+
+GRADCOMP_LEVEL inline float add_up(const Vector (&sums)[kPieces]) {
+  float partial[kPartials];
+  for (std::size_t piece = 0; piece < kPieces; ++piece) {
+    store(sums[piece], partial + piece * kWidth);
+  }
+  for (std::size_t width = kPartials / 2; width > 0; width /= 2) {
+    for (std::size_t j = 0; j < width; ++j) partial[j] += partial[j + width];
+  }
+  return partial[0];
+}
+
+template <std::size_t kRows, std::size_t kColumns>
+GRADCOMP_LEVEL inline void multiply_tile(const float* m, std::size_t ld, std::size_t cols,
+                                         const float* q, std::size_t q_stride, float* p,
+                                         std::size_t p_stride) {
+  Vector sums[kRows][kColumns][kPieces] = {};
+  std::size_t j = 0;
+  for (; j + kPartials <= cols; j += kPartials) add_products(m + j, ld, q + j, q_stride, sums);
+  if (j < cols) {
+    // Products of zeros change no sum but the sign of a zero, and that on every level alike.
+    float last_m[kRows][kPartials] = {};
+    float last_q[kColumns][kPartials] = {};
+    const std::size_t bytes = sizeof(float) * (cols - j);
+    for (std::size_t r = 0; r < kRows; ++r) std::memcpy(last_m[r], m + r * ld + j, bytes);
+    for (std::size_t c = 0; c < kColumns; ++c) std::memcpy(last_q[c], q + c * q_stride + j, bytes);
+    add_products(last_m[0], kPartials, last_q[0], kPartials, sums);
+  }
+  for (std::size_t c = 0; c < kColumns; ++c) {
+    for (std::size_t r = 0; r < kRows; ++r) p[c * p_stride + r] = add_up(sums[r][c]);
+  }
+}
+
+template <std::size_t kRows>
+GRADCOMP_LEVEL inline void multiply_rows(const float* m, std::size_t ld, std::size_t cols,
+                                         const float* q, std::size_t q_stride, std::size_t rank,
+                                         float* p, std::size_t p_stride) {
+  std::size_t c = 0;
+  for (; c + GRADCOMP_COLUMNS <= rank; c += GRADCOMP_COLUMNS) {
+    multiply_tile<kRows, GRADCOMP_COLUMNS>(m, ld, cols, q + c * q_stride, q_stride,
+                                           p + c * p_stride, p_stride);
+  }
+  for (; c < rank; ++c) {
+    multiply_tile<kRows, 1>(m, ld, cols, q + c * q_stride, q_stride, p + c * p_stride, p_stride);
+  }
+}
+
+GRADCOMP_LEVEL void multiply(const float* m, std::size_t ld, std::size_t rows, std::size_t cols,
+                             const float* q, std::size_t q_stride, std::size_t rank, float* p,
+                             std::size_t p_stride) {
+  std::size_t i = 0;
+  for (; i + GRADCOMP_ROWS <= rows; i += GRADCOMP_ROWS) {
+    multiply_rows<GRADCOMP_ROWS>(m + i * ld, ld, cols, q, q_stride, rank, p + i, p_stride);
+  }
+  for (; i < rows; ++i) multiply_rows<1>(m + i * ld, ld, cols, q, q_stride, rank, p + i, p_stride);
+}
+
+// kWidth columns of kRows rows.
+template <std::size_t kRows>
+GRADCOMP_LEVEL inline void add_scaled_rows(const float* m, std::size_t ld, const float* p,
+                                           std::size_t p_stride, std::size_t rank, float* q,
+                                           std::size_t q_stride) {
+  Vector x[kRows];
+  for (std::size_t r = 0; r < kRows; ++r) load(m + r * ld, x[r]);
+  for (std::size_t c = 0; c < rank; ++c) {
+    Vector sum;
+    load(q + c * q_stride, sum);
+    for (std::size_t r = 0; r < kRows; ++r) sum += x[r] * p[c * p_stride + r];
+    store(sum, q + c * q_stride);
+  }
+}
+
+template <std::size_t kRows>
+GRADCOMP_LEVEL inline void multiply_transposed_rows(const float* m, std::size_t ld,
+                                                    std::size_t cols, const float* p,
+                                                    std::size_t p_stride, std::size_t rank,
+                                                    float* q, std::size_t q_stride) {
+  std::size_t j = 0;
+  for (; j + kWidth <= cols; j += kWidth) {
+    add_scaled_rows<kRows>(m + j, ld, p, p_stride, rank, q + j, q_stride);
+  }
+  for (; j < cols; ++j) {
+    for (std::size_t c = 0; c < rank; ++c) {
+      float sum = q[c * q_stride + j];
+      for (std::size_t r = 0; r < kRows; ++r) sum += m[r * ld + j] * p[c * p_stride + r];
+      q[c * q_stride + j] = sum;
+    }
+  }
+}
+
+GRADCOMP_LEVEL void multiply_transposed(const float* m, std::size_t ld, std::size_t rows,
+                                        std::size_t cols, const float* p, std::size_t p_stride,
+                                        std::size_t rank, float* q, std::size_t q_stride) {
+  std::size_t i = 0;
+  for (; i + GRADCOMP_BLOCK <= rows; i += GRADCOMP_BLOCK) {
+    multiply_transposed_rows<GRADCOMP_BLOCK>(m + i * ld, ld, cols, p + i, p_stride, rank, q,
+                                             q_stride);
+  }
+  for (; i < rows; ++i) {
+    multiply_transposed_rows<1>(m + i * ld, ld, cols, p + i, p_stride, rank, q, q_stride);
+  }
+}
+
+// Number is Vector or float.
+template <typename Number>
+GRADCOMP_LEVEL inline void put(const Number& sum, const OuterOutput& out, std::size_t at) {
+  Number old;
+  if (out.assigned != nullptr) std::memcpy(out.assigned + at, &sum, sizeof sum);
+  if (out.added != nullptr) {
+    std::memcpy(&old, out.added + at, sizeof old);
+    old += sum;
+    std::memcpy(out.added + at, &old, sizeof old);
+  }
+  if (out.subtracted != nullptr) {
+    std::memcpy(&old, out.subtracted + at, sizeof old);
+    old -= sum;
+    std::memcpy(out.subtracted + at, &old, sizeof old);
+  }
+}
+
+template <std::size_t kRows>
+GRADCOMP_LEVEL inline void outer_rows(const float* p, std::size_t p_stride, const float* q,
+                                      std::size_t q_stride, std::size_t rank, std::size_t cols,
+                                      const OuterOutput& out, std::size_t at, std::size_t ld) {
+  std::size_t j = 0;
+  for (; j + kWidth <= cols; j += kWidth) {
+    Vector sums[kRows];
+    Vector y;
+    load(q + j, y);
+    for (std::size_t r = 0; r < kRows; ++r) sums[r] = y * p[r];
+    for (std::size_t c = 1; c < rank; ++c) {
+      load(q + c * q_stride + j, y);
+      for (std::size_t r = 0; r < kRows; ++r) sums[r] += y * p[c * p_stride + r];
+    }
+    for (std::size_t r = 0; r < kRows; ++r) put(sums[r], out, at + r * ld + j);
+  }
+  for (; j < cols; ++j) {
+    for (std::size_t r = 0; r < kRows; ++r) {
+      float sum = q[j] * p[r];
+      for (std::size_t c = 1; c < rank; ++c) sum += q[c * q_stride + j] * p[c * p_stride + r];
+      put(sum, out, at + r * ld + j);
+    }
+  }
+}
+
+GRADCOMP_LEVEL void outer(const float* p, std::size_t p_stride, const float* q,
+                          std::size_t q_stride, std::size_t rank, std::size_t rows,
+                          std::size_t cols, const OuterOutput& out, std::size_t ld) {
+  std::size_t i = 0;
+  for (; i + GRADCOMP_BLOCK <= rows; i += GRADCOMP_BLOCK) {
+    outer_rows<GRADCOMP_BLOCK>(p + i, p_stride, q, q_stride, rank, cols, out, i * ld, ld);
+  }
+  for (; i < rows; ++i) outer_rows<1>(p + i, p_stride, q, q_stride, rank, cols, out, i * ld, ld);
+}

@@ -1,0 +1,102 @@
+#include "linalg/products.hpp"
+
+#include <algorithm>
+#include <atomic>
+
+#include "core/thread_pool.hpp"
+#include "kernels/kernels.hpp"
+
+namespace gradcomp {
+namespace {
+
+// Rows that stay in the cache from one use to the next, in whole blocks of every level.
+std::size_t cached_rows(std::size_t cols) {
+  constexpr std::size_t kElements = 16 * 1024;
+  return std::max<std::size_t>(kElements / cols / 8 * 8, 8);
+}
+
+// Calls fn(begin, end) for parts of [0, n), as many at once as work on `elements` deserves; parts
+// begin at multiples of 16.
+template <typename Fn>
+void for_parts(std::size_t n, std::size_t elements, const Fn& fn) {
+  const std::size_t units = (n + 15) / 16;
+  const std::size_t parts = std::min(range_count(elements), units);
+  if (parts <= 1) {
+    fn(std::size_t{0}, n);
+    return;
+  }
+  struct Context {
+    std::size_t n, units, parts;
+    const Fn* fn;
+  } context{n, units, parts, &fn};
+  run_tasks(
+      parts,
+      [](void* opaque, std::size_t i) {
+        const Context& c = *static_cast<Context*>(opaque);
+        const std::size_t begin = c.units * i / c.parts * 16;
+        const std::size_t end = c.units * (i + 1) / c.parts * 16;
+        (*c.fn)(begin, std::min(end, c.n));
+      },
+      &context);
+}
+
+}  // namespace
+
+bool multiply(const Matrix& m, const float* grad, const float* q, std::size_t rank, float* p) {
+  std::atomic<bool> finite{true};
+  const Kernels& k = kernels();
+  for_parts(m.rows, m.size(), [&](std::size_t begin, std::size_t end) {
+    const std::size_t step = cached_rows(m.cols);
+    for (std::size_t i = begin; i < end; i += step) {
+      const std::size_t rows = std::min(step, end - i);
+      const std::size_t at = i * m.cols;
+      if (grad != nullptr && !k.compensate(m.data + at, grad + at, 1, 1, rows * m.cols)) {
+        finite.store(false, std::memory_order_relaxed);
+      }
+      k.linalg->multiply(m.data + at, m.cols, rows, m.cols, q, m.cols, rank, p + i, m.rows);
+    }
+  });
+  return finite.load();
+}
+
+bool multiply_transposed(const Matrix& m, const float* grad, const float* p, std::size_t rank,
+                         float* q) {
+  std::fill_n(q, rank * m.cols, 0.0f);
+  std::atomic<bool> finite{true};
+  const Kernels& k = kernels();
+  for_parts(m.cols, m.size(), [&](std::size_t begin, std::size_t end) {
+    const std::size_t width = end - begin;
+    const std::size_t step = cached_rows(width);
+    for (std::size_t i = 0; i < m.rows; i += step) {
+      const std::size_t rows = std::min(step, m.rows - i);
+      const std::size_t at = i * m.cols + begin;
+      if (grad != nullptr) {
+        // One run when the part is the whole matrix.
+        const std::size_t runs = width == m.cols ? 1 : rows;
+        for (std::size_t r = 0; r < runs; ++r) {
+          const std::size_t from = at + r * m.cols;
+          if (!k.compensate(m.data + from, grad + from, 1, 1, rows / runs * width)) {
+            finite.store(false, std::memory_order_relaxed);
+          }
+        }
+      }
+      k.linalg->multiply_transposed(m.data + at, m.cols, rows, width, p + i, m.rows, rank,
+                                    q + begin, m.cols);
+    }
+  });
+  return finite.load();
+}
+
+void outer(const float* p, const float* q, std::size_t rank, std::size_t rows, std::size_t cols,
+           const OuterOutput& out) {
+  const Kernels& k = kernels();
+  const auto shifted = [](float* x, std::size_t by) { return x == nullptr ? x : x + by; };
+  for_parts(rows, rows * cols, [&](std::size_t begin, std::size_t end) {
+    const std::size_t at = begin * cols;
+    const OuterOutput part{shifted(out.assigned, at), shifted(out.added, at),
+                           shifted(out.subtracted, at)};
+    k.linalg->outer(p + begin, rows, q, cols, rank, end - begin, cols, part, cols);
+  });
+}
+
+}  // namespace gradcomp

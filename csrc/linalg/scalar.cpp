@@ -1,0 +1,20 @@
+#include <cstddef>
+#include <cstring>
+
+#include "linalg/kernels.hpp"
+
+namespace gradcomp {
+namespace {
+
+#define GRADCOMP_LEVEL
+#define GRADCOMP_WIDTH 4
+#define GRADCOMP_ROWS 1
+#define GRADCOMP_COLUMNS 2
+#define GRADCOMP_BLOCK 2
+#include "linalg/loops.hpp"
+
+}  // namespace
+
+const LinalgKernels kScalarLinalgKernels = {multiply, multiply_transposed, outer};
+
+}  // namespace gradcomp
