@@ -9,7 +9,28 @@ from gradcomp import _core
 from gradcomp.arrays import ByteArray, FloatArray
 from gradcomp.codec import Codec, derive_stream
 
-__all__ = ["ToDecode", "ToEncode", "decode_batch_add", "encode_batch"]
+__all__ = ["Correction", "ToDecode", "ToEncode", "decode_batch_add", "encode_batch"]
+
+
+class Correction(NamedTuple):
+    """Momentum correction: the residual (DGC's velocity) accumulates momenta, not gradients.
+
+    ``momentum = factor * momentum + scale * grad``; ``residual += momentum``. With nesterov,
+    ``momentum = factor * (momentum + scale * grad)``; ``residual += momentum + scale * grad``.
+    Lin et al., "Deep Gradient Compression" (ICLR 2018), section 3.2.
+
+    Attributes:
+        momentum: C-contiguous float32 of as many elements as the gradient, updated in place.
+        factor: in [0, 1).
+        scale: of the gradient, as clipping demands.
+        masking: elements that are sent leave the momentum, too (section 3.3, factor masking).
+    """
+
+    momentum: FloatArray
+    factor: float
+    scale: float = 1.0
+    nesterov: bool = False
+    masking: bool = True
 
 
 class ToEncode(NamedTuple):
@@ -23,6 +44,7 @@ class ToEncode(NamedTuple):
             from it; elements that are not finite then are reset to 0.
         beta: weight of the residual.
         gamma: weight of the gradient.
+        correction: instead of beta and gamma, for codecs that send indices.
     """
 
     codec: Codec
@@ -33,6 +55,7 @@ class ToEncode(NamedTuple):
     residual: FloatArray | None = None
     beta: float = 1.0
     gamma: float = 1.0
+    correction: Correction | None = None
 
 
 class ToDecode(NamedTuple):
@@ -75,6 +98,7 @@ def encode_batch(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
                 one.residual,
                 one.beta,
                 one.gamma,
+                one.correction,
             )
             for one in tensors
         ]

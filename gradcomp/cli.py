@@ -155,7 +155,7 @@ def explain(spec: SpecArgument, as_json: JsonOption = False) -> None:
 
 
 def _wire_bytes(spec: specs.Spec, numel: int) -> int:
-    codec = gradcomp.get_codec(spec.codec)
+    codec = gradcomp.get_codec(spec.at(0, 0).codec)
     framed = exchange_pattern(spec) == "gather"
     return codec.max_encoded_size(numel) if framed else codec.max_payload_size(numel)
 
@@ -184,8 +184,8 @@ def check(
             for index, rule in enumerate(loaded.compress.rules)
         ),
         *(
-            (f"default rule: {label}", rule.match, rule.use)
-            for label, rule in DEFAULT_RULES.items()
+            (f"default rule: {label}", match, loaded.compress.small)
+            for label, match in DEFAULT_RULES.items()
         ),
         ("compress.default", Match(), loaded.compress.default),
     ]

@@ -33,7 +33,7 @@ from pydantic import (
 from gradcomp import spec as specs
 from gradcomp.compose import VERSION, KeyPath, compose, format_path
 from gradcomp.errors import ConfigError, SpecError
-from gradcomp.spec import Spec
+from gradcomp.spec import Spec, Stage
 
 __all__ = [
     "FOREIGN_SECTIONS",
@@ -163,6 +163,10 @@ DEFAULT_BUCKET_BYTES = 4 * 2**20
 """Enough to hide what each exchange costs, and little enough to begin during the backward pass."""
 
 
+def _corrects_momentum(spec: Spec) -> bool:
+    return spec.memory is not None and spec.memory.name == MOMENTUM_CORRECTION
+
+
 class Compress(_Model):
     """The ``compress`` section: rules tried in order, then the default rules, then ``default``."""
 
@@ -174,12 +178,33 @@ class Compress(_Model):
         description="an integer >= 0: bytes of float32 gradients that travel together",
     )
 
+    @property
+    def small(self) -> Spec:
+        """What the tensors of the default rules take: none of them is compressed."""
+        memory = self.default.memory
+        if memory is None or memory.name != MOMENTUM_CORRECTION:
+            return specs.parse("identity")
+        return specs.parse(f"{memory.text}|identity")
 
-DEFAULT_RULES = {
-    "ndim <= 1": Rule(match=Match(ndim=(0, 1)), use=specs.parse("identity")),
-    "numel < 4096": Rule(match=Match(max_numel=4095), use=specs.parse("identity")),
-}
+    @model_validator(mode="after")
+    def _momentum_everywhere(self) -> Compress:
+        all_specs = (self.default, *(rule.use for rule in self.rules))
+        with_it = [spec for spec in all_specs if _corrects_momentum(spec)]
+        without = [spec for spec in all_specs if not _corrects_momentum(spec)]
+        if with_it and without:
+            raise ValueError(
+                f"'{with_it[0]}' applies the optimizer's momentum, so the optimizer must not, and "
+                f"tensors of '{without[0]}' would go without: put {MOMENTUM_CORRECTION} before all "
+                f"specs or none, for dense tensors as '{MOMENTUM_CORRECTION}|identity'"
+            )
+        return self
+
+
+DEFAULT_RULES = {"ndim <= 1": Match(ndim=(0, 1)), "numel < 4096": Match(max_numel=4095)}
 """Tried in this order after ``compress.rules``: small tensors gain nothing from compression."""
+
+MOMENTUM_CORRECTION = "momentum_correction"
+"""The memory that applies the optimizer's momentum; then it must do so for every tensor."""
 
 
 class Config(_Model):
@@ -218,15 +243,20 @@ class Config(_Model):
         for index, rule in enumerate(self.compress.rules):
             if rule.match.matches(name, shape):
                 return Resolution(f"compress.rules[{index}]", rule.use)
-        for label, rule in DEFAULT_RULES.items():
-            if rule.match.matches(name, shape):
-                return Resolution(f"default rule: {label}", rule.use)
+        for label, match in DEFAULT_RULES.items():
+            if match.matches(name, shape):
+                return Resolution(f"default rule: {label}", self.compress.small)
         return Resolution("compress.default", self.compress.default)
 
     @property
     def specs(self) -> tuple[Spec, ...]:
         """The specs written here: the default's, then those of the rules."""
         return (self.compress.default, *(rule.use for rule in self.compress.rules))
+
+    @property
+    def momentum_correction(self) -> Stage | None:
+        """The memory that applies the optimizer's momentum, if the default has it."""
+        return self.compress.default.memory if _corrects_momentum(self.compress.default) else None
 
     @property
     def stateful(self) -> bool:

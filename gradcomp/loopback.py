@@ -47,6 +47,11 @@ class Loopback:
         """Each rank's statistics."""
         return [rank.stats for rank in self.ranks]
 
+    def set_epoch(self, epoch: int) -> None:
+        """See `Pipeline.set_epoch`."""
+        for rank in self.ranks:
+            rank.set_epoch(epoch)
+
     def step(self, grads: Mapping[str, Sequence[Any]]) -> dict[str, list[FloatArray]]:
         """Average one step's gradients.
 

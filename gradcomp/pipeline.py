@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Generator, Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,9 +13,10 @@ from gradcomp.aggregators import Aggregator, Context, Dense, Member, make_aggreg
 from gradcomp.arrays import FloatArray
 from gradcomp.buckets import make_buckets
 from gradcomp.config import Config
-from gradcomp.errors import StateError
+from gradcomp.errors import ConfigError, StateError
 from gradcomp.memory import REPLICATED_KINDS, STATE_KINDS, Arrays, MemoryState
 from gradcomp.rounds import BucketRound, Request, Round, TensorKey
+from gradcomp.spec import Spec
 from gradcomp.stats import Stats
 
 __all__ = ["STATE_VERSION", "Pipeline", "State"]
@@ -45,26 +46,53 @@ class Pipeline:
         self.stats = Stats()
         self._memory: MemoryState = {kind: {} for kind in STATE_KINDS}
         self._rounds: dict[str, int] = {}
-        self._aggregators: dict[str, Aggregator] = {}
-        self._by_tensor: dict[tuple[str, tuple[int, ...]], Aggregator] = {}
+        self._specs: dict[tuple[str, tuple[int, ...]], Spec] = {}
+        self._aggregators: dict[str, _Made] = {}
         self._dense = Dense()
+        self._epoch: int | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch begins, counted from 0; all ranks must, before its first step.
+
+        Only schedules that count epochs need it.
+        """
+        if epoch < 0:
+            raise ValueError(f"epoch is {epoch}; it must be at least 0")
+        self._epoch = epoch
 
     def aggregator(self, name: str, shape: tuple[int, ...]) -> Aggregator:
-        """The aggregator of a tensor; tensors of equal specs share one.
+        """The aggregator of a tensor in its next round; tensors of equal specs share one.
 
         A tensor of a shape that its spec's aggregator does not take travels dense.
+
+        Raises:
+            ConfigError: a schedule counts epochs, and `set_epoch` was never called.
         """
-        found = self._by_tensor.get((name, shape))
-        if found is None:
-            spec = self.config.spec_for(name, shape)
-            if spec.canonical not in self._aggregators:
-                context = Context(self._memory, self.config.seed, self.rank, self.world_size)
-                self._aggregators[spec.canonical] = make_aggregator(spec, context)
-            found = self._aggregators[spec.canonical]
-            if not found.takes(shape):
-                found = self._dense
-            self._by_tensor[name, shape] = found
-        return found
+        spec = self._specs.get((name, shape))
+        if spec is None:
+            spec = self._specs[name, shape] = self.config.spec_for(name, shape)
+        found = self._made(spec, self._rounds.get(name, 0) if spec.scheduled else 0)
+        return found if found.takes(shape) else self._dense
+
+    def _made(self, spec: Spec, step: int) -> Aggregator:
+        """The aggregator of a spec; of one with schedules, that of a step."""
+        epoch = self._epoch or 0
+        made = self._aggregators.get(spec.canonical)
+        if made is not None and (not spec.scheduled or (made.step, made.epoch) == (step, epoch)):
+            return made.aggregator
+        if spec.by_epochs and self._epoch is None:
+            raise ConfigError(
+                f"'{spec}' changes with the epoch, which nobody tells: call set_epoch(epoch) when "
+                "an epoch begins, or give the schedule in steps"
+            )
+        now = spec.at(step, epoch)
+        if made is not None and made.canonical == now.canonical:
+            aggregator = made.aggregator
+        else:
+            context = Context(self._memory, self.config.seed, self.rank, self.world_size)
+            aggregator = make_aggregator(now, context)
+        self._aggregators[spec.canonical] = _Made(now.canonical, step, epoch, aggregator)
+        return aggregator
 
     def sends_dense(self, name: str, shape: tuple[int, ...]) -> bool:
         """Whether the tensor travels as it is, so that an engine may send it in its own dtype."""
@@ -80,8 +108,8 @@ class Pipeline:
         """
         self.stats.dense_bytes += grad.nbytes if dense_bytes is None else dense_bytes
         key = TensorKey(name, grad.shape, grad.size)
-        step = self._next_step(name)
-        return self._counted(self.aggregator(name, grad.shape).round(grad, key, step))
+        aggregator = self.aggregator(name, grad.shape)
+        return self._counted(aggregator.round(grad, key, self._next_step(name)))
 
     def buckets(self, tensors: Mapping[str, tuple[int, ...]]) -> list[tuple[str, ...]]:
         """Which tensors `bucket_round` should average together.
@@ -173,7 +201,7 @@ class Pipeline:
 
         Keys: ``version``, ``rank``, ``world_size``, ``rounds`` (averages so far, by tensor name),
         and the arrays of memories and algorithms, each by tensor name: ``residual`` (error
-        feedback), ``momentum`` (signum), ``powersgd_p`` and ``powersgd_q`` (PowerSGD's factors of
+        feedback; DGC's velocity), ``momentum`` (signum, momentum_correction), ``powersgd_p`` and ``powersgd_q`` (PowerSGD's factors of
         rows and columns, one vector after the other). The arrays are copies.
         """
         return {
@@ -242,6 +270,15 @@ class Pipeline:
             arrays.clear()
             arrays.update(memory[kind])
         self._rounds = rounds
+
+
+class _Made(NamedTuple):
+    """The aggregator of a spec, as it is at a step of an epoch."""
+
+    canonical: str
+    step: int
+    epoch: int
+    aggregator: Aggregator
 
 
 def _listed(one: Round) -> BucketRound:

@@ -15,8 +15,8 @@ from gradcomp import _core
 
 __all__ = ["ParamInfo", "Spec", "Stage", "StageInfo", "parse", "stages"]
 
-Kind = Literal["memory", "transform", "codec", "algorithm", "coder"]
-Param = float | int | bool | str
+Kind = Literal["preset", "memory", "transform", "codec", "algorithm", "coder"]
+Param = float | int | bool | str | list[float]
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,15 @@ class Spec:
         canonical: the whole spec with sorted keys, defaults filled in and no spaces. Equal
             canonical texts mean equal behaviour.
         stages: its stages, left to right.
+        by_steps: a parameter has a schedule that counts steps.
+        by_epochs: a parameter has a schedule that counts epochs.
     """
 
     canonical: str
-    stages: tuple[Stage, ...] = field(compare=False)  # follows from the canonical text
+    # All that follows from the canonical text.
+    stages: tuple[Stage, ...] = field(compare=False)
+    by_steps: bool = field(default=False, compare=False)
+    by_epochs: bool = field(default=False, compare=False)
 
     @property
     def memory(self) -> Stage | None:
@@ -65,6 +70,15 @@ class Spec:
         """Whether compressing one step may change the next: by a memory, or an algorithm's own."""
         return self.memory is not None or self.algorithm is not None
 
+    @property
+    def scheduled(self) -> bool:
+        """Whether a parameter changes while training goes on."""
+        return self.by_steps or self.by_epochs
+
+    def at(self, step: int, epoch: int) -> Spec:
+        """What the spec is at a step of an epoch, both counted from 0: without schedules."""
+        return parse(_core.spec_at(self.canonical, step, epoch)) if self.scheduled else self
+
     def __str__(self) -> str:
         return self.canonical
 
@@ -74,7 +88,7 @@ class ParamInfo:
     """One parameter of a stage; ``default`` is None where there is none."""
 
     name: str
-    type: Literal["real", "integer", "boolean", "choice"]
+    type: Literal["real", "integer", "boolean", "choice", "list"]
     default: str | None
     range: str
     doc: str
@@ -128,8 +142,8 @@ def checked_text(spec: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _parse(spec: str) -> Spec:
-    canonical, rows = _core.parse_spec(spec)
-    return Spec(canonical, tuple(Stage(*row) for row in rows))
+    canonical, rows, by_steps, by_epochs = _core.parse_spec(spec)
+    return Spec(canonical, tuple(Stage(*row) for row in rows), by_steps, by_epochs)
 
 
 @lru_cache(maxsize=1)

@@ -6,6 +6,7 @@
 #include <pybind11/stl.h>
 
 #include <atomic>
+#include <cmath>
 #include <deque>
 #include <string>
 #include <vector>
@@ -191,8 +192,9 @@ Array array_of(const py::handle& object) {
   return py::reinterpret_borrow<Array>(object);
 }
 
-// Each tensor: (codec, gradient, stream, residual or None, beta, gamma). Residuals are updated in
-// place. Returns an array that begins with the frames, one after the other, and their sizes.
+// Each tensor: (codec, gradient, stream, residual or None, beta, gamma, None or (momentum, factor,
+// scale, nesterov, masking)). Residuals and momenta are updated in place. Returns an array that
+// begins with the frames, one after the other, and their sizes.
 py::tuple encode_tensors(const std::vector<py::tuple>& tensors) {
   std::deque<Feedback> feedbacks;  // which must not move
   std::vector<EncodeItem> items;
@@ -205,8 +207,18 @@ py::tuple encode_tensors(const std::vector<py::tuple>& tensors) {
     if (!tensor[3].is_none()) {
       Floats residual = array_of<Floats>(tensor[3]);
       check_equal_size(residual, grad);
-      feedbacks.emplace_back(output(residual), grad.data(), tensor[4].cast<float>(),
-                             tensor[5].cast<float>());
+      if (tensor[6].is_none()) {
+        feedbacks.emplace_back(output(residual), grad.data(), tensor[4].cast<float>(),
+                               tensor[5].cast<float>());
+      } else {
+        const auto given = tensor[6].cast<py::tuple>();
+        Floats momentum = array_of<Floats>(given[0]);
+        check_equal_size(momentum, grad);
+        feedbacks.emplace_back(
+            output(residual), grad.data(),
+            Correction{output(momentum), given[1].cast<float>(), given[2].cast<float>(),
+                       given[3].cast<bool>(), given[4].cast<bool>()});
+      }
       item.feedback = &feedbacks.back();
       item.x = input(residual);
     }
@@ -248,6 +260,7 @@ void decode_tensors_add(const std::vector<py::tuple>& tensors, float weight) {
 }
 
 py::object to_python(const Value& value) {
+  if (value.schedule) return py::str(value.schedule->text());
   switch (value.type) {
     case ParamType::kReal:
       return py::float_(value.real);
@@ -256,12 +269,15 @@ py::object to_python(const Value& value) {
     case ParamType::kBoolean:
       return py::bool_(value.boolean);
     case ParamType::kChoice:
+      return py::str(value.choice);
+    case ParamType::kList:
       break;
   }
-  return py::str(value.choice);
+  return py::cast(value.list);
 }
 
-// (canonical text, [(stage name, kind, stage text, {parameter: value})])
+// (canonical text, [(stage name, kind, stage text, {parameter: value})], whether schedules count
+// steps, whether they count epochs)
 py::tuple parse(const std::string& text) {
   Spec spec;
   raise_unless_ok(parse_spec(text, &spec));
@@ -272,7 +288,22 @@ py::tuple parse(const std::string& text) {
     stages.append(
         py::make_tuple(stage.info->name, kind_name(stage.info->kind), stage.text(), params));
   }
-  return py::make_tuple(spec.text(), stages);
+  return py::make_tuple(spec.text(), stages, spec.scheduled_by(Schedule::Unit::kSteps),
+                        spec.scheduled_by(Schedule::Unit::kEpochs));
+}
+
+// The canonical text of what a spec is at a step of an epoch.
+std::string spec_at(const std::string& text, std::int64_t step, std::int64_t epoch) {
+  Spec spec;
+  raise_unless_ok(parse_spec(text, &spec));
+  return spec.at(step, epoch).text();
+}
+
+// The L2 norm, the same at any number of threads.
+double norm(const Floats& x) {
+  const Span<const float> in = input(x);
+  py::gil_scoped_release release;
+  return std::sqrt(kernels().sum_squares(in.data(), in.size()));
 }
 
 const char* type_name(ParamType type) {
@@ -284,9 +315,11 @@ const char* type_name(ParamType type) {
     case ParamType::kBoolean:
       return "boolean";
     case ParamType::kChoice:
+      return "choice";
+    case ParamType::kList:
       break;
   }
-  return "choice";
+  return "list";
 }
 
 py::list stages() {
@@ -438,6 +471,8 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   m.def("derive_stream", &derive_stream, py::arg("seed"), py::arg("step"), py::arg("tensor_id"));
   m.def("encode_batch", &encode_tensors, py::arg("tensors"));
   m.def("decode_batch_add", &decode_tensors_add, py::arg("tensors"), py::arg("weight"));
+  m.def("spec_at", &spec_at, py::arg("spec"), py::arg("step"), py::arg("epoch"));
+  m.def("norm", &norm, py::arg("x").noconvert());
   m.def("compensate", &compensate, py::arg("residual").noconvert(), py::arg("grad").noconvert(),
         py::arg("beta"), py::arg("gamma"));
   m.def("zero_nonfinite", &zero_nonfinite, py::arg("x").noconvert());

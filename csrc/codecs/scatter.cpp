@@ -72,4 +72,13 @@ void scatter_add(Span<const std::uint32_t> indices, std::size_t unit, const floa
   });
 }
 
+void scatter_zeros(Span<const std::uint32_t> indices, std::size_t unit, Span<float> y) {
+  for_touched(
+      indices.size(), [&](std::size_t i) { __builtin_prefetch(y.data() + indices[i] * unit, 1); },
+      [&](std::size_t i) {
+        const std::size_t begin = indices[i] * unit;
+        std::memset(y.data() + begin, 0, 4 * std::min(unit, y.size() - begin));
+      });
+}
+
 }  // namespace gradcomp

@@ -20,5 +20,7 @@ void scatter(Span<const std::uint32_t> indices, std::size_t unit, const float* v
 // acc += weight * the values at their units
 void scatter_add(Span<const std::uint32_t> indices, std::size_t unit, const float* values,
                  float weight, Span<float> acc);
+// y = 0 at the units
+void scatter_zeros(Span<const std::uint32_t> indices, std::size_t unit, Span<float> y);
 
 }  // namespace gradcomp

@@ -72,6 +72,13 @@ Status SparseCodec::decode_add(Span<const std::uint8_t> in, const Call& call, fl
   return {};
 }
 
+Status SparseCodec::zero_sent(Span<const std::uint8_t> in, const Call& call, Span<float> y) const {
+  Kept kept;
+  GRADCOMP_TRY(unpack(in, call, y.size(), &kept));
+  scatter_zeros({kept.indices.data(), kept.indices.size()}, unit_, y);
+  return {};
+}
+
 Status SparseCodec::unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n,
                            Kept* kept) const {
   if (in.size() < kHeader) {

@@ -88,6 +88,13 @@ class Codec {
   // On error acc is untouched.
   virtual Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                             Span<float> acc) const = 0;
+
+  // y = 0 at the elements that the payload carries, whatever their values are; for codecs that say
+  // which ones they are (Symbols::kIndices).
+  virtual Status zero_sent(Span<const std::uint8_t> in, const Call& call, Span<float> y) const {
+    (void)in, (void)call, (void)y;
+    return {Code::kSpec, "this codec's payloads do not say which elements they carry"};
+  }
 };
 
 }  // namespace gradcomp

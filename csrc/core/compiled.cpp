@@ -20,6 +20,11 @@ Status compile_codec(std::string_view text, CompiledCodec* out) {
                              "' is no codec but an algorithm of several phases, which only "
                              "aggregators run: use it in a Pipeline, a Loopback or an adapter"};
   }
+  if (spec.scheduled_by(Schedule::Unit::kSteps) || spec.scheduled_by(Schedule::Unit::kEpochs)) {
+    return {Code::kSpec, "'" + spec.text() +
+                             "' has a schedule, and a codec knows no steps: give the codec of one "
+                             "step, or use the spec in a Pipeline, a Loopback or an adapter"};
+  }
   out->spec = spec.text();
   out->info = codec->info;
   out->spec_hash =

@@ -6,7 +6,15 @@
 namespace gradcomp {
 
 void Feedback::correct(std::size_t begin, std::size_t end) const {
-  if (!kernels().compensate(residual_.data() + begin, grad_ + begin, beta_, gamma_, end - begin)) {
+  float* const residual = residual_.data() + begin;
+  const float* const grad = grad_ + begin;
+  const std::size_t count = end - begin;
+  const bool finite =
+      corrects_ ? kernels().correct_momentum(residual, correction_.momentum.data() + begin, grad,
+                                             correction_.factor, correction_.scale,
+                                             correction_.nesterov, count)
+                : kernels().compensate(residual, grad, beta_, gamma_, count);
+  if (!finite) {
     finite_.store(false, std::memory_order_relaxed);
   }
 }
@@ -17,6 +25,16 @@ void Feedback::correct_all() const {
              [&](std::size_t, std::size_t begin, std::size_t end) { correct(begin, end); });
   corrected_ = true;
 }
+
+namespace {
+
+void zero_nonfinite(Span<float> x) {
+  for_ranges(x.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
+    kernels().zero_nonfinite(x.data() + begin, end - begin);
+  });
+}
+
+}  // namespace
 
 Status encode_payload(const Codec& codec, Span<const float> x, const Call& call,
                       Span<std::uint8_t> out, std::size_t* written) {
@@ -32,10 +50,15 @@ Status encode_payload(const Codec& codec, Span<const float> x, const Call& call,
     GRADCOMP_TRY(codec.encode(x, plain, out, written));
     GRADCOMP_TRY(codec.decode_add({out.data(), *written}, plain, -1.0f, residual));
   }
+  const Correction* const correction = feedback->correction();
+  if (correction != nullptr && correction->masking) {
+    Call plain = call;
+    plain.feedback = nullptr;
+    GRADCOMP_TRY(codec.zero_sent({out.data(), *written}, plain, correction->momentum));
+  }
   if (!feedback->finite() || !codec.caps().finite) {
-    for_ranges(residual.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
-      kernels().zero_nonfinite(residual.data() + begin, end - begin);
-    });
+    zero_nonfinite(residual);
+    if (correction != nullptr) zero_nonfinite(correction->momentum);
   }
   return {};
 }

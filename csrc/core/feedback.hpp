@@ -11,12 +11,24 @@
 
 namespace gradcomp {
 
+// Momentum correction (Lin et al.: Deep Gradient Compression, ICLR 2018, section 3.2): what a step
+// adds to the residual, there called velocity, is not the gradient but its momentum.
+struct Correction {
+  Span<float> momentum;
+  float factor = 0;  // of the momentum
+  float scale = 1;   // of the gradient, as clipping demands
+  bool nesterov = false;
+  bool masking = true;  // what is sent leaves the momentum, too
+};
+
 // One tensor's residual in the making. The elements are touched by encode alone, each by one
 // thread.
 class Feedback {
  public:
   Feedback(Span<float> residual, const float* grad, float beta, float gamma)
       : residual_(residual), grad_(grad), beta_(beta), gamma_(gamma) {}
+  Feedback(Span<float> residual, const float* grad, const Correction& correction)
+      : residual_(residual), grad_(grad), corrects_(true), correction_(correction) {}
 
   // Makes the elements [begin, end) of the residual those of the corrected gradient. Once each.
   void correct(std::size_t begin, std::size_t end) const;
@@ -24,14 +36,18 @@ class Feedback {
   void correct_all() const;
 
   Span<float> residual() const noexcept { return residual_; }
+  // nullptr without momentum correction.
+  const Correction* correction() const noexcept { return corrects_ ? &correction_ : nullptr; }
   // Whether all elements corrected so far were finite.
   bool finite() const noexcept { return finite_.load(std::memory_order_relaxed); }
 
  private:
   Span<float> residual_;
   const float* grad_;
-  float beta_;
-  float gamma_;
+  float beta_ = 1;
+  float gamma_ = 1;
+  bool corrects_ = false;
+  Correction correction_;
   mutable std::atomic<bool> finite_{true};
   mutable bool corrected_ = false;
 };

@@ -1,6 +1,7 @@
 #include "core/registry.hpp"
 
 #include "codecs/codecs.hpp"
+#include "core/dgc.hpp"
 
 namespace gradcomp {
 namespace {
@@ -124,8 +125,10 @@ StageInfo level_coder(const char* name, const char* example, const char* summary
 const std::vector<StageInfo>& registry() {
   // In the order that people see; ids are given once and never change.
   static const std::vector<StageInfo> rows = {
+      dgc_stage(),
       residual_stage(),
       signum_stage(),
+      momentum_correction_stage(),
       rotate_stage(),
       identity_stage(),
       fp16_stage(),
@@ -205,6 +208,13 @@ ParamInfo boolean_param(const char* name, const char* default_text, const char* 
   return {name, ParamType::kBoolean, default_text, doc};
 }
 
+ParamInfo list_param(const char* name, double min, double max, const char* doc,
+                     bool min_exclusive) {
+  ParamInfo param = real_param(name, "auto", min, max, doc, min_exclusive);
+  param.type = ParamType::kList;
+  return param;
+}
+
 ParamInfo choice_param(const char* name, const char* default_text, const char* choices,
                        const char* doc) {
   ParamInfo param{name, ParamType::kChoice, default_text, doc};
@@ -214,6 +224,8 @@ ParamInfo choice_param(const char* name, const char* default_text, const char* c
 
 const char* kind_name(StageKind kind) noexcept {
   switch (kind) {
+    case StageKind::kPreset:
+      return "preset";
     case StageKind::kMemory:
       return "memory";
     case StageKind::kTransform:

@@ -15,11 +15,13 @@ class Params;
 struct Stage;
 
 // In the order in which stages may stand in a spec; at most one of each, and exactly one codec. An
-// algorithm stands where a codec would: a reduction of several phases that aggregators run.
-enum class StageKind { kMemory, kTransform, kCodec, kAlgorithm, kCoder };
+// algorithm stands where a codec would: a reduction of several phases that aggregators run. A
+// preset is short for a memory and a codec, and does not appear in a parsed spec.
+enum class StageKind { kPreset, kMemory, kTransform, kCodec, kAlgorithm, kCoder };
 // What a codec leaves to a lossless coder, and what a coder codes.
 enum class Symbols { kNone, kIndices, kLevels };
-enum class ParamType { kReal, kInteger, kBoolean, kChoice };
+// A list is that of numbers, [0.25,0.1], or "auto", which is empty.
+enum class ParamType { kReal, kInteger, kBoolean, kChoice, kList };
 
 struct ParamInfo {
   const char* name;
@@ -40,6 +42,8 @@ ParamInfo real_param(const char* name, const char* default_text, double min, dou
 ParamInfo integer_param(const char* name, const char* default_text, std::int64_t min,
                         std::int64_t max, const char* doc);
 ParamInfo boolean_param(const char* name, const char* default_text, const char* doc);
+ParamInfo list_param(const char* name, double min, double max, const char* doc,
+                     bool min_exclusive = false);
 ParamInfo choice_param(const char* name, const char* default_text, const char* choices,
                        const char* doc);
 
@@ -64,9 +68,11 @@ struct StageInfo {
   // Codecs and algorithms only: why these parameters make no sense, or make none after this memory
   // (nullptr: the spec has none); nullptr when they do.
   const char* (*refuse)(const Params&, const StageInfo* memory) = nullptr;
-  Symbols symbols = Symbols::kNone;  // codecs and coders only
-  bool is_default = false;           // coders only: a spec without a coder means this one
-  bool rotatable = false;            // codecs only: after 'rotate'
+  std::string (*expand)(const Params&) = nullptr;  // presets only: the spec it is short for
+  Symbols symbols = Symbols::kNone;                // codecs and coders only
+  bool is_default = false;     // coders only: a spec without a coder means this one
+  bool rotatable = false;      // codecs only: after 'rotate'
+  bool needs_indices = false;  // memories only: must know which elements a payload carries
 };
 
 // Frame codec ids: 1..0x7FFF are gradcomp's own, from 0x8000 on they are free for users.

@@ -48,14 +48,6 @@ std::string suggestion(std::string_view word, const std::vector<std::string_view
   return nearest.empty() ? known_text : "did you mean " + quoted(nearest) + "? " + known_text;
 }
 
-std::string number_text(double value) {
-  char buffer[32];
-  const auto result = std::to_chars(buffer, buffer + sizeof buffer, value);
-  std::string text(buffer, result.ptr);
-  if (text.find_first_of(".e") == std::string::npos) text += ".0";
-  return text;
-}
-
 std::string bound_text(double bound, ParamType type) {
   if (std::isinf(bound)) return bound < 0 ? "-inf" : "inf";
   if (type == ParamType::kInteger) return std::to_string(static_cast<std::int64_t>(bound));
@@ -80,7 +72,11 @@ class Parser {
     for (;;) {
       Stage stage;
       GRADCOMP_TRY(parse_stage(spec->stages, &stage));
-      spec->stages.push_back(std::move(stage));
+      if (stage.info->kind == StageKind::kPreset) {
+        GRADCOMP_TRY(Parser(stage.info->expand(stage.params)).parse(spec));
+      } else {
+        spec->stages.push_back(std::move(stage));
+      }
       skip_blanks();
       if (at_end()) break;
       if (peek() != '|') return error(pos_, "expected '|' and another stage, or the end");
@@ -157,6 +153,12 @@ class Parser {
                             quoted(info.example));
     }
     const StageInfo& last = *before.back().info;
+    if (info.kind == StageKind::kPreset) {
+      return error(pos, quoted(info.name) +
+                            " is a preset, short for a memory and a codec: it "
+                            "stands first, as in " +
+                            quoted(info.example));
+    }
     if (last.kind == StageKind::kAlgorithm ||
         (info.kind == StageKind::kAlgorithm && last.kind != StageKind::kMemory)) {
       return error(pos, quoted(info.name) + " cannot follow " + quoted(last.name) +
@@ -168,6 +170,12 @@ class Parser {
                             quoted(last.name) + " (a " + kind_name(last.kind) +
                             "): the order is memory, transform, codec, coder, with one codec and "
                             "at most one of each other");
+    }
+    if (before[0].info->needs_indices && info.kind != StageKind::kCoder &&
+        info.symbols != Symbols::kIndices && info.name != std::string_view("identity")) {
+      return error(pos, quoted(info.name) + " after " + quoted(before[0].info->name) +
+                            " makes no sense: the memory must know which elements were sent, from "
+                            "a sparsifier that sends indices, or from 'identity', which sends all");
     }
     if (info.kind == StageKind::kCodec && last.kind == StageKind::kTransform && !info.rotatable) {
       return error(pos, quoted(info.name) + " after " + quoted(last.name) +
@@ -228,7 +236,14 @@ class Parser {
       if (peek() != '=') return error(pos_, "expected '=' after " + quoted(key.text));
       ++pos_;
       Value value;
-      GRADCOMP_TRY(parse_value(*stage->info, *param, &value));
+      bool scheduled = false;
+      Word schedule;
+      GRADCOMP_TRY(parse_schedule_name(*stage->info, *param, &scheduled, &schedule));
+      if (scheduled) {
+        GRADCOMP_TRY(parse_schedule(*stage->info, *param, schedule, &value));
+      } else {
+        GRADCOMP_TRY(parse_value(*stage->info, *param, &value));
+      }
       stage->params.set(std::string(key.text), std::move(value));
       skip_blanks();
       if (peek() == ')') {
@@ -240,16 +255,22 @@ class Parser {
     }
   }
 
-  Status parse_value(const StageInfo& stage, const ParamInfo& param, Value* value) {
-    const bool numeric = param.type == ParamType::kReal || param.type == ParamType::kInteger;
-    const Word word = take([](char c) { return is_word(c) || is_number(c); });
+  static std::string must_be(const StageInfo& stage, const ParamInfo& param) {
     const std::string name = std::string(stage.name) + "'s " + quoted(param.name);
-    const std::string must = name + " must be " +
-                             (param.type == ParamType::kInteger ? "a whole number in "
-                              : numeric                         ? "a number in "
-                                                                : "one of ") +
-                             param.range_text();
+    const bool numeric = param.type == ParamType::kReal || param.type == ParamType::kInteger;
+    return name + " must be " +
+           (param.type == ParamType::kInteger ? "a whole number in "
+            : numeric                         ? "a number in "
+            : param.type == ParamType::kList  ? "auto, or a list of numbers in "
+                                              : "one of ") +
+           param.range_text();
+  }
+
+  Status parse_value(const StageInfo& stage, const ParamInfo& param, Value* value) {
     value->type = param.type;
+    skip_blanks();
+    if (param.type == ParamType::kList && peek() == '[') return parse_list(stage, param, value);
+    const Word word = take([](char c) { return is_word(c) || is_number(c); });
     bool valid = false;
     if (param.type == ParamType::kReal) {
       valid = read_number(word.text, &value->real) && in_range(param, value->real);
@@ -260,13 +281,139 @@ class Parser {
     } else if (param.type == ParamType::kBoolean) {
       value->boolean = word.text == "true";
       valid = value->boolean || word.text == "false";
+    } else if (param.type == ParamType::kList) {
+      valid = word.text == "auto";
     } else {
       value->choice = std::string(word.text);
       const std::string choices = "|" + std::string(param.choices) + "|";
       valid = !word.text.empty() && choices.find("|" + value->choice + "|") != std::string::npos;
     }
     if (valid) return {};
-    return error(word.pos, must + (word.text.empty() ? "" : ", not " + quoted(word.text)));
+    return error(word.pos,
+                 must_be(stage, param) + (word.text.empty() ? "" : ", not " + quoted(word.text)));
+  }
+
+  // [0.25,0.1], of the numbers that the parameter allows
+  Status parse_list(const StageInfo& stage, const ParamInfo& param, Value* value) {
+    GRADCOMP_TRY(expect('['));
+    for (;;) {
+      GRADCOMP_TRY(parse_number(stage, param, &value->list.emplace_back()));
+      skip_blanks();
+      if (peek() == ']') break;
+      GRADCOMP_TRY(expect(','));
+    }
+    ++pos_;
+    return {};
+  }
+
+  Status parse_number(const StageInfo& stage, const ParamInfo& param, double* number) {
+    const Word word = take(is_number);
+    if (read_number(word.text, number) && in_range(param, *number)) {
+      *number += 0.0;
+      return {};
+    }
+    return error(word.pos,
+                 must_be(stage, param) + (word.text.empty() ? "" : ", not " + quoted(word.text)));
+  }
+
+  Status expect(char wanted) {
+    skip_blanks();
+    if (peek() != wanted) return error(pos_, "expected " + quoted({&wanted, 1}));
+    ++pos_;
+    return {};
+  }
+
+  // Whether a schedule follows; then its name is read.
+  Status parse_schedule_name(const StageInfo& stage, const ParamInfo& param, bool* found,
+                             Word* name) {
+    const std::size_t begin = pos_;
+    *name = take(is_word);
+    skip_blanks();
+    *found = peek() == '(' && !name->text.empty();
+    if (!*found) {
+      pos_ = begin;
+      return {};
+    }
+    if (name->text != "ramp" && name->text != "steps" && name->text != "epochs") {
+      return error(name->pos, "unknown schedule " + quoted(name->text) + ": " +
+                                  suggestion(name->text, {"ramp", "steps", "epochs"}));
+    }
+    if (stage.kind == StageKind::kCodec && param.type == ParamType::kReal) return {};
+    return error(name->pos, std::string(stage.name) + "'s " + quoted(param.name) +
+                                " cannot have a schedule: only the numbers of a codec that are "
+                                "not whole numbers can");
+  }
+
+  // ramp(from=0.25,to=0.001,steps=4000), steps([0.25,0.1],every=100) or epochs([0.25,0.1])
+  Status parse_schedule(const StageInfo& stage, const ParamInfo& param, const Word& name,
+                        Value* value) {
+    Schedule schedule;
+    GRADCOMP_TRY(expect('('));
+    if (name.text == "ramp") {
+      GRADCOMP_TRY(parse_ramp(stage, param, name.pos, &schedule));
+    } else {
+      schedule.shape = Schedule::Shape::kStairs;
+      schedule.unit = name.text == "steps" ? Schedule::Unit::kSteps : Schedule::Unit::kEpochs;
+      Value list;
+      GRADCOMP_TRY(parse_list(stage, param, &list));
+      schedule.values = std::move(list.list);
+      skip_blanks();
+      if (peek() == ',') {
+        ++pos_;
+        const Word key = take(is_word);
+        if (key.text != "every") return error(key.pos, "expected every=..., or ')'");
+        GRADCOMP_TRY(expect('='));
+        GRADCOMP_TRY(parse_length(&schedule.length));
+      }
+      GRADCOMP_TRY(expect(')'));
+    }
+    value->type = param.type;
+    value->real = schedule.values[0];
+    value->schedule = std::move(schedule);
+    return {};
+  }
+
+  Status parse_ramp(const StageInfo& stage, const ParamInfo& param, std::size_t pos,
+                    Schedule* schedule) {
+    constexpr double kNone = -1;
+    schedule->values = {kNone, kNone};
+    schedule->length = 0;
+    for (;;) {
+      const Word key = take(is_word);
+      GRADCOMP_TRY(expect('='));
+      if (key.text == "from" || key.text == "to") {
+        double& end = schedule->values[key.text == "from" ? 0 : 1];
+        if (end != kNone) return error(key.pos, quoted(key.text) + " is given twice");
+        const std::size_t at = pos_;
+        GRADCOMP_TRY(parse_number(stage, param, &end));
+        if (!(end > 0)) return error(at, "a ramp multiplies: its ends must be above 0");
+      } else if (key.text == "steps" || key.text == "epochs") {
+        if (schedule->length != 0) return error(key.pos, "the length is given twice");
+        schedule->unit = key.text == "steps" ? Schedule::Unit::kSteps : Schedule::Unit::kEpochs;
+        GRADCOMP_TRY(parse_length(&schedule->length));
+      } else {
+        return error(key.pos, "unknown parameter " + quoted(key.text) + " of a ramp: " +
+                                  suggestion(key.text, {"from", "to", "steps", "epochs"}));
+      }
+      skip_blanks();
+      if (peek() == ')') break;
+      GRADCOMP_TRY(expect(','));
+    }
+    ++pos_;
+    if (schedule->values[0] == kNone || schedule->values[1] == kNone || schedule->length == 0) {
+      return error(pos,
+                   "a ramp needs from, to, and steps or epochs, as in "
+                   "'ramp(from=0.25,to=0.001,steps=4000)'");
+    }
+    return {};
+  }
+
+  Status parse_length(std::int64_t* length) {
+    const Word word = take(is_number);
+    constexpr std::int64_t kMost = std::int64_t{1} << 53;
+    if (read_number(word.text, length) && *length >= 1 && *length <= kMost) return {};
+    return error(word.pos, "a schedule's length must be a whole number in [1, 9007199254740992]" +
+                               (word.text.empty() ? "" : ", not " + quoted(word.text)));
   }
 
   template <typename Number>
@@ -314,6 +461,7 @@ class Parser {
 }  // namespace
 
 std::string Value::text() const {
+  if (schedule) return schedule->text();
   switch (type) {
     case ParamType::kReal:
       return number_text(real);
@@ -322,9 +470,13 @@ std::string Value::text() const {
     case ParamType::kBoolean:
       return boolean ? "true" : "false";
     case ParamType::kChoice:
+      return choice;
+    case ParamType::kList:
       break;
   }
-  return choice;
+  std::string text;
+  for (const double one : list) text += (text.empty() ? "[" : ",") + number_text(one);
+  return text.empty() ? "auto" : text + "]";
 }
 
 std::string ParamInfo::range_text() const {
@@ -360,6 +512,30 @@ std::string Spec::text_without_memory() const {
     if (stage.info->kind != StageKind::kMemory) text += (text.empty() ? "" : "|") + stage.text();
   }
   return text;
+}
+
+bool Spec::scheduled_by(Schedule::Unit unit) const {
+  for (const Stage& stage : stages) {
+    for (const auto& [name, value] : stage.params.values()) {
+      if (value.schedule && value.schedule->unit == unit) return true;
+    }
+  }
+  return false;
+}
+
+Spec Spec::at(std::int64_t step, std::int64_t epoch) const {
+  Spec now = *this;
+  for (Stage& stage : now.stages) {
+    const Params scheduled = stage.params;
+    for (const auto& [name, value] : scheduled.values()) {
+      if (!value.schedule) continue;
+      Value plain;
+      plain.type = ParamType::kReal;
+      plain.real = value.schedule->at(step, epoch);
+      stage.params.set(name, std::move(plain));
+    }
+  }
+  return now;
 }
 
 Status parse_spec(std::string_view text, Spec* spec) { return Parser(text).parse(spec); }

@@ -131,6 +131,33 @@ GRADCOMP_AVX2 bool compensate(float* residual, const float* grad, float beta, fl
   return tail_finite && _mm256_testz_si256(bad, bad) != 0;
 }
 
+GRADCOMP_AVX2 bool correct_momentum(float* velocity, float* momentum, const float* grad,
+                                    float factor, float scale, bool nesterov, std::size_t n) {
+  const __m256 f = _mm256_set1_ps(factor);
+  const __m256 s = _mm256_set1_ps(scale);
+  __m256i bad = _mm256_setzero_si256();
+  std::size_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m256 scaled = _mm256_mul_ps(s, _mm256_loadu_ps(grad + i));
+    __m256 m = _mm256_loadu_ps(momentum + i);
+    __m256 step;
+    if (nesterov) {
+      m = _mm256_mul_ps(f, _mm256_add_ps(m, scaled));
+      step = _mm256_add_ps(m, scaled);
+    } else {
+      m = _mm256_add_ps(_mm256_mul_ps(f, m), scaled);
+      step = m;
+    }
+    _mm256_storeu_ps(momentum + i, m);
+    const __m256 sum = _mm256_add_ps(_mm256_loadu_ps(velocity + i), step);
+    _mm256_storeu_ps(velocity + i, sum);
+    bad = _mm256_or_si256(bad, nonfinite(sum));
+  }
+  const bool tail_finite = kScalarKernels.correct_momentum(velocity + i, momentum + i, grad + i,
+                                                           factor, scale, nesterov, n - i);
+  return tail_finite && _mm256_testz_si256(bad, bad) != 0;
+}
+
 GRADCOMP_AVX2 void zero_nonfinite(float* x, std::size_t n) {
   std::size_t i = 0;
   for (; i + 8 <= n; i += 8) {

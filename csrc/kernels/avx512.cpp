@@ -126,6 +126,33 @@ GRADCOMP_AVX512 bool compensate(float* residual, const float* grad, float beta, 
   return tail_finite && bad == 0;
 }
 
+GRADCOMP_AVX512 bool correct_momentum(float* velocity, float* momentum, const float* grad,
+                                      float factor, float scale, bool nesterov, std::size_t n) {
+  const __m512 f = _mm512_set1_ps(factor);
+  const __m512 s = _mm512_set1_ps(scale);
+  unsigned bad = 0;
+  std::size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const __m512 scaled = _mm512_mul_ps(s, _mm512_loadu_ps(grad + i));
+    __m512 m = _mm512_loadu_ps(momentum + i);
+    __m512 step;
+    if (nesterov) {
+      m = _mm512_mul_ps(f, _mm512_add_ps(m, scaled));
+      step = _mm512_add_ps(m, scaled);
+    } else {
+      m = _mm512_add_ps(_mm512_mul_ps(f, m), scaled);
+      step = m;
+    }
+    _mm512_storeu_ps(momentum + i, m);
+    const __m512 sum = _mm512_add_ps(_mm512_loadu_ps(velocity + i), step);
+    _mm512_storeu_ps(velocity + i, sum);
+    bad |= nonfinite(sum);
+  }
+  const bool tail_finite = kScalarKernels.correct_momentum(velocity + i, momentum + i, grad + i,
+                                                           factor, scale, nesterov, n - i);
+  return tail_finite && bad == 0;
+}
+
 GRADCOMP_AVX512 void zero_nonfinite(float* x, std::size_t n) {
   std::size_t i = 0;
   for (; i + 16 <= n; i += 16) {

@@ -64,6 +64,11 @@ struct Kernels {
 
   // residual = beta * residual + gamma * grad; returns whether all results are finite.
   bool (*compensate)(float* residual, const float* grad, float beta, float gamma, std::size_t n);
+  // Momentum correction: momentum = factor * momentum + scale * grad; velocity += momentum. With
+  // nesterov, momentum = factor * (momentum + scale * grad); velocity += momentum + scale * grad.
+  // Returns whether all velocities are finite.
+  bool (*correct_momentum)(float* velocity, float* momentum, const float* grad, float factor,
+                           float scale, bool nesterov, std::size_t n);
   // x[i] = 0 where x[i] is NaN or Inf.
   void (*zero_nonfinite)(float* x, std::size_t n);
 

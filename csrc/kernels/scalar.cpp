@@ -56,6 +56,25 @@ bool compensate(float* residual, const float* grad, float beta, float gamma, std
   return finite;
 }
 
+bool correct_momentum(float* velocity, float* momentum, const float* grad, float factor,
+                      float scale, bool nesterov, std::size_t n) {
+  bool finite = true;
+  for (std::size_t i = 0; i < n; ++i) {
+    const float scaled = scale * grad[i];
+    float step = 0;
+    if (nesterov) {
+      momentum[i] = factor * (momentum[i] + scaled);
+      step = momentum[i] + scaled;
+    } else {
+      momentum[i] = factor * momentum[i] + scaled;
+      step = momentum[i];
+    }
+    velocity[i] += step;
+    finite &= (float_bits(velocity[i]) & kInfBits) != kInfBits;
+  }
+  return finite;
+}
+
 void zero_nonfinite(float* x, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) {
     if ((float_bits(x[i]) & kInfBits) == kInfBits) x[i] = 0.0f;

@@ -7,10 +7,11 @@ from typing import Protocol
 from gradcomp.aggregators.base import Aggregator, Context, Member
 from gradcomp.aggregators.dense import Dense
 from gradcomp.aggregators.gather import Gather
+from gradcomp.aggregators.momentum import DenseMomentum
 from gradcomp.aggregators.powersgd import PowerSGD
 from gradcomp.aggregators.reduce import NonlinearReduce, Reduce
 from gradcomp.codec import get_codec
-from gradcomp.memory import make_memory
+from gradcomp.memory import MomentumCorrection, make_memory
 from gradcomp.spec import Spec
 
 __all__ = [
@@ -47,22 +48,24 @@ def exchange_pattern(spec: Spec) -> str:
     """How gradients of this spec travel: ``"dense"``, ``"reduce"``, ``"gather"``, ``"algorithm"``."""
     if spec.algorithm is not None:
         return "algorithm"
-    codec = get_codec(spec.codec)
+    codec = get_codec(spec.at(0, 0).codec)
     if codec.name == "identity" and not spec.stateful:
         return "dense"
     return "reduce" if "summable" in codec.caps else "gather"
 
 
 def make_aggregator(spec: Spec, context: Context) -> Aggregator:
-    """The aggregator of a spec; what it keeps lives in the context's state."""
+    """The aggregator of a spec without schedules; what it keeps lives in the context's state."""
     if spec.algorithm is not None:
         return ALGORITHMS[spec.algorithm.name](spec, context)
     pattern = exchange_pattern(spec)
     if pattern == "dense":
         return Dense()
     codec = get_codec(spec.codec)
-    memory = make_memory(spec.memory, context.state)
+    memory = make_memory(spec.memory, context.state, context.world_size)
     if pattern == "reduce":
+        if isinstance(memory, MomentumCorrection):
+            return DenseMomentum(memory)
         kind = NonlinearReduce if "nonlinear" in codec.caps else Reduce
         return kind(codec, memory, context.seed)
     return Gather(codec, memory, context.seed, context.rank)

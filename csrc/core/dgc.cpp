@@ -1,0 +1,135 @@
+#include "core/dgc.hpp"
+
+#include <cmath>
+#include <cstdio>
+
+#include "core/spec.hpp"
+
+namespace gradcomp {
+namespace {
+
+constexpr const char* kPaper =
+    "Lin, Han, Mao, Wang, Dally: Deep Gradient Compression, ICLR 2018, sections 3.1 to 3.3";
+
+std::vector<ParamInfo> momentum_params(const char* masking) {
+  return {
+      real_param("momentum", "0.9", 0, 0.9999, "the optimizer's momentum, which this replaces"),
+      boolean_param("nesterov", "false", "Nesterov's momentum"),
+      boolean_param(masking, "true", "what is sent leaves the momentum, too (factor masking)"),
+      choice_param("clip", "none", "none|local_norm|scaled_norm",
+                   "cut a tensor's gradient down before it is accumulated: on each rank to "
+                   "clip_norm, or to sqrt(world size) * clip_norm (the paper's N^-1/2 of the "
+                   "threshold for the share g/N of a sum)"),
+      real_param("clip_norm", "1.0", 0, 1e30, "largest L2 norm of a tensor's averaged gradient",
+                 true),
+  };
+}
+
+// "name=value" of a parameter, under another name.
+std::string given(const Params& params, const char* name, const char* as) {
+  return std::string(as) + "=" + params.values().find(name)->second.text();
+}
+std::string given(const Params& params, const char* name) { return given(params, name, name); }
+
+std::string ratio_text(const Params& params) {
+  const double ratio = params.real("ratio");
+  const std::int64_t steps = params.integer("warmup_steps");
+  const std::int64_t epochs = params.integer("warmup_epochs");
+  Schedule warmup;
+  warmup.unit = steps > 0 ? Schedule::Unit::kSteps : Schedule::Unit::kEpochs;
+  warmup.length = steps > 0 ? steps : epochs;
+  if (warmup.length == 0) return number_text(ratio);
+  if (!params.list("warmup_coeff").empty()) {
+    warmup.shape = Schedule::Shape::kStairs;
+    warmup.length = 1;
+    warmup.values = params.list("warmup_coeff");
+    warmup.values.push_back(ratio);
+    return warmup.text();
+  }
+  // In E epochs the authors' code sends ratio^((e + 1) / (E + 1)) in epoch e. By steps it starts
+  // where five epochs, the paper's number, would.
+  const double stairs = 1.0 + static_cast<double>(steps > 0 ? 5 : epochs);
+  char buffer[32];
+  std::snprintf(buffer, sizeof buffer, "%.6g", std::pow(ratio, 1.0 / stairs));
+  return std::string("ramp(from=") + buffer + ",to=" + number_text(ratio) + "," +
+         (steps > 0 ? "steps=" : "epochs=") + std::to_string(warmup.length) + ")";
+}
+
+std::string expand(const Params& params) {
+  std::string text = "momentum_correction(";
+  for (const char* name : {"momentum", "nesterov", "clip", "clip_norm"}) {
+    text += given(params, name) + ",";
+  }
+  text += given(params, "momentum_masking", "masking") + ")|sampled_topk(";
+  for (const char* name : {"sample_ratio", "resample", "upper_bound", "lower_bound",
+                           "max_adaptation_iters", "values"}) {
+    text += given(params, name) + ",";
+  }
+  return text + "ratio=" + ratio_text(params) + ")";
+}
+
+const char* refuse(const Params& params, const StageInfo*) {
+  const std::size_t listed = params.list("warmup_coeff").size();
+  if (listed == 0) return nullptr;
+  if (params.integer("warmup_steps") > 0) {
+    return "warmup_coeff holds one ratio for each epoch: use it without warmup_steps";
+  }
+  return listed == static_cast<std::size_t>(params.integer("warmup_epochs"))
+             ? nullptr
+             : "warmup_coeff must hold one ratio for each of the warmup_epochs";
+}
+
+}  // namespace
+
+StageInfo momentum_correction_stage() {
+  StageInfo stage;
+  stage.name = "momentum_correction";
+  stage.kind = StageKind::kMemory;
+  stage.summary =
+      "error feedback that accumulates the momentum instead of the gradient: each rank applies the "
+      "optimizer's momentum itself, before elements are chosen";
+  stage.paper = kPaper;
+  stage.nonfinite =
+      "an element that is not finite after the update is reset to 0: it never stays in memory";
+  stage.example = "momentum_correction|topk(ratio=0.001)";
+  stage.params = momentum_params("masking");
+  stage.needs_indices = true;
+  return stage;
+}
+
+StageInfo dgc_stage() {
+  StageInfo stage;
+  stage.name = "dgc";
+  stage.kind = StageKind::kPreset;
+  stage.summary =
+      "Deep Gradient Compression: momentum correction, factor masking, a sampled top-k, and a "
+      "ratio "
+      "that falls during warm-up";
+  stage.paper =
+      "Lin, Han, Mao, Wang, Dally: Deep Gradient Compression, ICLR 2018; defaults as in the "
+      "authors' "
+      "code";
+  stage.nonfinite = "as in the stages that it is short for";
+  stage.example = "dgc(ratio=0.001)";
+  stage.params = {
+      real_param("ratio", "0.001", 0, 1, "fraction of the elements that is sent after warm-up",
+                 true),
+      integer_param("warmup_epochs", "5", 0, 1000000, "epochs over which the ratio falls"),
+      integer_param("warmup_steps", "0", 0, std::int64_t{1} << 53,
+                    "steps over which the ratio falls; above 0 it is used instead of epochs"),
+      list_param("warmup_coeff", 0, 1, "the ratio of each warm-up epoch; auto: by equal factors",
+                 true),
+      real_param("sample_ratio", "0.01", 0, 1, "see sampled_topk", true),
+      boolean_param("resample", "true", "see sampled_topk"),
+      real_param("upper_bound", "1.3", 1, 100, "see sampled_topk"),
+      real_param("lower_bound", "0.8", 0, 1, "see sampled_topk", true),
+      integer_param("max_adaptation_iters", "10", 0, 100, "see sampled_topk"),
+      choice_param("values", "fp32", "fp32|fp16|bf16|int8|sign", "see sampled_topk"),
+  };
+  for (const ParamInfo& param : momentum_params("momentum_masking")) stage.params.push_back(param);
+  stage.expand = expand;
+  stage.refuse = refuse;
+  return stage;
+}
+
+}  // namespace gradcomp
