@@ -13,5 +13,6 @@
 from __future__ import annotations
 
 from horovod_compressors.torch.compression import Compression
+from horovod_compressors.torch.dgc_sgd import DGCSGD
 
-__all__ = ["Compression"]
+__all__ = ["DGCSGD", "Compression"]

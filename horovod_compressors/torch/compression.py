@@ -23,6 +23,7 @@ from gradcomp.pipeline import Pipeline
 from gradcomp.rounds import AllReduce, Round
 from gradcomp.stats import Stats
 from horovod_compressors.driver import Collector, Driver
+from horovod_compressors.torch.dgc_sgd import check_momentum
 from horovod_compressors.torch.engine import SUMMABLE_DTYPES, HorovodEngine
 from horovod_compressors.torch.names import ParameterNames, calling_optimizer
 
@@ -203,6 +204,13 @@ class Compression(metaclass=_Codecs):
             )
         return Pipeline(self.config, self.process_set.rank(), self.process_set.size())
 
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch begins, counted from 0; every rank must, before its first step.
+
+        Only schedules that count epochs need it, such as the warm-up of ``dgc``.
+        """
+        self.pipeline.set_epoch(epoch)
+
     @property
     def stats(self) -> Stats:
         """Bytes that this rank handed to collectives: headers, indices and tokens included."""
@@ -356,6 +364,7 @@ class Compression(metaclass=_Codecs):
 
         The optimizer that the stock factory makes for op=Adasum has neither attribute.
         """
+        check_momentum(self.config, optimizer)
         theirs = getattr(optimizer, "process_set", hvd.global_process_set).process_set_id
         if theirs != self.process_set.process_set_id:
             raise ConfigError(

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from gradcomp.config import Config
 from gradcomp.errors import StateError
-from horovod_compressors.torch import Compression
+from horovod_compressors.torch import DGCSGD, Compression
 from training import checkpoint
 from training.checkpoint import Checkpoints
 from training.cluster import EXIT_CONFIG, EXIT_FAILED, AbortError, average_buffers, together
@@ -88,8 +88,9 @@ class Trainer:
             "task": settings.task,
             "compression": compress.digest_text() if compress else "none",
         }
+        corrects = compress is not None and compress.momentum_correction is not None
         self._optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(
+            (DGCSGD if corrects else torch.optim.SGD)(
                 self.model.parameters(),
                 lr=settings.lr,
                 momentum=settings.momentum,
@@ -187,6 +188,8 @@ class Trainer:
         losses: list[float] = []
         sent_before, tcp_before = self.traffic.sent, tcp_bytes_sent()
         self.model.train()
+        if self.compression is not None:
+            self.compression.set_epoch(progress.epoch)
         batches = train_batches(
             self._dataset,
             seed=settings.seed,
