@@ -1,4 +1,4 @@
-"""Every codec, alone and with every memory, for 100 steps of one model."""
+"""Every codec, alone and with every memory, and algorithms, for 100 steps of one model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,16 @@ _CODECS = [stage.example for stage in spec.stages() if stage.kind == "codec"]
 _MEMORIES = [
     spec.parse(stage.example).stages[0].text for stage in spec.stages() if stage.kind == "memory"
 ]
-SPECS = _CODECS + [f"{memory}|{codec}" for memory in _MEMORIES for codec in _CODECS]
+_ALGORITHMS = [
+    "powersgd(rank=2,start_step=10)",
+    "powersgd(rank=1,start_step=0,variant=paper,orthogonalization=qr,values=bf16)",
+    "powersgd(rank=3,start_step=5,iters_per_step=2,warm_start=false,values=fp16)",
+]
+SPECS = [
+    *_CODECS,
+    *(f"{memory}|{codec}" for memory in _MEMORIES for codec in _CODECS),
+    *_ALGORITHMS,
+]
 
 SHAPES = {"matrix": (48, 32), "odd": (701,), "one": (1,), "scalar": (), "empty": (0,)}
 
