@@ -275,13 +275,13 @@ def make_memory(stage: Stage | None, state: MemoryState, world_size: int) -> Mem
     """The memory of a spec; what it keeps lives in ``state``."""
     if stage is None:
         return NoMemory()
+    params: Mapping[str, Any] = stage.params
     if stage.name == "momentum_correction":
         velocities, momenta = state.setdefault("residual", {}), state.setdefault("momentum", {})
-        return MomentumCorrection(stage.params, velocities, momenta, world_size)
+        return MomentumCorrection(params, velocities, momenta, world_size)
     if stage.name == "signum":
-        return Signum(float(stage.params["momentum"]), state.setdefault("momentum", {}))
-    beta, gamma = float(stage.params["beta"]), float(stage.params["gamma"])
-    return Residual(beta, gamma, state.setdefault("residual", {}))
+        return Signum(params["momentum"], state.setdefault("momentum", {}))
+    return Residual(params["beta"], params["gamma"], state.setdefault("residual", {}))
 
 
 def array_of(arrays: Arrays, key: TensorKey, kind: str) -> FloatArray:

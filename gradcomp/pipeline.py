@@ -201,8 +201,9 @@ class Pipeline:
 
         Keys: ``version``, ``rank``, ``world_size``, ``rounds`` (averages so far, by tensor name),
         and the arrays of memories and algorithms, each by tensor name: ``residual`` (error
-        feedback; DGC's velocity), ``momentum`` (signum, momentum_correction), ``powersgd_p`` and ``powersgd_q`` (PowerSGD's factors of
-        rows and columns, one vector after the other). The arrays are copies.
+        feedback; DGC's velocity), ``momentum`` (signum, momentum_correction), ``powersgd_p`` and
+        ``powersgd_q`` (PowerSGD's factors of rows and columns, one vector after the other). The
+        arrays are copies.
         """
         return {
             "version": STATE_VERSION,

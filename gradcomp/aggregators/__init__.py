@@ -45,7 +45,7 @@ ALGORITHMS: dict[str, Algorithm] = {"powersgd": PowerSGD}
 
 
 def exchange_pattern(spec: Spec) -> str:
-    """How gradients of this spec travel: ``"dense"``, ``"reduce"``, ``"gather"``, ``"algorithm"``."""
+    """How gradients of this spec travel: "dense", "reduce", "gather" or "algorithm"."""
     if spec.algorithm is not None:
         return "algorithm"
     codec = get_codec(spec.at(0, 0).codec)

@@ -56,8 +56,19 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
         assert isinstance(gather, Gather)  # as the bucket says
         gathers.append(gather)
         source = gather.memory.source(grad, key)
-        seeds = (gather.seed, step, key.tensor_id)
-        tensors.append(ToEncode(gather.codec, source.grad, *seeds, *source[1:]))
+        tensors.append(
+            ToEncode(
+                gather.codec,
+                source.grad,
+                gather.seed,
+                step,
+                key.tensor_id,
+                residual=source.residual,
+                beta=source.beta,
+                gamma=source.gamma,
+                correction=source.correction,
+            )
+        )
     data, _ = encode_batch(tensors)
     for gather, member in zip(gathers, members, strict=True):
         gather.memory.sent(member.key)

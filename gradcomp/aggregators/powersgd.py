@@ -88,18 +88,22 @@ class PowerSGD(Aggregator):
         if dense:
             results = yield from dense_bucket(name, dense)
             averages.update(zip((member.key.name for member in dense), results, strict=True))
-        matrices = [self._open(member) for member in members if member.step >= self._start_step]
-        if matrices:
+        low_rank = [member for member in members if member.step >= self._start_step]
+        if low_rank:
+            # One array for all averages: of large ones the system gives large pages.
+            _, parts = _buffer([member.key.numel for member in low_rank])
+            matrices = [self._open(*each) for each in zip(low_rank, parts, strict=True)]
             yield from (self._both_sides if self._paper else self._sides_in_turn)(name, matrices)
             averages.update((one.key.name, one.average.reshape(-1)) for one in matrices)
         return [averages[member.key.name] for member in members]
 
-    def _open(self, member: Member) -> _Matrix:
-        rows, cols = _matrix_shape(member.key.shape)
+    def _open(self, member: Member, average: FloatArray) -> _Matrix:
+        rows, cols = shape = _matrix_shape(member.key.shape)
         step = member.step - self._start_step
-        residual = array_of(self._residuals, member.key, "residual").reshape(rows, cols)
+        residual = array_of(self._residuals, member.key, "residual").reshape(shape)
         rank = min(self._rank, rows, cols)
-        return _Matrix(member.key, step, rank, member.grad.reshape(rows, cols), residual)
+        grad = member.grad.reshape(shape)
+        return _Matrix(member.key, step, rank, grad, residual, average.reshape(shape))
 
     def _sides_in_turn(
         self, name: str, matrices: Sequence[_Matrix]
@@ -179,15 +183,21 @@ class PowerSGD(Aggregator):
 
 
 class _Matrix:
-    """One tensor in one step: M, in the residual's own memory, and the average in the making."""
+    """One tensor in one step: M, in the residual's own memory, and its average in the making."""
 
     def __init__(
-        self, key: TensorKey, step: int, rank: int, grad: FloatArray, residual: FloatArray
+        self,
+        key: TensorKey,
+        step: int,
+        rank: int,
+        grad: FloatArray,
+        residual: FloatArray,
+        average: FloatArray,
     ) -> None:
         self.key = key
         self.step = step
         self.rank = rank
-        self.average: FloatArray = np.empty(grad.shape, np.float32)
+        self.average = average
         self._sides: tuple[int, ...] = grad.shape
         self._m = residual
         self._grad: FloatArray | None = grad

@@ -30,7 +30,7 @@ class Reduce(Aggregator):
         """See `Aggregator.round`."""
         codec = self._codec
         seed, tensor_id = self._seed, key.tensor_id
-        flat, residual, beta, gamma = self._memory.source(grad, key)
+        flat, residual, beta, gamma, _ = self._memory.source(grad, key)
         if residual is None:
             payload = codec.encode_payload(flat, seed=seed, step=step, tensor_id=tensor_id)
         else:

@@ -64,7 +64,7 @@ class DGCSGD(torch.optim.SGD):
 
     def _direction(self, p: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
         assert p.grad is not None
-        grad = -p.grad if group["maximize"] else p.grad
+        grad: torch.Tensor = -p.grad if group["maximize"] else p.grad
         if group["weight_decay"] == 0:
             return grad
         decay = p.mul(group["weight_decay"])
@@ -73,8 +73,9 @@ class DGCSGD(torch.optim.SGD):
             state["momentum_buffer"] = torch.zeros_like(p)
         momentum = state["momentum_buffer"].mul_(group["momentum"]).add_(decay)
         if group["nesterov"]:
-            return grad + decay.add_(momentum, alpha=group["momentum"])
-        return grad + momentum
+            momentum = decay.add_(momentum, alpha=group["momentum"])
+        grad = grad + momentum
+        return grad
 
 
 def check_momentum(config: Config, optimizer: torch.optim.Optimizer) -> None:
@@ -94,8 +95,8 @@ def check_momentum(config: Config, optimizer: torch.optim.Optimizer) -> None:
             for key in ("momentum", "nesterov"):
                 if group[key] != memory.params[key]:
                     raise ConfigError(
-                        f"DGCSGD has {key} {group[key]} and '{memory.text}' {memory.params[key]}: they "
-                        "must be the same"
+                        f"DGCSGD has {key} {group[key]} and '{memory.text}' {memory.params[key]}: "
+                        "they must be the same"
                     )
         return
     if memory is None:

@@ -27,7 +27,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def gloo2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Two ranks on Gloo."""
-    modules = ["replicas", "options", "refusals", "rounds", "states:save"]
+    modules = ["replicas", "options", "refusals", "rounds", "low_rank", "dgc", "states:save"]
     return run_cases(modules, 2, "gloo", tmp_path_factory.mktemp("gloo2"), shared)
 
 
@@ -41,5 +41,5 @@ def gloo3(tmp_path_factory: pytest.TempPathFactory, shared: Path, gloo2: CaseJob
 @pytest.fixture(scope="session")
 def mpi2(tmp_path_factory: pytest.TempPathFactory, shared: Path, gloo2: CaseJob) -> CaseJob:
     """Two ranks on MPI; they take up what those on Gloo have saved."""
-    modules = ["replicas", "adasum", "states:resume"]
+    modules = ["replicas", "adasum", "low_rank", "states:resume"]
     return run_cases(modules, 2, "mpi", tmp_path_factory.mktemp("mpi2"), shared)

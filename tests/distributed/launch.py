@@ -40,7 +40,7 @@ LAUNCHERS = {
 ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PYTHONPATH": str(HERE),
+    "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent / "golden")]),
     "PYTHONFAULTHANDLER": "1",
     "OMP_NUM_THREADS": "1",
     # Horovod looks for new requests every so many milliseconds.

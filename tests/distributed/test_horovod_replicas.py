@@ -1,5 +1,5 @@
-"""Every registered codec on real Horovod: all ranks keep the same parameters, to the last bit, and
-compute what the loopback computes."""
+"""Every registered codec, and algorithms, on real Horovod: all ranks keep the same parameters, to
+the last bit, and compute what the loopback computes."""
 
 from __future__ import annotations
 

@@ -15,14 +15,23 @@ from typer.testing import CliRunner
 
 from gradcomp import Loopback, __version__, get_codec
 from gradcomp.cli import app
-from gradcomp.config import load_config
+from gradcomp.config import MOMENTUM_CORRECTION, load_config
 from gradcomp.peers import Peer
 from gradcomp.shapes import MODELS, model_shapes
 from gradcomp.spec import parse, stages
 
 CODECS = [stage.example for stage in stages() if stage.kind == "codec"]
-MEMORIES = [stage.name for stage in stages() if stage.kind == "memory"]
-SPECS = [*CODECS, *(f"{memory}|{codec}" for memory in MEMORIES for codec in CODECS)]
+# Momentum correction does not take every codec; its example stands for it.
+ANY_CODEC = [
+    stage.name
+    for stage in stages()
+    if stage.kind == "memory" and stage.name != MOMENTUM_CORRECTION
+]
+SPECS = [
+    *CODECS,
+    *(f"{memory}|{codec}" for memory in ANY_CODEC for codec in CODECS),
+    *(stage.example for stage in stages() if stage.kind in ("memory", "preset", "algorithm")),
+]
 
 HALF = Peer(
     name="numpy half",

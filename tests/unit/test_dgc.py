@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from decoder import draws
+from dgc_reference import config_of, reference, word
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,54 +21,6 @@ from gradcomp.memory import STATE_KINDS, MomentumCorrection
 from gradcomp.pipeline import Pipeline
 from gradcomp.rounds import TensorKey
 from gradcomp.spec import parse
-
-REFERENCE = Path(__file__).resolve().parents[1] / "golden" / "reference"
-
-Array = npt.NDArray[Any]
-
-
-def reference(case: str) -> tuple[dict[str, Any], dict[str, Array]]:
-    folder = REFERENCE / case
-    return json.loads((folder / "case.json").read_text()), dict(np.load(folder / "arrays.npz"))
-
-
-def memory_text(about: dict[str, Any]) -> str:
-    memory, clip = about["config"]["memory"], about["config"]["gradient_clipping"]
-    text = (
-        f"momentum_correction(momentum={memory['momentum']},nesterov={_word(memory['nesterov'])},"
-        f"masking={_word(memory['momentum_masking'])}"
-    )
-    return text + (f",clip=local_norm,clip_norm={clip['max_norm']})" if clip else ")")
-
-
-def _word(value: bool) -> str:
-    return str(value).lower()
-
-
-def config_of(about: dict[str, Any]) -> Config:
-    """The case's settings. Theirs keeps ceil(ratio * n), ours the nearest, so k is given."""
-    options, memory = about["config"]["compressor"], memory_text(about)
-    rules = []
-    for name, shape in about["tensors"].items():
-        if len(shape) < 2:
-            rules.append({"match": {"name": name}, "use": f"{memory}|identity"})
-            continue
-        kept = [
-            period["attributes"][name]["num_selects"] / math.prod(shape)
-            for period in about["derived_attributes"]
-        ]
-        use = (
-            f"{memory}|sampled_topk(ratio=epochs({json.dumps(kept)}),"
-            f"sample_ratio={options['sample_ratio']},resample={_word(options['resample'])},"
-            f"upper_bound={options['compress_upper_bound']},"
-            f"lower_bound={options['compress_lower_bound']},"
-            f"max_adaptation_iters={options['max_adaptation_iters']},"
-            f"values={'fp16' if options['fp16_values'] else 'fp32'})"
-        )
-        rules.append({"match": {"name": name}, "use": use})
-    return Config.from_mapping(
-        {"version": 1, "compress": {"default": f"{memory}|identity", "rules": rules}}
-    )
 
 
 def seed_with_start(start: int, stride: int, step: int, tensor_id: int) -> int:
@@ -151,7 +100,7 @@ def test_velocity_is_all_momentum_that_was_not_sent(
     n: int, nesterov: bool, values: str, codec: str, seed: int
 ) -> None:
     """velocity after = velocity before + step of the momentum - sent, bit for bit."""
-    spec = f"momentum_correction(nesterov={_word(nesterov)})|{codec},values={values})"
+    spec = f"momentum_correction(nesterov={word(nesterov)})|{codec},values={values})"
     pipeline = Pipeline(everywhere(spec))
     rng = np.random.default_rng(seed)
     mu = np.float32(0.9)
@@ -235,7 +184,7 @@ def test_ratio_one_is_momentum_sgd() -> None:
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_dense_tensors_have_the_momentum_of_the_average(nesterov: bool) -> None:
     rng = np.random.default_rng(4)
-    loop = Loopback(f"momentum_correction(nesterov={_word(nesterov)})|topk(ratio=0.5)", 3)
+    loop = Loopback(f"momentum_correction(nesterov={word(nesterov)})|topk(ratio=0.5)", 3)
     momenta = {name: np.zeros(size, np.float32) for name, size in (("a", 5), ("b", 7))}
     for _ in range(4):
         grads = {

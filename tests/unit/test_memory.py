@@ -18,8 +18,8 @@ def floats(*values: float) -> np.ndarray:
 
 
 def test_make_memory_reads_the_stage() -> None:
-    assert isinstance(make_memory(None, {}), NoMemory)
-    memory = make_memory(parse("residual(beta=0.5,gamma=2)|fp16").memory, {})
+    assert isinstance(make_memory(None, {}, 1), NoMemory)
+    memory = make_memory(parse("residual(beta=0.5,gamma=2)|fp16").memory, {}, 1)
     assert isinstance(memory, Residual)
     assert (memory.beta, memory.gamma) == (0.5, 2.0)
 

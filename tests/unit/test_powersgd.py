@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
+from powersgd_reference import (
+    LIBRARY,
+    PAPER,
+    Array,
+    config_of,
+    initial_factors,
+    library_spec,
+    reference,
+    vectors,
+)
 
-from gradcomp import Config, Loopback
+from gradcomp import Loopback, Pipeline, StateError, _core
 from gradcomp.aggregators.powersgd import PowerSGD
-
-REFERENCE = Path(__file__).resolve().parents[1] / "golden" / "reference"
-LIBRARY = [f"powersgd-0{number}" for number in range(1, 6)]
-PAPER = [f"powersgd-rankk-0{number}" for number in range(1, 4)]
-
-Array = npt.NDArray[Any]
-
-
-def config_of(spec: str, seed: int = 0) -> Config:
-    """The spec for every tensor, small ones too."""
-    rules = [{"match": {}, "use": spec}]
-    return Config.from_mapping(
-        {"version": 1, "seed": seed, "compress": {"default": spec, "rules": rules}}
-    )
-
-
-def reference(case: str) -> tuple[dict[str, Any], dict[str, Array]]:
-    folder = REFERENCE / case
-    return json.loads((folder / "case.json").read_text()), dict(np.load(folder / "arrays.npz"))
+from gradcomp.loopback import run_rounds
+from gradcomp.rounds import AllGather, AllReduce
 
 
 def matrix_shape(shape: list[int]) -> tuple[int, int]:
     return shape[0], int(np.prod(shape[1:]))
-
-
-def vectors(factor: Array) -> Array:
-    """The reference's factor, [n, rank], as the state has it."""
-    return np.ascontiguousarray(factor.T, np.float32).reshape(-1)
 
 
 def inject(loop: Loopback, factors: dict[str, dict[str, Array]]) -> None:
@@ -48,29 +33,6 @@ def inject(loop: Loopback, factors: dict[str, dict[str, Array]]) -> None:
 
 
 # ----------------------------------------------------------------------------- the reference's data
-
-
-def library_spec(config: dict[str, Any], orthogonalization: str) -> str:
-    return (
-        f"powersgd(rank={config['rank']},iters_per_step={config['num_iters_per_step']},"
-        f"min_compression_rate={config.get('min_compression_rate', 0)},"
-        f"start_step={config.get('start_compressing_after_num_steps', 0)},"
-        f"orthogonalization={orthogonalization})"
-    )
-
-
-def initial_factors(about: dict[str, Any], arrays: dict[str, Array]) -> dict[str, Any]:
-    """Of the reference's flat buffers: groups of matrices of one shape."""
-    factors: dict[str, Any] = {"powersgd_p": {}, "powersgd_q": {}}
-    for kind, buffer, side in (("powersgd_p", "p_init", 0), ("powersgd_q", "q_init", 1)):
-        at = 0
-        for group in about["config"]["groups"]:
-            n, rank = group["matrix_shape"][side], group["rank"]
-            for name in group["tensors"]:
-                factors[kind][name] = vectors(arrays[buffer][at : at + n * rank].reshape(n, rank))
-                at += n * rank
-        assert at == arrays[buffer].size
-    return factors
 
 
 @pytest.mark.parametrize("orthogonalization", ["gram_schmidt", "qr", "cholesky"])
@@ -178,3 +140,357 @@ def test_the_papers_variant_is_the_reference_one(
                 np.testing.assert_allclose(
                     np.concatenate(flat), arrays[buffer][step], rtol=1e-3, atol=10 * atol
                 )
+
+
+# -------------------------------------------------------------------------------------------- laws
+
+SHAPES = {"a": (24, 30), "conv": (8, 5, 3, 3), "tall": (60, 7)}
+VARIANTS = ["variant=library", "variant=library,iters_per_step=3", "variant=paper"]
+
+
+def gradients(ranks: int, step: int, shapes: dict[str, Any] = SHAPES) -> dict[str, list[Array]]:
+    return {
+        name: [
+            np.random.default_rng([rank, step, *name.encode()]).standard_normal(shape, np.float32)
+            for rank in range(ranks)
+        ]
+        for name, shape in shapes.items()
+    }
+
+
+def spec_of(params: str, rank: int = 2) -> str:
+    return f"powersgd(rank={rank},start_step=0,min_compression_rate=0,{params})"
+
+
+def residuals(loop: Loopback, name: str) -> list[Array]:
+    return [pipeline.state_dict()["residual"][name] for pipeline in loop.ranks]
+
+
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("params", VARIANTS)
+def test_nothing_is_lost(params: str, values: str) -> None:
+    """In the mean over ranks, averages and residuals are all that gradients were: losses of the
+    wire format included, but for the sum of float16, which is rounded itself where the error is
+    each rank's own."""
+    ranks = 3
+    loop = Loopback(config_of(spec_of(f"{params},values={values}")), ranks)
+    applied = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    given = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    for step in range(7):
+        grads = gradients(ranks, step)
+        averages = loop.step(grads)
+        for name in SHAPES:
+            applied[name] += averages[name][0]
+            given[name] += np.mean(grads[name], axis=0, dtype=np.float64)
+    own_error = "library" in params and values == "fp16"
+    for name, shape in SHAPES.items():
+        left = np.mean(residuals(loop, name), axis=0, dtype=np.float64).reshape(shape)
+        assert np.abs(left).max() > 0.05
+        np.testing.assert_allclose(
+            applied[name] + left, given[name], rtol=0, atol=0.05 if own_error else 1e-5
+        )
+
+
+@pytest.mark.parametrize("params", ["variant=library,iters_per_step=2", "variant=paper"])
+def test_the_residual_of_the_paper_is_what_was_not_applied_and_that_of_the_library_its_own(
+    params: str,
+) -> None:
+    ranks = 2
+    loop = Loopback(config_of(spec_of(params)), ranks)
+    grads = gradients(ranks, 0)
+    averages = loop.step(grads)
+    for name in SHAPES:
+        for rank in range(ranks):
+            average, residual = averages[name][rank], residuals(loop, name)[rank]
+            error = np.abs(grads[name][rank] - average - residual.reshape(average.shape)).max()
+            assert (error < 1e-5) == ("paper" in params)
+
+
+@pytest.mark.parametrize("orthogonalization", ["gram_schmidt", "qr", "cholesky"])
+@pytest.mark.parametrize("rank", [3, 4, 7])
+@pytest.mark.parametrize("variant", ["library", "paper"])
+def test_exact_where_the_rank_suffices(variant: str, rank: int, orthogonalization: str) -> None:
+    """A mean gradient of rank 3 is exact as soon as the factor spans it: the paper's at once, the
+    library's in the second half, and a random one never lies in the way."""
+    iterations = 2 if variant == "library" else 1
+    spec = spec_of(
+        f"variant={variant},iters_per_step={iterations},orthogonalization={orthogonalization}",
+        rank,
+    )
+    loop = Loopback(config_of(spec), 2)
+    rng = np.random.default_rng(5)
+    left, right = rng.standard_normal((40, 3)), rng.standard_normal((3, 25))
+    for _ in range(3):
+        grads = [left @ np.diag(rng.standard_normal(3)) @ right for _ in range(2)]
+        grads = [grad.astype(np.float32) for grad in grads]
+        average = loop.step({"w": grads})["w"][0]
+        mean = np.mean(grads, axis=0)
+        scale = np.abs(mean).max()
+        np.testing.assert_allclose(average, mean, rtol=0, atol=2e-5 * scale)
+    left = residuals(loop, "w")
+    assert np.abs(np.mean(left, axis=0)).max() < 1e-4 * scale
+    # The paper's ranks keep by how much their gradients differ from the average.
+    assert (np.abs(left).max() < 1e-4 * scale) == (variant == "library")
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("level", _core.simd_levels())
+@pytest.mark.parametrize(
+    "params",
+    [*VARIANTS, "variant=library,values=fp16", "variant=paper,values=bf16", "warm_start=false"],
+)
+def test_the_same_bits_on_all_ranks_levels_and_threads(
+    params: str, level: str, threads: int
+) -> None:
+    assert results(params, level, threads) == results(params, "scalar", 1)
+
+
+def results(params: str, level: str, threads: int) -> bytes:
+    before = _core.simd_level(), _core.thread_count()
+    try:
+        _core.set_simd_level(level)
+        _core.set_thread_count(threads)
+        loop = Loopback(config_of(spec_of(params)), 3)
+        shapes = {**SHAPES, "large": (300, 301)}
+        found = []
+        for step in range(3):
+            for of_ranks in loop.step(gradients(3, step, shapes)).values():
+                assert len({average.tobytes() for average in of_ranks}) == 1
+                found.append(of_ranks[0].tobytes())
+        for name in shapes:
+            found += [one.tobytes() for one in residuals(loop, name)]
+        return b"".join(found)
+    finally:
+        _core.set_simd_level(before[0])
+        _core.set_thread_count(before[1])
+
+
+def test_errors_shrink_with_the_rank_and_power_iterations_help() -> None:
+    def error(params: str, rank: int) -> float:
+        loop = Loopback(config_of(spec_of(params, rank)), 2)
+        grads = gradients(2, 0, {"a": (24, 30)})
+        average = loop.step(grads)["a"][0]
+        return float(np.linalg.norm(average - np.mean(grads["a"], axis=0)))
+
+    exact = gradients(2, 0, {"a": (24, 30)})["a"]
+    values = np.linalg.svd(np.mean(exact, axis=0, dtype=np.float64), compute_uv=False)
+    for rank in (1, 4, 12):
+        best = float(np.linalg.norm(values[rank:]))
+        once = error("variant=paper", rank)
+        often = error("variant=paper,iters_per_step=30", rank)
+        assert best * 0.9999 < often < 1.02 * best
+        assert often < once
+    assert error("variant=paper", 12) < error("variant=paper", 4) < error("variant=paper", 1)
+
+
+# ------------------------------------------------------------------------------- what travels dense
+
+
+@pytest.mark.parametrize(
+    ("shape", "params", "taken"),
+    [
+        ((64,), "rank=1", False),
+        ((), "rank=1", False),
+        ((0, 5), "rank=1", False),
+        ((64, 64), "rank=1", True),
+        # 64 * 64 / (2 * 128 / 2) = 32: of two factors, one travels in a step.
+        ((64, 64), "rank=2,min_compression_rate=31", True),
+        ((64, 64), "rank=2,min_compression_rate=32", False),
+        ((64, 64), "rank=2,min_compression_rate=15,variant=paper", True),
+        ((64, 64), "rank=2,min_compression_rate=16,variant=paper", False),
+        ((64, 64), "rank=2,min_compression_rate=16,iters_per_step=2", False),
+        ((64, 64), "rank=2,min_compression_rate=63,values=fp16", True),
+        ((64, 64), "rank=2,min_compression_rate=64,values=bf16", False),
+        # A matrix of 64 x 576, not four sizes of which 3 x 3 cost nothing: 57.6 times.
+        ((64, 64, 3, 3), "rank=2,min_compression_rate=57.5", True),
+        ((64, 64, 3, 3), "rank=2,min_compression_rate=57.7", False),
+        # The rank is limited by the smaller side: 3 * 1000 / (3 * 1003 / 2) < 2.
+        ((3, 1000), "rank=8,min_compression_rate=1.99", True),
+        ((3, 1000), "rank=8,min_compression_rate=2", False),
+    ],
+)
+def test_matrices_that_shrink_are_compressed(
+    shape: tuple[int, ...], params: str, taken: bool
+) -> None:
+    pipeline = Pipeline(config_of(f"powersgd(start_step=0,{params})"))
+    assert pipeline.sends_dense("w", shape) is not taken
+    grad = np.ones(shape, np.float32)
+    loop = Loopback(config_of(f"powersgd(start_step=0,{params})"), 1)
+    for _ in range(2):
+        np.testing.assert_array_equal(loop.step({"w": [grad]})["w"][0].shape, shape)
+    dense, sent = loop.stats[0].dense_bytes, loop.stats[0].total_bytes
+    assert (sent < dense) is taken
+
+
+@pytest.mark.parametrize("variant", ["library", "paper"])
+def test_the_first_steps_are_dense(variant: str) -> None:
+    spec = f"powersgd(rank=2,start_step=2,variant={variant})"
+    loop = Loopback(config_of(spec), 2)
+    shapes = {"a": (24, 30), "b": (30, 24)}
+    for step in range(4):
+        grads = gradients(2, step, shapes)
+        averages = loop.step(grads)
+        for name in shapes:
+            exact = np.mean(grads[name], axis=0, dtype=np.float32)
+            assert np.array_equal(averages[name][0], exact) == (step < 2)
+        assert (loop.ranks[0].state_dict()["residual"] == {}) == (step < 2)
+
+
+def test_all_factors_of_a_step_are_one_request() -> None:
+    for params, count in [("variant=library", 1), ("variant=paper", 2), ("iters_per_step=3", 3)]:
+        pipeline = Pipeline(config_of(spec_of(params)))
+        (bucket,) = pipeline.buckets(SHAPES)
+        assert sorted(bucket) == sorted(SHAPES)
+        grads = {name: gradients(1, 0)[name][0] for name in bucket}
+        requests = requests_of(pipeline.bucket_round("x", grads))
+        assert len(requests) == count == len({request.name for request in requests})
+        assert all(isinstance(request, AllReduce) for request in requests)
+
+
+def test_a_bucket_with_late_members_is_dense_for_these_alone() -> None:
+    """A tensor that had no gradient in some steps is behind the others."""
+    pipeline = Pipeline(config_of("powersgd(rank=2,start_step=1)"))
+    a, b = (gradients(1, 0)[name][0] for name in ("a", "conv"))
+    run_rounds([pipeline.bucket_round("a", {"a": a})])
+    averages = run_rounds([pipeline.bucket_round("x", {"a": a, "conv": b})])[0]
+    assert not np.array_equal(averages[0], a.reshape(-1))
+    assert np.array_equal(averages[1], b.reshape(-1))
+
+
+def test_values_choose_the_request() -> None:
+    for values, kind, dtype in [
+        ("fp32", AllReduce, np.float32),
+        ("fp16", AllReduce, np.float16),
+        ("bf16", AllGather, np.uint8),
+    ]:
+        pipeline = Pipeline(config_of(spec_of(f"values={values}")))
+        (request,) = requests_of(pipeline.round("a", gradients(1, 0)["a"][0]))
+        assert isinstance(request, kind)
+        array = request.array if isinstance(request, AllReduce) else request.frame
+        assert array.dtype == dtype
+
+
+def requests_of(round_: Any) -> list[Any]:
+    """All requests of a round with one rank."""
+    found = []
+    try:
+        request = next(round_)
+        while True:
+            found.append(request)
+            reply = request.array if isinstance(request, AllReduce) else [request.frame]
+            request = round_.send(reply)
+    except StopIteration:
+        return found
+
+
+# -------------------------------------------------------------------------------- state and faults
+
+
+@pytest.mark.parametrize("params", [*VARIANTS, "warm_start=false", "values=fp16"])
+@pytest.mark.parametrize("cut", [1, 2])
+def test_a_resumed_run_continues_bit_for_bit(params: str, cut: int) -> None:
+    config = config_of(spec_of(params), seed=9)
+    whole, first = Loopback(config, 2), Loopback(config, 2)
+    expected = [whole.step(gradients(2, step)) for step in range(5)]
+    for step in range(cut):
+        first.step(gradients(2, step))
+    second = Loopback(config, 2)
+    for old, new in zip(first.ranks, second.ranks, strict=True):
+        new.load_state_dict(old.state_dict())
+    for step in range(cut, 5):
+        averages = second.step(gradients(2, step))
+        for name in SHAPES:
+            assert averages[name][1].tobytes() == expected[step][name][1].tobytes()
+
+
+def test_another_world_size_keeps_the_factors_and_the_mean_of_the_residuals() -> None:
+    old = Loopback(config_of(spec_of("variant=paper")), 3)
+    old.step(gradients(3, 0))
+    states = [pipeline.state_dict() for pipeline in old.ranks]
+    (pipeline,) = Loopback(config_of(spec_of("variant=paper")), 1).ranks
+    pipeline.load_state_dict(states)
+    state = pipeline.state_dict()
+    for kind in ("powersgd_p", "powersgd_q"):
+        for name in SHAPES:
+            np.testing.assert_array_equal(state[kind][name], states[2][kind][name])
+    mean = np.mean([one["residual"]["a"] for one in states], axis=0)
+    np.testing.assert_allclose(state["residual"]["a"], mean, rtol=1e-6, atol=1e-6)
+    states[1]["powersgd_p"]["a"][0] += 1
+    with pytest.raises(StateError, match="the ranks' powersgd_p of 'a' differ"):
+        pipeline.load_state_dict(states)
+
+
+def test_the_state_has_vectors_one_after_the_other() -> None:
+    loop = Loopback(config_of(spec_of("variant=paper", 3)), 2)
+    grads = gradients(2, 0)
+    averages = loop.step(grads)
+    state = loop.ranks[1].state_dict()
+    p = state["powersgd_p"]["a"].reshape(3, 24)
+    q = state["powersgd_q"]["a"].reshape(3, 30)
+    np.testing.assert_allclose(p @ p.T, np.eye(3), atol=1e-6)
+    np.testing.assert_allclose(averages["a"][1], p.T @ q, atol=1e-5)
+
+
+def test_factors_of_another_rank_are_refused() -> None:
+    first = Loopback(config_of(spec_of("variant=paper", 3)), 1)
+    first.step(gradients(1, 0))
+    second = Loopback(config_of(spec_of("variant=paper", 2)), 1)
+    second.ranks[0].load_state_dict(first.ranks[0].state_dict())
+    with pytest.raises(StateError, match=r"powersgd_q of '\w+' has \d+ elements instead of"):
+        second.step(gradients(1, 1))
+
+
+def test_initial_factors_depend_on_seed_name_and_side_alone() -> None:
+    def factors(seed: int, params: str = "variant=paper") -> dict[str, bytes]:
+        pipeline = Pipeline(config_of(spec_of(params), seed))
+        grads = {name: np.zeros((20, 20), np.float32) for name in ("a", "b")}
+        run_rounds([pipeline.bucket_round("x", grads)])
+        kind = "powersgd_p" if "library" in params else "powersgd_q"
+        return {name: pipeline.state_dict()[kind][name].tobytes() for name in grads}
+
+    # The library's P was only made orthonormal, so the draw still shows.
+    library = factors(0, "variant=library")
+    assert library["a"] != library["b"]
+    assert library == factors(0, "variant=library")
+    assert library["a"] != factors(1, "variant=library")["a"]
+
+
+@pytest.mark.parametrize("params", VARIANTS)
+def test_zero_gradients_do_no_lasting_harm(params: str) -> None:
+    loop = Loopback(config_of(spec_of(params)), 2)
+    zeros = {name: [np.zeros(shape, np.float32)] * 2 for name, shape in SHAPES.items()}
+    for _ in range(2):
+        for of_ranks in loop.step(zeros).values():
+            assert not of_ranks[0].any()
+    grads = gradients(2, 0)
+    for _ in range(40):  # the same gradient again and again: error feedback sends all of it
+        averages = loop.step(grads)
+    for name in SHAPES:
+        assert np.abs(averages[name][0]).max() > 0.1
+
+
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+@pytest.mark.parametrize("params", VARIANTS)
+def test_what_is_not_finite_shows_everywhere_and_never_stays(
+    params: str, bad: float, values: str
+) -> None:
+    loop = Loopback(config_of(spec_of(f"{params},values={values}")), 2)
+    loop.step(gradients(2, 0))
+    grads = gradients(2, 1)
+    grads["a"][1][3, 5] = bad
+    averages = loop.step(grads)
+    if not np.isfinite(bad):
+        for average in averages["a"]:
+            assert not np.isfinite(average[3]).all()
+    for name in ("conv", "tall"):
+        assert np.isfinite(averages[name][0]).all(), "other tensors are not concerned"
+    for pipeline in loop.ranks:
+        state = pipeline.state_dict()
+        for kind in ("residual", "powersgd_p", "powersgd_q"):
+            for array in state[kind].values():
+                assert np.isfinite(array).all()
+    if not np.isfinite(bad):
+        for step in range(2, 4):
+            for average in loop.step(gradients(2, step))["a"]:
+                assert np.isfinite(average).all()

@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import gradcomp
+from gradcomp.aggregators import ALGORITHMS as ALGORITHM_CLASSES
 from gradcomp.errors import GradcompError, SpecError
 from gradcomp.spec import ParamInfo, StageInfo, parse, stages
 
@@ -136,12 +137,13 @@ def stage_texts(draw: st.DrawFn, stage: StageInfo) -> str:
 
 MEMORIES = [stage for stage in stages() if stage.kind == "memory"]
 CODECS = [stage for stage in stages() if stage.kind == "codec"]
+ALGORITHMS = [stage for stage in stages() if stage.kind == "algorithm"]
 
 
 @st.composite
 def specs(draw: st.DrawFn) -> str:
     memory = draw(st.sampled_from([None, *MEMORIES]))
-    codec = draw(stage_texts(draw(st.sampled_from(CODECS))))
+    codec = draw(stage_texts(draw(st.sampled_from([*CODECS, *ALGORITHMS]))))
     return codec if memory is None else f"{draw(stage_texts(memory))}|{codec}"
 
 
@@ -151,15 +153,18 @@ def test_canonical_is_a_fixed_point(text: str) -> None:
     try:
         spec = parse(text)
     except SpecError:
-        # Some codecs refuse parameters that make no sense together or after a memory.
-        assume("unbiased" not in text and "sketch" not in text)
+        # Some codecs and algorithms refuse parameters that make no sense together or after a
+        # memory.
+        assume("unbiased" not in text and "sketch" not in text and "powersgd" not in text)
+        assume("momentum_correction" not in text)
         raise
     again = parse(spec.canonical)
     assert again.canonical == spec.canonical
     assert again == spec
     assert [stage.params for stage in again.stages] == [stage.params for stage in spec.stages]
     assert " " not in spec.canonical
-    assert gradcomp.get_codec(spec.codec).spec == spec.codec
+    if spec.algorithm is None:
+        assert gradcomp.get_codec(spec.codec).spec == spec.codec
     for stage in spec.stages:
         assert list(stage.params) == sorted(stage.params)
 
@@ -199,6 +204,16 @@ ERRORS = [
     ("residual|residual|fp16", "'residual' (a memory) cannot follow 'residual' (a memory)", 9),
     ("fp16|rice", "'rice' codes indices, and 'fp16' has nothing that a coder could shorten", 5),
     ("rice", "'rice' is a lossless coder: it follows a codec, as in ", 0),
+    ("powersgd|rice", "'rice' cannot follow 'powersgd': an algorithm stands without transform", 9),
+    ("fp16|powersgd", "codec and coder, as in 'powersgd(rank=4)'", 5),
+    ("rotate|powersgd", "'powersgd' cannot follow 'rotate': an algorithm stands", 7),
+    ("powersgd|powersgd", "'powersgd' cannot follow 'powersgd': an algorithm stands", 9),
+    (
+        "residual|powersgd(rank=1)",
+        "rank=1,start_step=100,values=fp32,variant=library,warm_start=true)': it keeps its own "
+        "error feedback; leave out the memory",
+        9,
+    ),
     ("rotate|topk(k=1)", "'topk' after 'rotate' makes no sense", 7),
     ("qsgd|rice", "'rice' codes indices, and 'qsgd' has levels", 5),
     ("residual", "a codec must follow the memory 'residual', as in 'residual|topk(ratio=0.01)'", 8),
@@ -289,6 +304,18 @@ def test_get_codec_refuses_a_memory_and_names_the_codec_part() -> None:
     )
 
 
+@pytest.mark.parametrize("name", gradcomp.list_algorithms())
+def test_an_algorithm_is_no_codec(name: str) -> None:
+    (stage,) = (stage for stage in ALGORITHMS if stage.name == name)
+    spec = parse(stage.example)
+    assert (spec.algorithm, spec.stateful) == (spec.stages[-1], True)
+    assert name in ALGORITHM_CLASSES
+    with pytest.raises(SpecError, match="an algorithm of several phases, which only aggregators"):
+        gradcomp.get_codec(stage.example)
+    assert "size: " not in gradcomp.explain(stage.example)
+    assert f"algorithm {name}: {stage.summary}" in gradcomp.explain(stage.example)
+
+
 def test_spec_error_is_a_value_error_of_gradcomp() -> None:
     assert issubclass(SpecError, GradcompError)
     assert issubclass(SpecError, ValueError)
@@ -309,9 +336,12 @@ def test_the_documents_errors_are_the_real_ones() -> None:
         assert without_list(error_of(shown)) == without_list(block)
     others = [block for block in blocks if block not in pointed]
     assert others[0] == error_of("x" * 1025)
-    with pytest.raises(SpecError) as caught:
-        gradcomp.get_codec("residual|fp16")
-    assert others[1:] == [str(caught.value)]
+    refused = []
+    for spec in ("residual|fp16", "powersgd"):
+        with pytest.raises(SpecError) as caught:
+            gradcomp.get_codec(spec)
+        refused.append(str(caught.value))
+    assert others[1:] == refused
 
 
 KINDS = [
@@ -323,6 +353,7 @@ KINDS = [
     "is a lossless coder",
     "makes no sense",
     "a codec must follow the memory",
+    "it keeps its own error feedback",
     "unknown parameter",
     "must be a number in",
     "must be a whole number in",
@@ -370,7 +401,7 @@ def test_codec_ids_are_unique_and_gradcomps_own() -> None:
     ids = [stage.id for stage in CODECS]
     assert len(set(ids)) == len(ids)
     assert all(1 <= codec_id < 0x8000 for codec_id in ids)
-    assert all(stage.id == 0 for stage in MEMORIES)
+    assert all(stage.id == 0 for stage in [*MEMORIES, *ALGORITHMS])
 
 
 def test_list_codecs_names_the_codecs_of_the_registry() -> None:

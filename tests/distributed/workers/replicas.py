@@ -1,4 +1,4 @@
-"""Every codec, alone and with every memory, for 100 steps of one model."""
+"""Every codec, alone and with every memory, and algorithms, for 100 steps of one model."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from workers.harness import Cases
 
 from gradcomp import Config, Loopback, spec
 from gradcomp.aggregators import exchange_pattern
+from gradcomp.config import MOMENTUM_CORRECTION
 from horovod_compressors.torch import Compression
 
 cases = Cases()
@@ -20,9 +21,21 @@ STEPS = 100
 
 _CODECS = [stage.example for stage in spec.stages() if stage.kind == "codec"]
 _MEMORIES = [
-    spec.parse(stage.example).stages[0].text for stage in spec.stages() if stage.kind == "memory"
+    spec.parse(stage.example).stages[0].text
+    for stage in spec.stages()
+    # All specs of a job have momentum correction or none; see dgc.py.
+    if stage.kind == "memory" and stage.name != MOMENTUM_CORRECTION
 ]
-SPECS = _CODECS + [f"{memory}|{codec}" for memory in _MEMORIES for codec in _CODECS]
+_ALGORITHMS = [
+    "powersgd(rank=2,start_step=10)",
+    "powersgd(rank=1,start_step=0,variant=paper,orthogonalization=qr,values=bf16)",
+    "powersgd(rank=3,start_step=5,iters_per_step=2,warm_start=false,orthogonalization=cholesky)",
+]
+SPECS = [
+    *_CODECS,
+    *(f"{memory}|{codec}" for memory in _MEMORIES for codec in _CODECS),
+    *_ALGORITHMS,
+]
 
 SHAPES = {"matrix": (48, 32), "odd": (701,), "one": (1,), "scalar": (), "empty": (0,)}
 

@@ -1,0 +1,169 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "core/scratch.hpp"
+#include "core/thread_pool.hpp"
+#include "linalg/orthonormalize.hpp"
+#include "linalg/products.hpp"
+#include "support.hpp"
+
+namespace gradcomp::test {
+namespace {
+
+struct Sizes {
+  std::size_t rows, cols, rank;
+};
+
+// Whole and broken tiles of every level.
+const Sizes kSizes[] = {{1, 1, 1},  {1, 40, 1},  {7, 15, 2},   {8, 16, 4},
+                        {9, 17, 5}, {33, 64, 3}, {70, 31, 11}, {600, 300, 2}};
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), sizeof(float) * a.size()) == 0;
+}
+
+// All that the products write, one after the other.
+std::vector<float> products(const Sizes& size) {
+  const std::vector<float> grad = floats(size.rows * size.cols, 1, true);
+  const std::vector<float> p = floats(size.rows * size.rank, 2, true);
+  const std::vector<float> q = floats(size.cols * size.rank, 3, true);
+  std::vector<float> all;
+  const auto keep = [&](const std::vector<float>& x) { all.insert(all.end(), x.begin(), x.end()); };
+  std::vector<float> m = floats(size.rows * size.cols, 4, true);
+  std::vector<float> other = m;
+  std::vector<float> left(p.size());
+  std::vector<float> right(q.size());
+  multiply({m.data(), size.rows, size.cols}, grad.data(), q.data(), size.rank, left.data());
+  multiply_transposed({other.data(), size.rows, size.cols}, grad.data(), p.data(), size.rank,
+                      right.data());
+  CHECK(same_bits(m, other));
+  std::vector<float> assigned(m.size());
+  outer(p.data(), q.data(), size.rank, size.rows, size.cols, {assigned.data(), nullptr, m.data()});
+  outer(p.data(), q.data(), size.rank, size.rows, size.cols, {nullptr, other.data(), nullptr});
+  for (const std::vector<float>* x : {&m, &other, &left, &right, &assigned}) keep(*x);
+  return all;
+}
+
+double dot(const float* x, const float* y, std::size_t n) {
+  double sum = 0;
+  for (std::size_t i = 0; i < n; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(y[i]);
+  return sum;
+}
+
+void check_orthonormal(const std::vector<float>& v, std::size_t rank) {
+  const std::size_t n = v.size() / rank;
+  for (std::size_t a = 0; a < rank; ++a) {
+    for (std::size_t b = 0; b <= a; ++b) {
+      const double product = dot(v.data() + a * n, v.data() + b * n, n);
+      CHECK(std::abs(product - (a == b ? 1 : 0)) < 1e-6);
+    }
+  }
+}
+
+constexpr Orthonormalization kMethods[] = {Orthonormalization::kGramSchmidt,
+                                           Orthonormalization::kHouseholder,
+                                           Orthonormalization::kCholesky};
+
+}  // namespace
+
+TEST_CASE("products are the same at every level and number of threads") {
+  const std::size_t threads_before = thread_count();
+  for (const Sizes& size : kSizes) {
+    CAPTURE(size.rows);
+    set_thread_count(1);
+    select_level("scalar");
+    const std::vector<float> expected = products(size);
+    for (const std::string& level : level_names()) {
+      CAPTURE(level);
+      select_level(level.c_str());
+      for (std::size_t threads : {1, 2, 3}) {
+        set_thread_count(threads);
+        CHECK(same_bits(products(size), expected));
+      }
+    }
+  }
+  select_level(level_names().back().c_str());
+  set_thread_count(threads_before);
+}
+
+TEST_CASE("products are what they are called") {
+  std::vector<float> m = {1, 2, 3, 4, 5, 6};  // 2 x 3
+  const std::vector<float> q = {1, 0, -1, 2, 2, 2};
+  std::vector<float> p(4);
+  CHECK(multiply({m.data(), 2, 3}, nullptr, q.data(), 2, p.data()));
+  CHECK(p == std::vector<float>{-2, -2, 12, 30});
+  std::vector<float> back(6);
+  CHECK(multiply_transposed({m.data(), 2, 3}, nullptr, p.data(), 2, back.data()));
+  CHECK(back == std::vector<float>{-10, -14, -18, 132, 174, 216});
+  outer(p.data(), q.data(), 2, 2, 3, {nullptr, nullptr, m.data()});
+  CHECK(m == std::vector<float>{-21, -22, -23, -54, -55, -56});
+  const float inf = std::numeric_limits<float>::infinity();
+  const std::vector<float> grad = {0, 0, 0, 0, inf, 0};
+  CHECK(!multiply({m.data(), 2, 3}, grad.data(), q.data(), 2, p.data()));
+}
+
+TEST_CASE("any vectors become orthonormal, and span what they spanned") {
+  Scratch scratch;
+  for (const Orthonormalization method : kMethods) {
+    for (const std::size_t n : {1, 2, 5, 16, 1000}) {
+      for (const std::size_t rank : {1, 2, 5, 16}) {
+        if (rank > n) continue;
+        std::vector<float> v(n * rank);
+        Stream stream(n + rank);
+        for (float& x : v) x = static_cast<float>(stream.below(1000)) - 499.5f;
+        const std::vector<float> before = v;
+        REQUIRE(orthonormalize({v.data(), v.size()}, rank, method, scratch).ok());
+        check_orthonormal(v, rank);
+        for (std::size_t c = 0; c < rank; ++c) {  // the first c + 1 reach it
+          std::vector<double> left(before.begin() + static_cast<std::ptrdiff_t>(c * n),
+                                   before.begin() + static_cast<std::ptrdiff_t>((c + 1) * n));
+          const double whole = std::sqrt(dot(&before[c * n], &before[c * n], n));
+          for (std::size_t k = 0; k <= c; ++k) {
+            const double part = dot(&before[c * n], &v[k * n], n);
+            for (std::size_t i = 0; i < n; ++i) left[i] -= part * static_cast<double>(v[k * n + i]);
+          }
+          for (double x : left) CHECK(std::abs(x) < 1e-5 * whole);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("dependent, zero, huge, tiny and broken vectors become orthonormal too") {
+  Scratch scratch;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<std::vector<float>> cases = {
+      std::vector<float>(12, 0.0f),
+      std::vector<float>(12, 1.0f),
+      std::vector<float>(12, nan),
+      std::vector<float>(12, 3e38f),
+      std::vector<float>(12, 1e-45f),
+      {1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0},
+      {0, 0, 0, 5, 0, 0, 0, -5, 0, 0, 0, 1},
+      {1, 2, 3, nan, 1, 2, 3, 4, 2, 4, 6, 1e-30f},
+      {1, 1, 1, 1, 1, 1, 1, 1.0000001f, 1, 1, 1, 0.9999999f},
+  };
+  for (const Orthonormalization method : kMethods) {
+    for (std::vector<float> v : cases) {
+      std::vector<float> again = v;
+      REQUIRE(orthonormalize({v.data(), v.size()}, 3, method, scratch).ok());
+      check_orthonormal(v, 3);
+      REQUIRE(orthonormalize({again.data(), again.size()}, 3, method, scratch).ok());
+      CHECK(same_bits(v, again));
+    }
+  }
+}
+
+TEST_CASE("more vectors than elements are refused") {
+  Scratch scratch;
+  std::vector<float> v(6, 1.0f);
+  for (const std::size_t rank : {0, 3, 4, 7}) {
+    CHECK(orthonormalize({v.data(), 6}, rank, Orthonormalization::kGramSchmidt, scratch).code() ==
+          Code::kArgument);
+  }
+}
+
+}  // namespace gradcomp::test

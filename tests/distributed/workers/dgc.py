@@ -1,0 +1,153 @@
+"""Deep Gradient Compression on real Horovod: the authors' data, replicas, and the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from dgc_reference import config_of, reference
+from workers import harness
+from workers.harness import MATRIX, Cases
+
+from gradcomp import Config, ConfigError, Loopback, WireError
+from horovod_compressors.torch import DGCSGD, Compression
+
+cases = Cases()
+
+
+@cases
+def the_authors_data() -> None:
+    """A case of two ranks that samples nothing, so that it needs no draws: averages and state."""
+    about, arrays = reference("dgc-03")
+    assert about["world_size"] == hvd.size()
+    params = {
+        name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in about["tensors"].items()
+    }
+    compression = Compression(config_of(about), params.items())
+    compression.set_epoch(0)
+    opt = harness.optimizer(params, compression)
+    tolerance = {key: about["tolerance"][key] for key in ("rtol", "atol")}
+    rank = hvd.rank()
+    for step in range(about["steps"]):
+        grads = {name: torch.from_numpy(arrays[f"grad.{name}"][step, rank]) for name in params}
+        averages = harness.averages(opt, params, grads)
+        state = compression.state_dict()
+        for name, average in averages.items():
+            np.testing.assert_allclose(average.numpy(), arrays[f"out.{name}"][step], **tolerance)
+            harness.check_same_on_all_ranks(average, name)
+            for kind, theirs in (("momentum", "momentum"), ("residual", "velocity")):
+                if f"{theirs}.{name}" in arrays:
+                    np.testing.assert_allclose(
+                        state[kind][name].numpy().reshape(average.shape),
+                        arrays[f"{theirs}.{name}"][step, rank],
+                        **tolerance,
+                    )
+
+
+@cases
+def as_the_loopback() -> None:
+    """100 steps of every codec that momentum correction takes, with warm-up; see replicas.py."""
+    memory = "momentum_correction(nesterov=true,clip=scaled_norm,clip_norm=5)"
+    takes = ["identity", "topk(ratio=0.05)", "sampled_topk(ratio=ramp(from=0.3,to=0.02,steps=60))"]
+    takes += ["threshold(tau=0.5,values=fp16)", "chunktopk(ratio=0.1,chunk=8,values=int8)"]
+    takes += ["globaltopk(ratio=epochs([0.2,0.05]))|rice"]
+    rules = [
+        {"match": {"name": f"*.{position}.*"}, "use": f"{memory}|{codec}"}
+        for position, codec in enumerate(takes)
+    ]
+    config = Config.from_mapping(
+        {"version": 1, "compress": {"default": f"{memory}|identity", "rules": rules}}
+    )
+    shapes = {f"{position}.{n}": (24, 10 + n) for position in range(len(takes)) for n in range(2)}
+    params = harness.parameters(shapes)
+    compression = Compression(config, params.items())
+    opt = harness.optimizer(params, compression)
+    loopback = Loopback(config, hvd.size())
+    for step in range(100):
+        for one in (compression, loopback):
+            one.set_epoch(step // 50)
+        of_ranks = [harness.gradients(params, step, rank) for rank in range(hvd.size())]
+        averages = harness.averages(opt, params, of_ranks[hvd.rank()])
+        expected = loopback.step({name: [grads[name] for grads in of_ranks] for name in params})
+        for name, average in averages.items():
+            harness.check_equal(average, expected[name][hvd.rank()], f"{step}: {name}")
+    for name, p in params.items():
+        harness.check_same_on_all_ranks(p, name)
+
+
+@cases
+def all_elements_are_sgd() -> None:
+    """With ratio 1 and no masking, DGCSGD's steps are those of SGD on averaged gradients."""
+    for nesterov in (False, True):
+        word = str(nesterov).lower()
+        spec_text = f"momentum_correction(masking=false,nesterov={word})|topk(ratio=1)"
+        shapes = {"matrix": MATRIX, "bias": (9,)}
+        params = harness.parameters(shapes)
+        twins = [torch.nn.Parameter(torch.ones(shape)) for shape in shapes.values()]
+        options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "nesterov": nesterov}
+        for p in params.values():
+            p.data.fill_(1.0)
+        opt = hvd.DistributedOptimizer(
+            DGCSGD(params.values(), **options),
+            named_parameters=list(params.items()),
+            compression=Compression(spec_text, params.items()),
+        )
+        plain = torch.optim.SGD(twins, **options)
+        for step in range(5):
+            harness.averages(opt, params, harness.gradients(params, step))
+            of_ranks = [harness.gradients(params, step, rank) for rank in range(hvd.size())]
+            for twin, name in zip(twins, params, strict=True):
+                twin.grad = sum(grads[name] for grads in of_ranks) / hvd.size()
+            plain.step()
+        for twin, p in zip(twins, params.values(), strict=True):
+            torch.testing.assert_close(p, twin, rtol=1e-4, atol=1e-5)
+
+
+@cases
+def momentum_twice() -> None:
+    """An optimizer with a momentum of its own is refused on every rank, before anything is sent."""
+    for make, part in (
+        (lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9), "SGD has momentum=0.9"),
+        (lambda p: torch.optim.Adam(p), "Adam has betas=(0.9, 0.999)"),
+        (lambda p: DGCSGD(p, lr=1.0, momentum=0.8), "DGCSGD has momentum 0.8"),
+        (lambda p: DGCSGD(p, lr=1.0, nesterov=True), "DGCSGD has nesterov True"),
+    ):
+        _refused_with(make, "dgc(warmup_epochs=0)", part)
+    _refused_with(
+        lambda p: DGCSGD(p, lr=1.0), "residual|topk(k=3)", "leaves the momentum to the compression"
+    )
+
+
+def _refused_with(make: Callable[[Any], Any], spec_text: str, part: str) -> None:
+    params = harness.parameters({"w": MATRIX})
+    opt = hvd.DistributedOptimizer(
+        make(params.values()),
+        named_parameters=list(params.items()),
+        compression=Compression(spec_text, params.items()),
+    )
+    grads = harness.gradients(params, 0)
+    harness.refused(lambda: harness.averages(opt, params, grads), ConfigError, part)
+
+
+@cases
+def epochs_that_nobody_tells() -> None:
+    """Or that differ between ranks: an error on every rank."""
+    for epoch, kind, part in (
+        (None, ConfigError, "call set_epoch(epoch)"),
+        (hvd.rank(), WireError, "spec"),
+    ):
+        params = harness.parameters({"w": MATRIX})
+        compression = Compression("dgc", params.items())
+        if epoch is not None:
+            compression.set_epoch(epoch)
+        step = partial(
+            harness.averages,
+            harness.optimizer(params, compression),
+            params,
+            harness.gradients(params, 0),
+        )
+        harness.refused(step, kind, part)

@@ -1,0 +1,85 @@
+"""PowerSGD on real Horovod: the reference's data, and company."""
+
+from __future__ import annotations
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from powersgd_reference import config_of, initial_factors, library_spec, reference
+from workers import harness
+from workers.harness import Cases
+
+from gradcomp import Config, Loopback
+from horovod_compressors.torch import Compression
+
+cases = Cases()
+
+
+@cases
+def the_library_variant_is_the_reference_one() -> None:
+    """A case of two ranks: averages and residuals."""
+    about, arrays = reference("powersgd-01")
+    assert about["world_size"] == hvd.size()
+    params = {
+        name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in about["tensors"].items()
+    }
+    config = config_of(library_spec(about["config"], "gram_schmidt"))
+    compression = Compression(config, params.items())
+    state = {**compression.state_dict(), **initial_factors(about, arrays)}
+    compression.load_state_dict(state)
+    opt = harness.optimizer(params, compression)
+    tolerance = {key: about["tolerance"][key] for key in ("rtol", "atol")}
+    rank = hvd.rank()
+    for step in range(about["steps"]):
+        grads = {name: torch.from_numpy(arrays[f"grad.{name}"][step, rank]) for name in params}
+        averages = harness.averages(opt, params, grads)
+        residuals = compression.state_dict()["residual"]
+        for name, average in averages.items():
+            np.testing.assert_allclose(average.numpy(), arrays[f"avg.{name}"][step], **tolerance)
+            harness.check_same_on_all_ranks(average, name)
+            if name in residuals:
+                np.testing.assert_allclose(
+                    residuals[name].numpy().reshape(average.shape),
+                    arrays[f"residual.{name}"][step, rank],
+                    **tolerance,
+                )
+        assert set(residuals) == {
+            name for name, taken in about["config"]["is_compressed"].items() if taken
+        }
+
+
+@cases
+def beside_gathered_and_dense_tensors() -> None:
+    """Algorithms of one, two and three phases in one step with frames and plain all-reduces, as the
+    loopback computes them; each rank's gradients come in its own order, and some tensors have none
+    in some steps."""
+    specs = {
+        "library": "powersgd(rank=2,start_step=2)",
+        "paper": "powersgd(rank=2,start_step=0,variant=paper,values=fp16)",
+        "often": "powersgd(rank=1,start_step=1,iters_per_step=3,values=bf16)",
+        "gathered": "residual|topk(k=20)",
+        "half": "fp16",
+        "plain": "identity",
+    }
+    rules = [{"match": {"name": f"*{name}.*"}, "use": spec} for name, spec in specs.items()]
+    config = Config.from_mapping(
+        {"version": 1, "compress": {"default": "identity", "rules": rules}}
+    )
+    shapes = {f"{name}.{n}": (20, 12 + n) for n in range(3) for name in specs}
+    params = harness.parameters(shapes)
+    opt = harness.optimizer(params, Compression(config, params.items()))
+    loopback = Loopback(config, hvd.size())
+    order = np.random.default_rng(hvd.rank())
+    for step in range(6):
+        of_ranks = [harness.gradients(params, step, rank) for rank in range(hvd.size())]
+        taking_part = [name for i, name in enumerate(params) if (i + step) % 5]
+        mine = of_ranks[hvd.rank()]
+        shuffled = order.permutation(taking_part).tolist()
+        averages = harness.averages(opt, params, {name: mine[name] for name in shuffled})
+        # Horovod averages zeros where there is no gradient.
+        for grads in of_ranks:
+            for name in set(params) - set(taking_part):
+                grads[name].zero_()
+        expected = loopback.step({name: [grads[name] for grads in of_ranks] for name in params})
+        for name, average in averages.items():
+            harness.check_equal(average, expected[name][hvd.rank()], f"{step}: {name}")

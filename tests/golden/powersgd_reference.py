@@ -1,0 +1,59 @@
+"""What the tests of PowerSGD make of the reference implementation's cases."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradcomp import Config
+
+REFERENCE = Path(__file__).resolve().parent / "reference"
+LIBRARY = [f"powersgd-0{number}" for number in range(1, 6)]
+PAPER = [f"powersgd-rankk-0{number}" for number in range(1, 4)]
+
+Array = npt.NDArray[Any]
+
+
+def config_of(spec: str, seed: int = 0) -> Config:
+    """The spec for every tensor, small ones too."""
+    rules = [{"match": {}, "use": spec}]
+    return Config.from_mapping(
+        {"version": 1, "seed": seed, "compress": {"default": spec, "rules": rules}}
+    )
+
+
+def reference(case: str) -> tuple[dict[str, Any], dict[str, Array]]:
+    folder = REFERENCE / case
+    return json.loads((folder / "case.json").read_text()), dict(np.load(folder / "arrays.npz"))
+
+
+def vectors(factor: Array) -> Array:
+    """The reference's factor, [n, rank], as the state has it."""
+    return np.ascontiguousarray(factor.T, np.float32).reshape(-1)
+
+
+def library_spec(config: dict[str, Any], orthogonalization: str) -> str:
+    return (
+        f"powersgd(rank={config['rank']},iters_per_step={config['num_iters_per_step']},"
+        f"min_compression_rate={config.get('min_compression_rate', 0)},"
+        f"start_step={config.get('start_compressing_after_num_steps', 0)},"
+        f"orthogonalization={orthogonalization})"
+    )
+
+
+def initial_factors(about: dict[str, Any], arrays: dict[str, Array]) -> dict[str, Any]:
+    """Of the reference's flat buffers: groups of matrices of one shape."""
+    factors: dict[str, Any] = {"powersgd_p": {}, "powersgd_q": {}}
+    for kind, buffer, side in (("powersgd_p", "p_init", 0), ("powersgd_q", "q_init", 1)):
+        at = 0
+        for group in about["config"]["groups"]:
+            n, rank = group["matrix_shape"][side], group["rank"]
+            for name in group["tensors"]:
+                factors[kind][name] = vectors(arrays[buffer][at : at + n * rank].reshape(n, rank))
+                at += n * rank
+        assert at == arrays[buffer].size
+    return factors
