@@ -419,7 +419,8 @@ def test_from_mapping_names_its_source() -> None:
 
 # ---------------------------------------------------------------- the files we ship
 
-SHIPPED = sorted((Path(__file__).parents[2] / "configs" / "compress").glob("*.yaml"))
+CONFIGS = Path(__file__).parents[2] / "configs"
+SHIPPED = sorted([*CONFIGS.glob("compress/*.yaml"), *CONFIGS.glob("powersgd/*.yaml")])
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
