@@ -136,7 +136,7 @@ def measure(
     for name, value in (("numel", numel), ("repeats", repeats)):
         if value < 1:
             raise GradcompError(f"{name} is {value}; it must be at least 1")
-    parsed = parse(spec)
+    parsed = parse(spec).at(0, 0)
     codec = get_codec(parsed.codec)
     buffer = np.empty(codec.max_encoded_size(numel), np.uint8)
     x = np.random.default_rng(seed).standard_normal(numel, np.float32)

@@ -36,7 +36,7 @@ def explain(spec: str) -> str:
     if parsed.algorithm is not None:
         return "\n".join([*lines, "", f"exchange: {ALGORITHMS[parsed.algorithm.name].exchange}"])
     if parsed.scheduled:
-        lines += ["", f"in the first step: {parsed.at(0, 0)}"]
+        lines += ["", "in the first step:", str(parsed.at(0, 0))]
     codec = get_codec(parsed.at(0, 0).codec)
     pattern = exchange_pattern(parsed)
     size = codec.max_encoded_size(_NUMEL) if pattern == "gather" else codec.max_payload_size(_NUMEL)

@@ -2,6 +2,7 @@
 
 #include "codecs/codecs.hpp"
 #include "core/dgc.hpp"
+#include "core/spec.hpp"
 
 namespace gradcomp {
 namespace {
@@ -92,6 +93,35 @@ StageInfo powersgd_stage() {
   return stage;
 }
 
+StageInfo atomo_stage() {
+  StageInfo stage;
+  stage.name = "atomo";
+  stage.kind = StageKind::kAlgorithm;
+  stage.summary =
+      "a few singular values and vectors of each rank's matrix, drawn without bias or the largest";
+  stage.paper =
+      "Wang, Sievert, Charles, Liu, Wright, Papailiopoulos: ATOMO: Communication-efficient "
+      "Learning "
+      "via Atomic Sparsification, NeurIPS 2018";
+  stage.nonfinite = "the whole matrix becomes NaN, on every rank";
+  stage.example = "atomo(rank=3)";
+  stage.params = {
+      integer_param("rank", "3", 1, 1024, "singular values sent; at most the smaller matrix side"),
+      boolean_param("unbiased", "true",
+                    "singular values are drawn and scaled by their odds; else the largest"),
+      real_param("min_compression_rate", "2", 0, 1e9,
+                 "matrices that would not shrink by more than this travel dense"),
+      choice_param("values", "fp32", "fp32|fp16|bf16", "elements of the vectors on the wire"),
+  };
+  stage.refuse = [](const Params& params, const StageInfo* memory) -> const char* {
+    if (memory == nullptr || std::string_view(memory->name) != "residual") return nullptr;
+    if (!params.boolean("unbiased")) return nullptr;
+    return "error feedback after scaling by the odds diverges, since what is sent may exceed the "
+           "gradient; leave out the memory, or take unbiased=false";
+  };
+  return stage;
+}
+
 StageInfo index_coder(const char* name, const char* example, const char* summary,
                       const char* paper) {
   StageInfo stage;
@@ -157,6 +187,7 @@ const std::vector<StageInfo>& registry() {
       sketch_stage(),
       polar_b_stage(),
       powersgd_stage(),
+      atomo_stage(),
       index_coder("auto", "topk(ratio=0.01)|auto",
                   "codes indices in the way that is smallest, each time; what a spec without an "
                   "index coder means",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from gradcomp.aggregators.atomo import Atomo
 from gradcomp.aggregators.base import Aggregator, Context, Member
 from gradcomp.aggregators.dense import Dense
 from gradcomp.aggregators.gather import Gather
@@ -40,7 +41,7 @@ class Algorithm(Protocol):
         ...
 
 
-ALGORITHMS: dict[str, Algorithm] = {"powersgd": PowerSGD}
+ALGORITHMS: dict[str, Algorithm] = {"powersgd": PowerSGD, "atomo": Atomo}
 """By the name of the stage."""
 
 

@@ -10,7 +10,6 @@ csrc/linalg: the same bits on every rank.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Sequence
 from typing import Any, ClassVar
 
@@ -19,8 +18,9 @@ import numpy as np
 from gradcomp import _core
 from gradcomp.aggregators.base import Aggregator, Context, Member
 from gradcomp.aggregators.dense import dense_bucket
+from gradcomp.aggregators.matrices import buffer, dense_to_factors, matrix_shape, values_codec
 from gradcomp.arrays import FloatArray, split
-from gradcomp.codec import Codec, derive_stream, get_codec
+from gradcomp.codec import Codec, derive_stream
 from gradcomp.errors import StateError
 from gradcomp.memory import array_of
 from gradcomp.rounds import AllGather, AllReduce, BucketRound, Request, Round, TensorKey
@@ -29,7 +29,6 @@ from gradcomp.spec import Spec
 __all__ = ["PowerSGD"]
 
 _P, _Q = "powersgd_p", "powersgd_q"
-_CODECS = {"fp32": "identity", "fp16": "fp16", "bf16": "bf16"}
 
 # Products of factors below this cannot overflow.
 _SAFE = 1e30
@@ -58,7 +57,7 @@ class PowerSGD(Aggregator):
         self._method: str = params["orthogonalization"]
         self._paper = params["variant"] == "paper"
         self._warm_start: bool = params["warm_start"]
-        self._codec = get_codec(_CODECS[params["values"]])
+        self._codec = values_codec(params["values"])
         self._residuals = context.state.setdefault("residual", {})
         self._factors = {kind: context.state.setdefault(kind, {}) for kind in (_P, _Q)}
         self._seed = context.seed
@@ -66,11 +65,9 @@ class PowerSGD(Aggregator):
 
     def compression_rate(self, shape: tuple[int, ...]) -> float:
         """Bytes of a gradient over those that a rank hands over in a step, as a mean of steps."""
-        rows, cols = _matrix_shape(shape)
-        sides = 1.0 if self._paper else 0.5
-        sent = sides * min(self._rank, rows, cols) * (rows + cols) * self._iterations
-        item = 4 if self._codec.name == "identity" else 2
-        return 4 * rows * cols / (item * sent)
+        sides = 2 if self._paper else 1
+        pair = dense_to_factors(shape, self._rank, self._codec)
+        return 2 * pair / (sides * self._iterations)
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Matrices, and tensors seen as such, that shrink by more than min_compression_rate."""
@@ -91,14 +88,14 @@ class PowerSGD(Aggregator):
         low_rank = [member for member in members if member.step >= self._start_step]
         if low_rank:
             # One array for all averages: of large ones the system gives large pages.
-            _, parts = _buffer([member.key.numel for member in low_rank])
+            _, parts = buffer([member.key.numel for member in low_rank])
             matrices = [self._open(*each) for each in zip(low_rank, parts, strict=True)]
             yield from (self._both_sides if self._paper else self._sides_in_turn)(name, matrices)
             averages.update((one.key.name, one.average.reshape(-1)) for one in matrices)
         return [averages[member.key.name] for member in members]
 
     def _open(self, member: Member, average: FloatArray) -> _Matrix:
-        rows, cols = shape = _matrix_shape(member.key.shape)
+        rows, cols = shape = matrix_shape(member.key.shape)
         step = member.step - self._start_step
         residual = array_of(self._residuals, member.key, "residual").reshape(shape)
         rank = min(self._rank, rows, cols)
@@ -119,7 +116,7 @@ class PowerSGD(Aggregator):
                 _core.orthonormalize(factor, one.rank, self._method)
                 known.append(factor)
                 outputs.append(one.size(_Q if from_left else _P))
-            flat, parts = _buffer(outputs)
+            flat, parts = buffer(outputs)
             for one, from_left, factor, part in zip(matrices, left, known, parts, strict=True):
                 (one.multiply_transposed if from_left else one.multiply)(factor, part)
             own, mean = yield from _average(f"{name}.{iteration}", flat, self._codec)
@@ -137,7 +134,7 @@ class PowerSGD(Aggregator):
         """The paper's variant: P = M Q, then Q = M^T P; P Q^T is applied and subtracted."""
         rows, cols = [one.size(_P) for one in matrices], [one.size(_Q) for one in matrices]
         for iteration in range(self._iterations):
-            flat, parts = _buffer(rows)
+            flat, parts = buffer(rows)
             for one, part in zip(matrices, parts, strict=True):
                 fresh = iteration == 0 and not self._warm_start
                 factor = self._factor(_Q, one, fresh)
@@ -146,7 +143,7 @@ class PowerSGD(Aggregator):
             _, mean = yield from _average(f"{name}.p{iteration}", flat, self._codec)
             for one, left in zip(matrices, split(mean, rows), strict=True):
                 self._keep(_P, one, left)
-            flat, parts = _buffer(cols)
+            flat, parts = buffer(cols)
             for one, part in zip(matrices, parts, strict=True):
                 left = self._factors[_P][one.key.name]
                 _core.orthonormalize(left, one.rank, self._method)
@@ -231,19 +228,9 @@ class _Matrix:
             _core.zero_nonfinite(self._m.reshape(-1))
 
 
-def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    return shape[0], math.prod(shape[1:])
-
-
 def _is_safe(factor: FloatArray) -> bool:
     """False for NaN, too."""
     return bool(max(factor.max(), -factor.min()) < _SAFE)
-
-
-def _buffer(sizes: Sequence[int]) -> tuple[FloatArray, list[FloatArray]]:
-    """An array for several factors, and its parts."""
-    flat = np.empty(sum(sizes), np.float32)
-    return flat, split(flat, sizes)
 
 
 def _average(

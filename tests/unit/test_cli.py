@@ -30,7 +30,7 @@ ANY_CODEC = [
 SPECS = [
     *CODECS,
     *(f"{memory}|{codec}" for memory in ANY_CODEC for codec in CODECS),
-    *(stage.example for stage in stages() if stage.kind in ("memory", "preset", "algorithm")),
+    *(stage.example for stage in stages() if stage.kind in ("memory", "preset")),
 ]
 
 HALF = Peer(

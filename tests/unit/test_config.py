@@ -419,7 +419,10 @@ def test_from_mapping_names_its_source() -> None:
 
 # ---------------------------------------------------------------- the files we ship
 
-SHIPPED = sorted((Path(__file__).parents[2] / "configs" / "compress").glob("*.yaml"))
+CONFIGS = Path(__file__).parents[2] / "configs"
+SHIPPED = sorted(
+    path for folder in ("compress", "dgc", "powersgd") for path in CONFIGS.glob(f"{folder}/*.yaml")
+)
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

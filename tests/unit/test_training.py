@@ -120,7 +120,7 @@ def test_keys_that_contradict_each_other(train, remedy):
         settings_of(**train)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("[!c]*/*.yaml")))
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("digits/*.yaml")))
 def test_shipped_configs_are_valid(path):
     TrainSettings.from_mapping(yaml.safe_load(path.read_text()), lambda _: str(path))
 

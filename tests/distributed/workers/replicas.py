@@ -30,6 +30,8 @@ _ALGORITHMS = [
     "powersgd(rank=2,start_step=10)",
     "powersgd(rank=1,start_step=0,variant=paper,orthogonalization=qr,values=bf16)",
     "powersgd(rank=3,start_step=5,iters_per_step=2,warm_start=false,orthogonalization=cholesky)",
+    "atomo(rank=2)",
+    "residual|atomo(rank=1,unbiased=false,values=bf16)",
 ]
 SPECS = [
     *_CODECS,
