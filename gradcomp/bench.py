@@ -92,7 +92,7 @@ def vnmse(x: FloatArray, decoded: FloatArray) -> float:
 
 def relative_error(spec: str, x: FloatArray) -> float:
     """vNMSE of the codec alone."""
-    codec = get_codec(parse(spec).codec)
+    codec = get_codec(parse(spec).at(0, 0).codec)
     return vnmse(x, codec.decode(codec.encode(x)))
 
 

@@ -73,9 +73,8 @@ class DGCSGD(torch.optim.SGD):
             state["momentum_buffer"] = torch.zeros_like(p)
         momentum = state["momentum_buffer"].mul_(group["momentum"]).add_(decay)
         if group["nesterov"]:
-            momentum = decay.add_(momentum, alpha=group["momentum"])
-        grad = grad + momentum
-        return grad
+            return grad.add(decay.add_(momentum, alpha=group["momentum"]))
+        return grad.add(momentum)
 
 
 def check_momentum(config: Config, optimizer: torch.optim.Optimizer) -> None:

@@ -23,9 +23,7 @@ from gradcomp.spec import parse, stages
 CODECS = [stage.example for stage in stages() if stage.kind == "codec"]
 # Momentum correction does not take every codec; its example stands for it.
 ANY_CODEC = [
-    stage.name
-    for stage in stages()
-    if stage.kind == "memory" and stage.name != MOMENTUM_CORRECTION
+    stage.name for stage in stages() if stage.kind == "memory" and stage.name != MOMENTUM_CORRECTION
 ]
 SPECS = [
     *CODECS,
