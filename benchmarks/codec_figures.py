@@ -295,7 +295,7 @@ def draw_codec(stage: StageInfo) -> Figure:
         others = [point for point in curve(stage.example) if short(point.spec) != example]
         if others:
             best = min(
-                others, key=lambda point: (round(abs(math.log(point.error / 0.05))), point.bits)
+                others, key=lambda point: (round(abs(math.log(point.error / 0.05)), 1), point.bits)
             )
             draw_dots(axes[1], best.spec, x, 3.5)
         else:
