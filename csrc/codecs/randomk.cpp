@@ -73,17 +73,15 @@ class Window {
   }
   static constexpr std::size_t kMost = 256;
 
-  // What the constructor wants.
-  static std::size_t words(unsigned log2_span) noexcept {
-    return (std::size_t{1} << (log2_span - 6)) + (std::size_t{1} << (log2_span - 12));
-  }
+  // What the constructor wants for numbers below n.
+  static std::size_t words(std::size_t n) noexcept { return 65 * summary_size(n); }
 
-  Window(unsigned log2_span, std::uint64_t* words) noexcept
-      : mask_((1u << log2_span) - 1),
-        bits_(words),
-        summary_(words + (std::size_t{1} << (log2_span - 6))),
-        summary_size_(std::size_t{1} << (log2_span - 12)) {
-    std::fill(words, summary_ + summary_size_, std::uint64_t{0});
+  Window(std::size_t n, std::uint64_t* words) noexcept
+      : mask_((1u << log2_span(n)) - 1),
+        summary_size_(summary_size(n)),
+        summary_(words),
+        bits_(words + summary_size_) {
+    std::fill(words, words + Window::words(n), std::uint64_t{0});
   }
 
   // Writes the different ones of some numbers of one window, ascending. Returns where they end;
@@ -113,10 +111,14 @@ class Window {
   static constexpr unsigned kMostLog2 = 8;
   static constexpr unsigned kLeastLog2 = 20;
 
+  static std::size_t summary_size(std::size_t n) noexcept {
+    return (std::min(n, std::size_t{1} << log2_span(n)) + 4095) / 4096;
+  }
+
   std::uint32_t mask_;
-  std::uint64_t* bits_;
-  std::uint64_t* summary_;
   std::size_t summary_size_;
+  std::uint64_t* summary_;
+  std::uint64_t* bits_;
 };
 
 // Adds `count` ascending numbers to an ascending set of `size`, which has room for all. `places`
@@ -165,7 +167,7 @@ void draw_sorted(std::size_t n, std::uint64_t stream, Span<std::uint32_t> set, s
     sum += size;
   }
   for (std::size_t i = 0; i < k; ++i) drawn[ends[set[i] >> shift]++] = set[i];
-  Window window(shift, window_words);
+  Window window(n, window_words);
   std::uint32_t* sorted = set.data();
   std::size_t begin = 0;
   for (const std::uint32_t end : ends) {
@@ -220,7 +222,7 @@ class RandomK final : public SeededCodec {
     // Sorting takes time for every draw, listing all bits for every element too.
     constexpr std::size_t kSparse = 32;
     if (!complement && k <= n / kSparse) {
-      const std::size_t words = Window::words(Window::log2_span(n));
+      const std::size_t words = Window::words(n);
       Span<std::uint32_t> drawn = call.scratch->get<std::uint32_t>(0, k + 1);
       Span<std::uint64_t> window = call.scratch->get<std::uint64_t>(1, words);
       if (drawn.empty() || window.empty()) return no_memory(k, 4 * k + 8 * words);
