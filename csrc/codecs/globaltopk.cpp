@@ -1,6 +1,5 @@
 // The elements of largest magnitude of all tensors that travel together.
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
 #include "codecs/codecs.hpp"
@@ -33,7 +32,7 @@ class GlobalTopK final : public SparseCodec {
     const std::size_t k = keep_.count(n);
     std::vector<std::uint32_t> reached;  // magnitudes, tensor after tensor
     std::vector<std::size_t> ends;       // of each tensor's, in `reached`
-    GRADCOMP_TRY(find(tensors, guess_threshold(tensors, n, k), k, call, &reached, &ends));
+    GRADCOMP_TRY(find(tensors, guess_threshold(tensors, k), k, call, &reached, &ends));
     if (reached.size() < k) GRADCOMP_TRY(find(tensors, 0, k, call, &reached, &ends));
     Rank least{0, 0};
     if (k != 0) {
@@ -66,27 +65,6 @@ class GlobalTopK final : public SparseCodec {
       return {};
     }
     return select_largest(x, k, call, kept);
-  }
-
-  // A threshold that a little more than k of the n elements should reach, or 0. A bad guess costs
-  // time, never exactness.
-  static std::uint32_t guess_threshold(Span<const Span<const float>> tensors, std::size_t n,
-                                       std::size_t k) {
-    constexpr std::size_t kSample = 65536;
-    if (n < 2 * kSample || k > n / 4) return 0;
-    // One more than a multiple of 16, so that rows of a matrix are not sampled in one column.
-    const std::size_t stride = n / kSample / 16 * 16 + 1;
-    std::vector<std::uint32_t> sample;
-    std::size_t next = 0;  // in the tensor at hand
-    for (const Span<const float>& x : tensors) {
-      for (; next < x.size(); next += stride) sample.push_back(magnitude(x[next]));
-      next -= x.size();
-    }
-    const double hits =
-        static_cast<double>(sample.size()) * static_cast<double>(k) / static_cast<double>(n);
-    const auto rank = static_cast<std::size_t>(hits + 4.0 * std::sqrt(hits) + 8.0);
-    if (rank > sample.size()) return 0;
-    return kth_largest(sample.data(), sample.size(), rank).number;
   }
 
   // The magnitudes of all elements that reach the threshold; of a tensor with very many of them the

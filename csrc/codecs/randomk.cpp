@@ -46,94 +46,142 @@ class Draws {
   std::uint32_t words_[2 * kPiece];
 };
 
-// Bits sorted by at once: the first-level cache holds all places written to.
-constexpr unsigned kMostBits = 9;
+// Writes base + the position of each one, ascending. Returns where they end; there must be room for
+// one more, even if the word is 0.
+inline std::uint32_t* list_word(std::uint64_t word, std::uint32_t base, std::uint32_t* positions) {
+  const auto take = [&] {
+    const auto bit = static_cast<unsigned>(__builtin_ctzll(word | std::uint64_t{1} << 63));
+    *positions = base + bit;
+    positions += word != 0 ? 1 : 0;
+    word &= word - 1;
+  };
+  // Twice without a branch: whether a word of a sparse set has any is as good as random.
+  take();
+  take();
+  while (word != 0) take();
+  return positions;
+}
 
-// Moves the numbers in the order of the `bits` <= kMostBits bits from `shift` on, those of equal
-// bits in the order they have. `ends` tells where each run of equal bits ends.
-void sort_by(const std::uint32_t* numbers, std::size_t count, unsigned shift, unsigned bits,
-             std::uint32_t* sorted, std::uint32_t* ends) {
-  const std::uint32_t mask = (1u << bits) - 1;
-  std::fill(ends, ends + mask + 1, 0u);
-  for (std::size_t i = 0; i < count; ++i) ++ends[numbers[i] >> shift & mask];
+// Sorts different parts of a set of numbers one after the other: as bits of a window so small that
+// the second-level cache holds it, and a summary, which tells the window's words that are not 0.
+class Window {
+ public:
+  // How many numbers a window spans, so that there are at most kMost windows of numbers below n.
+  static unsigned log2_span(std::size_t n) noexcept {
+    const unsigned bits = 64u - static_cast<unsigned>(__builtin_clzll(n));
+    return std::max(bits, kMostLog2 + kLeastLog2) - kMostLog2;
+  }
+  static constexpr std::size_t kMost = 256;
+
+  // What the constructor wants for numbers below n.
+  static std::size_t words(std::size_t n) noexcept { return 65 * summary_size(n); }
+
+  Window(std::size_t n, std::uint64_t* words) noexcept
+      : mask_((1u << log2_span(n)) - 1),
+        summary_size_(summary_size(n)),
+        summary_(words),
+        bits_(words + summary_size_) {
+    std::fill(words, words + Window::words(n), std::uint64_t{0});
+  }
+
+  // Writes the different ones of some numbers of one window, ascending. Returns where they end;
+  // there must be room for one more.
+  std::uint32_t* sort(const std::uint32_t* numbers, std::size_t count,
+                      std::uint32_t* sorted) noexcept {
+    if (count == 0) return sorted;
+    const std::uint32_t base = numbers[0] & ~mask_;
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::uint32_t at = numbers[i] & mask_;
+      bits_[at / 64] |= std::uint64_t{1} << at % 64;
+      summary_[at / 4096] |= std::uint64_t{1} << at / 64 % 64;
+    }
+    for (std::size_t i = 0; i < summary_size_; ++i) {
+      std::uint64_t marked = summary_[i];
+      summary_[i] = 0;
+      for (; marked != 0; marked &= marked - 1) {
+        const std::size_t w = 64 * i + static_cast<unsigned>(__builtin_ctzll(marked));
+        sorted = list_word(bits_[w], base + static_cast<std::uint32_t>(64 * w), sorted);
+        bits_[w] = 0;
+      }
+    }
+    return sorted;
+  }
+
+ private:
+  static constexpr unsigned kMostLog2 = 8;
+  static constexpr unsigned kLeastLog2 = 20;
+
+  static std::size_t summary_size(std::size_t n) noexcept {
+    return (std::min(n, std::size_t{1} << log2_span(n)) + 4095) / 4096;
+  }
+
+  std::uint32_t mask_;
+  std::size_t summary_size_;
+  std::uint64_t* summary_;
+  std::uint64_t* bits_;
+};
+
+// Adds `count` ascending numbers to an ascending set of `size`, which has room for all. `places`
+// has room for as many. Returns the new size.
+std::size_t insert(std::uint32_t* more, std::size_t count, std::uint32_t* places,
+                   std::uint32_t* set, std::size_t size) {
+  std::size_t fresh = 0;
+  std::size_t place = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    // Each is a little after the one before.
+    std::size_t step = 1;
+    while (place + step < size && set[place + step] < more[i]) step *= 2;
+    std::uint32_t* const end = set + std::min(place + step, size);
+    place = static_cast<std::size_t>(std::lower_bound(set + place, end, more[i]) - set);
+    const bool present =
+        (place < size && set[place] == more[i]) || (fresh > 0 && more[fresh - 1] == more[i]);
+    more[fresh] = more[i];
+    places[fresh] = static_cast<std::uint32_t>(place);
+    fresh += present ? 0 : 1;
+  }
+  // From the end on, so that what moves overwrites nothing that has not.
+  std::size_t from = size;
+  for (std::size_t i = fresh; i > 0; --i) {
+    place = places[i - 1];
+    std::memmove(set + place + i, set + place, 4 * (from - place));
+    set[place + i - 1] = more[i - 1];
+    from = place;
+  }
+  return size + fresh;
+}
+
+// Writes a set of draws, ascending. `drawn` has room for as many, `set` for one more. For few of
+// many.
+void draw_sorted(std::size_t n, std::uint64_t stream, Span<std::uint32_t> set, std::uint32_t* drawn,
+                 std::uint64_t* window_words) {
+  const unsigned shift = Window::log2_span(n);
+  const std::size_t k = set.size();
+  std::uint32_t ends[Window::kMost] = {};
+  Draws draws(n, stream);
+  draws.take(set.data(), k);
+  for (std::size_t i = 0; i < k; ++i) ++ends[set[i] >> shift];
   std::uint32_t sum = 0;
-  for (std::uint32_t at = 0; at <= mask; ++at) {
-    const std::uint32_t size = ends[at];
-    ends[at] = sum;
+  for (std::uint32_t& end : ends) {
+    const std::uint32_t size = end;
+    end = sum;
     sum += size;
   }
-  for (std::size_t i = 0; i < count; ++i) sorted[ends[numbers[i] >> shift & mask]++] = numbers[i];
-}
-
-// Sorts numbers below 2^bits, from the lowest bits on. The result is in one of the two buffers,
-// which is returned.
-std::uint32_t* sort_cached(std::uint32_t* numbers, std::uint32_t* spare, std::size_t count,
-                           unsigned bits) {
-  std::uint32_t ends[std::size_t{1} << kMostBits];
-  const unsigned passes = (bits + kMostBits - 1) / kMostBits;
-  for (unsigned pass = 0; pass < passes; ++pass) {
-    const unsigned shift = bits * pass / passes;
-    sort_by(numbers, count, shift, bits * (pass + 1) / passes - shift, spare, ends);
-    std::swap(numbers, spare);
-  }
-  return numbers;
-}
-
-// As sort_cached, for any count: splits many numbers by their upper bits into parts that a cache
-// holds.
-std::uint32_t* sort(std::uint32_t* numbers, std::uint32_t* spare, std::size_t count,
-                    unsigned bits) {
-  constexpr unsigned kUpper = 8;
-  constexpr std::size_t kCached = 32768;
-  if (count <= kCached || bits <= kUpper) return sort_cached(numbers, spare, count, bits);
-  std::uint32_t ends[std::size_t{1} << kUpper];
-  sort_by(numbers, count, bits - kUpper, kUpper, spare, ends);
+  for (std::size_t i = 0; i < k; ++i) drawn[ends[set[i] >> shift]++] = set[i];
+  Window window(n, window_words);
+  std::uint32_t* sorted = set.data();
   std::size_t begin = 0;
   for (const std::uint32_t end : ends) {
-    std::uint32_t* const part = spare + begin;
-    const std::size_t size = end - begin;
-    const std::uint32_t* const sorted = sort_cached(part, numbers + begin, size, bits - kUpper);
-    if (sorted != part) std::memcpy(part, sorted, 4 * size);
+    sorted = window.sort(drawn + begin, end - begin, sorted);
     begin = end;
   }
-  return spare;
-}
-
-// Adds `count` ascending numbers to an ascending set of `size`, which has room for all. Returns the
-// new size.
-std::size_t insert(std::uint32_t* more, std::size_t count, std::uint32_t* set, std::size_t size) {
-  const auto present = [&](std::uint32_t number) {
-    return std::binary_search(set, set + size, number);
-  };
-  count = static_cast<std::size_t>(std::unique(more, more + count) - more);
-  count = static_cast<std::size_t>(std::remove_if(more, more + count, present) - more);
-  // From the end on, so that what moves overwrites nothing that has not.
-  std::uint32_t* from = set + size;
-  std::uint32_t* to = from + count;
-  for (std::size_t i = count; i > 0; --i) {
-    std::uint32_t* const after = std::lower_bound(set, from, more[i - 1]);
-    const auto length = static_cast<std::size_t>(from - after);
-    to -= length;
-    std::memmove(to, after, 4 * length);
-    *--to = more[i - 1];
-    from = after;
-  }
-  return size + count;
-}
-
-// Writes a set of draws, ascending. `drawn` and `spare` have room for as many. For few of many.
-void draw_sorted(std::size_t n, std::uint64_t stream, Span<std::uint32_t> set, std::uint32_t* drawn,
-                 std::uint32_t* spare) {
-  const unsigned bits = 64u - static_cast<unsigned>(__builtin_clzll(n));
-  Draws draws(n, stream);
-  for (std::size_t size = 0; size < set.size();) {
-    // As many as are missing: however many of them are new, none is too much.
-    const std::size_t count = set.size() - size;
+  auto size = static_cast<std::size_t>(sorted - set.data());
+  while (size < k) {
+    // No more than are missing: however many of them are new, none is too much. And no more than
+    // leave room for their places.
+    const std::size_t count = std::min(k - size, (k + 1) / 2);
     draws.take(drawn, count);
-    std::uint32_t* const sorted = sort(drawn, spare, count, bits);
-    size = size == 0 ? static_cast<std::size_t>(
-                           std::unique_copy(sorted, sorted + count, set.data()) - set.data())
-                     : insert(sorted, count, set.data(), size);
+    std::sort(drawn, drawn + count);
+    size = insert(drawn, count, drawn + count, set.data(), size);
   }
 }
 
@@ -157,17 +205,7 @@ void draw_bits(std::size_t n, std::uint64_t stream, std::size_t size, std::uint6
 // Writes the positions of all ones, ascending; `positions` has room for one more.
 void list_bits(const std::uint64_t* bits, std::size_t words, std::uint32_t* positions) {
   for (std::size_t w = 0; w < words; ++w) {
-    std::uint64_t word = bits[w];
-    const auto take = [&] {
-      const auto bit = static_cast<unsigned>(__builtin_ctzll(word | std::uint64_t{1} << 63));
-      *positions = static_cast<std::uint32_t>(64 * w) + bit;
-      positions += word != 0 ? 1 : 0;
-      word &= word - 1;
-    };
-    // Twice without a branch: whether a word of a sparse set has any is as good as random.
-    take();
-    take();
-    while (word != 0) take();
+    positions = list_word(bits[w], static_cast<std::uint32_t>(64 * w), positions);
   }
 }
 
@@ -181,13 +219,14 @@ class RandomK final : public SeededCodec {
     if (k == 0) return {};
     const bool complement = k > n / 2;
     const std::size_t draws = complement ? n - k : k;
-    // Sorting takes time for every draw, marking bits for every element too.
+    // Sorting takes time for every draw, listing all bits for every element too.
     constexpr std::size_t kSparse = 32;
     if (!complement && k <= n / kSparse) {
+      const std::size_t words = Window::words(n);
       Span<std::uint32_t> drawn = call.scratch->get<std::uint32_t>(0, k + 1);
-      Span<std::uint32_t> spare = call.scratch->get<std::uint32_t>(1, k + 1);
-      if (drawn.empty() || spare.empty()) return no_memory(k, 8 * k);
-      draw_sorted(n, call.stream, indices, drawn.data(), spare.data());
+      Span<std::uint64_t> window = call.scratch->get<std::uint64_t>(1, words);
+      if (drawn.empty() || window.empty()) return no_memory(k, 4 * k + 8 * words);
+      draw_sorted(n, call.stream, indices, drawn.data(), window.data());
       return {};
     }
     const std::size_t words = (n + 63) / 64;

@@ -94,8 +94,12 @@ class SampledTopK final : public SparseCodec {
     if (magnitudes.empty()) {
       return capacity_error("out of memory: a sample of " + std::to_string(size) + " elements");
     }
+    // Each may be in a cache line of its own, so they are asked for early.
+    const std::size_t ahead = 32 * sample.stride;
     for (std::size_t i = 0; i < size; ++i) {
-      magnitudes[i] = float_bits(x[start + i * sample.stride]) & kMagnitudeMask;
+      const std::size_t at = start + i * sample.stride;
+      __builtin_prefetch(x.data() + std::min(at + ahead, x.size() - 1));
+      magnitudes[i] = float_bits(x[at]) & kMagnitudeMask;
     }
     const std::uint32_t reached = kth_largest(magnitudes.data(), size, sample.rank).number;
     *threshold = std::min(reached, kInfBits - 1);

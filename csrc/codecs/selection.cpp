@@ -19,19 +19,26 @@ std::uint32_t magnitude(float x) { return float_bits(x) & kMagnitudeMask; }
 std::uint32_t positive_magnitude(float x) { return std::signbit(x) ? 0 : magnitude(x); }
 std::uint32_t negative_magnitude(float x) { return std::signbit(x) ? magnitude(x) : 0; }
 
-// A threshold that a little more than k of the n elements should reach with their `size_of`, from a
-// deterministic sample. A bad guess costs time, never exactness.
+// See the header; `size_of` an element is what must reach the threshold.
 template <typename SizeOf>
-std::uint32_t guess_threshold(const float* x, std::size_t n, std::size_t k, const SizeOf& size_of) {
+std::uint32_t guess(Span<const Span<const float>> tensors, std::size_t k, const SizeOf& size_of) {
   constexpr std::size_t kRun = 16;  // one cache line of floats per sampled place
   constexpr std::size_t kMaxRuns = 4096;
+  std::size_t n = 0;
+  for (const Span<const float>& x : tensors) n += x.size();
   if (n < std::size_t{1} << 15 || k > n / 4) return 0;
   std::size_t runs = 256 * n / k / kRun;  // so that about 256 sampled elements reach the threshold
   runs = std::min(std::max<std::size_t>(runs, 512), std::min(kMaxRuns, n / (8 * kRun)));
   const std::size_t stride = n / runs;
-  std::vector<std::uint32_t> sample(runs * kRun);
-  for (std::size_t run = 0; run < runs; ++run) {
-    for (std::size_t i = 0; i < kRun; ++i) sample[run * kRun + i] = size_of(x[run * stride + i]);
+  std::vector<std::uint32_t> sample;
+  sample.reserve(runs * kRun);
+  std::size_t next = 0;  // in the tensor at hand
+  for (const Span<const float>& x : tensors) {
+    for (; next < x.size() && runs > 0; next += stride, --runs) {
+      const std::size_t end = std::min(next + kRun, x.size());
+      for (std::size_t i = next; i < end; ++i) sample.push_back(size_of(x[i]));
+    }
+    next -= std::min(next, x.size());
   }
   const double hits =
       static_cast<double>(sample.size()) * static_cast<double>(k) / static_cast<double>(n);
@@ -71,6 +78,10 @@ Status select_all(Span<const float> x, const Call& call, Selection* kept) {
 }
 
 }  // namespace
+
+std::uint32_t guess_threshold(Span<const Span<const float>> tensors, std::size_t k) {
+  return guess(tensors, k, magnitude);
+}
 
 Rank kth_largest(std::uint32_t* numbers, std::size_t n, std::size_t k) {
   // Radix selection: count the numbers in equal bins, then go on with the bin of the k-th largest.
@@ -164,8 +175,8 @@ Status select_largest(Span<const float> x, std::size_t k, const Call& call, Sele
   // Twice k, so that a full buffer is halved at most every k elements: linear time at worst.
   const std::size_t cap = 2 * k + 4096;
   Candidates found;
-  GRADCOMP_TRY(find_candidates(x, guess_threshold(x.data(), x.size(), k, magnitude), k, cap,
-                               Excess::kLargest, call, &found));
+  GRADCOMP_TRY(
+      find_candidates(x, guess_threshold({&x, 1}, k), k, cap, Excess::kLargest, call, &found));
   // With fewer than k the guess was too high; now every element is a candidate.
   if (found.size < k) {
     GRADCOMP_TRY(find_candidates(x, 0, k, cap, Excess::kLargest, call, &found));
@@ -179,9 +190,9 @@ Status select_largest_by_sign(Span<const float> x, const SignCounts& k, const Ca
                               Selection* kept) {
   const std::size_t n = x.size();
   std::uint32_t threshold = kMagnitudeMask;
-  if (k.positive > 0) threshold = guess_threshold(x.data(), n, k.positive, positive_magnitude);
+  if (k.positive > 0) threshold = guess({&x, 1}, k.positive, positive_magnitude);
   if (k.negative > 0) {
-    threshold = std::min(threshold, guess_threshold(x.data(), n, k.negative, negative_magnitude));
+    threshold = std::min(threshold, guess({&x, 1}, k.negative, negative_magnitude));
   }
   for (threshold = std::max(threshold, 1u);; threshold = 1) {  // 1: all but zeros
     Candidates found;

@@ -37,6 +37,10 @@ enum class Excess {
   kFirst,    // the first k are the first k candidates found; cap >= k
 };
 
+// A threshold that a little more than k of all elements of the tensors should reach with their
+// magnitude bits, from a deterministic sample. A bad guess costs time, never exactness.
+std::uint32_t guess_threshold(Span<const Span<const float>> tensors, std::size_t k);
+
 // Finds the elements whose magnitude bits are `threshold` or more, all of them unless there are
 // more than `cap`. The result lives in the call's scratch memory.
 Status find_candidates(Span<const float> x, std::uint32_t threshold, std::size_t k, std::size_t cap,

@@ -110,14 +110,16 @@ std::size_t read_table(Span<const std::uint8_t> in, unsigned bits, Frequencies* 
 }
 
 // What encoding a symbol takes. state / frequency is a multiplication by the inverse and a shift
-// (Alverson: "Integer division using reciprocals", 1991).
+// (Alverson: "Integer division using reciprocals", 1991). As small as it can be: four to a cache
+// line, and found by a shift.
 struct EncodeStep {
   std::uint64_t inverse;
-  std::uint32_t bias;
+  std::uint16_t bias;
   std::uint16_t frequency;
   std::uint16_t complement;  // kTotal - frequency
   std::uint16_t shift;
 };
+static_assert(2 * kTotal - 2 <= 0xFFFF, "the largest bias");
 
 void prepare_steps(const Frequencies& frequencies, EncodeStep* steps) {
   std::uint32_t start = 0;
@@ -130,13 +132,13 @@ void prepare_steps(const Frequencies& frequencies, EncodeStep* steps) {
       // The quotient comes out as state - 1; the bias makes up for it.
       step.inverse = ~std::uint64_t{0};
       step.shift = 0;
-      step.bias = start + kTotal - 1;
+      step.bias = static_cast<std::uint16_t>(start + kTotal - 1);
     } else {
       unsigned shift = 0;
       while (f > 1u << shift) ++shift;
       step.inverse = static_cast<std::uint64_t>(((Wide{1} << (shift + 63)) + f - 1) / f);
       step.shift = static_cast<std::uint16_t>(shift - 1);
-      step.bias = start;
+      step.bias = static_cast<std::uint16_t>(start);
     }
     start += f;
   }
@@ -149,10 +151,10 @@ inline std::uint64_t mask_if(bool condition) { return ~std::uint64_t{condition} 
 // Writes the lower half of a state that is too large to take symbols whose frequencies have the
 // given product: of one symbol scaled by kTotal, or of two.
 inline std::uint64_t shed(std::uint64_t state, std::uint64_t product, std::uint8_t** to) {
-  const std::uint64_t full = mask_if(state >= product << (63 - 2 * kTotalBits));
+  const unsigned full = state >= product << (63 - 2 * kTotalBits) ? 1 : 0;
   store(*to - 4, static_cast<std::uint32_t>(state));
-  *to -= full & 4;
-  return state ^ ((state ^ state >> 32) & full);
+  *to -= 4 * full;
+  return state >> 32 * full;
 }
 
 inline std::uint64_t push(std::uint64_t state, const EncodeStep& step) {

@@ -60,12 +60,13 @@ def seed_with_start(stride: int, start: int) -> int:
 # randomk and randomblock --------------------------------------------------------------------------
 
 
-# Beyond n / 32 elements are marked rather than sorted; more than 32768 are sorted in parts.
+# Beyond n / 32 elements are marked among all, others sorted window by window of 2^20 indices.
 @pytest.mark.parametrize(
     ("n", "k"),
     [
         *[(1, 1), (2, 1), (64, 2), (64, 5), (1000, 31), (1000, 32), (1000, 640), (700, 699)],
         *[(3, 9), (1024, 32), (100_000, 3000), (1_200_000, 33_000)],
+        *[(1 << 20, 32768), ((1 << 20) + 1, 7), (3_000_001, 93_750)],
     ],
 )
 def test_randomk_keeps_the_first_different_draws(n: int, k: int) -> None:
