@@ -601,7 +601,10 @@ def from_config_and_environment() -> None:
     os.environ["GRADCOMP_COMPRESSION"] = "residual|topk(k=5,values=fp32)"
     stateful = Compression.from_env(params.items())
     refused(
-        Compression.from_env, ConfigError, "topk(k=5,values=fp32)' keeps state between steps", "named_parameters"
+        Compression.from_env,
+        ConfigError,
+        "topk(k=5,values=fp32)' keeps state between steps",
+        "named_parameters",
     )
     os.environ["GRADCOMP_CONFIG"] = str(first)
     refused(Compression.from_env, ConfigError, "GRADCOMP_COMPRESSION", "GRADCOMP_CONFIG")
