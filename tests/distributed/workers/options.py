@@ -461,7 +461,7 @@ def without_named_parameters() -> None:
     refused(
         lambda: Compression("residual|topk(k=100,values=fp32)"),
         ConfigError,
-        "'residual(beta=1.0,gamma=1.0)|topk(k=100,values=fp32)' has a memory",
+        "'residual(beta=1.0,gamma=1.0)|topk(k=100,values=fp32)' keeps state between steps",
         "named_parameters=model.named_parameters()",
     )
 
@@ -601,7 +601,10 @@ def from_config_and_environment() -> None:
     os.environ["GRADCOMP_COMPRESSION"] = "residual|topk(k=5,values=fp32)"
     stateful = Compression.from_env(params.items())
     refused(
-        Compression.from_env, ConfigError, "topk(k=5,values=fp32)' has a memory", "named_parameters"
+        Compression.from_env,
+        ConfigError,
+        "topk(k=5,values=fp32)' keeps state between steps",
+        "named_parameters",
     )
     os.environ["GRADCOMP_CONFIG"] = str(first)
     refused(Compression.from_env, ConfigError, "GRADCOMP_COMPRESSION", "GRADCOMP_CONFIG")
