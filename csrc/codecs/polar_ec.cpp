@@ -36,8 +36,10 @@ constexpr std::uint32_t kErasure = (64 - kFree) << 25;  // of 2^31
 constexpr std::size_t kDigits = std::size_t{1} << 18;
 
 // Elements that are much smaller than the step would hardly make a difference for the code's
-// decisions: such segments get a step of their own, in root mean squares.
+// decisions: such segments get a step of their own, in root mean squares. It doubles with every
+// pass over a tensor whose size is not right, but no more often than this: places get too coarse.
 constexpr double kQuietStep = 2.5;
+constexpr int kMaxDoublings = 3;
 
 // Of the tiles at most about so many are looked at to choose the step.
 constexpr std::size_t kSampledTiles = 96;
@@ -72,9 +74,13 @@ class Layout : public BlockCut {
   std::size_t max_size() const { return digits_at() + kDigitsHeader * chunks() + numel(); }
 
   // A unit is what one thread encodes: whole segments, and whole chunks of indices.
-  std::size_t units() const { return (segments() + segments_each_ - 1) / segments_each_; }
+  // The last one takes what is left of the tensor.
+  std::size_t units() const {
+    const std::size_t tile_rows = numel() / kRotationBlock * kTileRows;
+    return std::max<std::size_t>(1, (tile_rows + unit_rows_ - 1) / unit_rows_);
+  }
   std::size_t first_segment(std::size_t unit) const {
-    return std::min(unit * segments_each_, segments());
+    return unit == units() ? segments() : unit * segments_each_;
   }
   std::size_t first_chunk(std::size_t unit) const {
     return unit == units() ? chunks() : unit * (kLanes * unit_rows_ / kDigits);
@@ -85,6 +91,13 @@ class Layout : public BlockCut {
  private:
   std::size_t segments_each_;
   std::size_t unit_rows_;
+};
+
+// Of all segments in one pass over the tensor.
+struct Steps {
+  double general = 0;  // for unbiased=true in root mean squares of the segment
+  double quiet = 0;    // always in those, of segments for which the other one is much too large
+  std::atomic<bool> some_quiet{false};
 };
 
 // Gives out parts of a thread's memory, or counts how much they take.
@@ -193,10 +206,12 @@ class PolarEc final : public Codec {
     const double fixed = static_cast<double>(layout.digits_at() + 48 * layout.chunks());
     double bits = 8 * (asked - fixed) / elements;
     for (int pass = 0;; ++pass) {
-      const double step = design_.find_step(magnitudes, std::max(bits, kMinIndexBits));
-      GRADCOMP_TRY(encode_at(layout, rotation, x.data(), step, call, out.data(), written));
+      Steps steps;
+      steps.general = design_.find_step(magnitudes, std::max(bits, kMinIndexBits));
+      steps.quiet = std::ldexp(kQuietStep, std::min(pass, kMaxDoublings));
+      GRADCOMP_TRY(encode_at(layout, rotation, x.data(), &steps, call, out.data(), written));
       const double excess = static_cast<double>(*written) - asked;
-      const bool can_change = bits > kMinIndexBits || excess < 0;
+      const bool can_change = excess < 0 || bits > kMinIndexBits || steps.some_quiet;
       if (std::fabs(excess) <= kTolerance * asked || !can_change || pass + 1 == kMaxPasses) {
         return {};
       }
@@ -281,9 +296,7 @@ class PolarEc final : public Codec {
     return {};
   }
 
-  // The whole payload at this step, or for unbiased=true, at so many root mean squares of every
-  // segment.
-  Status encode_at(const Layout& layout, const Rotation& rotation, const float* x, double step,
+  Status encode_at(const Layout& layout, const Rotation& rotation, const float* x, Steps* steps,
                    const Call& call, std::uint8_t* payload, std::size_t* written) const {
     // Chunks are first written where the longest ones would be.
     const auto place = [&](std::size_t chunk) {
@@ -294,7 +307,7 @@ class PolarEc final : public Codec {
           const std::size_t begin = kDigits * layout.first_chunk(unit);
           for (std::size_t i = layout.first_segment(unit); i < layout.first_segment(unit + 1);
                ++i) {
-            encode_segment(layout, layout.segment(i), rotation, x, step, begin, space, payload);
+            encode_segment(layout, layout.segment(i), rotation, x, steps, begin, space, payload);
           }
           for (std::size_t chunk = layout.first_chunk(unit); chunk < layout.first_chunk(unit + 1);
                ++chunk) {
@@ -384,8 +397,9 @@ class PolarEc final : public Codec {
 
   // Writes the segment's scales and words to the payload, and leaves the indices in the unit's.
   void encode_segment(const Layout& layout, const Segment& segment, const Rotation& rotation,
-                      const float* x, double step, std::size_t unit_begin, Writer& space,
+                      const float* x, Steps* steps, std::size_t unit_begin, Writer& space,
                       std::uint8_t* payload) const {
+    double step = steps->general;
     const std::size_t begin = layout.first(segment);
     const std::size_t count = layout.elements(segment);
     draw_mask(segment, rotation.stream(), space.mask);
@@ -401,7 +415,8 @@ class PolarEc final : public Codec {
       if (!(step >= kMinPolarRms)) {
         if (own_step) break;
         own_step = true;
-        step = kQuietStep * rms_of_all();
+        steps->some_quiet = true;
+        step = steps->quiet * rms_of_all();
         continue;
       }
       if (!(step <= static_cast<double>(std::numeric_limits<float>::max()))) break;
@@ -424,7 +439,8 @@ class PolarEc final : public Codec {
       if (step < reach) {
         step = reach;
       } else if (all.product < 4 * all.energy) {
-        step = std::max(kQuietStep * rms_of_all(), reach);
+        steps->some_quiet = true;
+        step = std::max(steps->quiet * rms_of_all(), reach);
       } else {
         return;
       }

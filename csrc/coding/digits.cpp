@@ -97,8 +97,9 @@ Frequencies symbol_frequencies(const Frequencies& digits, unsigned width) {
 }  // namespace
 
 std::size_t digits_encode(Span<const std::uint8_t> numbers, std::uint8_t* work, std::uint8_t* out) {
-  const std::uint8_t largest = *std::max_element(numbers.begin(), numbers.end());
-  const unsigned width = largest < 4 ? 2 : largest < 16 ? 4 : 8;
+  unsigned used_bits = 0;
+  for (const std::uint8_t number : numbers) used_bits |= number;
+  const unsigned width = used_bits < 4 ? 2 : used_bits < 16 ? 4 : 8;
   const std::uint8_t* symbols = numbers.data();
   const std::size_t count = digit_symbols(numbers.size(), width);
   if (width != 8) {

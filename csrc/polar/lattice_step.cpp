@@ -12,8 +12,8 @@ namespace {
 // The largest LLR.
 constexpr double kPeak = 60;
 // How certain the code's decisions are, measured on normal elements: the odds against an LLR are
-// exp(kCertainty |LLR|).
-constexpr double kCertainty = 0.063;
+// exp(certainty |LLR|).
+double certainty(double rate) { return 0.058 + 0.0012 / (rate * rate * rate * rate); }
 
 // The least cost of a point of one half: squared error and a price for each unit of its index.
 double cost(double magnitude, bool other, double price) {
@@ -72,7 +72,7 @@ LatticeDesign::LatticeDesign(double rate) {
   for (int i = 0; i < 64; ++i) {
     rule_.llr[i] = static_cast<std::int8_t>(std::lround(kPeak * ratios[i] / largest));
     other_[i] = static_cast<std::uint16_t>(
-        std::lround(1024 / (1 + std::exp(kCertainty * static_cast<double>(rule_.llr[i])))));
+        std::lround(1024 / (1 + std::exp(certainty(rate) * static_cast<double>(rule_.llr[i])))));
   }
   rule_.same = static_cast<std::int16_t>(8 - std::lround(8 * price));
   rule_.other = static_cast<std::int16_t>(24 - std::lround(4 * price));
@@ -109,7 +109,7 @@ double LatticeDesign::find_step(const Magnitudes& magnitudes, double bits) const
   if (!(squares > 0)) return 0;
   const double rms = std::sqrt(squares / total);
   double low = -10;  // log2 of the step in root mean squares
-  double high = 6;
+  double high = 3;
   for (int i = 0; i < 16; ++i) {
     const double middle = 0.5 * (low + high);
     (entropy(magnitudes, rms * std::exp2(middle)) > bits ? low : high) = middle;
