@@ -33,5 +33,6 @@ StageInfo inceptionn_stage();
 StageInfo sketch_stage();
 StageInfo polar_b_stage();
 StageInfo polar_ec_stage();
+StageInfo polar_stage();
 
 }  // namespace gradcomp

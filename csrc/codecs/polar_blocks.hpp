@@ -1,5 +1,5 @@
 // How polar_b and polar_ec cut a tensor into blocks of 64 codes, and the second rotation of
-// unbiased=true. docs/wire-format.md#blocks-of-polar-codes is the norm.
+// unbiased=true. docs/wire-format.md#polar_b is the norm.
 #pragma once
 
 #include <algorithm>

@@ -419,7 +419,8 @@ class PolarEc final : public Codec {
         step = steps->quiet * rms_of_all();
         continue;
       }
-      if (!(step <= static_cast<double>(std::numeric_limits<float>::max()))) break;
+      if (!std::isfinite(step)) break;
+      step = std::min(step, static_cast<double>(std::numeric_limits<float>::max()));
       const float largest = bits_float(find_places(layout, segment, rotation, x, step, space));
       if (!std::isfinite(largest)) {
         step = std::numeric_limits<double>::quiet_NaN();

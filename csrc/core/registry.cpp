@@ -116,6 +116,7 @@ const std::vector<StageInfo>& registry() {
       sketch_stage(),
       polar_b_stage(),
       polar_ec_stage(),
+      polar_stage(),
       index_coder("auto", "topk(ratio=0.01)|auto",
                   "codes indices in the way that is smallest, each time; what a spec without an "
                   "index coder means",
