@@ -50,8 +50,9 @@ struct Segment {
 };
 
 // The rows' logarithm of a full block for the parameter `n`, whose "auto" goes by the tensor's
-// size: longer codes are better, as long as a few blocks of them make up most of the tensor.
-unsigned polar_block_log2(const std::string& parameter, std::size_t numel);
+// size: longer codes are better, as long as a few blocks of them make up most of the tensor. It is
+// at most `longest`.
+unsigned polar_block_log2(const std::string& parameter, std::size_t numel, unsigned longest);
 
 // The blocks and segments of a tensor of n >= 64 elements.
 class BlockCut {

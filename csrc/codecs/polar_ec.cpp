@@ -32,6 +32,9 @@ constexpr std::size_t kMinNumel = 64;
 constexpr std::size_t kFree = 29;
 constexpr std::uint32_t kErasure = (64 - kFree) << 25;  // of 2^31
 
+// The longest codes of n=auto: what a thread works with should stay in its cache.
+constexpr unsigned kAutoLog2 = 12;
+
 // Elements whose indices are coded together.
 constexpr std::size_t kDigits = std::size_t{1} << 18;
 
@@ -258,7 +261,7 @@ class PolarEc final : public Codec {
     return (whole ? nodes_[block.log2] : short_nodes_[rows - 1]).data();
   }
 
-  Layout layout(std::size_t n) const { return {n, polar_block_log2(n_, n)}; }
+  Layout layout(std::size_t n) const { return {n, polar_block_log2(n_, n, kAutoLog2)}; }
 
   Magnitudes sample(const Rotation& rotation, const float* x, std::size_t n) const {
     Magnitudes result;

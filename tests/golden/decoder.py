@@ -881,19 +881,19 @@ def falling_powers(count: int) -> list[int]:
     return [1 << bit for bit in reversed(range(count.bit_length())) if count >> bit & 1]
 
 
-def polar_blocks(n: int, code: str) -> list[int]:
+def polar_blocks(n: int, code: str, longest: int) -> list[int]:
     """The rows of all blocks but the one of what the rotation's whole blocks leave over."""
     if code == "auto":
-        size = 16384 if n >= 2**20 else 4096 if n >= 2**18 else 1024
+        size = longest if n >= 2**20 else 4096 if n >= 2**18 else 1024
     else:
         size = int(code)
     tiles = n // 4096 * 64
     return [size] * (tiles // size) + falling_powers(tiles % size)
 
 
-def polar_cut(n: int, spec: Spec) -> list[int]:
+def polar_cut(n: int, spec: Spec, longest: int) -> list[int]:
     """The rows of all blocks."""
-    blocks = polar_blocks(n, spec.params["n"])
+    blocks = polar_blocks(n, spec.params["n"], longest)
     rest = -(-n // 64) - sum(blocks)
     return blocks + ([rest] if rest else [])
 
@@ -933,7 +933,7 @@ def read_polar_b(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
     if n < 64:
         return read_identity(payload, n, spec, stream)
     rate, unbiased = float(spec.params["rate"]), spec.params["unbiased"] == "true"
-    blocks = polar_cut(n, spec)
+    blocks = polar_cut(n, spec, 16384)
     rows = sum(blocks)
     head = 4 * len(blocks)
     overhead = head + (36 if spec.rotated else 28)
@@ -960,7 +960,7 @@ def read_polar_b(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
 def read_polar_ec(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
     if n < 64:
         return read_identity(payload, n, spec, stream)
-    blocks = polar_cut(n, spec)
+    blocks = polar_cut(n, spec, 4096)
     rows = sum(blocks)
     head = 4 * len(blocks)
     total = 29 * rows // 64
@@ -1092,7 +1092,10 @@ def decode(frame: bytes, spec: str) -> np.ndarray:
         raise FormatError(f"codec id {fields.codec_id}; {read_spec.name} is {rules.codec_id}")
     if fields.spec_hash != crc32c(spec.encode("ascii")):
         raise FormatError(f"spec hash {fields.spec_hash:#010x} is not that of {spec}")
-    if (fields.stream is not None) != (rules.seeded or read_spec.rotated):
+    seeded = rules.seeded or read_spec.rotated
+    if read_spec.name == "polar":
+        seeded = seeded or float(read_spec.params["rate"]) >= 0.5
+    if (fields.stream is not None) != seeded:
         raise FormatError("flag bit 1 (stream present) does not fit the codec")
     # Hostile scales overflow, and signalling NaN become quiet: neither is an error.
     with np.errstate(over="ignore", invalid="ignore"):
