@@ -135,7 +135,9 @@ class Spec:
             raise ValueError(f"no codec {name!r}; known: {', '.join(PAYLOADS)}")
         pairs = rest.removesuffix(")").split(",") if rest else []
         params = dict(pair.split("=", 1) for pair in pairs)
-        rotated = rotated or (name in ("polar_b", "polar_ec", "polar") and params["unbiased"] == "true")
+        rotated = rotated or (
+            name in ("polar_b", "polar_ec", "polar") and params["unbiased"] == "true"
+        )
         return cls(name, params, rotated, coder or None)
 
     def kept(self, n: int) -> int:
