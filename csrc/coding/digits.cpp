@@ -16,11 +16,13 @@ void pack(Span<const std::uint8_t> numbers, unsigned width, std::uint8_t* symbol
   std::size_t i = 0;
   if (width == 2) {
     for (; i + 8 <= n; i += 8) {
-      auto x = load<std::uint64_t>(numbers.data() + i);
-      x |= x >> 6;
-      x |= x >> 12;
-      symbols[i / 4] = static_cast<std::uint8_t>(x);
-      symbols[i / 4 + 1] = static_cast<std::uint8_t>(x >> 32);
+      // Every number to its place in the upper byte of its half: the products do not overlap.
+      constexpr std::uint64_t kPlaces = 0x0000000001041040u;
+      const auto x = load<std::uint64_t>(numbers.data() + i);
+      const std::uint64_t low = (x & 0xFFFFFFFFu) * kPlaces;
+      const std::uint64_t high = (x >> 32) * kPlaces;
+      symbols[i / 4] = static_cast<std::uint8_t>(low >> 24);
+      symbols[i / 4 + 1] = static_cast<std::uint8_t>(high >> 24);
     }
   } else {
     for (; i + 8 <= n; i += 8) {
@@ -36,6 +38,19 @@ void pack(Span<const std::uint8_t> numbers, unsigned width, std::uint8_t* symbol
     for (std::size_t j = i; j < std::min(i + each, n); ++j) symbol |= numbers[j] << width * (j - i);
     symbols[i / each] = static_cast<std::uint8_t>(symbol);
   }
+}
+
+// The least width that fits all numbers.
+unsigned width_of(Span<const std::uint8_t> numbers) {
+  std::uint64_t used[4] = {};  // of runs of eight, so that no step waits for the one before
+  std::size_t i = 0;
+  for (; i + 32 <= numbers.size(); i += 32) {
+    for (std::size_t j = 0; j < 4; ++j) used[j] |= load<std::uint64_t>(numbers.data() + i + 8 * j);
+  }
+  for (; i < numbers.size(); ++i) used[0] |= numbers[i];
+  const std::uint64_t bits = used[0] | used[1] | used[2] | used[3];
+  if ((bits & 0xF0F0F0F0F0F0F0F0u) != 0) return 8;
+  return (bits & 0x0C0C0C0C0C0C0C0Cu) != 0 ? 4 : 2;
 }
 
 // The numbers in a byte.
@@ -97,9 +112,7 @@ Frequencies symbol_frequencies(const Frequencies& digits, unsigned width) {
 }  // namespace
 
 std::size_t digits_encode(Span<const std::uint8_t> numbers, std::uint8_t* work, std::uint8_t* out) {
-  unsigned used_bits = 0;
-  for (const std::uint8_t number : numbers) used_bits |= number;
-  const unsigned width = used_bits < 4 ? 2 : used_bits < 16 ? 4 : 8;
+  const unsigned width = width_of(numbers);
   const std::uint8_t* symbols = numbers.data();
   const std::size_t count = digit_symbols(numbers.size(), width);
   if (width != 8) {
