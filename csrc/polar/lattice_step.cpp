@@ -13,7 +13,7 @@ namespace {
 constexpr double kPeak = 60;
 // How certain the code's decisions are, measured on normal elements: the odds against an LLR are
 // exp(certainty |LLR|).
-double certainty(double rate) { return 0.058 + 0.0012 / (rate * rate * rate * rate); }
+double certainty(double rate) { return 0.0574 + 0.0021 / (rate * rate * rate); }
 
 // The least cost of a point of one half: squared error and a price for each unit of its index.
 double cost(double magnitude, bool other, double price) {
