@@ -35,7 +35,8 @@ void pack(Span<const std::uint8_t> numbers, unsigned width, std::uint8_t* symbol
   }
   for (; i < n; i += each) {
     unsigned symbol = 0;
-    for (std::size_t j = i; j < std::min(i + each, n); ++j) symbol |= numbers[j] << width * (j - i);
+    for (std::size_t j = i; j < std::min(i + each, n); ++j)
+      symbol |= unsigned{numbers[j]} << width * (j - i);
     symbols[i / each] = static_cast<std::uint8_t>(symbol);
   }
 }
@@ -172,8 +173,20 @@ void unpack_digits(const std::uint8_t* symbols, unsigned width, std::uint8_t* nu
   const std::size_t each = 8 / width;
   std::size_t i = 0;
   if (width == 2) {
+    for (; i + 32 <= count; i += 32) {
+      auto eight = load<std::uint64_t>(symbols + i / 4);
+      for (std::size_t j = 0; j < 32; j += 4, eight >>= 8) {
+        store(numbers + i + j, table.fours[eight & 0xFF]);
+      }
+    }
     for (; i + 4 <= count; i += 4) store(numbers + i, table.fours[symbols[i / 4]]);
   } else {
+    for (; i + 16 <= count; i += 16) {
+      auto eight = load<std::uint64_t>(symbols + i / 2);
+      for (std::size_t j = 0; j < 16; j += 2, eight >>= 8) {
+        store(numbers + i + j, table.twos[eight & 0xFF]);
+      }
+    }
     for (; i + 2 <= count; i += 2) store(numbers + i, table.twos[symbols[i / 2]]);
   }
   for (; i < count; ++i) {
