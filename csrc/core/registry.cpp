@@ -186,6 +186,8 @@ const std::vector<StageInfo>& registry() {
       inceptionn_stage(),
       sketch_stage(),
       polar_b_stage(),
+      polar_ec_stage(),
+      polar_stage(),
       powersgd_stage(),
       atomo_stage(),
       index_coder("auto", "topk(ratio=0.01)|auto",
