@@ -1,10 +1,15 @@
-"""How tests are divided among processes (pytest -n)."""
+"""How tests are divided among processes (pytest -n), and what they share."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+
+# How long an example takes says more about the machine's other work than about the code.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 
 class _JobsTogether(LoadScopeScheduling):
