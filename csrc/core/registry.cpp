@@ -122,6 +122,30 @@ StageInfo atomo_stage() {
   return stage;
 }
 
+StageInfo chunk_allreduce_stage() {
+  StageInfo stage;
+  stage.name = "chunk_allreduce";
+  stage.kind = StageKind::kAlgorithm;
+  stage.summary =
+      "all ranks send the same chunks, those of the largest average L1 norm: norms are "
+      "all-reduced, "
+      "then the elements";
+  stage.paper =
+      "Sun, Feng, Han, Yan, Wen: Optimizing Network Performance for Distributed DNN Training on "
+      "GPU "
+      "Clusters, arXiv:1902.06855, section 3.2 (coarse-grained sparse communication)";
+  stage.nonfinite = "a chunk with a NaN or Inf is sent first; memories forget it then";
+  stage.example = "residual|chunk_allreduce(ratio=0.001)";
+  stage.params = {
+      real_param("ratio", "0.001", 0, 1,
+                 "fraction of the chunks that is sent; to the nearest, at least one", true),
+      integer_param("chunk", "512", 1, 65536, "elements of a chunk"),
+      choice_param("values", "fp32", "fp32|fp16", "elements on the wire"),
+  };
+  stage.symbols = Symbols::kIndices;  // every rank knows which elements are sent
+  return stage;
+}
+
 StageInfo index_coder(const char* name, const char* example, const char* summary,
                       const char* paper) {
   StageInfo stage;
@@ -156,6 +180,7 @@ const std::vector<StageInfo>& registry() {
   // In the order that people see; ids are given once and never change.
   static const std::vector<StageInfo> rows = {
       dgc_stage(),
+      chunk_dgc_stage(),
       residual_stage(),
       signum_stage(),
       momentum_correction_stage(),
@@ -188,6 +213,7 @@ const std::vector<StageInfo>& registry() {
       polar_b_stage(),
       powersgd_stage(),
       atomo_stage(),
+      chunk_allreduce_stage(),
       index_coder("auto", "topk(ratio=0.01)|auto",
                   "codes indices in the way that is smallest, each time; what a spec without an "
                   "index coder means",

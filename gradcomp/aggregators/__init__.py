@@ -6,6 +6,7 @@ from typing import Protocol
 
 from gradcomp.aggregators.atomo import Atomo
 from gradcomp.aggregators.base import Aggregator, Context, Member
+from gradcomp.aggregators.chunks import ChunkAllReduce
 from gradcomp.aggregators.dense import Dense
 from gradcomp.aggregators.gather import Gather
 from gradcomp.aggregators.momentum import DenseMomentum
@@ -41,7 +42,11 @@ class Algorithm(Protocol):
         ...
 
 
-ALGORITHMS: dict[str, Algorithm] = {"powersgd": PowerSGD, "atomo": Atomo}
+ALGORITHMS: dict[str, Algorithm] = {
+    "powersgd": PowerSGD,
+    "atomo": Atomo,
+    "chunk_allreduce": ChunkAllReduce,
+}
 """By the name of the stage."""
 
 

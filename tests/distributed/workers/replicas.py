@@ -28,6 +28,7 @@ _MEMORIES = [
 ]
 _ALGORITHMS = [
     "powersgd(rank=2,start_step=10)",
+    "residual|chunk_allreduce(ratio=0.05,chunk=16)",
     "powersgd(rank=1,start_step=0,variant=paper,orthogonalization=qr,values=bf16)",
     "powersgd(rank=3,start_step=5,iters_per_step=2,warm_start=false,orthogonalization=cholesky)",
     "atomo(rank=2)",
