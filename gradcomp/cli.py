@@ -19,7 +19,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 import gradcomp
-from gradcomp import _core, wire
+from gradcomp import _core, gaussian_demo, wire
 from gradcomp import bench as benchmark
 from gradcomp import polar_demo as demo
 from gradcomp import spec as specs
@@ -530,36 +530,82 @@ def simulate(
     )
 
 
+NORMAL_RATES = [1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0]
+
+
+def _normal_demo(
+    lengths: list[int],
+    rates: list[float],
+    elements: int,
+    seed: int,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    points = list(gaussian_demo.gaussian_points(lengths, rates, elements, seed))
+    if plot is not None:
+        gaussian_demo.plot(points, plot)
+    if as_json:
+        rows = [asdict(point) for point in points]
+        _print_json({"elements": elements, "seed": seed, "points": rows})
+        return
+    table = _table("compressor", "R", "vNMSE", "2^(-2R)", "gap, dB", numbers=4)
+    for point in points:
+        table.add_row(
+            point.name,
+            f"{point.rate:.4f}",
+            f"{point.vnmse:.4f}",
+            f"{point.bound:.4f}",
+            f"{point.gap:.3f}",
+        )
+    _print(f"{elements:,} normal values; R is bits per element of the whole frame", "", table)
+
+
 @app.command("polar-demo")
 def polar_demo(
     lengths: Annotated[
-        list[int],
+        list[int] | None,
         typer.Option(
             "--length",
-            default_factory=lambda: [256, 1024, 4096, 16384],
             metavar="N",
-            show_default="256, 1024, 4096, 16384",
-            help="Source bits in a block; repeatable.",
+            show_default="256, 1024, 4096, 16384; normal: 16384",
+            help="Source bits in a block, or the codes' length; repeatable.",
         ),
-    ],
+    ] = None,
     rates: Annotated[
-        list[float],
+        list[float] | None,
         typer.Option(
             "--rate",
-            default_factory=lambda: [tenths / 10 for tenths in range(1, 10)],
             metavar="R",
-            show_default="0.1, 0.2, ... 0.9",
-            help="Compressed bits per bit; repeatable.",
+            show_default="0.1, 0.2, ... 0.9; normal: 1/16, 1/8, ... 2",
+            help="Compressed bits per bit, or per element; repeatable.",
         ),
-    ],
-    bits: Annotated[int, typer.Option(help="Source bits measured for each point.")] = 2**18,
+    ] = None,
+    source: Annotated[
+        str, typer.Option(metavar="bits|normal", help="Fair coin flips, or normal values.")
+    ] = "bits",
+    bits: Annotated[
+        int | None,
+        typer.Option(
+            show_default="262144; normal: 1048576",
+            help="Source bits, or elements, measured for each point.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the source bits.")] = 0,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw the points and the bound.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compress coin flips with polar codes; compare with the bound."""
+    """Compress coin flips or normal values with polar codes; compare with the bound."""
+    if source == "normal":
+        elements = 2**20 if bits is None else bits
+        _normal_demo(lengths or [16384], rates or NORMAL_RATES, elements, seed, plot, as_json)
+        return
+    if source != "bits":
+        raise GradcompError(f"--source is {source!r}; it must be bits or normal")
+    lengths = lengths or [256, 1024, 4096, 16384]
+    rates = rates or [tenths / 10 for tenths in range(1, 10)]
+    bits = 2**18 if bits is None else bits
     console = Console(stderr=True)
     points = []
     with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:

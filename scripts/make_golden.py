@@ -111,6 +111,14 @@ SPECS = {
         "rotate|polar_b(rate=0.25)",
         "polar_b(rate=0.4,unbiased=true)",
     ),
+    "polar_ec": (
+        "polar_ec(rate=1)",
+        "polar_ec(rate=0.5,n=4096)",
+        "polar_ec(rate=4)",
+        "rotate|polar_ec(rate=2)",
+        "polar_ec(rate=1,unbiased=true)",
+    ),
+    "polar": ("polar(rate=0.25)", "polar(rate=1)", "polar(rate=0.1,unbiased=true)"),
 }
 
 # The spec of a codec's worked example, where the registry's example keeps too little of it.
@@ -342,6 +350,8 @@ PAYLOAD_FIELDS: dict[str, Fields] = {
     "inceptionn": fixed_fields,
     "sketch": dense_fields(4, "float32, as all tensors that are not larger than their sketch"),
     "polar_b": dense_fields(4, "float32, as all tensors of n < 64"),
+    "polar_ec": dense_fields(4, "float32, as all tensors of n < 64"),
+    "polar": dense_fields(4, "float32, as all tensors of n < 64"),
 }
 
 

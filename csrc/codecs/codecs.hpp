@@ -32,5 +32,7 @@ StageInfo adaq_stage();
 StageInfo inceptionn_stage();
 StageInfo sketch_stage();
 StageInfo polar_b_stage();
+StageInfo polar_ec_stage();
+StageInfo polar_stage();
 
 }  // namespace gradcomp

@@ -10,6 +10,7 @@
 
 #include "codecs/codecs.hpp"
 #include "codecs/payload.hpp"
+#include "codecs/polar_blocks.hpp"
 #include "coding/rotation.hpp"
 #include "core/bytes.hpp"
 #include "core/feedback.hpp"
@@ -23,112 +24,25 @@ namespace {
 
 // Smaller tensors travel as float32.
 constexpr std::size_t kMinNumel = 64;
-// Frame header and CRC, and the stream of seeded codecs. They count towards the rate.
-constexpr std::size_t kFrameBytes = 28;
-constexpr std::size_t kStreamBytes = 8;
-// A segment's blocks begin with one of at least so many rows, that the rotation's blocks fit in.
-constexpr std::size_t kTileRows = kRotationBlock / kLanes;
-
-constexpr unsigned kRotationLog2 = 12;
-static_assert(kRotationBlock == std::size_t{1} << kRotationLog2, "of the rotation's blocks");
-
-// Where the random words of the second rotation begin; those of the first are at 2^40.
-constexpr std::uint64_t kSpreadWord = std::uint64_t{1} << 41;
-
-constexpr unsigned kMinLog2 = 10;
-constexpr unsigned kMaxLog2 = 14;
-constexpr std::size_t kMaxTiles = (std::size_t{1} << kMaxLog2) / kTileRows;  // of a block
-
-// From here on, no product underflows; up to there, no sum of the rotation overflows.
-constexpr double kMinRms = 0x1p-100;
-constexpr float kMaxRotatedScale = 0x1p100f;
-
-unsigned floor_log2(std::size_t n) {
-  unsigned log2 = 0;
-  while (n >> log2 > 1) ++log2;
-  return log2;
-}
-
-// Rows of 64 elements that are one codeword of each lane, with a scale. The code has 2^log2 rows,
-// of which those beyond the block are not sent.
-struct Block {
-  std::size_t begin;
-  std::size_t end;
-  unsigned log2;
-};
-
-// What is coded at once: a block; the last segment also has the rows that the rotation's whole
-// blocks leave over, as a second one.
-struct Segment {
-  std::size_t begin;  // in rows
-  std::size_t end;
-  std::size_t first_block;
-  std::size_t last_block;
-};
 
 // How a tensor is cut, and how many words each part gets.
-class Layout {
+class Layout : public BlockCut {
  public:
   // `overhead` is what a frame has besides the payload.
-  Layout(std::size_t n, unsigned log2, double rate, std::size_t overhead)
-      : n_(n),
-        log2_(log2),
-        rows_((n + kLanes - 1) / kLanes),
-        tile_rows_(n / kRotationBlock * kTileRows),
-        full_(tile_rows_ >> log2),
-        mains_(full_) {
-    for (std::size_t rest = tile_rows_ - (full_ << log2); rest != 0; rest &= rest - 1) ++mains_;
-    blocks_ = mains_ + (rows_ > tile_rows_ ? 1 : 0);
-    const double bytes =
-        std::floor(rate * static_cast<double>(n) / 8) - static_cast<double>(overhead + 4 * blocks_);
+  Layout(std::size_t n, unsigned log2, double rate, std::size_t overhead) : BlockCut(n, log2) {
+    const double bytes = std::floor(rate * static_cast<double>(n) / 8) -
+                         static_cast<double>(overhead + 4 * blocks());
     const double words = std::floor(bytes / 8);
     words_ = words < 1 ? 1 : static_cast<std::size_t>(words);
   }
 
-  std::size_t numel() const { return n_; }
-  std::size_t blocks() const { return blocks_; }
-  std::size_t segments() const { return mains_ == 0 ? 1 : mains_; }
-  std::size_t payload_size() const { return 4 * blocks_ + 8 * words_; }
-  // Up to it a segment and a code fit in.
-  std::size_t max_rows() const {
-    return (std::size_t{1} << (full_ != 0 ? log2_ : floor_log2(rows_))) + kTileRows;
-  }
-
-  std::size_t first_word(std::size_t row) const { return words_ * row / rows_; }
+  std::size_t payload_size() const { return 4 * blocks() + 8 * words_; }
+  std::size_t first_word(std::size_t row) const { return words_ * row / rows(); }
   std::size_t words(const Block& block) const {
     return first_word(block.end) - first_word(block.begin);
   }
-  std::size_t elements(const Block& block) const {
-    return std::min(kLanes * block.end, n_) - kLanes * block.begin;
-  }
-
-  Block block(std::size_t index) const {
-    if (index < full_) return {index << log2_, (index + 1) << log2_, log2_};
-    std::size_t begin = full_ << log2_;
-    for (std::size_t i = full_; begin < tile_rows_; ++i) {
-      const unsigned log2 = floor_log2(tile_rows_ - begin);
-      const std::size_t end = begin + (std::size_t{1} << log2);
-      if (i == index) return {begin, end, log2};
-      begin = end;
-    }
-    const std::size_t rest = rows_ - begin;
-    const unsigned log2 = floor_log2(rest);
-    return {begin, rows_, rest == std::size_t{1} << log2 ? log2 : log2 + 1};
-  }
-
-  Segment segment(std::size_t index) const {
-    const bool last = index + 1 == segments();
-    return {block(index).begin, last ? rows_ : block(index).end, index, last ? blocks_ - 1 : index};
-  }
 
  private:
-  std::size_t n_;
-  unsigned log2_;          // of the rows of a full block
-  std::size_t rows_;       // the last one may have fewer elements
-  std::size_t tile_rows_;  // those that hold whole blocks of the rotation
-  std::size_t full_;       // blocks
-  std::size_t mains_;      // blocks of tile_rows_
-  std::size_t blocks_;
   std::size_t words_;
 };
 
@@ -181,76 +95,14 @@ class Workspace {
   NodeSlot slots_[kNodeSlots];
 };
 
-// The Walsh-Hadamard transform across `count` tiles, a power of two, without scaling.
-void mix_tiles(float* x, std::size_t count) {
-  // A cache line of every tile at a time, side by side: tiles are so far apart that their lines
-  // would drive each other out of the cache.
-  constexpr std::size_t kColumns = 16;
-  alignas(64) float lines[kMaxTiles][kColumns];
-  for (std::size_t column = 0; count > 1 && column < kRotationBlock; column += kColumns) {
-    for (std::size_t tile = 0; tile < count; ++tile) {
-      std::memcpy(lines[tile], x + tile * kRotationBlock + column, sizeof lines[0]);
-    }
-    for (std::size_t stride = 1; stride < count; stride *= 2) {
-      for (std::size_t tile = 0; tile < count; ++tile) {
-        if ((tile & stride) != 0) continue;
-        float* const a = lines[tile];
-        float* const b = lines[tile + stride];
-        float sums[kColumns], differences[kColumns];  // so that the compiler sees no overlap
-        for (std::size_t j = 0; j < kColumns; ++j) {
-          sums[j] = a[j] + b[j];
-          differences[j] = a[j] - b[j];
-        }
-        std::memcpy(a, sums, sizeof sums);
-        std::memcpy(b, differences, sizeof differences);
-      }
-    }
-    for (std::size_t tile = 0; tile < count; ++tile) {
-      std::memcpy(x + tile * kRotationBlock + column, lines[tile], sizeof lines[0]);
-    }
-  }
-}
-
-// Signs of tile `tile` of the second rotation, and the factor that makes its Hadamard transform
-// orthonormal.
-void flip_tile(std::size_t tile, std::uint64_t stream, float* v) {
-  constexpr std::size_t kWords = kRotationBlock / 32;
-  constexpr float kFactor = 1.0f / 64;
-  static_assert(kRotationBlock == 64 * 64, "kFactor");
-  std::uint32_t words[kWords];
-  kernels().random_words(stream, kSpreadWord + tile * kWords, words, kWords);
-  kernels().flip_signs(v, words, kFactor, v, kRotationBlock);
-}
-
-// The second rotation of unbiased=true, of `count` tiles from `first` on: across tiles, then within
-// each. One rotation is not enough: where few tiles hold most of the energy, it makes elements of
-// equal magnitudes, between which the smallest of the others decide.
-void spread(float* v, std::size_t first, std::size_t count, std::uint64_t stream) {
-  mix_tiles(v, count);
-  for (std::size_t i = 0; i < count; ++i) {
-    flip_tile(first + i, stream, v + kRotationBlock * i);
-    kernels().hadamard(v + kRotationBlock * i, kRotationLog2);
-  }
-}
-
-// Its inverse, times the number of tiles.
-void gather(float* v, std::size_t first, std::size_t count, std::uint64_t stream) {
-  for (std::size_t i = 0; i < count; ++i) {
-    kernels().hadamard(v + kRotationBlock * i, kRotationLog2);
-    flip_tile(first + i, stream, v + kRotationBlock * i);
-  }
-  mix_tiles(v, count);
-}
-
 class PolarB final : public Codec {
  public:
   explicit PolarB(const Recipe& recipe)
       : rate_(recipe.params.real("rate")),
+        n_(recipe.params.choice("n")),
         unbiased_(recipe.params.boolean("unbiased")),
         rotated_(recipe.transform != nullptr || unbiased_) {
-    const std::string& n = recipe.params.choice("n");
-    if (n != "auto") log2_ = floor_log2(std::stoul(n));
-    const unsigned top = log2_ != 0 ? log2_ : kMaxLog2;
+    const unsigned top = polar_block_log2(n_, kMaxNumel, kMaxPolarLog2);
     const auto erasure = static_cast<std::uint32_t>(std::llround((1 - rate_) * 0x1p31));
     for (unsigned log2 = 0; log2 <= top; ++log2) {
       ranks_.push_back(bec_ranks(log2, erasure, std::size_t{1} << log2));
@@ -337,12 +189,8 @@ class PolarB final : public Codec {
 
  private:
   Layout layout(std::size_t n) const {
-    unsigned log2 = log2_;
-    // Longer codes are better, as long as a few blocks of them make up most of the tensor.
-    for (unsigned candidate = kMinLog2; log2_ == 0 && candidate <= kMaxLog2; candidate += 2) {
-      if (candidate == kMinLog2 || n >> candidate >= kLanes) log2 = candidate;
-    }
-    return {n, log2, rate_, kFrameBytes + (rotated_ ? kStreamBytes : 0)};
+    return {n, polar_block_log2(n_, n, kMaxPolarLog2), rate_,
+            kFrameBytes + (rotated_ ? kStreamBytes : 0)};
   }
 
   // Calls fn(segment, workspace) for all segments, in parallel.
@@ -372,13 +220,6 @@ class PolarB final : public Codec {
     });
   }
 
-  // Random signs between the rotations and the codes. Codewords and Hadamard transforms have so
-  // much in common that without these the errors of some elements would not average out.
-  static void draw_mask(const Segment& segment, std::uint64_t stream, Workspace& space) {
-    kernels().random_words(stream, 2 * segment.begin, reinterpret_cast<std::uint32_t*>(space.mask),
-                           2 * (segment.end - segment.begin));
-  }
-
   // How much larger, squared, the second rotation makes elements.
   double spread_gain(const Layout& layout, const Block& block) const {
     const std::size_t tiles = layout.elements(block) / kRotationBlock;
@@ -393,8 +234,8 @@ class PolarB final : public Codec {
   // squares of the ratios, before they are limited.
   double make_llr(const Layout& layout, const Segment& segment, const Rotation& rotation,
                   const float* x, double rms, Workspace& space) const {
-    const std::size_t begin = kLanes * segment.begin;
-    const std::size_t count = std::min(kLanes * segment.end, layout.numel()) - begin;
+    const std::size_t begin = layout.first(segment);
+    const std::size_t count = layout.elements(segment);
     double squares = 0;
     const auto quantize = [&](const float* v, std::size_t first, std::size_t size, float factor) {
       squares += static_cast<double>(kernels().polar->quantize(v, factor, space.llr + first, size));
@@ -413,7 +254,7 @@ class PolarB final : public Codec {
     });
     if (unbiased_) {
       spread(space.floats, begin / kRotationBlock, count / kRotationBlock, rotation.stream());
-      draw_mask(segment, rotation.stream(), space);
+      draw_mask(segment, rotation.stream(), space.mask);
       kernels().flip_signs(space.floats, reinterpret_cast<const std::uint32_t*>(space.mask), 1.0f,
                            space.floats, count);
       for_blocks(layout, segment, [&](std::size_t, const Block& block) {
@@ -425,36 +266,16 @@ class PolarB final : public Codec {
     return squares;
   }
 
-  // The tiles of the rotation that lie in the segment.
-  template <typename Fn>
-  static void for_tiles(const Segment& segment, const Fn& fn) {
-    const std::size_t first = segment.begin / kTileRows;
-    // The rows of a last block of less than a tile belong to the tile before, if there is one.
-    const std::size_t rows = segment.end - segment.begin;
-    const std::size_t count = segment.first_block == segment.last_block
-                                  ? (rows + kTileRows - 1) / kTileRows
-                                  : (rows - 1) / kTileRows;
-    for (std::size_t tile = first; tile < first + count; ++tile) fn(tile);
-  }
-
-  // Calls fn(index, block).
-  template <typename Fn>
-  static void for_blocks(const Layout& layout, const Segment& segment, const Fn& fn) {
-    for (std::size_t index = segment.first_block; index <= segment.last_block; ++index) {
-      fn(index, layout.block(index));
-    }
-  }
-
   // Writes the segment's scales and words to the payload, and leaves the signs in space.bits.
   void encode_segment(const Layout& layout, const Segment& segment, const Rotation& rotation,
                       const float* x, Workspace& space, std::uint8_t* payload) const {
-    const std::size_t begin = kLanes * segment.begin;
-    const std::size_t count = std::min(kLanes * segment.end, layout.numel()) - begin;
+    const std::size_t begin = layout.first(segment);
+    const std::size_t count = layout.elements(segment);
     std::uint8_t* const words = payload + 4 * layout.blocks();
     const auto rms_of = [&](double squares) {
       return std::sqrt(squares / static_cast<double>(count));
     };
-    const auto usable = [&](double rms) { return rms >= kMinRms && rms <= max_scale(); };
+    const auto usable = [&](double rms) { return rms >= kMinPolarRms && rms <= max_scale(); };
     // Ratios need not be exact: a sample saves a pass over memory, if it turns out to be right.
     double rms = rms_of(sample_squares(x + begin, count));
     double found = 0;
@@ -470,7 +291,7 @@ class PolarB final : public Codec {
       const std::size_t size = layout.words(block);
       std::uint8_t* const out = words + 8 * layout.first_word(block.begin);
       const std::size_t at = block.begin - segment.begin;
-      float scale = rms < kMinRms ? 0.0f : std::numeric_limits<float>::quiet_NaN();
+      float scale = rms < kMinPolarRms ? 0.0f : std::numeric_limits<float>::quiet_NaN();
       if (coded) {
         scale = encode_block(layout, block, rms, size, at, space, out);
       } else {
@@ -563,7 +384,7 @@ class PolarB final : public Codec {
     });
     if (unbiased_ && usable) {
       float* const v = place(begin, space.floats);
-      draw_mask(segment, rotation.stream(), space);
+      draw_mask(segment, rotation.stream(), space.mask);
       kernels().polar->xor_words(space.bits, space.mask, segment.end - segment.begin);
       signs(layout, segment, scales, space, begin, end, v);
       gather(v, begin / kRotationBlock, (end - begin) / kRotationBlock, rotation.stream());
@@ -600,9 +421,9 @@ class PolarB final : public Codec {
   }
 
   double rate_;
+  std::string n_;
   bool unbiased_;
   bool rotated_;
-  unsigned log2_ = 0;  // of the rows of a block; 0: by the tensor's size
   std::vector<std::vector<std::uint16_t>> ranks_;        // of whole codes, by log2
   std::vector<std::vector<std::uint16_t>> short_ranks_;  // of codes cut short, by rows - 1
 };

@@ -12,102 +12,11 @@ namespace {
 
 __extension__ typedef unsigned __int128 Wide;  // not ISO C++, hence the marker
 
-constexpr unsigned kTotalBits = 14;  // so that a decoder's table fits the first-level cache
-constexpr std::uint32_t kTotal = 1u << kTotalBits;
+constexpr unsigned kTotalBits = kRansBits;
+constexpr std::uint32_t kTotal = kRansTotal;
 constexpr std::uint64_t kLowest = std::uint64_t{1} << 31;  // states are in [2^31, 2^63)
 constexpr std::size_t kStates = 4;
 constexpr std::size_t kMaxSymbols = 256;
-
-// How often each symbol occurs, of kTotal; 0 exactly for symbols that do not.
-struct Frequencies {
-  std::size_t count = 0;  // symbols from here on do not occur
-  std::uint32_t of[kMaxSymbols] = {};
-};
-
-void count_symbols(Span<const std::uint8_t> symbols, std::uint32_t* counts) {
-  // Four histograms: adding twice in a row to one counter would wait for the store.
-  std::uint32_t parts[4][kMaxSymbols] = {};
-  std::size_t i = 0;
-  for (; i + 8 <= symbols.size(); i += 8) {
-    const auto word = load<std::uint64_t>(symbols.data() + i);
-    for (unsigned j = 0; j < 8; ++j) ++parts[j % 4][word >> 8 * j & 0xFF];
-  }
-  for (; i < symbols.size(); ++i) ++parts[0][symbols[i]];
-  for (std::size_t s = 0; s < kMaxSymbols; ++s) {
-    counts[s] = parts[0][s] + parts[1][s] + parts[2][s] + parts[3][s];
-  }
-}
-
-// Scales the counts to a sum of kTotal. Rounding leaves a sum that is a little off: one by one, the
-// frequencies are changed for which it costs the fewest bits (count / frequency, about).
-void scale_counts(const std::uint32_t* counts, std::uint32_t total, Frequencies* frequencies) {
-  std::uint8_t present[kMaxSymbols];
-  std::size_t kinds = 0;
-  std::uint32_t sum = 0;
-  for (std::size_t s = 0; s < kMaxSymbols; ++s) {
-    if (counts[s] == 0) continue;
-    present[kinds++] = static_cast<std::uint8_t>(s);
-    frequencies->count = s + 1;
-    const std::uint64_t scaled = (std::uint64_t{counts[s]} * kTotal + total / 2) / total;
-    frequencies->of[s] = std::max<std::uint32_t>(1, static_cast<std::uint32_t>(scaled));
-    sum += frequencies->of[s];
-  }
-  while (sum != kTotal) {
-    const bool shrink = sum > kTotal;
-    std::uint64_t best_count = 0;
-    std::uint64_t best_share = 0;
-    std::size_t best = kMaxSymbols;
-    for (std::size_t i = 0; i < kinds; ++i) {
-      const std::size_t s = present[i];
-      const std::uint64_t f = frequencies->of[s];
-      if (shrink && f == 1) continue;
-      const std::uint64_t share = shrink ? 2 * f - 1 : 2 * f + 1;
-      // counts[s] / share against best_count / best_share
-      const std::uint64_t left = counts[s] * best_share;
-      const std::uint64_t right = best_count * share;
-      if (best == kMaxSymbols || (shrink ? left < right : left > right)) {
-        best = s;
-        best_count = counts[s];
-        best_share = share;
-      }
-    }
-    frequencies->of[best] += shrink ? ~std::uint32_t{0} : 1;
-    sum += shrink ? ~std::uint32_t{0} : 1;
-  }
-}
-
-// The largest table: 8 bits, and 256 codes of at most 21 bits.
-constexpr std::size_t kMaxTableBytes = 1 + kMaxSymbols * 21 / 8;
-
-std::size_t write_table(const Frequencies& frequencies, unsigned bits, std::uint8_t* out) {
-  BitWriter writer(out);
-  writer.put(frequencies.count - 1, bits);
-  for (std::size_t s = 0; s < frequencies.count; ++s) {
-    const EliasCode code = elias_delta(frequencies.of[s] + 1);
-    writer.put(code.code, code.bits);
-  }
-  return writer.finish();
-}
-
-// Returns the number of bytes read, or 0 when they are no table.
-std::size_t read_table(Span<const std::uint8_t> in, unsigned bits, Frequencies* frequencies) {
-  BitReader reader(in);
-  frequencies->count = reader.get(bits) + 1;
-  std::size_t used = bits;
-  std::uint32_t sum = 0;
-  for (std::size_t s = 0; s < frequencies->count; ++s) {
-    const std::uint32_t value = read_elias_delta(&reader);
-    if (value == 0 || value > kTotal + 1) return 0;
-    frequencies->of[s] = value - 1;
-    used += elias_delta(value).bits;
-    sum += value - 1;
-  }
-  const auto padding = static_cast<unsigned>((8 - used % 8) % 8);
-  const std::size_t bytes = (used + padding) / 8;
-  const bool valid = bytes <= in.size() && reader.get(padding) == 0 && sum == kTotal &&
-                     frequencies->of[frequencies->count - 1] != 0;
-  return valid ? bytes : 0;
-}
 
 // What encoding a symbol takes. state / frequency is a multiplication by the inverse and a shift
 // (Alverson: "Integer division using reciprocals", 1991). As small as it can be: four to a cache
@@ -184,15 +93,90 @@ inline std::uint64_t pop(std::uint64_t state, const std::uint8_t* symbol_at,
 
 }  // namespace
 
-std::size_t rans_encode(Span<const std::uint8_t> symbols, unsigned bits, std::uint8_t* out,
-                        std::size_t room) {
-  std::uint32_t counts[kMaxSymbols];
-  count_symbols(symbols, counts);
-  Frequencies frequencies;
-  scale_counts(counts, static_cast<std::uint32_t>(symbols.size()), &frequencies);
-  std::uint8_t table[kMaxTableBytes + 4];
-  const std::size_t table_bytes = write_table(frequencies, bits, table);
-  if (room < table_bytes + 8 * kStates) return 0;
+void count_symbols(Span<const std::uint8_t> symbols, std::uint32_t* counts) {
+  // Four histograms: adding twice in a row to one counter would wait for the store.
+  std::uint32_t parts[4][kMaxSymbols] = {};
+  std::size_t i = 0;
+  for (; i + 8 <= symbols.size(); i += 8) {
+    const auto word = load<std::uint64_t>(symbols.data() + i);
+    for (unsigned j = 0; j < 8; ++j) ++parts[j % 4][word >> 8 * j & 0xFF];
+  }
+  for (; i < symbols.size(); ++i) ++parts[0][symbols[i]];
+  for (std::size_t s = 0; s < kMaxSymbols; ++s) {
+    counts[s] = parts[0][s] + parts[1][s] + parts[2][s] + parts[3][s];
+  }
+}
+
+// Rounding leaves a sum that is a little off: one by one, the frequencies are changed for which it
+// costs the fewest bits (count / frequency, about).
+void scale_counts(const std::uint32_t* counts, std::uint32_t total, Frequencies* frequencies) {
+  std::uint8_t present[kMaxSymbols];
+  std::size_t kinds = 0;
+  std::uint32_t sum = 0;
+  for (std::size_t s = 0; s < kMaxSymbols; ++s) {
+    if (counts[s] == 0) continue;
+    present[kinds++] = static_cast<std::uint8_t>(s);
+    frequencies->count = s + 1;
+    const std::uint64_t scaled = (std::uint64_t{counts[s]} * kTotal + total / 2) / total;
+    frequencies->of[s] = std::max<std::uint32_t>(1, static_cast<std::uint32_t>(scaled));
+    sum += frequencies->of[s];
+  }
+  while (sum != kTotal) {
+    const bool shrink = sum > kTotal;
+    std::uint64_t best_count = 0;
+    std::uint64_t best_share = 0;
+    std::size_t best = kMaxSymbols;
+    for (std::size_t i = 0; i < kinds; ++i) {
+      const std::size_t s = present[i];
+      const std::uint64_t f = frequencies->of[s];
+      if (shrink && f == 1) continue;
+      const std::uint64_t share = shrink ? 2 * f - 1 : 2 * f + 1;
+      // counts[s] / share against best_count / best_share
+      const std::uint64_t left = counts[s] * best_share;
+      const std::uint64_t right = best_count * share;
+      if (best == kMaxSymbols || (shrink ? left < right : left > right)) {
+        best = s;
+        best_count = counts[s];
+        best_share = share;
+      }
+    }
+    frequencies->of[best] += shrink ? ~std::uint32_t{0} : 1;
+    sum += shrink ? ~std::uint32_t{0} : 1;
+  }
+}
+
+std::size_t write_frequencies(const Frequencies& frequencies, unsigned bits, std::uint8_t* out) {
+  BitWriter writer(out);
+  writer.put(frequencies.count - 1, bits);
+  for (std::size_t s = 0; s < frequencies.count; ++s) {
+    const EliasCode code = elias_delta(frequencies.of[s] + 1);
+    writer.put(code.code, code.bits);
+  }
+  return writer.finish();
+}
+
+std::size_t read_frequencies(Span<const std::uint8_t> in, unsigned bits, Frequencies* frequencies) {
+  BitReader reader(in);
+  frequencies->count = reader.get(bits) + 1;
+  std::size_t used = bits;
+  std::uint32_t sum = 0;
+  for (std::size_t s = 0; s < frequencies->count; ++s) {
+    const std::uint32_t value = read_elias_delta(&reader);
+    if (value == 0 || value > kTotal + 1) return 0;
+    frequencies->of[s] = value - 1;
+    used += elias_delta(value).bits;
+    sum += value - 1;
+  }
+  const auto padding = static_cast<unsigned>((8 - used % 8) % 8);
+  const std::size_t bytes = (used + padding) / 8;
+  const bool valid = bytes <= in.size() && reader.get(padding) == 0 && sum == kTotal &&
+                     frequencies->of[frequencies->count - 1] != 0;
+  return valid ? bytes : 0;
+}
+
+std::size_t rans_encode(Span<const std::uint8_t> symbols, const Frequencies& frequencies,
+                        std::uint8_t* out, std::size_t room) {
+  if (room < 8 * kStates) return 0;
   EncodeStep steps[kMaxSymbols];
   prepare_steps(frequencies, steps);
 
@@ -200,7 +184,7 @@ std::size_t rans_encode(Span<const std::uint8_t> symbols, unsigned bits, std::ui
   // goes the other way.
   std::uint8_t* const end = out + room;
   std::uint8_t* to = end;
-  std::uint8_t* const least = out + table_bytes + 8 * kStates;
+  std::uint8_t* const least = out + 8 * kStates;
   std::uint64_t states[kStates] = {kLowest, kLowest, kLowest, kLowest};
   const auto space = [&] { return static_cast<std::size_t>(to - least); };
   std::size_t pairs = (symbols.size() + 1) / 2;
@@ -223,21 +207,19 @@ std::size_t rans_encode(Span<const std::uint8_t> symbols, unsigned bits, std::ui
     b = push_pair(b, steps[from[2]], steps[from[3]], &to);
     a = push_pair(a, steps[from[0]], steps[from[1]], &to);
   }
-  std::memcpy(out, table, table_bytes);
-  std::uint8_t* head = out + table_bytes;
+  std::uint8_t* head = out;
   for (std::uint64_t state : {a, b, c, d}) {
     store(head, state);
     head += 8;
   }
   const auto words = static_cast<std::size_t>(end - to);
   std::memmove(head, to, words);
-  return table_bytes + 8 * kStates + words;
+  return 8 * kStates + words;
 }
 
-bool rans_decode(Span<const std::uint8_t> in, unsigned bits, Span<std::uint8_t> symbols) {
-  Frequencies frequencies;
-  const std::size_t table_bytes = read_table(in, bits, &frequencies);
-  if (table_bytes == 0 || in.size() < table_bytes + 8 * kStates) return false;
+bool rans_decode(Span<const std::uint8_t> in, const Frequencies& frequencies,
+                 Span<std::uint8_t> symbols) {
+  if (in.size() < 8 * kStates) return false;
   std::uint8_t symbol_at[kTotal];
   Interval intervals[kMaxSymbols];
   std::uint32_t start = 0;
@@ -247,7 +229,7 @@ bool rans_decode(Span<const std::uint8_t> in, unsigned bits, Span<std::uint8_t> 
     std::memset(symbol_at + start, static_cast<int>(s), f);
     start += f;
   }
-  const std::uint8_t* from = in.data() + table_bytes;
+  const std::uint8_t* from = in.data();
   const std::uint8_t* const end = in.end();
   std::uint64_t states[kStates];
   for (std::uint64_t& state : states) {
@@ -291,6 +273,28 @@ bool rans_decode(Span<const std::uint8_t> in, unsigned bits, Span<std::uint8_t> 
   // Every state must be back where the encoder began.
   return from == end && std::all_of(states, states + kStates,
                                     [](std::uint64_t state) { return state == kLowest; });
+}
+
+std::size_t rans_encode(Span<const std::uint8_t> symbols, unsigned bits, std::uint8_t* out,
+                        std::size_t room) {
+  std::uint32_t counts[kMaxSymbols];
+  count_symbols(symbols, counts);
+  Frequencies frequencies;
+  scale_counts(counts, static_cast<std::uint32_t>(symbols.size()), &frequencies);
+  std::uint8_t table[kMaxRansTable];
+  const std::size_t table_bytes = write_frequencies(frequencies, bits, table);
+  if (room < table_bytes) return 0;
+  const std::size_t body = rans_encode(symbols, frequencies, out + table_bytes, room - table_bytes);
+  if (body == 0) return 0;
+  std::memcpy(out, table, table_bytes);
+  return table_bytes + body;
+}
+
+bool rans_decode(Span<const std::uint8_t> in, unsigned bits, Span<std::uint8_t> symbols) {
+  Frequencies frequencies;
+  const std::size_t table_bytes = read_frequencies(in, bits, &frequencies);
+  return table_bytes != 0 &&
+         rans_decode({in.data() + table_bytes, in.size() - table_bytes}, frequencies, symbols);
 }
 
 }  // namespace gradcomp

@@ -1,7 +1,7 @@
 // Range asymmetric numeral systems (Duda: "Asymmetric numeral systems: entropy coding combining
 // speed of Huffman coding with compression rate of arithmetic coding", 2013), static frequencies,
-// four interleaved states (Giesen: "Interleaved entropy coders", 2014). What a body of coding 1
-// holds in docs/wire-format.md#level-coding.
+// four interleaved states (Giesen: "Interleaved entropy coders", 2014).
+// docs/wire-format.md#level-coding is the norm.
 #pragma once
 
 #include <cstddef>
@@ -11,12 +11,39 @@
 
 namespace gradcomp {
 
-// Codes 1 to 64Ki symbols below 2^bits into at most `room` bytes at `out`; returns the size, or 0
-// when they do not fit.
+inline constexpr unsigned kRansBits = 14;  // so that a decoder's table fits the first-level cache
+inline constexpr std::uint32_t kRansTotal = 1u << kRansBits;
+
+// How often each symbol occurs, of kRansTotal; 0 for symbols that do not.
+struct Frequencies {
+  std::size_t count = 0;  // symbols from here on do not occur
+  std::uint32_t of[256] = {};
+};
+
+// Occurrences of each symbol.
+void count_symbols(Span<const std::uint8_t> symbols, std::uint32_t* counts);
+// The frequencies that code symbols of these counts, with the given sum, in the fewest bits; above
+// 0 exactly where the count is.
+void scale_counts(const std::uint32_t* counts, std::uint32_t total, Frequencies* frequencies);
+
+// Frequencies of symbols below 2^bits as bytes: at most so many.
+inline constexpr std::size_t kMaxRansTable = 1 + 256 * 21 / 8;
+std::size_t write_frequencies(const Frequencies& frequencies, unsigned bits, std::uint8_t* out);
+// Returns the number of bytes read, or 0 when they are no frequencies.
+std::size_t read_frequencies(Span<const std::uint8_t> in, unsigned bits, Frequencies* frequencies);
+
+// Codes at least one symbol into at most `room` bytes at `out`; returns the size, or 0 when they do
+// not fit.
+std::size_t rans_encode(Span<const std::uint8_t> symbols, const Frequencies& frequencies,
+                        std::uint8_t* out, std::size_t room);
+// Whether `in` is exactly the code of symbols.size() symbols.
+bool rans_decode(Span<const std::uint8_t> in, const Frequencies& frequencies,
+                 Span<std::uint8_t> symbols);
+
+// The same with frequencies that are counted, and written before the code; 1 to 64Ki symbols below
+// 2^bits.
 std::size_t rans_encode(Span<const std::uint8_t> symbols, unsigned bits, std::uint8_t* out,
                         std::size_t room);
-
-// Whether `in` is exactly the code of symbols.size() symbols below 2^bits.
 bool rans_decode(Span<const std::uint8_t> in, unsigned bits, Span<std::uint8_t> symbols);
 
 }  // namespace gradcomp

@@ -211,6 +211,8 @@ const std::vector<StageInfo>& registry() {
       inceptionn_stage(),
       sketch_stage(),
       polar_b_stage(),
+      polar_ec_stage(),
+      polar_stage(),
       powersgd_stage(),
       atomo_stage(),
       chunk_allreduce_stage(),

@@ -1,7 +1,10 @@
 #if defined(__x86_64__)
 
+#include <algorithm>
+
 #include "kernels/x86.hpp"
 #include "polar/kernels.hpp"
+#include "polar/lattice.hpp"
 #include "polar/quantize.hpp"
 
 // A row is two vectors of 32 lanes.
@@ -171,11 +174,154 @@ GRADCOMP_AVX2 std::int32_t agreement(const std::int8_t* llr, const std::uint64_t
   return sum;
 }
 
+GRADCOMP_AVX2 inline __m256i eight_places(const float* x, __m256 scale, __m256i* largest) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+  const __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7FFFFFFF));
+  *largest = _mm256_max_epu32(*largest, magnitude);
+  const __m256 scaled = _mm256_mul_ps(_mm256_castsi256_ps(magnitude), scale);
+  const __m256i place = _mm256_cvttps_epi32(_mm256_min_ps(scaled, _mm256_set1_ps(kLatticeTop)));
+  return _mm256_xor_si256(place, _mm256_srai_epi32(bits, 31));
+}
+
+// Of places, what lattice_llr looks up.
+GRADCOMP_AVX2 inline __m256i folded(__m256i places) {
+  const __m256i magnitude = _mm256_xor_si256(places, _mm256_srai_epi16(places, 15));
+  const __m256i last =
+      _mm256_or_si256(_mm256_and_si256(magnitude, _mm256_set1_epi16(31)), _mm256_set1_epi16(32));
+  return _mm256_min_epu16(magnitude, last);
+}
+
+GRADCOMP_AVX2 std::uint32_t lattice_places(const float* x, const std::uint64_t* mask, float scale,
+                                           const LatticeRule& rule, std::int16_t* places,
+                                           std::int8_t* llr, std::size_t n) {
+  const __m256 factor = _mm256_set1_ps(scale);
+  __m256i table[4];
+  for (int k = 0; k < 4; ++k) {
+    table[k] = _mm256_broadcastsi128_si256(
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(rule.llr + 16 * k)));
+  }
+  __m256i largest = _mm256_setzero_si256();
+  std::size_t i = 0;
+  for (; i + kHalf <= n; i += kHalf) {
+    const __m256i a = eight_places(x + i, factor, &largest);
+    const __m256i b = eight_places(x + i + 8, factor, &largest);
+    const __m256i c = eight_places(x + i + 16, factor, &largest);
+    const __m256i d = eight_places(x + i + 24, factor, &largest);
+    // The packs leave runs of eight bytes out of order.
+    const __m256i low = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xD8);
+    const __m256i high = _mm256_permute4x64_epi64(_mm256_packs_epi32(c, d), 0xD8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(places + i), low);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(places + i + 16), high);
+    const __m256i at =
+        _mm256_permute4x64_epi64(_mm256_packus_epi16(folded(low), folded(high)), 0xD8);
+    const __m256i odd = _mm256_slli_epi16(at, 3);  // bit 4 becomes the sign
+    const __m256i first = _mm256_blendv_epi8(_mm256_shuffle_epi8(table[0], at),
+                                             _mm256_shuffle_epi8(table[1], at), odd);
+    const __m256i second = _mm256_blendv_epi8(_mm256_shuffle_epi8(table[2], at),
+                                              _mm256_shuffle_epi8(table[3], at), odd);
+    const __m256i ratio = _mm256_blendv_epi8(first, second, _mm256_slli_epi16(at, 2));
+    const __m256i negative = _mm256_permute4x64_epi64(
+        _mm256_packs_epi16(_mm256_srai_epi16(low, 15), _mm256_srai_epi16(high, 15)), 0xD8);
+    const __m256i flipped =
+        _mm256_xor_si256(negative, spread(half_word(mask[i / kLanes], i / kHalf % 2)));
+    store_half(llr + i, 0, _mm256_sub_epi8(_mm256_xor_si256(ratio, flipped), flipped));
+  }
+  alignas(32) std::uint32_t most[8];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(most), largest);
+  // What is left may begin within a word.
+  const std::uint64_t word = i < n ? mask[i / kLanes] >> (i % kLanes) : 0;
+  return finish_places(x + i, &word, scale, rule, places + i, llr + i, n - i,
+                       *std::max_element(most, most + 8));
+}
+
+// So many elements that sums in 32 bits do not overflow.
+constexpr std::size_t kLatticeRun = 2048;
+
+GRADCOMP_AVX2 inline std::int64_t wide_sum(__m256i sums) {
+  alignas(32) std::int32_t parts[8];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(parts), sums);
+  std::int64_t sum = 0;
+  for (const std::int32_t part : parts) sum += part;
+  return sum;
+}
+
+GRADCOMP_AVX2 LatticeSums lattice_indices(const std::int16_t* places, const std::uint64_t* bits,
+                                          const LatticeRule& rule, std::uint8_t* indices,
+                                          std::size_t n) {
+  const __m256i same = _mm256_set1_epi16(rule.same);
+  const __m256i others = _mm256_set1_epi16(rule.other);
+  const __m256i one = _mm256_set1_epi16(1);
+  const __m256i lane = _mm256_setr_epi16(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096,
+                                         8192, 16384, static_cast<short>(0x8000));
+  std::int64_t product = 0;
+  std::int64_t energy = 0;
+  std::size_t i = 0;
+  while (i + kLanes <= n) {
+    __m256i products = _mm256_setzero_si256();
+    __m256i energies = _mm256_setzero_si256();
+    for (const std::size_t stop = i + kLatticeRun; i < stop && i + kLanes <= n; i += kLanes) {
+      __m256i index[4];
+      for (std::size_t part = 0; part < 4; ++part) {
+        const __m256i place =
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(places + i + 16 * part));
+        const __m256i negative = _mm256_srai_epi16(place, 15);
+        const __m256i magnitude = _mm256_xor_si256(place, negative);
+        const __m256i word = _mm256_set1_epi16(static_cast<short>(bits[i / kLanes] >> 16 * part));
+        const __m256i set = _mm256_cmpeq_epi16(_mm256_and_si256(word, lane), lane);
+        const __m256i other = _mm256_xor_si256(set, negative);
+        const __m256i pairs = _mm256_srai_epi16(
+            _mm256_add_epi16(magnitude, _mm256_blendv_epi8(same, others, other)), 5);
+        const __m256i twice =
+            _mm256_add_epi16(_mm256_slli_epi16(pairs, 2), _mm256_or_si256(other, one));
+        index[part] = _mm256_max_epi16(_mm256_add_epi16(_mm256_slli_epi16(pairs, 1), other),
+                                       _mm256_setzero_si256());
+        const __m256i centre = _mm256_add_epi16(_mm256_slli_epi16(magnitude, 1), one);
+        products = _mm256_add_epi32(products, _mm256_madd_epi16(centre, twice));
+        energies = _mm256_add_epi32(energies, _mm256_madd_epi16(twice, twice));
+      }
+      for (std::size_t half = 0; half < 2; ++half) {
+        const __m256i packed = _mm256_packus_epi16(index[2 * half], index[2 * half + 1]);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(indices + i + kHalf * half),
+                            _mm256_permute4x64_epi64(packed, 0xD8));
+      }
+    }
+    product += wide_sum(products);
+    energy += wide_sum(energies);
+  }
+  const LatticeSums rest = finish_indices(places + i, bits + i / kLanes, rule, indices + i, n - i);
+  return {product + rest.product, energy + rest.energy};
+}
+
+GRADCOMP_AVX2 void lattice_points(const std::uint8_t* indices, const std::uint64_t* bits,
+                                  float scale, float* y, std::size_t n) {
+  const __m256 factor = _mm256_set1_ps(scale);
+  const __m256i to_sign = _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24);
+  const __m256i sign = _mm256_set1_epi32(static_cast<int>(0x80000000u));
+  std::size_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m256i index =
+        _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(indices + i)));
+    const __m256 point =
+        _mm256_mul_ps(factor, _mm256_add_ps(_mm256_cvtepi32_ps(index), _mm256_set1_ps(0.5f)));
+    const auto word = static_cast<int>(bits[i / kLanes] >> (i % kLanes) & 0xFF);
+    const __m256i set = _mm256_sllv_epi32(_mm256_set1_epi32(word), to_sign);
+    const __m256i negative =
+        _mm256_and_si256(_mm256_xor_si256(set, _mm256_slli_epi32(index, 31)), sign);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(y + i),
+                        _mm256_xor_si256(_mm256_castps_si256(point), negative));
+  }
+  // What is left begins within a word.
+  for (; i < n; ++i) {
+    const std::uint64_t word = bits[i / kLanes] >> (i % kLanes);
+    finish_points(indices + i, &word, scale, y + i, 1);
+  }
+}
+
 }  // namespace
 
-const PolarKernels kAvx2PolarKernels = {quantize,      check,     add,
-                                        add_frozen,    decide,    decide_repetition,
-                                        decide_parity, xor_words, agreement};
+const PolarKernels kAvx2PolarKernels = {
+    quantize,      check,     add,       add_frozen,     decide,          decide_repetition,
+    decide_parity, xor_words, agreement, lattice_places, lattice_indices, lattice_points};
 
 }  // namespace gradcomp
 

@@ -2,6 +2,7 @@
 
 #include "kernels/x86.hpp"
 #include "polar/kernels.hpp"
+#include "polar/lattice.hpp"
 #include "polar/quantize.hpp"
 
 namespace gradcomp {
@@ -137,11 +138,140 @@ GRADCOMP_AVX512 std::int32_t agreement(const std::int8_t* llr, const std::uint64
   return _mm512_reduce_add_epi32(sums);
 }
 
+GRADCOMP_AVX512 inline __m512i sixteen_places(const float* x, __m512 scale, __m512i* largest) {
+  const __m512i bits = _mm512_loadu_si512(x);
+  const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7FFFFFFF));
+  *largest = _mm512_max_epu32(*largest, magnitude);
+  const __m512 scaled = _mm512_mul_ps(_mm512_castsi512_ps(magnitude), scale);
+  const __m512i place = _mm512_cvttps_epi32(_mm512_min_ps(scaled, _mm512_set1_ps(kLatticeTop)));
+  return _mm512_xor_si512(place, _mm512_srai_epi32(bits, 31));
+}
+
+// Of places, what lattice_llr looks up.
+GRADCOMP_AVX512 inline __m512i folded(__m512i places) {
+  const __m512i magnitude = _mm512_xor_si512(places, _mm512_srai_epi16(places, 15));
+  const __m512i last =
+      _mm512_or_si512(_mm512_and_si512(magnitude, _mm512_set1_epi16(31)), _mm512_set1_epi16(32));
+  return _mm512_min_epu16(magnitude, last);
+}
+
+GRADCOMP_AVX512 std::uint32_t lattice_places(const float* x, const std::uint64_t* mask, float scale,
+                                             const LatticeRule& rule, std::int16_t* places,
+                                             std::int8_t* llr, std::size_t n) {
+  const __m512 factor = _mm512_set1_ps(scale);
+  // The packs leave runs of eight bytes out of order.
+  const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+  __m512i table[4];
+  for (int k = 0; k < 4; ++k) {
+    table[k] = _mm512_broadcast_i32x4(
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(rule.llr + 16 * k)));
+  }
+  __m512i largest = _mm512_setzero_si512();
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    // Hardware prefetching stops at the end of a page.
+    for (std::size_t line = 0; line < 4; ++line) {
+      _mm_prefetch(reinterpret_cast<const char*>(x + i) + kAhead + 64 * line, _MM_HINT_T0);
+    }
+    const __m512i a = sixteen_places(x + i, factor, &largest);
+    const __m512i b = sixteen_places(x + i + 16, factor, &largest);
+    const __m512i c = sixteen_places(x + i + 32, factor, &largest);
+    const __m512i d = sixteen_places(x + i + 48, factor, &largest);
+    const __m512i low = _mm512_permutexvar_epi64(order, _mm512_packs_epi32(a, b));
+    const __m512i high = _mm512_permutexvar_epi64(order, _mm512_packs_epi32(c, d));
+    _mm512_storeu_si512(places + i, low);
+    _mm512_storeu_si512(places + i + 32, high);
+    const __m512i at =
+        _mm512_permutexvar_epi64(order, _mm512_packus_epi16(folded(low), folded(high)));
+    const __mmask64 odd = _mm512_test_epi8_mask(at, _mm512_set1_epi8(16));
+    const __mmask64 upper = _mm512_test_epi8_mask(at, _mm512_set1_epi8(32));
+    const __m512i first =
+        _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(table[0], at), odd, table[1], at);
+    const __m512i second =
+        _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(table[2], at), odd, table[3], at);
+    const std::uint64_t negative =
+        mask[i / kLanes] ^
+        (std::uint64_t{_mm512_movepi16_mask(high)} << 32 | _mm512_movepi16_mask(low));
+    store_row(llr + i, 0, negated(_mm512_mask_mov_epi8(first, upper, second), negative));
+  }
+  return finish_places(x + i, mask + i / kLanes, scale, rule, places + i, llr + i, n - i,
+                       _mm512_reduce_max_epu32(largest));
+}
+
+// So many elements that sums in 32 bits do not overflow.
+constexpr std::size_t kLatticeRun = 2048;
+
+GRADCOMP_AVX512 inline std::int64_t wide_sum(__m512i sums) {
+  return _mm512_reduce_add_epi64(
+      _mm512_add_epi64(_mm512_cvtepi32_epi64(_mm512_castsi512_si256(sums)),
+                       _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64(sums, 1))));
+}
+
+GRADCOMP_AVX512 LatticeSums lattice_indices(const std::int16_t* places, const std::uint64_t* bits,
+                                            const LatticeRule& rule, std::uint8_t* indices,
+                                            std::size_t n) {
+  const __m512i same = _mm512_set1_epi16(rule.same);
+  const __m512i others = _mm512_set1_epi16(rule.other);
+  const __m512i one = _mm512_set1_epi16(1);
+  const __m512i minus_one = _mm512_set1_epi16(-1);
+  std::int64_t product = 0;
+  std::int64_t energy = 0;
+  std::size_t i = 0;
+  while (i + kLanes <= n) {
+    __m512i products = _mm512_setzero_si512();
+    __m512i energies = _mm512_setzero_si512();
+    for (const std::size_t stop = i + kLatticeRun; i < stop && i + kLanes <= n; i += kLanes) {
+      for (std::size_t half = 0; half < 2; ++half) {
+        const __m512i place = _mm512_loadu_si512(places + i + 32 * half);
+        const __mmask32 negative = _mm512_movepi16_mask(place);
+        const __m512i magnitude = _mm512_xor_si512(place, _mm512_srai_epi16(place, 15));
+        const __mmask32 other = static_cast<__mmask32>(bits[i / kLanes] >> 32 * half) ^ negative;
+        const __m512i pairs = _mm512_srai_epi16(
+            _mm512_add_epi16(magnitude, _mm512_mask_mov_epi16(same, other, others)), 5);
+        const __m512i twice = _mm512_add_epi16(_mm512_slli_epi16(pairs, 2),
+                                               _mm512_mask_mov_epi16(one, other, minus_one));
+        const __m512i doubled = _mm512_slli_epi16(pairs, 1);
+        const __m512i index = _mm512_max_epi16(_mm512_mask_sub_epi16(doubled, other, doubled, one),
+                                               _mm512_setzero_si512());
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(indices + i + 32 * half),
+                            _mm512_cvtepi16_epi8(index));
+        const __m512i centre = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 1), one);
+        products = _mm512_add_epi32(products, _mm512_madd_epi16(centre, twice));
+        energies = _mm512_add_epi32(energies, _mm512_madd_epi16(twice, twice));
+      }
+    }
+    product += wide_sum(products);
+    energy += wide_sum(energies);
+  }
+  const LatticeSums rest = finish_indices(places + i, bits + i / kLanes, rule, indices + i, n - i);
+  return {product + rest.product, energy + rest.energy};
+}
+
+GRADCOMP_AVX512 void lattice_points(const std::uint8_t* indices, const std::uint64_t* bits,
+                                    float scale, float* y, std::size_t n) {
+  const __m512 factor = _mm512_set1_ps(scale);
+  const __m512i sign = _mm512_set1_epi32(static_cast<int>(0x80000000u));
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (std::size_t part = 0; part < kLanes; part += 16) {
+      const __m512i index = _mm512_cvtepu8_epi32(
+          _mm_loadu_si128(reinterpret_cast<const __m128i*>(indices + i + part)));
+      const __m512 point =
+          _mm512_mul_ps(factor, _mm512_add_ps(_mm512_cvtepi32_ps(index), _mm512_set1_ps(0.5f)));
+      const __m512i flipped =
+          _mm512_xor_si512(_mm512_castps_si512(point), _mm512_slli_epi32(index, 31));
+      const auto set = static_cast<__mmask16>(bits[i / kLanes] >> part);
+      _mm512_storeu_si512(y + i + part, _mm512_mask_xor_epi32(flipped, set, flipped, sign));
+    }
+  }
+  finish_points(indices + i, bits + i / kLanes, scale, y + i, n - i);
+}
+
 }  // namespace
 
-const PolarKernels kAvx512PolarKernels = {quantize,      check,     add,
-                                          add_frozen,    decide,    decide_repetition,
-                                          decide_parity, xor_words, agreement};
+const PolarKernels kAvx512PolarKernels = {
+    quantize,      check,     add,       add_frozen,     decide,          decide_repetition,
+    decide_parity, xor_words, agreement, lattice_places, lattice_indices, lattice_points};
 
 }  // namespace gradcomp
 

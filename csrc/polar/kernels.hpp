@@ -10,6 +10,22 @@ namespace gradcomp {
 
 inline constexpr std::size_t kLanes = 64;
 
+// How polar_ec's encoder quantizes. Magnitudes are in sixteenths of a step.
+struct LatticeRule {
+  std::int8_t llr[64];  // of a magnitude below 64, for the half of the points that has +1/2
+  // Added to a magnitude before a division by 32: the number of pairs of steps to the point, where
+  // the point is of the half that has 1/2 with the element's sign, or of the other half.
+  std::int16_t same;   // at most 8
+  std::int16_t other;  // at most 24
+};
+inline constexpr float kLatticeTop = 4079.0f;  // the largest magnitude: indices fit 8 bits
+
+// Of (2 magnitude + 1) * twice the point, with the element's sign, and of its square.
+struct LatticeSums {
+  std::int64_t product;
+  std::int64_t energy;
+};
+
 // Counts are of rows, at least 1. Buffers of one call do not overlap.
 struct PolarKernels {
   // llr = round(x * scale) to nearest even, limited to [-127, 127], for n elements; NaN becomes
@@ -39,6 +55,20 @@ struct PolarKernels {
   void (*xor_words)(std::uint64_t* a, const std::uint64_t* b, std::size_t count);
   // The sum of all llr, negated where the bit is set; count <= 2^16.
   std::int32_t (*agreement)(const std::int8_t* llr, const std::uint64_t* bits, std::size_t count);
+
+  // As csrc/polar/lattice.hpp does for single elements; n counts those, of whole rows but the last.
+  // place = magnitude |x| * scale rounded down, at most kLatticeTop (also for NaN), or ~magnitude
+  // where x has a sign bit; the LLR is negated where the bit of the mask is set. Returns the
+  // magnitude bits of the largest |x|, as max_magnitude does.
+  std::uint32_t (*lattice_places)(const float* x, const std::uint64_t* mask, float scale,
+                                  const LatticeRule& rule, std::int16_t* places, std::int8_t* llr,
+                                  std::size_t n);
+  // The points nearest to the places among those that the bits allow, as their indices.
+  LatticeSums (*lattice_indices)(const std::int16_t* places, const std::uint64_t* bits,
+                                 const LatticeRule& rule, std::uint8_t* indices, std::size_t n);
+  // y = scale * point
+  void (*lattice_points)(const std::uint8_t* indices, const std::uint64_t* bits, float scale,
+                         float* y, std::size_t n);
 };
 
 extern const PolarKernels kScalarPolarKernels;

@@ -2,6 +2,7 @@
 #include <cstdlib>
 
 #include "polar/kernels.hpp"
+#include "polar/lattice.hpp"
 #include "polar/quantize.hpp"
 
 namespace gradcomp {
@@ -83,10 +84,26 @@ std::int32_t agreement(const std::int8_t* llr, const std::uint64_t* bits, std::s
   return sum;
 }
 
+std::uint32_t lattice_places(const float* x, const std::uint64_t* mask, float scale,
+                             const LatticeRule& rule, std::int16_t* places, std::int8_t* llr,
+                             std::size_t n) {
+  return finish_places(x, mask, scale, rule, places, llr, n, 0);
+}
+
+LatticeSums lattice_indices(const std::int16_t* places, const std::uint64_t* bits,
+                            const LatticeRule& rule, std::uint8_t* indices, std::size_t n) {
+  return finish_indices(places, bits, rule, indices, n);
+}
+
+void lattice_points(const std::uint8_t* indices, const std::uint64_t* bits, float scale, float* y,
+                    std::size_t n) {
+  finish_points(indices, bits, scale, y, n);
+}
+
 }  // namespace
 
-const PolarKernels kScalarPolarKernels = {quantize,      check,     add,
-                                          add_frozen,    decide,    decide_repetition,
-                                          decide_parity, xor_words, agreement};
+const PolarKernels kScalarPolarKernels = {
+    quantize,      check,     add,       add_frozen,     decide,          decide_repetition,
+    decide_parity, xor_words, agreement, lattice_places, lattice_indices, lattice_points};
 
 }  // namespace gradcomp

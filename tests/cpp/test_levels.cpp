@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "coding/digits.hpp"
 #include "coding/elias.hpp"
 #include "coding/levels.hpp"
 #include "core/thread_pool.hpp"
@@ -251,6 +252,40 @@ TEST_CASE("damaged codes are refused or give symbols in range") {
       }
     }
     CHECK(refused > 0);
+  }
+}
+
+TEST_CASE("digits come back, and damaged ones do no harm") {
+  Stream random(4);
+  for (unsigned top : {1u, 2u, 4u, 16u, 17u, 256u}) {
+    for (std::size_t count : {1u, 3u, 64u, 1001u, 70000u}) {
+      CAPTURE(top);
+      CAPTURE(count);
+      Bytes numbers(count), work(count), out(digits_max_bytes(count)), back(count);
+      for (std::uint8_t& number : numbers) {
+        number = static_cast<std::uint8_t>(std::min(random.below(top), random.below(top)));
+      }
+      const std::size_t size = digits_encode({numbers.data(), count}, work.data(), out.data());
+      REQUIRE(size <= out.size());
+      out.resize(size);
+      const auto read = [&](const Bytes& in) {
+        const Bytes exact(in);  // so that a sanitizer sees every byte too far
+        DigitsChunk chunk;
+        if (!read_digits_header({exact.data(), exact.size()}, count, &chunk)) return false;
+        Bytes symbols(digit_symbols(count, chunk.width));
+        if (!digits_decode(chunk, {symbols.data(), symbols.size()})) return false;
+        unpack_digits(symbols.data(), chunk.width, back.data(), count);
+        return true;
+      };
+      REQUIRE(read(out));
+      CHECK(back == numbers);
+      for (int round = 0; round < 200; ++round) {
+        Bytes damaged(out);
+        damaged[random.below(size)] ^= static_cast<std::uint8_t>(1u << random.below(8));
+        if (round % 4 == 0) damaged.resize(random.below(size));
+        read(damaged);
+      }
+    }
   }
 }
 

@@ -7,6 +7,7 @@
 #include "polar/bec_order.hpp"
 #include "polar/block_coder.hpp"
 #include "polar/kernels.hpp"
+#include "polar/lattice_step.hpp"
 #include "support.hpp"
 
 namespace gradcomp::test {
@@ -143,6 +144,60 @@ TEST_CASE("polar kernels are the same on every level") {
     CHECK(word[255] == 0);
     level.decide_repetition(least.data(), word.data(), 256);
     CHECK(word[255] == ~std::uint64_t{0});
+  }
+}
+
+TEST_CASE("lattice kernels are the same on every level") {
+  const LatticeRule rule = LatticeDesign(0.5).rule();
+  for (const std::string& name : level_names()) {
+    LevelScope scope(name);
+    CAPTURE(name);
+    const PolarKernels& level = *kernels().polar;
+    const PolarKernels& scalar = kScalarPolarKernels;
+    for (std::size_t n : {1u, 31u, 63u, 64u, 65u, 100u, 128u, 2048u, 2112u, 4096u, 5000u}) {
+      // From rates at which nearly all indices are 0 to places beyond the last one.
+      for (float scale : {0x1p-23f, 0x1p-18f, 0x1p-10f}) {
+        CAPTURE(n);
+        CAPTURE(scale);
+        const std::size_t rows = (n + kLanes - 1) / kLanes;
+        std::vector<std::uint32_t> draws(n);
+        kScalarKernels.random_words(n, 0, draws.data(), n);
+        std::vector<float> x(n);
+        for (std::size_t i = 0; i < n; ++i) x[i] = static_cast<float>(draws[i] >> 8) - 0x1p23f;
+        if (n > 40) x[33] = -0.0f, x[34] = std::nanf(""), x[35] = -1e38f;
+        const std::vector<std::uint64_t> mask = random_bits(rows, n);
+        std::vector<std::int16_t> places(n), other_places(n);
+        std::vector<std::int8_t> llr(n), other_llr(n);
+        CHECK(level.lattice_places(x.data(), mask.data(), scale, rule, places.data(), llr.data(),
+                                   n) == scalar.lattice_places(x.data(), mask.data(), scale, rule,
+                                                               other_places.data(),
+                                                               other_llr.data(), n));
+        CHECK(places == other_places);
+        CHECK(llr == other_llr);
+        std::vector<std::uint8_t> indices(n), other_indices(n);
+        const LatticeSums a =
+            level.lattice_indices(places.data(), mask.data(), rule, indices.data(), n);
+        const LatticeSums b =
+            scalar.lattice_indices(places.data(), mask.data(), rule, other_indices.data(), n);
+        CHECK(a.product == b.product);
+        CHECK(a.energy == b.energy);
+        CHECK(indices == other_indices);
+        std::vector<float> y(n), z(n);
+        level.lattice_points(indices.data(), mask.data(), 0.3f, y.data(), n);
+        scalar.lattice_points(indices.data(), mask.data(), 0.3f, z.data(), n);
+        CHECK(y == z);
+      }
+    }
+    // The largest sums.
+    const std::size_t n = 4 * 2048;
+    std::vector<std::int16_t> places(n, 4079);
+    const std::vector<std::uint64_t> ones(n / kLanes, ~std::uint64_t{0});
+    std::vector<std::uint8_t> indices(n);
+    const LatticeSums sums =
+        level.lattice_indices(places.data(), ones.data(), rule, indices.data(), n);
+    CHECK(indices[n - 1] == 255);
+    CHECK(sums.product == std::int64_t{8159 * 511} * static_cast<std::int64_t>(n));
+    CHECK(sums.energy == std::int64_t{511 * 511} * static_cast<std::int64_t>(n));
   }
 }
 

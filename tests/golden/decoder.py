@@ -135,7 +135,9 @@ class Spec:
             raise ValueError(f"no codec {name!r}; known: {', '.join(PAYLOADS)}")
         pairs = rest.removesuffix(")").split(",") if rest else []
         params = dict(pair.split("=", 1) for pair in pairs)
-        rotated = rotated or (name == "polar_b" and params["unbiased"] == "true")
+        rotated = rotated or (
+            name in ("polar_b", "polar_ec", "polar") and params["unbiased"] == "true"
+        )
         return cls(name, params, rotated, coder or None)
 
     def kept(self, n: int) -> int:
@@ -329,22 +331,30 @@ def read_elias_delta(data: bytes, width: int, n: int) -> np.ndarray:
     return symbols
 
 
-def read_rans(data: bytes, width: int, n: int) -> np.ndarray:
-    table = Bits(data)
+def read_frequencies(table: Bits, width: int) -> list[int]:
     frequencies = [0] * (table.get(width) + 1)
     for z in range(len(frequencies)):
         frequencies[z] = table.elias_delta() - 1
-    at = table.pad()
     if sum(frequencies) != 2**14 or frequencies[-1] == 0:
         raise FormatError("frequencies whose sum is not 2^14, or the last of which is 0")
+    return frequencies
+
+
+def read_rans(data: bytes, width: int, n: int) -> np.ndarray:
+    table = Bits(data)
+    frequencies = read_frequencies(table, width)
+    return read_rans_states(data[table.pad() :], frequencies, n)
+
+
+def read_rans_states(data: bytes, frequencies: list[int], n: int) -> np.ndarray:
     symbol_at = np.repeat(np.arange(len(frequencies)), frequencies).tolist()
     starts = np.cumsum([0, *frequencies]).tolist()
-    if len(data) < at + 32 or len(data) % 4 != at % 4:
+    if len(data) < 32 or len(data) % 4 != 0:
         raise FormatError("the states are cut short, or the words are")
-    states = list(struct.unpack_from("<4Q", data, at))
+    states = list(struct.unpack_from("<4Q", data))
     if not all(2**31 <= state < 2**63 for state in states):
         raise FormatError("a state out of range")
-    words = iter(np.frombuffer(data, "<u4", offset=at + 32).tolist())
+    words = iter(np.frombuffer(data, "<u4", offset=32).tolist())
     symbols = []
     for i in range(n):
         state = states[i // 2 % 4]
@@ -361,6 +371,46 @@ def read_rans(data: bytes, width: int, n: int) -> np.ndarray:
     if next(words, None) is not None or states != [2**31] * 4:
         raise FormatError("words are left, or a state is not where the encoder began")
     return np.array(symbols, np.int64)
+
+
+def read_digits(data: bytes, n: int) -> tuple[np.ndarray, bytes]:
+    """A chunk of n numbers, and the bytes after it."""
+    if len(data) < 4:
+        raise FormatError("a chunk of digits without a header")
+    header = int.from_bytes(data[:4], "little")
+    size, width = header & 0xFFFFFF, header >> 24
+    if width not in (2, 4, 8):
+        raise FormatError(f"digits of {width} bits")
+    each = 8 // width
+    count = -(-n // each)
+    body, rest = data[4 : 4 + size], data[4 + size :]
+    if size > count or len(body) < size:
+        raise FormatError(f"{count} symbols, and {size} bytes of {len(body)}")
+    if size == count:
+        symbols = np.frombuffer(body, np.uint8).astype(np.int64)
+    else:
+        table = Bits(body)
+        digits = read_frequencies(table, width)
+        symbols = read_rans_states(body[table.pad() :], symbol_frequencies(digits, width), count)
+    numbers = symbols[:, None] >> width * np.arange(each) & (2**width - 1)
+    return numbers.ravel()[:n], rest
+
+
+def symbol_frequencies(digits: list[int], width: int) -> list[int]:
+    each = 8 // width
+    if each == 1:
+        return digits
+    of = digits + [0] * (2**width - len(digits))
+    shift = 14 * (each - 1)
+    first = []
+    for symbol in range(256):
+        product = math.prod(of[symbol >> width * i & (2**width - 1)] for i in range(each))
+        first.append(max(1, (product + 2 ** (shift - 1)) >> shift) if product else 0)
+    kinds = sum(f > 0 for f in first)
+    share, whole = 2**14 - kinds, sum(first) - kinds
+    frequencies = [1 + (f - 1) * share // whole if f else 0 for f in first]
+    frequencies[first.index(max(first))] += 2**14 - sum(frequencies)
+    return frequencies
 
 
 # Rotation ---------------------------------------------------------------------------------------
@@ -833,24 +883,60 @@ def falling_powers(count: int) -> list[int]:
     return [1 << bit for bit in reversed(range(count.bit_length())) if count >> bit & 1]
 
 
-def polar_blocks(n: int, code: str) -> list[int]:
+def polar_blocks(n: int, code: str, longest: int) -> list[int]:
     """The rows of all blocks but the one of what the rotation's whole blocks leave over."""
     if code == "auto":
-        size = 16384 if n >= 2**20 else 4096 if n >= 2**18 else 1024
+        size = longest if n >= 2**20 else 4096 if n >= 2**18 else 1024
     else:
         size = int(code)
     tiles = n // 4096 * 64
     return [size] * (tiles // size) + falling_powers(tiles % size)
 
 
+def polar_cut(n: int, spec: Spec, longest: int) -> list[int]:
+    """The rows of all blocks."""
+    blocks = polar_blocks(n, spec.params["n"], longest)
+    rest = -(-n // 64) - sum(blocks)
+    return blocks + ([rest] if rest else [])
+
+
+def polar_rotated_back(
+    y: np.ndarray, blocks: list[int], scales: np.ndarray, n: int, spec: Spec, stream: int
+) -> np.ndarray:
+    """Undoes the rotations of the elements of all rows, of which there may be more than n."""
+    if not spec.rotated:
+        return y[:n]
+    whole = sum(blocks) * 64 <= n - n % 4096
+    unusable = []
+    row = 0
+    for index, (length, scale) in enumerate(zip(blocks, scales, strict=True)):
+        part = slice(64 * row, 64 * (row + length))
+        if spec.params.get("unbiased") == "true" and part.stop <= n - n % 4096:
+            draws = random_words(stream, 2**41 + 2 * row, 2 * length).astype("<u4")
+            flipped = np.unpackbits(draws.view(np.uint8), bitorder="little")
+            factors = np.where(flipped, np.float32(-1 / 64), np.float32(1 / 64))
+            tiles = [hadamard(tile) for tile in y[part].reshape(-1, 4096)]
+            y[part] = hadamard(factors * np.concatenate(tiles), 4096)
+        if not np.abs(scale) <= 2.0**100:
+            unusable.append(part)
+            # The rotation's last block covers both of the last two blocks.
+            if not whole and index >= len(blocks) - 2:
+                unusable.append(slice(64 * sum(blocks[: max(len(blocks) - 2, 0)]), None))
+        row += length
+    for part in unusable:
+        y[part] = 0
+    y = Rotation(n, stream).inverse(y[:n])
+    for part in unusable:
+        y[part] = np.uint32(0x7FC00000).view(np.float32)
+    return y
+
+
 def read_polar_b(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
     if n < 64:
         return read_identity(payload, n, spec, stream)
     rate, unbiased = float(spec.params["rate"]), spec.params["unbiased"] == "true"
-    blocks = polar_blocks(n, spec.params["n"])
-    rows = -(-n // 64)
-    rest = rows - sum(blocks)
-    blocks += [rest] if rest else []
+    blocks = polar_cut(n, spec, 16384)
+    rows = sum(blocks)
     head = 4 * len(blocks)
     overhead = head + (36 if spec.rotated else 28)
     total = max(1, math.floor((math.floor(rate * n / 8) - overhead) / 8))
@@ -859,9 +945,8 @@ def read_polar_b(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
     words = np.frombuffer(payload, "<u8", total, head)
     erasure = math.floor((1 - rate) * 2**31 + 0.5)
     y = np.zeros(64 * rows, np.float32)
-    unusable = []
     row = 0
-    for index, (length, scale) in enumerate(zip(blocks, scales, strict=True)):
+    for length, scale in zip(blocks, scales, strict=True):
         count = total * (row + length) // rows - total * row // rows
         free = free_inputs((length - 1).bit_length(), erasure, length, count)
         block = read_codeword(words, free)[0][:length]
@@ -869,28 +954,50 @@ def read_polar_b(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
         if unbiased:
             block = block ^ random_words(stream, 2 * row, 2 * length).astype("<u4").view("<u8")
         negative = np.unpackbits(block.view(np.uint8), bitorder="little")
-        part = slice(64 * row, 64 * (row + length))
-        y[part] = np.where(negative, -scale, scale)
-        if unbiased and part.stop <= n - n % 4096:
-            draws = random_words(stream, 2**41 + 2 * row, 2 * length).astype("<u4")
-            flipped = np.unpackbits(draws.view(np.uint8), bitorder="little")
-            factors = np.where(flipped, np.float32(-1 / 64), np.float32(1 / 64))
-            tiles = [hadamard(tile) for tile in y[part].reshape(-1, 4096)]
-            y[part] = hadamard(factors * np.concatenate(tiles), 4096)
-        if spec.rotated and not np.abs(scale) <= 2.0**100:
-            unusable.append(part)
-            # The rotation's last block covers both of the last two blocks.
-            if rest and index >= len(blocks) - 2:
-                unusable.append(slice(64 * sum(blocks[: max(len(blocks) - 2, 0)]), None))
+        y[64 * row : 64 * (row + length)] = np.where(negative, -scale, scale)
         row += length
-    if not spec.rotated:
-        return y[:n]
-    for part in unusable:
-        y[part] = 0
-    y = Rotation(n, stream).inverse(y[:n])
-    for part in unusable:
-        y[part] = np.uint32(0x7FC00000).view(np.float32)
-    return y
+    return polar_rotated_back(y, blocks, scales, n, spec, stream)
+
+
+def read_polar_ec(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    if n < 64:
+        return read_identity(payload, n, spec, stream)
+    blocks = polar_cut(n, spec, 4096)
+    rows = sum(blocks)
+    head = 4 * len(blocks)
+    total = 29 * rows // 64
+    if len(payload) < head + 8 * total:
+        raise FormatError(f"a payload of {len(payload)} bytes ends before the indices")
+    scales = np.frombuffer(payload, "<f4", len(blocks))
+    words = np.frombuffer(payload, "<u8", total, head)
+    rest = payload[head + 8 * total :]
+    chunks = []
+    for begin in range(0, n, 2**18):
+        numbers, rest = read_digits(rest, min(2**18, n - begin))
+        chunks.append(numbers)
+    if rest:
+        raise FormatError(f"{len(rest)} bytes after the indices")
+    indices = np.zeros(64 * rows, np.int64)
+    indices[:n] = np.concatenate(chunks)
+    y = np.zeros(64 * rows, np.float32)
+    row = 0
+    for length, scale in zip(blocks, scales, strict=True):
+        count = 29 * (row + length) // 64 - 29 * row // 64
+        free = free_inputs((length - 1).bit_length(), 35 * 2**25, length, count)
+        block = read_codeword(words, free)[0][:length]
+        words = words[count:]
+        block = block ^ random_words(stream, 2 * row, 2 * length).astype("<u4").view("<u8")
+        part = slice(64 * row, 64 * (row + length))
+        negative = (np.unpackbits(block.view(np.uint8), bitorder="little") + indices[part]) % 2 == 1
+        points = scale * (indices[part].astype(np.float32) + np.float32(0.5))
+        y[part] = np.where(negative, -points, points)
+        row += length
+    return polar_rotated_back(y, blocks, scales, n, spec, stream)
+
+
+def read_polar(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    read = read_polar_b if float(spec.params["rate"]) < 0.5 else read_polar_ec
+    return read(payload, n, spec, stream)
 
 
 @dataclass(frozen=True)
@@ -927,6 +1034,8 @@ PAYLOADS = {
     "inceptionn": Payload(23, False, read_inceptionn),
     "sketch": Payload(24, True, read_sketch),
     "polar_b": Payload(26, False, read_polar_b),
+    "polar_ec": Payload(27, True, read_polar_ec),
+    "polar": Payload(28, False, read_polar),
 }
 
 
@@ -985,7 +1094,10 @@ def decode(frame: bytes, spec: str) -> np.ndarray:
         raise FormatError(f"codec id {fields.codec_id}; {read_spec.name} is {rules.codec_id}")
     if fields.spec_hash != crc32c(spec.encode("ascii")):
         raise FormatError(f"spec hash {fields.spec_hash:#010x} is not that of {spec}")
-    if (fields.stream is not None) != (rules.seeded or read_spec.rotated):
+    seeded = rules.seeded or read_spec.rotated
+    if read_spec.name == "polar":
+        seeded = seeded or float(read_spec.params["rate"]) >= 0.5
+    if (fields.stream is not None) != seeded:
         raise FormatError("flag bit 1 (stream present) does not fit the codec")
     # Hostile scales overflow, and signalling NaN become quiet: neither is an error.
     with np.errstate(over="ignore", invalid="ignore"):

@@ -521,10 +521,32 @@ def test_polar_demo_measures_draws_and_repeats(tmp_path: Path) -> None:
         (["--rate", "nan"], "--rate is nan"),
         (["--bits", "0"], "--bits is 0; it must be from 1 to 2^30"),
         (["--seed", "-1"], "--seed is -1; it must not be negative"),
+        (["--source", "noise"], "--source is 'noise'; it must be bits or normal"),
+        (["--source", "normal", "--rate", "5"], "it must be from 1/32 to 4"),
+        (["--source", "normal", "--length", "64"], "it must be 1024, 4096 or 16384"),
+        (["--source", "normal", "--bits", "0"], "it must be 4096 to 2^28"),
+        (["--source", "normal", "--seed", "-1"], "--seed is -1; it must not be negative"),
     ],
 )
 def test_polar_demo_refuses(args: list[str], part: str) -> None:
     assert part in fail("polar-demo", *args)
+
+
+def test_polar_demo_of_normal_values(tmp_path: Path) -> None:
+    picture = tmp_path / "demo.png"
+    args = ["polar-demo", "--source", "normal", "--length", "1024", "--bits", "65536"]
+    args += ["--rate", "0.25", "--rate", "1"]
+    measured = run_json(*args, "--plot", str(picture))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    points = measured["points"]
+    polar, ecsq, topk = points[:3]
+    assert polar["name"] == "polar(n=1024,rate=0.25,unbiased=false)"
+    assert 0 < polar["gap"] < ecsq["gap"] < topk["gap"]
+    # What theory says of the best quantizer of normal values at 1 bit (1.44 dB).
+    assert points[4]["gap"] == pytest.approx(1.44, abs=0.01)
+    assert points[3]["gap"] < 0.5
+    assert points[6]["name"] == "sign"
+    assert f"{polar['vnmse']:.4f}" in run(*args)
 
 
 def test_polar_demo_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:

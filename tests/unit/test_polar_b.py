@@ -76,7 +76,7 @@ def test_frames_follow_the_document(spec: str, numel: int) -> None:
     assert codec.decode(frame).tobytes() == decode(frame.tobytes(), codec.spec).tobytes()
 
 
-@pytest.mark.parametrize("numel", [100_000, 123_457, 1_000_001])
+@pytest.mark.parametrize("numel", [100_000, 100_003, 123_457, 1_000_001])
 @pytest.mark.parametrize("rate", [*RATES, 0.1])
 @pytest.mark.parametrize("spec", ["polar_b(rate={})", "polar_b(rate={},unbiased=true,n=1024)"])
 def test_the_rate_is_that_of_the_frame(spec: str, rate: float, numel: int) -> None:

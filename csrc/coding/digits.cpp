@@ -1,0 +1,198 @@
+#include "coding/digits.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "coding/rans.hpp"
+#include "core/bytes.hpp"
+
+namespace gradcomp {
+namespace {
+
+// Numbers of 2 or 4 bits to bytes, the first one lowest. Those missing in the last byte are 0.
+void pack(Span<const std::uint8_t> numbers, unsigned width, std::uint8_t* symbols) {
+  const std::size_t n = numbers.size();
+  const std::size_t each = 8 / width;
+  std::size_t i = 0;
+  if (width == 2) {
+    for (; i + 8 <= n; i += 8) {
+      // Every number to its place in the upper byte of its half: the products do not overlap.
+      constexpr std::uint64_t kPlaces = 0x0000000001041040u;
+      const auto x = load<std::uint64_t>(numbers.data() + i);
+      const std::uint64_t low = (x & 0xFFFFFFFFu) * kPlaces;
+      const std::uint64_t high = (x >> 32) * kPlaces;
+      symbols[i / 4] = static_cast<std::uint8_t>(low >> 24);
+      symbols[i / 4 + 1] = static_cast<std::uint8_t>(high >> 24);
+    }
+  } else {
+    for (; i + 8 <= n; i += 8) {
+      auto x = load<std::uint64_t>(numbers.data() + i);
+      x = (x | x >> 4) & 0x00FF00FF00FF00FFu;
+      x |= x >> 8;
+      store(symbols + i / 2, static_cast<std::uint16_t>(x));
+      store(symbols + i / 2 + 2, static_cast<std::uint16_t>(x >> 32));
+    }
+  }
+  for (; i < n; i += each) {
+    unsigned symbol = 0;
+    for (std::size_t j = i; j < std::min(i + each, n); ++j)
+      symbol |= unsigned{numbers[j]} << width * (j - i);
+    symbols[i / each] = static_cast<std::uint8_t>(symbol);
+  }
+}
+
+// The least width that fits all numbers.
+unsigned width_of(Span<const std::uint8_t> numbers) {
+  std::uint64_t used[4] = {};  // of runs of eight, so that no step waits for the one before
+  std::size_t i = 0;
+  for (; i + 32 <= numbers.size(); i += 32) {
+    for (std::size_t j = 0; j < 4; ++j) used[j] |= load<std::uint64_t>(numbers.data() + i + 8 * j);
+  }
+  for (; i < numbers.size(); ++i) used[0] |= numbers[i];
+  const std::uint64_t bits = used[0] | used[1] | used[2] | used[3];
+  if ((bits & 0xF0F0F0F0F0F0F0F0u) != 0) return 8;
+  return (bits & 0x0C0C0C0C0C0C0C0Cu) != 0 ? 4 : 2;
+}
+
+// The numbers in a byte.
+struct UnpackTable {
+  UnpackTable() {
+    for (unsigned s = 0; s < 256; ++s) {
+      fours[s] = (s & 3) | (s >> 2 & 3) << 8 | (s >> 4 & 3) << 16 | (s >> 6) << 24;
+      twos[s] = static_cast<std::uint16_t>((s & 15) | (s >> 4) << 8);
+    }
+  }
+  std::uint32_t fours[256];
+  std::uint16_t twos[256];
+};
+
+Frequencies digit_frequencies(Span<const std::uint8_t> symbols, unsigned width) {
+  std::uint32_t of_symbols[256];
+  count_symbols(symbols, of_symbols);
+  std::uint32_t counts[256] = {};
+  const unsigned mask = (1u << width) - 1;
+  for (unsigned s = 0; s < 256; ++s) {
+    for (unsigned at = 0; at < 8; at += width) counts[s >> at & mask] += of_symbols[s];
+  }
+  Frequencies frequencies;
+  scale_counts(counts, static_cast<std::uint32_t>(symbols.size() * (8 / width)), &frequencies);
+  return frequencies;
+}
+
+// The frequencies of bytes of independent numbers.
+Frequencies symbol_frequencies(const Frequencies& digits, unsigned width) {
+  if (width == 8) return digits;
+  Frequencies result;
+  const unsigned mask = (1u << width) - 1;
+  const unsigned excess = kRansBits * (8 / width - 1);
+  std::uint32_t sum = 0;
+  std::uint32_t kinds = 0;
+  std::size_t most = 0;
+  for (unsigned s = 0; s < 256; ++s) {
+    std::uint64_t product = 1;
+    for (unsigned at = 0; at < 8; at += width) product *= digits.of[s >> at & mask];
+    if (product == 0) continue;
+    const std::uint64_t rounded = (product + (std::uint64_t{1} << (excess - 1))) >> excess;
+    result.of[s] = std::max<std::uint32_t>(1, static_cast<std::uint32_t>(rounded));
+    result.count = s + 1;
+    sum += result.of[s];
+    ++kinds;
+    if (result.of[s] > result.of[most]) most = s;
+  }
+  // Rare symbols keep their 1; the others share what is left.
+  std::uint32_t left = kRansTotal;
+  for (std::size_t s = 0; s < result.count; ++s) {
+    if (result.of[s] == 0) continue;
+    result.of[s] = 1 + (result.of[s] - 1) * (kRansTotal - kinds) / (sum - kinds);
+    left -= result.of[s];
+  }
+  result.of[most] += left;
+  return result;
+}
+
+}  // namespace
+
+std::size_t digits_encode(Span<const std::uint8_t> numbers, std::uint8_t* work, std::uint8_t* out) {
+  const unsigned width = width_of(numbers);
+  const std::uint8_t* symbols = numbers.data();
+  const std::size_t count = digit_symbols(numbers.size(), width);
+  if (width != 8) {
+    pack(numbers, width, work);
+    symbols = work;
+  }
+  const Frequencies digits = digit_frequencies({symbols, count}, width);
+  std::uint8_t* const body = out + kDigitsHeader;
+  std::uint8_t table[kMaxRansTable];
+  const std::size_t table_bytes = write_frequencies(digits, width, table);
+  std::size_t size = 0;
+  if (table_bytes < count) {
+    size = rans_encode({symbols, count}, symbol_frequencies(digits, width), body + table_bytes,
+                       count - 1 - table_bytes);
+  }
+  if (size != 0) {
+    std::memcpy(body, table, table_bytes);
+    size += table_bytes;
+  } else {
+    std::memcpy(body, symbols, count);
+    size = count;
+  }
+  store(out, static_cast<std::uint32_t>(size) | width << 24);
+  return kDigitsHeader + size;
+}
+
+bool read_digits_header(Span<const std::uint8_t> in, std::size_t count, DigitsChunk* chunk) {
+  if (in.size() < kDigitsHeader) return false;
+  const auto header = load<std::uint32_t>(in.data());
+  const std::size_t size = header & 0xFFFFFFu;
+  const unsigned width = header >> 24;
+  if (width != 2 && width != 4 && width != 8) return false;
+  if (size > in.size() - kDigitsHeader || size > digit_symbols(count, width)) return false;
+  *chunk = {width, {in.data() + kDigitsHeader, size}};
+  return true;
+}
+
+bool digits_decode(const DigitsChunk& chunk, Span<std::uint8_t> symbols) {
+  if (chunk.body.size() == symbols.size()) {
+    std::memcpy(symbols.data(), chunk.body.data(), symbols.size());
+    return true;
+  }
+  Frequencies digits;
+  const std::size_t table_bytes = read_frequencies(chunk.body, chunk.width, &digits);
+  return table_bytes != 0 &&
+         rans_decode({chunk.body.data() + table_bytes, chunk.body.size() - table_bytes},
+                     symbol_frequencies(digits, chunk.width), symbols);
+}
+
+void unpack_digits(const std::uint8_t* symbols, unsigned width, std::uint8_t* numbers,
+                   std::size_t count) {
+  static const UnpackTable table;
+  if (width == 8) {
+    std::memcpy(numbers, symbols, count);
+    return;
+  }
+  const std::size_t each = 8 / width;
+  std::size_t i = 0;
+  if (width == 2) {
+    for (; i + 32 <= count; i += 32) {
+      auto eight = load<std::uint64_t>(symbols + i / 4);
+      for (std::size_t j = 0; j < 32; j += 4, eight >>= 8) {
+        store(numbers + i + j, table.fours[eight & 0xFF]);
+      }
+    }
+    for (; i + 4 <= count; i += 4) store(numbers + i, table.fours[symbols[i / 4]]);
+  } else {
+    for (; i + 16 <= count; i += 16) {
+      auto eight = load<std::uint64_t>(symbols + i / 2);
+      for (std::size_t j = 0; j < 16; j += 2, eight >>= 8) {
+        store(numbers + i + j, table.twos[eight & 0xFF]);
+      }
+    }
+    for (; i + 2 <= count; i += 2) store(numbers + i, table.twos[symbols[i / 2]]);
+  }
+  for (; i < count; ++i) {
+    numbers[i] =
+        static_cast<std::uint8_t>(symbols[i / each] >> width * (i % each) & ((1u << width) - 1));
+  }
+}
+
+}  // namespace gradcomp
