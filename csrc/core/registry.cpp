@@ -135,7 +135,7 @@ StageInfo chunk_allreduce_stage() {
       "GPU "
       "Clusters, arXiv:1902.06855, section 3.2 (coarse-grained sparse communication)";
   stage.nonfinite = "a chunk with a NaN or Inf is sent first; memories forget it then";
-  stage.example = "residual|chunk_allreduce(ratio=0.001)";
+  stage.example = "chunk_allreduce(ratio=0.001)";
   stage.params = {
       real_param("ratio", "0.001", 0, 1,
                  "fraction of the chunks that is sent; to the nearest, at least one", true),

@@ -28,7 +28,11 @@ ANY_CODEC = [
 SPECS = [
     *CODECS,
     *(f"{memory}|{codec}" for memory in ANY_CODEC for codec in CODECS),
-    *(stage.example for stage in stages() if stage.kind in ("memory", "preset")),
+    *(
+        stage.example
+        for stage in stages()
+        if stage.kind in ("memory", "preset") and parse(stage.example).algorithm is None
+    ),
 ]
 
 HALF = Peer(
