@@ -8,6 +8,7 @@ from gradcomp.aggregators.atomo import Atomo
 from gradcomp.aggregators.base import Aggregator, Context, Member
 from gradcomp.aggregators.dense import Dense
 from gradcomp.aggregators.gather import Gather
+from gradcomp.aggregators.majority_vote import MajorityVote
 from gradcomp.aggregators.momentum import DenseMomentum
 from gradcomp.aggregators.powersgd import PowerSGD
 from gradcomp.aggregators.reduce import NonlinearReduce, Reduce
@@ -45,7 +46,11 @@ class Algorithm(Protocol):
         ...
 
 
-ALGORITHMS: dict[str, Algorithm] = {"powersgd": PowerSGD, "atomo": Atomo}
+ALGORITHMS: dict[str, Algorithm] = {
+    "powersgd": PowerSGD,
+    "atomo": Atomo,
+    "signsgd_mv": MajorityVote,
+}
 """By the name of the stage."""
 
 
