@@ -109,8 +109,10 @@ def scatter_reduce_allgather(
     )
     counts = [len(chunk) for chunk in chunks]
     replies = yield AllGather(f"{name}.gather", settle(own, sums), counts)
-    numels = {piece.member: piece.end for chunk in chunks for piece in chunk}
-    averages = [np.empty(numels[member], np.float32) for member in range(len(codecs))]
+    numels = [0] * len(codecs)  # tensors without elements have no piece
+    for piece in (piece for chunk in chunks for piece in chunk):
+        numels[piece.member] = piece.end
+    averages = [np.empty(numel, np.float32) for numel in numels]
     for owner, (reply, chunk) in enumerate(zip(replies, chunks, strict=True)):
         for piece, frame in zip(chunk, _frames(owner, reply, chunk), strict=True):
             out = averages[piece.member][piece.begin : piece.end]

@@ -176,6 +176,15 @@ def test_volume_does_not_grow_with_the_ranks() -> None:
     assert sent["sra", 8] < 1.85 * sent["sra", 2]
 
 
+def test_tensors_without_elements_travel_along() -> None:
+    rules = [{"match": {}, "use": "residual|int8"}]
+    loop = Loopback(config_of("residual|int8", rules=rules), 3)
+    averages = loop.step({"none": [np.ones((0, 3))] * 3, "all": [np.ones((3, MIN_CHUNK))] * 3})
+    assert averages["none"][2].shape == (0, 3)
+    assert (averages["all"][2] == 1).all()
+    assert loop.stats[0].sent_bytes["alltoall"]
+
+
 @pytest.mark.parametrize(("missing", "kinds"), [(1, {"allgather"}), (0, {"alltoall", "allgather"})])
 def test_few_elements_are_gathered(missing: int, kinds: set[str]) -> None:
     shape = (3 * MIN_CHUNK - missing,)
