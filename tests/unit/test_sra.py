@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,13 @@ from gradcomp import Config, Loopback, Pipeline, get_codec
 from gradcomp.aggregators.chunks import cut
 from gradcomp.aggregators.sra import MIN_CHUNK
 from gradcomp.arrays import FloatArray
+from gradcomp.config import load_config
 from gradcomp.errors import ConfigError, ProtocolError, WireError
 from gradcomp.loopback import run_rounds
 from gradcomp.rounds import AllGather, AllReduce, AllToAll, Request, TensorKey
 from gradcomp.wire import inspect, split_frames
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "exchange.md"
 
 SHAPES = {"first": (96, 80), "odd": (61, 101), "small": (64, 64)}
 
@@ -276,6 +280,14 @@ def test_rules_have_exchanges_of_their_own() -> None:
     assert config.resolve("b", (64, 64)).exchange == "gather"
     assert config.resolve("bias", (64,)).rule == "compress.rules[1]"
     assert config.resolve("x", (64,)).exchange == "auto"  # of a default rule
+
+
+def test_the_example_of_the_document(tmp_path: Path) -> None:
+    path = tmp_path / "example.yaml"
+    path.write_text(DOCUMENT.read_text().split("```yaml\n")[1].split("```")[0])
+    config = load_config([path])
+    assert config.compress.exchange == "sra"
+    assert [exchange for _, _, exchange in config.compress.choices] == ["sra", "auto", "reduce"]
 
 
 def test_the_same_spec_may_travel_in_several_ways() -> None:
