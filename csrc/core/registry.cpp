@@ -146,6 +146,31 @@ StageInfo chunk_allreduce_stage() {
   return stage;
 }
 
+StageInfo signsgd_mv_stage() {
+  StageInfo stage;
+  stage.name = "signsgd_mv";
+  stage.kind = StageKind::kAlgorithm;
+  stage.summary =
+      "signs of all ranks are put to the vote: the average becomes the majority's +1 or -1";
+  stage.paper =
+      "Bernstein, Wang, Azizzadenesheli, Anandkumar: signSGD: Compressed Optimisation for "
+      "Non-Convex Problems, ICML 2018, algorithm 3; Bernstein, Zhao, Azizzadenesheli, Anandkumar: "
+      "signSGD with Majority Vote is Communication Efficient and Fault Tolerant, ICLR 2019";
+  stage.nonfinite = "every element that travels in the same frame becomes NaN, on every rank";
+  stage.example = "signsgd_mv";
+  stage.params = {
+      choice_param("ties", "random", "random|plus",
+                   "sign of an element that is zero, and of a tied vote"),
+  };
+  stage.refuse = [](const Params&, const StageInfo* memory) -> const char* {
+    if (memory == nullptr || std::string_view(memory->name) == "signum") return nullptr;
+    return "a vote has no scale, so error feedback would keep differences of unrelated sizes; "
+           "leave "
+           "out the memory, or take signum";
+  };
+  return stage;
+}
+
 StageInfo index_coder(const char* name, const char* example, const char* summary,
                       const char* paper) {
   StageInfo stage;
@@ -216,6 +241,7 @@ const std::vector<StageInfo>& registry() {
       powersgd_stage(),
       atomo_stage(),
       chunk_allreduce_stage(),
+      signsgd_mv_stage(),
       index_coder("auto", "topk(ratio=0.01)|auto",
                   "codes indices in the way that is smallest, each time; what a spec without an "
                   "index coder means",

@@ -1,98 +1,127 @@
-"""Coarse-grained sparsification: all ranks send the same chunks, so that they can be all-reduced.
-
-Sun, Feng, Han, Yan, Wen: "Optimizing Network Performance for Distributed DNN Training on GPU
-Clusters" (arXiv:1902.06855), section 3.2. docs/algorithms/chunk_allreduce.md has the details.
-"""
+"""Scatter-reduce-allgather: a rank averages a chunk of all tensors, and all gather the chunks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Generator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from gradcomp import _core
-from gradcomp.aggregators.base import Aggregator, Context, Member
-from gradcomp.aggregators.matrices import values_codec
-from gradcomp.arrays import FloatArray, split
-from gradcomp.memory import make_memory
-from gradcomp.rounds import AllReduce, BucketRound, Round, TensorKey
-from gradcomp.spec import Spec
+from gradcomp.aggregators.gather import frames_of_rank
+from gradcomp.arrays import ByteArray, FloatArray
+from gradcomp.batch import ToDecode, ToEncode, decode_batch_add, encode_batch
+from gradcomp.codec import Codec, derive_stream
+from gradcomp.errors import WireError
+from gradcomp.rounds import AllGather, AllToAll, Request, TensorKey
 
-__all__ = ["ChunkAllReduce"]
+__all__ = ["Chunk", "Piece", "cut", "encode_pieces", "scatter_reduce_allgather"]
 
 
-class ChunkAllReduce(Aggregator):
-    """Two all-reduces for all tensors of a bucket: the chunks' norms, then the chosen chunks."""
+class Piece(NamedTuple):
+    """A run of a tensor's elements, as far as it lies in one chunk.
 
-    exchange: ClassVar[str] = (
-        "norms of chunks are all-reduced, then the elements of those with the largest ones; the "
-        "volume does not grow with the number of ranks"
+    Attributes:
+        member: the tensor's position in its bucket.
+        key: the tensor.
+        begin, end: its elements.
+    """
+
+    member: int
+    key: TensorKey
+    begin: int
+    end: int
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.end - self.begin
+
+    def tensor_id(self, phase: int) -> int:
+        """For seeded codecs: another one for each piece, and in each phase."""
+        return derive_stream(self.key.tensor_id, self.begin, phase)
+
+
+Chunk = list[Piece]
+"""What one rank averages."""
+
+
+def cut(keys: Sequence[TensorKey], ranks: int) -> list[Chunk]:
+    """Chunks of about equal numbers of elements, one for each rank; some may be empty.
+
+    The tensors are seen as one after the other. A piece ends with its tensor, so most tensors of a
+    large bucket are one piece, and what a codec sees never mixes two of them.
+    """
+    numel = sum(key.numel for key in keys)
+    borders = [numel * rank // ranks for rank in range(ranks + 1)]
+    chunks: list[Chunk] = [[] for _ in range(ranks)]
+    first = 0
+    for member, key in enumerate(keys):
+        for chunk, (low, high) in zip(chunks, pairwise(borders), strict=True):
+            begin, end = max(low - first, 0), min(high - first, key.numel)
+            if begin < end:
+                chunk.append(Piece(member, key, begin, end))
+        first += key.numel
+    return chunks
+
+
+def encode_pieces(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
+    """As `encode_batch`; the ranks of empty chunks have nothing to encode."""
+    return encode_batch(tensors) if tensors else (np.empty(0, np.uint8), [])
+
+
+def scatter_reduce_allgather(
+    name: str,
+    chunks: Sequence[Chunk],
+    codecs: Sequence[Codec],
+    rank: int,
+    data: tuple[ByteArray, list[int]],
+    weight: float,
+    settle: Callable[[Chunk, list[FloatArray]], ByteArray],
+) -> Generator[Request, Any, list[FloatArray]]:
+    """Average the chunks, and give every rank all of them.
+
+    Args:
+        name: of the bucket.
+        chunks: one for each rank, in rank order.
+        codecs: of the bucket's tensors.
+        data: the frames of this rank's pieces, those of all chunks in order, and their sizes.
+        weight: of each rank's pieces in the sum.
+        settle: from this rank's chunk and the sums of its pieces to the frames that all ranks
+            decode in their place, one after the other.
+
+    Returns:
+        What the frames of all pieces decode to, one flat array for each of the bucket's tensors.
+    """
+    frames, sizes = data
+    remaining = iter(sizes)
+    splits = [sum(next(remaining) for _ in chunk) for chunk in chunks]
+    replies: list[ByteArray] = yield AllToAll(f"{name}.scatter", frames, splits)
+    own = chunks[rank]
+    of_ranks = [_frames(source, reply, own) for source, reply in enumerate(replies)]
+    sums = [np.zeros(piece.numel, np.float32) for piece in own]
+    decode_batch_add(
+        [
+            ToDecode(piece.key.name, codecs[piece.member], list(of_piece), total)
+            for piece, total, *of_piece in zip(own, sums, *of_ranks, strict=True)
+        ],
+        weight,
     )
-
-    def __init__(self, spec: Spec, context: Context) -> None:
-        assert spec.algorithm is not None
-        params: dict[str, Any] = dict(spec.algorithm.params)
-        self._ratio: float = params["ratio"]
-        self._chunk: int = params["chunk"]
-        self._codec = values_codec(params["values"])
-        self._memory = make_memory(spec.memory, context.state, context.world_size)
-        # Tensors of one spec may be at different ratios of a schedule.
-        self.bucket = (ChunkAllReduce, self._codec.name)
-
-    def takes(self, shape: tuple[int, ...]) -> bool:
-        """All but empty tensors."""
-        return 0 not in shape
-
-    def round(self, grad: FloatArray, key: TensorKey, step: int) -> Round:
-        """See `Aggregator.round`."""
-        (average,) = yield from self.bucket_round(key.name, [Member(self, grad, key, step)])
-        return average
-
-    def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
-        """See `Aggregator.bucket_round`."""
-        chunked = [one.aggregator for one in members if isinstance(one.aggregator, ChunkAllReduce)]
-        assert len(chunked) == len(members)  # as the bucket says
-        corrected = [
-            one._memory.compensate(member.grad, member.key)
-            for one, member in zip(chunked, members, strict=True)
-        ]
-        counts = [-(-flat.size // one._chunk) for one, flat in zip(chunked, corrected, strict=True)]
-        norms = np.empty(sum(counts), np.float32)
-        for one, flat, part in zip(chunked, corrected, split(norms, counts), strict=True):
-            _core.chunk_norms(flat, one._chunk, part)
-        norms = yield AllReduce(f"{name}.norms", norms)
-        chosen = [
-            one._elements(part, flat.size)
-            for one, part, flat in zip(chunked, split(norms, counts), corrected, strict=True)
-        ]
-        values = [flat[elements] for flat, elements in zip(corrected, chosen, strict=True)]
-        sizes = [value.size for value in values]
-        payload = self._codec.encode_payload(np.concatenate(values))
-        own = split(self._codec.decode_payload(payload, sum(sizes)), sizes)
-        for one, member, elements, sent in zip(chunked, members, chosen, own, strict=True):
-            one._memory.update(member.key, _scattered(elements, sent, member.key.numel))
-        mean = yield AllReduce(name, payload)
-        averages = split(self._codec.decode_payload(mean, sum(sizes)), sizes)
-        return [
-            _scattered(elements, average, member.key.numel)
-            for member, elements, average in zip(members, chosen, averages, strict=True)
-        ]
-
-    def _elements(self, norms: FloatArray, numel: int) -> npt.NDArray[np.intp]:
-        """Those of the chunks with the largest norms, the first of equal ones; the same on all
-        ranks."""
-        count = max(1, round(self._ratio * norms.size))
-        # What is not finite comes first, so that it leaves the memory.
-        order = np.argsort(-np.where(np.isfinite(norms), norms, np.inf), kind="stable")
-        starts = np.sort(order[:count]) * self._chunk
-        elements = (starts[:, np.newaxis] + np.arange(self._chunk)).reshape(-1)
-        return elements[elements < numel]
+    counts = [len(chunk) for chunk in chunks]
+    replies = yield AllGather(f"{name}.gather", settle(own, sums), counts)
+    numels = [0] * len(codecs)  # tensors without elements have no piece
+    for piece in (piece for chunk in chunks for piece in chunk):
+        numels[piece.member] = piece.end
+    averages = [np.empty(numel, np.float32) for numel in numels]
+    for owner, (reply, chunk) in enumerate(zip(replies, chunks, strict=True)):
+        for piece, frame in zip(chunk, _frames(owner, reply, chunk), strict=True):
+            out = averages[piece.member][piece.begin : piece.end]
+            try:
+                codecs[piece.member].decode(frame, out)
+            except WireError as error:
+                raise WireError(f"rank {owner}'s average of '{piece.key.name}': {error}") from error
+    return averages
 
 
-def _scattered(elements: npt.NDArray[np.intp], values: FloatArray, numel: int) -> FloatArray:
-    """A tensor with these elements, 0 elsewhere."""
-    whole = np.zeros(numel, np.float32)
-    whole[elements] = values
-    return whole
+def _frames(rank: int, data: ByteArray, chunk: Chunk) -> list[ByteArray]:
+    return frames_of_rank(rank, data, [piece.key.name for piece in chunk])

@@ -33,6 +33,8 @@ _ALGORITHMS = [
     "powersgd(rank=3,start_step=5,iters_per_step=2,warm_start=false,orthogonalization=cholesky)",
     "atomo(rank=2)",
     "residual|atomo(rank=1,unbiased=false,values=bf16)",
+    "signsgd_mv",
+    "signum|signsgd_mv(ties=plus)",
 ]
 SPECS = [
     *_CODECS,
