@@ -220,10 +220,12 @@ def check(
             }
         )
         return
-    table = _table("rule", "tensors", "spec", "exchange")
+    # A column less leaves room for the specs.
+    asked = any(exchange != "auto" for *_, exchange in rules)
+    table = _table("rule", "tensors", "spec", *(["exchange"] if asked else []))
     for rule, match, spec, exchange in rules:
-        pattern = exchange_pattern(spec, exchange)
-        table.add_row(rule, _conditions_text(match), _foldable(spec.canonical), pattern)
+        pattern = [exchange_pattern(spec, exchange)] if asked else []
+        table.add_row(rule, _conditions_text(match), _foldable(spec.canonical), *pattern)
     _print("valid", f"seed: {loaded.seed}", "", table)
     if taken:
         table = _table("tensor", "shape", "rule", "spec")

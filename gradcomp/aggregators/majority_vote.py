@@ -94,11 +94,14 @@ class MajorityVote(Aggregator):
 
         Of votes, their sums are exact.
         """
-        signs = np.where(values >= 0, np.float32(1), np.float32(-1))
-        if self._random_ties:
+        signs = np.copysign(np.float32(1), values)
+        if not values.all():
             undecided = np.flatnonzero(values == 0)
-            if undecided.size:
+            signs[undecided] = 1  # of -0, too
+            if self._random_ties:
                 draws = _core.uniform_signed(stream, undecided.size)
                 signs[undecided] = np.where(draws >= 0, np.float32(1), np.float32(-1))
-        signs[~np.isfinite(values)] = np.nan
+        finite = np.isfinite(values)
+        if not finite.all():
+            signs[~finite] = np.nan
         return signs

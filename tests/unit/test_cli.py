@@ -201,6 +201,15 @@ def test_check_composes_files_specs_and_overrides(config_file: str) -> None:
     assert len(data["rules"]) == 3
 
 
+def test_check_shows_exchanges_where_they_are_asked_for(config_file: str) -> None:
+    assert "exchange" not in run("check", config_file)
+    assert "exchange" in run("check", "int8", "--set", "compress.exchange=sra")
+    args = ("int8", "--set", "compress.exchange=sra", "--tensor", "w=64x64", "--tensor", "b=64")
+    data = run_json("check", *args)
+    assert [rule["exchange"] for rule in data["rules"]] == ["dense", "dense", "sra"]
+    assert [tensor["exchange"] for tensor in data["tensors"]] == ["sra", "dense"]
+
+
 def test_check_takes_a_bare_spec_and_its_overrides() -> None:
     data = run_json("check", "fp16", "--set", "seed=9")
     assert data["seed"] == 9

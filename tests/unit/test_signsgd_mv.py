@@ -44,6 +44,7 @@ def test_ties_and_zeros() -> None:
     assert (step(loop_of("signsgd_mv(ties=plus)", 2), [up, -up]) == 1).all()
     assert (step(loop_of("signsgd_mv(ties=plus)", 2), [-up, zero]) == 1).all()
     assert (step(loop_of("signsgd_mv(ties=plus)", 3), [zero] * 3) == 1).all()
+    assert (step(loop_of("signsgd_mv(ties=plus)", 3), [-zero] * 3) == 1).all()
     for grads in ([up, -up], [zero] * 2, [zero] * 3):
         loop = loop_of("signsgd_mv", len(grads))
         one, other = step(loop, grads), step(loop, grads)

@@ -115,6 +115,23 @@ def test_the_average_is_that_of_encoded_chunks() -> None:
     np.testing.assert_array_equal(averages[0].reshape(-1), np.concatenate(chunks))
 
 
+@pytest.mark.parametrize("codec", ["qsgd(levels=1)", "randomk(ratio=0.2,unbiased=true)"])
+def test_an_unbiased_codec_stays_unbiased(codec: str) -> None:
+    """Over steps the mean of the averages comes close to the average, of which a second phase with
+    the first one's random numbers would stay away."""
+    loop = Loopback(config_of(codec), 3)
+    rng = np.random.default_rng(0)
+    grads = [rng.standard_normal((64, 64), np.float32) for _ in range(3)]
+    exact = np.mean(grads, axis=0)
+    single, mean, steps = 0.0, np.zeros_like(exact), 200
+    for _ in range(steps):
+        average = loop.step({"w": grads})["w"][0]
+        single += float(np.sum((average - exact) ** 2)) / steps
+        mean += average / steps
+    # An unbiased mean's error is 1 / steps of a single one's.
+    assert np.sum((mean - exact) ** 2) < 1.3 * single / steps
+
+
 def test_half_precision_is_added_in_single_precision() -> None:
     """60000 + 60000 overflows float16, their average does not."""
     grads = {"w": [np.full((64, 64), 60000.0)] * 2}
