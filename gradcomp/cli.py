@@ -180,14 +180,16 @@ def check(
     loaded = _load(config, overrides)
     rules = [
         *(
-            (f"compress.rules[{index}]", rule.match, rule.use)
-            for index, rule in enumerate(loaded.compress.rules)
+            (label, rule.match, spec, exchange)
+            for rule, (label, spec, exchange) in zip(
+                loaded.compress.rules, loaded.compress.choices[1:], strict=True
+            )
         ),
         *(
-            (f"default rule: {label}", match, loaded.compress.small)
+            (f"default rule: {label}", match, loaded.compress.small, "auto")
             for label, match in DEFAULT_RULES.items()
         ),
-        ("compress.default", Match(), loaded.compress.default),
+        ("compress.default", Match(), loaded.compress.default, loaded.compress.exchange),
     ]
     taken = [
         (name, shape, loaded.resolve(name, shape)) for name, shape in map(_named_shape, tensors)
@@ -197,8 +199,13 @@ def check(
             {
                 "seed": loaded.seed,
                 "rules": [
-                    {"rule": rule, "match": _conditions(match), "spec": spec.canonical}
-                    for rule, match, spec in rules
+                    {
+                        "rule": rule,
+                        "match": _conditions(match),
+                        "spec": spec.canonical,
+                        "exchange": exchange_pattern(spec, exchange),
+                    }
+                    for rule, match, spec, exchange in rules
                 ],
                 "tensors": [
                     {
@@ -206,15 +213,19 @@ def check(
                         "shape": shape,
                         "rule": chosen.rule,
                         "spec": chosen.spec.canonical,
+                        "exchange": exchange_pattern(chosen.spec, chosen.exchange),
                     }
                     for name, shape, chosen in taken
                 ],
             }
         )
         return
-    table = _table("rule", "tensors", "spec")
-    for rule, match, spec in rules:
-        table.add_row(rule, _conditions_text(match), _foldable(spec.canonical))
+    # A column less leaves room for the specs.
+    asked = any(exchange != "auto" for *_, exchange in rules)
+    table = _table("rule", "tensors", "spec", *(["exchange"] if asked else []))
+    for rule, match, spec, exchange in rules:
+        pattern = [exchange_pattern(spec, exchange)] if asked else []
+        table.add_row(rule, _conditions_text(match), _foldable(spec.canonical), *pattern)
     _print("valid", f"seed: {loaded.seed}", "", table)
     if taken:
         table = _table("tensor", "shape", "rule", "spec")

@@ -16,7 +16,7 @@ import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -31,6 +31,7 @@ from pydantic import (
 )
 
 from gradcomp import spec as specs
+from gradcomp.aggregators import EXCHANGES, exchange_refusal
 from gradcomp.compose import VERSION, KeyPath, compose, format_path
 from gradcomp.errors import ConfigError, SpecError
 from gradcomp.spec import Spec, Stage
@@ -66,7 +67,7 @@ _SPEC = 'a spec string such as "residual|topk(ratio=0.01)"; `gradcomp list` show
 
 
 class Resolution(NamedTuple):
-    """The spec a tensor takes, and what chose it.
+    """The spec a tensor takes with its exchange pattern, and what chose it.
 
     ``rule`` is a key path (``compress.rules[0]``, ``compress.default``) or the name of a
     default rule (``default rule: ndim <= 1``).
@@ -74,6 +75,7 @@ class Resolution(NamedTuple):
 
     rule: str
     spec: Spec
+    exchange: str = "auto"
 
 
 def _to_spec(value: object) -> Spec:
@@ -85,6 +87,10 @@ def _to_spec(value: object) -> Spec:
 
 
 SpecField = Annotated[Spec, BeforeValidator(_to_spec)]
+
+Exchange = Literal["auto", "reduce", "gather", "sra"]
+
+_EXCHANGE = ", ".join(EXCHANGES[:-1]) + f" or {EXCHANGES[-1]}"
 
 
 class _Model(BaseModel):
@@ -157,6 +163,9 @@ class Rule(_Model):
 
     match: Match = Field(description='a mapping such as {name: "*.bias"}; {} takes every tensor')
     use: SpecField = Field(description=_SPEC)
+    exchange: Exchange | None = Field(
+        default=None, description=f"{_EXCHANGE}; that of compress.exchange if left out"
+    )
 
 
 DEFAULT_BUCKET_BYTES = 4 * 2**20
@@ -177,6 +186,18 @@ class Compress(_Model):
         ge=0,
         description="an integer >= 0: bytes of float32 gradients that travel together",
     )
+    exchange: Exchange = Field(default="auto", description=_EXCHANGE)
+
+    @property
+    def choices(self) -> tuple[tuple[str, Spec, Exchange], ...]:
+        """Where a spec is written, the spec and its exchange: the default's, then the rules'."""
+        return (
+            ("compress.default", self.default, self.exchange),
+            *(
+                (f"compress.rules[{index}]", rule.use, rule.exchange or self.exchange)
+                for index, rule in enumerate(self.rules)
+            ),
+        )
 
     @property
     def small(self) -> Spec:
@@ -187,8 +208,16 @@ class Compress(_Model):
         return specs.parse(f"{memory.text}|identity")
 
     @model_validator(mode="after")
+    def _exchangeable(self) -> Compress:
+        for label, spec, exchange in self.choices:
+            refusal = exchange_refusal(spec, exchange)
+            if refusal is not None:
+                raise ValueError(f"{label} cannot take exchange: {exchange}: {refusal}")
+        return self
+
+    @model_validator(mode="after")
     def _momentum_everywhere(self) -> Compress:
-        all_specs = (self.default, *(rule.use for rule in self.rules))
+        all_specs = [spec for _, spec, _ in self.choices]
         with_it = [spec for spec in all_specs if _corrects_momentum(spec)]
         without = [spec for spec in all_specs if not _corrects_momentum(spec)]
         if with_it and without:
@@ -240,18 +269,19 @@ class Config(_Model):
 
     def resolve(self, name: str, shape: tuple[int, ...]) -> Resolution:
         """The spec for the tensor ``name`` of ``shape``, with the rule that chose it."""
-        for index, rule in enumerate(self.compress.rules):
+        default, *choices = (Resolution(*choice) for choice in self.compress.choices)
+        for choice, rule in zip(choices, self.compress.rules, strict=True):
             if rule.match.matches(name, shape):
-                return Resolution(f"compress.rules[{index}]", rule.use)
+                return choice
         for label, match in DEFAULT_RULES.items():
             if match.matches(name, shape):
                 return Resolution(f"default rule: {label}", self.compress.small)
-        return Resolution("compress.default", self.compress.default)
+        return default
 
     @property
     def specs(self) -> tuple[Spec, ...]:
         """The specs written here: the default's, then those of the rules."""
-        return (self.compress.default, *(rule.use for rule in self.compress.rules))
+        return tuple(spec for _, spec, _ in self.compress.choices)
 
     @property
     def momentum_correction(self) -> Stage | None:
@@ -269,13 +299,20 @@ class Config(_Model):
         Equal on two ranks exactly when they compress alike; specs are in canonical form.
         """
         rules = [
-            {"match": rule.match.model_dump(exclude_none=True), "use": rule.use.canonical}
-            for rule in self.compress.rules
+            {
+                "match": rule.match.model_dump(exclude_none=True),
+                "use": rule.use.canonical,
+                "exchange": exchange,
+            }
+            for rule, (_, _, exchange) in zip(
+                self.compress.rules, self.compress.choices[1:], strict=True
+            )
         ]
         content = {
             "compress": {
                 "bucket_bytes": self.compress.bucket_bytes,
                 "default": self.compress.default.canonical,
+                "exchange": self.compress.exchange,
                 "rules": rules,
             },
             "seed": self.seed,

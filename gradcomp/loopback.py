@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -9,11 +10,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gradcomp.arrays import FloatArray, as_float32
+from gradcomp.arrays import ByteArray, FloatArray, as_float32
 from gradcomp.config import Config
 from gradcomp.errors import ProtocolError
 from gradcomp.pipeline import Pipeline
-from gradcomp.rounds import AllGather, AllReduce, Request
+from gradcomp.rounds import AllGather, AllReduce, AllToAll, Request
 from gradcomp.stats import Stats
 
 __all__ = ["Loopback", "run_rounds"]
@@ -88,7 +89,7 @@ def run_rounds(rounds: Sequence[Generator[Request, Any, _Result]]) -> list[_Resu
         ProtocolError: the ranks ask for different things; each rank's request is named.
     """
     outcomes = [_advance(one, None) for one in rounds]
-    while isinstance(outcomes[0], AllReduce | AllGather):
+    while not isinstance(outcomes[0], _Ended):
         replies = _reply(outcomes)
         outcomes = [_advance(one, reply) for one, reply in zip(rounds, replies, strict=True)]
     _check_equal(outcomes)
@@ -114,6 +115,8 @@ def _describe(outcome: Request | _Ended[Any]) -> str:
     if isinstance(outcome, AllGather):
         frames = "" if outcome.count == 1 else f", {outcome.count} frames"
         return f"all-gather of '{outcome.name}'{frames}"
+    if isinstance(outcome, AllToAll):
+        return f"all-to-all of '{outcome.name}'"
     return "nothing more: it has its average"
 
 
@@ -129,8 +132,17 @@ def _reply(outcomes: Sequence[Request | _Ended[Any]]) -> list[Any]:
     arrays = [outcome.array for outcome in outcomes if isinstance(outcome, AllReduce)]
     if arrays:
         return [_average(arrays) for _ in outcomes]
+    parts = [_parts(outcome) for outcome in outcomes if isinstance(outcome, AllToAll)]
+    if parts:
+        return [list(of_rank) for of_rank in zip(*parts, strict=True)]
     frames = [outcome.frame for outcome in outcomes if isinstance(outcome, AllGather)]
     return [list(frames) for _ in outcomes]
+
+
+def _parts(request: AllToAll) -> list[ByteArray]:
+    """What each rank gets."""
+    ends = itertools.accumulate(request.splits, initial=0)
+    return [request.data[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def _average(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:

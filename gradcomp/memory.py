@@ -10,7 +10,8 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.arrays import FloatArray
-from gradcomp.batch import Correction
+from gradcomp.batch import Correction, ToEncode
+from gradcomp.codec import Codec
 from gradcomp.errors import StateError
 from gradcomp.rounds import TensorKey
 from gradcomp.spec import Stage
@@ -54,6 +55,31 @@ class Source(NamedTuple):
     beta: float = 1.0
     gamma: float = 1.0
     correction: Correction | None = None
+
+    def part(self, begin: int, end: int) -> Source:
+        """Some of the elements; encoding brings their residual up to date."""
+        residual, correction = self.residual, self.correction
+        if correction is not None:
+            correction = correction._replace(momentum=correction.momentum[begin:end])
+        return self._replace(
+            grad=self.grad[begin:end],
+            residual=None if residual is None else residual[begin:end],
+            correction=correction,
+        )
+
+    def to_encode(self, codec: Codec, seed: int, step: int, tensor_id: int) -> ToEncode:
+        """The codec call; see `ToEncode`."""
+        return ToEncode(
+            codec,
+            self.grad,
+            seed,
+            step,
+            tensor_id,
+            residual=self.residual,
+            beta=self.beta,
+            gamma=self.gamma,
+            correction=self.correction,
+        )
 
 
 class Memory(Protocol):

@@ -12,7 +12,7 @@ import numpy as np
 from gradcomp.aggregators import Aggregator, Context, Dense, Member, make_aggregator
 from gradcomp.arrays import FloatArray
 from gradcomp.buckets import make_buckets
-from gradcomp.config import Config
+from gradcomp.config import Config, Resolution
 from gradcomp.errors import ConfigError, StateError
 from gradcomp.memory import REPLICATED_KINDS, STATE_KINDS, Arrays, MemoryState
 from gradcomp.rounds import BucketRound, Request, Round, TensorKey
@@ -46,8 +46,8 @@ class Pipeline:
         self.stats = Stats()
         self._memory: MemoryState = {kind: {} for kind in STATE_KINDS}
         self._rounds: dict[str, int] = {}
-        self._specs: dict[tuple[str, tuple[int, ...]], Spec] = {}
-        self._aggregators: dict[str, _Made] = {}
+        self._choices: dict[tuple[str, tuple[int, ...]], Resolution] = {}
+        self._aggregators: dict[tuple[str, str], _Made] = {}
         self._dense = Dense()
         self._epoch: int | None = None
 
@@ -68,16 +68,18 @@ class Pipeline:
         Raises:
             ConfigError: a schedule counts epochs, and `set_epoch` was never called.
         """
-        spec = self._specs.get((name, shape))
-        if spec is None:
-            spec = self._specs[name, shape] = self.config.spec_for(name, shape)
-        found = self._made(spec, self._rounds.get(name, 0) if spec.scheduled else 0)
+        choice = self._choices.get((name, shape))
+        if choice is None:
+            choice = self._choices[name, shape] = self.config.resolve(name, shape)
+        spec = choice.spec
+        step = self._rounds.get(name, 0) if spec.scheduled else 0
+        found = self._made(spec, choice.exchange, step)
         return found if found.takes(shape) else self._dense
 
-    def _made(self, spec: Spec, step: int) -> Aggregator:
+    def _made(self, spec: Spec, exchange: str, step: int) -> Aggregator:
         """The aggregator of a spec; of one with schedules, that of a step."""
         epoch = self._epoch or 0
-        made = self._aggregators.get(spec.canonical)
+        made = self._aggregators.get((spec.canonical, exchange))
         if made is not None and (not spec.scheduled or (made.step, made.epoch) == (step, epoch)):
             return made.aggregator
         if spec.by_epochs and self._epoch is None:
@@ -90,8 +92,8 @@ class Pipeline:
             aggregator = made.aggregator
         else:
             context = Context(self._memory, self.config.seed, self.rank, self.world_size)
-            aggregator = make_aggregator(now, context)
-        self._aggregators[spec.canonical] = _Made(now.canonical, step, epoch, aggregator)
+            aggregator = make_aggregator(now, context, exchange)
+        self._aggregators[spec.canonical, exchange] = _Made(now.canonical, step, epoch, aggregator)
         return aggregator
 
     def sends_dense(self, name: str, shape: tuple[int, ...]) -> bool:
@@ -150,7 +152,8 @@ class Pipeline:
         """Start averaging the tensors of a bucket; see `round`.
 
         Each phase is one request for all tensors. The averages are those that `round` gives, but
-        for codecs that ``share``: they look at all tensors of a bucket.
+        for codecs that ``share``, which look at all tensors of a bucket, and with the exchange
+        ``sra``, which cuts a bucket into chunks.
 
         Args:
             label: the requests' name, or its beginning: unique, and the same on every rank.

@@ -7,7 +7,7 @@ names are the same on every rank, and neither their number nor their order depen
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gradcomp.arrays import ByteArray, FloatArray
 
-__all__ = ["AllGather", "AllReduce", "BucketRound", "Request", "Round", "TensorKey"]
+__all__ = ["AllGather", "AllReduce", "AllToAll", "BucketRound", "Request", "Round", "TensorKey"]
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,14 @@ class AllReduce:
 class AllGather:
     """Give every rank all ranks' frames. Reply: what each rank gave, as a list in rank order.
 
-    ``frame`` holds ``count`` frames, one after the other.
+    ``frame`` holds ``count`` frames, one after the other; where ranks give different numbers of
+    them, ``count`` lists these in rank order.
     """
 
     kind: ClassVar[str] = "allgather"
     name: str
     frame: ByteArray
-    count: int = 1
+    count: int | Sequence[int] = 1
 
     @property
     def nbytes(self) -> int:
@@ -56,7 +57,25 @@ class AllGather:
         return self.frame.nbytes
 
 
-Request: TypeAlias = AllReduce | AllGather
+@dataclass(frozen=True)
+class AllToAll:
+    """Give every rank bytes of its own. Reply: what each rank gave to this one, in rank order.
+
+    ``data`` holds what each rank gets, one after the other; ``splits`` the number of bytes of each.
+    """
+
+    kind: ClassVar[str] = "alltoall"
+    name: str
+    data: ByteArray
+    splits: Sequence[int]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this rank contributes, those for itself included."""
+        return self.data.nbytes
+
+
+Request: TypeAlias = AllReduce | AllGather | AllToAll
 Round: TypeAlias = Generator[Request, Any, FloatArray]
 BucketRound: TypeAlias = Generator[Request, Any, list[FloatArray]]
 """A round of several tensors at once; it returns their averages."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,29 +44,31 @@ def inspect(frame: Any) -> FrameInfo:
     return FrameInfo(**_core.parse_frame(as_bytes(frame)))
 
 
-def split_frames(data: Any, count: int, each: int = 1) -> list[ByteArray]:
+def split_frames(data: Any, count: int, each: int | Sequence[int] = 1) -> list[ByteArray]:
     """Cut a concatenation apart, as an all-gather delivers it.
 
     Args:
         count: number of parts.
-        each: number of frames in a part.
+        each: number of frames in a part, or in each of the parts.
 
     Raises:
         WireError: a header is damaged, or the frames do not fill ``data`` exactly.
     """
     buffer = as_bytes(data)
+    in_parts = [each] * count if isinstance(each, int) else each
+    frames = sum(in_parts)
     ends = [0]
     begin = 0
-    for position in range(count * each):
+    for position in range(frames):
         end = begin + _core.frame_size(buffer[begin:])
         if end > buffer.size:
             raise WireError(
-                f"frame {position} of {count * each} claims {end - begin} bytes, and "
+                f"frame {position} of {frames} claims {end - begin} bytes, and "
                 f"{buffer.size - begin} are left"
             )
         ends.append(end)
         begin = end
     if begin != buffer.size:
-        raise WireError(f"{buffer.size - begin} bytes follow the last of {count * each} frames")
-    borders = ends[::each]
+        raise WireError(f"{buffer.size - begin} bytes follow the last of {frames} frames")
+    borders = [ends[last] for last in itertools.accumulate(in_parts, initial=0)]
     return [buffer[begin:end] for begin, end in itertools.pairwise(borders)]

@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <deque>
@@ -368,6 +369,21 @@ std::size_t leading_frame_size(const Bytes& bytes) {
   return size;
 }
 
+// norms[i] = the L1 norm of chunk i; the last chunk may be shorter.
+void chunk_norms(const Floats& x, std::size_t chunk, Floats& norms) {
+  const Span<const float> in = input(x);
+  const Span<float> out = output(norms);
+  if (chunk == 0 || out.size() != (in.size() + chunk - 1) / chunk) {
+    throw py::value_error("the norms do not fit the chunks");
+  }
+  py::gil_scoped_release release;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const std::size_t begin = i * chunk;
+    const std::size_t count = std::min(chunk, in.size() - begin);
+    out[i] = static_cast<float>(kernels().sum_magnitudes(in.data() + begin, count));
+  }
+}
+
 bool compensate(Floats& residual, const Floats& grad, float beta, float gamma) {
   const Span<float> r = output(residual);
   const Span<const float> g = input(grad);
@@ -472,6 +488,8 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   m.def("encode_batch", &encode_tensors, py::arg("tensors"));
   m.def("decode_batch_add", &decode_tensors_add, py::arg("tensors"), py::arg("weight"));
   m.def("spec_at", &spec_at, py::arg("spec"), py::arg("step"), py::arg("epoch"));
+  m.def("chunk_norms", &chunk_norms, py::arg("x").noconvert(), py::arg("chunk"),
+        py::arg("norms").noconvert());
   m.def("norm", &norm, py::arg("x").noconvert());
   m.def("compensate", &compensate, py::arg("residual").noconvert(), py::arg("grad").noconvert(),
         py::arg("beta"), py::arg("gamma"));

@@ -7,5 +7,6 @@ namespace gradcomp {
 
 StageInfo momentum_correction_stage();
 StageInfo dgc_stage();
+StageInfo chunk_dgc_stage();
 
 }  // namespace gradcomp

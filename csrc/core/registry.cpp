@@ -122,6 +122,55 @@ StageInfo atomo_stage() {
   return stage;
 }
 
+StageInfo chunk_allreduce_stage() {
+  StageInfo stage;
+  stage.name = "chunk_allreduce";
+  stage.kind = StageKind::kAlgorithm;
+  stage.summary =
+      "all ranks send the same chunks, those of the largest average L1 norm: norms are "
+      "all-reduced, "
+      "then the elements";
+  stage.paper =
+      "Sun, Feng, Han, Yan, Wen: Optimizing Network Performance for Distributed DNN Training on "
+      "GPU "
+      "Clusters, arXiv:1902.06855, section 3.2 (coarse-grained sparse communication)";
+  stage.nonfinite = "a chunk with a NaN or Inf is sent first; memories forget it then";
+  stage.example = "chunk_allreduce(ratio=0.001)";
+  stage.params = {
+      real_param("ratio", "0.001", 0, 1,
+                 "fraction of the chunks that is sent; to the nearest, at least one", true),
+      integer_param("chunk", "512", 1, 65536, "elements of a chunk"),
+      choice_param("values", "fp32", "fp32|fp16", "elements on the wire"),
+  };
+  stage.symbols = Symbols::kIndices;  // every rank knows which elements are sent
+  return stage;
+}
+
+StageInfo signsgd_mv_stage() {
+  StageInfo stage;
+  stage.name = "signsgd_mv";
+  stage.kind = StageKind::kAlgorithm;
+  stage.summary =
+      "signs of all ranks are put to the vote: the average becomes the majority's +1 or -1";
+  stage.paper =
+      "Bernstein, Wang, Azizzadenesheli, Anandkumar: signSGD: Compressed Optimisation for "
+      "Non-Convex Problems, ICML 2018, algorithm 3; Bernstein, Zhao, Azizzadenesheli, Anandkumar: "
+      "signSGD with Majority Vote is Communication Efficient and Fault Tolerant, ICLR 2019";
+  stage.nonfinite = "every element that travels in the same frame becomes NaN, on every rank";
+  stage.example = "signsgd_mv";
+  stage.params = {
+      choice_param("ties", "random", "random|plus",
+                   "sign of an element that is zero, and of a tied vote"),
+  };
+  stage.refuse = [](const Params&, const StageInfo* memory) -> const char* {
+    if (memory == nullptr || std::string_view(memory->name) == "signum") return nullptr;
+    return "a vote has no scale, so error feedback would keep differences of unrelated sizes; "
+           "leave "
+           "out the memory, or take signum";
+  };
+  return stage;
+}
+
 StageInfo index_coder(const char* name, const char* example, const char* summary,
                       const char* paper) {
   StageInfo stage;
@@ -156,6 +205,7 @@ const std::vector<StageInfo>& registry() {
   // In the order that people see; ids are given once and never change.
   static const std::vector<StageInfo> rows = {
       dgc_stage(),
+      chunk_dgc_stage(),
       residual_stage(),
       signum_stage(),
       momentum_correction_stage(),
@@ -190,6 +240,8 @@ const std::vector<StageInfo>& registry() {
       polar_stage(),
       powersgd_stage(),
       atomo_stage(),
+      chunk_allreduce_stage(),
+      signsgd_mv_stage(),
       index_coder("auto", "topk(ratio=0.01)|auto",
                   "codes indices in the way that is smallest, each time; what a spec without an "
                   "index coder means",

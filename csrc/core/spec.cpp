@@ -338,7 +338,7 @@ class Parser {
       return error(name->pos, "unknown schedule " + quoted(name->text) + ": " +
                                   suggestion(name->text, {"ramp", "steps", "epochs"}));
     }
-    if (stage.kind == StageKind::kCodec && param.type == ParamType::kReal) return {};
+    if (stage.kind >= StageKind::kCodec && param.type == ParamType::kReal) return {};
     return error(name->pos, std::string(stage.name) + "'s " + quoted(param.name) +
                                 " cannot have a schedule: only the numbers of a codec that are "
                                 "not whole numbers can");

@@ -6,17 +6,21 @@ from typing import Protocol
 
 from gradcomp.aggregators.atomo import Atomo
 from gradcomp.aggregators.base import Aggregator, Context, Member
+from gradcomp.aggregators.chunk_allreduce import ChunkAllReduce
 from gradcomp.aggregators.dense import Dense
 from gradcomp.aggregators.gather import Gather
+from gradcomp.aggregators.majority_vote import MajorityVote
 from gradcomp.aggregators.momentum import DenseMomentum
 from gradcomp.aggregators.powersgd import PowerSGD
 from gradcomp.aggregators.reduce import NonlinearReduce, Reduce
+from gradcomp.aggregators.sra import Sra
 from gradcomp.codec import get_codec
 from gradcomp.memory import MomentumCorrection, make_memory
 from gradcomp.spec import Spec
 
 __all__ = [
     "ALGORITHMS",
+    "EXCHANGES",
     "Aggregator",
     "Algorithm",
     "Context",
@@ -25,7 +29,9 @@ __all__ = [
     "Member",
     "NonlinearReduce",
     "Reduce",
+    "Sra",
     "exchange_pattern",
+    "exchange_refusal",
     "make_aggregator",
 ]
 
@@ -41,25 +47,63 @@ class Algorithm(Protocol):
         ...
 
 
-ALGORITHMS: dict[str, Algorithm] = {"powersgd": PowerSGD, "atomo": Atomo}
+ALGORITHMS: dict[str, Algorithm] = {
+    "powersgd": PowerSGD,
+    "atomo": Atomo,
+    "chunk_allreduce": ChunkAllReduce,
+    "signsgd_mv": MajorityVote,
+}
 """By the name of the stage."""
 
 
-def exchange_pattern(spec: Spec) -> str:
-    """How gradients of this spec travel: "dense", "reduce", "gather" or "algorithm"."""
+EXCHANGES = ("auto", "reduce", "gather", "sra")
+"""What a configuration may ask for; "auto" is "reduce" for summable codecs, "gather" for others."""
+
+
+def exchange_pattern(spec: Spec, exchange: str = "auto") -> str:
+    """How gradients of this spec travel: "dense", "algorithm", "reduce", "gather" or "sra".
+
+    Args:
+        exchange: one of `EXCHANGES`, which says nothing about specs that do not compress.
+    """
     if spec.algorithm is not None:
         return "algorithm"
     codec = get_codec(spec.at(0, 0).codec)
-    if codec.name == "identity" and not spec.stateful:
-        return "dense"
+    if codec.name == "identity":
+        if not spec.stateful:
+            return "dense"
+        if spec.memory is not None and spec.memory.name == "momentum_correction":
+            return "reduce"  # of gradients, by `DenseMomentum`
+    if exchange != "auto":
+        return exchange
     return "reduce" if "summable" in codec.caps else "gather"
 
 
-def make_aggregator(spec: Spec, context: Context) -> Aggregator:
+def exchange_refusal(spec: Spec, exchange: str) -> str | None:
+    """Why gradients of this spec cannot travel so, and what to do; None where they can."""
+    pattern = exchange_pattern(spec, exchange)
+    if pattern == "algorithm":
+        if exchange == "auto":
+            return None
+        return f"'{spec}' has exchanges of its own; give its rule `exchange: auto`"
+    if pattern not in ("reduce", "sra"):
+        return None
+    codec = get_codec(spec.at(0, 0).codec)
+    if pattern == "reduce" and "summable" not in codec.caps:
+        return f"payloads of '{codec.name}' cannot be added; take gather or sra"
+    if pattern == "sra" and "shares" in codec.caps:
+        return (
+            f"'{codec.name}' chooses among all elements that travel together, and sra cuts them "
+            "into chunks; take gather, or topk"
+        )
+    return None
+
+
+def make_aggregator(spec: Spec, context: Context, exchange: str = "auto") -> Aggregator:
     """The aggregator of a spec without schedules; what it keeps lives in the context's state."""
     if spec.algorithm is not None:
         return ALGORITHMS[spec.algorithm.name](spec, context)
-    pattern = exchange_pattern(spec)
+    pattern = exchange_pattern(spec, exchange)
     if pattern == "dense":
         return Dense()
     codec = get_codec(spec.codec)
@@ -69,4 +113,6 @@ def make_aggregator(spec: Spec, context: Context) -> Aggregator:
             return DenseMomentum(memory)
         kind = NonlinearReduce if "nonlinear" in codec.caps else Reduce
         return kind(codec, memory, context.seed)
+    if pattern == "sra":
+        return Sra(codec, memory, context)
     return Gather(codec, memory, context.seed, context.rank)

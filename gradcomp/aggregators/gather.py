@@ -9,14 +9,14 @@ import numpy as np
 from gradcomp import _core
 from gradcomp.aggregators.base import Aggregator, Member
 from gradcomp.arrays import ByteArray, FloatArray
-from gradcomp.batch import ToDecode, ToEncode, decode_batch_add, encode_batch
+from gradcomp.batch import ToDecode, decode_batch_add, encode_batch
 from gradcomp.codec import Codec
 from gradcomp.errors import WireError
 from gradcomp.memory import Memory
 from gradcomp.rounds import AllGather, BucketRound, Round, TensorKey
 from gradcomp.wire import split_frames
 
-__all__ = ["Gather", "rank_seed"]
+__all__ = ["Gather", "frames_of_rank", "rank_seed"]
 
 
 def rank_seed(seed: int, rank: int) -> int:
@@ -56,24 +56,13 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
         assert isinstance(gather, Gather)  # as the bucket says
         gathers.append(gather)
         source = gather.memory.source(grad, key)
-        tensors.append(
-            ToEncode(
-                gather.codec,
-                source.grad,
-                gather.seed,
-                step,
-                key.tensor_id,
-                residual=source.residual,
-                beta=source.beta,
-                gamma=source.gamma,
-                correction=source.correction,
-            )
-        )
+        tensors.append(source.to_encode(gather.codec, gather.seed, step, key.tensor_id))
     data, _ = encode_batch(tensors)
     for gather, member in zip(gathers, members, strict=True):
         gather.memory.sent(member.key)
     replies: list[ByteArray] = yield AllGather(name, data, len(members))
-    of_ranks = [_split(rank, reply, members) for rank, reply in enumerate(replies)]
+    names = [member.key.name for member in members]
+    of_ranks = [frames_of_rank(rank, reply, names) for rank, reply in enumerate(replies)]
     averages = [np.zeros(member.key.numel, np.float32) for member in members]
     decode_batch_add(
         [
@@ -87,10 +76,14 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
     return averages
 
 
-def _split(rank: int, reply: ByteArray, members: Sequence[Member]) -> list[ByteArray]:
-    """A rank's frames."""
+def frames_of_rank(rank: int, data: ByteArray, names: Sequence[str]) -> list[ByteArray]:
+    """A rank's frames, one for each of the tensors named.
+
+    Raises:
+        WireError: naming the rank and the tensors.
+    """
     try:
-        return split_frames(reply, len(members))
+        return split_frames(data, len(names))
     except WireError as error:
-        names = ", ".join(f"'{member.key.name}'" for member in members)
-        raise WireError(f"the frames of rank {rank} for {names}: {error}") from error
+        listed = ", ".join(f"'{name}'" for name in names)
+        raise WireError(f"the frames of rank {rank} for {listed}: {error}") from error

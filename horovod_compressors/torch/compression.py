@@ -316,8 +316,8 @@ class Compression(metaclass=_Codecs):
 
     def _pass_sparse(self, tensor: torch.Tensor) -> torch.Tensor:
         """A sparse gradient, which Horovod has gathered without calling `compress`."""
-        for spec in self.config.specs:
-            if exchange_pattern(spec) in ("gather", "algorithm"):
+        for _, spec, exchange in self.config.compress.choices:
+            if exchange_pattern(spec, exchange) not in ("dense", "reduce"):
                 raise TypeError(
                     f"a sparse gradient cannot take '{spec}': pass sparse_as_dense=True to "
                     "hvd.DistributedOptimizer, or make the layer's gradient dense (sparse=False)"
@@ -373,8 +373,8 @@ class Compression(metaclass=_Codecs):
             )
         if getattr(optimizer, "op", hvd.Average) in (hvd.Average, hvd.Sum, hvd.Adasum):
             return
-        for spec in self.config.specs:
-            if exchange_pattern(spec) != "dense":
+        for _, spec, exchange in self.config.compress.choices:
+            if exchange_pattern(spec, exchange) != "dense":
                 raise ConfigError(
                     f"'{spec}' cannot take this optimizer's op: compressed gradients can be "
                     "averaged or added; use op=hvd.Average, op=hvd.Sum, or Compression.none"

@@ -7,7 +7,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from gradcomp.rounds import AllGather, Request
+from gradcomp.rounds import AllGather, AllToAll, Request
 from gradcomp.wire import split_frames
 
 __all__ = ["SUMMABLE_DTYPES", "HorovodEngine"]
@@ -29,6 +29,13 @@ class HorovodEngine:
         if isinstance(request, AllGather):
             frame = torch.from_numpy(request.frame)
             handle = hvd.allgather_async(frame, name=name, process_set=self._process_set)
+        elif isinstance(request, AllToAll):
+            handle = hvd.alltoall_async(
+                torch.from_numpy(request.data),
+                splits=torch.tensor(request.splits, dtype=torch.int32),
+                name=name,
+                process_set=self._process_set,
+            )
         else:
             handle = hvd.allreduce_async(
                 torch.from_numpy(request.array),
@@ -41,6 +48,9 @@ class HorovodEngine:
     def finish(self, handle: tuple[Request, int]) -> Any:
         """Wait for a started request."""
         request, number = handle
+        if isinstance(request, AllToAll):
+            received, splits = hvd.synchronize(number)
+            return [part.numpy() for part in received.split(splits.tolist())]
         reply = hvd.synchronize(number).numpy()
         if isinstance(request, AllGather):
             return split_frames(reply, self._process_set.size(), request.count)

@@ -17,19 +17,20 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def gloo2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Two ranks on Gloo."""
-    modules = ["replicas", "options", "refusals", "rounds", "low_rank", "dgc", "states:save"]
+    modules = ["replicas", "options", "refusals", "rounds", "low_rank", "exchange", "dgc"]
+    modules += ["states:save"]
     return run_cases(modules, 2, "gloo", tmp_path_factory.mktemp("gloo2"), shared)
 
 
 @pytest.fixture(scope="session")
 def gloo3(tmp_path_factory: pytest.TempPathFactory, shared: Path, gloo2: CaseJob) -> CaseJob:
     """Three ranks on Gloo; they take up what the two have saved."""
-    modules = ["replicas", "process_sets", "states:rescale"]
+    modules = ["replicas", "process_sets", "exchange", "states:rescale"]
     return run_cases(modules, 3, "gloo", tmp_path_factory.mktemp("gloo3"), shared)
 
 
 @pytest.fixture(scope="session")
 def mpi2(tmp_path_factory: pytest.TempPathFactory, shared: Path, gloo2: CaseJob) -> CaseJob:
     """Two ranks on MPI; they take up what those on Gloo have saved."""
-    modules = ["replicas", "adasum", "low_rank", "states:resume"]
+    modules = ["replicas", "adasum", "low_rank", "exchange", "states:resume"]
     return run_cases(modules, 2, "mpi", tmp_path_factory.mktemp("mpi2"), shared)

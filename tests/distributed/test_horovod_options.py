@@ -5,7 +5,7 @@ from __future__ import annotations
 import horovod.torch as hvd
 import pytest
 from launch import CaseJob
-from workers import adasum, dgc, low_rank, options, process_sets, refusals, rounds
+from workers import adasum, dgc, exchange, low_rank, options, process_sets, refusals, rounds
 
 from gradcomp.errors import GradcompError
 from horovod_compressors.torch import Compression
@@ -29,6 +29,13 @@ def test_rounds(gloo2: CaseJob, case: str) -> None:
 @pytest.mark.parametrize("case", low_rank.cases)
 @pytest.mark.parametrize("name", ["gloo2", "mpi2"])
 def test_low_rank(name: str, case: str, request: pytest.FixtureRequest) -> None:
+    job: CaseJob = request.getfixturevalue(name)
+    job.check(case)
+
+
+@pytest.mark.parametrize("case", exchange.cases)
+@pytest.mark.parametrize("name", ["gloo2", "gloo3", "mpi2"])
+def test_exchange(name: str, case: str, request: pytest.FixtureRequest) -> None:
     job: CaseJob = request.getfixturevalue(name)
     job.check(case)
 

@@ -28,7 +28,11 @@ ANY_CODEC = [
 SPECS = [
     *CODECS,
     *(f"{memory}|{codec}" for memory in ANY_CODEC for codec in CODECS),
-    *(stage.example for stage in stages() if stage.kind in ("memory", "preset")),
+    *(
+        stage.example
+        for stage in stages()
+        if stage.kind in ("memory", "preset") and parse(stage.example).algorithm is None
+    ),
 ]
 
 HALF = Peer(
@@ -195,6 +199,15 @@ def test_check_composes_files_specs_and_overrides(config_file: str) -> None:
     assert data["seed"] == 4
     assert data["rules"][-1]["spec"] == parse("randomk(k=3)").canonical
     assert len(data["rules"]) == 3
+
+
+def test_check_shows_exchanges_where_they_are_asked_for(config_file: str) -> None:
+    assert "exchange" not in run("check", config_file)
+    assert "exchange" in run("check", "int8", "--set", "compress.exchange=sra")
+    args = ("int8", "--set", "compress.exchange=sra", "--tensor", "w=64x64", "--tensor", "b=64")
+    data = run_json("check", *args)
+    assert [rule["exchange"] for rule in data["rules"]] == ["dense", "dense", "sra"]
+    assert [tensor["exchange"] for tensor in data["tensors"]] == ["sra", "dense"]
 
 
 def test_check_takes_a_bare_spec_and_its_overrides() -> None:

@@ -54,6 +54,7 @@ def as_the_loopback() -> None:
     memory = "momentum_correction(nesterov=true,clip=scaled_norm,clip_norm=5)"
     takes = ["identity", "topk(ratio=0.05)", "sampled_topk(ratio=ramp(from=0.3,to=0.02,steps=60))"]
     takes += ["threshold(tau=0.5,values=fp16)", "chunktopk(ratio=0.1,chunk=8,values=int8)"]
+    takes += ["chunk_allreduce(ratio=steps([0.5,0.1],every=30),chunk=16)"]
     takes += ["globaltopk(ratio=epochs([0.2,0.05]))|rice"]
     rules = [
         {"match": {"name": f"*.{position}.*"}, "use": f"{memory}|{codec}"}

@@ -28,10 +28,13 @@ _MEMORIES = [
 ]
 _ALGORITHMS = [
     "powersgd(rank=2,start_step=10)",
+    "residual|chunk_allreduce(ratio=0.05,chunk=16)",
     "powersgd(rank=1,start_step=0,variant=paper,orthogonalization=qr,values=bf16)",
     "powersgd(rank=3,start_step=5,iters_per_step=2,warm_start=false,orthogonalization=cholesky)",
     "atomo(rank=2)",
     "residual|atomo(rank=1,unbiased=false,values=bf16)",
+    "signsgd_mv",
+    "signum|signsgd_mv(ties=plus)",
 ]
 SPECS = [
     *_CODECS,

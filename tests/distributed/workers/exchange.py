@@ -1,0 +1,116 @@
+"""Scatter-reduce-allgather and the majority vote on real Horovod, as the loopback has them."""
+
+from __future__ import annotations
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from workers import harness
+from workers.harness import Cases
+
+from gradcomp import Config, Loopback
+from gradcomp.errors import ProtocolError
+from horovod_compressors.torch import Compression
+
+cases = Cases()
+
+STEPS = 4
+
+SPECS = {
+    "topk": "residual|topk(ratio=0.02)",
+    "int8": "int8",
+    "qsgd": "residual(beta=0.9)|qsgd(levels=7)",
+    "polar_b": "residual|polar_b(rate=0.5)",
+    "fp16": "residual|fp16",
+    "rotated": "rotate|uniform(bits=4)",
+    "signum": "signum|sign",
+}
+VOTES = {"vote": "signsgd_mv", "signum_vote": "signum|signsgd_mv(ties=plus)"}
+
+SHAPES = {"matrix": (70, 81), "vector": (5000,), "few": (40,), "one": (1,), "empty": (0,)}
+
+
+def check(config: Config) -> dict[str, int]:
+    """Averages are those of the loopback, in any order of arrival; what each kind of request
+    sent."""
+    shapes = {
+        f"{name}.{shape}": SHAPES[shape] for name in [*SPECS, *VOTES, "auto"] for shape in SHAPES
+    }
+    params = harness.parameters(shapes)
+    compression = Compression(config, params.items())
+    opt = harness.optimizer(params, compression)
+    loopback = Loopback(config, hvd.size())
+    order = np.random.default_rng(hvd.rank())
+    for step in range(STEPS):
+        of_ranks = [harness.gradients(params, step, rank) for rank in range(hvd.size())]
+        mine = of_ranks[hvd.rank()]
+        shuffled = order.permutation(list(params)).tolist()
+        averages = harness.averages(opt, params, {name: mine[name] for name in shuffled})
+        expected = loopback.step({name: [grads[name] for grads in of_ranks] for name in params})
+        for name, average in averages.items():
+            harness.check_equal(average, expected[name][hvd.rank()], f"{step}: {name}")
+    everything = torch.cat([average.reshape(-1) for average in averages.values()])
+    harness.check_same_on_all_ranks(everything, "averages")
+    own = loopback.ranks[hvd.rank()].state_dict()
+    for kind in ("residual", "momentum"):
+        for name, array in compression.state_dict()[kind].items():
+            harness.check_equal(array, own[kind][name], f"{kind} of {name}")
+    return dict(compression.stats.sent_bytes)
+
+
+def config_of(**others: object) -> Config:
+    rules = [
+        *({"match": {"name": f"*.{name}.*"}, "use": spec} for name, spec in SPECS.items()),
+        *(
+            {"match": {"name": f"*.{name}.*"}, "use": spec, "exchange": "auto"}
+            for name, spec in VOTES.items()
+        ),
+        {"match": {"name": "*.auto.*"}, "use": "residual|topk(ratio=0.02)", "exchange": "auto"},
+    ]
+    compress = {"default": "identity", "exchange": "sra", "rules": rules, **others}
+    return Config.from_mapping({"version": 1, "compress": compress, "seed": 3})
+
+
+@cases
+def chunks_of_buckets() -> dict[str, int]:
+    """All specs, with small tensors and empty ones, in one bucket and beside gathered ones."""
+    sent = check(config_of())
+    assert {"alltoall", "allgather", "token"} <= set(sent)
+    return sent
+
+
+@cases
+def chunks_of_single_tensors() -> dict[str, int]:
+    """Tensors that are each a bucket of their own; the smallest are gathered."""
+    return check(config_of(bucket_bytes=0))
+
+
+@cases
+def summable_codecs_that_are_not_added() -> None:
+    """fp16 by sra and by gather: no float16 sum overflows."""
+    for exchange in ("gather", "sra"):
+        config = Config.from_mapping(
+            {"version": 1, "compress": {"default": "fp16", "exchange": exchange}}
+        )
+        params = harness.parameters({"w": harness.MATRIX})
+        opt = harness.optimizer(params, Compression(config, params.items()))
+        grads = {name: torch.full(p.shape, 60000.0) for name, p in params.items()}
+        for average in harness.averages(opt, params, grads).values():
+            torch.testing.assert_close(average, torch.full(average.shape, 60000.0))
+
+
+@cases
+def ranks_of_other_exchanges_are_refused() -> None:
+    """Before the first gradient."""
+    exchange = "gather" if hvd.rank() else "sra"
+    config = Config.from_mapping(
+        {"version": 1, "compress": {"default": "int8", "exchange": exchange}}
+    )
+    params = harness.parameters({"w": harness.MATRIX})
+    opt = harness.optimizer(params, Compression(config, params.items()))
+    harness.refused(
+        lambda: harness.averages(opt, params, harness.gradients(params, 0)),
+        ProtocolError,
+        "the ranks run different compression",
+        '"exchange":"sra"',
+    )
