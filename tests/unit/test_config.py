@@ -421,7 +421,9 @@ def test_from_mapping_names_its_source() -> None:
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SHIPPED = sorted(
-    path for folder in ("compress", "dgc", "powersgd") for path in CONFIGS.glob(f"{folder}/*.yaml")
+    path
+    for folder in ("compress", "dgc", "polar", "powersgd")
+    for path in CONFIGS.glob(f"{folder}/*.yaml")
 )
 
 
