@@ -1,4 +1,4 @@
-"""The files a run leaves: metrics.jsonl, steps.csv, epochs.csv and TensorBoard events."""
+"""What is measured, and the files a run leaves: metrics.jsonl, CSV and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,62 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["EpochRow", "MetricsLog", "StepRow", "read_rows", "write_json"]
+__all__ = [
+    "ACCURACY",
+    "BITS_PER_CHARACTER",
+    "METRICS",
+    "EpochRow",
+    "Metric",
+    "MetricsLog",
+    "Score",
+    "StepRow",
+    "read_rows",
+    "write_json",
+]
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a test has found, over all ranks and predictions.
+
+    Attributes:
+        accuracy: share of right predictions.
+        test_bits: mean cross-entropy of a prediction, in bits.
+    """
+
+    accuracy: float
+    test_bits: float
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The attribute of Score that tells how good a task's model is.
+
+    Attributes:
+        key: its name in Score and in the rows of epochs.
+        title: what users read.
+        higher_is_better: as of accuracy, not of bits.
+        digits: decimals that are worth showing.
+    """
+
+    key: str
+    title: str
+    higher_is_better: bool
+    digits: int
+
+    def show(self, score: Score) -> str:
+        """One phrase about a test."""
+        if self is ACCURACY:
+            return f"test accuracy {score.accuracy:.4f}"
+        return (
+            f"test {score.test_bits:.4f} bits per character (perplexity "
+            f"{2**score.test_bits:.3f}), accuracy {score.accuracy:.4f}"
+        )
+
+
+ACCURACY = Metric("accuracy", "test accuracy", True, 4)
+BITS_PER_CHARACTER = Metric("test_bits", "bits per character", False, 3)
+METRICS = {metric.key: metric for metric in (ACCURACY, BITS_PER_CHARACTER)}
 
 
 @dataclass(frozen=True)
@@ -28,12 +83,13 @@ class StepRow:
 
 @dataclass(frozen=True)
 class EpochRow:
-    """One epoch, as far as this process has run it. Loss and accuracy: over all ranks."""
+    """One epoch, as far as this process has run it. Loss and score: over all ranks."""
 
     step: int
     epoch: int
     train_loss: float
     accuracy: float | None
+    test_bits: float | None
     sent_bytes_per_step: float
     compression_ratio: float | None
     median_step_seconds: float

@@ -1,0 +1,335 @@
+"""Compare compressors on one task: several runs of scripts/train.py, each over several seeds.
+
+  .venv/bin/python scripts/compare.py --task configs/digits/cnn.yaml --np 2 --seeds 3 \\
+      --run uncompressed --run fp16=fp16 --run "DGC 0.1%=configs/dgc/wm5.yaml" \\
+      --output runs/compare
+
+Prints a table, and writes it with a picture to OUTPUT/comparison.md and comparison.png. Runs
+that are finished in OUTPUT are kept: the same command goes on where it was interrupted, and
+one with further runs or seeds trains only those. Exit codes: 0 done, 1 a run has failed, 2
+wrong arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import shlex
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from gradcomp.compose import compose
+from gradcomp.errors import ConfigError
+from jobs import ROOT, Job, JobFailedError, progress_on, run_job
+from plots import plot_comparison
+from training.metrics import METRICS, Metric, read_rows
+
+UNCOMPRESSED = "uncompressed"
+
+
+@dataclass
+class Contender:
+    """What is compared: a name, and how its runs differ from those of the others."""
+
+    name: str
+    arguments: tuple[str, ...]
+    folders: list[Path] = field(default_factory=list)
+    """Of its finished runs."""
+    summaries: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def slug(self) -> str:
+        """Its name as that of a folder."""
+        return re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-.")
+
+
+def contender_of(text: str) -> Contender:
+    """Parse ``--run``: NAME=SPEC, NAME=FILE.yaml, or ``uncompressed``.
+
+    Raises ConfigError where it is none of them.
+    """
+    name, equals, what = text.partition("=")
+    if text == UNCOMPRESSED:
+        return Contender(text, ())
+    # A spec without a name in front: its first = is that of a parameter.
+    if not equals or not what or re.search(r"[|()]", name):
+        raise ConfigError(
+            f"--run: got {text!r}; expected NAME=SPEC, NAME=FILE.yaml or {UNCOMPRESSED!r}, such as "
+            "'top-k 1%=residual|topk(ratio=0.01)'"
+        )
+    contender = Contender(name, (_CONFIG if what.endswith((".yaml", ".yml")) else _SPEC, what))
+    if not contender.slug:
+        raise ConfigError(f"--run: the name {name!r} has no letter or digit; give one that has")
+    return contender
+
+
+_CONFIG, _SPEC = "--config", "--compression"
+
+
+def job_of(contender: Contender, seed: int, arguments: argparse.Namespace) -> Job:
+    """The training job of one run."""
+    # Nobody resumes these: a run that did not end starts anew.
+    settings = ["train.checkpoint_every=0", *arguments.set, f"train.seed={seed}"]
+    return Job(
+        title=f"{contender.name}, seed {seed}",
+        ranks=arguments.np,
+        folder=Path(os.path.relpath(arguments.output.absolute(), ROOT))
+        / contender.slug
+        / f"seed-{seed}",
+        arguments=(
+            *("--config", str(arguments.task.absolute())),
+            *(part for setting in settings for part in ("--set", setting)),
+            *contender.arguments,
+        ),
+    )
+
+
+def check_same(job: Job, summary: dict[str, Any]) -> None:
+    """Raise ConfigError where a finished run is not the one that ``job`` would be."""
+    given = argparse.ArgumentParser()
+    given.add_argument("--config", action="append")
+    given.add_argument("--set", action="append", default=[])
+    given.add_argument("--compression", action="append", default=[])
+    parts = given.parse_args(job.arguments)
+    specs = [f"compress.default={spec}" for spec in parts.compression]
+    mapping = compose([ROOT / path for path in parts.config], [*parts.set, *specs]).mapping
+    wanted = (json.loads(json.dumps(mapping, default=str)), job.ranks)
+    if wanted != (summary["config"], summary["world_size"]):
+        raise ConfigError(
+            f"{job.folder} holds a run of another configuration or number of ranks; remove that "
+            "folder, or give another --output"
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """The figures of one contender, over its seeds."""
+
+    name: str
+    runs: int
+    mean: float
+    spread: float | None
+    """Standard deviation of the seeds; None of a single one."""
+    best: float
+    sent_bytes: float
+    ratio: float
+    last_sent_bytes: float
+    """Of a step in the last epoch, after any warm-up."""
+    last_ratio: float
+    step_seconds: float
+
+
+def row_of(contender: Contender, metric: Metric) -> Row:
+    """Summarise the finished runs, of which there is at least one."""
+    summaries = contender.summaries
+    final = [summary[f"final_{metric.key}"] for summary in summaries]
+    best = [summary[f"best_{metric.key}"] for summary in summaries]
+    last = [
+        [row for row in read_rows(folder / "metrics.jsonl") if row["kind"] == "epoch"][-1]
+        for folder in contender.folders
+    ]
+    sent = statistics.fmean(summary["sent_bytes_per_step"] for summary in summaries)
+    last_sent = statistics.fmean(row["sent_bytes_per_step"] for row in last)
+    dense = 4 * summaries[0]["parameters"]
+    return Row(
+        name=contender.name,
+        runs=len(summaries),
+        mean=statistics.fmean(final),
+        spread=statistics.stdev(final) if len(final) > 1 else None,
+        best=max(best) if metric.higher_is_better else min(best),
+        sent_bytes=sent,
+        ratio=dense / sent if sent else math.nan,
+        last_sent_bytes=last_sent,
+        last_ratio=dense / last_sent if last_sent else math.nan,
+        step_seconds=statistics.median(summary["median_step_seconds"] for summary in summaries),
+    )
+
+
+HEADINGS = (
+    "run",
+    "seeds",
+    "{metric}",
+    "best",
+    "bytes a step",
+    "times fewer",
+    "last epoch",
+    "times fewer",
+    "median step",
+)
+
+
+def cells_of(row: Row, metric: Metric) -> list[str]:
+    """What the table shows of ``row``, in the order of HEADINGS."""
+    digits = metric.digits
+    spread = "" if row.spread is None else f" ± {row.spread:.{digits}f}"
+    return [
+        row.name,
+        str(row.runs),
+        f"{row.mean:.{digits}f}{spread}",
+        f"{row.best:.{digits}f}",
+        decimal(round(row.sent_bytes)),
+        f"{row.ratio:.1f}x",
+        decimal(round(row.last_sent_bytes)),
+        f"{row.last_ratio:.1f}x",
+        f"{1000 * row.step_seconds:.1f} ms",
+    ]
+
+
+def table_of(rows: Sequence[Row], metric: Metric, title: str) -> Table:
+    """The comparison, for a terminal."""
+    table = Table(box=SIMPLE_HEAD, title=title, padding=(0, 0, 0, 1))
+    for index, heading in enumerate(HEADINGS):
+        name = heading.format(metric=metric.title).replace(" ", "\n", 1)
+        table.add_column(name, justify="right" if index else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*cells_of(row, metric))
+    return table
+
+
+def markdown_of(rows: Sequence[Row], metric: Metric, title: str) -> str:
+    """The same, for a file, with what the columns mean."""
+    headings = [heading.format(metric=metric.title) for heading in HEADINGS]
+    lines = [headings, ["---", *["---:"] * (len(headings) - 1)]]
+    lines += [[cell.replace("|", r"\|") for cell in cells_of(row, metric)] for row in rows]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{title}\n\n{table}\n\n{NOTES}\n"
+
+
+NOTES = """\
+- test result: at the end, mean ± standard deviation over the seeds; best: of any epoch and seed
+- bytes a step: what rank 0 hands to the collectives for gradients, with frame headers, indices
+  and tokens; the mean over the whole run, and over its last epoch, after any warm-up
+- times fewer: than the same gradients in float32
+- median step: all ranks share one machine, so there is no slow network to save time on"""
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--task",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="YAML file with the train section, such as configs/digits/cnn.yaml",
+    )
+    parser.add_argument(
+        "--run",
+        action="append",
+        required=True,
+        metavar="NAME=SPEC",
+        help="what to compare, the reference first; may be repeated. NAME=SPEC, or NAME=FILE.yaml "
+        f"with a compress section, or {UNCOMPRESSED}",
+    )
+    parser.add_argument("--np", type=int, default=2, metavar="N", help="ranks (default: 2)")
+    parser.add_argument(
+        "--seeds", type=int, default=3, metavar="N", help="train with seeds 0 to N-1 (default: 3)"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="set one key of all runs, such as train.epochs=3; may be repeated",
+    )
+    parser.add_argument(
+        "--output", required=True, type=Path, metavar="DIR", help="where runs and results go"
+    )
+    arguments = parser.parse_args()
+    for name in ("np", "seeds"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name}: got {getattr(arguments, name)}; expected a number >= 1")
+    return arguments
+
+
+def train(
+    contenders: Sequence[Contender], arguments: argparse.Namespace, console: Console
+) -> list[str]:
+    """Train what is not finished yet; returns what was said of the runs that failed.
+
+    Raises ConfigError where a finished run is of another configuration.
+    """
+    jobs = [
+        (contender, job_of(contender, seed, arguments))
+        for seed in range(arguments.seeds)
+        for contender in contenders
+    ]
+    todo = []
+    for contender, job in jobs:
+        summary = job.summary()
+        if summary is None:
+            todo.append((contender, job))
+        else:
+            check_same(job, summary)
+            contender.folders.append(ROOT / job.folder)
+            contender.summaries.append(summary)
+    console.print(f"==> {len(todo)} runs to train, {len(jobs) - len(todo)} are finished")
+    failures = []
+    with progress_on(console) as progress:
+        for contender, job in todo:
+            try:
+                contender.summaries.append(run_job(job, progress))
+                contender.folders.append(ROOT / job.folder)
+            except JobFailedError as error:
+                failures.append(str(error))
+                console.print(str(error), markup=False)
+    return failures
+
+
+def main() -> int:
+    """Run the comparison; returns the exit code."""
+    arguments = parse()
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        contenders = [contender_of(text) for text in arguments.run]
+        slugs = [contender.slug for contender in contenders]
+        for slug in slugs:
+            if slugs.count(slug) > 1:
+                raise ConfigError(f"--run: two names make the folder {slug!r}; change one of them")
+        compose([arguments.task])
+        failures = train(contenders, arguments, console)
+    except ConfigError as error:
+        print(f"compare.py: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        console.print("interrupted; the same command goes on with the runs that are left")
+        return 130
+    finished = [contender for contender in contenders if contender.summaries]
+    if finished:
+        report(finished, arguments, console)
+    return 1 if failures else 0
+
+
+def report(
+    contenders: Sequence[Contender], arguments: argparse.Namespace, console: Console
+) -> None:
+    """Print the table; write it and the picture."""
+    first = contenders[0].summaries[0]
+    metric = METRICS[first["metric"]]
+    rows = [row_of(contender, metric) for contender in contenders]
+    title = f"{first['task']} on {arguments.np} ranks, {first['steps']} steps (Horovod, Gloo)"
+    console.print(table_of(rows, metric, title))
+    command = f"    {shlex.join(['scripts/compare.py', *sys.argv[1:]])}\n"
+    text = f"{markdown_of(rows, metric, title)}\n{command}"
+    (arguments.output / "comparison.md").write_text(text, encoding="utf-8")
+    folders = {contender.name: contender.folders for contender in contenders}
+    plot_comparison(folders, metric, arguments.output / "comparison.png")
+    console.print(f"Table, picture and runs: {arguments.output}", markup=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
