@@ -31,10 +31,12 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from gradcomp.compose import compose
-from gradcomp.errors import ConfigError
+from gradcomp.config import Config
+from gradcomp.errors import ConfigError, GradcompError
 from jobs import ROOT, Job, JobFailedError, progress_on, run_job
 from plots import plot_comparison
 from training.metrics import METRICS, Metric, read_rows
+from training.settings import TrainSettings
 
 UNCOMPRESSED = "uncompressed"
 
@@ -44,7 +46,8 @@ class Contender:
     """What is compared: a name, and how its runs differ from those of the others."""
 
     name: str
-    arguments: tuple[str, ...]
+    config: Path | None = None
+    spec: str | None = None
     folders: list[Path] = field(default_factory=list)
     """Of its finished runs."""
     summaries: list[dict[str, Any]] = field(default_factory=list)
@@ -54,59 +57,66 @@ class Contender:
         """Its name as that of a folder."""
         return re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-.")
 
+    def add(self, job: Job, summary: dict[str, Any]) -> None:
+        """Count a finished run in."""
+        self.folders.append(ROOT / job.folder)
+        self.summaries.append(summary)
+
 
 def contender_of(text: str) -> Contender:
     """Parse ``--run``: NAME=SPEC, NAME=FILE.yaml, or ``uncompressed``.
 
     Raises ConfigError where it is none of them.
     """
-    name, equals, what = text.partition("=")
     if text == UNCOMPRESSED:
-        return Contender(text, ())
+        return Contender(text)
+    name, equals, what = text.partition("=")
     # A spec without a name in front: its first = is that of a parameter.
     if not equals or not what or re.search(r"[|()]", name):
         raise ConfigError(
             f"--run: got {text!r}; expected NAME=SPEC, NAME=FILE.yaml or {UNCOMPRESSED!r}, such as "
             "'top-k 1%=residual|topk(ratio=0.01)'"
         )
-    contender = Contender(name, (_CONFIG if what.endswith((".yaml", ".yml")) else _SPEC, what))
+    is_file = what.endswith((".yaml", ".yml"))
+    contender = Contender(name, Path(what), None) if is_file else Contender(name, None, what)
     if not contender.slug:
         raise ConfigError(f"--run: the name {name!r} has no letter or digit; give one that has")
     return contender
 
 
-_CONFIG, _SPEC = "--config", "--compression"
+def job_of(contender: Contender, seed: int, arguments: argparse.Namespace) -> tuple[Job, Any]:
+    """The training job of one run, and its configuration as ``summary.json`` would have it.
 
-
-def job_of(contender: Contender, seed: int, arguments: argparse.Namespace) -> Job:
-    """The training job of one run."""
+    Raises ConfigError where the configuration is wrong.
+    """
+    configs = [path for path in (arguments.task, contender.config) if path is not None]
     # Nobody resumes these: a run that did not end starts anew.
     settings = ["train.checkpoint_every=0", *arguments.set, f"train.seed={seed}"]
-    return Job(
+    if contender.spec is not None:
+        settings.append(f"compress.default={contender.spec}")
+    composed = compose(configs, settings)
+    TrainSettings.from_mapping(composed.mapping, composed.origin)
+    if "compress" in composed.mapping:
+        Config.from_mapping(composed.mapping)
+    job = Job(
         title=f"{contender.name}, seed {seed}",
         ranks=arguments.np,
-        folder=Path(os.path.relpath(arguments.output.absolute(), ROOT))
-        / contender.slug
-        / f"seed-{seed}",
+        folder=_from_checkout(arguments.output) / contender.slug / f"seed-{seed}",
         arguments=(
-            *("--config", str(arguments.task.absolute())),
+            *(part for path in configs for part in ("--config", str(_from_checkout(path)))),
             *(part for setting in settings for part in ("--set", setting)),
-            *contender.arguments,
         ),
     )
+    return job, json.loads(json.dumps(composed.mapping, default=str))
 
 
-def check_same(job: Job, summary: dict[str, Any]) -> None:
+def _from_checkout(path: Path) -> Path:
+    return Path(os.path.relpath(path.absolute(), ROOT))
+
+
+def check_same(job: Job, config: Any, summary: dict[str, Any]) -> None:
     """Raise ConfigError where a finished run is not the one that ``job`` would be."""
-    given = argparse.ArgumentParser()
-    given.add_argument("--config", action="append")
-    given.add_argument("--set", action="append", default=[])
-    given.add_argument("--compression", action="append", default=[])
-    parts = given.parse_args(job.arguments)
-    specs = [f"compress.default={spec}" for spec in parts.compression]
-    mapping = compose([ROOT / path for path in parts.config], [*parts.set, *specs]).mapping
-    wanted = (json.loads(json.dumps(mapping, default=str)), job.ranks)
-    if wanted != (summary["config"], summary["world_size"]):
+    if (summary["config"], summary["world_size"]) != (config, job.ranks):
         raise ConfigError(
             f"{job.folder} holds a run of another configuration or number of ranks; remove that "
             "folder, or give another --output"
@@ -192,7 +202,7 @@ def table_of(rows: Sequence[Row], metric: Metric, title: str) -> Table:
     table = Table(box=SIMPLE_HEAD, title=title, padding=(0, 0, 0, 1))
     for index, heading in enumerate(HEADINGS):
         name = heading.format(metric=metric.title).replace(" ", "\n", 1)
-        table.add_column(name, justify="right" if index else "left", no_wrap=True)
+        table.add_column(name, justify="right" if index else "left", no_wrap=index > 0)
     for row in rows:
         table.add_row(*cells_of(row, metric))
     return table
@@ -261,29 +271,26 @@ def train(
 ) -> list[str]:
     """Train what is not finished yet; returns what was said of the runs that failed.
 
-    Raises ConfigError where a finished run is of another configuration.
+    Raises ConfigError, before any starts, where a configuration is wrong or a finished run has
+    another one.
     """
-    jobs = [
-        (contender, job_of(contender, seed, arguments))
-        for seed in range(arguments.seeds)
-        for contender in contenders
-    ]
     todo = []
-    for contender, job in jobs:
-        summary = job.summary()
-        if summary is None:
-            todo.append((contender, job))
-        else:
-            check_same(job, summary)
-            contender.folders.append(ROOT / job.folder)
-            contender.summaries.append(summary)
-    console.print(f"==> {len(todo)} runs to train, {len(jobs) - len(todo)} are finished")
+    for seed in range(arguments.seeds):
+        for contender in contenders:
+            job, config = job_of(contender, seed, arguments)
+            summary = job.summary()
+            if summary is None:
+                todo.append((contender, job))
+            else:
+                check_same(job, config, summary)
+                contender.add(job, summary)
+    finished = len(contenders) * arguments.seeds - len(todo)
+    console.print(f"==> {len(todo)} runs to train, {finished} are finished")
     failures = []
     with progress_on(console) as progress:
         for contender, job in todo:
             try:
-                contender.summaries.append(run_job(job, progress))
-                contender.folders.append(ROOT / job.folder)
+                contender.add(job, run_job(job, progress))
             except JobFailedError as error:
                 failures.append(str(error))
                 console.print(str(error), markup=False)
@@ -300,9 +307,8 @@ def main() -> int:
         for slug in slugs:
             if slugs.count(slug) > 1:
                 raise ConfigError(f"--run: two names make the folder {slug!r}; change one of them")
-        compose([arguments.task])
         failures = train(contenders, arguments, console)
-    except ConfigError as error:
+    except GradcompError as error:
         print(f"compare.py: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -322,7 +328,8 @@ def report(
     metric = METRICS[first["metric"]]
     rows = [row_of(contender, metric) for contender in contenders]
     title = f"{first['task']} on {arguments.np} ranks, {first['steps']} steps (Horovod, Gloo)"
-    console.print(table_of(rows, metric, title))
+    # Where the output is no terminal, rich takes it to be 80 columns wide.
+    console.print(table_of(rows, metric, title), width=max(console.width, 108), crop=False)
     command = f"    {shlex.join(['scripts/compare.py', *sys.argv[1:]])}\n"
     text = f"{markdown_of(rows, metric, title)}\n{command}"
     (arguments.output / "comparison.md").write_text(text, encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -36,6 +37,11 @@ class Score:
     accuracy: float
     test_bits: float
 
+    @property
+    def perplexity(self) -> float:
+        """Of a prediction: 2 to the power of ``test_bits``."""
+        return 2**self.test_bits if self.test_bits < 1024 else math.inf
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -45,26 +51,30 @@ class Metric:
         key: its name in Score and in the rows of epochs.
         title: what users read.
         higher_is_better: as of accuracy, not of bits.
-        digits: decimals that are worth showing.
+        digits: decimals that are worth showing in a comparison.
+        phrase: a text about a score, with fields for what it holds.
     """
 
     key: str
     title: str
     higher_is_better: bool
     digits: int
+    phrase: str
 
     def show(self, score: Score) -> str:
-        """One phrase about a test."""
-        if self is ACCURACY:
-            return f"test accuracy {score.accuracy:.4f}"
-        return (
-            f"test {score.test_bits:.4f} bits per character (perplexity "
-            f"{2**score.test_bits:.3f}), accuracy {score.accuracy:.4f}"
-        )
+        """The phrase about a test."""
+        return self.phrase.format(score=score)
 
 
-ACCURACY = Metric("accuracy", "test accuracy", True, 4)
-BITS_PER_CHARACTER = Metric("test_bits", "bits per character", False, 3)
+ACCURACY = Metric("accuracy", "test accuracy", True, 4, "test accuracy {score.accuracy:.4f}")
+BITS_PER_CHARACTER = Metric(
+    "test_bits",
+    "bits per character",
+    False,
+    3,
+    "test {score.test_bits:.4f} bits per character (perplexity {score.perplexity:.3f}), "
+    "accuracy {score.accuracy:.4f}",
+)
 METRICS = {metric.key: metric for metric in (ACCURACY, BITS_PER_CHARACTER)}
 
 
