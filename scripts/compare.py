@@ -300,7 +300,9 @@ def train(
 def main() -> int:
     """Run the comparison; returns the exit code."""
     arguments = parse()
-    console = Console(highlight=False, soft_wrap=True)
+    # Where the output is no terminal, rich would take it to be 80 columns wide.
+    width = None if sys.stdout.isatty() else 110
+    console = Console(highlight=False, soft_wrap=True, width=width)
     try:
         contenders = [contender_of(text) for text in arguments.run]
         slugs = [contender.slug for contender in contenders]
@@ -328,8 +330,7 @@ def report(
     metric = METRICS[first["metric"]]
     rows = [row_of(contender, metric) for contender in contenders]
     title = f"{first['task']} on {arguments.np} ranks, {first['steps']} steps (Horovod, Gloo)"
-    # Where the output is no terminal, rich takes it to be 80 columns wide.
-    console.print(table_of(rows, metric, title), width=max(console.width, 108), crop=False)
+    console.print(table_of(rows, metric, title))
     command = f"    {shlex.join(['scripts/compare.py', *sys.argv[1:]])}\n"
     text = f"{markdown_of(rows, metric, title)}\n{command}"
     (arguments.output / "comparison.md").write_text(text, encoding="utf-8")

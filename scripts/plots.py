@@ -88,8 +88,9 @@ def plot_comparison(runs: Mapping[str, Sequence[Path]], metric: Metric, picture:
         last = np.mean([seed[-1]["sent_bytes_per_step"] for seed in rows])
         right.barh(index, whole, height=0.6, color=style["color"], alpha=0.35)
         right.barh(index, last, height=0.6, color=style["color"])
+        texts = [decimal(round(value)) for value in (last, whole)]
         right.annotate(
-            decimal(round(last)) + ("" if last == whole else f" (mean {decimal(round(whole))})"),
+            texts[0] if texts[0] == texts[1] else f"{texts[0]} (mean {texts[1]})",
             (max(last, whole), index),
             xytext=(4, 0),
             textcoords="offset points",
