@@ -51,6 +51,8 @@ class Contender:
     folders: list[Path] = field(default_factory=list)
     """Of its finished runs."""
     summaries: list[dict[str, Any]] = field(default_factory=list)
+    failed: int = 0
+    """How many runs have failed."""
 
     @property
     def slug(self) -> str:
@@ -129,6 +131,7 @@ class Row:
 
     name: str
     runs: int
+    failed: int
     mean: float
     spread: float | None
     """Standard deviation of the seeds; None of a single one."""
@@ -156,6 +159,7 @@ def row_of(contender: Contender, metric: Metric) -> Row:
     return Row(
         name=contender.name,
         runs=len(summaries),
+        failed=contender.failed,
         mean=statistics.fmean(final),
         spread=statistics.stdev(final) if len(final) > 1 else None,
         best=max(best) if metric.higher_is_better else min(best),
@@ -180,13 +184,16 @@ HEADINGS = (
 )
 
 
-def cells_of(row: Row, metric: Metric) -> list[str]:
-    """What the table shows of ``row``, in the order of HEADINGS."""
+def cells_of(contender: Contender, metric: Metric) -> list[str]:
+    """What the table shows of a contender, in the order of HEADINGS."""
+    if not contender.summaries:
+        return [contender.name, f"0 of {contender.failed}", "failed", *[""] * (len(HEADINGS) - 3)]
+    row = row_of(contender, metric)
     digits = metric.digits
     spread = "" if row.spread is None else f" ± {row.spread:.{digits}f}"
     return [
         row.name,
-        str(row.runs),
+        f"{row.runs} of {row.runs + row.failed}" if row.failed else str(row.runs),
         f"{row.mean:.{digits}f}{spread}",
         f"{row.best:.{digits}f}",
         decimal(round(row.sent_bytes)),
@@ -197,22 +204,22 @@ def cells_of(row: Row, metric: Metric) -> list[str]:
     ]
 
 
-def table_of(rows: Sequence[Row], metric: Metric, title: str) -> Table:
+def table_of(cells: Sequence[Sequence[str]], metric: Metric, title: str) -> Table:
     """The comparison, for a terminal."""
     table = Table(box=SIMPLE_HEAD, title=title, padding=(0, 0, 0, 1))
     for index, heading in enumerate(HEADINGS):
         name = heading.format(metric=metric.title).replace(" ", "\n", 1)
         table.add_column(name, justify="right" if index else "left", no_wrap=index > 0)
-    for row in rows:
-        table.add_row(*cells_of(row, metric))
+    for row in cells:
+        table.add_row(*row)
     return table
 
 
-def markdown_of(rows: Sequence[Row], metric: Metric, title: str) -> str:
+def markdown_of(cells: Sequence[Sequence[str]], metric: Metric, title: str) -> str:
     """The same, for a file, with what the columns mean."""
     headings = [heading.format(metric=metric.title) for heading in HEADINGS]
     lines = [headings, ["---", *["---:"] * (len(headings) - 1)]]
-    lines += [[cell.replace("|", r"\|") for cell in cells_of(row, metric)] for row in rows]
+    lines += [[cell.replace("|", r"\|") for cell in row] for row in cells]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"{title}\n\n{table}\n\n{NOTES}\n"
 
@@ -266,10 +273,8 @@ def parse() -> argparse.Namespace:
     return arguments
 
 
-def train(
-    contenders: Sequence[Contender], arguments: argparse.Namespace, console: Console
-) -> list[str]:
-    """Train what is not finished yet; returns what was said of the runs that failed.
+def train(contenders: Sequence[Contender], arguments: argparse.Namespace, console: Console) -> None:
+    """Train what is not finished yet.
 
     Raises ConfigError, before any starts, where a configuration is wrong or a finished run has
     another one.
@@ -286,15 +291,13 @@ def train(
                 contender.add(job, summary)
     finished = len(contenders) * arguments.seeds - len(todo)
     console.print(f"==> {len(todo)} runs to train, {finished} are finished")
-    failures = []
     with progress_on(console) as progress:
         for contender, job in todo:
             try:
                 contender.add(job, run_job(job, progress))
             except JobFailedError as error:
-                failures.append(str(error))
+                contender.failed += 1
                 console.print(str(error), markup=False)
-    return failures
 
 
 def main() -> int:
@@ -309,32 +312,32 @@ def main() -> int:
         for slug in slugs:
             if slugs.count(slug) > 1:
                 raise ConfigError(f"--run: two names make the folder {slug!r}; change one of them")
-        failures = train(contenders, arguments, console)
+        train(contenders, arguments, console)
     except GradcompError as error:
         print(f"compare.py: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         console.print("interrupted; the same command goes on with the runs that are left")
         return 130
-    finished = [contender for contender in contenders if contender.summaries]
-    if finished:
-        report(finished, arguments, console)
-    return 1 if failures else 0
+    if any(contender.summaries for contender in contenders):
+        report(contenders, arguments, console)
+    return 1 if any(contender.failed for contender in contenders) else 0
 
 
 def report(
     contenders: Sequence[Contender], arguments: argparse.Namespace, console: Console
 ) -> None:
     """Print the table; write it and the picture."""
-    first = contenders[0].summaries[0]
+    finished = [contender for contender in contenders if contender.summaries]
+    first = finished[0].summaries[0]
     metric = METRICS[first["metric"]]
-    rows = [row_of(contender, metric) for contender in contenders]
+    rows = [cells_of(contender, metric) for contender in contenders]
     title = f"{first['task']} on {arguments.np} ranks, {first['steps']} steps (Horovod, Gloo)"
     console.print(table_of(rows, metric, title))
     command = f"    {shlex.join(['scripts/compare.py', *sys.argv[1:]])}\n"
     text = f"{markdown_of(rows, metric, title)}\n{command}"
     (arguments.output / "comparison.md").write_text(text, encoding="utf-8")
-    folders = {contender.name: contender.folders for contender in contenders}
+    folders = {contender.name: contender.folders for contender in finished}
     plot_comparison(folders, metric, arguments.output / "comparison.png")
     console.print(f"Table, picture and runs: {arguments.output}", markup=False)
 

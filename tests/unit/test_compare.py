@@ -103,7 +103,9 @@ def test_a_failed_run_does_not_stop_the_others(monkeypatch, tmp_path, started, c
     assert compare_runs(monkeypatch, tmp_path, *runs, "--seeds", "1") == 1
     assert started == ["bf16, seed 0"]
     assert "fails, seed 0 failed" in capsys.readouterr().out
-    assert "| bf16 | 1 |" in (tmp_path / "comparison.md").read_text()
+    table = (tmp_path / "comparison.md").read_text()
+    assert "| fails | 0 of 1 | failed |" in table
+    assert "| bf16 | 1 |" in table
 
 
 @pytest.mark.parametrize(
