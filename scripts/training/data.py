@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from gradcomp.errors import ConfigError
 __all__ = [
     "Batch",
     "Dataset",
+    "Images",
     "load_cifar10",
     "load_digits_images",
     "steps_per_epoch",
@@ -38,15 +39,36 @@ _CIFAR_STD = (0.2470, 0.2435, 0.2616)
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs ready for the model, and their classes."""
+    """Inputs ready for the model, and the class of each of them.
+
+    A sample of text has several predictions, one at each of its places.
+    """
 
     inputs: Tensor
     classes: Tensor
 
 
+class Dataset(Protocol):
+    """What a model learns from, and what it is tested on."""
+
+    @property
+    def classes(self) -> int:
+        """How many classes the model chooses from."""
+
+    @property
+    def train_samples(self) -> int:
+        """How many samples there are to train on."""
+
+    def train_batch(self, indices: np.ndarray, rng: np.random.Generator) -> Batch:
+        """The training samples at ``indices``, in [0, train_samples)."""
+
+    def test_batches(self, rank: int, workers: int) -> Iterator[Batch]:
+        """This rank's share of the test samples."""
+
+
 @dataclass(frozen=True)
-class Dataset:
-    """Images as they are stored; ``batch`` makes them ready for the model."""
+class Images:
+    """Images as they are stored; batches of them are ready for the model."""
 
     train_images: Tensor
     train_classes: Tensor
@@ -55,6 +77,12 @@ class Dataset:
     mean: Tensor
     std: Tensor
     crop_and_flip: bool
+    classes: int = 10
+
+    @property
+    def train_samples(self) -> int:
+        """How many images there are to train on."""
+        return len(self.train_classes)
 
     def train_batch(self, indices: np.ndarray, rng: np.random.Generator) -> Batch:
         """The training samples at ``indices``, augmented where the task says so."""
@@ -91,31 +119,38 @@ def steps_per_epoch(samples: int, batch_size: int, workers: int) -> int:
 
 
 def train_batches(
-    dataset: Dataset, *, seed: int, epoch: int, start: int, batch_size: int, rank: int, workers: int
+    dataset: Dataset,
+    *,
+    seed: int,
+    epoch: int,
+    start: int,
+    stop: int,
+    batch_size: int,
+    rank: int,
+    workers: int,
 ) -> Iterator[Batch]:
-    """This rank's batches of ``epoch``, from the sample ``start`` of its shuffled order on.
+    """This rank's batches of ``epoch``, from ``start`` to ``stop`` in its shuffled order.
 
     All ranks shuffle alike and take neighbouring slices of each global batch. Order and
     augmentation depend on the arguments only, so a resumed epoch goes on as it would have,
     and one resumed at another world size still sees every sample at most once.
     """
-    samples = len(dataset.train_classes)
-    order = np.random.default_rng((_ORDER, seed, epoch)).permutation(samples)
+    order = np.random.default_rng((_ORDER, seed, epoch)).permutation(dataset.train_samples)
     step = batch_size * workers
-    for first in range(start, samples - step + 1, step):
+    for first in range(start, stop - step + 1, step):
         mine = first + rank * batch_size
         rng = np.random.default_rng((_AUGMENT, seed, epoch, mine))
         yield dataset.train_batch(order[mine : mine + batch_size], rng)
 
 
-def load_digits_images() -> Dataset:
+def load_digits_images() -> Images:
     """scikit-learn's 1797 digits, 8x8 pixels each; 360 of them for the test."""
     digits = load_digits()
     images = torch.from_numpy(digits.images).float().unsqueeze(1)
     classes = torch.from_numpy(digits.target).long()
     order = torch.from_numpy(np.random.default_rng(_SPLIT_SEED).permutation(len(classes)))
     test, train = order[:_DIGITS_TEST], order[_DIGITS_TEST:]
-    return Dataset(
+    return Images(
         train_images=images[train],
         train_classes=classes[train],
         test_images=images[test],
@@ -126,7 +161,7 @@ def load_digits_images() -> Dataset:
     )
 
 
-def load_cifar10(folder: Path) -> Dataset:
+def load_cifar10(folder: Path) -> Images:
     """CIFAR-10 from its python batches, in ``folder`` or ``folder``/cifar-10-batches-py.
 
     Raises ConfigError naming the files that are missing or cannot be read.
@@ -141,7 +176,7 @@ def load_cifar10(folder: Path) -> Dataset:
             f"with the files {', '.join(_CIFAR_FILES)}"
         )
     batches = [_read_cifar_batch(home / name) for name in _CIFAR_FILES]
-    return Dataset(
+    return Images(
         train_images=torch.cat([images for images, _ in batches[:-1]]),
         train_classes=torch.cat([classes for _, classes in batches[:-1]]),
         test_images=batches[-1][0],

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from training.metrics import EpochRow
+from training.metrics import EpochRow, Metric, Score
 
 __all__ = ["Display"]
 
@@ -21,10 +21,11 @@ _LINE_SECONDS = 30
 class Display:
     """Shows steps and epochs; without a bar, a step every half minute."""
 
-    def __init__(self, *, epochs: int, total_steps: int, silent: bool) -> None:
+    def __init__(self, *, epochs: int, total_steps: int, metric: Metric, silent: bool) -> None:
         """Show a run of that length; ``silent``, for the other ranks, shows nothing."""
         self._epochs = epochs
         self._total_steps = total_steps
+        self._metric = metric
         self._last_line = time.monotonic()
         self._console = Console(quiet=silent, highlight=False, soft_wrap=True)
         self._progress = Progress(
@@ -63,13 +64,13 @@ class Display:
         if self._progress.disable and time.monotonic() - self._last_line > _LINE_SECONDS:
             self.say(f"step {step}/{self._total_steps}: loss {loss:.4f}")
 
-    def epoch(self, row: EpochRow) -> None:
+    def epoch(self, row: EpochRow, score: Score | None) -> None:
         """Print an epoch's figures."""
-        accuracy = "" if row.accuracy is None else f", test accuracy {row.accuracy:.4f}"
+        tested = "" if score is None else f", {self._metric.show(score)}"
         ratio = row.compression_ratio
         fewer = "" if ratio is None or ratio == 1 else f" ({ratio:.1f}x fewer)"
         self.say(
-            f"epoch {row.epoch}/{self._epochs}: loss {row.train_loss:.4f}{accuracy}, "
+            f"epoch {row.epoch}/{self._epochs}: loss {row.train_loss:.4f}{tested}, "
             f"{decimal(round(row.sent_bytes_per_step))} a step{fewer}, "
             f"{1000 * row.median_step_seconds:.1f} ms a step"
         )

@@ -106,7 +106,12 @@ def _train(arguments: Arguments, stop: Callable[[], bool]) -> None:
         write_json(output / "run.json", facts)
         resume_step = trainer.progress.step if resume is not None else None
         log = MetricsLog(output, tensorboard=settings.tensorboard, resume_step=resume_step)
-    display = Display(epochs=settings.epochs, total_steps=facts["total_steps"], silent=not master)
+    display = Display(
+        epochs=settings.epochs,
+        total_steps=facts["total_steps"],
+        metric=trainer.metric,
+        silent=not master,
+    )
     with display:
         display.say(_introduction(plan, trainer, output, resume))
         finished = trainer.run(log, display, stop)
@@ -121,7 +126,8 @@ def _train(arguments: Arguments, stop: Callable[[], bool]) -> None:
     summary = _summary(trainer)
     if master:
         write_json(output / "summary.json", {**summary, **facts})
-    display.say(f"test accuracy {trainer.progress.accuracy:.4f}; results are in {output}")
+    assert trainer.progress.score is not None, "the end of a run is tested"
+    display.say(f"{trainer.metric.show(trainer.progress.score)}; results are in {output}")
 
 
 def _plan(arguments: Arguments) -> Plan:
@@ -186,6 +192,7 @@ def _facts(plan: Plan, trainer: Trainer) -> dict[str, Any]:
     """What is known before training starts."""
     return {
         "task": plan.settings.task,
+        "metric": trainer.metric.key,
         "world_size": hvd.size(),
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "total_steps": plan.settings.epochs * trainer.steps_per_epoch,
@@ -210,6 +217,8 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
     return {
         "final_accuracy": progress.accuracy,
         "best_accuracy": progress.best_accuracy,
+        "final_test_bits": progress.test_bits,
+        "best_test_bits": progress.best_test_bits,
         "steps": progress.step,
         "sent_bytes_per_step": traffic.sent / progress.step,
         "compression_ratio": traffic.ratio(traffic.sent, progress.step),

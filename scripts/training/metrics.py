@@ -1,16 +1,81 @@
-"""The files a run leaves: metrics.jsonl, steps.csv, epochs.csv and TensorBoard events."""
+"""What is measured, and the files a run leaves: metrics.jsonl, CSV and TensorBoard events."""
 
 from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["EpochRow", "MetricsLog", "StepRow", "read_rows", "write_json"]
+__all__ = [
+    "ACCURACY",
+    "BITS_PER_CHARACTER",
+    "METRICS",
+    "EpochRow",
+    "Metric",
+    "MetricsLog",
+    "Score",
+    "StepRow",
+    "read_rows",
+    "write_json",
+]
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a test has found, over all ranks and predictions.
+
+    Attributes:
+        accuracy: share of right predictions.
+        test_bits: mean cross-entropy of a prediction, in bits.
+    """
+
+    accuracy: float
+    test_bits: float
+
+    @property
+    def perplexity(self) -> float:
+        """Of a prediction: 2 to the power of ``test_bits``."""
+        return 2**self.test_bits if self.test_bits < 1024 else math.inf
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The attribute of Score that tells how good a task's model is.
+
+    Attributes:
+        key: its name in Score and in the rows of epochs.
+        title: what users read.
+        higher_is_better: as of accuracy, not of bits.
+        digits: decimals that are worth showing in a comparison.
+        phrase: a text about a score, with fields for what it holds.
+    """
+
+    key: str
+    title: str
+    higher_is_better: bool
+    digits: int
+    phrase: str
+
+    def show(self, score: Score) -> str:
+        """The phrase about a test."""
+        return self.phrase.format(score=score)
+
+
+ACCURACY = Metric("accuracy", "test accuracy", True, 4, "test accuracy {score.accuracy:.4f}")
+BITS_PER_CHARACTER = Metric(
+    "test_bits",
+    "bits per character",
+    False,
+    3,
+    "test {score.test_bits:.4f} bits per character (perplexity {score.perplexity:.3f}), "
+    "accuracy {score.accuracy:.4f}",
+)
+METRICS = {metric.key: metric for metric in (ACCURACY, BITS_PER_CHARACTER)}
 
 
 @dataclass(frozen=True)
@@ -28,12 +93,13 @@ class StepRow:
 
 @dataclass(frozen=True)
 class EpochRow:
-    """One epoch, as far as this process has run it. Loss and accuracy: over all ranks."""
+    """One epoch, as far as this process has run it. Loss and score: over all ranks."""
 
     step: int
     epoch: int
     train_loss: float
     accuracy: float | None
+    test_bits: float | None
     sent_bytes_per_step: float
     compression_ratio: float | None
     median_step_seconds: float

@@ -11,7 +11,7 @@ from torch.nn import functional
 __all__ = ["CharTransformer", "ResNet20", "digits_cnn", "digits_mlp"]
 
 
-def digits_mlp() -> nn.Module:
+def digits_mlp(classes: int = 10) -> nn.Module:
     """A 64-512-512-10 perceptron, 301 066 parameters."""
     return nn.Sequential(
         nn.Flatten(),
@@ -19,11 +19,11 @@ def digits_mlp() -> nn.Module:
         nn.ReLU(),
         nn.Linear(512, 512),
         nn.ReLU(),
-        nn.Linear(512, 10),
+        nn.Linear(512, classes),
     )
 
 
-def digits_cnn() -> nn.Module:
+def digits_cnn(classes: int = 10) -> nn.Module:
     """Two convolutions and two linear layers, 151 306 parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
@@ -34,7 +34,7 @@ def digits_cnn() -> nn.Module:
         nn.Flatten(),
         nn.Linear(64 * 4 * 4, 128),
         nn.ReLU(),
-        nn.Linear(128, 10),
+        nn.Linear(128, classes),
     )
 
 

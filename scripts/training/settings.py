@@ -23,7 +23,7 @@ from gradcomp.errors import ConfigError
 
 __all__ = ["TASKS", "TrainSettings"]
 
-TASKS = ("digits-mlp", "digits-cnn", "cifar10-resnet20")
+TASKS = ("digits-mlp", "digits-cnn", "cifar10-resnet20", "char-transformer")
 
 
 def _number(value: object) -> object:
@@ -48,13 +48,19 @@ class TrainSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    task: Literal["digits-mlp", "digits-cnn", "cifar10-resnet20"] = Field(
+    task: Literal["digits-mlp", "digits-cnn", "cifar10-resnet20", "char-transformer"] = Field(
         description=f"one of {', '.join(TASKS)}"
     )
     data_dir: Annotated[Path | None, BeforeValidator(_path)] = Field(
         None, description="the path of a folder (cifar10-resnet20 only)"
     )
+    text_file: Annotated[Path | None, BeforeValidator(_path)] = Field(
+        None, description="the path of a text file in UTF-8 (char-transformer only)"
+    )
     epochs: StrictInt = Field(10, ge=1, description="an integer >= 1")
+    steps_per_epoch: StrictInt | None = Field(
+        None, ge=1, description="an integer >= 1, or none: all samples"
+    )
     batch_size: StrictInt = Field(32, ge=1, description="an integer >= 1, samples per worker")
     lr: Number = Field(0.05, gt=0, description="a number > 0")
     scale_lr: StrictBool = Field(False, description="true or false")
@@ -110,10 +116,15 @@ class TrainSettings(BaseModel):
                 f"train.data_dir: missing; {self.task} reads CIFAR-10's python batches from a "
                 "folder: add --set train.data_dir=FOLDER"
             )
-        if self.task.startswith("digits") and self.data_dir is not None:
+        if not self.task.startswith("cifar") and self.data_dir is not None:
             raise ConfigError(
-                f"train.data_dir: got {str(self.data_dir)!r}, but {self.task} takes no data: its "
-                "data set comes with scikit-learn; remove the key"
+                f"train.data_dir: got {str(self.data_dir)!r}, but {self.task} reads no folder; "
+                "remove the key"
+            )
+        if self.task != "char-transformer" and self.text_file is not None:
+            raise ConfigError(
+                f"train.text_file: got {str(self.text_file)!r}, but {self.task} reads no text; "
+                "remove the key"
             )
         if self.schedule == "step" and not self.milestones:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The tasks a configuration can name: a model and its data."""
+"""The tasks a configuration can name: a model, its data, and what tells how good it is."""
 
 from __future__ import annotations
 
@@ -8,25 +8,35 @@ from typing import NamedTuple
 from torch import nn
 
 from training.data import Dataset, load_cifar10, load_digits_images
-from training.models import ResNet20, digits_cnn, digits_mlp
+from training.metrics import ACCURACY, BITS_PER_CHARACTER, Metric
+from training.models import CharTransformer, ResNet20, digits_cnn, digits_mlp
 from training.settings import TrainSettings
+from training.text import PIECE, TextPieces, load_python_topics, load_text
 
 __all__ = ["Task", "task_of"]
 
 
 class Task(NamedTuple):
-    """How to make the model, and how to load its data."""
+    """How to make the model for so many classes, how to load its data, what to measure."""
 
-    model: Callable[[], nn.Module]
+    model: Callable[[int], nn.Module]
     load: Callable[[], Dataset]
+    metric: Metric
 
 
 def task_of(settings: TrainSettings) -> Task:
     """The task that ``settings`` name."""
     if settings.task == "digits-mlp":
-        return Task(digits_mlp, load_digits_images)
+        return Task(digits_mlp, load_digits_images, ACCURACY)
     if settings.task == "digits-cnn":
-        return Task(digits_cnn, load_digits_images)
+        return Task(digits_cnn, load_digits_images, ACCURACY)
+    if settings.task == "char-transformer":
+        file = settings.text_file
+        return Task(
+            lambda characters: CharTransformer(characters, PIECE),
+            lambda: TextPieces(load_python_topics() if file is None else load_text(file)),
+            BITS_PER_CHARACTER,
+        )
     folder = settings.data_dir
     assert folder is not None, "settings require it of this task"
-    return Task(ResNet20, lambda: load_cifar10(folder))
+    return Task(ResNet20, lambda: load_cifar10(folder), ACCURACY)

@@ -22,7 +22,7 @@ from training.checkpoint import Checkpoints
 from training.cluster import EXIT_CONFIG, EXIT_FAILED, AbortError, average_buffers, together
 from training.data import Batch, steps_per_epoch, train_batches
 from training.display import Display
-from training.metrics import EpochRow, MetricsLog, StepRow
+from training.metrics import EpochRow, MetricsLog, Score, StepRow
 from training.schedule import learning_rate
 from training.settings import TrainSettings
 from training.tasks import task_of
@@ -40,7 +40,16 @@ class Progress:
     samples: int = 0  # of the current epoch, taken by all ranks together
     accuracy: float | None = None
     best_accuracy: float | None = None
+    test_bits: float | None = None
+    best_test_bits: float | None = None
     evaluated_step: int = 0
+
+    @property
+    def score(self) -> Score | None:
+        """What the last test has found."""
+        if self.accuracy is None or self.test_bits is None:
+            return None
+        return Score(self.accuracy, self.test_bits)
 
 
 class Trainer:
@@ -69,14 +78,17 @@ class Trainer:
 
         task = task_of(settings)
         self._dataset = together(task.load, exit_code=EXIT_CONFIG)
-        self._samples = len(self._dataset.train_classes)
+        self.metric = task.metric
         self._global_batch = settings.batch_size * self.workers
+        self._samples = self._dataset.train_samples
+        if settings.steps_per_epoch is not None:
+            self._samples = min(self._samples, settings.steps_per_epoch * self._global_batch)
         self.steps_per_epoch = together(
             lambda: steps_per_epoch(self._samples, settings.batch_size, self.workers),
             exit_code=EXIT_CONFIG,
         )
         torch.manual_seed(settings.seed)
-        self.model = task.model()
+        self.model = task.model(self._dataset.classes)
         self.compression = None
         if compress is not None:
             self.compression = together(
@@ -195,6 +207,7 @@ class Trainer:
             seed=settings.seed,
             epoch=progress.epoch,
             start=progress.samples,
+            stop=self._samples,
             batch_size=settings.batch_size,
             rank=self.rank,
             workers=self.workers,
@@ -271,40 +284,45 @@ class Trainer:
         progress, settings = self.progress, self.settings
         progress.epoch += 1
         progress.samples = 0
-        accuracy = None
+        score = None
         if progress.epoch % settings.eval_every == 0 or progress.epoch == settings.epochs:
-            accuracy = self._evaluate()
+            score = self._evaluate()
         row = EpochRow(
             step=progress.step,
             epoch=progress.epoch,
             train_loss=statistics.fmean(losses),
-            accuracy=accuracy,
+            accuracy=score.accuracy if score else None,
+            test_bits=score.test_bits if score else None,
             sent_bytes_per_step=sent / len(losses),
             compression_ratio=self.traffic.ratio(sent, len(losses)),
             median_step_seconds=statistics.median(self.step_seconds[-len(losses) :]),
         )
         if log is not None:
             log.write(row)
-        display.epoch(row)
+        display.epoch(row, score)
         if settings.checkpoint_every and progress.epoch % settings.checkpoint_every == 0:
             self._save()
 
-    def _evaluate(self) -> float:
-        """Accuracy on the test samples, of which each rank takes its share."""
+    def _evaluate(self) -> Score:
+        """Test on the test samples, of which each rank takes its share."""
         average_buffers(self.model)
         self.model.eval()
-        correct = 0
+        # Right predictions, nats of cross-entropy, predictions.
+        sums = torch.zeros(3, dtype=torch.float64)
         with torch.inference_mode():
             for batch in self._dataset.test_batches(self.rank, self.workers):
-                predicted = self.model(batch.inputs).argmax(dim=1)
-                correct += int((predicted == batch.classes).sum())
-        total = hvd.allreduce(torch.tensor(correct), op=hvd.Sum, name="train.correct")
-        accuracy = int(total) / len(self._dataset.test_classes)
+                scores = self.model(batch.inputs)
+                sums[0] += (scores.argmax(dim=1) == batch.classes).sum()
+                sums[1] += functional.cross_entropy(scores, batch.classes, reduction="sum")
+                sums[2] += batch.classes.numel()
+        right, nats, predictions = hvd.allreduce(sums, op=hvd.Sum, name="train.test").tolist()
+        score = Score(right / predictions, nats / predictions / math.log(2))
         progress = self.progress
-        progress.accuracy = accuracy
-        progress.best_accuracy = max(accuracy, progress.best_accuracy or 0.0)
+        progress.accuracy, progress.test_bits = score.accuracy, score.test_bits
+        progress.best_accuracy = max(score.accuracy, progress.best_accuracy or 0.0)
+        progress.best_test_bits = min(score.test_bits, progress.best_test_bits or math.inf)
         progress.evaluated_step = progress.step
-        return accuracy
+        return score
 
     def _add_tcp(self, before: int | None) -> None:
         now = tcp_bytes_sent()

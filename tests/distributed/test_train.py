@@ -1,6 +1,7 @@
 """scripts/train.py as users start it: real jobs of horovodrun on this machine, over Gloo."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -118,6 +119,25 @@ def test_compressed(straight):
     assert sum(row["sent_bytes"] for row in steps) == steps[-1]["sent_bytes_total"]
     assert all(row["sent_bytes"] > 0 for row in steps)
     assert [row["epoch"] for row in rows if row["kind"] == "epoch"] == [1, 2, 3, 4]
+
+
+def test_a_text_is_learned_and_resumed(tmp_path):
+    text = tmp_path / "text"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 300)
+    output = tmp_path / "run"
+    args = ["--config", "configs/text/char-transformer.yaml", *TOPK, "--output", str(output)]
+    settings = [f"train.text_file={text}", "train.epochs=2", "train.steps_per_epoch=5"]
+    args += [part for setting in settings for part in ("--set", setting)]
+    job = start(2, args)
+    status, shown = finish(job)
+    assert status == 0, shown
+    result = summary(output)
+    assert result["metric"] == "test_bits"
+    assert result["steps"] == result["total_steps"] == 10
+    assert 0 < result["best_test_bits"] <= result["final_test_bits"] < math.log2(28)
+    assert f"test {result['final_test_bits']:.4f} bits per character" in shown
+    train(2, [*args, "--resume", "--set", "train.epochs=3"])
+    assert summary(output)["steps"] == 15
 
 
 def test_one_process_without_a_launcher(tmp_path):
@@ -281,3 +301,26 @@ def test_what_fails_on_one_rank_ends_all():
     for rank in range(2):
         assert f"rank {rank} says: rank 1: the disk is full" in text
         assert f"rank {rank} says: the parameters of rank 1 differ from those of rank 0" in text
+
+
+# ---------------------------------------------------------------- comparisons
+
+
+def test_a_comparison_of_two_runs_goes_on_where_it_was_left(tmp_path):
+    command = ["--task", "configs/digits/cnn.yaml", "--set", "train.epochs=1", "--seeds", "1"]
+    command += ["--run", "uncompressed", "--output", str(tmp_path)]
+    program = [sys.executable, "scripts/compare.py"]
+    status, text = finish(start(0, command, program))
+    assert status == 0, text
+    assert "1 runs to train, 0 are finished" in text
+    status, text = finish(start(0, [*command, "--run", "half=fp16"], program))
+    assert status == 0, text
+    assert "1 runs to train, 1 are finished" in text
+    table = (tmp_path / "comparison.md").read_text()
+    assert re.search(
+        r"\| uncompressed \| 1 \| 0\.\d{4} \| 0\.\d{4} \| 605\.2 kB \| 1\.0x \|", table
+    )
+    assert re.search(r"\| half \| 1 \| .* \| 2\.0x \| .* ms \|", table)
+    status, text = finish(start(0, [*command, "--set", "train.lr=0.1"], program))
+    assert status == 2
+    assert "holds a run of another configuration" in text

@@ -1,5 +1,6 @@
 """The trainer's parts that need no second rank: settings, data, models, metrics, traffic."""
 
+import itertools
 import pickle
 import socket
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 import yaml
 
 from gradcomp.errors import ConfigError
-from plots import plot_runs
+from plots import plot_comparison, plot_runs
 from training import checkpoint
 from training.data import (
     load_cifar10,
@@ -18,10 +19,20 @@ from training.data import (
     steps_per_epoch,
     train_batches,
 )
-from training.metrics import EpochRow, MetricsLog, StepRow, read_rows
+from training.metrics import (
+    ACCURACY,
+    BITS_PER_CHARACTER,
+    EpochRow,
+    MetricsLog,
+    Score,
+    StepRow,
+    read_rows,
+)
 from training.models import ResNet20, digits_cnn, digits_mlp
 from training.schedule import learning_rate
 from training.settings import TASKS, TrainSettings
+from training.tasks import task_of
+from training.text import PIECE, Text, TextPieces, load_python_topics, load_text
 from training.traffic import tcp_bytes_sent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,11 +56,12 @@ def test_every_task_needs_only_its_name_and_data(task):
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
-        ("task", "mnist", "digits-mlp, digits-cnn, cifar10-resnet20"),
+        ("task", "mnist", "digits-mlp, digits-cnn, cifar10-resnet20, char-transformer"),
         ("epochs", 0, ">= 1"),
         ("epochs", 2.5, "an integer"),
         ("epochs", "many", "an integer"),
         ("batch_size", -1, ">= 1"),
+        ("steps_per_epoch", 0, ">= 1, or none"),
         ("lr", 0, "> 0"),
         ("lr", True, "a number"),
         ("lr", float("nan"), "a number > 0"),
@@ -109,6 +121,8 @@ def test_number_that_yaml_reads_as_text():
     [
         ({"task": "cifar10-resnet20"}, "--set train.data_dir=FOLDER"),
         ({"data_dir": "x"}, "remove the key"),
+        ({"task": "char-transformer", "data_dir": "x"}, "remove the key"),
+        ({"text_file": "x"}, "digits-mlp reads no text; remove the key"),
         ({"schedule": "step"}, r"such as \[5, 8\]"),
         ({"milestones": [3]}, "train.schedule=step"),
         ({"schedule": "step", "milestones": [3, 2]}, "increasing"),
@@ -120,7 +134,9 @@ def test_keys_that_contradict_each_other(train, remedy):
         settings_of(**train)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("digits/*.yaml")))
+@pytest.mark.parametrize(
+    "path", sorted([*ROOT.glob("configs/digits/*.yaml"), *ROOT.glob("configs/text/*.yaml")])
+)
 def test_shipped_configs_are_valid(path):
     TrainSettings.from_mapping(yaml.safe_load(path.read_text()), lambda _: str(path))
 
@@ -210,13 +226,14 @@ def test_ranks_share_the_test_samples(digits):
     assert max(counts) - min(counts) <= 1
 
 
-def batches_of(digits, *, epoch=0, start=0, batch_size=32, rank=0, workers=1):
+def batches_of(digits, *, epoch=0, start=0, stop=1437, batch_size=32, rank=0, workers=1):
     return list(
         train_batches(
             digits,
             seed=5,
             epoch=epoch,
             start=start,
+            stop=stop,
             batch_size=batch_size,
             rank=rank,
             workers=workers,
@@ -243,6 +260,12 @@ def test_an_epoch_goes_on_where_it_was_left(digits):
     whole = batches_of(digits, workers=2)
     rest = batches_of(digits, workers=2, start=3 * 64)
     assert torch.equal(rows_of(whole[3:]), rows_of(rest))
+
+
+def test_an_epoch_may_end_before_the_last_sample(digits):
+    whole = batches_of(digits, workers=2)
+    first = batches_of(digits, workers=2, stop=3 * 64)
+    assert torch.equal(rows_of(whole[:3]), rows_of(first))
 
 
 def test_too_large_a_batch(digits):
@@ -318,6 +341,68 @@ def test_bad_cifar10_file_is_refused(tmp_path, content, capsys):
     assert "stranger" not in capsys.readouterr().out
 
 
+# ----------------------------------------------------------------------- text
+
+
+def text_of(batches, vocabulary):
+    """The characters of inputs, and the last one of classes."""
+    rows = [[*x, y[-1]] for b in batches for x, y in zip(b.inputs, b.classes, strict=True)]
+    return ["".join(vocabulary[number] for number in row) for row in rows]
+
+
+def test_a_text_is_cut_into_training_and_a_tail_for_the_test():
+    letters = "".join(np.random.default_rng(0).choice(list("abcdef"), 40 * PIECE + 10))
+    text = Text.of(letters)
+    pieces = TextPieces(text)
+    assert (pieces.classes, pieces.train_samples) == (6, 36)
+    everything = pieces.train_batch(np.arange(36), np.random.default_rng(0))
+    train = text_of([everything], text.vocabulary)
+    assert train == [letters[i * PIECE : (i + 1) * PIECE + 1] for i in range(36)]
+    test = text_of(pieces.test_batches(0, 1, size=3), text.vocabulary)
+    assert test == [letters[i * PIECE : (i + 1) * PIECE + 1] for i in range(36, 40)]
+    shares = [text_of(pieces.test_batches(rank, 5), text.vocabulary) for rank in range(5)]
+    assert sorted(itertools.chain(*shares)) == sorted(test)
+    assert shares[4] == []
+
+
+def test_the_test_of_a_long_text_is_limited():
+    pieces = TextPieces(Text(torch.zeros(10_000 * PIECE + 1, dtype=torch.long), "x"))
+    assert pieces.train_samples == 9600
+
+
+def test_a_text_file_is_read(tmp_path):
+    content = "Grüße. " * 100
+    (tmp_path / "text").write_text(content, encoding="utf-8")
+    text = load_text(tmp_path / "text")
+    assert "".join(text.vocabulary[number] for number in text.characters) == content
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "text cannot be read .*No such file"),
+        (b"x" * 2 * PIECE, "has 128 characters; expected more than 128"),
+        (b"x" * 1000 + b"\xff", r"is not UTF-8 \(at byte 1000\); convert it"),
+    ],
+)
+def test_bad_text_file_is_named(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "text").write_bytes(content)
+    with pytest.raises(ConfigError, match=f"train.text_file: .*{message}"):
+        load_text(tmp_path / "text")
+
+
+def test_the_transformer_fits_its_text(tmp_path):
+    (tmp_path / "text").write_text("abcd" * 100)
+    task = task_of(settings_of(task="char-transformer", text_file=str(tmp_path / "text")))
+    dataset = task.load()
+    batch = dataset.train_batch(np.arange(2), np.random.default_rng(0))
+    assert task.model(dataset.classes)(batch.inputs).shape == (2, 4, PIECE)
+    assert task.metric is BITS_PER_CHARACTER
+    help_topics = task_of(settings_of(task="char-transformer")).load()
+    assert help_topics.classes == len(load_python_topics().vocabulary)
+
+
 # --------------------------------------------------------------------- models
 
 
@@ -341,7 +426,7 @@ def test_models(make, shape, parameters):
 def write_steps(log, steps):
     for step in steps:
         log.write(StepRow(step, 1, 1.0 / step, 0.1, 10, 10 * step, 0.001))
-    log.write(EpochRow(steps[-1], 1, 0.5, None, 10.0, None, 0.001))
+    log.write(EpochRow(steps[-1], 1, 0.5, None, None, 10.0, None, 0.001))
     log.close()
 
 
@@ -376,6 +461,30 @@ def test_plot(tmp_path):
         write_steps(log, list(range(1, 50)))
     plot_runs({name: tmp_path / name for name in "ab"}, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def write_epochs(folder, accuracies):
+    folder.mkdir()
+    log = MetricsLog(folder, tensorboard=False, resume_step=None)
+    for epoch, accuracy in enumerate(accuracies, 1):
+        log.write(EpochRow(epoch, epoch, 0.5, accuracy, None, 10.0, 2.0, 0.001))
+    log.close()
+
+
+def test_plot_of_a_comparison(tmp_path):
+    # One epoch was not tested, and there are more labels than colours.
+    for seed in range(2):
+        write_epochs(tmp_path / str(seed), [0.5, None, 0.7 + 0.1 * seed])
+    runs = {f"run {i}": [tmp_path / "0", tmp_path / "1"] for i in range(9)}
+    plot_comparison({**runs, "one seed": [tmp_path / "0"]}, ACCURACY, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_scores_are_shown():
+    score = Score(accuracy=0.5, test_bits=2.0)
+    assert ACCURACY.show(score) == "test accuracy 0.5000"
+    assert "test 2.0000 bits per character (perplexity 4.000)" in BITS_PER_CHARACTER.show(score)
+    assert "(perplexity inf)" in BITS_PER_CHARACTER.show(Score(accuracy=0.0, test_bits=1e4))
 
 
 # -------------------------------------------------------------------- traffic
