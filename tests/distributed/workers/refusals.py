@@ -78,7 +78,9 @@ def rules_that_differ() -> None:
         {"version": 1, "compress": {"default": "topk(k=100,values=fp32)", "rules": rules}}
     )
     default = f'{COMPRESS}"default":"topk(k=100,values=fp32)"'
-    known = default + ',"rules":[{"match":{"name":"*.bias"},"use":'
+    known = (
+        default + ',"exchange":"auto","rules":[{"exchange":"auto","match":{"name":"*.bias"},"use":'
+    )
     refused(
         one_step(Compression(config)),
         ProtocolError,
