@@ -5,6 +5,7 @@ Exit codes: 0 for success, 1 for a frame whose CRC does not match, 2 for bad inp
 
 from __future__ import annotations
 
+import difflib
 import json
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -95,34 +96,52 @@ def _main(
 
 
 @app.command("list")
-def list_stages(as_json: JsonOption = False) -> None:
-    """List every stage a spec may name."""
-    rows = specs.stages()
+def list_stages(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[STAGE]...", help="Show these in full, with their parameters."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the stages a spec may name."""
+    rows = [_stage(name) for name in names] if names else list(specs.stages())
     if as_json:
         _print_json([asdict(row) | {"exchange": _exchange(row)} for row in rows])
-        return
-    stages = _table("stage", "kind", "exchange", "parameters", "what it does")
-    stages.columns[3].no_wrap = True
-    papers = _table("stage", "paper")
-    for row in rows:
-        stages.add_row(row.name, row.kind, _exchange(row) or "-", _parameters(row), row.summary)
-        papers.add_row(row.name, row.paper)
-    _print(stages, "", papers)
+    elif names:
+        _print(*(_wrap(_in_full(row)) for row in rows))
+    else:
+        table = _table("stage", "kind", "exchange", "what it does")
+        for row in rows:
+            table.add_row(row.name, row.kind, _exchange(row) or "-", row.summary)
+        _print(table, "", "parameters and paper of a stage: gradcomp list STAGE")
+
+
+def _stage(name: str) -> specs.StageInfo:
+    known = {row.name: row for row in specs.stages()}
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        guess = f"did you mean '{near[0]}'? " if near else ""
+        raise GradcompError(f"unknown stage '{name}': {guess}known: {', '.join(known)}")
+    return known[name]
+
+
+def _in_full(row: specs.StageInfo) -> str:
+    exchange = _exchange(row)
+    lines = [f"{row.kind} {row.name}: {row.summary}", f"  as in: {row.example}"]
+    for param in row.params:
+        default = "" if param.default is None else f" = {param.default}"
+        lines.append(f"  {param.name}{default}, in {param.range}: {param.doc}")
+    if row.exactly_one_of:
+        lines.append(f"  exactly one of {', '.join(row.exactly_one_of)} must be given")
+    if exchange is not None:
+        lines.append(f"  exchange: {exchange}")
+    return "\n".join([*lines, f"  NaN and Inf: {row.nonfinite}", f"  source: {row.paper}"])
 
 
 def _exchange(row: specs.StageInfo) -> str | None:
     if row.kind not in ("codec", "algorithm"):
         return None
     return exchange_pattern(specs.parse(row.example))
-
-
-def _parameters(row: specs.StageInfo) -> str:
-    lines = [
-        f"{param.name}={param.default}" if param.default else param.name for param in row.params
-    ]
-    if row.exactly_one_of:
-        lines.append("(one of them)")
-    return "\n".join(lines) or "-"
 
 
 @app.command()
