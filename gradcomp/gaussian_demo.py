@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from gradcomp.codec import get_codec
 from gradcomp.errors import GradcompError
+from gradcomp.figures import new_figure
 
 __all__ = ["GaussianPoint", "gaussian_points", "plot"]
 
@@ -131,11 +132,7 @@ def plot(points: Sequence[GaussianPoint], path: Path) -> None:
     Raises:
         GradcompError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise GradcompError("a plot needs matplotlib: pip install matplotlib") from error
-    figure = Figure(figsize=(7, 5), layout="constrained")
+    figure = new_figure(7, 5)
     axes = figure.subplots()
     families: dict[str, list[GaussianPoint]] = {}
     for point in points:

@@ -9,7 +9,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from gradcomp.aggregators import Aggregator, Context, Dense, Member, make_aggregator
+from gradcomp.aggregators import (
+    Aggregator,
+    BucketAggregator,
+    Context,
+    Dense,
+    Member,
+    make_aggregator,
+)
 from gradcomp.arrays import FloatArray
 from gradcomp.buckets import make_buckets
 from gradcomp.config import Config, Resolution
@@ -129,10 +136,10 @@ class Pipeline:
         others = []
         for name, shape in reversed(list(tensors.items())):
             aggregator = self.aggregator(name, shape)
-            bucket = aggregator.bucket
-            if bucket is None:
+            if not isinstance(aggregator, BucketAggregator):
                 others.append((name,))
                 continue
+            bucket = aggregator.bucket
             groups.setdefault(bucket, []).append((name, 4 * math.prod(shape)))
             limits[bucket] = (
                 sys.maxsize if aggregator.whole_step else self.config.compress.bucket_bytes
@@ -166,8 +173,9 @@ class Pipeline:
         members: list[Member] = []
         for name, grad in grads.items():
             aggregator = self.aggregator(name, grad.shape)
-            shared = members[0].aggregator if members else aggregator
-            if aggregator.bucket is None or aggregator.bucket != shared.bucket:
+            if not isinstance(aggregator, BucketAggregator) or (
+                members and aggregator.bucket != members[0].aggregator.bucket
+            ):
                 raise ValueError(f"'{name}' does not belong in this bucket: average it by itself")
             key = TensorKey(name, grad.shape, grad.size)
             members.append(Member(aggregator, grad, key, self._next_step(name)))

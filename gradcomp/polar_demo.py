@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from gradcomp.errors import GradcompError
+from gradcomp.figures import new_figure
 from gradcomp.polar import PolarLossy, distortion_rate, rate_distortion
 
 __all__ = ["HammingPoint", "hamming_points", "plot"]
@@ -64,11 +65,7 @@ def plot(points: Sequence[HammingPoint], path: Path) -> None:
     Raises:
         GradcompError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise GradcompError("a plot needs matplotlib: pip install matplotlib") from error
-    figure = Figure(figsize=(7, 5), layout="constrained")
+    figure = new_figure(7, 5)
     axes = figure.subplots()
     distortions = np.linspace(0, 0.5, 200)
     bound = [rate_distortion(distortion) for distortion in distortions]

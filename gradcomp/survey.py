@@ -13,6 +13,7 @@ from gradcomp.arrays import FloatArray
 from gradcomp.bench import Timing, measure, relative_error, thread_counts, time_operations, vnmse
 from gradcomp.codec import get_codec
 from gradcomp.errors import GradcompError
+from gradcomp.figures import new_figure
 from gradcomp.peers import Peer
 from gradcomp.spec import stages
 
@@ -211,11 +212,7 @@ def plot(rows: Sequence[SurveyRow], path: Path) -> None:
     Raises:
         GradcompError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise GradcompError("a plot needs matplotlib: pip install matplotlib") from error
-    figure = Figure(figsize=(13, 0.32 * len(rows) + 3), layout="constrained")
+    figure = new_figure(13, 0.32 * len(rows) + 3)
     scatter, bars = figure.subplots(1, 2)
     for peer, marker, colour in ((False, "o", "tab:blue"), (True, "s", "tab:red")):
         lossy = [row for row in rows if row.peer == peer and row.vnmse["gauss"] > 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from gradcomp.aggregators.atomo import Atomo
-from gradcomp.aggregators.base import Aggregator, Context, Member
+from gradcomp.aggregators.base import Aggregator, BucketAggregator, Context, Member
 from gradcomp.aggregators.chunk_allreduce import ChunkAllReduce
 from gradcomp.aggregators.dense import Dense
 from gradcomp.aggregators.gather import Gather
@@ -23,6 +23,7 @@ __all__ = [
     "EXCHANGES",
     "Aggregator",
     "Algorithm",
+    "BucketAggregator",
     "Context",
     "Dense",
     "Gather",

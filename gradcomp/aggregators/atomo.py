@@ -13,19 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from gradcomp import _core
-from gradcomp.aggregators.base import Aggregator, Context, Member
+from gradcomp.aggregators.base import BucketAggregator, Context, Member
 from gradcomp.aggregators.gather import rank_seed
 from gradcomp.aggregators.matrices import buffer, dense_to_factors, matrix_shape, values_codec
 from gradcomp.arrays import FloatArray, split
 from gradcomp.codec import derive_stream
 from gradcomp.memory import make_memory
-from gradcomp.rounds import AllGather, BucketRound, Round, TensorKey
+from gradcomp.rounds import AllGather, BucketRound
 from gradcomp.spec import Spec
 
 __all__ = ["Atomo"]
 
 
-class Atomo(Aggregator):
+class Atomo(BucketAggregator):
     """Every rank sends its own vectors, and adds up the products of all ranks' in rank order."""
 
     exchange: ClassVar[str] = (
@@ -50,13 +50,8 @@ class Atomo(Aggregator):
             return False
         return dense_to_factors(shape, self._rank, self._codec) > self._min_rate
 
-    def round(self, grad: FloatArray, key: TensorKey, step: int) -> Round:
-        """See `Aggregator.round`."""
-        (average,) = yield from self.bucket_round(key.name, [Member(self, grad, key, step)])
-        return average
-
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
-        """See `Aggregator.bucket_round`."""
+        """See `BucketAggregator.bucket_round`."""
         shapes = [matrix_shape(member.key.shape) for member in members]
         sizes = [n * min(self._rank, *shape) for shape in shapes for n in shape]
         flat, parts = buffer(sizes)

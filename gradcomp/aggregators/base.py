@@ -10,7 +10,7 @@ from gradcomp.arrays import FloatArray
 from gradcomp.memory import MemoryState
 from gradcomp.rounds import BucketRound, Round, TensorKey
 
-__all__ = ["Aggregator", "Context", "Member"]
+__all__ = ["Aggregator", "BucketAggregator", "Context", "Member"]
 
 
 class Context(NamedTuple):
@@ -36,13 +36,6 @@ class Aggregator(ABC):
     """The round is a single `AllReduce` whose reply may be scaled: an engine may leave the request
     to its own all-reduce (and fuse it with others), and may sum instead of averaging."""
 
-    bucket: Hashable | None = None
-    """Tensors whose aggregators have an equal one may travel together, in `bucket_round`; with None
-    each travels by itself."""
-
-    whole_step = False
-    """All tensors of a bucket travel together, however large they are."""
-
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Whether it averages tensors of this shape; others travel dense."""
         return True
@@ -60,8 +53,24 @@ class Aggregator(ABC):
             A generator that returns the average, flat float32.
         """
 
+
+class BucketAggregator(Aggregator):
+    """One whose tensors may travel together."""
+
+    bucket: Hashable
+    """Tensors whose aggregators have an equal one may share a `bucket_round`."""
+
+    whole_step = False
+    """All tensors of a bucket travel together, however large they are."""
+
+    def round(self, grad: FloatArray, key: TensorKey, step: int) -> Round:
+        """See `Aggregator.round`: a bucket of one tensor."""
+        (average,) = yield from self.bucket_round(key.name, [Member(self, grad, key, step)])
+        return average
+
+    @abstractmethod
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
-        """Average several tensors together; only where there is a `bucket`.
+        """Average several tensors together.
 
         Args:
             name: what the names of its requests begin with; the same on every rank, as are the
@@ -71,13 +80,12 @@ class Aggregator(ABC):
         Returns:
             A generator that returns the averages in the members' order, flat float32.
         """
-        raise NotImplementedError
 
 
 class Member(NamedTuple):
     """One tensor of a bucket: what its aggregator's `round` would be given."""
 
-    aggregator: Aggregator
+    aggregator: BucketAggregator
     grad: FloatArray
     key: TensorKey
     step: int

@@ -13,17 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from gradcomp import _core
-from gradcomp.aggregators.base import Aggregator, Context, Member
+from gradcomp.aggregators.base import BucketAggregator, Context, Member
 from gradcomp.aggregators.matrices import values_codec
 from gradcomp.arrays import FloatArray, split
 from gradcomp.memory import make_memory
-from gradcomp.rounds import AllReduce, BucketRound, Round, TensorKey
+from gradcomp.rounds import AllReduce, BucketRound
 from gradcomp.spec import Spec
 
 __all__ = ["ChunkAllReduce"]
 
 
-class ChunkAllReduce(Aggregator):
+class ChunkAllReduce(BucketAggregator):
     """Two all-reduces for all tensors of a bucket: the chunks' norms, then the chosen chunks."""
 
     exchange: ClassVar[str] = (
@@ -45,13 +45,8 @@ class ChunkAllReduce(Aggregator):
         """All but empty tensors."""
         return 0 not in shape
 
-    def round(self, grad: FloatArray, key: TensorKey, step: int) -> Round:
-        """See `Aggregator.round`."""
-        (average,) = yield from self.bucket_round(key.name, [Member(self, grad, key, step)])
-        return average
-
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
-        """See `Aggregator.bucket_round`."""
+        """See `BucketAggregator.bucket_round`."""
         chunked = [one.aggregator for one in members if isinstance(one.aggregator, ChunkAllReduce)]
         assert len(chunked) == len(members)  # as the bucket says
         corrected = [

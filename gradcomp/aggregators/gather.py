@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradcomp import _core
-from gradcomp.aggregators.base import Aggregator, Member
-from gradcomp.arrays import ByteArray, FloatArray
+from gradcomp.aggregators.base import BucketAggregator, Member
+from gradcomp.arrays import ByteArray
 from gradcomp.batch import ToDecode, decode_batch_add, encode_batch
 from gradcomp.codec import Codec
 from gradcomp.errors import WireError
 from gradcomp.memory import Memory
-from gradcomp.rounds import AllGather, BucketRound, Round, TensorKey
+from gradcomp.rounds import AllGather, BucketRound
 from gradcomp.wire import split_frames
 
 __all__ = ["Gather", "frames_of_rank", "rank_seed"]
@@ -24,7 +24,7 @@ def rank_seed(seed: int, rank: int) -> int:
     return _core.derive_stream(seed, rank, 0)
 
 
-class Gather(Aggregator):
+class Gather(BucketAggregator):
     """Every rank decodes every rank's frame and adds them in rank order, in float32.
 
     The volume that a rank receives grows with the number of ranks. Each rank draws random numbers
@@ -39,13 +39,8 @@ class Gather(Aggregator):
         self.memory = memory
         self.seed = rank_seed(seed, rank)
 
-    def round(self, grad: FloatArray, key: TensorKey, step: int) -> Round:
-        """See `Aggregator.round`."""
-        (average,) = yield from self.bucket_round(key.name, [Member(self, grad, key, step)])
-        return average
-
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
-        """See `Aggregator.bucket_round`; one all-gather gives the same averages as one each."""
+        """See `BucketAggregator.bucket_round`; the averages are those of one all-gather each."""
         return _gather(name, members)
 
 

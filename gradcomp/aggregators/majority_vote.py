@@ -14,20 +14,20 @@ from typing import ClassVar
 import numpy as np
 
 from gradcomp import _core
-from gradcomp.aggregators.base import Aggregator, Context, Member
+from gradcomp.aggregators.base import BucketAggregator, Context, Member
 from gradcomp.aggregators.chunks import Chunk, cut, encode_pieces, scatter_reduce_allgather
 from gradcomp.aggregators.gather import rank_seed
 from gradcomp.arrays import ByteArray, FloatArray
 from gradcomp.batch import ToEncode
 from gradcomp.codec import derive_stream, get_codec
 from gradcomp.memory import make_memory
-from gradcomp.rounds import BucketRound, Round, TensorKey
+from gradcomp.rounds import BucketRound
 from gradcomp.spec import Spec
 
 __all__ = ["MajorityVote"]
 
 
-class MajorityVote(Aggregator):
+class MajorityVote(BucketAggregator):
     """Each rank counts the votes on its own chunk, and every rank gets the majority's signs.
 
     Signs travel as frames of the codec ``sign``, whose scale is 1 for elements that are +1 or -1.
@@ -50,13 +50,8 @@ class MajorityVote(Aggregator):
         """All that have elements."""
         return 0 not in shape
 
-    def round(self, grad: FloatArray, key: TensorKey, step: int) -> Round:
-        """See `Aggregator.round`."""
-        (average,) = yield from self.bucket_round(key.name, [Member(self, grad, key, step)])
-        return average
-
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
-        """See `Aggregator.bucket_round`."""
+        """See `BucketAggregator.bucket_round`."""
         own_seed = rank_seed(self._context.seed, self._context.rank)
         signs = []
         for member in members:

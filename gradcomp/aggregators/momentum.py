@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradcomp.aggregators.base import Aggregator, Member
+from gradcomp.aggregators.base import BucketAggregator, Member
 from gradcomp.aggregators.dense import dense_bucket
-from gradcomp.arrays import FloatArray
 from gradcomp.memory import MomentumCorrection
-from gradcomp.rounds import BucketRound, Round, TensorKey
+from gradcomp.rounds import BucketRound
 
 __all__ = ["DenseMomentum"]
 
 
-class DenseMomentum(Aggregator):
+class DenseMomentum(BucketAggregator):
     """Gradients are averaged, and the momentum is applied to the average, the same on every rank.
 
     As in the authors' code of Deep Gradient Compression, for tensors that are not worth choosing
@@ -24,13 +23,8 @@ class DenseMomentum(Aggregator):
         self.bucket = self
         self._memory = memory
 
-    def round(self, grad: FloatArray, key: TensorKey, step: int) -> Round:
-        """See `Aggregator.round`."""
-        (average,) = yield from self.bucket_round(key.name, [Member(self, grad, key, step)])
-        return average
-
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
-        """See `Aggregator.bucket_round`."""
+        """See `BucketAggregator.bucket_round`."""
         averages = yield from dense_bucket(name, members)
         return [
             self._memory.of_average(average, member.key)

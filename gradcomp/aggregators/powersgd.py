@@ -16,14 +16,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gradcomp import _core
-from gradcomp.aggregators.base import Aggregator, Context, Member
+from gradcomp.aggregators.base import BucketAggregator, Context, Member
 from gradcomp.aggregators.dense import dense_bucket
 from gradcomp.aggregators.matrices import buffer, dense_to_factors, matrix_shape, values_codec
 from gradcomp.arrays import FloatArray, split
 from gradcomp.codec import Codec, derive_stream
 from gradcomp.errors import StateError
 from gradcomp.memory import array_of
-from gradcomp.rounds import AllGather, AllReduce, BucketRound, Request, Round, TensorKey
+from gradcomp.rounds import AllGather, AllReduce, BucketRound, Request, TensorKey
 from gradcomp.spec import Spec
 
 __all__ = ["PowerSGD"]
@@ -34,7 +34,7 @@ _P, _Q = "powersgd_p", "powersgd_q"
 _SAFE = 1e30
 
 
-class PowerSGD(Aggregator):
+class PowerSGD(BucketAggregator):
     """Both variants: the library's, one product a step, and the paper's, a pair of them.
 
     State, by tensor name: ``residual``, the part of M that no step has applied yet;
@@ -73,13 +73,8 @@ class PowerSGD(Aggregator):
         """Matrices, and tensors seen as such, that shrink by more than min_compression_rate."""
         return len(shape) >= 2 and 0 not in shape and self.compression_rate(shape) > self._min_rate
 
-    def round(self, grad: FloatArray, key: TensorKey, step: int) -> Round:
-        """See `Aggregator.round`."""
-        (average,) = yield from self.bucket_round(key.name, [Member(self, grad, key, step)])
-        return average
-
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
-        """See `Aggregator.bucket_round`."""
+        """See `BucketAggregator.bucket_round`."""
         averages: dict[str, FloatArray] = {}
         dense = [member for member in members if member.step < self._start_step]
         if dense:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradcomp import _core
-from gradcomp.aggregators.base import Aggregator, Context, Member
+from gradcomp.aggregators.base import BucketAggregator, Context, Member
 from gradcomp.aggregators.chunks import Chunk, cut, encode_pieces, scatter_reduce_allgather
 from gradcomp.aggregators.gather import Gather
 from gradcomp.arrays import ByteArray, FloatArray
 from gradcomp.batch import ToEncode
 from gradcomp.codec import Codec
 from gradcomp.memory import Memory
-from gradcomp.rounds import BucketRound, Round, TensorKey
+from gradcomp.rounds import BucketRound
 
 __all__ = ["MIN_CHUNK", "Sra"]
 
@@ -24,7 +24,7 @@ MIN_CHUNK = 256
 _SCATTER, _GATHER = 0, 1
 
 
-class Sra(Aggregator):
+class Sra(BucketAggregator):
     """Each rank decodes all ranks' frames of its own chunk, averages them in rank order, in
     float32, and encodes the average; every rank decodes the same frames of all chunks.
 
@@ -44,13 +44,8 @@ class Sra(Aggregator):
         self._rank = context.rank
         self._world_size = context.world_size
 
-    def round(self, grad: FloatArray, key: TensorKey, step: int) -> Round:
-        """See `Aggregator.round`."""
-        (average,) = yield from self.bucket_round(key.name, [Member(self, grad, key, step)])
-        return average
-
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
-        """See `Aggregator.bucket_round`; the chunks are those of the bucket as a whole."""
+        """See `BucketAggregator.bucket_round`; the chunks are those of the bucket as a whole."""
         aggregators = [_checked(member) for member in members]
         numel = sum(member.key.numel for member in members)
         if self._world_size == 1 or numel < MIN_CHUNK * self._world_size:
