@@ -22,9 +22,6 @@
 namespace gradcomp {
 namespace {
 
-// Smaller tensors travel as float32.
-constexpr std::size_t kMinNumel = 64;
-
 // How a tensor is cut, and how many words each part gets.
 class Layout : public BlockCut {
  public:
@@ -95,7 +92,7 @@ class Workspace {
   NodeSlot slots_[kNodeSlots];
 };
 
-class PolarB final : public Codec {
+class PolarB final : public PolarCodec<PolarB> {
  public:
   explicit PolarB(const Recipe& recipe)
       : rate_(recipe.params.real("rate")),
@@ -124,7 +121,7 @@ class PolarB final : public Codec {
   bool fuses_feedback() const noexcept override { return true; }
 
   std::size_t max_encoded_size(std::size_t n) const noexcept override {
-    return n < kMinNumel ? 4 * n : layout(n).payload_size();
+    return n < kMinPolarNumel ? 4 * n : layout(n).payload_size();
   }
 
   Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
@@ -132,11 +129,10 @@ class PolarB final : public Codec {
     const std::size_t n = x.size();
     GRADCOMP_TRY(check_room(out, max_encoded_size(n)));
     float* const residual = residual_of(call);
-    if (n < kMinNumel) {
+    if (n < kMinPolarNumel) {
       correct(call, 0, n);
-      if (n != 0) std::memcpy(out.data(), x.data(), 4 * n);
+      encode_small(x, out, written);
       if (residual != nullptr) kernels().f32_add(out.data(), -1.0f, residual, n);
-      *written = 4 * n;
       return {};
     }
     const Layout layout = this->layout(n);
@@ -161,33 +157,9 @@ class PolarB final : public Codec {
     return {};
   }
 
-  Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const override {
-    if (y.size() < kMinNumel) {
-      GRADCOMP_TRY(check_payload_size(in, 4 * y.size(), y.size()));
-      if (!y.empty()) std::memcpy(y.data(), in.data(), 4 * y.size());
-      return {};
-    }
-    return decode_segments(
-        in, call, y.size(), [&](std::size_t begin, float*) { return y.data() + begin; },
-        [](std::size_t, const float*, std::size_t) {});
-  }
-
-  Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
-                    Span<float> acc) const override {
-    if (acc.size() < kMinNumel) {
-      GRADCOMP_TRY(check_payload_size(in, 4 * acc.size(), acc.size()));
-      kernels().f32_add(in.data(), weight, acc.data(), acc.size());
-      return {};
-    }
-    return decode_segments(
-        in, call, acc.size(), [](std::size_t, float* buffer) { return buffer; },
-        [&](std::size_t begin, const float* v, std::size_t count) {
-          kernels().f32_add(reinterpret_cast<const std::uint8_t*>(v), weight, acc.data() + begin,
-                            count);
-        });
-  }
-
  private:
+  friend PolarCodec<PolarB>;
+
   Layout layout(std::size_t n) const {
     return {n, polar_block_log2(n_, n, kMaxPolarLog2), rate_,
             kFrameBytes + (rotated_ ? kStreamBytes : 0)};

@@ -5,9 +5,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 
+#include "codecs/payload.hpp"
 #include "coding/rotation.hpp"
+#include "core/codec.hpp"
+#include "kernels/kernels.hpp"
 #include "polar/kernels.hpp"
 
 namespace gradcomp {
@@ -54,7 +58,7 @@ struct Segment {
 // at most `longest`.
 unsigned polar_block_log2(const std::string& parameter, std::size_t numel, unsigned longest);
 
-// The blocks and segments of a tensor of n >= 64 elements.
+// The blocks and segments of a tensor of n >= kMinPolarNumel elements.
 class BlockCut {
  public:
   BlockCut(std::size_t n, unsigned log2);
@@ -122,5 +126,51 @@ void spread(float* v, std::size_t first, std::size_t count, std::uint64_t stream
 
 // Its inverse, times the number of tiles.
 void gather(float* v, std::size_t first, std::size_t count, std::uint64_t stream);
+
+// Smaller tensors travel as float32.
+inline constexpr std::size_t kMinPolarNumel = 64;
+
+// What polar_b and polar_ec share as codecs. Self::decode_segments(in, call, n, place, sink) calls
+// sink(begin, values, count) for all runs of decoded elements; place(begin, buffer) says where they
+// are decoded to.
+template <typename Self>
+class PolarCodec : public Codec {
+ public:
+  Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const final {
+    if (y.size() < kMinPolarNumel) {
+      GRADCOMP_TRY(check_payload_size(in, 4 * y.size(), y.size()));
+      if (!y.empty()) std::memcpy(y.data(), in.data(), 4 * y.size());
+      return {};
+    }
+    return self().decode_segments(
+        in, call, y.size(), [&](std::size_t begin, float*) { return y.data() + begin; },
+        [](std::size_t, const float*, std::size_t) {});
+  }
+
+  Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
+                    Span<float> acc) const final {
+    if (acc.size() < kMinPolarNumel) {
+      GRADCOMP_TRY(check_payload_size(in, 4 * acc.size(), acc.size()));
+      kernels().f32_add(in.data(), weight, acc.data(), acc.size());
+      return {};
+    }
+    return self().decode_segments(
+        in, call, acc.size(), [](std::size_t, float* buffer) { return buffer; },
+        [&](std::size_t begin, const float* v, std::size_t count) {
+          kernels().f32_add(reinterpret_cast<const std::uint8_t*>(v), weight, acc.data() + begin,
+                            count);
+        });
+  }
+
+ protected:
+  // The payload of a tensor of less than kMinPolarNumel elements.
+  static void encode_small(Span<const float> x, Span<std::uint8_t> out, std::size_t* written) {
+    if (!x.empty()) std::memcpy(out.data(), x.data(), 4 * x.size());
+    *written = 4 * x.size();
+  }
+
+ private:
+  const Self& self() const { return static_cast<const Self&>(*this); }
+};
 
 }  // namespace gradcomp

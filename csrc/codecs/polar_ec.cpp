@@ -25,9 +25,6 @@
 namespace gradcomp {
 namespace {
 
-// Smaller tensors travel as float32.
-constexpr std::size_t kMinNumel = 64;
-
 // Of 64 inputs of a code so many are free.
 constexpr std::size_t kFree = 29;
 constexpr std::uint32_t kErasure = (64 - kFree) << 25;  // of 2^31
@@ -161,7 +158,7 @@ struct Writer {
   std::uint8_t* symbols;
 };
 
-class PolarEc final : public Codec {
+class PolarEc final : public PolarCodec<PolarEc> {
  public:
   explicit PolarEc(const Recipe& recipe)
       : rate_(recipe.params.real("rate")),
@@ -187,16 +184,15 @@ class PolarEc final : public Codec {
   }
 
   std::size_t max_encoded_size(std::size_t n) const noexcept override {
-    return n < kMinNumel ? 4 * n : layout(n).max_size();
+    return n < kMinPolarNumel ? 4 * n : layout(n).max_size();
   }
 
   Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
                 std::size_t* written) const override {
     const std::size_t n = x.size();
     GRADCOMP_TRY(check_room(out, max_encoded_size(n)));
-    if (n < kMinNumel) {
-      if (n != 0) std::memcpy(out.data(), x.data(), 4 * n);
-      *written = 4 * n;
+    if (n < kMinPolarNumel) {
+      encode_small(x, out, written);
       return {};
     }
     const Layout layout = this->layout(n);
@@ -222,33 +218,9 @@ class PolarEc final : public Codec {
     }
   }
 
-  Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const override {
-    if (y.size() < kMinNumel) {
-      GRADCOMP_TRY(check_payload_size(in, 4 * y.size(), y.size()));
-      if (!y.empty()) std::memcpy(y.data(), in.data(), 4 * y.size());
-      return {};
-    }
-    return decode_segments(
-        in, call, y.size(), [&](std::size_t begin, float*) { return y.data() + begin; },
-        [](std::size_t, const float*, std::size_t) {});
-  }
-
-  Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
-                    Span<float> acc) const override {
-    if (acc.size() < kMinNumel) {
-      GRADCOMP_TRY(check_payload_size(in, 4 * acc.size(), acc.size()));
-      kernels().f32_add(in.data(), weight, acc.data(), acc.size());
-      return {};
-    }
-    return decode_segments(
-        in, call, acc.size(), [](std::size_t, float* buffer) { return buffer; },
-        [&](std::size_t begin, const float* v, std::size_t count) {
-          kernels().f32_add(reinterpret_cast<const std::uint8_t*>(v), weight, acc.data() + begin,
-                            count);
-        });
-  }
-
  private:
+  friend PolarCodec<PolarEc>;
+
   static std::vector<Node> tree(unsigned log2, std::size_t rows) {
     std::vector<Node> nodes(std::size_t{2} << log2);
     make_nodes(bec_ranks(log2, kErasure, rows).data(), log2, words_before(rows), nodes.data());
