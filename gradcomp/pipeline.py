@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -128,30 +127,19 @@ class Pipeline:
 
         Returns:
             Names, last tensors first, as backward passes go: tensors whose aggregators share a
-            bucket in buckets of about ``bucket_bytes`` of the configuration (or in one, where the
-            aggregators want the whole step), all others by themselves.
+            bucket in buckets of about ``bucket_bytes`` of the configuration, all others by
+            themselves.
         """
         groups: dict[Hashable, list[tuple[str, int]]] = {}
-        limits: dict[Hashable, int] = {}
         others = []
         for name, shape in reversed(list(tensors.items())):
             aggregator = self.aggregator(name, shape)
             if not isinstance(aggregator, BucketAggregator):
                 others.append((name,))
                 continue
-            bucket = aggregator.bucket
-            groups.setdefault(bucket, []).append((name, 4 * math.prod(shape)))
-            limits[bucket] = (
-                sys.maxsize if aggregator.whole_step else self.config.compress.bucket_bytes
-            )
-        return [
-            *(
-                one
-                for bucket, group in groups.items()
-                for one in make_buckets(group, limits[bucket])
-            ),
-            *others,
-        ]
+            groups.setdefault(aggregator.bucket, []).append((name, 4 * math.prod(shape)))
+        limit = self.config.compress.bucket_bytes
+        return [*(one for group in groups.values() for one in make_buckets(group, limit)), *others]
 
     def bucket_round(
         self, label: str, grads: Mapping[str, FloatArray], dense_bytes: int | None = None

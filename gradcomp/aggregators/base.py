@@ -60,9 +60,6 @@ class BucketAggregator(Aggregator):
     bucket: Hashable
     """Tensors whose aggregators have an equal one may share a `bucket_round`."""
 
-    whole_step = False
-    """All tensors of a bucket travel together, however large they are."""
-
     def round(self, grad: FloatArray, key: TensorKey, step: int) -> Round:
         """See `Aggregator.round`: a bucket of one tensor."""
         (average,) = yield from self.bucket_round(key.name, [Member(self, grad, key, step)])

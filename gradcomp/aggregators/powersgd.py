@@ -42,10 +42,9 @@ class PowerSGD(BucketAggregator):
     """
 
     exchange: ClassVar[str] = (
-        "matrices travel as averages of thin factors, those of all tensors in one request; first "
+        "matrices travel as averages of thin factors, those of a bucket in one request; first "
         "steps, vectors and matrices that would hardly shrink travel dense"
     )
-    whole_step = True
 
     def __init__(self, spec: Spec, context: Context) -> None:
         assert spec.algorithm is not None

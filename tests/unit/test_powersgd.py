@@ -17,7 +17,7 @@ from powersgd_reference import (
     vectors,
 )
 
-from gradcomp import Loopback, Pipeline, StateError, _core
+from gradcomp import Config, Loopback, Pipeline, StateError, _core
 from gradcomp.aggregators.powersgd import PowerSGD
 from gradcomp.loopback import run_rounds
 from gradcomp.rounds import AllGather, AllReduce
@@ -345,6 +345,25 @@ def test_all_factors_of_a_step_are_one_request() -> None:
         requests = requests_of(pipeline.bucket_round("x", grads))
         assert len(requests) == count == len({request.name for request in requests})
         assert all(isinstance(request, AllReduce) for request in requests)
+
+
+@pytest.mark.parametrize("variant", ["library", "paper"])
+def test_averages_do_not_depend_on_buckets(variant: str) -> None:
+    spec = f"powersgd(rank=2,start_step=1,min_compression_rate=0.1,variant={variant})"
+    runs = []
+    for size in (0, 2000, 2**30):
+        compress = {"default": spec, "bucket_bytes": size, "rules": [{"match": {}, "use": spec}]}
+        loop = Loopback(Config.from_mapping({"version": 1, "compress": compress}), 3)
+        runs.append([loop.step(gradients(3, step)) for step in range(4)])
+        counts = {0: len(SHAPES), 2**30: 1}
+        buckets = loop.ranks[0].buckets(SHAPES)
+        assert sorted(name for names in buckets for name in names) == sorted(SHAPES)
+        assert 1 <= len(buckets) <= len(SHAPES)
+        assert len(buckets) == counts.get(size, len(buckets))
+    for other in runs[1:]:
+        for step, expected in zip(other, runs[0], strict=True):
+            for name in SHAPES:
+                assert step[name][0].tobytes() == expected[name][0].tobytes()
 
 
 def test_a_bucket_with_late_members_is_dense_for_these_alone() -> None:
