@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gradcomp import _core
 from gradcomp.arrays import FloatArray
 from gradcomp.codec import get_codec
-from gradcomp.config import VERSION, Compress, Config, Match, Rule
+from gradcomp.config import VERSION, Compress, Config, Match, Plan, Rule
 from gradcomp.errors import GradcompError
 from gradcomp.pipeline import Pipeline
 from gradcomp.spec import parse
@@ -143,8 +143,9 @@ def measure(
     y = np.zeros_like(x)
     frame = codec.encode(x).copy()
     # A rule without conditions: the default rules would send a flat gradient uncompressed.
-    everything = Rule(match=Match(), use=parsed)
-    config = Config(version=VERSION, compress=Compress(default=parsed, rules=(everything,)))
+    everything = Rule(match=Match(), use=Plan.of(parsed))
+    compress = Compress(default=everything.use, rules=(everything,))
+    config = Config(version=VERSION, compress=compress)
     pipeline = Pipeline(config)
 
     operations: dict[str, Callable[[], object]] = {}

@@ -26,7 +26,15 @@ from gradcomp import polar_demo as demo
 from gradcomp import spec as specs
 from gradcomp import survey as surveying
 from gradcomp.aggregators import exchange_pattern
-from gradcomp.config import DEFAULT_RULES, Config, Match, load_config
+from gradcomp.config import (
+    DEFAULT_RULES,
+    Config,
+    Match,
+    Phase,
+    Plan,
+    Resolution,
+    load_config,
+)
 from gradcomp.errors import ConfigError, GradcompError
 from gradcomp.peers import load_peers
 from gradcomp.polar import rate_distortion
@@ -197,18 +205,15 @@ def check(
 ) -> None:
     """Validate a configuration and show its rules, in order."""
     loaded = _load(config, overrides)
-    rules = [
+    default, *plans = loaded.compress.plans
+    small = Plan.of(loaded.compress.small)
+    rules: list[tuple[Resolution, Match]] = [
+        *zip(plans, (rule.match for rule in loaded.compress.rules), strict=True),
         *(
-            (label, rule.match, spec, exchange)
-            for rule, (label, spec, exchange) in zip(
-                loaded.compress.rules, loaded.compress.choices[1:], strict=True
-            )
-        ),
-        *(
-            (f"default rule: {label}", match, loaded.compress.small, "auto")
+            (Resolution(f"default rule: {label}", small), match)
             for label, match in DEFAULT_RULES.items()
         ),
-        ("compress.default", Match(), loaded.compress.default, loaded.compress.exchange),
+        (default, Match()),
     ]
     taken = [
         (name, shape, loaded.resolve(name, shape)) for name, shape in map(_named_shape, tensors)
@@ -218,39 +223,62 @@ def check(
             {
                 "seed": loaded.seed,
                 "rules": [
-                    {
-                        "rule": rule,
-                        "match": _conditions(match),
-                        "spec": spec.canonical,
-                        "exchange": exchange_pattern(spec, exchange),
-                    }
-                    for rule, match, spec, exchange in rules
+                    {"rule": chosen.rule, "match": _conditions(match), **_plan_json(chosen)}
+                    for chosen, match in rules
                 ],
                 "tensors": [
-                    {
-                        "name": name,
-                        "shape": shape,
-                        "rule": chosen.rule,
-                        "spec": chosen.spec.canonical,
-                        "exchange": exchange_pattern(chosen.spec, chosen.exchange),
-                    }
+                    {"name": name, "shape": shape, "rule": chosen.rule, **_plan_json(chosen)}
                     for name, shape, chosen in taken
                 ],
             }
         )
         return
     # A column less leaves room for the specs.
-    asked = any(exchange != "auto" for *_, exchange in rules)
+    asked = any(exchange != "auto" for *_, exchange in loaded.compress.choices)
     table = _table("rule", "tensors", "spec", *(["exchange"] if asked else []))
-    for rule, match, spec, exchange in rules:
-        pattern = [exchange_pattern(spec, exchange)] if asked else []
-        table.add_row(rule, _conditions_text(match), _foldable(spec.canonical), *pattern)
+    for chosen, match in rules:
+        label, conditions = chosen.rule, _conditions_text(match)
+        for phase, pattern in _phases(chosen):
+            spec = _foldable(_since(phase) + phase.use.canonical)
+            table.add_row(label, conditions, spec, *([pattern] if asked else []))
+            label = conditions = ""
     _print("valid", f"seed: {loaded.seed}", "", table)
     if taken:
         table = _table("tensor", "shape", "rule", "spec")
         for name, shape, chosen in taken:
-            table.add_row(name, _shape_text(shape), chosen.rule, _foldable(chosen.spec.canonical))
+            specs_ = "\n".join(
+                _foldable(_since(phase) + phase.use.canonical) for phase in chosen.plan.phases
+            )
+            table.add_row(name, _shape_text(shape), chosen.rule, specs_)
         _print("", table)
+
+
+def _phases(chosen: Resolution) -> list[tuple[Phase, str]]:
+    """What a rule's tensors take one after the other, each with its exchange pattern."""
+    return [
+        (phase, exchange_pattern(phase.use, phase.exchange or chosen.exchange))
+        for phase in chosen.plan.phases
+    ]
+
+
+def _plan_json(chosen: Resolution) -> dict[str, Any]:
+    (first, pattern), *later = _phases(chosen)
+    then = [
+        {
+            f"from_{phase.begin[0]}": phase.begin[1],
+            "spec": phase.use.canonical,
+            "exchange": pattern,
+            "state": phase.state,
+        }
+        for phase, pattern in later
+    ]
+    return {"spec": first.use.canonical, "exchange": pattern} | ({"then": then} if then else {})
+
+
+def _since(phase: Phase) -> str:
+    unit, begin = phase.begin
+    dropping = ", state dropped" if phase.state == "drop" else ""
+    return f"from {unit} {begin}{dropping}: " if unit else ""
 
 
 def _load(sources: Sequence[str], overrides: Sequence[str]) -> Config:

@@ -23,6 +23,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    RootModel,
     StrictInt,
     StrictStr,
     ValidationError,
@@ -42,6 +43,8 @@ __all__ = [
     "Compress",
     "Config",
     "Match",
+    "Phase",
+    "Plan",
     "Resolution",
     "Rule",
     "load_config",
@@ -66,24 +69,20 @@ FOREIGN_SECTIONS = frozenset(
 _SPEC = 'a spec string such as "residual|topk(ratio=0.01)"; `gradcomp list` shows the stages'
 
 
-class Resolution(NamedTuple):
-    """The spec a tensor takes with its exchange pattern, and what chose it.
-
-    ``rule`` is a key path (``compress.rules[0]``, ``compress.default``) or the name of a
-    default rule (``default rule: ndim <= 1``).
-    """
-
-    rule: str
-    spec: Spec
-    exchange: str = "auto"
-
-
 def _to_spec(value: object) -> Spec:
     if isinstance(value, Spec):
         return value
     if not isinstance(value, str):
         raise ValueError("not a string")
     return specs.parse(value)
+
+
+MOMENTUM_CORRECTION = "momentum_correction"
+"""The memory that applies the optimizer's momentum; then it must do so for every tensor."""
+
+
+def _corrects(spec: Spec) -> bool:
+    return spec.memory is not None and spec.memory.name == MOMENTUM_CORRECTION
 
 
 SpecField = Annotated[Spec, BeforeValidator(_to_spec)]
@@ -158,11 +157,150 @@ class Match(_Model):
         )
 
 
+class Phase(_Model):
+    """A spec, and from when on it holds; without ``from_step`` and ``from_epoch``, from the start.
+
+    Steps are those of the tensor: how often it was averaged before, in the whole training.
+    """
+
+    use: SpecField = Field(description=_SPEC)
+    from_step: StrictInt | None = Field(default=None, ge=1, description="an integer >= 1")
+    from_epoch: StrictInt | None = Field(default=None, ge=1, description="an integer >= 1")
+    exchange: Exchange | None = Field(
+        default=None, description=f"{_EXCHANGE}; that of the rule if left out"
+    )
+    state: Literal["carry", "drop"] = Field(
+        default="carry",
+        description="carry or drop: what becomes of the state of the spec before",
+    )
+
+    @property
+    def begin(self) -> tuple[str, int]:
+        """The unit, ``"step"`` or ``"epoch"``, and the number; ``("", 0)`` for the start."""
+        for unit, value in (("step", self.from_step), ("epoch", self.from_epoch)):
+            if value is not None:
+                return unit, value
+        return "", 0
+
+
+class Plan(RootModel[tuple[Phase, ...]]):
+    """What the tensors of a rule use: one spec, or several that follow one another.
+
+    In a configuration a spec, or a list of a spec and `Phase` s.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        if isinstance(value, list | tuple):
+            return [{"use": one} if isinstance(one, str | Spec) else one for one in value]
+        return [Phase(use=_to_spec(value))]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Plan:
+        if not self.phases:
+            raise ValueError("the list is empty")
+        first, *later = self.phases
+        if first.begin != ("", 0) or first.state != "carry":
+            raise ValueError("the first spec holds from the start: give it alone")
+        last = 0
+        for phase in later:
+            if (phase.from_step is None) == (phase.from_epoch is None):
+                raise ValueError(
+                    f"'{phase.use}' needs from_step or from_epoch, and not both, to say when it "
+                    "begins"
+                )
+            unit, begin = phase.begin
+            if unit != later[0].begin[0]:
+                raise ValueError("from_step and from_epoch do not mix: give all in one of them")
+            if begin <= last:
+                raise ValueError(
+                    f"from_{unit}: {begin} does not come after {last}: list them in order"
+                )
+            last = begin
+        memories = {spec.memory.text for spec in self.specs if spec.memory and _corrects(spec)}
+        if len(memories) > 1:
+            raise ValueError(
+                f"{' and '.join(sorted(memories))} differ, and the optimizer's momentum does not "
+                "change on the way: give one of them to all"
+            )
+        return self
+
+    @classmethod
+    def of(cls, spec: Spec) -> Plan:
+        """One spec from the start to the end."""
+        return cls((Phase(use=spec),))
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """In their order."""
+        return self.root
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """Those of the phases."""
+        return tuple(phase.use for phase in self.phases)
+
+    @property
+    def stateful(self) -> bool:
+        """Whether any of them keeps state between steps."""
+        return any(spec.stateful for spec in self.specs)
+
+    @property
+    def switches(self) -> bool:
+        """Whether there are several."""
+        return len(self.phases) > 1
+
+    @property
+    def by_epochs(self) -> bool:
+        """Whether the epoch decides which spec holds."""
+        return self.phases[-1].from_epoch is not None
+
+    def at(self, step: int, epoch: int) -> Phase:
+        """What holds in a step of an epoch, both counted from 0."""
+        now = epoch if self.by_epochs else step
+        return next(phase for phase in reversed(self.phases) if phase.begin[1] <= now)
+
+    @property
+    def canonical(self) -> str:
+        """One spec's canonical text, or those of all with their beginnings."""
+        texts = [self.phases[0].use.canonical]
+        for phase in self.phases[1:]:
+            unit, begin = phase.begin
+            texts.append(f"from {unit} {begin} {phase.use.canonical}")
+        return ", ".join(texts)
+
+    def __str__(self) -> str:
+        return self.canonical
+
+
+class Resolution(NamedTuple):
+    """What a tensor takes with its exchange pattern, and what chose it.
+
+    ``rule`` is a key path (``compress.rules[0]``, ``compress.default``) or the name of a
+    default rule (``default rule: ndim <= 1``).
+    """
+
+    rule: str
+    plan: Plan
+    exchange: Exchange = "auto"
+
+    @property
+    def spec(self) -> Spec:
+        """The spec of the first step."""
+        return self.plan.phases[0].use
+
+
+_PLAN = f"{_SPEC}; or a list of specs such as [fp16, {{from_step: 1000, use: bf16}}]"
+
+
 class Rule(_Model):
     """One entry of ``compress.rules``: tensors that ``match`` use the spec ``use``."""
 
     match: Match = Field(description='a mapping such as {name: "*.bias"}; {} takes every tensor')
-    use: SpecField = Field(description=_SPEC)
+    use: Plan = Field(description=_PLAN)
     exchange: Exchange | None = Field(
         default=None, description=f"{_EXCHANGE}; that of compress.exchange if left out"
     )
@@ -172,14 +310,10 @@ DEFAULT_BUCKET_BYTES = 4 * 2**20
 """Enough to hide what each exchange costs, and little enough to begin during the backward pass."""
 
 
-def _corrects_momentum(spec: Spec) -> bool:
-    return spec.memory is not None and spec.memory.name == MOMENTUM_CORRECTION
-
-
 class Compress(_Model):
     """The ``compress`` section: rules tried in order, then the default rules, then ``default``."""
 
-    default: SpecField = Field(description=_SPEC)
+    default: Plan = Field(description=_PLAN)
     rules: tuple[Rule, ...] = Field(default=(), description="a list of {match: ..., use: ...}")
     bucket_bytes: StrictInt = Field(
         default=DEFAULT_BUCKET_BYTES,
@@ -189,20 +323,29 @@ class Compress(_Model):
     exchange: Exchange = Field(default="auto", description=_EXCHANGE)
 
     @property
-    def choices(self) -> tuple[tuple[str, Spec, Exchange], ...]:
-        """Where a spec is written, the spec and its exchange: the default's, then the rules'."""
+    def plans(self) -> tuple[Resolution, ...]:
+        """What is written: the default, then the rules."""
         return (
-            ("compress.default", self.default, self.exchange),
+            Resolution("compress.default", self.default, self.exchange),
             *(
-                (f"compress.rules[{index}]", rule.use, rule.exchange or self.exchange)
+                Resolution(f"compress.rules[{index}]", rule.use, rule.exchange or self.exchange)
                 for index, rule in enumerate(self.rules)
             ),
         )
 
     @property
+    def choices(self) -> tuple[tuple[str, Spec, Exchange], ...]:
+        """Where a spec is written, the spec and its exchange, in the order of `plans`."""
+        return tuple(
+            (f"{rule}[{index}]" if plan.switches else rule, phase.use, phase.exchange or exchange)
+            for rule, plan, exchange in self.plans
+            for index, phase in enumerate(plan.phases)
+        )
+
+    @property
     def small(self) -> Spec:
         """What the tensors of the default rules take: none of them is compressed."""
-        memory = self.default.memory
+        memory = self.default.specs[0].memory
         if memory is None or memory.name != MOMENTUM_CORRECTION:
             return specs.parse("identity")
         return specs.parse(f"{memory.text}|identity")
@@ -218,8 +361,8 @@ class Compress(_Model):
     @model_validator(mode="after")
     def _momentum_everywhere(self) -> Compress:
         all_specs = [spec for _, spec, _ in self.choices]
-        with_it = [spec for spec in all_specs if _corrects_momentum(spec)]
-        without = [spec for spec in all_specs if not _corrects_momentum(spec)]
+        with_it = [spec for spec in all_specs if _corrects(spec)]
+        without = [spec for spec in all_specs if not _corrects(spec)]
         if with_it and without:
             raise ValueError(
                 f"'{with_it[0]}' applies the optimizer's momentum, so the optimizer must not, and "
@@ -231,9 +374,6 @@ class Compress(_Model):
 
 DEFAULT_RULES = {"ndim <= 1": Match(ndim=(0, 1)), "numel < 4096": Match(max_numel=4095)}
 """Tried in this order after ``compress.rules``: small tensors gain nothing from compression."""
-
-MOMENTUM_CORRECTION = "momentum_correction"
-"""The memory that applies the optimizer's momentum; then it must do so for every tensor."""
 
 
 class Config(_Model):
@@ -253,7 +393,7 @@ class Config(_Model):
 
         Raises SpecError when ``spec`` does not parse.
         """
-        return cls(version=VERSION, compress=Compress(default=_to_spec(spec)))
+        return cls(version=VERSION, compress=Compress(default=Plan.of(_to_spec(spec))))
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], *, source: str = "configuration") -> Config:
@@ -264,18 +404,18 @@ class Config(_Model):
         return _validate(mapping, lambda _: source)
 
     def spec_for(self, name: str, shape: tuple[int, ...]) -> Spec:
-        """The spec for the tensor ``name`` of ``shape``."""
+        """The spec for the tensor ``name`` of ``shape`` in the first step."""
         return self.resolve(name, shape).spec
 
     def resolve(self, name: str, shape: tuple[int, ...]) -> Resolution:
-        """The spec for the tensor ``name`` of ``shape``, with the rule that chose it."""
-        default, *choices = (Resolution(*choice) for choice in self.compress.choices)
-        for choice, rule in zip(choices, self.compress.rules, strict=True):
+        """What the tensor ``name`` of ``shape`` takes, with the rule that chose it."""
+        default, *plans = self.compress.plans
+        for plan, rule in zip(plans, self.compress.rules, strict=True):
             if rule.match.matches(name, shape):
-                return choice
+                return plan
         for label, match in DEFAULT_RULES.items():
             if match.matches(name, shape):
-                return Resolution(f"default rule: {label}", self.compress.small)
+                return Resolution(f"default rule: {label}", Plan.of(self.compress.small))
         return default
 
     @property
@@ -286,12 +426,18 @@ class Config(_Model):
     @property
     def momentum_correction(self) -> Stage | None:
         """The memory that applies the optimizer's momentum, if the default has it."""
-        return self.compress.default.memory if _corrects_momentum(self.compress.default) else None
+        first = self.compress.default.specs[0]
+        return first.memory if _corrects(first) else None
 
     @property
     def stateful(self) -> bool:
         """Whether any spec here keeps state between steps, which checkpoints must then hold."""
         return any(spec.stateful for spec in self.specs)
+
+    @property
+    def switches(self) -> bool:
+        """Whether any tensor's spec is followed by another one."""
+        return any(plan.switches for _, plan, _ in self.compress.plans)
 
     def digest_text(self) -> str:
         """Canonical one-line JSON of all that decides the bytes sent.
@@ -301,17 +447,17 @@ class Config(_Model):
         rules = [
             {
                 "match": rule.match.model_dump(exclude_none=True),
-                "use": rule.use.canonical,
+                "use": _digest(rule.use),
                 "exchange": exchange,
             }
             for rule, (_, _, exchange) in zip(
-                self.compress.rules, self.compress.choices[1:], strict=True
+                self.compress.rules, self.compress.plans[1:], strict=True
             )
         ]
         content = {
             "compress": {
                 "bucket_bytes": self.compress.bucket_bytes,
-                "default": self.compress.default.canonical,
+                "default": _digest(self.compress.default),
                 "exchange": self.compress.exchange,
                 "rules": rules,
             },
@@ -319,6 +465,14 @@ class Config(_Model):
             "version": self.version,
         }
         return json.dumps(content, sort_keys=True, separators=(",", ":"))
+
+
+def _digest(plan: Plan) -> str | list[dict[str, object]]:
+    if not plan.switches:
+        return plan.canonical
+    return [
+        {**phase.model_dump(exclude_none=True), "use": phase.use.canonical} for phase in plan.phases
+    ]
 
 
 def load_mapping(paths: Sequence[str | Path] = (), overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -373,7 +527,13 @@ def _explain(problem: Mapping[str, Any]) -> str:
 def _section(path: Sequence[object]) -> type[_Model]:
     """The model of the mapping at ``path``."""
     names = [part for part in path if isinstance(part, str)]
-    sections: dict[str, type[_Model]] = {"compress": Compress, "rules": Rule, "match": Match}
+    sections: dict[str, type[_Model]] = {
+        "compress": Compress,
+        "default": Phase,
+        "rules": Rule,
+        "match": Match,
+        "use": Phase,
+    }
     return sections[names[-1]] if names else Config
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,7 +14,7 @@ from gradcomp.batch import Correction, ToEncode
 from gradcomp.codec import Codec
 from gradcomp.errors import StateError
 from gradcomp.rounds import TensorKey
-from gradcomp.spec import Stage
+from gradcomp.spec import Spec, Stage
 
 __all__ = [
     "REPLICATED_KINDS",
@@ -29,6 +29,7 @@ __all__ = [
     "Source",
     "array_of",
     "make_memory",
+    "state_of",
 ]
 
 Arrays = dict[str, FloatArray]
@@ -42,6 +43,24 @@ REPLICATED_KINDS = ("powersgd_p", "powersgd_q")
 
 STATE_KINDS = ("residual", "momentum", *REPLICATED_KINDS)
 """What memories and algorithms keep: keys of `Pipeline.state_dict`."""
+
+
+def state_of(spec: Spec) -> dict[str, Hashable]:
+    """The kinds of state that a spec keeps.
+
+    Another spec can take over those for which it has an equal value here.
+    """
+    kinds: dict[str, Hashable] = {}
+    memory, algorithm = spec.memory, spec.algorithm
+    if memory is not None:
+        if memory.name != "signum":
+            kinds["residual"] = None
+        if memory.name != "residual":
+            kinds["momentum"] = memory.name
+    if algorithm is not None and algorithm.name == "powersgd":
+        kinds["residual"] = None
+        kinds.update(dict.fromkeys(REPLICATED_KINDS, str(algorithm.params["rank"])))
+    return kinds
 
 
 class Source(NamedTuple):
@@ -265,6 +284,20 @@ class MomentumCorrection:
             momentum[sent != 0] = 0.0
         _core.zero_nonfinite(velocity)
         _core.zero_nonfinite(momentum)
+
+    def settle(self, key: TensorKey, momentum: FloatArray) -> None:
+        """Go on from the ranks' average momentum, without a velocity; see `unsettled`."""
+        self._momenta[key.name] = momentum
+        del self._velocities[key.name]
+
+    def unsettled(self, key: TensorKey) -> tuple[FloatArray, FloatArray] | None:
+        """The velocity and the momentum of a tensor that was compressed before it went dense.
+
+        They are each rank's own; then `settle` must be told the average of the latter.
+        """
+        if key.name not in self._velocities:
+            return None
+        return array_of(self._velocities, key, "residual"), array_of(self._momenta, key, "momentum")
 
     def of_average(self, average: FloatArray, key: TensorKey) -> FloatArray:
         """What the optimizer should be given instead of a dense tensor's average: its momentum.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Hashable, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,11 +18,11 @@ from gradcomp.aggregators import (
 )
 from gradcomp.arrays import FloatArray
 from gradcomp.buckets import make_buckets
-from gradcomp.config import Config, Resolution
+from gradcomp.config import Config, Phase, Resolution
 from gradcomp.errors import ConfigError, StateError
-from gradcomp.memory import REPLICATED_KINDS, STATE_KINDS, Arrays, MemoryState
+from gradcomp.memory import REPLICATED_KINDS, STATE_KINDS, Arrays, MemoryState, state_of
 from gradcomp.rounds import BucketRound, Request, Round, TensorKey
-from gradcomp.spec import Spec
+from gradcomp.spec import Spec, parse
 from gradcomp.stats import Stats
 
 __all__ = ["STATE_VERSION", "Pipeline", "State"]
@@ -52,6 +52,8 @@ class Pipeline:
         self.stats = Stats()
         self._memory: MemoryState = {kind: {} for kind in STATE_KINDS}
         self._rounds: dict[str, int] = {}
+        # Whose state a tensor has: the spec of its last round.
+        self._specs: dict[str, str] = {}
         self._choices: dict[tuple[str, tuple[int, ...]], Resolution] = {}
         self._aggregators: dict[tuple[str, str], _Made] = {}
         self._dense = Dense()
@@ -60,7 +62,7 @@ class Pipeline:
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch begins, counted from 0; all ranks must, before its first step.
 
-        Only schedules that count epochs need it.
+        Only schedules, and specs that follow one another, need it where they count epochs.
         """
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}; it must be at least 0")
@@ -74,13 +76,28 @@ class Pipeline:
         Raises:
             ConfigError: a schedule counts epochs, and `set_epoch` was never called.
         """
+        return self._taken(name, shape).aggregator
+
+    def _taken(self, name: str, shape: tuple[int, ...]) -> _Taken:
         choice = self._choices.get((name, shape))
         if choice is None:
             choice = self._choices[name, shape] = self.config.resolve(name, shape)
-        spec = choice.spec
-        step = self._rounds.get(name, 0) if spec.scheduled else 0
-        found = self._made(spec, choice.exchange, step)
-        return found if found.takes(shape) else self._dense
+        step = self._rounds.get(name, 0)
+        if choice.plan.by_epochs:
+            self._check_epoch(choice.plan)
+        phase = choice.plan.at(step, self._epoch or 0)
+        spec = phase.use
+        found = self._made(spec, phase.exchange or choice.exchange, step)
+        if found.takes(shape):
+            return _Taken(phase, spec, found)
+        return _Taken(phase, _DENSE, self._dense)
+
+    def _check_epoch(self, what: object) -> None:
+        if self._epoch is None:
+            raise ConfigError(
+                f"'{what}' changes with the epoch, which nobody tells: call set_epoch(epoch) when "
+                "an epoch begins, or give the schedule in steps"
+            )
 
     def _made(self, spec: Spec, exchange: str, step: int) -> Aggregator:
         """The aggregator of a spec; of one with schedules, that of a step."""
@@ -88,11 +105,8 @@ class Pipeline:
         made = self._aggregators.get((spec.canonical, exchange))
         if made is not None and (not spec.scheduled or (made.step, made.epoch) == (step, epoch)):
             return made.aggregator
-        if spec.by_epochs and self._epoch is None:
-            raise ConfigError(
-                f"'{spec}' changes with the epoch, which nobody tells: call set_epoch(epoch) when "
-                "an epoch begins, or give the schedule in steps"
-            )
+        if spec.by_epochs:
+            self._check_epoch(spec)
         now = spec.at(step, epoch)
         if made is not None and made.canonical == now.canonical:
             aggregator = made.aggregator
@@ -103,8 +117,12 @@ class Pipeline:
         return aggregator
 
     def sends_dense(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether the tensor travels as it is, so that an engine may send it in its own dtype."""
-        return isinstance(self.aggregator(name, shape), Dense)
+        """Whether the tensor travels as it is, so that an engine may send it in its own dtype.
+
+        Not so where a spec before this one has left a part unsent, which goes along.
+        """
+        unsent = name in self._memory["residual"]
+        return not unsent and isinstance(self.aggregator(name, shape), Dense)
 
     def round(self, name: str, grad: FloatArray, dense_bytes: int | None = None) -> Round:
         """Start averaging one tensor; the requests it yields are counted in ``stats``.
@@ -116,8 +134,9 @@ class Pipeline:
         """
         self.stats.dense_bytes += grad.nbytes if dense_bytes is None else dense_bytes
         key = TensorKey(name, grad.shape, grad.size)
-        aggregator = self.aggregator(name, grad.shape)
-        return self._counted(aggregator.round(grad, key, self._next_step(name)))
+        taken = self._taken(name, grad.shape)
+        grad = self._hand_over(name, taken, grad)
+        return self._counted(taken.aggregator.round(grad, key, self._next_step(name)))
 
     def buckets(self, tensors: Mapping[str, tuple[int, ...]]) -> list[tuple[str, ...]]:
         """Which tensors `bucket_round` should average together.
@@ -160,13 +179,15 @@ class Pipeline:
             return _listed(self.round(name, grad, dense_bytes))
         members: list[Member] = []
         for name, grad in grads.items():
-            aggregator = self.aggregator(name, grad.shape)
+            taken = self._taken(name, grad.shape)
+            aggregator = taken.aggregator
             if not isinstance(aggregator, BucketAggregator) or (
                 members and aggregator.bucket != members[0].aggregator.bucket
             ):
                 raise ValueError(f"'{name}' does not belong in this bucket: average it by itself")
             key = TensorKey(name, grad.shape, grad.size)
-            members.append(Member(aggregator, grad, key, self._next_step(name)))
+            whole = self._hand_over(name, taken, grad)
+            members.append(Member(aggregator, whole, key, self._next_step(name)))
         if dense_bytes is None:
             dense_bytes = sum(grad.nbytes for grad in grads.values())
         self.stats.dense_bytes += dense_bytes
@@ -174,9 +195,41 @@ class Pipeline:
 
     def count_dense(self, name: str, nbytes: int) -> None:
         """Count a tensor that an engine sent by itself because `sends_dense`."""
+        if self._specs.get(name) != _DENSE.canonical:
+            self._forget(name, STATE_KINDS)
+            self._specs[name] = _DENSE.canonical
         self._next_step(name)
         self.stats.dense_bytes += nbytes
         self.stats.count("allreduce", nbytes)
+
+    def _hand_over(self, name: str, taken: _Taken, grad: FloatArray) -> FloatArray:
+        """Where the spec of a tensor's last round was another one, give its state to this one.
+
+        Returns the gradient, with what the last spec left unsent if this one keeps no residual.
+        """
+        before = self._specs.get(name)
+        now = taken.spec
+        if before == now.canonical:
+            return grad
+        self._specs[name] = now.canonical
+        if before is None:
+            return grad
+        old, new = state_of(parse(before)), state_of(now)
+        # Its own phase's state is also handed over where a tensor goes dense and comes back.
+        if taken.phase.state == "drop" and before != taken.phase.use.canonical:
+            new = {}
+        elif "residual" not in new:
+            unsent = self._memory["residual"].get(name)
+            if unsent is not None:
+                grad = grad + unsent.reshape(grad.shape)
+        self._forget(
+            name, [kind for kind in STATE_KINDS if kind not in new or new[kind] != old.get(kind)]
+        )
+        return grad
+
+    def _forget(self, name: str, kinds: Iterable[str]) -> None:
+        for kind in kinds:
+            self._memory[kind].pop(name, None)
 
     def _next_step(self, name: str) -> int:
         """How often the tensor was averaged before; counts this time."""
@@ -199,16 +252,17 @@ class Pipeline:
         """This rank's state: numbers, strings, and one float32 array per tensor with a memory.
 
         Keys: ``version``, ``rank``, ``world_size``, ``rounds`` (averages so far, by tensor name),
-        and the arrays of memories and algorithms, each by tensor name: ``residual`` (error
-        feedback; DGC's velocity), ``momentum`` (signum, momentum_correction), ``powersgd_p`` and
-        ``powersgd_q`` (PowerSGD's factors of rows and columns, one vector after the other). The
-        arrays are copies.
+        ``specs`` (that of the last one, by tensor name), and the arrays of memories and algorithms,
+        each by tensor name: ``residual`` (error feedback; DGC's velocity), ``momentum`` (signum,
+        momentum_correction), ``powersgd_p`` and ``powersgd_q`` (PowerSGD's factors of rows and
+        columns, one vector after the other). The arrays are copies.
         """
         return {
             "version": STATE_VERSION,
             "rank": self.rank,
             "world_size": self.world_size,
             "rounds": dict(self._rounds),
+            "specs": dict(self._specs),
             **{kind: _copies(arrays) for kind, arrays in self._memory.items()},
         }
 
@@ -262,14 +316,31 @@ class Pipeline:
                 for kind in STATE_KINDS
             }
         rounds: dict[str, int] = {}
+        taken: dict[str, str] = {}
         for one in states:
             for name, count in one["rounds"].items():
                 rounds[name] = max(rounds.get(name, 0), int(count))
+            taken.update(one["specs"])
         # The aggregators' memories hold these very dicts.
         for kind, arrays in self._memory.items():
             arrays.clear()
             arrays.update(memory[kind])
         self._rounds = rounds
+        self._specs = taken
+
+
+_DENSE = parse("identity")
+
+
+class _Taken(NamedTuple):
+    """What averages a tensor in its next round.
+
+    ``spec`` is that of the phase, or `_DENSE` where the tensor travels dense instead.
+    """
+
+    phase: Phase
+    spec: Spec
+    aggregator: Aggregator
 
 
 class _Made(NamedTuple):
@@ -286,7 +357,7 @@ def _listed(one: Round) -> BucketRound:
 
 
 def _check_state(state: Mapping[str, Any]) -> None:
-    missing = {"version", "rank", "world_size", "rounds", *STATE_KINDS} - set(state)
+    missing = {"version", "rank", "world_size", "rounds", "specs", *STATE_KINDS} - set(state)
     if missing:
         raise StateError(f"not a compressor state: it lacks {', '.join(sorted(missing))}")
     if state["version"] != STATE_VERSION:

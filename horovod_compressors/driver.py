@@ -104,10 +104,19 @@ class Collector:
     ) -> None:
         self._driver = driver
         self._pipeline = pipeline
-        self._buckets = pipeline.buckets(tensors)
-        self._bucket_of = {name: names for names in self._buckets for name in names}
+        self._tensors = tensors
+        self._group()
         self._waiting: dict[tuple[str, ...], _Waiting] = {}
         self._of_this_step: set[str] = set()
+
+    def _group(self) -> None:
+        self._buckets = self._pipeline.buckets(self._tensors)
+        self._bucket_of = {name: names for names in self._buckets for name in names}
+
+    def begin_step(self) -> None:
+        """Say that a step begins, before any of its gradients is averaged."""
+        if self._pipeline.config.switches:
+            self._group()
 
     def add(self, name: str, grad: FloatArray, dense_bytes: int) -> None:
         """Take a gradient, which must not change before `finish`.

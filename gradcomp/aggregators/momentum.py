@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gradcomp.aggregators.base import BucketAggregator, Member
 from gradcomp.aggregators.dense import dense_bucket
+from gradcomp.arrays import FloatArray
 from gradcomp.memory import MomentumCorrection
 from gradcomp.rounds import BucketRound
 
@@ -16,7 +17,8 @@ class DenseMomentum(BucketAggregator):
     """Gradients are averaged, and the momentum is applied to the average, the same on every rank.
 
     As in the authors' code of Deep Gradient Compression, for tensors that are not worth choosing
-    from, such as biases.
+    from, such as biases. Where a tensor was compressed before, its ranks' velocities and momenta
+    are averaged with its gradient once: the velocity is applied, and the momentum goes on.
     """
 
     def __init__(self, memory: MomentumCorrection) -> None:
@@ -25,8 +27,22 @@ class DenseMomentum(BucketAggregator):
 
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
         """See `BucketAggregator.bucket_round`."""
-        averages = yield from dense_bucket(name, members)
-        return [
-            self._memory.of_average(average, member.key)
-            for average, member in zip(averages, members, strict=True)
+        memory = self._memory
+        settling = [
+            member._replace(grad=array)
+            for member in members
+            for array in memory.unsettled(member.key) or ()
         ]
+        averages = yield from dense_bucket(name, [*members, *settling])
+        late = dict[str, FloatArray]()
+        rest = averages[len(members) :]
+        for member, velocity, momentum in zip(settling[::2], rest[::2], rest[1::2], strict=True):
+            memory.settle(member.key, momentum.copy())
+            late[member.key.name] = velocity
+        steps = []
+        for member, average in zip(members, averages, strict=False):
+            step = memory.of_average(average, member.key)
+            if member.key.name in late:
+                step += late[member.key.name]
+            steps.append(step)
+        return steps

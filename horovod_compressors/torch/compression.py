@@ -90,6 +90,19 @@ def _spec_value(value: float | int | bool | str) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _check_nameless(config: Config) -> None:
+    """Refuse what cannot do without the names of parameters."""
+    if config.stateful:
+        spec = next(spec for spec in config.specs if spec.stateful)
+        reason = f"'{spec}' keeps state between steps, by parameter name"
+    elif config.switches:
+        plan = next(plan for _, plan, _ in config.compress.plans if plan.switches)
+        reason = f"'{plan}' counts steps by parameter name"
+    else:
+        return
+    raise ConfigError(f"{reason}: pass named_parameters=model.named_parameters() to Compression")
+
+
 def _with_arrays(state: Mapping[str, Any]) -> Mapping[str, Any]:
     """A state with its tensors, wherever a checkpoint was loaded to, as numpy arrays."""
     arrays = {
@@ -149,15 +162,13 @@ class Compression(metaclass=_Codecs):
         process_set: Any = hvd.global_process_set,
     ) -> None:
         self.config = Config.from_spec(config) if isinstance(config, str) else config
-        stateful = [spec for spec in self.config.specs if spec.stateful]
-        if stateful and named_parameters is None:
-            raise ConfigError(
-                f"'{stateful[0]}' keeps state between steps, by parameter name: "
-                "pass named_parameters=model.named_parameters() to Compression"
-            )
+        if named_parameters is None:
+            _check_nameless(self.config)
         self.process_set = process_set
         self._names = ParameterNames(named_parameters)
         self._collector: Collector | None = None
+        # From a step's first gradient until the optimizer wants averages.
+        self._in_step = False
 
     @classmethod
     def from_config(
@@ -252,14 +263,17 @@ class Compression(metaclass=_Codecs):
                 "take real numbers; make the parameter real and use torch.view_as_complex on it"
             )
         collector = self._collector or self._first_use()
+        if not self._in_step:
+            self._in_step = True
+            collector.begin_step()
         name = self._names.find(tensor)
         shape = tuple(tensor.shape)
         aggregator = self.pipeline.aggregator(name or "", shape)
         if tensor.requires_grad:  # it is the parameter itself
-            spec = self.config.spec_for(name or "", shape)
-            if spec.stateful or not aggregator.linear:
+            plan = self.config.resolve(name or "", shape).plan
+            if plan.stateful or not aggregator.linear:
                 raise TypeError(
-                    f"op=Adasum does not work with '{spec}': Adasum combines parameter changes by "
+                    f"op=Adasum does not work with '{plan}': Adasum combines parameter changes by "
                     "their angles, which needs payloads that can be added, and no memory; use "
                     "op=Average, or a spec such as fp16"
                 )
@@ -285,6 +299,7 @@ class Compression(metaclass=_Codecs):
 
     def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         """The reduced gradient, from what Horovod made of `compress`'s tensor."""
+        self._in_step = False
         if ctx is _DENSE:
             return tensor
         if ctx is None:

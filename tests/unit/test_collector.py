@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from horovod_compressors.driver import Collector, Driver
 SHAPES = {"a": (40, 10), "b": (300,), "c": (20, 20), "d": (5,), "e": (100, 3)}
 
 
-def config(spec: str, bucket_bytes: int) -> Config:
+def config(spec: Any, bucket_bytes: int) -> Config:
     compress = {
         "default": spec,
         "rules": [{"match": {}, "use": spec}],
@@ -42,6 +43,7 @@ def train(
         random = np.random.default_rng([rank, 7])
         results = []
         for step in range(steps):
+            collector.begin_step()
             for name in random.permutation(names[step]).tolist():
                 collector.add(name, gradient(name, step, rank), 1)
             averages = {
@@ -67,6 +69,22 @@ def test_averages_are_those_of_single_tensors(spec: str, bucket_bytes: int) -> N
         for of_rank in results:
             for name, average in of_rank[step].items():
                 assert average.tobytes() == expected[name][0].tobytes()
+
+
+def test_buckets_follow_the_specs() -> None:
+    plan = ["sign", {"from_step": 1, "use": "residual|globaltopk(k=3)"}]
+    settings = config([*plan, {"from_step": 2, "use": "identity"}], 2000)
+    results, engines = train(settings, ALL)
+    loop = Loopback(settings, RANKS)
+    for step in range(3):
+        grads = {name: [gradient(name, step, rank) for rank in range(RANKS)] for name in SHAPES}
+        expected = loop.step(grads)
+        for of_rank in results:
+            for name, average in of_rank[step].items():
+                assert average.tobytes() == expected[name][0].tobytes()
+    for engine in engines:
+        assert sorted(engine.started[:2]) == ["b+1", "e+2"]
+        assert sorted(engine.started[-5:]) == sorted(SHAPES)
 
 
 def test_buckets_are_filled_from_the_last_tensor_on() -> None:
