@@ -5,7 +5,17 @@ from __future__ import annotations
 import horovod.torch as hvd
 import pytest
 from launch import CaseJob
-from workers import adasum, dgc, exchange, low_rank, options, process_sets, refusals, rounds
+from workers import (
+    adasum,
+    dgc,
+    exchange,
+    low_rank,
+    options,
+    process_sets,
+    refusals,
+    rounds,
+    schedules,
+)
 
 from gradcomp.errors import GradcompError
 from horovod_compressors.torch import Compression
@@ -42,6 +52,11 @@ def test_exchange(name: str, case: str, request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.parametrize("case", dgc.cases)
 def test_dgc(gloo2: CaseJob, case: str) -> None:
+    gloo2.check(case)
+
+
+@pytest.mark.parametrize("case", schedules.cases)
+def test_schedules(gloo2: CaseJob, case: str) -> None:
     gloo2.check(case)
 
 
