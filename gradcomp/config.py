@@ -35,6 +35,7 @@ from gradcomp import spec as specs
 from gradcomp.aggregators import EXCHANGES, exchange_refusal
 from gradcomp.compose import VERSION, KeyPath, compose, format_path
 from gradcomp.errors import ConfigError, SpecError
+from gradcomp.memory import MOMENTUM_CORRECTION
 from gradcomp.spec import Spec, Stage
 
 __all__ = [
@@ -75,10 +76,6 @@ def _to_spec(value: object) -> Spec:
     if not isinstance(value, str):
         raise ValueError("not a string")
     return specs.parse(value)
-
-
-MOMENTUM_CORRECTION = "momentum_correction"
-"""The memory that applies the optimizer's momentum; then it must do so for every tensor."""
 
 
 def _corrects(spec: Spec) -> bool:
@@ -321,6 +318,7 @@ class Compress(_Model):
         description="an integer >= 0: bytes of float32 gradients that travel together",
     )
     exchange: Exchange = Field(default="auto", description=_EXCHANGE)
+    policy: Literal["always", "auto"] = Field(default="always", description="always or auto")
 
     @property
     def plans(self) -> tuple[Resolution, ...]:
@@ -456,6 +454,7 @@ class Config(_Model):
         ]
         content = {
             "compress": {
+                "policy": self.compress.policy,
                 "bucket_bytes": self.compress.bucket_bytes,
                 "default": _digest(self.compress.default),
                 "exchange": self.compress.exchange,

@@ -17,6 +17,7 @@ from gradcomp.rounds import TensorKey
 from gradcomp.spec import Spec, Stage
 
 __all__ = [
+    "MOMENTUM_CORRECTION",
     "REPLICATED_KINDS",
     "STATE_KINDS",
     "Arrays",
@@ -37,6 +38,9 @@ Arrays = dict[str, FloatArray]
 
 MemoryState = dict[str, Arrays]
 """The arrays of all memories and algorithms, by kind."""
+
+MOMENTUM_CORRECTION = "momentum_correction"
+"""The memory that applies the optimizer's momentum; then it must do so for every tensor."""
 
 REPLICATED_KINDS = ("powersgd_p", "powersgd_q")
 """Of the kinds of state, those that are equal on all ranks."""
@@ -335,7 +339,7 @@ def make_memory(stage: Stage | None, state: MemoryState, world_size: int) -> Mem
     if stage is None:
         return NoMemory()
     params: Mapping[str, Any] = stage.params
-    if stage.name == "momentum_correction":
+    if stage.name == MOMENTUM_CORRECTION:
         velocities, momenta = state.setdefault("residual", {}), state.setdefault("momentum", {})
         return MomentumCorrection(params, velocities, momenta, world_size)
     if stage.name == "signum":

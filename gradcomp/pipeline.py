@@ -13,6 +13,7 @@ from gradcomp.aggregators import (
     BucketAggregator,
     Context,
     Dense,
+    DenseMomentum,
     Member,
     make_aggregator,
 )
@@ -21,6 +22,7 @@ from gradcomp.buckets import make_buckets
 from gradcomp.config import Config, Phase, Resolution
 from gradcomp.errors import ConfigError, StateError
 from gradcomp.memory import REPLICATED_KINDS, STATE_KINDS, Arrays, MemoryState, state_of
+from gradcomp.policy import COMPRESSED, DENSE, Decision, Group, Policy, alternatives
 from gradcomp.rounds import BucketRound, Request, Round, TensorKey
 from gradcomp.spec import Spec, parse
 from gradcomp.stats import Stats
@@ -58,6 +60,7 @@ class Pipeline:
         self._aggregators: dict[tuple[str, str], _Made] = {}
         self._dense = Dense()
         self._epoch: int | None = None
+        self._policy = Policy() if self.config.compress.policy == "auto" else None
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch begins, counted from 0; all ranks must, before its first step.
@@ -88,9 +91,77 @@ class Pipeline:
         phase = choice.plan.at(step, self._epoch or 0)
         spec = phase.use
         found = self._made(spec, phase.exchange or choice.exchange, step)
-        if found.takes(shape):
+        if not found.takes(shape):
+            return _Taken(phase, _DENSE, self._dense)
+        if (
+            self._policy is None
+            or isinstance(found, Dense | DenseMomentum)
+            or step < found.start_step
+        ):
             return _Taken(phase, spec, found)
-        return _Taken(phase, _DENSE, self._dense)
+        last = spec.at(_END, _END) if spec.scheduled else spec
+        key = last if spec.at(step, self._epoch or 0) == last else spec
+        group = Group.of(key, phase.exchange or choice.exchange, math.prod(shape))
+        chosen = self._policy.choice(group)
+        if chosen == COMPRESSED:
+            return _Taken(phase, spec, found, group)
+        others = alternatives(spec)
+        instead = others.get(chosen, others[DENSE])
+        return _Taken(phase, instead, self._made(instead, "auto", step), group)
+
+    @property
+    def measures(self) -> bool:
+        """Whether a policy measures, for which it takes averages into its own hands."""
+        return self._policy is not None
+
+    @property
+    def varies(self) -> bool:
+        """Whether another step may want other `buckets`."""
+        return self.measures or self.config.switches
+
+    def begin_step(
+        self, tensors: Mapping[str, tuple[int, ...]], now: float
+    ) -> Generator[Request, Any, tuple[Decision, ...]]:
+        """Say that a step begins, before any of its gradients is averaged.
+
+        Only the policy ``auto`` needs it; nothing travels with another one, and in a pipeline that
+        is never told, everything is compressed.
+
+        Args:
+            tensors: all that take part, by name, with their shapes.
+            now: seconds, by the clock of `record`.
+
+        Returns:
+            A round that returns what the policy decided now.
+        """
+        if self._policy is None:
+            return ()
+        before = set(self._policy.decisions)
+        groups = (self._taken(name, shape).group for name, shape in tensors.items())
+        yield from self._policy.begin_step([one for one in groups if one is not None], now)
+        self.stats.decisions = tuple(self._policy.decisions.values())
+        return tuple(one for one in self.stats.decisions if one.group not in before)
+
+    def measured(self, name: str, shape: tuple[int, ...]) -> Group | None:
+        """The group of a tensor, if the time of its exchange is wanted in this step; see `record`.
+
+        Then the groups must be averaged one after the other, with nothing else under way.
+        """
+        if self._policy is None or not self._policy.measured:
+            return None
+        group = self._taken(name, shape).group
+        return group if group in self._policy.measured else None
+
+    def record(self, group: Group, seconds: float) -> None:
+        """How long averaging the tensors of a group has taken in this step."""
+        assert self._policy is not None  # as `measured` says
+        self._policy.record(group, seconds)
+
+    def decide_again(self) -> None:
+        """Forget what the policy ``auto`` has decided, and measure anew; on all ranks at once."""
+        if self._policy is not None:
+            self._policy.restart()
+            self.stats.decisions = ()
 
     def _check_epoch(self, what: object) -> None:
         if self._epoch is None:
@@ -252,7 +323,8 @@ class Pipeline:
         """This rank's state: numbers, strings, and one float32 array per tensor with a memory.
 
         Keys: ``version``, ``rank``, ``world_size``, ``rounds`` (averages so far, by tensor name),
-        ``specs`` (that of the last one, by tensor name), and the arrays of memories and algorithms,
+        ``specs`` (that of the last one, by tensor name), ``decisions`` (of the policy ``auto``, see
+        `gradcomp.policy.Decision`), and the arrays of memories and algorithms,
         each by tensor name: ``residual`` (error feedback; DGC's velocity), ``momentum`` (signum,
         momentum_correction), ``powersgd_p`` and ``powersgd_q`` (PowerSGD's factors of rows and
         columns, one vector after the other). The arrays are copies.
@@ -263,6 +335,9 @@ class Pipeline:
             "world_size": self.world_size,
             "rounds": dict(self._rounds),
             "specs": dict(self._specs),
+            "decisions": [one.to_state() for one in self._policy.decisions.values()]
+            if self._policy is not None
+            else [],
             **{kind: _copies(arrays) for kind, arrays in self._memory.items()},
         }
 
@@ -327,20 +402,31 @@ class Pipeline:
             arrays.update(memory[kind])
         self._rounds = rounds
         self._specs = taken
+        if self._policy is not None:
+            # Figures of another number of ranks say nothing.
+            same = saved_size == self.world_size
+            kept = own[self.rank]["decisions"] if same else []
+            self._policy.restart(Decision.from_state(one) for one in kept)
+            self.stats.decisions = tuple(self._policy.decisions.values())
 
 
 _DENSE = parse("identity")
+
+# A step or an epoch in which all schedules have come to their ends.
+_END = 2**62
 
 
 class _Taken(NamedTuple):
     """What averages a tensor in its next round.
 
-    ``spec`` is that of the phase, or `_DENSE` where the tensor travels dense instead.
+    ``spec`` is that of the phase, or what the tensor takes instead; ``group`` is that of the
+    policy, for tensors about which it decides.
     """
 
     phase: Phase
     spec: Spec
     aggregator: Aggregator
+    group: Group | None = None
 
 
 class _Made(NamedTuple):
@@ -357,7 +443,8 @@ def _listed(one: Round) -> BucketRound:
 
 
 def _check_state(state: Mapping[str, Any]) -> None:
-    missing = {"version", "rank", "world_size", "rounds", "specs", *STATE_KINDS} - set(state)
+    keys = {"version", "rank", "world_size", "rounds", "specs", "decisions", *STATE_KINDS}
+    missing = keys - set(state)
     if missing:
         raise StateError(f"not a compressor state: it lacks {', '.join(sorted(missing))}")
     if state["version"] != STATE_VERSION:

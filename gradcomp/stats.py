@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from gradcomp.policy import Decision
+
 __all__ = ["Stats"]
 
 
@@ -17,12 +19,14 @@ class Stats:
             indices and frame headers included. An engine moves them on more than once; how often
             depends on its algorithm (a ring all-reduce of P bytes sends 2 (n-1)/n P per rank).
         dense_bytes: bytes that the same gradients have uncompressed.
+        decisions: what the policy ``auto`` has decided, group by group.
         steps: optimization steps so far (the largest number of rounds of any one tensor).
     """
 
     sent_bytes: Counter[str] = field(default_factory=Counter)
     dense_bytes: int = 0
     steps: int = 0
+    decisions: tuple[Decision, ...] = ()
 
     def count(self, kind: str, nbytes: int) -> None:
         """Count ``nbytes`` sent by a request of some kind."""

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from gradcomp.arrays import FloatArray
 from gradcomp.errors import ProtocolError
 from gradcomp.pipeline import Pipeline
-from gradcomp.rounds import Request
+from gradcomp.policy import Decision, Group
+from gradcomp.rounds import AllReduce, Request
 
 __all__ = ["Collector", "Driver", "Engine"]
+
+
+_Result = TypeVar("_Result")
 
 
 class Engine(Protocol):
@@ -59,8 +66,23 @@ class Driver:
             raise _came_twice(name)
         self._running[name] = _Running(one, members, self._engine.start(next(one)))
 
+    def run(self, one: Generator[Request, Any, _Result]) -> _Result:
+        """Run a round to its end at once; what it returns. Every rank must come here."""
+        reply = None
+        try:
+            while True:
+                reply = self._engine.finish(self._engine.start(one.send(reply)))
+        except StopIteration as stop:
+            result: _Result = stop.value
+            return result
+
     def finish(self, name: str) -> FloatArray:
         """The average of a started round; runs all started rounds to their ends."""
+        self.finish_all()
+        return self._averages.pop(name)
+
+    def finish_all(self) -> None:
+        """Run all started rounds to their ends."""
         try:
             while self._running:
                 self._advance()
@@ -68,7 +90,6 @@ class Driver:
             self._running.clear()
             self._averages.clear()
             raise
-        return self._averages.pop(name)
 
     def _advance(self) -> None:
         """One phase of every round."""
@@ -97,26 +118,40 @@ class Collector:
     Args:
         tensors: names and shapes of all parameters, in the order of the model: the same on every
             rank.
+        clock: seconds, for policies that measure.
     """
 
     def __init__(
-        self, driver: Driver, pipeline: Pipeline, tensors: Mapping[str, tuple[int, ...]]
+        self,
+        driver: Driver,
+        pipeline: Pipeline,
+        tensors: Mapping[str, tuple[int, ...]],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._driver = driver
+        self._clock = clock
         self._pipeline = pipeline
         self._tensors = tensors
         self._group()
         self._waiting: dict[tuple[str, ...], _Waiting] = {}
+        self._measured: dict[Group, dict[str, _Waiting]] = {}
         self._of_this_step: set[str] = set()
 
     def _group(self) -> None:
         self._buckets = self._pipeline.buckets(self._tensors)
         self._bucket_of = {name: names for names in self._buckets for name in names}
 
-    def begin_step(self) -> None:
-        """Say that a step begins, before any of its gradients is averaged."""
-        if self._pipeline.config.switches:
-            self._group()
+    def begin_step(self) -> tuple[Decision, ...]:
+        """Say that a step begins, before any of its gradients is averaged; every rank must.
+
+        Returns:
+            What a policy has decided now.
+        """
+        if not self._pipeline.varies:
+            return ()
+        decisions = self._driver.run(self._pipeline.begin_step(self._tensors, self._clock()))
+        self._group()
+        return decisions
 
     def add(self, name: str, grad: FloatArray, dense_bytes: int) -> None:
         """Take a gradient, which must not change before `finish`.
@@ -127,6 +162,11 @@ class Collector:
         if name in self._of_this_step:
             raise _came_twice(name)
         self._of_this_step.add(name)
+        shape = self._tensors.get(name)
+        group = None if shape is None else self._pipeline.measured(name, shape)
+        if group is not None:
+            self._measured.setdefault(group, {})[name] = _Waiting({name: grad}, dense_bytes)
+            return
         bucket = self._bucket_of.get(name, (name,))
         waiting = self._waiting.setdefault(bucket, _Waiting())
         waiting.grads[name] = grad
@@ -144,13 +184,33 @@ class Collector:
             for bucket in self._buckets:
                 if bucket in self._waiting:
                     self._start(bucket)
+            if self._measured:
+                self._measure()
             average = self._driver.finish(name)
         except BaseException:
             self._waiting.clear()
+            self._measured.clear()
             self._of_this_step.clear()
             raise
         self._of_this_step.discard(name)
         return average
+
+    def _measure(self) -> None:
+        """Average group by group, each by itself and from a common beginning."""
+        self._driver.finish_all()
+        for group, waiting in sorted(self._measured.items()):
+            shapes = {name: shape for name, shape in self._tensors.items() if name in waiting}
+            self._driver.run(_barrier())
+            began = self._clock()
+            for bucket in self._pipeline.buckets(shapes):
+                self._waiting[bucket] = _Waiting(
+                    {name: waiting[name].grads[name] for name in bucket},
+                    sum(waiting[name].dense_bytes for name in bucket),
+                )
+                self._start(bucket)
+            self._driver.finish_all()
+            self._pipeline.record(group, self._clock() - began)
+        self._measured.clear()
 
     def _start(self, bucket: tuple[str, ...]) -> None:
         waiting = self._waiting.pop(bucket)
@@ -160,6 +220,10 @@ class Collector:
         self._driver.start(
             label, self._pipeline.bucket_round(label, grads, waiting.dense_bytes), list(grads)
         )
+
+
+def _barrier() -> Generator[Request, Any, None]:
+    yield AllReduce("policy.begin", np.zeros(1, np.float32))
 
 
 def _came_twice(name: str) -> ProtocolError:

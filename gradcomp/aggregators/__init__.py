@@ -15,7 +15,7 @@ from gradcomp.aggregators.powersgd import PowerSGD
 from gradcomp.aggregators.reduce import NonlinearReduce, Reduce
 from gradcomp.aggregators.sra import Sra
 from gradcomp.codec import get_codec
-from gradcomp.memory import MomentumCorrection, make_memory
+from gradcomp.memory import MOMENTUM_CORRECTION, MomentumCorrection, make_memory
 from gradcomp.spec import Spec
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "BucketAggregator",
     "Context",
     "Dense",
+    "DenseMomentum",
     "Gather",
     "Member",
     "NonlinearReduce",
@@ -73,7 +74,7 @@ def exchange_pattern(spec: Spec, exchange: str = "auto") -> str:
     if codec.name == "identity":
         if not spec.stateful:
             return "dense"
-        if spec.memory is not None and spec.memory.name == "momentum_correction":
+        if spec.memory is not None and spec.memory.name == MOMENTUM_CORRECTION:
             return "reduce"  # of gradients, by `DenseMomentum`
     if exchange != "auto":
         return exchange

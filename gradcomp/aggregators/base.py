@@ -36,6 +36,9 @@ class Aggregator(ABC):
     """The round is a single `AllReduce` whose reply may be scaled: an engine may leave the request
     to its own all-reduce (and fuse it with others), and may sum instead of averaging."""
 
+    start_step = 0
+    """The first step in which tensors do not travel dense."""
+
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Whether it averages tensors of this shape; others travel dense."""
         return True

@@ -52,7 +52,7 @@ class PowerSGD(BucketAggregator):
         self._rank: int = params["rank"]
         self._iterations: int = params["iters_per_step"]
         self._min_rate: float = params["min_compression_rate"]
-        self._start_step: int = params["start_step"]
+        self.start_step = params["start_step"]
         self._method: str = params["orthogonalization"]
         self._paper = params["variant"] == "paper"
         self._warm_start: bool = params["warm_start"]
@@ -75,11 +75,11 @@ class PowerSGD(BucketAggregator):
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
         """See `BucketAggregator.bucket_round`."""
         averages: dict[str, FloatArray] = {}
-        dense = [member for member in members if member.step < self._start_step]
+        dense = [member for member in members if member.step < self.start_step]
         if dense:
             results = yield from dense_bucket(name, dense)
             averages.update(zip((member.key.name for member in dense), results, strict=True))
-        low_rank = [member for member in members if member.step >= self._start_step]
+        low_rank = [member for member in members if member.step >= self.start_step]
         if low_rank:
             # One array for all averages: of large ones the system gives large pages.
             _, parts = buffer([member.key.numel for member in low_rank])
@@ -90,7 +90,7 @@ class PowerSGD(BucketAggregator):
 
     def _open(self, member: Member, average: FloatArray) -> _Matrix:
         rows, cols = shape = matrix_shape(member.key.shape)
-        step = member.step - self._start_step
+        step = member.step - self.start_step
         residual = array_of(self._residuals, member.key, "residual").reshape(shape)
         rank = min(self._rank, rows, cols)
         grad = member.grad.reshape(shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from gradcomp.aggregators import exchange_pattern
 from gradcomp.errors import ConfigError, GradcompError, ProtocolError
 from gradcomp.memory import STATE_KINDS
 from gradcomp.pipeline import Pipeline
+from gradcomp.policy import Decision
 from gradcomp.rounds import AllReduce, Round
 from gradcomp.stats import Stats
 from horovod_compressors.driver import Collector, Driver
@@ -98,6 +100,8 @@ def _check_nameless(config: Config) -> None:
     elif config.switches:
         plan = next(plan for _, plan, _ in config.compress.plans if plan.switches)
         reason = f"'{plan}' counts steps by parameter name"
+    elif config.compress.policy == "auto":
+        reason = "the policy 'auto' decides by parameter name"
     else:
         return
     raise ConfigError(f"{reason}: pass named_parameters=model.named_parameters() to Compression")
@@ -227,6 +231,10 @@ class Compression(metaclass=_Codecs):
         """Bytes that this rank handed to collectives: headers, indices and tokens included."""
         return self.pipeline.stats
 
+    def decide_again(self) -> None:
+        """Forget what the policy ``auto`` has decided, and measure anew; on all ranks at once."""
+        self.pipeline.decide_again()
+
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, for its checkpoint: plain numbers, strings and CPU tensors.
 
@@ -265,13 +273,13 @@ class Compression(metaclass=_Codecs):
         collector = self._collector or self._first_use()
         if not self._in_step:
             self._in_step = True
-            collector.begin_step()
+            self._report(collector.begin_step())
         name = self._names.find(tensor)
         shape = tuple(tensor.shape)
         aggregator = self.pipeline.aggregator(name or "", shape)
         if tensor.requires_grad:  # it is the parameter itself
             plan = self.config.resolve(name or "", shape).plan
-            if plan.stateful or not aggregator.linear:
+            if plan.stateful or not aggregator.linear or self.pipeline.measures:
                 raise TypeError(
                     f"op=Adasum does not work with '{plan}': Adasum combines parameter changes by "
                     "their angles, which needs payloads that can be added, and no memory; use "
@@ -282,12 +290,17 @@ class Compression(metaclass=_Codecs):
                 f"'{self.config.spec_for('', shape)}' needs the parameter's name: use it in "
                 "hvd.DistributedOptimizer, or pass named_parameters to Compression"
             )
-        if self.pipeline.sends_dense(name or "", shape) and tensor.dtype in SUMMABLE_DTYPES:
+        measured = name is not None and self.pipeline.measured(name, shape) is not None
+        if (
+            not measured
+            and self.pipeline.sends_dense(name or "", shape)
+            and tensor.dtype in SUMMABLE_DTYPES
+        ):
             self.pipeline.count_dense(name or "", tensor.nbytes)
             return tensor.contiguous(), _DENSE
         gradient = tensor.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
         context = _Context(name or "", tensor.shape, tensor.dtype, tensor.device, None)
-        if aggregator.linear:
+        if aggregator.linear and not measured:
             context.round = self.pipeline.round(context.name, gradient, tensor.nbytes)
             request = next(context.round)
             assert isinstance(request, AllReduce)  # as linear rounds are
@@ -296,6 +309,11 @@ class Compression(metaclass=_Codecs):
         token = torch.ones(1, device=tensor.device)
         self.stats.count("token", token.nbytes)
         return token, context
+
+    def _report(self, decisions: Sequence[Decision]) -> None:
+        if self.pipeline.rank == 0:
+            for one in decisions:
+                print(f"gradcomp: policy auto: {one}", file=sys.stderr, flush=True)
 
     def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         """The reduced gradient, from what Horovod made of `compress`'s tensor."""

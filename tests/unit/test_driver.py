@@ -60,7 +60,8 @@ class Engine:
         requests = [posted[rank] for rank in range(self.board.ranks)]
         arrays = [one.array for one in requests if isinstance(one, AllReduce)]
         if arrays:
-            return sum(arrays[1:], arrays[0]) * np.float32(1 / len(arrays))
+            total = sum(arrays[1:], arrays[0])
+            return total * total.dtype.type(1 / len(arrays))
         return [one.frame for one in requests if isinstance(one, AllGather)]
 
 
