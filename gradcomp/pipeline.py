@@ -57,6 +57,8 @@ class Pipeline:
         # Whose state a tensor has: the spec of its last round.
         self._specs: dict[str, str] = {}
         self._choices: dict[tuple[str, tuple[int, ...]], Resolution] = {}
+        # What does not change from step to step, until a policy says so.
+        self._lasting: dict[tuple[str, tuple[int, ...]], _Taken] = {}
         self._aggregators: dict[tuple[str, str], _Made] = {}
         self._dense = Dense()
         self._epoch: int | None = None
@@ -82,10 +84,21 @@ class Pipeline:
         return self._taken(name, shape).aggregator
 
     def _taken(self, name: str, shape: tuple[int, ...]) -> _Taken:
-        choice = self._choices.get((name, shape))
-        if choice is None:
-            choice = self._choices[name, shape] = self.config.resolve(name, shape)
-        step = self._rounds.get(name, 0)
+        """What averages a tensor in its next round."""
+        taken = self._lasting.get((name, shape))
+        if taken is None:
+            choice = self._choices.get((name, shape))
+            if choice is None:
+                choice = self._choices[name, shape] = self.config.resolve(name, shape)
+            step = self._rounds.get(name, 0)
+            taken = self._taken_at(choice, shape, step)
+            if not (choice.plan.switches or taken.phase.use.scheduled) and (
+                self._policy is None or step >= taken.aggregator.start_step
+            ):
+                self._lasting[name, shape] = taken
+        return taken
+
+    def _taken_at(self, choice: Resolution, shape: tuple[int, ...], step: int) -> _Taken:
         if choice.plan.by_epochs:
             self._check_epoch(choice.plan)
         phase = choice.plan.at(step, self._epoch or 0)
@@ -137,8 +150,11 @@ class Pipeline:
         if self._policy is None:
             return ()
         before = set(self._policy.decisions)
+        idle = self._policy.idle
         groups = (self._taken(name, shape).group for name, shape in tensors.items())
         yield from self._policy.begin_step([one for one in groups if one is not None], now)
+        if not (idle and self._policy.idle):
+            self._lasting.clear()
         self.stats.decisions = tuple(self._policy.decisions.values())
         return tuple(one for one in self.stats.decisions if one.group not in before)
 
@@ -161,6 +177,7 @@ class Pipeline:
         """Forget what the policy ``auto`` has decided, and measure anew; on all ranks at once."""
         if self._policy is not None:
             self._policy.restart()
+            self._lasting.clear()
             self.stats.decisions = ()
 
     def _check_epoch(self, what: object) -> None:
@@ -406,6 +423,7 @@ class Pipeline:
             # Figures of another number of ranks say nothing.
             same = saved_size == self.world_size
             kept = own[self.rank]["decisions"] if same else []
+            self._lasting.clear()
             self._policy.restart(Decision.from_state(one) for one in kept)
             self.stats.decisions = tuple(self._policy.decisions.values())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,6 +104,7 @@ class Decision:
         )
 
 
+@lru_cache(maxsize=1024)
 def alternatives(spec: Spec) -> dict[str, Spec]:
     """What a spec may be replaced by, by choice.
 
@@ -154,6 +156,11 @@ class Policy:
             return self.decisions[group].choice
         trial = self._trial
         return COMPRESSED if trial is None or group not in trial.groups else trial.choice(group)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being measured."""
+        return self._trial is None
 
     @property
     def measured(self) -> tuple[Group, ...]:
