@@ -222,6 +222,7 @@ def check(
         _print_json(
             {
                 "seed": loaded.seed,
+                "policy": loaded.compress.policy,
                 "rules": [
                     {"rule": chosen.rule, "match": _conditions(match), **_plan_json(chosen)}
                     for chosen, match in rules
@@ -242,7 +243,8 @@ def check(
             spec = _foldable(_since(phase) + phase.use.canonical)
             table.add_row(label, conditions, spec, *([pattern] if asked else []))
             label = conditions = ""
-    _print("valid", f"seed: {loaded.seed}", "", table)
+    policy = ["policy: auto"] if loaded.compress.policy == "auto" else []
+    _print("valid", f"seed: {loaded.seed}", *policy, "", table)
     if taken:
         table = _table("tensor", "shape", "rule", "spec")
         for name, shape, chosen in taken:

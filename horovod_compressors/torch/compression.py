@@ -279,7 +279,12 @@ class Compression(metaclass=_Codecs):
         aggregator = self.pipeline.aggregator(name or "", shape)
         if tensor.requires_grad:  # it is the parameter itself
             plan = self.config.resolve(name or "", shape).plan
-            if plan.stateful or not aggregator.linear or self.pipeline.measures:
+            if self.pipeline.measures:
+                raise TypeError(
+                    "op=Adasum does not work with `compress.policy: auto`, which averages while it "
+                    "measures: use op=Average, or set compress.policy to always"
+                )
+            if plan.stateful or not aggregator.linear:
                 raise TypeError(
                     f"op=Adasum does not work with '{plan}': Adasum combines parameter changes by "
                     "their angles, which needs payloads that can be added, and no memory; use "

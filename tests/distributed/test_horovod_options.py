@@ -11,6 +11,7 @@ from workers import (
     exchange,
     low_rank,
     options,
+    policy,
     process_sets,
     refusals,
     rounds,
@@ -57,6 +58,11 @@ def test_dgc(gloo2: CaseJob, case: str) -> None:
 
 @pytest.mark.parametrize("case", schedules.cases)
 def test_schedules(gloo2: CaseJob, case: str) -> None:
+    gloo2.check(case)
+
+
+@pytest.mark.parametrize("case", policy.cases)
+def test_policy(gloo2: CaseJob, case: str) -> None:
     gloo2.check(case)
 
 

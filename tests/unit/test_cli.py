@@ -243,7 +243,10 @@ def test_check_shows_specs_that_follow_one_another() -> None:
 
 
 def test_check_takes_a_bare_spec_and_its_overrides() -> None:
+    assert "policy" not in run("check", "fp16")
+    assert "policy: auto" in run("check", "fp16", "--set", "compress.policy=auto")
     data = run_json("check", "fp16", "--set", "seed=9")
+    assert data["policy"] == "always"
     assert data["seed"] == 9
     assert data["rules"][-1]["spec"].startswith("fp16")
 

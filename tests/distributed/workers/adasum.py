@@ -17,6 +17,7 @@ from workers.harness import (
     refused,
 )
 
+from gradcomp import Config
 from horovod_compressors.torch import Compression
 
 cases = Cases()
@@ -66,3 +67,17 @@ def adasum_of_other_specs_is_refused() -> None:
             "op=Average",
             "fp16",
         )
+
+
+@cases
+def adasum_of_a_policy_that_measures_is_refused() -> None:
+    compress = {"default": "fp16", "policy": "auto"}
+    config = Config.from_mapping({"version": 1, "compress": compress})
+    params = parameters(LAYER)
+    optimizer(params, Compression(config, params.items()), op=hvd.Adasum)
+    refused(
+        partial(backward, params, gradients(params, 0)),
+        TypeError,
+        "op=Adasum does not work with `compress.policy: auto`",
+        "always",
+    )
