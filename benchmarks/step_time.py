@@ -1,10 +1,10 @@
-"""Step time on ResNet-50's shapes under Horovod, by compress.bucket_bytes: does the exchange hide
-behind the backward pass?
+"""Step time on a model's shapes under Horovod, of several configurations in turn.
 
-  horovodrun -np 2 python benchmarks/step_time.py 'powersgd(rank=4,start_step=0)' 4194304 1000000000
+  horovodrun -np 2 python benchmarks/step_time.py compress.default=identity \\
+      'compress.default=residual|topk(ratio=0.01) compress.policy=auto'
 
-The backward pass is a stand-in: products of square matrices before the gradient of each tensor,
-which is given. All settings run in one job, in turn.
+Each argument is a configuration: overrides with blanks between them. The backward pass is a
+stand-in: products of square matrices before the gradient of each tensor, which is given.
 """
 
 import argparse
@@ -15,11 +15,9 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from gradcomp import Config
-from gradcomp.shapes import model_shapes
+from gradcomp import load_config
+from gradcomp.shapes import MODELS, model_shapes
 from horovod_compressors.torch import Compression
-
-SHAPES = model_shapes("resnet50")
 
 
 class Layer(torch.autograd.Function):
@@ -43,17 +41,16 @@ class Layer(torch.autograd.Function):
 class Job:
     """A model with an optimizer of its own."""
 
-    def __init__(self, label: str, spec: str, bucket_bytes: int, products: int) -> None:
+    def __init__(self, setting: str, shapes: dict[str, tuple[int, ...]], products: int) -> None:
         random = torch.Generator().manual_seed(hvd.rank())
         self.weights = {
-            f"{label}.{name}": torch.nn.Parameter(torch.zeros(shape))
-            for name, shape in SHAPES.items()
+            f"{name} of {setting}": torch.nn.Parameter(torch.zeros(shape))
+            for name, shape in shapes.items()
         }
         self.grads = [torch.randn(w.shape, generator=random) for w in self.weights.values()]
         self.matrix = torch.randn(256, 256, generator=random)
         self.products = products
-        compress = {"default": spec, "bucket_bytes": bucket_bytes}
-        config = Config.from_mapping({"version": 1, "compress": compress})
+        config = load_config([], ["version=1", *setting.split()])
         compression = Compression(config, self.weights.items())
         sgd = torch.optim.SGD(self.weights.values(), lr=0.0)
         self.optimizer = hvd.DistributedOptimizer(
@@ -77,25 +74,25 @@ class Job:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("spec")
-    parser.add_argument("bucket_bytes", type=int, nargs="+")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("settings", nargs="+")
+    parser.add_argument("--model", choices=MODELS, default="resnet50")
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--warmup", type=int, default=2, help="steps before; 40 for a policy")
     parser.add_argument("--products", type=int, default=2, help="work before each gradient")
     options = parser.parse_args()
     hvd.init()
     torch.set_num_threads(1)
-    jobs = {
-        size: Job(str(size), options.spec, size, options.products) for size in options.bucket_bytes
-    }
-    for _ in range(options.steps + 2):  # the first ones allocate
+    shapes = dict(model_shapes(options.model))
+    jobs = {setting: Job(setting, shapes, options.products) for setting in options.settings}
+    for _ in range(options.warmup + options.steps):
         for job in jobs.values():
             job.step()
     if hvd.rank() == 0:
-        print(f"{'bucket_bytes':>14}{'median ms':>12}{'least ms':>12}")
-        for size, job in jobs.items():
-            seconds = job.seconds[2:]
+        print(f"{'median ms':>9}{'least ms':>9}  setting")
+        for setting, job in jobs.items():
+            seconds = job.seconds[options.warmup :]
             least, median = 1e3 * min(seconds), 1e3 * statistics.median(seconds)
-            print(f"{size:14}{median:12.1f}{least:12.1f}")
+            print(f"{median:9.1f}{least:9.1f}  {setting}")
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ class Pipeline:
         return self.measures or self.config.switches
 
     def begin_step(
-        self, tensors: Mapping[str, tuple[int, ...]], now: float
+        self, tensors: Mapping[str, tuple[int, ...]], ended: float, now: float
     ) -> Generator[Request, Any, tuple[Decision, ...]]:
         """Say that a step begins, before any of its gradients is averaged.
 
@@ -142,7 +142,8 @@ class Pipeline:
 
         Args:
             tensors: all that take part, by name, with their shapes.
-            now: seconds, by the clock of `record`.
+            ended: when the last average of the step before was there, in seconds.
+            now: by the same clock.
 
         Returns:
             A round that returns what the policy decided now.
@@ -152,7 +153,7 @@ class Pipeline:
         before = set(self._policy.decisions)
         idle = self._policy.idle
         groups = (self._taken(name, shape).group for name, shape in tensors.items())
-        yield from self._policy.begin_step([one for one in groups if one is not None], now)
+        yield from self._policy.begin_step([one for one in groups if one is not None], ended, now)
         if not (idle and self._policy.idle):
             self._lasting.clear()
         self.stats.decisions = tuple(self._policy.decisions.values())

@@ -66,8 +66,9 @@ class Decision:
         choice: ``"compressed"``, ``"dense"`` or ``"fp16"``.
         seconds: of all exchanges of the group in a step, one after the other, with encoding and
             decoding, by choice; the least of some steps, the mean over the ranks.
-        step_seconds: of whole steps, with this group and those decided with it dense, and as
-            chosen; medians, the mean over the ranks. None where dense won before.
+        step_seconds: of whole steps, from the first gradient to the last average, with this group
+            and those decided with it dense, and as chosen; medians, the mean over the ranks. None
+            where dense won before.
     """
 
     group: Group
@@ -175,12 +176,15 @@ class Policy:
         if counts:
             self._trial.exchanges.setdefault((group, name), []).append(seconds)
 
-    def begin_step(self, groups: Iterable[Group], now: float) -> Generator[Request, Any, None]:
+    def begin_step(
+        self, groups: Iterable[Group], ended: float, now: float
+    ) -> Generator[Request, Any, None]:
         """Say that a step begins; a round, as ranks may have to agree.
 
         Args:
             groups: those of the step, the same on every rank.
-            now: by the same clock as `record`, in seconds.
+            ended: when the last average of the step before was there, in seconds.
+            now: when the first gradient of this step was there, by the same clock.
         """
         undecided = sorted(set(groups) - self.decisions.keys())
         if not undecided:
@@ -192,7 +196,7 @@ class Policy:
         elif not trial.measuring:
             name, counts = trial.turn
             if counts:
-                trial.laps[name].append(now - self._began)
+                trial.laps[name].append(ended - self._began)
         trial.position += 1
         self._began = now
         if trial.position == len(_MEASURING):

@@ -130,6 +130,7 @@ class Collector:
     ) -> None:
         self._driver = driver
         self._clock = clock
+        self._ended = 0.0
         self._pipeline = pipeline
         self._tensors = tensors
         self._group()
@@ -149,7 +150,9 @@ class Collector:
         """
         if not self._pipeline.varies:
             return ()
-        decisions = self._driver.run(self._pipeline.begin_step(self._tensors, self._clock()))
+        decisions = self._driver.run(
+            self._pipeline.begin_step(self._tensors, self._ended, self._clock())
+        )
         self._group()
         return decisions
 
@@ -194,6 +197,10 @@ class Collector:
             raise
         self._of_this_step.discard(name)
         return average
+
+    def end_step(self) -> None:
+        """Say that averages of the step are there; the last call before the next step counts."""
+        self._ended = self._clock()
 
     def _measure(self) -> None:
         """Average group by group, each by itself and from a common beginning."""

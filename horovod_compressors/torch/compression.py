@@ -322,7 +322,13 @@ class Compression(metaclass=_Codecs):
 
     def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         """The reduced gradient, from what Horovod made of `compress`'s tensor."""
+        average = self._average(tensor, ctx)
         self._in_step = False
+        if self._collector is not None:
+            self._collector.end_step()
+        return average
+
+    def _average(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         if ctx is _DENSE:
             return tensor
         if ctx is None:

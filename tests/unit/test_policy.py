@@ -52,6 +52,7 @@ class Trial:
     def __init__(self, ranks: int = 2) -> None:
         self.policies = [Policy() for _ in range(ranks)]
         self.now = [100.0 * rank for rank in range(ranks)]
+        self.between = 8.0  # from the last average to the next step's first gradient
 
     def step(
         self,
@@ -60,14 +61,17 @@ class Trial:
         groups: list[Group] = GROUPS,
     ) -> None:
         run_rounds(
-            [one.begin_step(groups, now) for one, now in zip(self.policies, self.now, strict=True)]
+            [
+                one.begin_step(groups, now, now + self.between)
+                for one, now in zip(self.policies, self.now, strict=True)
+            ]
         )
         choices = [{group: one.choice(group) for group in groups} for one in self.policies]
         assert all(one == choices[0] for one in choices)
         for rank, one in enumerate(self.policies):
             for group in one.measured:
                 one.record(group, exchange(rank, group, choices[0][group]))
-            self.now[rank] += whole(choices[0])
+            self.now[rank] += self.between + whole(choices[0])
 
     def decided(self) -> list[dict[Group, Decision]]:
         return [one.decisions for one in self.policies]
@@ -263,7 +267,8 @@ class Job:
                         for name in random.permutation(list(SHAPES)).tolist()
                     }
                 )
-                self.pipelines[rank].clock.now += 0.1  # of computing
+                self.collectors[rank].end_step()
+                self.pipelines[rank].clock.now += random.uniform(0.0, 0.1)  # of computing
             return results
 
         results = on_all_ranks(rank_main)
@@ -399,7 +404,8 @@ def test_requests_of_the_policy_are_the_same_on_every_rank_whatever_it_measured(
     names = []
     for step in range(STEPS + 1):
         rounds = [
-            one.begin_step(GROUPS, float(step * (rank + 1))) for rank, one in enumerate(policies)
+            one.begin_step(GROUPS, step * (rank + 1), float(step))
+            for rank, one in enumerate(policies)
         ]
         requests = [next(one, None) for one in rounds]
         assert len({type(one) for one in requests}) == 1

@@ -26,7 +26,7 @@ cases = Cases()
 STEPS = 40
 """More than a decision takes."""
 
-BANDWIDTH = 5e6
+BANDWIDTH = 2.5e6
 """Bytes per second of the slow link."""
 
 
