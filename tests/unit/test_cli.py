@@ -221,16 +221,17 @@ def test_check_shows_exchanges_where_they_are_asked_for(config_file: str) -> Non
     assert [tensor["exchange"] for tensor in data["tensors"]] == ["sra", "dense"]
 
 
-def test_check_shows_specs_that_follow_one_another() -> None:
-    Path("s.yaml").write_text(
+def test_check_shows_specs_that_follow_one_another(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(
         "version: 1\ncompress:\n  default:\n    - fp16\n"
         "    - {from_step: 9, use: residual|sign, exchange: sra}\n"
         "    - {from_step: 20, use: powersgd, state: drop}\n"
     )
-    text = run("check", "s.yaml", "--tensor", "w=64x64")
+    text = run("check", str(path), "--tensor", "w=64x64")
     for part in ("from step 9:", "from step 20, state dropped:", "sra"):
         assert part in text
-    data = run_json("check", "s.yaml", "--tensor", "w=64x64")
+    data = run_json("check", str(path), "--tensor", "w=64x64")
     for row in (data["rules"][-1], data["tensors"][0]):
         assert row["spec"] == parse("fp16").canonical
         assert row["exchange"] == "reduce"
