@@ -156,6 +156,17 @@ def a_slow_link_makes_compression_pay_and_a_resumed_run_remembers() -> str:
 
 
 @cases
+def sums_are_sums_while_it_measures() -> None:
+    params = harness.parameters({"w": harness.MATRIX})
+    compression_ = Compression(config("residual|topk(k=5)"), params.items())
+    opt = harness.optimizer(params, compression_, op=hvd.Sum)
+    for step in range(3):  # dense at first
+        of_ranks = [harness.gradients(params, step, rank) for rank in range(hvd.size())]
+        (actual,) = harness.averages(opt, params, of_ranks[hvd.rank()]).values()
+        torch.testing.assert_close(actual, sum(next(iter(one.values())) for one in of_ranks))
+
+
+@cases
 def names_are_needed() -> None:
     """Also where no spec keeps state."""
     harness.refused(
