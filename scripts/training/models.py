@@ -60,13 +60,16 @@ class _Block(nn.Module):
 
 
 class ResNet20(nn.Module):
-    """ResNet-20 for 32x32 images (He et al., 2016, section 4.2), 269 722 parameters."""
+    """ResNet-20 for 32x32 images (He et al., 2016, section 4.2), 269 722 parameters.
 
-    def __init__(self, classes: int = 10) -> None:
+    Of one channel 269 434; the images may have any size from 4x4 on.
+    """
+
+    def __init__(self, classes: int = 10, channels: int = 3) -> None:
         """Make it with random weights (He et al., 2015)."""
         super().__init__()
         widths = (16, 16, 16, 16, 32, 32, 32, 64, 64, 64)
-        self.conv = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.conv = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(16)
         self.blocks = nn.Sequential(*(_Block(a, b) for a, b in itertools.pairwise(widths)))
         self.linear = nn.Linear(64, classes)

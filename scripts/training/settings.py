@@ -23,7 +23,7 @@ from gradcomp.errors import ConfigError
 
 __all__ = ["TASKS", "TrainSettings"]
 
-TASKS = ("digits-mlp", "digits-cnn", "cifar10-resnet20", "char-transformer")
+TASKS = ("digits-mlp", "digits-cnn", "digits-resnet20", "cifar10-resnet20", "char-transformer")
 
 
 def _number(value: object) -> object:
@@ -48,9 +48,9 @@ class TrainSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    task: Literal["digits-mlp", "digits-cnn", "cifar10-resnet20", "char-transformer"] = Field(
-        description=f"one of {', '.join(TASKS)}"
-    )
+    task: Literal[
+        "digits-mlp", "digits-cnn", "digits-resnet20", "cifar10-resnet20", "char-transformer"
+    ] = Field(description=f"one of {', '.join(TASKS)}")
     data_dir: Annotated[Path | None, BeforeValidator(_path)] = Field(
         None, description="the path of a folder (cifar10-resnet20 only)"
     )

@@ -30,6 +30,8 @@ def task_of(settings: TrainSettings) -> Task:
         return Task(digits_mlp, load_digits_images, ACCURACY)
     if settings.task == "digits-cnn":
         return Task(digits_cnn, load_digits_images, ACCURACY)
+    if settings.task == "digits-resnet20":
+        return Task(lambda classes: ResNet20(classes, 1), load_digits_images, ACCURACY)
     if settings.task == "char-transformer":
         file = settings.text_file
         return Task(

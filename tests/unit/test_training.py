@@ -3,6 +3,7 @@
 import itertools
 import pickle
 import socket
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +57,7 @@ def test_every_task_needs_only_its_name_and_data(task):
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
-        ("task", "mnist", "digits-mlp, digits-cnn, cifar10-resnet20, char-transformer"),
+        ("task", "mnist", "digits-mlp, digits-cnn, digits-resnet20, cifar10-resnet20"),
         ("epochs", 0, ">= 1"),
         ("epochs", 2.5, "an integer"),
         ("epochs", "many", "an integer"),
@@ -412,6 +413,7 @@ def test_the_transformer_fits_its_text(tmp_path):
         (digits_mlp, (1, 8, 8), 301_066),
         (digits_cnn, (1, 8, 8), 151_306),
         (ResNet20, (3, 32, 32), 269_722),
+        (partial(ResNet20, channels=1), (1, 8, 8), 269_434),
     ],
 )
 def test_models(make, shape, parameters):
