@@ -16,9 +16,10 @@ import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -31,7 +32,7 @@ from pydantic import (
 )
 
 from gradcomp import spec as specs
-from gradcomp.aggregators import EXCHANGES, exchange_refusal
+from gradcomp.aggregators import EXCHANGES, exchange_refusal, pattern_between_nodes
 from gradcomp.compose import VERSION, KeyPath, compose, format_path
 from gradcomp.errors import ConfigError, SpecError
 from gradcomp.spec import Spec, Stage
@@ -88,7 +89,14 @@ def _to_spec(value: object) -> Spec:
 
 SpecField = Annotated[Spec, BeforeValidator(_to_spec)]
 
-Exchange = Literal["auto", "reduce", "gather", "sra"]
+
+def _exchange(value: str) -> str:
+    if value not in EXCHANGES:
+        raise ValueError("unknown")
+    return value
+
+
+Exchange = Annotated[StrictStr, AfterValidator(_exchange)]
 
 _EXCHANGE = ", ".join(EXCHANGES[:-1]) + f" or {EXCHANGES[-1]}"
 
@@ -187,6 +195,12 @@ class Compress(_Model):
         description="an integer >= 0: bytes of float32 gradients that travel together",
     )
     exchange: Exchange = Field(default="auto", description=_EXCHANGE)
+    ranks_per_node: StrictInt | None = Field(
+        default=None,
+        ge=1,
+        description="an integer >= 1: consecutive ranks that two_level takes for a node, instead "
+        "of those of a machine",
+    )
 
     @property
     def choices(self) -> tuple[tuple[str, Spec, Exchange], ...]:
@@ -198,6 +212,11 @@ class Compress(_Model):
                 for index, rule in enumerate(self.rules)
             ),
         )
+
+    @property
+    def two_level(self) -> bool:
+        """Whether any gradients are averaged inside nodes first."""
+        return any(pattern_between_nodes(exchange) is not None for *_, exchange in self.choices)
 
     @property
     def small(self) -> Spec:
@@ -308,12 +327,14 @@ class Config(_Model):
                 self.compress.rules, self.compress.choices[1:], strict=True
             )
         ]
+        nodes = self.compress.ranks_per_node
         content = {
             "compress": {
                 "bucket_bytes": self.compress.bucket_bytes,
                 "default": self.compress.default.canonical,
                 "exchange": self.compress.exchange,
                 "rules": rules,
+                **({} if nodes is None else {"ranks_per_node": nodes}),
             },
             "seed": self.seed,
             "version": self.version,

@@ -5,7 +5,17 @@ from __future__ import annotations
 import horovod.torch as hvd
 import pytest
 from launch import CaseJob
-from workers import adasum, dgc, exchange, low_rank, options, process_sets, refusals, rounds
+from workers import (
+    adasum,
+    dgc,
+    exchange,
+    low_rank,
+    options,
+    process_sets,
+    refusals,
+    rounds,
+    two_level,
+)
 
 from gradcomp.errors import GradcompError
 from horovod_compressors.torch import Compression
@@ -36,6 +46,13 @@ def test_low_rank(name: str, case: str, request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize("case", exchange.cases)
 @pytest.mark.parametrize("name", ["gloo2", "gloo3", "mpi2"])
 def test_exchange(name: str, case: str, request: pytest.FixtureRequest) -> None:
+    job: CaseJob = request.getfixturevalue(name)
+    job.check(case)
+
+
+@pytest.mark.parametrize("case", two_level.cases)
+@pytest.mark.parametrize("name", ["gloo4", "mpi4"])
+def test_two_level(name: str, case: str, request: pytest.FixtureRequest) -> None:
     job: CaseJob = request.getfixturevalue(name)
     job.check(case)
 

@@ -278,7 +278,8 @@ REFUSALS: dict[str, tuple[object, str]] = {
     "no residual": (without("residual"), "not a compressor state: it lacks residual"),
     "something else": (
         {"model": {}},
-        "it lacks momentum, powersgd_p, powersgd_q, rank, residual, rounds, version, world_size",
+        "it lacks momentum, powersgd_p, powersgd_q, rank, ranks_per_node, residual, rounds, "
+        "version, world_size",
     ),
 }
 

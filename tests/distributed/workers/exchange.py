@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import horovod.torch as hvd
 import numpy as np
 import torch
@@ -30,12 +32,14 @@ VOTES = {"vote": "signsgd_mv", "signum_vote": "signum|signsgd_mv(ties=plus)"}
 SHAPES = {"matrix": (70, 81), "vector": (5000,), "few": (40,), "one": (1,), "empty": (0,)}
 
 
-def check(config: Config) -> dict[str, int]:
+def check(
+    config: Config,
+    names: Iterable[str] = (*SPECS, *VOTES, "auto"),
+    of_each: Mapping[str, tuple[int, ...]] = SHAPES,
+) -> dict[str, int]:
     """Averages are those of the loopback, in any order of arrival; what each kind of request
     sent."""
-    shapes = {
-        f"{name}.{shape}": SHAPES[shape] for name in [*SPECS, *VOTES, "auto"] for shape in SHAPES
-    }
+    shapes = {f"{name}.{shape}": of_each[shape] for name in names for shape in of_each}
     params = harness.parameters(shapes)
     compression = Compression(config, params.items())
     opt = harness.optimizer(params, compression)
