@@ -32,7 +32,7 @@ from pydantic import (
 )
 
 from gradcomp import spec as specs
-from gradcomp.aggregators import EXCHANGES, exchange_refusal, pattern_between_nodes
+from gradcomp.aggregators import EXCHANGES, FLAT_EXCHANGES, exchange_refusal, pattern_between_nodes
 from gradcomp.compose import VERSION, KeyPath, compose, format_path
 from gradcomp.errors import ConfigError, SpecError
 from gradcomp.spec import Spec, Stage
@@ -98,7 +98,7 @@ def _exchange(value: str) -> str:
 
 Exchange = Annotated[StrictStr, AfterValidator(_exchange)]
 
-_EXCHANGE = ", ".join(EXCHANGES[:-1]) + f" or {EXCHANGES[-1]}"
+_EXCHANGE = f"{', '.join(FLAT_EXCHANGES)}, two_level, or two_level(PATTERN) such as {EXCHANGES[-2]}"
 
 
 class _Model(BaseModel):

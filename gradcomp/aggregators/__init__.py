@@ -13,6 +13,7 @@ from gradcomp.aggregators.majority_vote import MajorityVote
 from gradcomp.aggregators.momentum import DenseMomentum
 from gradcomp.aggregators.powersgd import PowerSGD
 from gradcomp.aggregators.reduce import NonlinearReduce, Reduce
+from gradcomp.aggregators.sparse_allreduce import SparseAllReduce
 from gradcomp.aggregators.sra import Sra
 from gradcomp.aggregators.two_level import two_level
 from gradcomp.codec import get_codec
@@ -22,6 +23,7 @@ from gradcomp.spec import Spec
 __all__ = [
     "ALGORITHMS",
     "EXCHANGES",
+    "FLAT_EXCHANGES",
     "Aggregator",
     "Algorithm",
     "BucketAggregator",
@@ -59,9 +61,10 @@ ALGORITHMS: dict[str, Algorithm] = {
 """By the name of the stage."""
 
 
-_FLAT = ("auto", "reduce", "gather", "sra")
+FLAT_EXCHANGES = ("auto", "reduce", "gather", "sra", "sparse_allreduce")
+"""Patterns in which all ranks are alike."""
 
-EXCHANGES = (*_FLAT, "two_level", *(f"two_level({flat})" for flat in _FLAT[1:]))
+EXCHANGES = (*FLAT_EXCHANGES, "two_level", *(f"two_level({flat})" for flat in FLAT_EXCHANGES[1:]))
 """What a configuration may ask for; "auto" is "reduce" for summable codecs, "gather" for others,
 also between nodes, where nothing else is said."""
 
@@ -74,8 +77,8 @@ def pattern_between_nodes(exchange: str) -> str | None:
 
 
 def exchange_pattern(spec: Spec, exchange: str = "auto") -> str:
-    """How gradients of this spec travel: "dense", "algorithm", "reduce", "gather", "sra", or one
-    of the last four between nodes: "two_level(gather)".
+    """How gradients of this spec travel: "dense", "algorithm", "reduce", "gather", "sra",
+    "sparse_allreduce", or one of the last five between nodes: "two_level(gather)".
 
     Args:
         exchange: one of `EXCHANGES`, which says nothing about specs that do not compress.
@@ -113,7 +116,7 @@ def exchange_refusal(spec: Spec, exchange: str) -> str | None:
             f"'{spec}' has exchanges of its own; give its rule `exchange: auto`, or two_level "
             "for nodes of several ranks"
         )
-    if pattern not in ("reduce", "sra"):
+    if pattern == "dense":
         return None
     codec = get_codec(spec.at(0, 0).codec)
     if pattern == "reduce" and "summable" not in codec.caps:
@@ -121,8 +124,10 @@ def exchange_refusal(spec: Spec, exchange: str) -> str | None:
     if pattern == "sra" and "shares" in codec.caps:
         return (
             f"'{codec.name}' chooses among all elements that travel together, and sra cuts them "
-            "into chunks; take gather, or topk"
+            "into chunks; take gather, sparse_allreduce, or topk"
         )
+    if pattern == "sparse_allreduce" and "sparse" not in codec.caps:
+        return f"'{codec.name}' sends all elements, and it adds up chosen ones; take sra"
     return None
 
 
@@ -146,4 +151,6 @@ def make_aggregator(spec: Spec, context: Context, exchange: str = "auto") -> Agg
         return kind(codec, memory, context.seed)
     if pattern == "sra":
         return Sra(codec, memory, context)
+    if pattern == "sparse_allreduce":
+        return SparseAllReduce(spec, memory, context)
     return Gather(codec, memory, context.seed, context.rank)

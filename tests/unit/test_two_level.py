@@ -71,11 +71,13 @@ def of_nodes(grads: dict[str, list[FloatArray]], size: int) -> dict[str, list[Fl
 def patterns(spec: str) -> list[str]:
     """What may be asked for between nodes."""
     asked = ["two_level", "two_level(gather)", "two_level(sra)", "two_level(reduce)"]
+    if spec.startswith("topk"):
+        asked.insert(2, "two_level(sparse_allreduce)")
     if spec in ALGORITHMS:
         return asked[:1]
     if spec.startswith("globaltopk"):
         return asked[:2]
-    return asked if exchange_pattern(parse(spec)) == "reduce" else asked[:3]
+    return asked if exchange_pattern(parse(spec)) == "reduce" else asked[:-1]
 
 
 @pytest.mark.parametrize(("ranks", "size"), [(4, 2), (6, 3)])
@@ -224,10 +226,10 @@ def test_ranks_per_node_of_the_engine_and_of_the_configuration() -> None:
     ("spec", "exchange", "says"),
     [
         ("topk(k=5)", "two_level(reduce)", "payloads of 'topk' cannot be added"),
-        ("globaltopk(ratio=0.1)", "two_level(sra)", "take gather, or topk"),
+        ("globaltopk(ratio=0.1)", "two_level(sra)", "take gather, sparse_allreduce, or topk"),
         ("powersgd", "two_level(gather)", "give its rule `exchange: auto`, or two_level"),
-        ("topk(k=5)", "two_level(auto)", "two_level(gather)"),
-        ("topk(k=5)", "two_level(two_level)", "two_level(gather)"),
+        ("topk(k=5)", "two_level(auto)", "or two_level(PATTERN) such as two_level(sra)"),
+        ("topk(k=5)", "two_level(two_level)", "got 'two_level(two_level)'"),
     ],
 )
 def test_what_cannot_be(spec: str, exchange: str, says: str) -> None:
@@ -292,7 +294,7 @@ def test_a_damaged_frame_of_a_node_is_named() -> None:
     back = one.send(None)
     assert back.data.size == 0
     sizes = np.array([gather.frame.size, gather.frame.size - 1], "<u8").view(np.uint8)
-    with pytest.raises(WireError, match="between nodes, each of them a rank: .* rank 1"):
+    with pytest.raises(WireError, match=r"between nodes, each of them a rank: .* rank 1"):
         one.send(np.concatenate([sizes, gather.frame, gather.frame[:-1]]))
 
 

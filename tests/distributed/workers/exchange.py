@@ -90,6 +90,20 @@ def chunks_of_single_tensors() -> dict[str, int]:
 
 
 @cases
+def sums_of_chosen_elements() -> dict[str, int]:
+    specs = {
+        "topk": "residual|topk(ratio=0.02)",
+        "sampled": "residual(beta=0.9)|sampled_topk(ratio=0.05)",
+        "half": "topk(ratio=0.02,values=fp16)",
+        "random": "signum|randomk(ratio=0.05)",
+    }
+    rules = [{"match": {"name": f"*.{name}.*"}, "use": spec} for name, spec in specs.items()]
+    sent = check(config_of(exchange="sparse_allreduce", rules=rules), specs)
+    assert {"alltoall", "allgather", "token"} <= set(sent)
+    return sent
+
+
+@cases
 def summable_codecs_that_are_not_added() -> None:
     """fp16 by sra and by gather: no float16 sum overflows."""
     for exchange in ("gather", "sra"):

@@ -21,6 +21,7 @@ cases = Cases()
 SPECS = {
     "topk": ("two_level", "residual|topk(ratio=0.02)"),
     "int8": ("two_level(sra)", "residual|int8"),
+    "sums": ("two_level(sparse_allreduce)", "residual|topk(ratio=0.1)"),
     "qsgd": ("two_level(gather)", "residual(beta=0.9)|qsgd(levels=7)"),
     "fp16": ("two_level", "residual|fp16"),
     "randomk": ("two_level(reduce)", "randomk(ratio=0.1)"),
