@@ -213,10 +213,12 @@ def check(
     taken = [
         (name, shape, loaded.resolve(name, shape)) for name, shape in map(_named_shape, tensors)
     ]
+    nodes = loaded.compress.ranks_per_node
     if as_json:
         _print_json(
             {
                 "seed": loaded.seed,
+                "ranks_per_node": nodes,
                 "rules": [
                     {
                         "rule": rule,
@@ -245,7 +247,8 @@ def check(
     for rule, match, spec, exchange in rules:
         pattern = [exchange_pattern(spec, exchange)] if asked else []
         table.add_row(rule, _conditions_text(match), _foldable(spec.canonical), *pattern)
-    _print("valid", f"seed: {loaded.seed}", "", table)
+    layout = [] if nodes is None else [f"ranks per node: {nodes}"]
+    _print("valid", f"seed: {loaded.seed}", *layout, "", table)
     if taken:
         table = _table("tensor", "shape", "rule", "spec")
         for name, shape, chosen in taken:
@@ -555,6 +558,7 @@ def simulate(
         "",
         table,
         "",
+        *([f"inside nodes: {result.node_bytes:,.0f} bytes"] if result.node_bytes else []),
         f"vNMSE of the average: {result.vnmse:.3g}",
         f"time: {result.seconds_per_step:.3g} s/step for all workers, one after the other",
     )
