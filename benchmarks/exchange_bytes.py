@@ -1,7 +1,8 @@
 """Bytes that a rank receives for one average, by exchange pattern and number of ranks.
 
 Frames are counted as the loopback delivers them, those of the rank itself left out. Of an
-all-reduce of P bytes a rank receives 2 (n - 1) / n P, as in a ring.
+all-reduce of P bytes a rank receives 2 (n - 1) / n P, as in a ring. With two_level it is what the
+first rank of a node receives from other nodes: all that enters the node.
 """
 
 from __future__ import annotations
@@ -31,73 +32,105 @@ ROWS = [
     ("int8", "sra"),
     ("topk(ratio=0.01)", "gather"),
     ("topk(ratio=0.01)", "sra"),
+    ("topk(ratio=0.01)", "sparse_allreduce"),
     ("sign", "gather"),
     ("sign", "sra"),
     ("signsgd_mv", "auto"),
 ]
+TWO_LEVEL = [
+    ("fp16", "two_level(reduce)"),
+    ("int8", "two_level(gather)"),
+    ("int8", "two_level(sra)"),
+    ("topk(ratio=0.01)", "two_level(gather)"),
+    ("topk(ratio=0.01)", "two_level(sra)"),
+    ("topk(ratio=0.01)", "two_level(sparse_allreduce)"),
+]
+RANKS_PER_NODE = (2, 4)
+
+Row = tuple[str, str, int]
+"""A spec, its exchange, and the ranks in a node."""
 
 
 def received(
     inner: Generator[Request, Any, FloatArray], pipeline: Pipeline, nbytes: list[float]
 ) -> Generator[Request, Any, FloatArray]:
-    """The round itself; adds up what it receives from other ranks."""
-    rank, ranks = pipeline.rank, pipeline.world_size
+    """The round itself; adds up what it receives from other ranks, those of its node left out."""
     try:
         request = next(inner)
         while True:
             reply = yield request
-            if isinstance(request, AllReduce):
-                nbytes[rank] += 2 * (ranks - 1) / ranks * request.nbytes
+            rank, ranks = pipeline.rank, pipeline.world_size
+            if request.group == "leaders":
+                rank, ranks = pipeline.node.index, pipeline.node.count
+            if reply is None or request.group == "node":
+                pass
+            elif isinstance(request, AllReduce):
+                nbytes[pipeline.rank] += 2 * (ranks - 1) / ranks * request.nbytes
             else:
-                nbytes[rank] += sum(part.nbytes for i, part in enumerate(reply) if i != rank)
+                others = (part for i, part in enumerate(reply) if i != rank)
+                nbytes[pipeline.rank] += sum(part.nbytes for part in others)
             request = inner.send(reply)
     except StopIteration as stop:
         average: FloatArray = stop.value
         return average
 
 
-def measure(spec: str, exchange: str, ranks: int) -> tuple[float, float]:
+def measure(row: Row, ranks: int, *, uneven: bool = False) -> tuple[float, float]:
     """Bytes that the rank with most of them receives, and the vNMSE of the average.
 
-    Gradients are standard normal, half of their variance shared by all ranks.
+    Gradients are standard normal, half of their variance shared by all ranks; uneven ones are 50
+    times as large in the first of 64 parts.
     """
-    compress = {"default": spec, "exchange": exchange}
+    spec, exchange, ranks_per_node = row
+    compress = {"default": spec, "exchange": exchange, "ranks_per_node": ranks_per_node}
     config = Config.from_mapping({"version": 1, "compress": compress})
     rng = np.random.default_rng(0)
     shared = rng.standard_normal(SHAPE, np.float32)
-    grads = [
-        np.float32(0.5**0.5) * (shared + rng.standard_normal(SHAPE, np.float32))
-        for _ in range(ranks)
-    ]
+    scale = np.full((SHAPE[0], 1), 0.5**0.5, np.float32)
+    if uneven:
+        scale[: SHAPE[0] // 64] *= 50
+    grads = [scale * (shared + rng.standard_normal(SHAPE, np.float32)) for _ in range(ranks)]
     pipelines = [Pipeline(config, rank, ranks) for rank in range(ranks)]
     nbytes = [0.0] * ranks
     averages = run_rounds(
         [
             received(one.round("w", grad), one, nbytes)
             for one, grad in zip(pipelines, grads, strict=True)
-        ]
+        ],
+        ranks_per_node,
     )
     exact = np.mean(grads, axis=0, dtype=np.float64).reshape(-1)
     error = float(np.sum((averages[0] - exact) ** 2) / np.sum(exact**2))
     return max(nbytes), error
 
 
-def draw(table: dict[tuple[str, str], list[float]]) -> Figure:
+def draw(table: dict[Row, dict[int, float]]) -> Figure:
     """Bytes over ranks, both by powers of two; a colour for each spec, a dash for each pattern."""
-    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
-    axes = figure.subplots()
-    specs = list(dict.fromkeys(spec for spec, _ in table))
-    dashes = {"reduce": "-.", "gather": ":", "sra": "-", "auto": "--"}
-    for (spec, exchange), values in table.items():
-        label = spec if exchange == "auto" else f"{spec}, {exchange}"
-        colour = f"C{specs.index(spec)}"
-        axes.plot(RANKS, values, dashes[exchange], color=colour, marker=".", label=label)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(RANKS, [str(ranks) for ranks in RANKS])
-    axes.set_xlabel("ranks")
-    axes.set_ylabel("bytes received per rank and element")
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    specs = list(dict.fromkeys(spec for spec, *_ in table))
+    dashes = {"reduce": "-.", "gather": ":", "sra": "-", "auto": "--", "sparse_allreduce": "--"}
+    for (spec, exchange, ranks_per_node), values in table.items():
+        between = exchange.removeprefix("two_level(").removesuffix(")")
+        label = spec if exchange == "auto" else f"{spec}, {between}"
+        if ranks_per_node > 1:
+            label += f", {ranks_per_node} ranks a node"
+        (right if ranks_per_node > 1 else left).plot(
+            list(values),
+            list(values.values()),
+            dashes[between],
+            color=f"C{specs.index(spec)}",
+            marker="." if ranks_per_node < 4 else "s",
+            label=label,
+        )
+    left.set_ylabel("bytes received per element")
+    for axes, title in ((left, "by a rank"), (right, "two_level: by a node")):
+        axes.set_title(title)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(RANKS, [str(ranks) for ranks in RANKS])
+        axes.set_xlabel("ranks")
+        axes.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
@@ -107,17 +140,29 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="PNG")
     arguments = parser.parse_args()
     numel = SHAPE[0] * SHAPE[1]
-    print(f"one tensor of {numel:,} elements; bytes per element that a rank receives")
-    print("vNMSE of the average at the least and at the most ranks; a vote has no scale")
+    print(f"one tensor of {numel:,} elements; bytes per element that a rank receives, with")
+    print("two_level a node of so many ranks; vNMSE of the average at the least and at the most")
+    print("ranks, and there of uneven gradients; a vote has no scale")
     heads = "".join(f"{f'{ranks} ranks':>10}" for ranks in RANKS)
-    print(f"{'spec':18}{'exchange':10}{heads}{'vNMSE':>10}{'vNMSE':>10}")
+    print(f"{'spec':17}{'exchange':28}{'node':4}{heads}{'vNMSE':>10}{'vNMSE':>10}{'uneven':>10}")
+    rows: list[Row] = [(spec, exchange, 1) for spec, exchange in ROWS]
+    rows += [(spec, exchange, size) for size in RANKS_PER_NODE for spec, exchange in TWO_LEVEL]
     table = {}
-    for spec, exchange in ROWS:
-        results = [measure(spec, exchange, ranks) for ranks in RANKS]
-        table[spec, exchange] = [nbytes / numel for nbytes, _ in results]
-        values = "".join(f"{value:10.3f}" for value in table[spec, exchange])
-        errors = [results[0][1], results[-1][1]] if exchange != "auto" else []
-        print(f"{spec:18}{exchange:10}{values}{''.join(f'{error:10.2g}' for error in errors)}")
+    for row in rows:
+        spec, exchange, size = row
+        results = {ranks: measure(row, ranks) for ranks in RANKS if ranks >= size}
+        table[row] = {
+            ranks: nbytes / numel for ranks, (nbytes, _) in results.items() if ranks > size
+        }
+        values = "".join(
+            f"{table[row][ranks]:10.3f}" if ranks in table[row] else f"{'-':>10}" for ranks in RANKS
+        )
+        errors = ""
+        if exchange != "auto":
+            found = [error for _, error in results.values()]
+            uneven = measure(row, RANKS[-1], uneven=True)[1]
+            errors = "".join(f"{error:10.2g}" for error in (found[0], found[-1], uneven))
+        print(f"{spec:17}{exchange:28}{size:4}{values}{errors}", flush=True)
     if arguments.plot:
         save(draw(table), arguments.plot)
 

@@ -218,11 +218,13 @@ def check(
     taken = [
         (name, shape, loaded.resolve(name, shape)) for name, shape in map(_named_shape, tensors)
     ]
+    nodes = loaded.compress.ranks_per_node
     if as_json:
         _print_json(
             {
                 "seed": loaded.seed,
                 "policy": loaded.compress.policy,
+                "ranks_per_node": nodes,
                 "rules": [
                     {"rule": chosen.rule, "match": _conditions(match), **_plan_json(chosen)}
                     for chosen, match in rules
@@ -244,7 +246,8 @@ def check(
             table.add_row(label, conditions, spec, *([pattern] if asked else []))
             label = conditions = ""
     policy = ["policy: auto"] if loaded.compress.policy == "auto" else []
-    _print("valid", f"seed: {loaded.seed}", *policy, "", table)
+    layout = [] if nodes is None else [f"ranks per node: {nodes}"]
+    _print("valid", f"seed: {loaded.seed}", *policy, *layout, "", table)
     if taken:
         table = _table("tensor", "shape", "rule", "spec")
         for name, shape, chosen in taken:
@@ -585,6 +588,7 @@ def simulate(
         "",
         table,
         "",
+        *([f"inside nodes: {result.node_bytes:,.0f} bytes"] if result.node_bytes else []),
         f"vNMSE of the average: {result.vnmse:.3g}",
         f"time: {result.seconds_per_step:.3g} s/step for all workers, one after the other",
     )

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -32,7 +33,7 @@ from pydantic import (
 )
 
 from gradcomp import spec as specs
-from gradcomp.aggregators import EXCHANGES, exchange_refusal
+from gradcomp.aggregators import EXCHANGES, FLAT_EXCHANGES, exchange_refusal, pattern_between_nodes
 from gradcomp.compose import VERSION, KeyPath, compose, format_path
 from gradcomp.errors import ConfigError, SpecError
 from gradcomp.memory import MOMENTUM_CORRECTION
@@ -84,9 +85,16 @@ def _corrects(spec: Spec) -> bool:
 
 SpecField = Annotated[Spec, BeforeValidator(_to_spec)]
 
-Exchange = Literal["auto", "reduce", "gather", "sra"]
 
-_EXCHANGE = ", ".join(EXCHANGES[:-1]) + f" or {EXCHANGES[-1]}"
+def _exchange(value: str) -> str:
+    if value not in EXCHANGES:
+        raise ValueError("unknown")
+    return value
+
+
+Exchange = Annotated[StrictStr, AfterValidator(_exchange)]
+
+_EXCHANGE = f"{', '.join(FLAT_EXCHANGES)}, two_level, or two_level(PATTERN) such as {EXCHANGES[-2]}"
 
 
 class _Model(BaseModel):
@@ -319,6 +327,12 @@ class Compress(_Model):
     )
     exchange: Exchange = Field(default="auto", description=_EXCHANGE)
     policy: Literal["always", "auto"] = Field(default="always", description="always or auto")
+    ranks_per_node: StrictInt | None = Field(
+        default=None,
+        ge=1,
+        description="an integer >= 1: consecutive ranks that two_level takes for a node, instead "
+        "of those of a machine",
+    )
 
     @property
     def plans(self) -> tuple[Resolution, ...]:
@@ -339,6 +353,11 @@ class Compress(_Model):
             for rule, plan, exchange in self.plans
             for index, phase in enumerate(plan.phases)
         )
+
+    @property
+    def two_level(self) -> bool:
+        """Whether any gradients are averaged inside nodes first."""
+        return any(pattern_between_nodes(exchange) is not None for *_, exchange in self.choices)
 
     @property
     def small(self) -> Spec:
@@ -452,6 +471,7 @@ class Config(_Model):
                 self.compress.rules, self.compress.plans[1:], strict=True
             )
         ]
+        nodes = self.compress.ranks_per_node
         content = {
             "compress": {
                 "policy": self.compress.policy,
@@ -459,6 +479,7 @@ class Config(_Model):
                 "default": _digest(self.compress.default),
                 "exchange": self.compress.exchange,
                 "rules": rules,
+                **({} if nodes is None else {"ranks_per_node": nodes}),
             },
             "seed": self.seed,
             "version": self.version,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradcomp.aggregators import ALGORITHMS, exchange_pattern
+from gradcomp.aggregators import ALGORITHMS, EXCHANGES, exchange_pattern, exchange_refusal
 from gradcomp.codec import get_codec
 from gradcomp.spec import parse, stages
 
@@ -40,9 +40,11 @@ def explain(spec: str) -> str:
     codec = get_codec(parsed.at(0, 0).codec)
     pattern = exchange_pattern(parsed)
     size = codec.max_encoded_size(_NUMEL) if pattern == "gather" else codec.max_payload_size(_NUMEL)
+    asked = [one for one in EXCHANGES[1:] if "(" not in one and not exchange_refusal(parsed, one)]
     lines += [
         "",
         f"exchange: {_EXCHANGE[pattern]}",
+        *([] if pattern == "dense" else [f"it can take {', '.join(asked)}"]),
         f"size: at most {size} bytes for {_NUMEL} elements ({4 * _NUMEL / size:.1f}x smaller)",
     ]
     return "\n".join(lines)

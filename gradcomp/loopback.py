@@ -14,7 +14,7 @@ from gradcomp.arrays import ByteArray, FloatArray, as_float32
 from gradcomp.config import Config
 from gradcomp.errors import ProtocolError
 from gradcomp.pipeline import Pipeline
-from gradcomp.rounds import AllGather, AllReduce, AllToAll, Request
+from gradcomp.rounds import AllGather, AllReduce, AllToAll, Broadcast, Group, Request
 from gradcomp.stats import Stats
 
 __all__ = ["Loopback", "run_rounds"]
@@ -26,7 +26,8 @@ class Loopback:
     """Averages gradients of ``world_size`` ranks in one process, exactly as engines do.
 
     Args:
-        config: a configuration, or a spec string for all tensors.
+        config: a configuration, or a spec string for all tensors. Each rank is a node of its own,
+            unless ``compress.ranks_per_node`` says otherwise.
         world_size: number of ranks, at least 1.
 
     Example:
@@ -76,21 +77,26 @@ class Loopback:
                 pipeline.bucket_round(names[0], {name: arrays[name][rank] for name in names})
                 for rank, pipeline in enumerate(self.ranks)
             ]
-            for of_rank in run_rounds(rounds):
+            for of_rank in run_rounds(rounds, self.ranks[0].ranks_per_node):
                 for name, average in zip(names, of_rank, strict=True):
                     averages[name].append(average.reshape(shapes[name]))
         return averages
 
 
-def run_rounds(rounds: Sequence[Generator[Request, Any, _Result]]) -> list[_Result]:
+def run_rounds(
+    rounds: Sequence[Generator[Request, Any, _Result]], ranks_per_node: int = 1
+) -> list[_Result]:
     """Run one round per rank to its end, in lockstep; returns what each of them does.
+
+    Args:
+        ranks_per_node: how many ranks, one after the other, make up each node.
 
     Raises:
         ProtocolError: the ranks ask for different things; each rank's request is named.
     """
     outcomes = [_advance(one, None) for one in rounds]
     while not isinstance(outcomes[0], _Ended):
-        replies = _reply(outcomes)
+        replies = _replies(outcomes, ranks_per_node)
         outcomes = [_advance(one, reply) for one, reply in zip(rounds, replies, strict=True)]
     _check_equal(outcomes)
     return [outcome.result for outcome in outcomes if isinstance(outcome, _Ended)]
@@ -109,15 +115,18 @@ def _advance(one: Generator[Request, Any, _Result], reply: Any) -> Request | _En
 
 
 def _describe(outcome: Request | _Ended[Any]) -> str:
+    if isinstance(outcome, _Ended):
+        return "nothing more: it has its average"
+    group = _AMONG[outcome.group]
     if isinstance(outcome, AllReduce):
         array = outcome.array
-        return f"all-reduce of '{outcome.name}', {array.dtype}, shape {array.shape}"
+        return f"all-reduce of '{outcome.name}'{group}, {array.dtype}, shape {array.shape}"
     if isinstance(outcome, AllGather):
         frames = "" if outcome.count == 1 else f", {outcome.count} frames"
-        return f"all-gather of '{outcome.name}'{frames}"
+        return f"all-gather of '{outcome.name}'{group}{frames}"
     if isinstance(outcome, AllToAll):
-        return f"all-to-all of '{outcome.name}'"
-    return "nothing more: it has its average"
+        return f"all-to-all of '{outcome.name}'{group}"
+    return f"broadcast of '{outcome.name}'{group}"
 
 
 def _check_equal(outcomes: Sequence[Request | _Ended[Any]]) -> None:
@@ -127,14 +136,36 @@ def _check_equal(outcomes: Sequence[Request | _Ended[Any]]) -> None:
         raise ProtocolError(f"the ranks ask for different things:\n{lines}")
 
 
-def _reply(outcomes: Sequence[Request | _Ended[Any]]) -> list[Any]:
+_AMONG: dict[Group, str] = {"all": "", "node": " inside nodes", "leaders": " between nodes"}
+
+
+def _replies(outcomes: Sequence[Request | _Ended[Any]], ranks_per_node: int) -> list[Any]:
     _check_equal(outcomes)
+    ranks = range(len(outcomes))
+    group = next(outcome.group for outcome in outcomes if not isinstance(outcome, _Ended))
+    groups = {
+        "all": [ranks],
+        "node": [ranks[first:][:ranks_per_node] for first in ranks[::ranks_per_node]],
+        "leaders": [ranks[::ranks_per_node]],
+    }[group]
+    replies: list[Any] = [None] * len(outcomes)
+    for members in groups:
+        of_members = _of_group([outcomes[rank] for rank in members])
+        for rank, reply in zip(members, of_members, strict=True):
+            replies[rank] = reply
+    return replies
+
+
+def _of_group(outcomes: Sequence[Request | _Ended[Any]]) -> list[Any]:
     arrays = [outcome.array for outcome in outcomes if isinstance(outcome, AllReduce)]
     if arrays:
         return [_average(arrays) for _ in outcomes]
     parts = [_parts(outcome) for outcome in outcomes if isinstance(outcome, AllToAll)]
     if parts:
         return [list(of_rank) for of_rank in zip(*parts, strict=True)]
+    data = [outcome.data for outcome in outcomes if isinstance(outcome, Broadcast)]
+    if data:
+        return [np.concatenate(data) for _ in outcomes]
     frames = [outcome.frame for outcome in outcomes if isinstance(outcome, AllGather)]
     return [list(frames) for _ in outcomes]
 

@@ -128,6 +128,10 @@ class Memory(Protocol):
         """Take note of what was sent, as every rank decodes it."""
         ...
 
+    def unsent(self, key: TensorKey) -> FloatArray | None:
+        """After `update`: what was not sent, to add to; None where it is not kept."""
+        ...
+
 
 class NoMemory:
     """Forgets: each step stands alone."""
@@ -145,6 +149,9 @@ class NoMemory:
 
     def update(self, key: TensorKey, sent: FloatArray) -> None:
         """Nothing to keep."""
+
+    def unsent(self, key: TensorKey) -> None:
+        """Nothing is kept."""
 
 
 class Residual:
@@ -184,6 +191,10 @@ class Residual:
             np.subtract(residual, sent, out=residual)
         _core.zero_nonfinite(residual)
 
+    def unsent(self, key: TensorKey) -> FloatArray:
+        """The residual."""
+        return self._residuals[key.name]
+
 
 class Signum:
     """Momentum before compression: a rank sends the moving average of its own gradients.
@@ -221,6 +232,9 @@ class Signum:
     def update(self, key: TensorKey, sent: FloatArray) -> None:
         """What was sent does not matter; see `sent`."""
         self.sent(key)
+
+    def unsent(self, key: TensorKey) -> None:
+        """It is not kept."""
 
 
 class MomentumCorrection:
@@ -302,6 +316,10 @@ class MomentumCorrection:
         if key.name not in self._velocities:
             return None
         return array_of(self._velocities, key, "residual"), array_of(self._momenta, key, "momentum")
+
+    def unsent(self, key: TensorKey) -> FloatArray:
+        """The velocity."""
+        return self._velocities[key.name]
 
     def of_average(self, average: FloatArray, key: TensorKey) -> FloatArray:
         """What the optimizer should be given instead of a dense tensor's average: its momentum.

@@ -22,6 +22,7 @@ from gradcomp.buckets import make_buckets
 from gradcomp.config import Config, Phase, Resolution
 from gradcomp.errors import ConfigError, StateError
 from gradcomp.memory import REPLICATED_KINDS, STATE_KINDS, Arrays, MemoryState, state_of
+from gradcomp.nodes import Node
 from gradcomp.policy import COMPRESSED, DENSE, Decision, Group, Policy, alternatives
 from gradcomp.rounds import BucketRound, Request, Round, TensorKey
 from gradcomp.spec import Spec, parse
@@ -43,14 +44,27 @@ class Pipeline:
             `Config.from_spec`).
         rank: this rank, in [0, world_size).
         world_size: number of ranks that average together.
+        ranks_per_node: of the engine, for `two_level`; ``compress.ranks_per_node`` comes before it.
+
+    Raises:
+        ConfigError: with two_level, the ranks are no equal nodes.
     """
 
-    def __init__(self, config: Config | str, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self,
+        config: Config | str,
+        rank: int = 0,
+        world_size: int = 1,
+        ranks_per_node: int = 1,
+    ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank is {rank}; it must be in [0, {world_size}), the world size")
         self.config = Config.from_spec(config) if isinstance(config, str) else config
         self.rank = rank
         self.world_size = world_size
+        compress = self.config.compress
+        self.ranks_per_node = compress.ranks_per_node or ranks_per_node if compress.two_level else 1
+        self.node = Node.of(rank, world_size, self.ranks_per_node)
         self.stats = Stats()
         self._memory: MemoryState = {kind: {} for kind in STATE_KINDS}
         self._rounds: dict[str, int] = {}
@@ -200,7 +214,9 @@ class Pipeline:
         if made is not None and made.canonical == now.canonical:
             aggregator = made.aggregator
         else:
-            context = Context(self._memory, self.config.seed, self.rank, self.world_size)
+            context = Context(
+                self._memory, self.config.seed, self.rank, self.world_size, self.ranks_per_node
+            )
             aggregator = make_aggregator(now, context, exchange)
         self._aggregators[spec.canonical, exchange] = _Made(now.canonical, step, epoch, aggregator)
         return aggregator
@@ -331,7 +347,9 @@ class Pipeline:
         try:
             request = next(inner)
             while True:
-                self.stats.count(request.kind, request.nbytes)
+                if request.group != "leaders" or self.node.leads:
+                    inside = "node " if request.group == "node" else ""
+                    self.stats.count(f"{inside}{request.kind}", request.nbytes)
                 request = inner.send((yield request))
         except StopIteration as stop:
             result: _Result = stop.value
@@ -340,9 +358,11 @@ class Pipeline:
     def state_dict(self) -> State:
         """This rank's state: numbers, strings, and one float32 array per tensor with a memory.
 
-        Keys: ``version``, ``rank``, ``world_size``, ``rounds`` (averages so far, by tensor name),
-        ``specs`` (that of the last one, by tensor name), ``decisions`` (of the policy ``auto``, see
-        `gradcomp.policy.Decision`), and the arrays of memories and algorithms,
+        Keys: ``version``, ``rank``, ``world_size``, ``ranks_per_node`` (1 without ``two_level``,
+        with which a tensor's arrays are those of the node, the same on all of its ranks),
+        ``rounds`` (averages so far, by tensor name), ``specs`` (that of the last one, by tensor
+        name), ``decisions`` (of the policy ``auto``, see `gradcomp.policy.Decision`), and the
+        arrays of memories and algorithms,
         each by tensor name: ``residual`` (error feedback; DGC's velocity), ``momentum`` (signum,
         momentum_correction), ``powersgd_p`` and ``powersgd_q`` (PowerSGD's factors of rows and
         columns, one vector after the other). The arrays are copies.
@@ -351,6 +371,7 @@ class Pipeline:
             "version": STATE_VERSION,
             "rank": self.rank,
             "world_size": self.world_size,
+            "ranks_per_node": self.ranks_per_node,
             "rounds": dict(self._rounds),
             "specs": dict(self._specs),
             "decisions": [one.to_state() for one in self._policy.decisions.values()]
@@ -363,8 +384,8 @@ class Pipeline:
         """Take up a saved state.
 
         Args:
-            state: this rank's own state, for a bit-exact resume at the same world size; or the
-                states of all ranks, in any order, for any world size. At another world size every
+            state: this rank's own state, for a bit-exact resume at the same world size (and nodes);
+                or the states of all ranks, in any order, for any world size. At another one every
                 rank takes the mean of the saved arrays, which preserves their mean over ranks: of
                 residuals, the gradient that is still to be applied. Factors are equal on all ranks
                 and stay what they are.
@@ -379,13 +400,15 @@ class Pipeline:
         for one in states:
             _check_state(one)
         own = {int(one["rank"]): one for one in states}
-        sizes = sorted({int(one["world_size"]) for one in states})
-        if len(sizes) > 1:
-            raise StateError(
-                f"compressor states of different world sizes: {', '.join(map(str, sizes))}; give "
-                "those of all ranks of one run"
-            )
-        (saved_size,) = sizes
+        for what, key in (("world sizes", "world_size"), ("ranks per node", "ranks_per_node")):
+            sizes = sorted({int(one[key]) for one in states})
+            if len(sizes) > 1:
+                raise StateError(
+                    f"compressor states of different {what}: {', '.join(map(str, sizes))}; give "
+                    "those of all ranks of one run"
+                )
+        saved_size = int(states[0]["world_size"])
+        saved_nodes = int(states[0]["ranks_per_node"])
         if isinstance(state, Mapping):
             if saved_size != self.world_size or self.rank not in own:
                 raise StateError(
@@ -393,12 +416,18 @@ class Pipeline:
                     f"this is rank {self.rank} of {self.world_size}: load each rank's own state, "
                     f"or give load_state_dict the list of all {saved_size} ranks' states"
                 )
+            if saved_nodes != self.ranks_per_node:
+                raise StateError(
+                    f"this compressor state was saved with {saved_nodes} ranks in a node, and here "
+                    f"{self.ranks_per_node} share one: give load_state_dict the list of all "
+                    f"{saved_size} ranks' states"
+                )
         elif sorted(own) != list(range(saved_size)) or len(own) != len(states):
             raise StateError(
                 f"a list of compressor states must hold each of the {saved_size} ranks once; "
                 f"it holds ranks {sorted(int(one['rank']) for one in states)}"
             )
-        if saved_size == self.world_size:
+        if (saved_size, saved_nodes) == (self.world_size, self.ranks_per_node):
             memory = {kind: _copies(own[self.rank][kind]) for kind in STATE_KINDS}
         else:
             ranks = [own[rank] for rank in range(saved_size)]
@@ -462,8 +491,8 @@ def _listed(one: Round) -> BucketRound:
 
 
 def _check_state(state: Mapping[str, Any]) -> None:
-    keys = {"version", "rank", "world_size", "rounds", "specs", "decisions", *STATE_KINDS}
-    missing = keys - set(state)
+    keys = {"version", "rank", "world_size", "ranks_per_node", "rounds", "specs", "decisions"}
+    missing = {*keys, *STATE_KINDS} - set(state)
     if missing:
         raise StateError(f"not a compressor state: it lacks {', '.join(sorted(missing))}")
     if state["version"] != STATE_VERSION:

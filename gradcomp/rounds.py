@@ -11,18 +11,34 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy.typing as npt
 
 from gradcomp.arrays import ByteArray, FloatArray
 
-__all__ = ["AllGather", "AllReduce", "AllToAll", "BucketRound", "Request", "Round", "TensorKey"]
+__all__ = [
+    "AllGather",
+    "AllReduce",
+    "AllToAll",
+    "Broadcast",
+    "BucketRound",
+    "Group",
+    "Request",
+    "Round",
+    "TensorKey",
+]
+
+Group: TypeAlias = Literal["all", "node", "leaders"]
+"""Who exchanges: all ranks, those of each node among themselves, or the first rank of each node.
+
+Every rank makes the request; one outside the group gets None at once.
+"""
 
 
 @dataclass(frozen=True)
 class AllReduce:
-    """Average an array over the ranks. Reply: the average, of the same dtype and shape.
+    """Average an array over the ranks of a group. Reply: the average, of the same dtype and shape.
 
     The sum is formed in the array's own dtype. For float16 it may overflow to Inf, as in every
     engine that adds half precision.
@@ -31,6 +47,7 @@ class AllReduce:
     kind: ClassVar[str] = "allreduce"
     name: str
     array: npt.NDArray[Any]
+    group: Group = "all"
 
     @property
     def nbytes(self) -> int:
@@ -42,6 +59,8 @@ class AllReduce:
 class AllGather:
     """Give every rank all ranks' frames. Reply: what each rank gave, as a list in rank order.
 
+    As with the other requests, ranks are those of the group.
+
     ``frame`` holds ``count`` frames, one after the other; where ranks give different numbers of
     them, ``count`` lists these in rank order.
     """
@@ -50,6 +69,7 @@ class AllGather:
     name: str
     frame: ByteArray
     count: int | Sequence[int] = 1
+    group: Group = "all"
 
     @property
     def nbytes(self) -> int:
@@ -68,6 +88,7 @@ class AllToAll:
     name: str
     data: ByteArray
     splits: Sequence[int]
+    group: Group = "all"
 
     @property
     def nbytes(self) -> int:
@@ -75,7 +96,25 @@ class AllToAll:
         return self.data.nbytes
 
 
-Request: TypeAlias = AllReduce | AllGather | AllToAll
+@dataclass(frozen=True)
+class Broadcast:
+    """Give every rank the bytes of one rank, whose number only that rank need know.
+
+    ``data`` is empty on the others.
+    """
+
+    kind: ClassVar[str] = "broadcast"
+    name: str
+    data: ByteArray
+    group: Group = "all"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this rank contributes."""
+        return self.data.nbytes
+
+
+Request: TypeAlias = AllReduce | AllGather | AllToAll | Broadcast
 Round: TypeAlias = Generator[Request, Any, FloatArray]
 BucketRound: TypeAlias = Generator[Request, Any, list[FloatArray]]
 """A round of several tensors at once; it returns their averages."""

@@ -50,6 +50,8 @@ class SimulationResult:
         dense_bytes, sent_bytes, ratio: as in `Group`, of all groups together.
         vnmse: ||average - exact average||^2 / ||exact average||^2 over all tensors; the mean over
             the steps.
+        node_bytes: what one rank hands over inside its node, for ``two_level``, which
+            ``sent_bytes`` leaves out; the mean over ranks and steps.
         seconds_per_step: of compression and averaging, all ranks one after the other.
     """
 
@@ -60,6 +62,7 @@ class SimulationResult:
     sent_bytes: float
     ratio: float
     vnmse: float
+    node_bytes: float
     seconds_per_step: float
 
 
@@ -131,6 +134,8 @@ def simulate(
         sent_bytes=sent,
         ratio=dense / sent,
         vnmse=vnmse,
+        node_bytes=sum(one.node_bytes for loop in loops.values() for one in loop.stats)
+        / (workers * steps),
         seconds_per_step=seconds / steps,
     )
 

@@ -15,9 +15,10 @@ class Stats:
     """What one rank has contributed to collectives so far.
 
     Attributes:
-        sent_bytes: bytes by kind of request (``"allreduce"``, ``"allgather"``, ...): payloads,
-            indices and frame headers included. An engine moves them on more than once; how often
-            depends on its algorithm (a ring all-reduce of P bytes sends 2 (n-1)/n P per rank).
+        sent_bytes: bytes by kind of request (``"allreduce"``, ``"allgather"``, ...; inside a node
+            ``"node allreduce"``, ...): payloads, indices and frame headers included. An engine
+            moves them on more than once; how often depends on its algorithm (a ring all-reduce of
+            P bytes sends 2 (n-1)/n P per rank).
         dense_bytes: bytes that the same gradients have uncompressed.
         decisions: what the policy ``auto`` has decided, group by group.
         steps: optimization steps so far (the largest number of rounds of any one tensor).
@@ -34,8 +35,13 @@ class Stats:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes sent, all kinds together."""
-        return self.sent_bytes.total()
+        """Bytes sent, all kinds together, but for what ``two_level`` sends inside a node."""
+        return self.sent_bytes.total() - self.node_bytes
+
+    @property
+    def node_bytes(self) -> int:
+        """Bytes that ``two_level`` sent inside a node."""
+        return sum(n for kind, n in self.sent_bytes.items() if kind.startswith("node "))
 
     @property
     def bytes_per_step(self) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import os
 import runpy
 import sys
 from collections.abc import Callable, Sequence
@@ -103,6 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not script.is_file():
         print(f"gradcomp: there is no script '{script}'", file=sys.stderr)
         return 2
+    if config.compress.two_level:  # needs new process sets, and the script calls hvd.init()
+        os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
     replacement = compressing(hvd.DistributedOptimizer, config)
     hvd.DistributedOptimizer = replacement
     sys.argv = [options.script, *options.args]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from gradcomp.arrays import FloatArray
 from gradcomp.memory import MemoryState
+from gradcomp.nodes import Node
 from gradcomp.rounds import BucketRound, Round, TensorKey
 
 __all__ = ["Aggregator", "BucketAggregator", "Context", "Member"]
@@ -21,12 +22,24 @@ class Context(NamedTuple):
         seed: of the job's random numbers; the same on every rank.
         rank: this rank, in [0, world_size).
         world_size: number of ranks that average together.
+        ranks_per_node: how many of them, one after the other, make up each node.
     """
 
     state: MemoryState
     seed: int
     rank: int
     world_size: int
+    ranks_per_node: int = 1
+
+    @property
+    def node(self) -> Node:
+        """Where this rank is."""
+        return Node.of(self.rank, self.world_size, self.ranks_per_node)
+
+    def of_nodes(self) -> Context:
+        """For an exchange in which nodes are the ranks."""
+        node = self.node
+        return self._replace(rank=node.index, world_size=node.count, ranks_per_node=1)
 
 
 class Aggregator(ABC):

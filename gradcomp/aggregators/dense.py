@@ -8,7 +8,7 @@ import numpy as np
 
 from gradcomp.aggregators.base import Aggregator, Member
 from gradcomp.arrays import FloatArray, split
-from gradcomp.rounds import AllReduce, BucketRound, Round, TensorKey
+from gradcomp.rounds import AllReduce, BucketRound, Group, Round, TensorKey
 
 __all__ = ["Dense", "dense_bucket"]
 
@@ -24,11 +24,11 @@ class Dense(Aggregator):
         return average
 
 
-def dense_bucket(name: str, members: Sequence[Member]) -> BucketRound:
-    """Average the gradients themselves, in one request; for steps in which a bucket is dense."""
+def dense_bucket(name: str, members: Sequence[Member], group: Group = "all") -> BucketRound:
+    """Average the gradients themselves, in one request."""
     if len(members) == 1:
-        average: FloatArray = yield AllReduce(name, members[0].grad.reshape(-1))
+        average: FloatArray = yield AllReduce(name, members[0].grad.reshape(-1), group)
         return [average]
     together = np.concatenate([member.grad.reshape(-1) for member in members])
-    average = yield AllReduce(name, together)
+    average = yield AllReduce(name, together, group)
     return split(average, [member.key.numel for member in members])

@@ -28,6 +28,7 @@ from horovod_compressors.driver import Collector, Driver
 from horovod_compressors.torch.dgc_sgd import check_momentum
 from horovod_compressors.torch.engine import SUMMABLE_DTYPES, HorovodEngine
 from horovod_compressors.torch.names import ParameterNames, calling_optimizer
+from horovod_compressors.torch.nodes import group_sets, node_problem, ranks_per_node
 
 __all__ = ["Compression"]
 
@@ -217,7 +218,12 @@ class Compression(metaclass=_Codecs):
                 "elastic Horovod is not supported: ranks that join later would not know what the "
                 "others have agreed on; run with a fixed number of ranks"
             )
-        return Pipeline(self.config, self.process_set.rank(), self.process_set.size())
+        return Pipeline(
+            self.config,
+            self.process_set.rank(),
+            self.process_set.size(),
+            ranks_per_node(self.config),
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch begins, counted from 0; every rank must, before its first step.
@@ -286,9 +292,9 @@ class Compression(metaclass=_Codecs):
                 )
             if plan.stateful or not aggregator.linear:
                 raise TypeError(
-                    f"op=Adasum does not work with '{plan}': Adasum combines parameter changes by "
-                    "their angles, which needs payloads that can be added, and no memory; use "
-                    "op=Average, or a spec such as fp16"
+                    f"op=Adasum does not work with '{plan}' here: Adasum combines parameter "
+                    "changes by their angles, which needs payloads that can be added, no memory, "
+                    "and an all-reduce; use op=Average, or a spec such as fp16 with exchange: auto"
                 )
         if name is None and not aggregator.linear:
             raise ConfigError(
@@ -381,13 +387,14 @@ class Compression(metaclass=_Codecs):
         shapes = self._names.shapes()
         digest = blake2b(repr(list(shapes.items())).encode(), digest_size=8).hexdigest()
         # One line of text per rank; a ragged gather delivers them one after the other.
-        line = bytearray(f"{self.config.digest_text()}\t{digest}\n".encode())
+        problem = node_problem(self.config, self.process_set) or ""
+        line = bytearray(f"{self.config.digest_text()}\t{digest}\t{problem}\n".encode())
         lines = hvd.allgather(
             torch.frombuffer(line, dtype=torch.uint8),
             name=f"{prefix}.spec",
             process_set=self.process_set,
         )
-        texts, models = zip(
+        texts, models, problems = zip(
             *(one.split("\t") for one in bytes(lines.numpy()).decode().splitlines()), strict=True
         )
         if len(set(texts)) > 1:
@@ -399,7 +406,11 @@ class Compression(metaclass=_Codecs):
                 "be averaged: build the same model on every rank, and pass named_parameters in the "
                 "same order"
             )
-        driver = Driver(HorovodEngine(prefix, self.process_set))
+        if any(problems):
+            listed = "\n".join(f"  rank {n}: {text}" for n, text in enumerate(problems) if text)
+            raise ConfigError(f"the exchange two_level cannot be:\n{listed}")
+        sets = group_sets(self.process_set, self.pipeline.ranks_per_node)
+        driver = Driver(HorovodEngine(prefix, sets))
         self._collector = Collector(driver, self.pipeline, shapes)
         return self._collector
 

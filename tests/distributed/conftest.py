@@ -30,6 +30,18 @@ def gloo3(tmp_path_factory: pytest.TempPathFactory, shared: Path, gloo2: CaseJob
 
 
 @pytest.fixture(scope="session")
+def gloo4(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
+    """Four ranks on Gloo, for two nodes of two."""
+    return run_cases(["two_level"], 4, "gloo", tmp_path_factory.mktemp("gloo4"), shared)
+
+
+@pytest.fixture(scope="session")
+def mpi4(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
+    """Four ranks on MPI."""
+    return run_cases(["two_level"], 4, "mpi", tmp_path_factory.mktemp("mpi4"), shared)
+
+
+@pytest.fixture(scope="session")
 def mpi2(tmp_path_factory: pytest.TempPathFactory, shared: Path, gloo2: CaseJob) -> CaseJob:
     """Two ranks on MPI; they take up what those on Gloo have saved."""
     modules = ["replicas", "adasum", "low_rank", "exchange", "states:resume"]

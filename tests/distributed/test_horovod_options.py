@@ -16,6 +16,7 @@ from workers import (
     refusals,
     rounds,
     schedules,
+    two_level,
 )
 
 from gradcomp.errors import GradcompError
@@ -47,6 +48,13 @@ def test_low_rank(name: str, case: str, request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize("case", exchange.cases)
 @pytest.mark.parametrize("name", ["gloo2", "gloo3", "mpi2"])
 def test_exchange(name: str, case: str, request: pytest.FixtureRequest) -> None:
+    job: CaseJob = request.getfixturevalue(name)
+    job.check(case)
+
+
+@pytest.mark.parametrize("case", two_level.cases)
+@pytest.mark.parametrize("name", ["gloo4", "mpi4"])
+def test_two_level(name: str, case: str, request: pytest.FixtureRequest) -> None:
     job: CaseJob = request.getfixturevalue(name)
     job.check(case)
 

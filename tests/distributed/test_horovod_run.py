@@ -83,6 +83,15 @@ def test_config_files_and_overrides(tmp_path: Path) -> None:
     assert '"config": "x.yaml"' in finished.output
 
 
+def test_two_level_gets_its_process_sets(tmp_path: Path) -> None:
+    path = tmp_path / "compress.yaml"
+    path.write_text("version: 1\ncompress: {default: int8, exchange: two_level}\n")
+    command = [*RUN, "--config", path, "--set", "compress.ranks_per_node=2", SCRIPT]
+    finished = run([*command, "--steps", "2", "--config", "c"], 4, "gloo")
+    assert finished.status == 0, finished.output
+    assert '"same": true' in finished.output
+
+
 def test_script_without_an_optimizer_of_horovod() -> None:
     finished = run([*RUN, "--compression", "fp16", SCRIPT, "--plain"])
     assert finished.status == 0, finished.output

@@ -278,8 +278,8 @@ REFUSALS: dict[str, tuple[object, str]] = {
     "no residual": (without("residual"), "not a compressor state: it lacks residual"),
     "something else": (
         {"model": {}},
-        "it lacks decisions, momentum, powersgd_p, powersgd_q, rank, residual, rounds, "
-        "specs, version, world_size",
+        "it lacks decisions, momentum, powersgd_p, powersgd_q, rank, ranks_per_node, residual, "
+        "rounds, specs, version, world_size",
     ),
 }
 

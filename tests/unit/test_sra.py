@@ -318,10 +318,14 @@ def test_the_same_spec_may_travel_in_several_ways() -> None:
     ("spec", "exchange", "says"),
     [
         ("topk(k=5)", "reduce", "payloads of 'topk' cannot be added; take gather or sra"),
-        ("globaltopk(ratio=0.1)", "sra", "take gather, or topk"),
+        ("globaltopk(ratio=0.1)", "sra", "take gather, sparse_allreduce, or topk"),
         ("powersgd", "sra", "give its rule `exchange: auto`"),
         ("powersgd", "gather", "give its rule `exchange: auto`"),
-        ("topk(k=5)", "ring", "expected auto, reduce, gather or sra"),
+        (
+            "topk(k=5)",
+            "ring",
+            "expected auto, reduce, gather, sra, sparse_allreduce, two_",
+        ),
     ],
 )
 def test_what_cannot_be(spec: str, exchange: str, says: str) -> None:

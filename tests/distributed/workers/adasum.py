@@ -65,7 +65,7 @@ def adasum_of_other_specs_is_refused() -> None:
             TypeError,
             f"op=Adasum does not work with '{spec}'",
             "op=Average",
-            "fp16",
+            "fp16 with exchange: auto",
         )
 
 

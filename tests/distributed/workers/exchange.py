@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import horovod.torch as hvd
 import numpy as np
 import torch
@@ -30,12 +32,14 @@ VOTES = {"vote": "signsgd_mv", "signum_vote": "signum|signsgd_mv(ties=plus)"}
 SHAPES = {"matrix": (70, 81), "vector": (5000,), "few": (40,), "one": (1,), "empty": (0,)}
 
 
-def check(config: Config) -> dict[str, int]:
+def check(
+    config: Config,
+    names: Iterable[str] = (*SPECS, *VOTES, "auto"),
+    of_each: Mapping[str, tuple[int, ...]] = SHAPES,
+) -> dict[str, int]:
     """Averages are those of the loopback, in any order of arrival; what each kind of request
     sent."""
-    shapes = {
-        f"{name}.{shape}": SHAPES[shape] for name in [*SPECS, *VOTES, "auto"] for shape in SHAPES
-    }
+    shapes = {f"{name}.{shape}": of_each[shape] for name in names for shape in of_each}
     params = harness.parameters(shapes)
     compression = Compression(config, params.items())
     opt = harness.optimizer(params, compression)
@@ -83,6 +87,20 @@ def chunks_of_buckets() -> dict[str, int]:
 def chunks_of_single_tensors() -> dict[str, int]:
     """Tensors that are each a bucket of their own; the smallest are gathered."""
     return check(config_of(bucket_bytes=0))
+
+
+@cases
+def sums_of_chosen_elements() -> dict[str, int]:
+    specs = {
+        "topk": "residual|topk(ratio=0.02)",
+        "sampled": "residual(beta=0.9)|sampled_topk(ratio=0.05)",
+        "half": "topk(ratio=0.02,values=fp16)",
+        "random": "signum|randomk(ratio=0.05)",
+    }
+    rules = [{"match": {"name": f"*.{name}.*"}, "use": spec} for name, spec in specs.items()]
+    sent = check(config_of(exchange="sparse_allreduce", rules=rules), specs)
+    assert {"alltoall", "allgather", "token"} <= set(sent)
+    return sent
 
 
 @cases

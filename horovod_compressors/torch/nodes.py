@@ -1,0 +1,98 @@
+"""Nodes as Horovod knows them, and the process sets inside and between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import horovod.torch as hvd
+from horovod.torch.mpi_ops import _basics
+
+from gradcomp import Config
+from gradcomp.errors import ConfigError
+from gradcomp.rounds import Group
+
+__all__ = ["group_sets", "node_problem", "ranks_per_node"]
+
+
+def ranks_per_node(config: Config) -> int:
+    """How many ranks, one after the other, make up each node; 1 where nobody asks.
+
+    Known without communication; `node_problem` says on which ranks it is not so.
+    """
+    if not config.compress.two_level:
+        return 1
+    asked: int | None = config.compress.ranks_per_node
+    return hvd.local_size() if asked is None else asked
+
+
+def node_problem(config: Config, process_set: Any) -> str | None:
+    """Why this rank cannot take part in a two-level exchange, and what to do; None where it can."""
+    if not config.compress.two_level:
+        return None
+    if process_set.process_set_id != 0:
+        return (
+            "two_level makes process sets of all ranks: leave process_set out, or take another "
+            "exchange"
+        )
+    asked = config.compress.ranks_per_node
+    if asked is not None:
+        if hvd.size() % asked == 0:
+            return None
+        return f"compress.ranks_per_node is {asked}; it must be a divisor of {hvd.size()} ranks"
+    remedy = "start the same number of ranks on each, or set compress.ranks_per_node"
+    size = hvd.local_size()
+    if not _basics.is_homogeneous() or hvd.size() % size:
+        return f"the nodes have unequal numbers of ranks, this one {size}: {remedy}"
+    if hvd.rank() != hvd.cross_rank() * size + hvd.local_rank():
+        return (
+            f"rank {hvd.rank()} is local rank {hvd.local_rank()} of node {hvd.cross_rank()}, and "
+            f"two_level needs consecutive ranks in a node, here {size}: start ranks by slot, not "
+            "by node, or set compress.ranks_per_node"
+        )
+    return None
+
+
+def group_sets(world: Any, size: int) -> Mapping[Group, Any]:
+    """The process set of each group that this rank is in.
+
+    All ranks must call it, as process sets are made by all.
+
+    Args:
+        world: the process set of all ranks that average together.
+        size: ranks in a node.
+
+    Raises:
+        ConfigError: Horovod was not started for new process sets, and has not got these.
+    """
+    sets: dict[Group, Any] = {"all": world}
+    if size == 1:
+        return sets
+    if size == hvd.size():
+        return {**sets, "node": world}
+    ranks = list(range(hvd.size()))
+    for first in ranks[::size]:
+        members = ranks[first : first + size]
+        one = _process_set(members)
+        if hvd.rank() in members:
+            sets["node"] = one
+    leaders = _process_set(ranks[::size])
+    if hvd.rank() % size == 0:
+        sets["leaders"] = leaders
+    return sets
+
+
+def _process_set(ranks: list[int]) -> Any:
+    """That of these ranks, which may be there already."""
+    for number, members in _basics._get_process_set_ids_and_ranks().items():
+        if members == ranks:
+            known = hvd.ProcessSet(ranks)
+            known.process_set_id = number
+            return known
+    try:
+        return hvd.add_process_set(ranks)
+    except ValueError as error:
+        raise ConfigError(
+            f"two_level needs process sets inside and between nodes ({error}): set "
+            "HOROVOD_DYNAMIC_PROCESS_SETS=1 before hvd.init()"
+        ) from error

@@ -1,0 +1,161 @@
+"""Averages inside nodes, then an exchange between nodes, on real Horovod; needs four ranks.
+
+They are two nodes of two where the configuration says so; Horovod itself sees one node.
+"""
+
+from __future__ import annotations
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from workers import exchange, harness
+from workers.harness import Cases, refused
+
+from gradcomp import Config, Loopback
+from gradcomp.errors import ConfigError, StateError
+from horovod_compressors.torch import Compression
+
+cases = Cases()
+
+# By what travels between nodes.
+SPECS = {
+    "topk": ("two_level", "residual|topk(ratio=0.02)"),
+    "int8": ("two_level(sra)", "residual|int8"),
+    "sums": ("two_level(sparse_allreduce)", "residual|topk(ratio=0.1)"),
+    "qsgd": ("two_level(gather)", "residual(beta=0.9)|qsgd(levels=7)"),
+    "fp16": ("two_level", "residual|fp16"),
+    "randomk": ("two_level(reduce)", "randomk(ratio=0.1)"),
+    "sketch": ("two_level", "residual|sketch(ratio=0.3)"),
+    "vote": ("two_level", "signsgd_mv"),
+    "flat": ("sra", "residual|topk(ratio=0.02)"),
+}
+
+
+def config_of(spec: str = "identity", exchange: str = "two_level", **others: object) -> Config:
+    compress = {"default": spec, "exchange": exchange, "ranks_per_node": 2, **others}
+    return Config.from_mapping({"version": 1, "compress": compress, "seed": 3})
+
+
+def mixed(**others: object) -> Config:
+    rules = [
+        {"match": {"name": f"*.{name}.*"}, "use": spec, "exchange": pattern}
+        for name, (pattern, spec) in SPECS.items()
+    ]
+    return config_of(rules=rules, **others)
+
+
+@cases
+def all_patterns_between_nodes() -> None:
+    sent = exchange.check(mixed(), SPECS)
+    exchange.check(
+        config_of("powersgd(start_step=0)"), ["low_rank"], {"a": (70, 81), "b": (9, 600)}
+    )
+    leads = hvd.rank() % 2 == 0
+    assert {"node allreduce", "node broadcast", "alltoall", "token"} <= set(sent)
+    assert ("allreduce" in sent) == leads, sent
+
+
+@cases
+def single_tensors() -> None:
+    exchange.check(mixed(bucket_bytes=0), ["topk", "int8", "sketch"])
+
+
+@cases
+def momentum_correction() -> None:
+    """DGC's two levels."""
+    for between in ("two_level", "two_level(sra)"):
+        spec = "dgc(ratio=0.02,warmup_epochs=0)"
+        rules = [{"match": {}, "use": spec}]
+        exchange.check(config_of(spec, between, rules=rules), ["dgc"])
+
+
+@cases
+def one_node_and_single_ranks() -> None:
+    """Nodes of one rank each are the pattern itself; one node of all sends nothing further."""
+    # Sums of four are formed in another order than in the loopback.
+    sent = exchange.check(mixed(ranks_per_node=1), ["topk", "int8", "qsgd", "vote"])
+    assert not {"node allreduce", "node broadcast"} & set(sent)
+    params = harness.parameters({"w": harness.MATRIX})
+    config = Config.from_mapping(
+        {"version": 1, "compress": {"default": "residual|int8", "exchange": "two_level"}}
+    )
+    compression = Compression(config, params.items())
+    opt = harness.optimizer(params, compression)
+    of_ranks = [harness.gradients(params, 0, rank) for rank in range(hvd.size())]
+    averages = harness.averages(opt, params, of_ranks[hvd.rank()])
+    for name, average in averages.items():
+        exact = sum(grads[name] for grads in of_ranks) / hvd.size()
+        residual = compression.state_dict()["residual"][name].view(average.shape)
+        torch.testing.assert_close(average + residual, exact, rtol=0, atol=1e-5)
+        harness.check_same_on_all_ranks(average)
+        harness.check_same_on_all_ranks(residual)
+    assert set(compression.stats.sent_bytes) == {"node allreduce", "token"}
+
+
+@cases
+def checkpoints() -> None:
+    """Own states resume; at other nodes they are refused, and their list keeps the mean."""
+    config = config_of("residual|topk(ratio=0.02)")
+    params = harness.parameters({"w": harness.MATRIX})
+    compression = Compression(config, params.items())
+    opt = harness.optimizer(params, compression)
+    for step in range(2):
+        harness.averages(opt, params, harness.gradients(params, step))
+    state = compression.state_dict()
+    straight = harness.averages(opt, params, harness.gradients(params, 2))
+    (name,) = params
+    other = harness.parameters({"w": harness.MATRIX})
+    (new,) = other
+    state["residual"] = {new: state["residual"][name]}
+    state["rounds"] = {new: state["rounds"][name]}
+    resumed = Compression(config_of("residual|topk(ratio=0.02)"), other.items())
+    resumed.load_state_dict(state)
+    opt = harness.optimizer(other, resumed)
+    again = harness.averages(opt, other, harness.gradients(other, 2))
+    harness.check_equal(again[new], straight[name])
+    flat = Compression(config_of("residual|topk(ratio=0.02)", "gather"), other.items())
+    refused(lambda: flat.load_state_dict(state), StateError, "saved with 2 ranks in a node")
+    states = hvd.allgather_object(state)
+    flat.load_state_dict(states)
+    mean = np.mean([one["residual"][new].numpy() for one in states[::2]], axis=0)
+    np.testing.assert_allclose(flat.state_dict()["residual"][new].numpy(), mean, atol=1e-6)
+
+
+@cases
+def ranks_that_fill_no_nodes_are_refused() -> None:
+    params = harness.parameters({"w": harness.MATRIX})
+    compression = Compression(config_of("topk(k=9)", ranks_per_node=3), params.items())
+    opt = harness.optimizer(params, compression)
+    refused(
+        lambda: harness.averages(opt, params, harness.gradients(params, 0)),
+        ConfigError,
+        "the exchange two_level cannot be",
+        "rank 3: compress.ranks_per_node is 3; it must be a divisor of 4 ranks",
+    )
+
+
+@cases
+def other_process_sets_are_refused() -> None:
+    members = hvd.add_process_set([0, 1, 3])
+    params = harness.parameters({"w": harness.MATRIX})
+    compression = Compression(config_of("topk(k=9)"), params.items(), members)
+    opt = harness.optimizer(params, compression, process_set=members)
+    if hvd.rank() != 2:
+        refused(
+            lambda: harness.averages(opt, params, harness.gradients(params, 0)),
+            ConfigError,
+            "leave process_set out",
+        )
+
+
+@cases
+def bits_stay_the_same_over_many_steps() -> None:
+    config = config_of("residual|topk(ratio=0.05)", "two_level(sra)")
+    params = harness.parameters({"a": (64, 80), "b": (40, 200), "bias": (30,)})
+    opt = harness.optimizer(params, Compression(config, params.items()))
+    for step in range(30):
+        harness.averages(opt, params, harness.gradients(params, step))
+    for name, p in params.items():
+        assert p.detach().abs().max() > 0
+        harness.check_same_on_all_ranks(p, name)
+    assert Loopback(config, 4).ranks[3].node.index == 1
