@@ -79,7 +79,8 @@ def rules_that_differ() -> None:
     )
     default = f'{COMPRESS}"default":"topk(k=100,values=fp32)"'
     known = (
-        default + ',"exchange":"auto","rules":[{"exchange":"auto","match":{"name":"*.bias"},"use":'
+        default + ',"exchange":"auto","policy":"always","rules":'
+        '[{"exchange":"auto","match":{"name":"*.bias"},"use":'
     )
     refused(
         one_step(Compression(config)),
