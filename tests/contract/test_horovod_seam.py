@@ -17,6 +17,7 @@ from typing import Any
 import horovod
 import horovod.torch as hvd
 import pytest
+from horovod.torch import mpi_ops as stock_ops
 from horovod.torch import optimizer as stock
 
 from horovod_compressors.torch import names
@@ -247,3 +248,10 @@ def test_dtypes_that_horovod_adds(observed: dict[str, Any]) -> None:
     assert sorted(observed["summable"]) == sorted(map(str, SUMMABLE_DTYPES)), (
         "change SUMMABLE_DTYPES in horovod_compressors/torch/engine.py"
     )
+
+
+def test_process_sets_can_be_listed() -> None:
+    for name in ("_get_process_set_ids_and_ranks", "is_homogeneous"):
+        assert callable(getattr(stock_ops._basics, name, None)), (
+            f"horovod_compressors/torch/nodes.py calls it: {name} is gone"
+        )

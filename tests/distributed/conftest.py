@@ -31,14 +31,14 @@ def gloo3(tmp_path_factory: pytest.TempPathFactory, shared: Path, gloo2: CaseJob
 
 @pytest.fixture(scope="session")
 def gloo4(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
-    """Four ranks on Gloo, for two nodes of two."""
-    return run_cases(["two_level"], 4, "gloo", tmp_path_factory.mktemp("gloo4"), shared)
+    """Four ranks on Gloo, on two hosts."""
+    return run_cases(["two_level"], 4, "gloo_hosts", tmp_path_factory.mktemp("gloo4"), shared)
 
 
 @pytest.fixture(scope="session")
 def mpi4(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
-    """Four ranks on MPI."""
-    return run_cases(["two_level"], 4, "mpi", tmp_path_factory.mktemp("mpi4"), shared)
+    """Four ranks on MPI, on one host."""
+    return run_cases(["two_level:basic"], 4, "mpi", tmp_path_factory.mktemp("mpi4"), shared)
 
 
 @pytest.fixture(scope="session")

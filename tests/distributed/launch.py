@@ -34,6 +34,11 @@ _MPIRUN = ["--oversubscribe", "--bind-to", "none", *_YIELD]
 LAUNCHERS = {
     None: lambda ranks: [],
     "gloo": lambda ranks: [_beside_python("horovodrun"), "--gloo", "-np", str(ranks)],
+    # Two hosts, as far as Horovod is concerned.
+    "gloo_hosts": lambda ranks: [
+        *(_beside_python("horovodrun"), "--gloo", "-np", str(ranks)),
+        *("-H", f"localhost:{ranks // 2},127.0.0.1:{ranks // 2}"),
+    ],
     "mpi": lambda ranks: [_on_path("mpirun"), *_MPIRUN, "-np", str(ranks)],
 }
 
@@ -135,7 +140,7 @@ def run_cases(
     Args:
         modules: names of modules.
         ranks: number of ranks.
-        launcher: ``"gloo"`` or ``"mpi"``.
+        launcher: one of `LAUNCHERS`.
         folder: where the ranks write their reports.
         shared: a folder for files from one job to another; cases find it as `harness.shared`.
     """

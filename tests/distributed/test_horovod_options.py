@@ -53,10 +53,19 @@ def test_exchange(name: str, case: str, request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.parametrize("case", two_level.cases)
-@pytest.mark.parametrize("name", ["gloo4", "mpi4"])
-def test_two_level(name: str, case: str, request: pytest.FixtureRequest) -> None:
-    job: CaseJob = request.getfixturevalue(name)
-    job.check(case)
+def test_two_level(gloo4: CaseJob, case: str) -> None:
+    gloo4.check(case)
+
+
+@pytest.mark.parametrize("case", two_level.basic)
+def test_two_level_on_mpi(mpi4: CaseJob, case: str) -> None:
+    mpi4.check(case)
+
+
+def test_nodes(gloo4: CaseJob, mpi4: CaseJob) -> None:
+    case = "nodes_are_those_of_horovod"
+    assert gloo4.check(case) == [[0, 2], [0, 2], [1, 2], [1, 2]]
+    assert mpi4.check(case) == [[0, 4]] * 4
 
 
 @pytest.mark.parametrize("case", dgc.cases)

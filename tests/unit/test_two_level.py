@@ -12,8 +12,10 @@ from gradcomp import Config, Loopback, Pipeline
 from gradcomp.aggregators import exchange_pattern
 from gradcomp.arrays import FloatArray
 from gradcomp.errors import ConfigError, ProtocolError, StateError, WireError
+from gradcomp.explain import explain
 from gradcomp.loopback import run_rounds
 from gradcomp.rounds import AllReduce, AllToAll, Broadcast, Request
+from gradcomp.simulate import simulate
 from gradcomp.spec import parse
 
 SHAPES = {"first": (96, 80), "odd": (61, 101), "small": (64, 64)}
@@ -308,6 +310,14 @@ def test_the_loopback_tells_groups_apart() -> None:
         run_rounds([asks(one), asks(other)], 2)
     assert "rank 0: all-to-all of 'w' between nodes" in str(caught.value)
     assert "rank 1: broadcast of 'w' inside nodes" in str(caught.value)
+
+
+def test_what_the_commands_say() -> None:
+    result = simulate(config_of("topk(ratio=0.01)"), {"w": (64, 80)}, workers=4, steps=2)
+    assert result.node_bytes > 4 * 64 * 80
+    assert result.sent_bytes < 4 * 64 * 80 / 50
+    assert "it can take gather, sra, sparse_allreduce, two_level\n" in explain("topk(k=5)")
+    assert "it can take reduce, gather, sra, two_level\n" in explain("fp16")
 
 
 def test_members_of_groups() -> None:

@@ -1,6 +1,6 @@
 """Averages inside nodes, then an exchange between nodes, on real Horovod; needs four ranks.
 
-They are two nodes of two where the configuration says so; Horovod itself sees one node.
+They are two nodes of two where the configuration says so, whatever Horovod sees.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from gradcomp.errors import ConfigError, StateError
 from horovod_compressors.torch import Compression
 
 cases = Cases()
+basic = Cases()
+"""Those that say all there is to say of another controller."""
 
 # By what travels between nodes.
 SPECS = {
@@ -45,6 +47,7 @@ def mixed(**others: object) -> Config:
 
 
 @cases
+@basic
 def all_patterns_between_nodes() -> None:
     sent = exchange.check(mixed(), SPECS)
     exchange.check(
@@ -52,7 +55,7 @@ def all_patterns_between_nodes() -> None:
     )
     leads = hvd.rank() % 2 == 0
     assert {"node allreduce", "node broadcast", "alltoall", "token"} <= set(sent)
-    assert ("allreduce" in sent) == leads, sent
+    assert (sent["allreduce"] > 0) == leads, sent
 
 
 @cases
@@ -76,10 +79,7 @@ def one_node_and_single_ranks() -> None:
     sent = exchange.check(mixed(ranks_per_node=1), ["topk", "int8", "qsgd", "vote"])
     assert not {"node allreduce", "node broadcast"} & set(sent)
     params = harness.parameters({"w": harness.MATRIX})
-    config = Config.from_mapping(
-        {"version": 1, "compress": {"default": "residual|int8", "exchange": "two_level"}}
-    )
-    compression = Compression(config, params.items())
+    compression = Compression(config_of("residual|int8", ranks_per_node=4), params.items())
     opt = harness.optimizer(params, compression)
     of_ranks = [harness.gradients(params, 0, rank) for rank in range(hvd.size())]
     averages = harness.averages(opt, params, of_ranks[hvd.rank()])
@@ -90,6 +90,28 @@ def one_node_and_single_ranks() -> None:
         harness.check_same_on_all_ranks(average)
         harness.check_same_on_all_ranks(residual)
     assert set(compression.stats.sent_bytes) == {"node allreduce", "token"}
+
+
+@cases
+@basic
+def nodes_are_those_of_horovod() -> list[int]:
+    config = config_of("residual|topk(ratio=0.02)", ranks_per_node=None)
+    params = harness.parameters({"w": harness.MATRIX})
+    compression = Compression(config, params.items())
+    opt = harness.optimizer(params, compression)
+    nodes = config_of("residual|topk(ratio=0.02)", ranks_per_node=hvd.local_size())
+    loopback = Loopback(nodes, hvd.size())
+    for step in range(3):
+        of_ranks = [harness.gradients(params, step, rank) for rank in range(hvd.size())]
+        averages = harness.averages(opt, params, of_ranks[hvd.rank()])
+        expected = loopback.step({name: [grads[name] for grads in of_ranks] for name in params})
+        for name, average in averages.items():
+            torch.testing.assert_close(average, torch.from_numpy(expected[name][0]))
+            harness.check_same_on_all_ranks(average)
+    node = compression.pipeline.node
+    assert node == loopback.ranks[hvd.rank()].node
+    assert (node.index, node.local_rank) == (hvd.cross_rank(), hvd.local_rank())
+    return [node.index, node.size]
 
 
 @cases
@@ -136,11 +158,11 @@ def ranks_that_fill_no_nodes_are_refused() -> None:
 
 @cases
 def other_process_sets_are_refused() -> None:
-    members = hvd.add_process_set([0, 1, 3])
+    members = hvd.add_process_set([1, 3])  # Gloo hangs if hosts have unequal shares
     params = harness.parameters({"w": harness.MATRIX})
     compression = Compression(config_of("topk(k=9)"), params.items(), members)
     opt = harness.optimizer(params, compression, process_set=members)
-    if hvd.rank() != 2:
+    if hvd.rank() in (1, 3):
         refused(
             lambda: harness.averages(opt, params, harness.gradients(params, 0)),
             ConfigError,
@@ -149,11 +171,11 @@ def other_process_sets_are_refused() -> None:
 
 
 @cases
-def bits_stay_the_same_over_many_steps() -> None:
+def bits_stay_the_same() -> None:
     config = config_of("residual|topk(ratio=0.05)", "two_level(sra)")
     params = harness.parameters({"a": (64, 80), "b": (40, 200), "bias": (30,)})
     opt = harness.optimizer(params, Compression(config, params.items()))
-    for step in range(30):
+    for step in range(10):
         harness.averages(opt, params, harness.gradients(params, step))
     for name, p in params.items():
         assert p.detach().abs().max() > 0
