@@ -39,7 +39,7 @@ POLL_SECONDS = 0.05
 GRACE_SECONDS = 3.0
 """Between asking a process to end and ending it."""
 
-FAREWELL_SECONDS = 15.0
+FAREWELL_SECONDS = 25.0
 """How much earlier or later than the workers servers and the scheduler may end."""
 
 EXIT_ARGUMENTS = 2

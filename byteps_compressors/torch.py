@@ -351,6 +351,7 @@ def _with_arrays(state: Mapping[str, Any]) -> Mapping[str, Any]:
 class _Context:
     """What decompress needs to know of a compressed gradient."""
 
+    payload: torch.Tensor
     round: Round
     shape: torch.Size
     dtype: torch.dtype
@@ -406,6 +407,7 @@ class Compression(metaclass=_ByName):
             _check_summable(spec)
         self._parameters = list(named_parameters)
         self._names: dict[int, str] = {}
+        self._running: dict[int, _Context] = {}
 
     @functools.cached_property
     def pipeline(self) -> Pipeline:
@@ -421,7 +423,7 @@ class Compression(metaclass=_ByName):
 
     # The interface that BytePS calls.
 
-    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, _Context]:
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
         """The payload of a gradient, which BytePS averages."""
         values = tensor.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
         running = self.pipeline.round(self._name_of(tensor), values)
@@ -432,10 +434,14 @@ class Compression(metaclass=_ByName):
         assert isinstance(request, AllReduce)  # as _check_summable says
         # A copy: BytePS averages in place, and dense payloads are views of the gradient.
         payload = torch.from_numpy(np.array(request.array)).to(tensor.device)
-        return payload, _Context(running, tensor.shape, tensor.dtype)
+        # BytePS' optimizer gives decompress the context of the last gradient for all of them, but
+        # the very tensor that was returned here.
+        self._running[id(payload)] = _Context(payload, running, tensor.shape, tensor.dtype)
+        return payload, None
 
-    def decompress(self, tensor: torch.Tensor, context: _Context) -> torch.Tensor:
+    def decompress(self, tensor: torch.Tensor, context: Any) -> torch.Tensor:
         """The average of the gradients whose payloads' average is ``tensor``."""
+        context = self._running.pop(id(tensor))
         try:
             context.round.send(tensor.cpu().numpy())
         except StopIteration as stop:

@@ -16,6 +16,7 @@
 // is shorter: byte 0 is the number of elements that it has less than the partition was registered
 // with (BytePS rounds sizes up and tells compressors only the rounded ones); a Stamp where the
 // codec needs one; the codec's payload.
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -202,28 +203,33 @@ void store(DataType type, const float* from, char* to, std::size_t n) {
 
 // ------------------------------------------------------------------------ payloads
 
-// What decoding needs besides the payload, where the codec is seeded or changes with time.
-struct Stamp {
+// What decoding needs besides the payload, and the server to draw random numbers of its own.
+struct Header {
+  // How many elements a partition has less than it was registered with: BytePS rounds sizes up, and
+  // tells compressors only the rounded ones.
+  std::uint8_t rounding = 0;
   std::uint32_t step = 0;
   std::uint16_t epoch = 0;
   std::uint16_t partition = 0;
   std::uint16_t sender = kShared;  // whose random numbers
 
-  static constexpr std::size_t kSize = 10;
+  static constexpr std::size_t kSize = 11;
   static constexpr std::uint16_t kShared = 0xFFFF;  // everybody's
   static constexpr std::uint16_t kServer = 0xFFFE;
 
   void write(std::uint8_t* to) const {
-    std::memcpy(to, &step, 4);
-    std::memcpy(to + 4, &epoch, 2);
-    std::memcpy(to + 6, &partition, 2);
-    std::memcpy(to + 8, &sender, 2);
+    to[0] = rounding;
+    std::memcpy(to + 1, &step, 4);
+    std::memcpy(to + 5, &epoch, 2);
+    std::memcpy(to + 7, &partition, 2);
+    std::memcpy(to + 9, &sender, 2);
   }
   void read(const std::uint8_t* from) {
-    std::memcpy(&step, from, 4);
-    std::memcpy(&epoch, from + 4, 2);
-    std::memcpy(&partition, from + 6, 2);
-    std::memcpy(&sender, from + 8, 2);
+    rounding = from[0];
+    std::memcpy(&step, from + 1, 4);
+    std::memcpy(&epoch, from + 5, 2);
+    std::memcpy(&partition, from + 7, 2);
+    std::memcpy(&sender, from + 9, 2);
   }
 };
 
@@ -247,10 +253,7 @@ class Partition : public Compressor {
     // Sizes are rounded up to a multiple of this, so a longer message is raw for sure.
     const std::size_t rounding = 8 * type_.width * type_.width;
     limit_ = type_.compressible ? size - rounding : 0;
-    const std::uint32_t caps = gradcomp_codec_caps(codec_at(0, 0));
-    summable_ = (caps & GRADCOMP_CAP_SUMMABLE) != 0;
-    stamped_ = scheduled_ || (caps & GRADCOMP_CAP_SEEDED) != 0;
-    header_ = 1 + (stamped_ ? Stamp::kSize : 0);
+    summable_ = (gradcomp_codec_caps(codec_at(0, 0)) & GRADCOMP_CAP_SUMMABLE) != 0;
   }
 
   const gradcomp_codec* codec_at(std::uint64_t step, std::uint64_t epoch) {
@@ -262,27 +265,28 @@ class Partition : public Compressor {
     return codec_.get();
   }
 
-  gradcomp_call call_of(const Stamp& stamp) const {
-    const std::uint64_t seed = stamp.sender == Stamp::kShared
+  gradcomp_call call_of(const Header& header) const {
+    const std::uint64_t seed = header.sender == Header::kShared
                                    ? options_.seed
-                                   : gradcomp_rank_seed(options_.seed, stamp.sender);
-    return {seed, stamp.step, options_.tensor << 16 | stamp.partition};
+                                   : gradcomp_rank_seed(options_.seed, header.sender);
+    return {seed, header.step, options_.tensor << 16 | header.partition};
   }
 
   bool is_raw(const tensor_t& message) const { return message.size > limit_; }
 
   // Writes header and payload; false where raw is no longer.
   template <typename Encode>
-  bool encode(const gradcomp_codec* codec, std::size_t n, const Stamp& stamp, Encode&& encode) {
-    message_.resize(header_ + gradcomp_max_payload_size(codec, n));
+  bool encode(const gradcomp_codec* codec, std::size_t n, Header header, Encode&& encode) {
+    message_.resize(Header::kSize + gradcomp_max_payload_size(codec, n));
     payload_size_ = 0;
-    check(encode(message_.data() + header_, message_.size() - header_), "encode");
-    if (header_ + payload_size_ > limit_) return false;
-    message_[0] = static_cast<std::uint8_t>(registered_ - n);
-    if (stamped_) stamp.write(message_.data() + 1);
+    check(encode(payload(), message_.size() - Header::kSize), "encode");
+    if (Header::kSize + payload_size_ > limit_) return false;
+    header.rounding = static_cast<std::uint8_t>(registered_ - n);
+    header.write(message_.data());
     return true;
   }
-  tensor_t coded() { return {message_.data(), header_ + payload_size_, _dtype}; }
+  std::uint8_t* payload() { return message_.data() + Header::kSize; }
+  tensor_t coded() { return {message_.data(), Header::kSize + payload_size_, _dtype}; }
 
   tensor_t raw(const char* data, std::size_t size) {
     message_.assign(data, data + size);
@@ -295,16 +299,17 @@ class Partition : public Compressor {
   }
 
   // Decodes a coded message into `out`, and returns its number of elements.
-  std::size_t decode(const tensor_t& message, char* out, Stamp* stamp) {
+  std::size_t decode(const tensor_t& message, char* out, Header* header) {
     const auto* const bytes = reinterpret_cast<const std::uint8_t*>(message.data);
-    if (message.size < header_ || bytes[0] >= registered_) fail("a message without its header");
-    const std::size_t n = registered_ - bytes[0];
-    if (stamped_) stamp->read(bytes + 1);
-    const gradcomp_call call = call_of(*stamp);
+    if (message.size < Header::kSize) fail("a message without its header");
+    header->read(bytes);
+    if (header->rounding >= registered_) fail("a message for another partition");
+    const std::size_t n = registered_ - header->rounding;
+    const gradcomp_call call = call_of(*header);
     float* const values =
         _dtype == byteps::common::BYTEPS_FLOAT32 ? reinterpret_cast<float*>(out) : floats(n);
-    check(gradcomp_decode(codec_at(stamp->step, stamp->epoch), bytes + header_,
-                          message.size - header_, &call, values, n),
+    check(gradcomp_decode(codec_at(header->step, header->epoch), bytes + Header::kSize,
+                          message.size - Header::kSize, &call, values, n),
           "decode");
     if (values == floats_.data()) store(_dtype, values, out, n);
     return n;
@@ -327,8 +332,6 @@ class Partition : public Compressor {
   Spec spec_;
   bool scheduled_;
   bool summable_ = false;
-  bool stamped_ = false;
-  std::size_t header_ = 1;
   std::size_t limit_ = 0;  // the longest coded message
   // Neither Compress nor Decompress writes what the other one returned: BytePS still sends from it.
   std::vector<std::uint8_t> message_;
@@ -352,10 +355,10 @@ class WorkerPartition final : public Partition {
     offset_ = tensor_->partitioned;
     tensor_->partitioned += registered_;
     if (tensor_->numel == 0) grow(registered_);  // nobody has said how large it is
-    stamp_.partition = static_cast<std::uint16_t>(tensor_->steps.size());
+    header_.partition = static_cast<std::uint16_t>(tensor_->steps.size());
     tensor_->steps.push_back(tensor_->resumed_at);
     if (!summable_) {
-      stamp_.sender =
+      header_.sender =
           static_cast<std::uint16_t>(number(variable("DMLC_WORKER_ID"), "DMLC_WORKER_ID"));
     }
   }
@@ -375,9 +378,9 @@ class WorkerPartition final : public Partition {
     const std::size_t size = numel_ * type_.width;
     if (!is_raw(message)) {
       pulled_.assign(message.data, message.data + message.size);
-      Stamp stamp;
+      Header header;
       const std::size_t n =
-          decode({pulled_.data(), pulled_.size(), message.dtype}, message.data, &stamp);
+          decode({pulled_.data(), pulled_.size(), message.dtype}, message.data, &header);
       if (n != numel_) fail("the server has sent a sum of another size than the gradient");
     }
     return {message.data, size, message.dtype};
@@ -400,18 +403,18 @@ class WorkerPartition final : public Partition {
   }
 
   tensor_t compress(const tensor_t& grad, std::size_t n) {
-    std::uint64_t& step = tensor_->steps[stamp_.partition];
-    stamp_.step = static_cast<std::uint32_t>(step);
-    stamp_.epoch = static_cast<std::uint16_t>(current_epoch.load());
+    std::uint64_t& step = tensor_->steps[header_.partition];
+    header_.step = static_cast<std::uint32_t>(step);
+    header_.epoch = static_cast<std::uint16_t>(current_epoch.load());
     ++step;
-    const gradcomp_codec* const codec = codec_at(stamp_.step, stamp_.epoch);
+    const gradcomp_codec* const codec = codec_at(header_.step, header_.epoch);
     const gradcomp_memory memory = {
         array(tensor_->residual, own_.residual, GRADCOMP_KEEPS_RESIDUAL, n),
         array(tensor_->momentum, own_.momentum, GRADCOMP_KEEPS_MOMENTUM, n)};
-    const gradcomp_call call = call_of(stamp_);
+    const gradcomp_call call = call_of(header_);
     const float* const values = load_values(grad, n);
     if (limit_ == 0 && keeps_ == 0) return raw(grad.data, grad.size);
-    const bool shorter = encode(codec, n, stamp_, [&](std::uint8_t* out, std::size_t capacity) {
+    const bool shorter = encode(codec, n, header_, [&](std::uint8_t* out, std::size_t capacity) {
       return gradcomp_spec_encode(spec_.get(), codec, values, n, &memory, world_size_, &call, out,
                                   capacity, &payload_size_);
     });
@@ -419,8 +422,7 @@ class WorkerPartition final : public Partition {
     if (keeps_ == 0) return raw(grad.data, grad.size);
     if (memory.residual == nullptr) return raw(memory.momentum, n);
     // What was encoded is what is left and what the payload has; all of it is sent now.
-    check(gradcomp_decode_add(codec, message_.data() + header_, payload_size_, &call, 1.0f,
-                              memory.residual, n),
+    check(gradcomp_decode_add(codec, payload(), payload_size_, &call, 1.0f, memory.residual, n),
           "decode");
     const tensor_t message = raw(memory.residual, n);
     load(_dtype, message.data, floats(n), n);
@@ -440,21 +442,19 @@ class WorkerPartition final : public Partition {
   std::size_t world_size_ = 1;
   std::size_t offset_ = 0;
   std::size_t numel_ = 0;
-  Stamp stamp_;
+  Header header_;
   std::vector<char> pulled_;
 };
 
 class ServerPartition final : public Partition {
  public:
-  using Partition::Partition;
-
   ServerPartition(const Options& options, std::size_t size, DataType type)
       : Partition(options, size, type) {}
 
   tensor_t Decompress(tensor_t message) override {
     if (is_raw(message)) return message;
     any_coded_ = true;
-    const std::size_t n = decode(message, _buf.get(), &stamp_);
+    const std::size_t n = decode(message, _buf.get(), &header_);
     return {_buf.get(), n * type_.width, message.dtype};
   }
 
@@ -464,12 +464,12 @@ class ServerPartition final : public Partition {
     any_coded_ = false;
     // Where no worker's message got shorter, that of their sum would not either.
     if (!type_.compressible || !coded_before) return raw(sum.data, sum.size);
-    if (!summable_) stamp_.sender = Stamp::kServer;
-    const gradcomp_codec* const codec = codec_at(stamp_.step, stamp_.epoch);
-    const gradcomp_call call = call_of(stamp_);
+    if (!summable_) header_.sender = Header::kServer;
+    const gradcomp_codec* const codec = codec_at(header_.step, header_.epoch);
+    const gradcomp_call call = call_of(header_);
     const float* const values = load_values(sum, n);
     if (options_.feedback) residual_.resize(n);
-    const bool shorter = encode(codec, n, stamp_, [&](std::uint8_t* out, std::size_t capacity) {
+    const bool shorter = encode(codec, n, header_, [&](std::uint8_t* out, std::size_t capacity) {
       return options_.feedback
                  ? gradcomp_encode_with_residual(codec, residual_.data(), values, n, 1.0f, 1.0f,
                                                  &call, out, capacity, &payload_size_)
@@ -477,8 +477,7 @@ class ServerPartition final : public Partition {
     });
     if (shorter) return coded();
     if (!options_.feedback) return raw(sum.data, sum.size);
-    check(gradcomp_decode_add(codec, message_.data() + header_, payload_size_, &call, 1.0f,
-                              residual_.data(), n),
+    check(gradcomp_decode_add(codec, payload(), payload_size_, &call, 1.0f, residual_.data(), n),
           "decode");
     const tensor_t message = raw(residual_.data(), n);
     std::fill(residual_.begin(), residual_.end(), 0.0f);
@@ -487,7 +486,7 @@ class ServerPartition final : public Partition {
 
  private:
   bool any_coded_ = false;  // a worker's message of this step
-  Stamp stamp_;             // of the workers' latest message: of the current step
+  Header header_;           // of the workers' latest message: of the current step
   std::vector<float> residual_;
 };
 
