@@ -126,6 +126,46 @@ def pushes(logs: Path) -> list[list[int]]:
     return result
 
 
+class TestTraining:
+    """scripts/train.py, which is to work as under Horovod."""
+
+    ROOT = HERE.parents[1]
+
+    def train(self, folder: Path, *arguments: str) -> Any:
+        config = self.ROOT / "configs/digits/mlp.yaml"
+        settings = ["--engine", "byteps", "--config", str(config), "--output", str(folder / "run")]
+        spec = ["--compression", "residual|topk(ratio=0.01)", "--set", "version=1"]
+        script = self.ROOT / "scripts/train.py"
+        return run(folder, 2, 1, script, *settings, *spec, *arguments)
+
+    def test_trains_and_resumes(self, tmp_path: Path) -> None:
+        epochs = ["--set", "train.epochs=1", "--set", "train.steps_per_epoch=5"]
+        first = self.train(tmp_path, *epochs, "--set", "train.checkpoint_every=1")
+        assert first.returncode == 0, first.stdout + first.stderr
+        summary = json.loads((tmp_path / "run/summary.json").read_text())
+        one, other = summary["parameters_sha256"]
+        assert one == other
+        # 301,066 parameters: 1% of the matrices' elements, and vectors uncompressed.
+        assert 30 < summary["compression_ratio"] < 80
+        epochs[1] = "train.epochs=2"
+        again = self.train(tmp_path, *epochs, "--resume")
+        assert again.returncode == 0, again.stdout + again.stderr
+        assert "resuming from" in again.stdout
+
+    def test_needs_the_launcher(self, tmp_path: Path) -> None:
+        config = str(self.ROOT / "configs/digits/mlp.yaml")
+        done = subprocess.run(
+            [sys.executable, "scripts/train.py", "--engine", "byteps", "--config", config],
+            cwd=self.ROOT,
+            env={k: v for k, v in os.environ.items() if not k.startswith("DMLC_")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert "byteps_compressors.launch" in done.stderr
+
+
 class TestDeaths:
     @pytest.mark.parametrize("victim", ["worker 1", "server 0", "scheduler"])
     def test_a_killed_role_ends_the_job(self, tmp_path: Path, victim: str) -> None:
