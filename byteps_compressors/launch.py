@@ -30,7 +30,7 @@ from types import FrameType
 from typing import IO
 
 from byteps_compressors.build import byteps_folder, plugin
-from byteps_compressors.failing import LAUNCHED
+from byteps_compressors.process import LAUNCHED
 from gradcomp.errors import GradcompError
 
 __all__ = ["Job", "main"]

@@ -15,6 +15,7 @@ import sysconfig
 
 from byteps_compressors import native
 from byteps_compressors.build import byteps_folder
+from byteps_compressors.process import resolve_scheduler
 from gradcomp.errors import ConfigError, GradcompError
 
 __all__ = ["REQUIRED", "main"]
@@ -33,6 +34,7 @@ def main() -> int:
     """Serve until all workers have ended; returns the exit code."""
     try:
         _check_environment()
+        resolve_scheduler()
         library = _load()
     except GradcompError as error:
         print(f"byteps_compressors.server: {error}", file=sys.stderr)

@@ -29,7 +29,7 @@ import byteps.torch.ops as ops
 import numpy as np
 import torch
 
-from byteps_compressors import failing, native
+from byteps_compressors import native, process
 from gradcomp import Config, Pipeline, get_codec, list_codecs
 from gradcomp.errors import ConfigError, GradcompError, ProtocolError, StateError
 from gradcomp.memory import STATE_KINDS
@@ -64,7 +64,8 @@ for _name, _value in _DEFAULTS.items():
 
 _attached: set[str] = set()
 
-failing.end_at_once()
+process.end_at_once()
+process.resolve_scheduler()
 
 
 class Attached:

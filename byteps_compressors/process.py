@@ -1,12 +1,15 @@
-"""How a worker fails."""
+"""What is set right in a process before BytePS starts there."""
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from types import TracebackType
 
-__all__ = ["LAUNCHED", "end_at_once"]
+from gradcomp.errors import ConfigError
+
+__all__ = ["LAUNCHED", "end_at_once", "resolve_scheduler"]
 
 LAUNCHED = "GRADCOMP_BYTEPS_LAUNCHED"
 """Set in the environment of workers that byteps_compressors.launch has started."""
@@ -31,3 +34,21 @@ def end_at_once() -> None:
         os._exit(1)
 
     sys.excepthook = show_and_end
+
+
+def resolve_scheduler() -> None:
+    """Put the address of the scheduler's host where its name is: BytePS cannot listen at a name.
+
+    Raises:
+        ConfigError: nobody knows the name.
+    """
+    host = os.environ.get("DMLC_PS_ROOT_URI")
+    if not host:
+        return
+    try:
+        os.environ["DMLC_PS_ROOT_URI"] = socket.gethostbyname(host)
+    except OSError as error:
+        raise ConfigError(
+            f"DMLC_PS_ROOT_URI is '{host}', which has no address ({error}): give the name or "
+            "address of the scheduler's machine"
+        ) from None
