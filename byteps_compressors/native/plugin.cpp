@@ -298,13 +298,15 @@ class Partition : public Compressor {
     return {message_.data(), message_.size(), _dtype};
   }
 
-  // Decodes a coded message into `out`, and returns its number of elements.
-  std::size_t decode(const tensor_t& message, char* out, Header* header) {
+  // Decodes a coded message into `out`, which has room for the registered elements, or for `numel`
+  // where that is not 0; returns the number of elements.
+  std::size_t decode(const tensor_t& message, std::size_t numel, char* out, Header* header) {
     const auto* const bytes = reinterpret_cast<const std::uint8_t*>(message.data);
     if (message.size < Header::kSize) fail("a message without its header");
     header->read(bytes);
     if (header->rounding >= registered_) fail("a message for another partition");
     const std::size_t n = registered_ - header->rounding;
+    if (numel != 0 && n != numel) fail("a sum of another size than the gradient's");
     const gradcomp_call call = call_of(*header);
     float* const values =
         _dtype == byteps::common::BYTEPS_FLOAT32 ? reinterpret_cast<float*>(out) : floats(n);
@@ -379,9 +381,7 @@ class WorkerPartition final : public Partition {
     if (!is_raw(message)) {
       pulled_.assign(message.data, message.data + message.size);
       Header header;
-      const std::size_t n =
-          decode({pulled_.data(), pulled_.size(), message.dtype}, message.data, &header);
-      if (n != numel_) fail("the server has sent a sum of another size than the gradient");
+      decode({pulled_.data(), pulled_.size(), message.dtype}, numel_, message.data, &header);
     }
     return {message.data, size, message.dtype};
   }
@@ -454,7 +454,7 @@ class ServerPartition final : public Partition {
   tensor_t Decompress(tensor_t message) override {
     if (is_raw(message)) return message;
     any_coded_ = true;
-    const std::size_t n = decode(message, _buf.get(), &header_);
+    const std::size_t n = decode(message, 0, _buf.get(), &header_);
     return {_buf.get(), n * type_.width, message.dtype};
   }
 
