@@ -4,12 +4,18 @@
 
 #include "core/compiled.hpp"
 #include "core/feedback.hpp"
+#include "core/memory.hpp"
 #include "core/rng.hpp"
 #include "gradcomp/gradcomp.h"
 #include "wire/frame.hpp"
 
 struct gradcomp_codec {
   gradcomp::CompiledCodec compiled;
+};
+
+struct gradcomp_spec {
+  gradcomp::Spec spec;
+  std::string text;
 };
 
 namespace {
@@ -64,6 +70,13 @@ Call make_call(const gradcomp_call* call) {
   return made;
 }
 
+Status compile(std::string_view text, gradcomp_codec** out) {
+  auto codec = std::make_unique<gradcomp_codec>();
+  GRADCOMP_TRY(gradcomp::compile_codec(text, &codec->compiled));
+  *out = codec.release();
+  return {};
+}
+
 Status open(const gradcomp_codec* codec, const std::uint8_t* bytes, std::size_t size, std::size_t n,
             Frame* frame) {
   GRADCOMP_TRY(check(codec, bytes, size));
@@ -86,10 +99,7 @@ gradcomp_status gradcomp_codec_create(const char* spec, gradcomp_codec** out) {
     if (out == nullptr) return gradcomp::argument_error("out is NULL");
     *out = nullptr;
     if (spec == nullptr) return gradcomp::argument_error("spec is NULL");
-    auto codec = std::make_unique<gradcomp_codec>();
-    GRADCOMP_TRY(gradcomp::compile_codec(spec, &codec->compiled));
-    *out = codec.release();
-    return {};
+    return compile(spec, out);
   });
 }
 
@@ -158,6 +168,82 @@ gradcomp_status gradcomp_decode_add(const gradcomp_codec* codec, const uint8_t* 
     return codec->compiled.codec->decode_add(span(payload, size), make_call(call), weight,
                                              span(acc, n));
   });
+}
+
+gradcomp_status gradcomp_spec_create(const char* text, gradcomp_spec** out) {
+  return guarded([&]() -> Status {
+    if (out == nullptr) return gradcomp::argument_error("out is NULL");
+    *out = nullptr;
+    if (text == nullptr) return gradcomp::argument_error("text is NULL");
+    auto spec = std::make_unique<gradcomp_spec>();
+    GRADCOMP_TRY(gradcomp::parse_spec(text, &spec->spec));
+    if (spec->spec.find(gradcomp::StageKind::kCodec) == nullptr) {
+      return {Code::kSpec, "'" + spec->spec.text() +
+                               "' is an algorithm of several phases, which engines without them "
+                               "cannot run"};
+    }
+    spec->text = spec->spec.text();
+    *out = spec.release();
+    return {};
+  });
+}
+
+void gradcomp_spec_destroy(gradcomp_spec* spec) { delete spec; }
+
+const char* gradcomp_spec_text(const gradcomp_spec* spec) { return spec->text.c_str(); }
+
+uint32_t gradcomp_spec_keeps(const gradcomp_spec* spec) {
+  const gradcomp::Memory memory(spec->spec);
+  return (memory.keeps_residual() ? GRADCOMP_KEEPS_RESIDUAL : 0) |
+         (memory.keeps_momentum() ? GRADCOMP_KEEPS_MOMENTUM : 0);
+}
+
+int gradcomp_spec_scheduled(const gradcomp_spec* spec) {
+  using Unit = gradcomp::Schedule::Unit;
+  return spec->spec.scheduled_by(Unit::kSteps) || spec->spec.scheduled_by(Unit::kEpochs) ? 1 : 0;
+}
+
+gradcomp_status gradcomp_spec_codec(const gradcomp_spec* spec, uint64_t step, uint64_t epoch,
+                                    gradcomp_codec** out) {
+  return guarded([&]() -> Status {
+    if (out == nullptr) return gradcomp::argument_error("out is NULL");
+    *out = nullptr;
+    if (spec == nullptr) return gradcomp::argument_error("spec is NULL");
+    const gradcomp::Spec now =
+        spec->spec.at(static_cast<std::int64_t>(step), static_cast<std::int64_t>(epoch));
+    return compile(now.text_without_memory(), out);
+  });
+}
+
+gradcomp_status gradcomp_spec_encode(const gradcomp_spec* spec, const gradcomp_codec* codec,
+                                     const float* grad, size_t n, const gradcomp_memory* memory,
+                                     size_t world_size, const gradcomp_call* call, uint8_t* out,
+                                     size_t capacity, size_t* written) {
+  return guarded([&]() -> Status {
+    GRADCOMP_TRY(check(codec, grad, n));
+    GRADCOMP_TRY(check(written, out, capacity));
+    if (spec == nullptr) return gradcomp::argument_error("spec is NULL");
+    if (n > gradcomp::kMaxNumel) return gradcomp::capacity_error("too many elements");
+    const gradcomp::Memory kept(spec->spec);
+    float* const residual = memory == nullptr ? nullptr : memory->residual;
+    float* const momentum = memory == nullptr ? nullptr : memory->momentum;
+    if (kept.keeps_residual()) GRADCOMP_TRY(check(spec, residual, n));
+    if (kept.keeps_momentum()) GRADCOMP_TRY(check(spec, momentum, n));
+    return kept.encode(codec->compiled, span(grad, n), {span(residual, n), span(momentum, n)},
+                       world_size, call == nullptr || call->step == 0, make_call(call),
+                       span(out, capacity), written);
+  });
+}
+
+uint64_t gradcomp_rank_seed(uint64_t seed, uint64_t rank) {
+  return gradcomp::derive_stream(seed, rank, 0);
+}
+
+const char* gradcomp_codec_name(size_t i) {
+  for (const gradcomp::StageInfo& info : gradcomp::registry()) {
+    if (info.kind == gradcomp::StageKind::kCodec && i-- == 0) return info.name;
+  }
+  return nullptr;
 }
 
 size_t gradcomp_max_frame_size(const gradcomp_codec* codec, size_t n) {

@@ -1,7 +1,10 @@
-"""Train a small task under Horovod, with or without gradient compression.
+"""Train a small task under Horovod or BytePS, with or without gradient compression.
 
   horovodrun -np 2 .venv/bin/python scripts/train.py \\
       --config configs/digits/cnn.yaml --config configs/compress/residual-topk.yaml
+
+  python -m byteps_compressors.launch --workers 2 -- \\
+      python scripts/train.py --engine byteps --config configs/digits/cnn.yaml
 
 Without horovodrun it trains in one process. docs/training.md describes the configuration.
 Exit codes: 0 done, or stopped by SIGTERM after a checkpoint; 1 training failed; 2 wrong
@@ -47,6 +50,12 @@ def main() -> int:
         help="where results go, shared by all hosts (default: runs/TASK-DATE-TIME)",
     )
     parser.add_argument(
+        "--engine",
+        choices=["horovod", "byteps"],
+        default="horovod",
+        help="what averages the gradients (default: horovod)",
+    )
+    parser.add_argument(
         "--resume",
         action="store_true",
         help="continue from the newest checkpoint in --output",
@@ -58,7 +67,7 @@ def main() -> int:
     if arguments.compression is not None:
         overrides.append(f"compress.default={arguments.compression}")
 
-    # Imports torch and Horovod, which takes seconds: not for --help or a mistyped flag.
+    # Imports torch and the engine, which takes seconds: not for --help or a mistyped flag.
     from training.job import Arguments, run
 
     return run(
@@ -67,6 +76,7 @@ def main() -> int:
             overrides=overrides,
             output=arguments.output,
             resume=arguments.resume,
+            engine=arguments.engine,
         )
     )
 

@@ -11,12 +11,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 
 from gradcomp.errors import ConfigError
 from training.cluster import together
+from training.engine import engine
 
 __all__ = ["Checkpoints", "random_state", "set_random_state"]
 
@@ -39,12 +39,12 @@ class Checkpoints:
 
         def write() -> None:
             partial.mkdir(parents=True, exist_ok=True)
-            _write(partial / _rank_file(hvd.rank()), own)
-            if hvd.rank() == 0:
-                _write(partial / _MODEL, {**shared, "world_size": hvd.size()})
+            _write(partial / _rank_file(engine().rank()), own)
+            if engine().rank() == 0:
+                _write(partial / _MODEL, {**shared, "world_size": engine().size()})
 
         def commit() -> None:
-            if hvd.rank() == 0:
+            if engine().rank() == 0:
                 partial.rename(self._home / f"step-{step:08d}")
                 self._prune()
 
@@ -71,7 +71,11 @@ def load(path: Path) -> tuple[State, list[State]]:
     Raises ConfigError naming the file that cannot be read.
     """
     shared = _read(path / _MODEL)
-    ranks = [hvd.rank()] if shared["world_size"] == hvd.size() else range(shared["world_size"])
+    ranks = (
+        [engine().rank()]
+        if shared["world_size"] == engine().size()
+        else range(shared["world_size"])
+    )
     return shared, [_read(path / _rank_file(rank)) for rank in ranks]
 
 

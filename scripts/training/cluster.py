@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-import horovod.torch as hvd
 import torch
 from torch import nn
 
 from gradcomp.errors import GradcompError
+from training.engine import engine
 
 __all__ = [
     "EXIT_CONFIG",
@@ -51,7 +51,7 @@ def together(action: Callable[[], T], *, exit_code: int = EXIT_FAILED) -> T:
     except (GradcompError, OSError) as error:
         failure = str(error)
     # Horovod's default name is that of the type, which failure changes.
-    failures = hvd.allgather_object(failure, name="train.together")
+    failures = engine().allgather_object(failure, name="train.together")
     if any(text is not None for text in failures):
         raise AbortError(_merged(failures), exit_code)
     return result[0]
@@ -68,7 +68,7 @@ def threads_per_rank() -> int:
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdigit() and int(asked) > 0:
         return int(asked)
-    ranks: int = hvd.local_size()
+    ranks: int = engine().local_size()
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
@@ -76,7 +76,7 @@ def average_buffers(model: nn.Module) -> None:
     """Give every rank the mean of the running statistics, which each has gathered alone."""
     for name, buffer in model.named_buffers():
         if buffer.is_floating_point():
-            buffer.copy_(hvd.allreduce(buffer, op=hvd.Average, name=f"train.buffer.{name}"))
+            buffer.copy_(engine().sum(buffer, f"train.buffer.{name}") / engine().size())
 
 
 def checked_digests(model: nn.Module) -> list[str]:
@@ -88,7 +88,7 @@ def checked_digests(model: nn.Module) -> list[str]:
     for name, parameter in model.named_parameters():
         digest.update(name.encode())
         digest.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
-    digests: list[str] = hvd.allgather_object(digest.hexdigest(), name="train.digest")
+    digests: list[str] = engine().allgather_object(digest.hexdigest(), name="train.digest")
     differing = [str(rank) for rank, value in enumerate(digests) if value != digests[0]]
     if differing:
         raise AbortError(

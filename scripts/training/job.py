@@ -14,11 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import horovod
-import horovod.torch as hvd
 import numpy as np
 import torch
-from horovod.common.exceptions import HorovodInternalError
 
 import gradcomp
 from gradcomp.compose import compose
@@ -34,6 +31,7 @@ from training.cluster import (
     together,
 )
 from training.display import Display
+from training.engine import choose, engine
 from training.metrics import MetricsLog, write_json
 from training.settings import TrainSettings
 from training.trainer import Trainer
@@ -49,6 +47,7 @@ class Arguments:
     overrides: Sequence[str]
     output: Path | None
     resume: bool
+    engine: str
 
 
 @dataclass(frozen=True)
@@ -69,21 +68,26 @@ def run(arguments: Arguments) -> int:
         terminated = True
 
     signal.signal(signal.SIGTERM, terminate)
-    hvd.init()
+    choose(arguments.engine)
+    try:
+        engine().init()
+    except ConfigError as error:
+        print(f"train.py: error: {error}", file=sys.stderr)
+        return EXIT_CONFIG
     torch.set_num_threads(threads_per_rank())
     torch.use_deterministic_algorithms(True)
     try:
         _train(arguments, lambda: terminated)
     except AbortError as error:
-        if hvd.rank() == 0:
+        if engine().rank() == 0:
             print(f"train.py: error: {error}", file=sys.stderr, flush=True)
         # The launcher ends all ranks as soon as one has failed; rank 0 must have spoken.
-        hvd.barrier()
+        engine().barrier()
         return error.exit_code
-    except HorovodInternalError as error:
+    except engine().lost_rank as error:
         print(
-            f"train.py: error: rank {hvd.rank()} lost another rank ({error}); the launcher names "
-            "the one that ended; once that is mended, continue with --resume",
+            f"train.py: error: rank {engine().rank()} lost another rank ({error}); the launcher "
+            "names the one that ended; once that is mended, continue with --resume",
             file=sys.stderr,
             flush=True,
         )
@@ -99,7 +103,7 @@ def _train(arguments: Arguments, stop: Callable[[], bool]) -> None:
     together(lambda: _prepare(output, arguments.resume), exit_code=EXIT_CONFIG)
     resume = _newest(output, checkpoints) if arguments.resume else None
     trainer = Trainer(plan.settings, plan.compress, checkpoints, resume)
-    settings, master = plan.settings, hvd.rank() == 0
+    settings, master = plan.settings, engine().rank() == 0
     facts = _facts(plan, trainer)
     log = None
     if master:
@@ -141,7 +145,7 @@ def _plan(arguments: Arguments) -> Plan:
 
 def _check_same_plan(plan: Plan) -> None:
     text = json.dumps(plan.mapping, sort_keys=True, default=str)
-    plans = hvd.allgather_object(text, name="train.plan")
+    plans = engine().allgather_object(text, name="train.plan")
     differing = [str(rank) for rank, other in enumerate(plans) if other != plans[0]]
     if differing:
         raise AbortError(
@@ -153,12 +157,12 @@ def _check_same_plan(plan: Plan) -> None:
 
 def _default_output(settings: TrainSettings) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    name: str = hvd.broadcast_object(f"{settings.task}-{stamp}", root_rank=0, name="train.output")
+    name: str = engine().broadcast_object(f"{settings.task}-{stamp}", name="train.output")
     return Path("runs") / name
 
 
 def _prepare(output: Path, resume: bool) -> None:
-    if hvd.rank() != 0:
+    if engine().rank() != 0:
         return
     if not resume and (output / "run.json").exists():
         raise ConfigError(
@@ -168,7 +172,7 @@ def _prepare(output: Path, resume: bool) -> None:
 
 
 def _newest(output: Path, checkpoints: Checkpoints) -> Path:
-    newest: Path | None = hvd.broadcast_object(checkpoints.newest(), root_rank=0, name="train.from")
+    newest: Path | None = engine().broadcast_object(checkpoints.newest(), name="train.from")
     if newest is None:
         raise AbortError(
             f"{output} has no complete checkpoint to resume from; start it without --resume",
@@ -179,10 +183,12 @@ def _newest(output: Path, checkpoints: Checkpoints) -> Path:
 
 def _introduction(plan: Plan, trainer: Trainer, output: Path, resume: Path | None) -> str:
     spec = plan.compress.compress.default.canonical if plan.compress else "none"
-    ranks = f"{hvd.size()} ranks" if hvd.size() > 1 else "one rank"
+    ranks = f"{engine().size()} ranks" if engine().size() > 1 else "one rank"
     lines = [f"{plan.settings.task} on {ranks}, compression: {spec}, output: {output}"]
-    if hvd.size() == 1:
-        lines.append("one rank alone sends nothing, so Horovod does not call the compressor")
+    if engine().size() == 1:
+        lines.append(
+            f"one rank alone sends nothing, so {engine().title} does not call the compressor"
+        )
     if resume is not None:
         lines.append(f"resuming from {resume}: step {trainer.progress.step}")
     return "\n".join(lines)
@@ -193,13 +199,13 @@ def _facts(plan: Plan, trainer: Trainer) -> dict[str, Any]:
     return {
         "task": plan.settings.task,
         "metric": trainer.metric.key,
-        "world_size": hvd.size(),
+        "world_size": engine().size(),
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "total_steps": plan.settings.epochs * trainer.steps_per_epoch,
         "config": plan.mapping,
         "versions": {
             "gradcomp": gradcomp.__version__,
-            "horovod": horovod.__version__,
+            engine().name: engine().version(),
             "torch": torch.__version__,
             "numpy": np.__version__,
             "python": platform.python_version(),
@@ -211,7 +217,7 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
     """What the run reached. Bytes are of rank 0, tcp_bytes_per_step the mean over ranks."""
     progress, traffic = trainer.progress, trainer.traffic
     seconds = trainer.step_seconds
-    tcp = hvd.allgather_object(trainer.tcp_bytes, name="train.tcp")
+    tcp = engine().allgather_object(trainer.tcp_bytes, name="train.tcp")
     known = seconds and None not in tcp
     tcp_per_step = sum(tcp) / len(tcp) / len(seconds) if known else None
     return {

@@ -5,11 +5,12 @@ from __future__ import annotations
 import socket
 import struct
 from pathlib import Path
+from typing import Protocol
 
-import horovod.torch as hvd
 from torch import nn
 
 from gradcomp.stats import Stats
+from training.engine import engine
 
 __all__ = ["TrafficMeter", "tcp_bytes_sent"]
 
@@ -18,25 +19,33 @@ _TCPI_BYTES_ACKED = 120
 _TCP_INFO_SIZE = 128
 
 
+class Counter(Protocol):
+    """What compresses gradients, and counts."""
+
+    @property
+    def stats(self) -> Stats:
+        """Its account so far."""
+
+
 class TrafficMeter:
     """Counts the bytes of gradients this rank hands to the collectives."""
 
-    def __init__(self, model: nn.Module, stats: Stats | None, sent: int = 0) -> None:
-        """Count by ``stats``, the compressor's account, or as stock Horovod sends if None.
+    def __init__(self, model: nn.Module, counter: Counter | None, sent: int = 0) -> None:
+        """Count by the compressor's ``stats``, or as the engine sends uncompressed if None.
 
         The account holds frame headers, indices and tokens too. ``sent`` is what the run
         had sent before it was resumed.
         """
         self.dense_step_bytes = sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
         self.sent = sent
-        self._stats = stats
+        self._counter = counter
         self._seen = self._counted()
 
     def end_step(self) -> int:
         """The bytes that the step which has just ended sent."""
-        if hvd.size() == 1:
-            return 0  # Horovod's optimizer then calls neither collectives nor compressors
-        if self._stats is None:
+        if engine().size() == 1:
+            return 0  # the engine's optimizer then calls neither collectives nor compressors
+        if self._counter is None:
             sent = self.dense_step_bytes
         else:
             counted = self._counted()
@@ -49,13 +58,13 @@ class TrafficMeter:
         return self.dense_step_bytes * steps / sent if sent else None
 
     def _counted(self) -> int:
-        return sum(self._stats.sent_bytes.values()) if self._stats is not None else 0
+        return self._counter.stats.total_bytes if self._counter is not None else 0
 
 
 def tcp_bytes_sent() -> int | None:
     """Bytes that this process's open TCP connections have delivered to their peers.
 
-    All that Horovod says to coordinate is in it; headers of TCP and IP are not. None
+    All that the engine says to coordinate is in it; headers of TCP and IP are not. None
     where the system does not tell.
     """
     descriptors = Path("/proc/self/fd")

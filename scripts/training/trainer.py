@@ -1,4 +1,4 @@
-"""Data-parallel training under Horovod, with or without compressed gradients."""
+"""Data-parallel training, with or without compressed gradients."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 from torch.nn import functional
 
 from gradcomp.config import Config
 from gradcomp.errors import StateError
-from horovod_compressors.torch import DGCSGD, Compression
 from training import checkpoint
 from training.checkpoint import Checkpoints
 from training.cluster import EXIT_CONFIG, EXIT_FAILED, AbortError, average_buffers, together
 from training.data import Batch, steps_per_epoch, train_batches
 from training.display import Display
+from training.engine import engine
 from training.metrics import EpochRow, MetricsLog, Score, StepRow
 from training.schedule import learning_rate
 from training.settings import TrainSettings
@@ -67,7 +66,7 @@ class Trainer:
         Raises AbortError on every rank when that fails on any.
         """
         self.settings = settings
-        self.rank, self.workers = hvd.rank(), hvd.size()
+        self.rank, self.workers = engine().rank(), engine().size()
         self.progress = Progress()
         self.step_seconds: list[float] = []
         """Of the steps taken by this process."""
@@ -92,7 +91,7 @@ class Trainer:
         self.compression = None
         if compress is not None:
             self.compression = together(
-                lambda: Compression(compress, named_parameters=self.model.named_parameters()),
+                lambda: engine().compression(compress, self.model),
                 exit_code=EXIT_CONFIG,
             )
         # What a checkpoint must have in common with the run that goes on from it.
@@ -100,33 +99,34 @@ class Trainer:
             "task": settings.task,
             "compression": compress.digest_text() if compress else "none",
         }
-        corrects = compress is not None and compress.momentum_correction is not None
-        self._optimizer = hvd.DistributedOptimizer(
-            (DGCSGD if corrects else torch.optim.SGD)(
+        sgd = torch.optim.SGD
+        if compress is not None and compress.momentum_correction is not None:
+            sgd = together(engine().momentum_free_sgd, exit_code=EXIT_CONFIG)
+        self._optimizer = engine().optimizer(
+            sgd(
                 self.model.parameters(),
                 lr=settings.lr,
                 momentum=settings.momentum,
                 nesterov=settings.nesterov,
                 weight_decay=settings.weight_decay,
             ),
-            named_parameters=self.model.named_parameters(),
-            compression=self.compression or hvd.Compression.none,
+            self.model,
+            self.compression,
         )
         own = {"sent_bytes": 0}
         if resume is not None:
             own = together(lambda: self._restore(resume), exit_code=EXIT_CONFIG)
-        hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
-        # hvd.broadcast_optimizer_state would first take a step with zero gradients, which
+        engine().broadcast_parameters(self.model.state_dict())
+        # The engines' broadcast_optimizer_state would first take a step with zero gradients, which
         # decays the weights and fills the momentum buffers.
-        state = hvd.broadcast_object(self._optimizer.state_dict(), root_rank=0, name="train.sgd")
+        state = engine().broadcast_object(self._optimizer.state_dict(), name="train.sgd")
         self._optimizer.load_state_dict(state)
         if resume is None:
             # Ranks start from equal parameters, but draw different random numbers.
             torch.manual_seed(settings.seed + self.rank)
         else:
             self._restore_own(own)
-        stats = self.compression.stats if self.compression else None
-        self.traffic = TrafficMeter(self.model, stats, own["sent_bytes"])
+        self.traffic = TrafficMeter(self.model, self.compression, own["sent_bytes"])
 
     # ------------------------------------------------------------ checkpoints
 
@@ -265,7 +265,7 @@ class Trainer:
         status = torch.zeros(self.workers + 1, dtype=torch.float64)
         status[self.rank] = loss
         status[-1] = stop
-        *losses, stops = hvd.allreduce(status, op=hvd.Sum, name="train.status").tolist()
+        *losses, stops = engine().sum(status, "train.status").tolist()
         bad = [f"rank {i}: {x}" for i, x in enumerate(losses) if not math.isfinite(x)]
         if bad:
             saved = "none" if self._saved_step is None else f"step {self._saved_step}"
@@ -315,7 +315,7 @@ class Trainer:
                 sums[0] += (scores.argmax(dim=1) == batch.classes).sum()
                 sums[1] += functional.cross_entropy(scores, batch.classes, reduction="sum")
                 sums[2] += batch.classes.numel()
-        right, nats, predictions = hvd.allreduce(sums, op=hvd.Sum, name="train.test").tolist()
+        right, nats, predictions = engine().sum(sums, "train.test").tolist()
         score = Score(right / predictions, nats / predictions / math.log(2))
         progress = self.progress
         progress.accuracy, progress.test_bits = score.accuracy, score.test_bits

@@ -14,6 +14,52 @@
 
 int check_capi(void);
 
+/* A whole spec: its memory's arrays are the caller's. */
+static int check_spec(void) {
+  const float grad[4] = {1.0f, -4.0f, 2.0f, 0.5f};
+  float residual[4] = {0, 0, 0, 0};
+  float sent[4];
+  uint8_t buffer[256];
+  size_t written = 0;
+  const gradcomp_memory memory = {residual, NULL};
+  gradcomp_call call = {0, 0, 0};
+  gradcomp_spec* spec = NULL;
+  gradcomp_codec* codec = NULL;
+
+  EXPECT(gradcomp_spec_create("powersgd(rank=2)", &spec) == GRADCOMP_SPEC);
+  EXPECT(strstr(gradcomp_last_error(), "several phases") != NULL);
+  EXPECT(gradcomp_spec_create("topk(", &spec) == GRADCOMP_SPEC);
+  EXPECT(gradcomp_spec_create("signum|sign", &spec) == GRADCOMP_OK);
+  EXPECT(gradcomp_spec_keeps(spec) == GRADCOMP_KEEPS_MOMENTUM);
+  EXPECT(gradcomp_spec_scheduled(spec) == 0);
+  gradcomp_spec_destroy(spec);
+
+  EXPECT(gradcomp_spec_create("residual|topk(ratio=ramp(from=1,to=0.25,steps=1))", &spec) ==
+         GRADCOMP_OK);
+  EXPECT(gradcomp_spec_keeps(spec) == GRADCOMP_KEEPS_RESIDUAL);
+  EXPECT(gradcomp_spec_scheduled(spec) == 1);
+  EXPECT(gradcomp_spec_codec(spec, 5, 0, &codec) == GRADCOMP_OK);
+  EXPECT(strcmp(gradcomp_codec_spec(codec), "topk(ratio=0.25,values=fp32)") == 0);
+  EXPECT(gradcomp_spec_encode(spec, codec, grad, 4, NULL, 1, &call, buffer, sizeof buffer,
+                              &written) == GRADCOMP_ARGUMENT);
+  EXPECT(gradcomp_spec_encode(spec, codec, grad, 4, &memory, 1, &call, buffer, sizeof buffer,
+                              &written) == GRADCOMP_OK);
+  EXPECT(gradcomp_decode(codec, buffer, written, &call, sent, 4) == GRADCOMP_OK);
+  EXPECT(sent[0] == 0.0f && sent[1] == -4.0f && residual[0] == 1.0f && residual[1] == 0.0f);
+  call.step = 1;
+  EXPECT(gradcomp_spec_encode(spec, codec, grad, 4, &memory, 1, &call, buffer, sizeof buffer,
+                              &written) == GRADCOMP_OK);
+  EXPECT(residual[0] == 2.0f && residual[2] == 4.0f);
+  gradcomp_codec_destroy(codec);
+  gradcomp_spec_destroy(spec);
+  gradcomp_spec_destroy(NULL);
+
+  EXPECT(gradcomp_rank_seed(1, 0) != gradcomp_rank_seed(1, 1));
+  EXPECT(gradcomp_codec_name(0) != NULL);
+  EXPECT(gradcomp_codec_name(1000000) == NULL);
+  return 0;
+}
+
 int check_capi(void) {
   const float x[5] = {1.0f, -2.5f, 0.0f, 3.0f, -0.5f};
   const gradcomp_call call = {7, 3, 9};
@@ -23,6 +69,7 @@ int check_capi(void) {
   size_t numel = 0;
   gradcomp_codec* codec = NULL;
 
+  EXPECT(check_spec() == 0);
   EXPECT(gradcomp_abi_version() == GRADCOMP_ABI_VERSION);
   EXPECT(gradcomp_codec_create("topk(k=2", &codec) == GRADCOMP_SPEC);
   EXPECT(codec == NULL);

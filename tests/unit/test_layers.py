@@ -9,7 +9,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(p for p in (ROOT / "csrc").rglob("*") if p.suffix in {".cpp", ".hpp", ".h"})
 CORE = [p for p in SOURCES if "bindings" not in p.relative_to(ROOT / "csrc").parts]
-ADAPTERS = sorted((ROOT / "horovod_compressors").rglob("*.py"))
+ADAPTERS = sorted(
+    path
+    for adapter in ("byteps_compressors", "horovod_compressors")
+    for path in (ROOT / adapter).rglob("*.py")
+)
 
 
 def _includes(path: Path) -> list[str]:

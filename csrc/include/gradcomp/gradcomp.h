@@ -81,6 +81,43 @@ GRADCOMP_API gradcomp_status gradcomp_decode_add(const gradcomp_codec* codec,
                                                  const gradcomp_call* call, float weight,
                                                  float* acc, size_t n);
 
+/* A whole spec such as "residual|topk(ratio=0.01)": a memory, parameters that change while training
+ * goes on, and a codec. For engines that average without the rounds of the Python package; specs of
+ * several phases (powersgd) are refused. Immutable, as codecs are. */
+typedef struct gradcomp_spec gradcomp_spec;
+GRADCOMP_API gradcomp_status gradcomp_spec_create(const char* text, gradcomp_spec** out);
+GRADCOMP_API void gradcomp_spec_destroy(gradcomp_spec* spec); /* NULL is allowed */
+/* The canonical text; lives as long as the spec. */
+GRADCOMP_API const char* gradcomp_spec_text(const gradcomp_spec* spec);
+
+#define GRADCOMP_KEEPS_RESIDUAL 1u /* what was not sent */
+#define GRADCOMP_KEEPS_MOMENTUM 2u
+/* Which arrays its memory keeps between steps. */
+GRADCOMP_API uint32_t gradcomp_spec_keeps(const gradcomp_spec* spec);
+/* Whether the codec depends on step or epoch. */
+GRADCOMP_API int gradcomp_spec_scheduled(const gradcomp_spec* spec);
+/* The codec at a step of an epoch, both counted from 0. */
+GRADCOMP_API gradcomp_status gradcomp_spec_codec(const gradcomp_spec* spec, uint64_t step,
+                                                 uint64_t epoch, gradcomp_codec** out);
+
+/* gradcomp_encode with the spec's memory around it. `codec` is that of call->step; the memory's
+ * arrays have n elements, are all 0 before step 0, and NULL where it keeps none. A rank among
+ * `world_size` clips its gradient accordingly. On an error the arrays must be discarded. */
+typedef struct {
+  float* residual;
+  float* momentum;
+} gradcomp_memory;
+GRADCOMP_API gradcomp_status gradcomp_spec_encode(const gradcomp_spec* spec,
+                                                  const gradcomp_codec* codec, const float* grad,
+                                                  size_t n, const gradcomp_memory* memory,
+                                                  size_t world_size, const gradcomp_call* call,
+                                                  uint8_t* out, size_t capacity, size_t* written);
+
+/* The seed of a rank's own random numbers, for a job seeded with `seed`. */
+GRADCOMP_API uint64_t gradcomp_rank_seed(uint64_t seed, uint64_t rank);
+/* The name of registered codec i; NULL from their number on. */
+GRADCOMP_API const char* gradcomp_codec_name(size_t i);
+
 /* Self-describing frames (docs/wire-format.md). */
 GRADCOMP_API size_t gradcomp_max_frame_size(const gradcomp_codec* codec, size_t n);
 GRADCOMP_API gradcomp_status gradcomp_frame_encode(const gradcomp_codec* codec, const float* x,

@@ -1,0 +1,1 @@
+"""gradcomp inside BytePS' workers and servers: import ``byteps_compressors.torch``."""

@@ -1,0 +1,119 @@
+"""Builds the plug-in library: ``python -m byteps_compressors.build``.
+
+It is compiled on the machine that uses it, against the headers that the installed BytePS brings and
+against gradcomp.h, and kept in the cache directory. Needs a C++17 compiler, Python's headers, and a
+source checkout of gradcomp, which has gradcomp.h.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from gradcomp import capi
+from gradcomp.errors import GradcompError
+
+__all__ = ["byteps_folder", "plugin"]
+
+SOURCE = Path(__file__).parent / "native" / "plugin.cpp"
+LIBRARY = "libgradcomp_byteps.so"
+
+# The library is loaded into BytePS' workers and servers alike, and servers know no CUDA.
+FLAGS = (
+    *("-std=c++17", "-O2", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-shared"),
+    *("-Wall", "-Wextra", "-DBYTEPS_BUILDING_SERVER"),
+)
+
+
+def byteps_folder() -> Path:
+    """Where the package byteps is installed, without importing it.
+
+    Raises:
+        GradcompError: it is not.
+    """
+    found = importlib.util.find_spec("byteps")
+    if found is None or found.origin is None:
+        raise GradcompError(
+            f"BytePS is not installed for {sys.executable}: run scripts/setup --engines byteps"
+        )
+    return Path(found.origin).parent
+
+
+def plugin() -> Path:
+    """The plug-in library for the installed BytePS, which is built if there is none yet.
+
+    Raises:
+        GradcompError: it cannot be built; the message says why.
+    """
+    byteps = byteps_folder()
+    header = capi.include_folder() / "gradcomp" / "gradcomp.h"
+    registry = byteps / "common" / "compressor" / "compressor_registry.h"
+    if not registry.exists():
+        raise GradcompError(
+            f"there is no {registry}, which the plug-in is built against: install BytePS with "
+            "scripts/setup --engines byteps"
+        )
+    digest = hashlib.sha256(repr(FLAGS).encode())
+    for path in (SOURCE, header, *sorted(registry.parent.glob("*.h")), byteps / "common/common.h"):
+        digest.update(path.read_bytes())
+    folder = _cache() / "byteps-plugin" / digest.hexdigest()[:16]
+    if not (folder / LIBRARY).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # workers start together
+            if not (folder / LIBRARY).exists():
+                _compile(folder, [header.parents[1]], [byteps.parent])
+    return folder / LIBRARY
+
+
+def _cache() -> Path:
+    given = os.environ.get("GRADCOMP_CACHE")
+    return Path(given) if given else Path.home() / ".cache" / "gradcomp"
+
+
+def _compile(folder: Path, own: list[Path], foreign: list[Path]) -> None:
+    """Compile the library into ``folder``, where it appears when it is complete."""
+    foreign = [*foreign, Path(sysconfig.get_paths()["include"])]
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        library = Path(work) / LIBRARY
+        command = [
+            *shlex.split(os.environ.get("CXX", "c++")),
+            *FLAGS,
+            *(f"-I{path}" for path in own),
+            *(f"-isystem{path}" for path in foreign),
+            *(f"-o{library}", str(SOURCE)),
+        ]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            raise GradcompError(
+                f"there is no C++ compiler '{command[0]}': install one (on Debian: apt-get install "
+                "g++), or name it in CXX"
+            ) from None
+        if done.returncode != 0:
+            raise GradcompError(
+                f"BytePS' plug-in does not compile:\n{shlex.join(command)}\n{done.stderr}"
+            )
+        library.rename(folder / LIBRARY)
+
+
+def main() -> int:
+    """Build the library and print where it is; returns the exit code."""
+    try:
+        print(plugin())
+    except GradcompError as error:
+        print(f"byteps_compressors.build: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,629 @@
+// gradcomp's codecs as compressors of BytePS, in its workers and in its servers: one library for
+// both, built against BytePS' headers and gradcomp.h (byteps_compressors/build.py).
+//
+// BytePS cuts a tensor into partitions and keeps one compressor for each of them on every worker
+// and on the server. A worker compresses its partition and pushes it; the server decompresses what
+// arrives, adds it up, and compresses the sum; every worker pulls and decompresses that.
+//
+// Keyword arguments (BytePS passes them on as text without blanks):
+//   compressor_type=gradcomp gradcomp_spec=SPEC    any spec but those of several phases
+//   compressor_type=gradcomp_CODEC [PARAM=VALUE]   a codec by name
+//   gradcomp_tensor=ID    what gradcomp_byteps_tensor returned; 0 without
+//   gradcomp_seed=N       0 without; the same on all workers
+//   gradcomp_feedback=1   the server keeps what compressing the sum has lost for the next step
+//
+// On the wire a partition is either raw, then it is as long as it is in memory, or coded, then it
+// is shorter: byte 0 is the number of elements that it has less than the partition was registered
+// with (BytePS rounds sizes up and tells compressors only the rounded ones); a Stamp where the
+// codec needs one; the codec's payload.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <type_traits>
+#include <unordered_map>
+#include <vector>
+
+#include "byteps/common/compressor/compressor.h"
+#include "byteps/common/compressor/compressor_registry.h"
+#include "gradcomp/gradcomp.h"
+
+namespace byteps {
+namespace common {
+// Only the library of workers has these.
+bool IsTensorDeclared(const std::string& name) __attribute__((weak));
+void RegisterCompressor(const std::string& name,
+                        std::unordered_map<std::string, std::string>& kwargs) __attribute__((weak));
+}  // namespace common
+}  // namespace byteps
+
+namespace {
+
+using byteps::common::DataType;
+using byteps::common::compressor::Compressor;
+using byteps::common::compressor::CompressorRegistry;
+using byteps::common::compressor::kwargs_t;
+using byteps::common::compressor::tensor_t;
+
+// BytePS' compressors have no way to report an error but to end the process.
+[[noreturn]] void fail(const std::string& what) {
+  byteps::common::LogMessageFatal("gradcomp", 0) << what;
+  std::abort();  // not reached; the destructor above aborts
+}
+
+void check(gradcomp_status status, const char* doing) {
+  if (status != GRADCOMP_OK) fail(std::string(doing) + ": " + gradcomp_last_error());
+}
+
+std::string variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+std::uint64_t number(const std::string& text, const char* name) {
+  char* end = nullptr;
+  const std::uint64_t value = std::strtoull(text.c_str(), &end, 10);
+  if (text.empty() || *end != '\0') fail(std::string(name) + " is '" + text + "', not a number");
+  return value;
+}
+
+struct Destroy {
+  void operator()(gradcomp_codec* codec) const { gradcomp_codec_destroy(codec); }
+  void operator()(gradcomp_spec* spec) const { gradcomp_spec_destroy(spec); }
+};
+using Codec = std::unique_ptr<gradcomp_codec, Destroy>;
+using Spec = std::unique_ptr<gradcomp_spec, Destroy>;
+
+Spec make_spec(const std::string& text) {
+  gradcomp_spec* spec = nullptr;
+  check(gradcomp_spec_create(text.c_str(), &spec), "gradcomp_spec");
+  return Spec(spec);
+}
+
+Codec make_codec(const gradcomp_spec* spec, std::uint64_t step, std::uint64_t epoch) {
+  gradcomp_codec* codec = nullptr;
+  check(gradcomp_spec_codec(spec, step, epoch, &codec), "codec");
+  return Codec(codec);
+}
+
+// --------------------------------------------------------- state of a worker's tensors
+
+// What a worker keeps of a tensor, all of its partitions together: for checkpoints.
+struct Tensor {
+  std::mutex mutex;  // of the sizes below
+  std::size_t numel = 0;
+  std::vector<float> residual;
+  std::vector<float> momentum;
+  std::vector<std::uint64_t> steps;  // of each partition: how often it was compressed
+  std::size_t partitioned = 0;       // elements of the partitions registered so far
+  std::uint64_t resumed_at = 0;      // the step of partitions that are not registered yet
+};
+
+struct Totals {
+  std::atomic<std::uint64_t> pushed{0};
+  std::atomic<std::uint64_t> pulled{0};
+  std::atomic<std::uint64_t> dense{0};
+};
+
+std::mutex tensors_mutex;
+std::vector<std::shared_ptr<Tensor>>& tensors() {
+  static std::vector<std::shared_ptr<Tensor>> all;
+  return all;
+}
+Totals totals;
+std::atomic<std::uint64_t> current_epoch{0};
+thread_local std::string error_text;
+
+// Tensor ids count from 1.
+std::shared_ptr<Tensor> find_tensor(std::uint64_t id) {
+  const std::lock_guard<std::mutex> lock(tensors_mutex);
+  return id == 0 || id > tensors().size() ? nullptr : tensors()[id - 1];
+}
+
+// ------------------------------------------------------------------- element types
+
+template <typename T>
+void to_floats(const char* from, float* to, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) {
+    T value;
+    std::memcpy(&value, from + i * sizeof(T), sizeof(T));
+    to[i] = static_cast<float>(value);
+  }
+}
+
+template <typename T>
+void from_floats(const float* from, char* to, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) {
+    const T value = static_cast<T>(from[i]);
+    std::memcpy(to + i * sizeof(T), &value, sizeof(T));
+  }
+}
+
+// The codec "fp16" is the conversion, rounded as IEEE says.
+const gradcomp_codec* half() {
+  static const Codec codec = make_codec(make_spec("fp16").get(), 0, 0);
+  return codec.get();
+}
+
+struct ElementType {
+  std::size_t width;
+  bool compressible;  // else values travel as they are: gradients are no integers
+};
+
+ElementType element_type(DataType type) {
+  switch (type) {
+    case byteps::common::BYTEPS_FLOAT32:
+      return {4, true};
+    case byteps::common::BYTEPS_FLOAT64:
+      return {8, true};
+    case byteps::common::BYTEPS_FLOAT16:
+      return {2, true};
+    case byteps::common::BYTEPS_INT32:
+      return {4, false};
+    case byteps::common::BYTEPS_INT64:
+      return {8, false};
+    case byteps::common::BYTEPS_UINT8:
+    case byteps::common::BYTEPS_INT8:
+      break;
+  }
+  return {1, false};
+}
+
+void load(DataType type, const char* from, float* to, std::size_t n) {
+  switch (type) {
+    case byteps::common::BYTEPS_FLOAT64:
+      return to_floats<double>(from, to, n);
+    case byteps::common::BYTEPS_FLOAT16:
+      return check(gradcomp_decode(half(), reinterpret_cast<const std::uint8_t*>(from), 2 * n,
+                                   nullptr, to, n),
+                   "float16");
+    default:
+      std::memcpy(to, from, 4 * n);
+  }
+}
+
+void store(DataType type, const float* from, char* to, std::size_t n) {
+  std::size_t written = 0;
+  switch (type) {
+    case byteps::common::BYTEPS_FLOAT64:
+      return from_floats<double>(from, to, n);
+    case byteps::common::BYTEPS_FLOAT16:
+      return check(gradcomp_encode(half(), from, n, nullptr, reinterpret_cast<std::uint8_t*>(to),
+                                   2 * n, &written),
+                   "float16");
+    default:
+      std::memcpy(to, from, 4 * n);
+  }
+}
+
+// ------------------------------------------------------------------------ payloads
+
+// What decoding needs besides the payload, and the server to draw random numbers of its own.
+struct Header {
+  // How many elements a partition has less than it was registered with: BytePS rounds sizes up, and
+  // tells compressors only the rounded ones.
+  std::uint8_t rounding = 0;
+  std::uint32_t step = 0;
+  std::uint16_t epoch = 0;
+  std::uint16_t partition = 0;
+  std::uint16_t sender = kShared;  // whose random numbers
+
+  static constexpr std::size_t kSize = 11;
+  static constexpr std::uint16_t kShared = 0xFFFF;  // everybody's
+  static constexpr std::uint16_t kServer = 0xFFFE;
+
+  void write(std::uint8_t* to) const {
+    to[0] = rounding;
+    std::memcpy(to + 1, &step, 4);
+    std::memcpy(to + 5, &epoch, 2);
+    std::memcpy(to + 7, &partition, 2);
+    std::memcpy(to + 9, &sender, 2);
+  }
+  void read(const std::uint8_t* from) {
+    rounding = from[0];
+    std::memcpy(&step, from + 1, 4);
+    std::memcpy(&epoch, from + 5, 2);
+    std::memcpy(&partition, from + 7, 2);
+    std::memcpy(&sender, from + 9, 2);
+  }
+};
+
+struct Options {
+  std::string spec;
+  std::uint64_t tensor = 0;
+  std::uint64_t seed = 0;
+  bool feedback = false;
+};
+
+// A partition as its compressors on workers and on the server see it.
+class Partition : public Compressor {
+ protected:
+  Partition(const Options& options, std::size_t size, DataType type)
+      : Compressor(size, type),
+        options_(options),
+        type_(element_type(type)),
+        registered_(size / type_.width),
+        spec_(make_spec(options.spec)),
+        scheduled_(gradcomp_spec_scheduled(spec_.get()) != 0) {
+    // Sizes are rounded up to a multiple of this, so a longer message is raw for sure.
+    const std::size_t rounding = 8 * type_.width * type_.width;
+    limit_ = type_.compressible ? size - rounding : 0;
+    summable_ = (gradcomp_codec_caps(codec_at(0, 0)) & GRADCOMP_CAP_SUMMABLE) != 0;
+  }
+
+  const gradcomp_codec* codec_at(std::uint64_t step, std::uint64_t epoch) {
+    if (codec_ == nullptr || (scheduled_ && (step != codec_step_ || epoch != codec_epoch_))) {
+      codec_ = make_codec(spec_.get(), step, epoch);
+      codec_step_ = step;
+      codec_epoch_ = epoch;
+    }
+    return codec_.get();
+  }
+
+  gradcomp_call call_of(const Header& header) const {
+    const std::uint64_t seed = header.sender == Header::kShared
+                                   ? options_.seed
+                                   : gradcomp_rank_seed(options_.seed, header.sender);
+    return {seed, header.step, options_.tensor << 16 | header.partition};
+  }
+
+  bool is_raw(const tensor_t& message) const { return message.size > limit_; }
+
+  // Writes header and payload; false where raw is no longer.
+  template <typename Encode>
+  bool encode(const gradcomp_codec* codec, std::size_t n, Header header, Encode&& encode) {
+    message_.resize(Header::kSize + gradcomp_max_payload_size(codec, n));
+    payload_size_ = 0;
+    check(encode(payload(), message_.size() - Header::kSize), "encode");
+    if (Header::kSize + payload_size_ > limit_) return false;
+    header.rounding = static_cast<std::uint8_t>(registered_ - n);
+    header.write(message_.data());
+    return true;
+  }
+  std::uint8_t* payload() { return message_.data() + Header::kSize; }
+  tensor_t coded() { return {message_.data(), Header::kSize + payload_size_, _dtype}; }
+
+  tensor_t raw(const char* data, std::size_t size) {
+    message_.assign(data, data + size);
+    return {message_.data(), size, _dtype};
+  }
+  tensor_t raw(const float* values, std::size_t n) {
+    message_.resize(n * type_.width);
+    store(_dtype, values, reinterpret_cast<char*>(message_.data()), n);
+    return {message_.data(), message_.size(), _dtype};
+  }
+
+  // Decodes a coded message into `out`, which has room for the registered elements, or for `numel`
+  // where that is not 0; returns the number of elements.
+  std::size_t decode(const tensor_t& message, std::size_t numel, char* out, Header* header) {
+    const auto* const bytes = reinterpret_cast<const std::uint8_t*>(message.data);
+    if (message.size < Header::kSize) fail("a message without its header");
+    header->read(bytes);
+    if (header->rounding >= registered_) fail("a message for another partition");
+    const std::size_t n = registered_ - header->rounding;
+    if (numel != 0 && n != numel) fail("a sum of another size than the gradient's");
+    const gradcomp_call call = call_of(*header);
+    float* const values =
+        _dtype == byteps::common::BYTEPS_FLOAT32 ? reinterpret_cast<float*>(out) : floats(n);
+    check(gradcomp_decode(codec_at(header->step, header->epoch), bytes + Header::kSize,
+                          message.size - Header::kSize, &call, values, n),
+          "decode");
+    if (values == floats_.data()) store(_dtype, values, out, n);
+    return n;
+  }
+
+  // The values of a partition; float32 stays where it is.
+  const float* load_values(const tensor_t& from, std::size_t n) {
+    if (_dtype == byteps::common::BYTEPS_FLOAT32) return reinterpret_cast<const float*>(from.data);
+    load(_dtype, from.data, floats(n), n);
+    return floats_.data();
+  }
+  float* floats(std::size_t n) {
+    floats_.resize(n);
+    return floats_.data();
+  }
+
+  Options options_;
+  ElementType type_;
+  std::size_t registered_;  // elements, rounded up
+  Spec spec_;
+  bool scheduled_;
+  bool summable_ = false;
+  std::size_t limit_ = 0;  // the longest coded message
+  // Neither Compress nor Decompress writes what the other one returned: BytePS still sends from it.
+  std::vector<std::uint8_t> message_;
+  std::size_t payload_size_ = 0;
+  std::vector<float> floats_;
+
+ private:
+  Codec codec_;
+  std::uint64_t codec_step_ = 0;
+  std::uint64_t codec_epoch_ = 0;
+};
+
+class WorkerPartition final : public Partition {
+ public:
+  WorkerPartition(const Options& options, std::size_t size, DataType type)
+      : Partition(options, size, type), tensor_(find_tensor(options.tensor)) {
+    if (tensor_ == nullptr) tensor_ = std::make_shared<Tensor>();
+    keeps_ = type_.compressible ? gradcomp_spec_keeps(spec_.get()) : 0;
+    world_size_ = number(variable("DMLC_NUM_WORKER"), "DMLC_NUM_WORKER");
+    const std::lock_guard<std::mutex> lock(tensor_->mutex);
+    offset_ = tensor_->partitioned;
+    tensor_->partitioned += registered_;
+    if (tensor_->numel == 0) grow(registered_);  // nobody has said how large it is
+    header_.partition = static_cast<std::uint16_t>(tensor_->steps.size());
+    tensor_->steps.push_back(tensor_->resumed_at);
+    if (!summable_) {
+      header_.sender =
+          static_cast<std::uint16_t>(number(variable("DMLC_WORKER_ID"), "DMLC_WORKER_ID"));
+    }
+  }
+
+  tensor_t Compress(tensor_t grad) override {
+    const std::size_t n = grad.size / type_.width;
+    totals.dense += grad.size;
+    const tensor_t message = type_.compressible ? compress(grad, n) : raw(grad.data, grad.size);
+    totals.pushed += message.size;
+    numel_ = n;
+    return message;
+  }
+
+  // In place.
+  tensor_t Decompress(tensor_t message) override {
+    totals.pulled += message.size;
+    const std::size_t size = numel_ * type_.width;
+    if (!is_raw(message)) {
+      pulled_.assign(message.data, message.data + message.size);
+      Header header;
+      decode({pulled_.data(), pulled_.size(), message.dtype}, numel_, message.data, &header);
+    }
+    return {message.data, size, message.dtype};
+  }
+
+ private:
+  void grow(std::size_t by) {
+    if (keeps_ & GRADCOMP_KEEPS_RESIDUAL) own_.residual.resize(by);
+    if (keeps_ & GRADCOMP_KEEPS_MOMENTUM) own_.momentum.resize(by);
+  }
+
+  float* array(std::vector<float>& of_tensor, std::vector<float>& own, std::uint32_t kind,
+               std::size_t n) {
+    if (!(keeps_ & kind)) return nullptr;
+    if (tensor_->numel == 0) return own.data();
+    if (offset_ + n > of_tensor.size()) {
+      fail("a gradient has more elements than the parameter that it was declared with");
+    }
+    return of_tensor.data() + offset_;
+  }
+
+  tensor_t compress(const tensor_t& grad, std::size_t n) {
+    std::uint64_t& step = tensor_->steps[header_.partition];
+    header_.step = static_cast<std::uint32_t>(step);
+    header_.epoch = static_cast<std::uint16_t>(current_epoch.load());
+    ++step;
+    const gradcomp_codec* const codec = codec_at(header_.step, header_.epoch);
+    const gradcomp_memory memory = {
+        array(tensor_->residual, own_.residual, GRADCOMP_KEEPS_RESIDUAL, n),
+        array(tensor_->momentum, own_.momentum, GRADCOMP_KEEPS_MOMENTUM, n)};
+    const gradcomp_call call = call_of(header_);
+    const float* const values = load_values(grad, n);
+    if (limit_ == 0 && keeps_ == 0) return raw(grad.data, grad.size);
+    const bool shorter = encode(codec, n, header_, [&](std::uint8_t* out, std::size_t capacity) {
+      return gradcomp_spec_encode(spec_.get(), codec, values, n, &memory, world_size_, &call, out,
+                                  capacity, &payload_size_);
+    });
+    if (shorter) return coded();
+    if (keeps_ == 0) return raw(grad.data, grad.size);
+    if (memory.residual == nullptr) return raw(memory.momentum, n);
+    // What was encoded is what is left and what the payload has; all of it is sent now.
+    check(gradcomp_decode_add(codec, payload(), payload_size_, &call, 1.0f, memory.residual, n),
+          "decode");
+    const tensor_t message = raw(memory.residual, n);
+    load(_dtype, message.data, floats(n), n);
+    for (std::size_t i = 0; i < n; ++i) {
+      const float lost = memory.residual[i] - floats_[i];
+      memory.residual[i] = std::isfinite(lost) ? lost : 0.0f;
+    }
+    return message;
+  }
+
+  std::shared_ptr<Tensor> tensor_;
+  struct {
+    std::vector<float> residual;
+    std::vector<float> momentum;
+  } own_;
+  std::uint32_t keeps_ = 0;
+  std::size_t world_size_ = 1;
+  std::size_t offset_ = 0;
+  std::size_t numel_ = 0;
+  Header header_;
+  std::vector<char> pulled_;
+};
+
+class ServerPartition final : public Partition {
+ public:
+  ServerPartition(const Options& options, std::size_t size, DataType type)
+      : Partition(options, size, type) {}
+
+  tensor_t Decompress(tensor_t message) override {
+    if (is_raw(message)) return message;
+    any_coded_ = true;
+    const std::size_t n = decode(message, 0, _buf.get(), &header_);
+    return {_buf.get(), n * type_.width, message.dtype};
+  }
+
+  tensor_t Compress(tensor_t sum) override {
+    const std::size_t n = sum.size / type_.width;
+    const bool coded_before = any_coded_;
+    any_coded_ = false;
+    // Where no worker's message got shorter, that of their sum would not either.
+    if (!type_.compressible || !coded_before) return raw(sum.data, sum.size);
+    if (!summable_) header_.sender = Header::kServer;
+    const gradcomp_codec* const codec = codec_at(header_.step, header_.epoch);
+    const gradcomp_call call = call_of(header_);
+    const float* const values = load_values(sum, n);
+    if (options_.feedback) residual_.resize(n);
+    const bool shorter = encode(codec, n, header_, [&](std::uint8_t* out, std::size_t capacity) {
+      return options_.feedback
+                 ? gradcomp_encode_with_residual(codec, residual_.data(), values, n, 1.0f, 1.0f,
+                                                 &call, out, capacity, &payload_size_)
+                 : gradcomp_encode(codec, values, n, &call, out, capacity, &payload_size_);
+    });
+    if (shorter) return coded();
+    if (!options_.feedback) return raw(sum.data, sum.size);
+    check(gradcomp_decode_add(codec, payload(), payload_size_, &call, 1.0f, residual_.data(), n),
+          "decode");
+    const tensor_t message = raw(residual_.data(), n);
+    std::fill(residual_.begin(), residual_.end(), 0.0f);
+    return message;
+  }
+
+ private:
+  bool any_coded_ = false;  // a worker's message of this step
+  Header header_;           // of the workers' latest message: of the current step
+  std::vector<float> residual_;
+};
+
+// -------------------------------------------------------------------- registration
+
+std::string take(const kwargs_t& kwargs, const char* name, const char* otherwise) {
+  const auto found = kwargs.find(name);
+  return found == kwargs.end() ? otherwise : found->second;
+}
+
+// "gradcomp_memory|codec(PARAM=VALUE,...)" of a compressor by name.
+std::string spec_of(const std::string& codec, const kwargs_t& kwargs) {
+  if (codec.empty()) return take(kwargs, "gradcomp_spec", "");
+  std::string params;
+  for (const auto& [name, value] : kwargs) {
+    if (name == "compressor_type" || name.compare(0, 9, "gradcomp_") == 0) continue;
+    params += (params.empty() ? "" : ",") + name + "=" + value;
+  }
+  const std::string memory = take(kwargs, "gradcomp_memory", "");
+  return (memory.empty() ? "" : memory + "|") + codec + (params.empty() ? "" : "(" + params + ")");
+}
+
+void refuse_modes() {
+  if (variable("BYTEPS_ENABLE_ASYNC") == "1") {
+    fail(
+        "BYTEPS_ENABLE_ASYNC=1: asynchronous servers add messages up without decompressing them; "
+        "unset it, or compress nothing");
+  }
+  if (variable("BYTEPS_SERVER_ENGINE_BLOCKING") == "1") {
+    fail(
+        "BYTEPS_SERVER_ENGINE_BLOCKING=1: the blocking engine adds messages up without "
+        "decompressing them; unset it, or compress nothing");
+  }
+}
+
+std::unique_ptr<Compressor> make(const std::string& codec, const kwargs_t& kwargs, std::size_t size,
+                                 DataType type) {
+  refuse_modes();
+  Options options;
+  options.spec = spec_of(codec, kwargs);
+  options.tensor = number(take(kwargs, "gradcomp_tensor", "0"), "gradcomp_tensor");
+  options.seed = number(take(kwargs, "gradcomp_seed", "0"), "gradcomp_seed");
+  options.feedback = take(kwargs, "gradcomp_feedback", "0") == "1";
+  if (variable("DMLC_ROLE") == "server") {
+    return std::make_unique<ServerPartition>(options, size, type);
+  }
+  return std::make_unique<WorkerPartition>(options, size, type);
+}
+
+void register_as(const std::string& name, const std::string& codec) {
+  CompressorRegistry::Register(name + "_compressor",
+                               [codec](const kwargs_t& kwargs, std::size_t size, DataType type) {
+                                 return make(codec, kwargs, size, type);
+                               });
+}
+
+const bool registered = [] {
+  register_as("gradcomp", "");
+  for (std::size_t i = 0; gradcomp_codec_name(i) != nullptr; ++i) {
+    register_as(std::string("gradcomp_") + gradcomp_codec_name(i), gradcomp_codec_name(i));
+  }
+  return true;
+}();
+
+}  // namespace
+
+// What byteps_compressors/native/__init__.py calls.
+extern "C" {
+
+__attribute__((visibility("default"))) int gradcomp_byteps_declare(const char* name,
+                                                                   const char* arguments) {
+  if (byteps::common::IsTensorDeclared == nullptr) return 0;  // this is a server
+  const std::string full = std::string("byteps.") + name;
+  byteps::common::IsTensorDeclared(full);
+  auto kwargs = byteps::common::compressor::Deserialize(arguments);
+  byteps::common::RegisterCompressor(full, kwargs);
+  return 1;
+}
+
+// A new tensor of so many elements; its id.
+__attribute__((visibility("default"))) std::uint64_t gradcomp_byteps_tensor(const char* spec,
+                                                                            std::size_t numel) {
+  gradcomp_spec* parsed = nullptr;
+  if (gradcomp_spec_create(spec, &parsed) != GRADCOMP_OK) {
+    error_text = gradcomp_last_error();
+    return 0;
+  }
+  const std::uint32_t keeps = gradcomp_spec_keeps(parsed);
+  gradcomp_spec_destroy(parsed);
+  auto tensor = std::make_shared<Tensor>();
+  tensor->numel = numel;
+  if (keeps & GRADCOMP_KEEPS_RESIDUAL) tensor->residual.resize(numel);
+  if (keeps & GRADCOMP_KEEPS_MOMENTUM) tensor->momentum.resize(numel);
+  const std::lock_guard<std::mutex> lock(tensors_mutex);
+  tensors().push_back(std::move(tensor));
+  return tensors().size();
+}
+
+__attribute__((visibility("default"))) const char* gradcomp_byteps_error(void) {
+  return error_text.c_str();
+}
+
+// A tensor's array, "residual" or "momentum"; NULL where it keeps none.
+__attribute__((visibility("default"))) float* gradcomp_byteps_array(std::uint64_t id,
+                                                                    const char* kind) {
+  const auto tensor = find_tensor(id);
+  if (tensor == nullptr) return nullptr;
+  auto& array = std::strcmp(kind, "residual") == 0 ? tensor->residual : tensor->momentum;
+  return array.empty() ? nullptr : array.data();
+}
+
+// How often the tensor was compressed.
+__attribute__((visibility("default"))) std::uint64_t gradcomp_byteps_steps(std::uint64_t id) {
+  const auto tensor = find_tensor(id);
+  if (tensor == nullptr) return 0;
+  const std::lock_guard<std::mutex> lock(tensor->mutex);
+  return tensor->steps.empty() ? tensor->resumed_at : tensor->steps.front();
+}
+
+__attribute__((visibility("default"))) void gradcomp_byteps_set_steps(std::uint64_t id,
+                                                                      std::uint64_t steps) {
+  const auto tensor = find_tensor(id);
+  if (tensor == nullptr) return;
+  const std::lock_guard<std::mutex> lock(tensor->mutex);
+  tensor->resumed_at = steps;
+  for (std::uint64_t& one : tensor->steps) one = steps;
+}
+
+__attribute__((visibility("default"))) void gradcomp_byteps_set_epoch(std::uint64_t epoch) {
+  current_epoch = epoch;
+}
+
+// Bytes so far: pushed, pulled, and what the gradients pushed were in memory.
+__attribute__((visibility("default"))) void gradcomp_byteps_totals(std::uint64_t out[3]) {
+  out[0] = totals.pushed;
+  out[1] = totals.pulled;
+  out[2] = totals.dense;
+}
+
+}  // extern "C"

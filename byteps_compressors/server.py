@@ -1,0 +1,72 @@
+"""BytePS' server or scheduler with gradcomp's compressors: ``python -m byteps_compressors.server``.
+
+Which of both, and how it finds the others, it takes from the environment, as BytePS does: DMLC_ROLE
+(``server`` or ``scheduler``), DMLC_NUM_WORKER, DMLC_NUM_SERVER, DMLC_PS_ROOT_URI,
+DMLC_PS_ROOT_PORT. It ends when all workers have ended. See docs/byteps.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import sysconfig
+
+from byteps_compressors import native
+from byteps_compressors.build import byteps_folder
+from byteps_compressors.process import resolve_scheduler
+from gradcomp.errors import ConfigError, GradcompError
+
+__all__ = ["REQUIRED", "main"]
+
+REQUIRED = (
+    "DMLC_ROLE",
+    "DMLC_NUM_WORKER",
+    "DMLC_NUM_SERVER",
+    "DMLC_PS_ROOT_URI",
+    "DMLC_PS_ROOT_PORT",
+)
+"""What the environment must say."""
+
+
+def main() -> int:
+    """Serve until all workers have ended; returns the exit code."""
+    try:
+        _check_environment()
+        resolve_scheduler()
+        library = _load()
+    except GradcompError as error:
+        print(f"byteps_compressors.server: {error}", file=sys.stderr)
+        return 2
+    # No Python code runs while BytePS serves, so nothing of ours could handle a signal.
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, signal.SIG_DFL)
+    library.byteps_server()
+    return 0
+
+
+def _check_environment() -> None:
+    missing = [name for name in REQUIRED if not os.environ.get(name)]
+    if missing:
+        raise ConfigError(
+            f"the environment lacks {', '.join(missing)}: see docs/byteps.md, or let "
+            "python -m byteps_compressors.launch start the servers"
+        )
+    role = os.environ["DMLC_ROLE"]
+    if role not in ("server", "scheduler"):
+        raise ConfigError(f"DMLC_ROLE is '{role}'; here it must be server or scheduler")
+
+
+def _load() -> ctypes.CDLL:
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    # Global, since the plug-in uses its functions. That of workers must not come in besides.
+    path = byteps_folder() / "server" / f"c_lib{suffix}"
+    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    if os.environ["DMLC_ROLE"] == "server":
+        native.load()
+    return library
+
+
+if __name__ == "__main__":
+    sys.exit(main())

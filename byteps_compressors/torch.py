@@ -1,0 +1,488 @@
+"""Compression for PyTorch on stock BytePS.
+
+::
+
+    import byteps.torch as bps
+    from byteps_compressors.torch import DistributedOptimizer
+
+    bps.init()
+    optimizer = DistributedOptimizer(
+        optimizer, model.named_parameters(), compression="residual|topk(ratio=0.01)")
+
+The gradients are compressed by BytePS' own workers and servers, which load gradcomp's plug-in:
+``python -m byteps_compressors.launch`` starts a cluster of them. Import this module before
+``bps.init()``. `Compression` is for payloads that servers add up without knowing them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import byteps.torch as bps
+import byteps.torch.ops as ops
+import numpy as np
+import torch
+
+from byteps_compressors import native, process
+from gradcomp import Config, Pipeline, get_codec, list_codecs
+from gradcomp.errors import ConfigError, GradcompError, ProtocolError, StateError
+from gradcomp.memory import STATE_KINDS
+from gradcomp.rounds import AllReduce, Round
+from gradcomp.spec import Spec
+from gradcomp.stats import Stats
+
+__all__ = ["Attached", "Compression", "DistributedOptimizer", "attach", "declare"]
+
+NamedParameters = Iterable[tuple[str, torch.Tensor]]
+ServerFeedback = Literal["auto", "on", "off"]
+
+DTYPES = (torch.float32, torch.float64, torch.float16)
+"""Gradients that the plug-in compresses."""
+
+# BytePS reads these when it is initialized. It aborts without the first; the second would leave out
+# tensors below 64 KiB, and which tensors are compressed is for rules to say.
+_DEFAULTS = {"BYTEPS_THREADPOOL_SIZE": "4", "BYTEPS_MIN_COMPRESS_BYTES": "0"}
+
+
+# What BytePS itself asks; its rank and size say nothing, they have values from the start.
+_FLAG = "_ZN6byteps6common12BytePSGlobal12_initializedE"
+
+
+def _initialized() -> bool:
+    return ctypes.c_bool.in_dll(ops._basics.C_LIB_CTYPES, _FLAG).value
+
+
+_late = sorted(set(_DEFAULTS) - set(os.environ)) if _initialized() else []
+for _name, _value in _DEFAULTS.items():
+    os.environ.setdefault(_name, _value)
+
+_attached: set[str] = set()
+
+process.end_at_once()
+process.resolve_scheduler()
+
+
+class Attached:
+    """The compression of a model's gradients in this worker; made by `attach`.
+
+    Attributes:
+        config: which spec each tensor takes.
+        specs: of each parameter, by name.
+    """
+
+    def __init__(self, config: Config, specs: Mapping[str, Spec], tensors: Mapping[str, Any]):
+        self.config = config
+        self.specs = dict(specs)
+        self._tensors: dict[str, native.Tensor] = dict(tensors)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch begins, counted from 0; every worker must, before its first step.
+
+        Only schedules that count epochs need it, such as the warm-up of ``dgc``.
+        """
+        if not 0 <= epoch < 2**16:
+            raise ValueError(f"epoch is {epoch}; it must be in [0, 65536)")
+        native.load().set_epoch(epoch)
+
+    @property
+    def stats(self) -> Stats:
+        """Bytes that this worker has pushed to servers, all of its attached tensors together.
+
+        What it pulls from them is in `pulled_bytes`.
+        """
+        pushed, _, dense = native.load().totals()
+        stats = Stats(dense_bytes=dense, steps=max(t.steps for t in self._tensors.values()))
+        stats.count("push", pushed)
+        return stats
+
+    @property
+    def pulled_bytes(self) -> int:
+        """Bytes that this worker has pulled from servers."""
+        return native.load().totals()[1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """This worker's state, for its checkpoint: plain numbers, strings and CPU tensors.
+
+        Call it between steps. Every worker has its own and must save its own; the keys are those of
+        `gradcomp.Pipeline.state_dict`. What servers keep is not in it.
+        """
+        state = self._pipeline().state_dict()
+        state["rounds"] = {name: tensor.steps for name, tensor in self._tensors.items()}
+        for name, tensor in self._tensors.items():
+            for kind in STATE_KINDS:
+                array = tensor.array(kind) if kind in ("residual", "momentum") else None
+                if array is not None:
+                    state[kind][name] = torch.from_numpy(array.copy())
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Take up a saved state: this worker's own, or the list of all workers' states.
+
+        See `gradcomp.Pipeline.load_state_dict`. Call it between steps.
+
+        Raises:
+            StateError: it is of another worker or another model.
+        """
+        pipeline = self._pipeline()
+        states = [state] if isinstance(state, Mapping) else list(state)
+        arrays = [_with_arrays(one) for one in states]
+        pipeline.load_state_dict(arrays[0] if isinstance(state, Mapping) else arrays)
+        loaded = pipeline.state_dict()
+        for name, tensor in self._tensors.items():
+            for kind in ("residual", "momentum"):
+                own, saved = tensor.array(kind), loaded[kind].get(name)
+                if own is None:
+                    continue
+                if saved is not None and saved.size != own.size:
+                    raise StateError(
+                        f"the {kind} of '{name}' has {saved.size} elements and the parameter "
+                        f"{own.size}: this is the state of another model"
+                    )
+                own[:] = 0 if saved is None else saved
+            tensor.steps = loaded["rounds"].get(name, 0)
+
+    def _pipeline(self) -> Pipeline:
+        """What knows the form of states."""
+        return Pipeline(self.config, bps.rank(), bps.size())
+
+
+def attach(
+    named_parameters: NamedParameters,
+    compression: str | Config,
+    *,
+    server_feedback: ServerFeedback = "auto",
+) -> Attached:
+    """Have BytePS' workers and servers compress the gradients of a model.
+
+    The gradients must then be averaged under the names that the stock ``bps.DistributedOptimizer``
+    gives them (``Gradient.`` and the parameter's name), as `DistributedOptimizer` does. Call it
+    once, after ``bps.init()`` and before the first gradient, on every worker alike.
+
+    Args:
+        named_parameters: ``model.named_parameters()``.
+        compression: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors (tensors with at
+            most one dimension or under 4096 elements travel uncompressed), or a `gradcomp.Config`
+            with rules of its own. BytePS cuts tensors into partitions (of 4,096,000 bytes, see
+            BYTEPS_PARTITION_BYTES); each is compressed by itself.
+        server_feedback: error feedback on the servers, which compress the sum once more: what that
+            loses is added to the next sum (Tang et al., "DoubleSqueeze", ICML 2019, algorithm 1).
+            "auto": where the spec has error feedback on the workers.
+
+    Raises:
+        SpecError: the spec is wrong.
+        ConfigError: BytePS cannot run it; the message says why and what does.
+        ProtocolError: the workers were given different configurations.
+        GradcompError: BytePS is not initialized, or the plug-in cannot be built.
+    """
+    config = Config.from_spec(compression) if isinstance(compression, str) else compression
+    _check_environment()
+    parameters = dict(named_parameters)
+    specs = {name: _spec_for(config, name, parameters[name]) for name in sorted(parameters)}
+    for name in specs:
+        if name in _attached:
+            raise GradcompError(
+                f"the gradient of '{name}' is attached already: attach a model once, or give the "
+                "parameters of each model a prefix of their own"
+            )
+    _check_agreement(config, {name: parameters[name].numel() for name in specs}, server_feedback)
+    library = native.load()
+    tensors = {}
+    for name, spec in specs.items():  # in the order of names, as BytePS numbers what is declared
+        tensor = tensors[name] = library.tensor(spec.canonical, parameters[name].numel())
+        memory = None if spec.memory is None else spec.memory.name
+        feeds_back = memory in ("residual", "momentum_correction")
+        feedback = server_feedback == "on" or (server_feedback == "auto" and feeds_back)
+        library.declare(
+            f"Gradient.{name}",
+            {
+                "compressor_type": "gradcomp",
+                "gradcomp_spec": spec.canonical,
+                "gradcomp_tensor": tensor.id,
+                "gradcomp_seed": config.seed,
+                "gradcomp_feedback": int(feedback),
+            },
+        )
+    _attached.update(specs)
+    return Attached(config, specs, tensors)
+
+
+def DistributedOptimizer(  # noqa: N802
+    optimizer: torch.optim.Optimizer,
+    named_parameters: NamedParameters,
+    compression: str | Config = "identity",
+    backward_passes_per_step: int = 1,
+    *,
+    server_feedback: ServerFeedback = "auto",
+) -> Any:
+    """The stock ``bps.DistributedOptimizer`` of an optimizer whose gradients are `attach`-ed.
+
+    It has one more attribute: ``compression``, an `Attached`.
+
+    Raises:
+        ConfigError: the spec applies the momentum, and the optimizer does, too; or as `attach`.
+    """
+    config = Config.from_spec(compression) if isinstance(compression, str) else compression
+    named = list(named_parameters)
+    _check_momentum(config, optimizer)
+    attached = attach(named, config, server_feedback=server_feedback)
+    wrapped = bps.DistributedOptimizer(
+        optimizer,
+        named_parameters=named,
+        backward_passes_per_step=backward_passes_per_step,
+    )
+    wrapped.compression = attached
+    return wrapped
+
+
+def declare(name: str, **arguments: str | int | float) -> None:
+    """Declare a tensor with a compressor by BytePS' own keyword arguments.
+
+    For BytePS' own compressors, which its PyTorch interface does not reach::
+
+        declare("Gradient.fc.weight", compressor_type="onebit", compressor_onebit_scaling="true")
+
+    Call it before the tensor's first push_pull, on every worker alike. BytePS' own error feedback
+    needs a file ``lr.s`` in the working directory; gradcomp's specs do not.
+    """
+    _check_environment()
+    native.load().declare(name, {key: str(value) for key, value in arguments.items()})
+
+
+def _check_environment() -> None:
+    if not _initialized():
+        raise GradcompError("BytePS is not initialized: call bps.init() first")
+    if _late:
+        raise GradcompError(
+            f"BytePS was initialized without {', '.join(_late)}, which it reads only then: import "
+            "byteps_compressors.torch before bps.init()"
+        )
+    for name, what in (
+        ("BYTEPS_ENABLE_ASYNC", "asynchronous servers add"),
+        ("BYTEPS_SERVER_ENGINE_BLOCKING", "the blocking engine of servers adds"),
+    ):
+        if os.environ.get(name, "0") != "0":
+            raise ConfigError(
+                f"{name}={os.environ[name]}: {what} up messages without decompressing them; unset "
+                "it, or use the stock bps.DistributedOptimizer"
+            )
+
+
+def _spec_for(config: Config, name: str, parameter: torch.Tensor) -> Spec:
+    """The spec of a parameter.
+
+    Raises:
+        ConfigError: BytePS cannot run it.
+    """
+    choice = config.resolve(name, tuple(parameter.shape))
+    if choice.spec.algorithm is not None:
+        raise ConfigError(
+            f"{choice.rule} gives '{name}' the spec '{choice.spec}', which takes several exchanges "
+            "a step, and BytePS has one: its servers add and send back. Use Horovod for it "
+            "(horovod_compressors), or a spec with a codec, such as 'residual|topk(ratio=0.01)'"
+        )
+    if choice.exchange != "auto":
+        raise ConfigError(
+            f"{choice.rule} asks for exchange: {choice.exchange}, and BytePS has servers instead; "
+            "leave it out"
+        )
+    compresses = choice.spec.codec != "identity" or choice.spec.stateful
+    if compresses and parameter.dtype not in DTYPES:
+        known = ", ".join(str(dtype) for dtype in DTYPES)
+        raise ConfigError(
+            f"'{name}' is of {parameter.dtype}, and the plug-in compresses {known}: give it a rule "
+            "with `use: identity`"
+        )
+    return choice.spec
+
+
+def _check_agreement(config: Config, sizes: Mapping[str, int], feedback: str) -> None:
+    """Compare what all workers were told.
+
+    Raises:
+        ProtocolError: they were told different things.
+    """
+    text = f"{config.digest_text()} {sizes} {feedback}"
+    digest = torch.tensor([zlib.crc32(text.encode()) & 0xFFFFFF], dtype=torch.float64)
+    # Squares and sums of equal numbers: exact in float64, and equal in no other case.
+    both = torch.cat([digest, digest * digest])
+    number = len(_attached)
+    ops.synchronize(
+        ops.push_pull_async_inplace(both, average=False, name=f"gradcomp.agreement.{number}")
+    )
+    if both[0] * both[0] != bps.size() * both[1]:
+        raise ProtocolError(
+            "the workers were given different parameters, configurations or server_feedback: all "
+            "must be given the same"
+        )
+
+
+def _check_momentum(config: Config, optimizer: torch.optim.Optimizer) -> None:
+    memory = config.momentum_correction
+    if memory is None:
+        return
+    for group in optimizer.param_groups:
+        for key in ("momentum", "betas"):
+            if group.get(key):
+                raise ConfigError(
+                    f"{type(optimizer).__name__} has {key}={group[key]}, and '{memory.name}' "
+                    "applies the momentum already: use an optimizer without momentum"
+                )
+
+
+def _with_arrays(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A state with its tensors, wherever a checkpoint was loaded to, as numpy arrays."""
+    arrays = {
+        kind: {name: torch.as_tensor(value).cpu().numpy() for name, value in state[kind].items()}
+        for kind in STATE_KINDS
+        if isinstance(state.get(kind), Mapping)  # which the pipeline demands
+    }
+    return {**state, **arrays}
+
+
+# ------------------------------------------------------------ payloads that servers add
+
+
+@dataclass
+class _Context:
+    """What decompress needs to know of a compressed gradient."""
+
+    payload: torch.Tensor
+    round: Round
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+class _ByName(type):
+    """``Compression.randomk(model.named_parameters(), ratio=0.1)`` and so on."""
+
+    def __getattr__(cls, name: str) -> Callable[..., Compression]:
+        if name not in list_codecs():
+            raise AttributeError(f"Compression has no codec '{name}': see gradcomp list")
+        return functools.partial(_by_name, name)
+
+    def __dir__(cls) -> list[str]:
+        return [*super().__dir__(), *list_codecs()]
+
+
+def _by_name(
+    codec: str, named_parameters: NamedParameters, **params: float | int | bool | str
+) -> Compression:
+    values = ",".join(
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in params.items()
+    )
+    return Compression(f"{codec}({values})" if values else codec, named_parameters)
+
+
+class Compression(metaclass=_ByName):
+    """A compressor for the ``compression`` argument of the stock ``bps.DistributedOptimizer``.
+
+    Servers add up the payloads without knowing what they are, so that it takes summable codecs
+    alone: fp16, randomk, randomblock, sketch. It needs no plug-in, neither in workers nor in
+    servers. `DistributedOptimizer` runs all codecs.
+
+    Args:
+        config: a spec such as ``"randomk(ratio=0.1)"``, or a `gradcomp.Config`.
+        named_parameters: ``model.named_parameters()``.
+
+    Raises:
+        SpecError: the spec is wrong.
+        ConfigError: a codec's payloads cannot be added, or a schedule changes their size.
+
+    Example::
+
+        compression = Compression("residual|randomk(ratio=0.1)", model.named_parameters())
+        optimizer = bps.DistributedOptimizer(
+            optimizer, named_parameters=model.named_parameters(), compression=compression)
+    """
+
+    def __init__(self, config: str | Config, named_parameters: NamedParameters) -> None:
+        self.config = Config.from_spec(config) if isinstance(config, str) else config
+        for spec in self.config.specs:
+            _check_summable(spec)
+        self._parameters = list(named_parameters)
+        self._names: dict[int, str] = {}
+        self._running: dict[int, _Context] = {}
+
+    @functools.cached_property
+    def pipeline(self) -> Pipeline:
+        """This worker's compression state. Made at first use, as it needs an initialized BytePS."""
+        if not _initialized():
+            raise GradcompError("BytePS is not initialized: call bps.init() first")
+        return Pipeline(self.config, bps.rank(), bps.size())
+
+    @property
+    def stats(self) -> Stats:
+        """Bytes that this worker has handed to BytePS."""
+        return self.pipeline.stats
+
+    # The interface that BytePS calls.
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """The payload of a gradient, which BytePS averages."""
+        values = tensor.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
+        running = self.pipeline.round(self._name_of(tensor), values)
+        try:
+            request = next(running)
+        except StopIteration:  # pragma: no cover
+            raise AssertionError("a summable payload takes one exchange") from None
+        assert isinstance(request, AllReduce)  # as _check_summable says
+        # A copy: BytePS averages in place, and dense payloads are views of the gradient.
+        payload = torch.from_numpy(np.array(request.array)).to(tensor.device)
+        # BytePS' optimizer gives decompress the context of the last gradient for all of them, but
+        # the very tensor that was returned here.
+        self._running[id(payload)] = _Context(payload, running, tensor.shape, tensor.dtype)
+        return payload, None
+
+    def decompress(self, tensor: torch.Tensor, context: Any) -> torch.Tensor:
+        """The average of the gradients whose payloads' average is ``tensor``."""
+        context = self._running.pop(id(tensor))
+        try:
+            context.round.send(tensor.cpu().numpy())
+        except StopIteration as stop:
+            average = torch.from_numpy(stop.value).view(context.shape)
+            return average.to(device=tensor.device, dtype=context.dtype)
+        raise AssertionError("a summable payload takes one exchange")
+
+    def _name_of(self, grad: torch.Tensor) -> str:
+        name = self._names.get(id(grad))
+        if name is None:
+            # Parameters keep their gradients' tensors; only new ones are looked up.
+            self._names = {
+                id(parameter.grad): name
+                for name, parameter in self._parameters
+                if parameter.grad is not None
+            }
+            name = self._names.get(id(grad))
+        if name is None:
+            raise ConfigError(
+                "a gradient of no parameter among named_parameters: give Compression those of the "
+                "whole model"
+            )
+        return name
+
+
+def _check_summable(spec: Spec) -> None:
+    instead = (
+        f"use byteps_compressors.torch.DistributedOptimizer(..., compression='{spec}'), which "
+        "compresses inside BytePS' workers and servers"
+    )
+    if spec.algorithm is not None:
+        raise ConfigError(
+            f"'{spec}' takes several exchanges a step, and BytePS has one: use Horovod for it"
+        )
+    if "summable" not in get_codec(spec.at(0, 0).codec).caps:
+        raise ConfigError(
+            f"BytePS' servers add up what Compression hands over, and payloads of '{spec}' cannot "
+            f"be added: {instead}"
+        )
+    if spec.scheduled:
+        raise ConfigError(
+            f"'{spec}' has payloads whose size changes, and BytePS wants one size: {instead}"
+        )

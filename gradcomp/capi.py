@@ -1,0 +1,33 @@
+"""Where the C interface of the codecs is, for code of other languages: see gradcomp.h."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gradcomp import _core
+from gradcomp.errors import GradcompError
+
+__all__ = ["include_folder", "library"]
+
+
+def library() -> Path:
+    """The library that exports the functions of gradcomp.h.
+
+    It is Python's extension module, so only processes of Python can load it.
+    """
+    return Path(_core.__file__)
+
+
+def include_folder() -> Path:
+    """The folder to give a compiler with ``-I``; it holds gradcomp/gradcomp.h.
+
+    Raises:
+        GradcompError: this is no source checkout.
+    """
+    folder = Path(__file__).parents[1] / "csrc" / "include"
+    if not folder.is_dir():
+        raise GradcompError(
+            f"there is no {folder}, which has gradcomp.h: install gradcomp from a source checkout "
+            "(pip install --editable .)"
+        )
+    return folder

@@ -1,0 +1,78 @@
+"""Horovod as the engine of training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import horovod
+import horovod.torch as hvd
+import torch
+from horovod.common.exceptions import HorovodInternalError
+from torch import Tensor, nn
+
+from gradcomp.config import Config
+from horovod_compressors.torch import DGCSGD, Compression
+from training.engine import Engine
+
+__all__ = ["ENGINE"]
+
+
+class HorovodEngine(Engine):
+    """Stock Horovod."""
+
+    name = "horovod"
+    title = "Horovod"
+    lost_rank = (HorovodInternalError,)
+
+    def init(self) -> None:
+        """See `Engine`, also below."""
+        hvd.init()
+
+    def version(self) -> str:
+        return str(horovod.__version__)
+
+    def rank(self) -> int:
+        return int(hvd.rank())
+
+    def size(self) -> int:
+        return int(hvd.size())
+
+    def local_size(self) -> int:
+        return int(hvd.local_size())
+
+    def sum(self, tensor: Tensor, name: str) -> Tensor:
+        result: Tensor = hvd.allreduce(tensor, op=hvd.Sum, name=name)
+        return result
+
+    def allgather_object(self, value: Any, name: str) -> list[Any]:
+        result: list[Any] = hvd.allgather_object(value, name=name)
+        return result
+
+    def broadcast_object(self, value: Any, name: str) -> Any:
+        return hvd.broadcast_object(value, root_rank=0, name=name)
+
+    def barrier(self) -> None:
+        hvd.barrier()
+
+    def broadcast_parameters(self, state: Mapping[str, Tensor]) -> None:
+        hvd.broadcast_parameters(state, root_rank=0)
+
+    def compression(self, config: Config, model: nn.Module) -> Any:
+        return Compression(config, named_parameters=model.named_parameters())
+
+    def optimizer(
+        self, inner: torch.optim.Optimizer, model: nn.Module, compression: Any
+    ) -> torch.optim.Optimizer:
+        result: torch.optim.Optimizer = hvd.DistributedOptimizer(
+            inner,
+            named_parameters=model.named_parameters(),
+            compression=compression or hvd.Compression.none,
+        )
+        return result
+
+    def momentum_free_sgd(self) -> type[torch.optim.SGD]:
+        return DGCSGD
+
+
+ENGINE = HorovodEngine()

@@ -1,0 +1,214 @@
+"""Real BytePS jobs: a scheduler, servers and workers, started by the launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from launch import HERE
+from workers.byteps_model import PARTITION_BYTES
+
+CASES = [
+    *("codecs", "two_way", "tails", "dtypes", "integers", "checkpoints"),
+    *("codecs_by_name", "summable", "refusals", "training", "totals"),
+]
+LIMIT = 300
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+    "BYTEPS_PARTITION_BYTES": str(PARTITION_BYTES),
+    "PS_KEY_LOG": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def command(logs: Path, workers: int, servers: int, *program: str | Path) -> list[str]:
+    counts = ["--workers", str(workers), "--servers", str(servers)]
+    launcher = [sys.executable, "-m", "byteps_compressors.launch", *counts, "--logs", str(logs)]
+    return [*launcher, "--timeout", str(LIMIT), "--", sys.executable, *map(str, program)]
+
+
+def run(folder: Path, workers: int, servers: int, *program: str | Path) -> Any:
+    return subprocess.run(
+        command(folder / "logs", workers, servers, *program),
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT + 60,
+        check=False,
+    )
+
+
+@dataclass(frozen=True)
+class CaseJob:
+    """A job whose workers ran cases."""
+
+    reports: list[dict[str, dict[str, Any]]]
+    output: str
+    logs: Path
+
+    def check(self, case: str) -> list[Any]:
+        """What each worker returned; fails the test unless all have passed."""
+        for rank, report in enumerate(self.reports):
+            assert case in report, f"worker {rank} did not finish it; the job printed {self.output}"
+            assert not report[case]["error"], f"worker {rank}: {report[case]['error']}"
+        return [report[case]["value"] for report in self.reports]
+
+
+def run_cases(folder: Path, workers: int, servers: int, cases: list[str]) -> CaseJob:
+    done = run(folder, workers, servers, "-m", "workers.byteps_cases", folder, *cases)
+    reports = []
+    for rank in range(workers):
+        path = folder / f"rank{rank}.jsonl"
+        rows = map(json.loads, path.read_text().splitlines() if path.exists() else [])
+        reports.append({row["case"]: row for row in rows})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return CaseJob(reports, done.stdout + done.stderr, folder / "logs")
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> CaseJob:
+    """Two workers, two servers."""
+    return run_cases(tmp_path_factory.mktemp("byteps2"), 2, 2, CASES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_workers_two_servers(job: CaseJob, case: str) -> None:
+    job.check(case)
+
+
+def test_training_reaches_the_uncompressed_accuracy_with_equal_weights(job: CaseJob) -> None:
+    first, second = job.check("training")
+    assert first == second  # accuracies, and digests of the weights
+    uncompressed, _ = first.pop("identity")
+    assert uncompressed > 0.93
+    for spec, (accuracy, _) in first.items():
+        assert accuracy > uncompressed - 0.02, spec
+
+
+def test_the_servers_saw_the_bytes_that_the_workers_counted(job: CaseJob) -> None:
+    counted = sum(pushed for pushed, _, _ in job.check("totals"))
+    assert sum(sum(sizes[2:]) for sizes in pushes(job.logs)) == counted
+
+
+def test_three_workers_one_server(tmp_path: Path) -> None:
+    job = run_cases(tmp_path, 3, 1, ["replicas", "own_compressors_of_byteps"])
+    job.check("own_compressors_of_byteps")
+    first, second, third = job.check("replicas")
+    assert first == second == third
+    weights = [sizes[2:] for sizes in pushes(job.logs) if sizes[0] == 64 * 128 * 4]
+    # Top-k of 1% of 8192 elements: 82 values and their indices instead of 32768 bytes.
+    assert min(max(sizes) for sizes in weights) < 450
+
+
+def pushes(logs: Path) -> list[list[int]]:
+    """Of each partition with a compressor and each worker: the sizes of pushes.
+
+    The first is the whole partition, and the second the compressor's arguments.
+    """
+    result = []
+    for log in logs.glob("server-*.log"):
+        sizes: dict[tuple[str, str], list[int]] = {}
+        text = log.read_text()
+        for key, sender, size in re.findall(r"push key=(\d+)\s+sender=(\d+)\s+size=(\d+)", text):
+            sizes.setdefault((key, sender), []).append(int(size))
+        own = set(re.findall(r"register compressor for key=(\d+)", text))
+        result += [of for (key, _), of in sizes.items() if key in own]
+    return result
+
+
+class TestTraining:
+    """scripts/train.py, which is to work as under Horovod."""
+
+    ROOT = HERE.parents[1]
+
+    def train(self, folder: Path, *arguments: str) -> Any:
+        config = self.ROOT / "configs/digits/mlp.yaml"
+        settings = ["--engine", "byteps", "--config", str(config), "--output", str(folder / "run")]
+        spec = ["--compression", "residual|topk(ratio=0.01)", "--set", "version=1"]
+        script = self.ROOT / "scripts/train.py"
+        return run(folder, 2, 1, script, *settings, *spec, *arguments)
+
+    def test_trains_and_resumes(self, tmp_path: Path) -> None:
+        epochs = ["--set", "train.epochs=1", "--set", "train.steps_per_epoch=5"]
+        first = self.train(tmp_path, *epochs, "--set", "train.checkpoint_every=1")
+        assert first.returncode == 0, first.stdout + first.stderr
+        summary = json.loads((tmp_path / "run/summary.json").read_text())
+        one, other = summary["parameters_sha256"]
+        assert one == other
+        # 301,066 parameters: 1% of the matrices' elements, and vectors uncompressed.
+        assert 30 < summary["compression_ratio"] < 80
+        epochs[1] = "train.epochs=2"
+        again = self.train(tmp_path, *epochs, "--resume")
+        assert again.returncode == 0, again.stdout + again.stderr
+        assert "resuming from" in again.stdout
+
+    def test_needs_the_launcher(self, tmp_path: Path) -> None:
+        config = str(self.ROOT / "configs/digits/mlp.yaml")
+        done = subprocess.run(
+            [sys.executable, "scripts/train.py", "--engine", "byteps", "--config", config],
+            cwd=self.ROOT,
+            env={k: v for k, v in os.environ.items() if not k.startswith("DMLC_")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert "byteps_compressors.launch" in done.stderr
+
+
+class TestDeaths:
+    @pytest.mark.parametrize("victim", ["worker 1", "server 0", "scheduler"])
+    def test_a_killed_role_ends_the_job(self, tmp_path: Path, victim: str) -> None:
+        logs = tmp_path / "logs"
+        launcher = subprocess.Popen(
+            command(logs, 2, 1, "-m", "workers.byteps_forever"),
+            env={**os.environ, **ENVIRONMENT},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        log = logs / "worker-0.log"
+        deadline = time.monotonic() + LIMIT
+        while not (log.exists() and "under way" in log.read_text()):
+            assert launcher.poll() is None, launcher.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        roles = psutil.Process(launcher.pid).children()
+        tags = [role.environ().get("BYTEPS_SHM_TAG", "none") for role in roles]
+        (process,) = (role for role in roles if name_of(role) == victim)
+        began = time.monotonic()
+        process.send_signal(signal.SIGKILL)
+        _, errors = launcher.communicate(timeout=60)
+        assert time.monotonic() - began < 30
+        assert launcher.returncode == 1
+        assert f"launch: {victim} was killed by signal 9 (SIGKILL)" in errors
+        assert not any(role.is_running() and role.status() != "zombie" for role in roles)
+        left = [path.name for path in Path("/dev/shm").iterdir()]
+        assert not [name for name in left if any(tag in name for tag in tags)]
+
+    def test_an_exception_in_a_worker_ends_the_job(self, tmp_path: Path) -> None:
+        done = run(tmp_path, 2, 1, "-m", "workers.byteps_failing")
+        assert done.returncode == 1
+        assert "launch: worker 1 ended with exit code 1" in done.stderr
+        assert "ValueError: worker 1 gives up" in done.stderr
+
+    def test_the_exit_code_is_the_workers(self, tmp_path: Path) -> None:
+        assert run(tmp_path, 1, 1, "-m", "workers.byteps_failing", "5").returncode == 5
+
+
+def name_of(process: psutil.Process) -> str:
+    environment = process.environ()
+    role = environment["DMLC_ROLE"]
+    if role == "worker":
+        return f"worker {environment['DMLC_WORKER_ID']}"
+    return "server 0" if role == "server" else role
