@@ -1125,6 +1125,7 @@ GRADCOMP_AVX512 FixedCounts fixed_count(const std::uint8_t* low, const std::uint
 
 constexpr auto crc32c = crc32c_avx512;
 
+constexpr const CodingKernels* coding = &kAvx512CodingKernels;
 constexpr const PolarKernels* polar = &kAvx512PolarKernels;
 constexpr const LinalgKernels* linalg = &kAvx512LinalgKernels;
 
