@@ -43,7 +43,7 @@ constexpr std::size_t kSampledTiles = 64;
 // The least that indices take, in bits per element; how far off the size may be, of that asked for;
 // and how often the step is chosen anew.
 constexpr double kMinIndexBits = 0.001;
-constexpr double kTolerance = 0.01;
+constexpr double kTolerance = 0.015;
 constexpr int kMaxPasses = 6;
 
 constexpr std::size_t kSymbolSlot = 1;
@@ -237,7 +237,7 @@ class PolarEc final : public PolarCodec<PolarEc> {
     const auto elements = static_cast<double>(n);
     const double asked = rate_ * elements / 8 - static_cast<double>(kFrameBytes + kStreamBytes);
     // What indices take besides their entropy is about the states of rANS and a short table.
-    const double fixed = static_cast<double>(layout.digits_at() + 48 * layout.chunks());
+    const double fixed = static_cast<double>(layout.digits_at() + 112 * layout.chunks());
     double bits = 8 * (asked - fixed) / elements;
     double step = design_.find_step(magnitudes, std::max(bits, kMinIndexBits));
     for (int pass = 1;; ++pass) {
