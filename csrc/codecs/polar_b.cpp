@@ -99,7 +99,7 @@ class PolarB final : public PolarCodec<PolarB> {
         n_(recipe.params.choice("n")),
         unbiased_(recipe.params.boolean("unbiased")),
         rotated_(recipe.transform != nullptr || unbiased_) {
-    const unsigned top = polar_block_log2(n_, kMaxNumel, kMaxPolarLog2);
+    const unsigned top = polar_block_log2(n_, kMaxNumel);
     const auto erasure = static_cast<std::uint32_t>(std::llround((1 - rate_) * 0x1p31));
     for (unsigned log2 = 0; log2 <= top; ++log2) {
       ranks_.push_back(bec_ranks(log2, erasure, std::size_t{1} << log2));
@@ -161,8 +161,7 @@ class PolarB final : public PolarCodec<PolarB> {
   friend PolarCodec<PolarB>;
 
   Layout layout(std::size_t n) const {
-    return {n, polar_block_log2(n_, n, kMaxPolarLog2), rate_,
-            kFrameBytes + (rotated_ ? kStreamBytes : 0)};
+    return {n, polar_block_log2(n_, n), rate_, kFrameBytes + (rotated_ ? kStreamBytes : 0)};
   }
 
   // Calls fn(segment, workspace) for all segments, in parallel.

@@ -58,10 +58,10 @@ void flip_tile(std::size_t tile, std::uint64_t stream, float* v) {
 
 }  // namespace
 
-unsigned polar_block_log2(const std::string& parameter, std::size_t numel, unsigned longest) {
+unsigned polar_block_log2(const std::string& parameter, std::size_t numel) {
   if (parameter != "auto") return floor_log2(std::stoul(parameter));
   unsigned log2 = kMinPolarLog2;
-  for (unsigned longer = log2 + 2; longer <= longest; longer += 2) {
+  for (unsigned longer = log2 + 2; longer <= kMaxPolarLog2; longer += 2) {
     if (numel >> longer >= kLanes) log2 = longer;
   }
   return log2;

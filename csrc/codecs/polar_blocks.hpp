@@ -54,9 +54,8 @@ struct Segment {
 };
 
 // The rows' logarithm of a full block for the parameter `n`, whose "auto" goes by the tensor's
-// size: longer codes are better, as long as a few blocks of them make up most of the tensor. It is
-// at most `longest`.
-unsigned polar_block_log2(const std::string& parameter, std::size_t numel, unsigned longest);
+// size: longer codes are better, as long as a few blocks of them make up most of the tensor.
+unsigned polar_block_log2(const std::string& parameter, std::size_t numel);
 
 // The blocks and segments of a tensor of n >= kMinPolarNumel elements.
 class BlockCut {

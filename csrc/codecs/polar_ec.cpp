@@ -4,7 +4,6 @@
 //
 // docs/wire-format.md#polar_ec is the norm.
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -20,6 +19,7 @@
 #include "kernels/kernels.hpp"
 #include "polar/bec_order.hpp"
 #include "polar/block_coder.hpp"
+#include "polar/lattice.hpp"
 #include "polar/lattice_step.hpp"
 
 namespace gradcomp {
@@ -29,28 +29,37 @@ namespace {
 constexpr std::size_t kFree = 29;
 constexpr std::uint32_t kErasure = (64 - kFree) << 25;  // of 2^31
 
-// The longest codes of n=auto: what a thread works with should stay in its cache.
-constexpr unsigned kAutoLog2 = 12;
-
-// Elements whose indices are coded together.
-constexpr std::size_t kDigits = std::size_t{1} << 18;
+// Elements whose indices are coded together, if a block does not have more.
+constexpr std::size_t kMinChunk = std::size_t{1} << 18;
 
 // Elements that are much smaller than the step would hardly make a difference for the code's
-// decisions: such segments get a step of their own, in root mean squares. It doubles with every
-// pass over a tensor whose size is not right, but no more often than this: places get too coarse.
-constexpr double kQuietStep = 2.5;
-constexpr int kMaxDoublings = 3;
+// decisions: segments without an element of a whole step get a step of their own, in root mean
+// squares.
+constexpr double kQuietStep = 5;
 
 // Of the tiles at most about so many are looked at to choose the step.
-constexpr std::size_t kSampledTiles = 96;
+constexpr std::size_t kSampledTiles = 64;
 
 // The least that indices take, in bits per element; how far off the size may be, of that asked for;
 // and how often the step is chosen anew.
 constexpr double kMinIndexBits = 0.001;
-constexpr double kTolerance = 0.01;
+constexpr double kTolerance = 0.015;
 constexpr int kMaxPasses = 6;
 
 constexpr std::size_t kSymbolSlot = 1;
+constexpr std::size_t kOutlierSlot = 2;
+
+constexpr int kOutlierPlace = static_cast<int>(kLatticeTop);
+
+// An element beyond the points: it travels as it is.
+struct Outlier {
+  std::uint32_t at;
+  float value;
+};
+static_assert(sizeof(Outlier) == kOutlierBytes, "as on the wire");
+
+// There is room for one in so many elements.
+constexpr std::size_t kOutlierShare = 64;
 
 std::size_t words_before(std::size_t row) { return kFree * row / kLanes; }
 std::size_t words_of(const Block& block) {
@@ -62,42 +71,68 @@ class Layout : public BlockCut {
  public:
   Layout(std::size_t n, unsigned log2)
       : BlockCut(n, log2),
-        segments_each_(std::max<std::size_t>(1, (kDigits / kLanes) >> log2)),
-        unit_rows_(segments_each_ << log2) {}
+        chunk_(std::max(kMinChunk, kLanes << log2)),
+        segments_each_((chunk_ / kLanes) >> log2) {}
 
   std::size_t words_at() const { return 4 * blocks(); }
   std::size_t digits_at() const { return words_at() + 8 * words_before(rows()); }
-  std::size_t chunks() const { return (numel() + kDigits - 1) / kDigits; }
+  std::size_t chunk() const { return chunk_; }
+  std::size_t chunks() const { return (numel() + chunk_ - 1) / chunk_; }
   std::size_t chunk_size(std::size_t chunk) const {
-    return std::min(kDigits, numel() - kDigits * chunk);
+    return std::min(chunk_, numel() - chunk_ * chunk);
   }
-  std::size_t max_size() const { return digits_at() + kDigitsHeader * chunks() + numel(); }
+  std::size_t max_outliers() const { return numel() / kOutlierShare; }
+  std::size_t max_size() const {
+    return digits_at() + kDigitsHeader * chunks() + numel() + kOutlierBytes * max_outliers();
+  }
 
-  // A unit is what one thread encodes: whole segments, and whole chunks of indices.
-  // The last one takes what is left of the tensor.
+  // A unit is what one thread encodes: the segments of a chunk. The last one takes what is left of
+  // the tensor.
   std::size_t units() const {
-    const std::size_t tile_rows = numel() / kRotationBlock * kTileRows;
-    return std::max<std::size_t>(1, (tile_rows + unit_rows_ - 1) / unit_rows_);
+    const std::size_t tiled = numel() / kRotationBlock * kRotationBlock;
+    return std::max<std::size_t>(1, (tiled + chunk_ - 1) / chunk_);
   }
   std::size_t first_segment(std::size_t unit) const {
     return unit == units() ? segments() : unit * segments_each_;
   }
-  std::size_t first_chunk(std::size_t unit) const {
-    return unit == units() ? chunks() : unit * (kLanes * unit_rows_ / kDigits);
+  std::size_t first_chunk(std::size_t unit) const { return unit == units() ? chunks() : unit; }
+  std::size_t unit_begin(std::size_t unit) const {
+    return std::min(numel(), chunk_ * first_chunk(unit));
   }
   // A unit has up to so many elements.
-  std::size_t max_unit() const { return std::min(numel(), kLanes * (unit_rows_ + kTileRows)); }
+  std::size_t max_unit() const { return std::min(numel(), chunk_ + kRotationBlock); }
 
  private:
+  std::size_t chunk_;  // elements
   std::size_t segments_each_;
-  std::size_t unit_rows_;
 };
 
-// Of all segments in one pass over the tensor.
-struct Steps {
-  double general = 0;  // for unbiased=true in root mean squares of the segment
-  double quiet = 0;    // always in those, of segments for which the other one is much too large
-  std::atomic<bool> some_quiet{false};
+// Those that the encoder has found in a unit, in order.
+class Outliers {
+ public:
+  Outliers(Outlier* first, std::size_t room) : first_(first), room_(room) {}
+
+  Outlier* begin() const { return first_; }
+  Outlier* end() const { return first_ + count_; }
+  std::size_t count() const { return count_; }
+  // Whether there was room for all.
+  bool complete() const { return complete_; }
+
+  void add(std::size_t at, float value) {
+    complete_ = complete_ && count_ < room_;
+    if (complete_) first_[count_++] = {static_cast<std::uint32_t>(at), value};
+  }
+  // Forgets all but the first ones.
+  void keep(std::size_t count) {
+    count_ = count;
+    complete_ = true;
+  }
+
+ private:
+  Outlier* first_;
+  std::size_t room_;
+  std::size_t count_ = 0;
+  bool complete_ = true;
 };
 
 // Gives out parts of a thread's memory, or counts how much they take.
@@ -146,7 +181,7 @@ struct Writer {
         bits(carver.take<std::uint64_t>(layout.max_rows())),
         mask(carver.take<std::uint64_t>(layout.max_rows())),
         indices(carver.take<std::uint8_t>(layout.max_unit())),
-        symbols(carver.take<std::uint8_t>(kDigits)) {}
+        symbols(carver.take<std::uint8_t>(layout.chunk())) {}
 
   float* floats;
   std::int16_t* places;
@@ -202,19 +237,17 @@ class PolarEc final : public PolarCodec<PolarEc> {
     const auto elements = static_cast<double>(n);
     const double asked = rate_ * elements / 8 - static_cast<double>(kFrameBytes + kStreamBytes);
     // What indices take besides their entropy is about the states of rANS and a short table.
-    const double fixed = static_cast<double>(layout.digits_at() + 48 * layout.chunks());
+    const double fixed = static_cast<double>(layout.digits_at() + 112 * layout.chunks());
     double bits = 8 * (asked - fixed) / elements;
-    for (int pass = 0;; ++pass) {
-      Steps steps;
-      steps.general = design_.find_step(magnitudes, std::max(bits, kMinIndexBits));
-      steps.quiet = std::ldexp(kQuietStep, std::min(pass, kMaxDoublings));
-      GRADCOMP_TRY(encode_at(layout, rotation, x.data(), &steps, call, out.data(), written));
+    double step = design_.find_step(magnitudes, std::max(bits, kMinIndexBits));
+    for (int pass = 1;; ++pass) {
+      GRADCOMP_TRY(encode_at(layout, rotation, x.data(), step, call, out.data(), written));
       const double excess = static_cast<double>(*written) - asked;
-      const bool can_change = excess < 0 || bits > kMinIndexBits || steps.some_quiet;
-      if (std::fabs(excess) <= kTolerance * asked || !can_change || pass + 1 == kMaxPasses) {
-        return {};
-      }
+      if (std::fabs(excess) <= kTolerance * asked || pass == kMaxPasses) return {};
       bits = std::max(bits, kMinIndexBits) - 8 * excess / elements;
+      const double last = step;
+      step = design_.find_step(magnitudes, std::max(bits, kMinIndexBits));
+      if (step == last) return {};
     }
   }
 
@@ -233,7 +266,7 @@ class PolarEc final : public PolarCodec<PolarEc> {
     return (whole ? nodes_[block.log2] : short_nodes_[rows - 1]).data();
   }
 
-  Layout layout(std::size_t n) const { return {n, polar_block_log2(n_, n, kAutoLog2)}; }
+  Layout layout(std::size_t n) const { return {n, polar_block_log2(n_, n)}; }
 
   Magnitudes sample(const Rotation& rotation, const float* x, std::size_t n) const {
     Magnitudes result;
@@ -271,23 +304,38 @@ class PolarEc final : public PolarCodec<PolarEc> {
     return {};
   }
 
-  Status encode_at(const Layout& layout, const Rotation& rotation, const float* x, Steps* steps,
+  // Encodes with one step, for unbiased=true in root mean squares of the segment.
+  Status encode_at(const Layout& layout, const Rotation& rotation, const float* x, double step,
                    const Call& call, std::uint8_t* payload, std::size_t* written) const {
     // Chunks are first written where the longest ones would be.
     const auto place = [&](std::size_t chunk) {
-      return payload + layout.digits_at() + (kDigitsHeader + kDigits) * chunk;
+      return payload + layout.digits_at() + (kDigitsHeader + layout.chunk()) * chunk;
     };
+    const Span<Outlier> memory =
+        call.scratch->get<Outlier>(kOutlierSlot, layout.max_outliers() + 1);
+    if (memory.empty()) return capacity_error("out of memory while coding outliers");
+    // What a unit has room for begins where that of those before ends.
+    const auto outliers_at = [&](std::size_t unit) {
+      return layout.unit_begin(unit) / kOutlierShare;
+    };
+    std::vector<std::size_t> counts(layout.units());
     GRADCOMP_TRY(
         for_each<Writer>(layout.units(), layout, call, [&](std::size_t unit, Writer& space) {
-          const std::size_t begin = kDigits * layout.first_chunk(unit);
+          // Where all sums are to be those of the elements, none may be left out.
+          const std::size_t room = unbiased_ ? 0 : outliers_at(unit + 1) - outliers_at(unit);
+          Outliers outliers(memory.data() + outliers_at(unit), room);
+          const std::size_t begin = layout.unit_begin(unit);
           for (std::size_t i = layout.first_segment(unit); i < layout.first_segment(unit + 1);
                ++i) {
-            encode_segment(layout, layout.segment(i), rotation, x, steps, begin, space, payload);
+            encode_segment(layout, layout.segment(i), rotation, x, step, begin, space, &outliers,
+                           payload);
           }
+          counts[unit] = outliers.count();
           for (std::size_t chunk = layout.first_chunk(unit); chunk < layout.first_chunk(unit + 1);
                ++chunk) {
-            digits_encode({space.indices + (kDigits * chunk - begin), layout.chunk_size(chunk)},
-                          space.symbols, place(chunk));
+            digits_encode(
+                {space.indices + (layout.chunk() * chunk - begin), layout.chunk_size(chunk)},
+                space.symbols, place(chunk));
           }
         }));
     std::uint8_t* end = payload + layout.digits_at();
@@ -296,6 +344,10 @@ class PolarEc final : public PolarCodec<PolarEc> {
       const std::size_t size = kDigitsHeader + (load<std::uint32_t>(from) & 0xFFFFFFu);
       std::memmove(end, from, size);
       end += size;
+    }
+    for (std::size_t unit = 0; unit < layout.units(); ++unit) {
+      std::memcpy(end, memory.data() + outliers_at(unit), kOutlierBytes * counts[unit]);
+      end += kOutlierBytes * counts[unit];
     }
     *written = static_cast<std::size_t>(end - payload);
     return {};
@@ -323,17 +375,26 @@ class PolarEc final : public PolarCodec<PolarEc> {
            rotation.stream());
   }
 
-  // Fills space.places and space.llr; returns the bits of the largest magnitude in steps of the
-  // first block.
+  // Fills space.places and space.llr, and adds to the outliers; returns the bits of the largest
+  // magnitude in steps of the first block.
   std::uint32_t find_places(const Layout& layout, const Segment& segment, const Rotation& rotation,
-                            const float* x, double step, Writer& space) const {
+                            const float* x, double step, Writer& space, Outliers* outliers) const {
     const std::size_t begin = layout.first(segment);
     const std::size_t count = layout.elements(segment);
     std::uint32_t largest = 0;
     const auto find = [&](const float* v, std::size_t first, std::size_t size, double at) {
-      const std::uint32_t found = kernels().polar->lattice_places(
-          v, space.mask + first / kLanes, static_cast<float>(16 / at), design_.rule(),
-          space.places + first, space.llr + first, size);
+      const auto scale = static_cast<float>(16 / at);
+      const std::uint32_t found =
+          kernels().polar->lattice_places(v, space.mask + first / kLanes, scale, design_.rule(),
+                                          space.places + first, space.llr + first, size);
+      // The product is rounded as the kernels round it.
+      if (bits_float(found) * scale >= kLatticeTop) {
+        for (std::size_t i = 0; i < size; ++i) {
+          const int place = space.places[first + i];
+          if (place == kOutlierPlace || place == ~kOutlierPlace)
+            outliers->add(begin + first + i, v[i]);
+        }
+      }
       largest = std::max(largest, found);
     };
     if (unbiased_) {
@@ -355,7 +416,9 @@ class PolarEc final : public PolarCodec<PolarEc> {
 
   // Codes one block whose places and LLRs are there.
   LatticeSums encode_block(const Layout& layout, const Segment& segment, const Block& block,
-                           std::size_t unit_begin, Writer& space, std::uint8_t* payload) const {
+                           std::size_t unit_begin, const Outlier* outliers,
+                           const Outlier* outliers_end, Writer& space,
+                           std::uint8_t* payload) const {
     const std::size_t at = block.begin - segment.begin;
     const std::size_t rows = block.end - block.begin;
     const std::size_t elements = layout.elements(block);
@@ -365,16 +428,29 @@ class PolarEc final : public PolarCodec<PolarEc> {
     polar_encode(nodes(block), block.log2, llr, space.work, space.bits + at,
                  payload + layout.words_at() + 8 * words_before(block.begin));
     kernels().polar->xor_words(space.bits + at, space.mask + at, rows);
-    return kernels().polar->lattice_indices(
+    LatticeSums sums = kernels().polar->lattice_indices(
         space.places + kLanes * at, space.bits + at, design_.rule(),
         space.indices + (kLanes * block.begin - unit_begin), elements);
+    // Outliers do not count, and have the index that is cheapest.
+    for (; outliers != outliers_end; ++outliers) {
+      if (outliers->at < kLanes * block.begin || outliers->at >= kLanes * block.end) continue;
+      const std::size_t i = outliers->at - layout.first(segment);
+      const std::uint64_t bit = space.bits[i / kLanes] >> (i % kLanes) & 1;
+      std::uint8_t* const index = space.indices + (outliers->at - unit_begin);
+      const LatticeSums one =
+          kScalarPolarKernels.lattice_indices(space.places + i, &bit, design_.rule(), index, 1);
+      *index = 0;
+      sums.product -= one.product;
+      sums.energy -= one.energy;
+    }
+    return sums;
   }
 
-  // Writes the segment's scales and words to the payload, and leaves the indices in the unit's.
+  // Writes the segment's scales and words to the payload, leaves the indices in the unit's, and
+  // adds to the outliers.
   void encode_segment(const Layout& layout, const Segment& segment, const Rotation& rotation,
-                      const float* x, Steps* steps, std::size_t unit_begin, Writer& space,
-                      std::uint8_t* payload) const {
-    double step = steps->general;
+                      const float* x, double step, std::size_t unit_begin, Writer& space,
+                      Outliers* outliers, std::uint8_t* payload) const {
     const std::size_t begin = layout.first(segment);
     const std::size_t count = layout.elements(segment);
     draw_mask(segment, rotation.stream(), space.mask);
@@ -386,40 +462,41 @@ class PolarEc final : public PolarCodec<PolarEc> {
       step *= rms_of_all();
     }
     bool own_step = unbiased_;
+    const std::size_t outliers_before = outliers->count();
     while (true) {
+      outliers->keep(outliers_before);
       if (!(step >= kMinPolarRms)) {
         if (own_step) break;
         own_step = true;
-        steps->some_quiet = true;
-        step = steps->quiet * rms_of_all();
+        step = kQuietStep * rms_of_all();
         continue;
       }
       if (!std::isfinite(step)) break;
       step = std::min(step, static_cast<double>(std::numeric_limits<float>::max()));
-      const float largest = bits_float(find_places(layout, segment, rotation, x, step, space));
+      const float largest =
+          bits_float(find_places(layout, segment, rotation, x, step, space, outliers));
       if (!std::isfinite(largest)) {
+        outliers->keep(outliers_before);
         step = std::numeric_limits<double>::quiet_NaN();
         break;
       }
-      LatticeSums all{0, 0};
-      for_blocks(layout, segment, [&](std::size_t index, const Block& block) {
-        const LatticeSums sums = encode_block(layout, segment, block, unit_begin, space, payload);
-        store(payload + 4 * index, scale_of(layout, segment, block, step, largest, sums, space));
-        all.product += sums.product;
-        all.energy += sums.energy;
-      });
-      if (own_step) return;
-      own_step = true;
-      // The largest place is 254.9 steps away.
-      const double reach = static_cast<double>(largest) / 254;
-      if (step < reach) {
-        step = reach;
-      } else if (all.product < 4 * all.energy) {
-        steps->some_quiet = true;
-        step = std::max(steps->quiet * rms_of_all(), reach);
-      } else {
-        return;
+      if (!outliers->complete()) {
+        own_step = true;
+        step = static_cast<double>(largest) / 254;  // the largest place is 254.9 steps away
+        continue;
       }
+      if (!own_step && static_cast<double>(largest) < step) {
+        own_step = true;
+        step = kQuietStep * rms_of_all();
+        continue;
+      }
+      for_blocks(layout, segment, [&](std::size_t index, const Block& block) {
+        const LatticeSums sums =
+            encode_block(layout, segment, block, unit_begin, outliers->begin() + outliers_before,
+                         outliers->end(), space, payload);
+        store(payload + 4 * index, scale_of(layout, segment, block, step, largest, sums, space));
+      });
+      return;
     }
     // All is zero, or not finite.
     const float scale = step < kMinPolarRms ? 0.0f : std::numeric_limits<float>::quiet_NaN();
@@ -440,7 +517,7 @@ class PolarEc final : public PolarCodec<PolarEc> {
     if (!rotated_) {
       // The largest point must not overflow.
       const double limit = static_cast<double>(std::numeric_limits<float>::max()) /
-                           (static_cast<double>(largest) / at + 2);
+                           (std::min(static_cast<double>(largest) / at, 255.0) + 2);
       return static_cast<float>(std::min(at / 16 * product / energy, limit));
     }
     double scale = at / 16 * product / energy;
@@ -458,29 +535,37 @@ class PolarEc final : public PolarCodec<PolarEc> {
   // the whole tensor.
   void points(const Layout& layout, const Segment& segment, const std::uint8_t* scales,
               const std::vector<DigitsChunk>& chunks, const std::uint8_t* symbols,
-              const Reader& space, std::size_t begin, std::size_t end, float* y) const {
+              Span<const Outlier> outliers, const Reader& space, std::size_t begin, std::size_t end,
+              float* y) const {
     for_blocks(layout, segment, [&](std::size_t index, const Block& block) {
       std::size_t first = std::max(begin, kLanes * block.begin);
       const std::size_t last = std::min(end, std::min(kLanes * block.end, layout.numel()));
       const float scale = load<float>(scales + 4 * index);
       while (first < last) {
-        const std::size_t chunk = first / kDigits;
-        const std::size_t from = first - kDigits * chunk;
+        const std::size_t chunk = first / layout.chunk();
+        const std::size_t from = first - layout.chunk() * chunk;
         const std::size_t size =
-            std::min({last - first, kDigits - from, std::size_t{kRotationBlock}});
+            std::min({last - first, layout.chunk() - from, std::size_t{kRotationBlock}});
         const unsigned width = chunks[chunk].width;
-        unpack_digits(symbols + kDigits * chunk + from * width / 8, width, space.indices, size);
+        unpack_digits(symbols + layout.chunk() * chunk + from * width / 8, width, space.indices,
+                      size);
         kernels().polar->lattice_points(space.indices,
                                         space.bits + (first / kLanes - segment.begin), scale,
                                         y + (first - begin), size);
         first += size;
       }
     });
+    const Outlier* one = std::lower_bound(
+        outliers.begin(), outliers.end(), begin,
+        [](const Outlier& outlier, std::size_t position) { return outlier.at < position; });
+    for (; one != outliers.end() && one->at < end; ++one) y[one->at - begin] = one->value;
   }
 
-  // Finds the chunks of indices and decodes them to `symbols`, chunk c from c * kDigits on.
+  // Finds the chunks of indices and decodes them to `symbols`, chunk c from c * layout.chunk() on.
+  // `rest` becomes what follows them.
   static Status read_chunks(const Layout& layout, Span<const std::uint8_t> in,
-                            std::vector<DigitsChunk>* chunks, std::uint8_t* symbols) {
+                            std::vector<DigitsChunk>* chunks, std::uint8_t* symbols,
+                            Span<const std::uint8_t>* rest) {
     const std::uint8_t* at = in.data() + layout.digits_at();
     chunks->resize(layout.chunks());
     for (std::size_t c = 0; c < layout.chunks(); ++c) {
@@ -490,21 +575,42 @@ class PolarEc final : public PolarCodec<PolarEc> {
       }
       at = (*chunks)[c].body.end();
     }
-    if (at != in.end()) {
-      return wire_error(std::to_string(in.end() - at) + " bytes follow the last chunk of indices");
-    }
+    *rest = {at, static_cast<std::size_t>(in.end() - at)};
     std::vector<std::uint8_t> failed(layout.chunks(), 0);
     for_ranges(layout.chunks() * kChunk, [&](std::size_t, std::size_t begin, std::size_t end) {
       for (std::size_t c = begin / kChunk; c < end / kChunk; ++c) {
         const DigitsChunk& chunk = (*chunks)[c];
-        failed[c] = !digits_decode(
-            chunk, {symbols + kDigits * c, digit_symbols(layout.chunk_size(c), chunk.width)});
+        failed[c] = !digits_decode(chunk, {symbols + layout.chunk() * c,
+                                           digit_symbols(layout.chunk_size(c), chunk.width)});
       }
     });
     const auto first = std::find(failed.begin(), failed.end(), 1);
     if (first == failed.end()) return {};
     return wire_error("chunk " + std::to_string(first - failed.begin()) +
                       " of the indices is damaged");
+  }
+
+  static Status read_outliers(Span<const std::uint8_t> in, std::size_t n, const Call& call,
+                              Span<Outlier>* outliers) {
+    if (in.size() % kOutlierBytes != 0) {
+      return wire_error(std::to_string(in.size()) +
+                        " bytes follow the last chunk of indices; "
+                        "outliers take " +
+                        std::to_string(kOutlierBytes) + " each");
+    }
+    const std::size_t count = in.size() / kOutlierBytes;
+    const Span<Outlier> all = call.scratch->get<Outlier>(kOutlierSlot, count + 1);
+    if (all.empty()) return capacity_error("out of memory while decoding outliers");
+    std::memcpy(all.data(), in.data(), in.size());
+    *outliers = {all.data(), count};
+    for (std::size_t i = 0; i < count; ++i) {
+      if (all[i].at >= n || (i != 0 && all[i].at <= all[i - 1].at)) {
+        return wire_error("outlier " + std::to_string(i) + " is element " +
+                          std::to_string(all[i].at) + " of " + std::to_string(n) +
+                          "; they must ascend");
+      }
+    }
+    return {};
   }
 
   template <typename Place, typename Sink>
@@ -519,7 +625,10 @@ class PolarEc final : public PolarCodec<PolarEc> {
     const Span<std::uint8_t> symbols = call.scratch->get<std::uint8_t>(kSymbolSlot, n);
     if (symbols.empty()) return capacity_error("out of memory while decoding indices");
     std::vector<DigitsChunk> chunks;
-    GRADCOMP_TRY(read_chunks(layout, in, &chunks, symbols.data()));
+    Span<const std::uint8_t> rest;
+    GRADCOMP_TRY(read_chunks(layout, in, &chunks, symbols.data(), &rest));
+    Span<Outlier> outliers;
+    GRADCOMP_TRY(read_outliers(rest, n, call, &outliers));
     const Rotation rotation(n, call.stream);
     const std::uint8_t* const scales = in.data();
     return for_each<Reader>(layout.segments(), layout, call, [&](std::size_t index, Reader& space) {
@@ -532,7 +641,8 @@ class PolarEc final : public PolarCodec<PolarEc> {
       draw_mask(segment, rotation.stream(), space.mask);
       kernels().polar->xor_words(space.bits, space.mask, segment.end - segment.begin);
       const auto fill = [&](std::size_t begin, std::size_t end, float* y) {
-        points(layout, segment, scales, chunks, symbols.data(), space, begin, end, y);
+        points(layout, segment, scales, chunks, symbols.data(), {outliers.data(), outliers.size()},
+               space, begin, end, y);
       };
       expand(layout, segment, rotation, scales, space, fill, place, sink);
     });

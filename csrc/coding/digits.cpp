@@ -2,44 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "coding/rans.hpp"
 #include "core/bytes.hpp"
+#include "kernels/kernels.hpp"
 
 namespace gradcomp {
 namespace {
-
-// Numbers of 2 or 4 bits to bytes, the first one lowest. Those missing in the last byte are 0.
-void pack(Span<const std::uint8_t> numbers, unsigned width, std::uint8_t* symbols) {
-  const std::size_t n = numbers.size();
-  const std::size_t each = 8 / width;
-  std::size_t i = 0;
-  if (width == 2) {
-    for (; i + 8 <= n; i += 8) {
-      // Every number to its place in the upper byte of its half: the products do not overlap.
-      constexpr std::uint64_t kPlaces = 0x0000000001041040u;
-      const auto x = load<std::uint64_t>(numbers.data() + i);
-      const std::uint64_t low = (x & 0xFFFFFFFFu) * kPlaces;
-      const std::uint64_t high = (x >> 32) * kPlaces;
-      symbols[i / 4] = static_cast<std::uint8_t>(low >> 24);
-      symbols[i / 4 + 1] = static_cast<std::uint8_t>(high >> 24);
-    }
-  } else {
-    for (; i + 8 <= n; i += 8) {
-      auto x = load<std::uint64_t>(numbers.data() + i);
-      x = (x | x >> 4) & 0x00FF00FF00FF00FFu;
-      x |= x >> 8;
-      store(symbols + i / 2, static_cast<std::uint16_t>(x));
-      store(symbols + i / 2 + 2, static_cast<std::uint16_t>(x >> 32));
-    }
-  }
-  for (; i < n; i += each) {
-    unsigned symbol = 0;
-    for (std::size_t j = i; j < std::min(i + each, n); ++j)
-      symbol |= unsigned{numbers[j]} << width * (j - i);
-    symbols[i / each] = static_cast<std::uint8_t>(symbol);
-  }
-}
 
 // The least width that fits all numbers.
 unsigned width_of(Span<const std::uint8_t> numbers) {
@@ -52,31 +22,6 @@ unsigned width_of(Span<const std::uint8_t> numbers) {
   const std::uint64_t bits = used[0] | used[1] | used[2] | used[3];
   if ((bits & 0xF0F0F0F0F0F0F0F0u) != 0) return 8;
   return (bits & 0x0C0C0C0C0C0C0C0Cu) != 0 ? 4 : 2;
-}
-
-// The numbers in a byte.
-struct UnpackTable {
-  UnpackTable() {
-    for (unsigned s = 0; s < 256; ++s) {
-      fours[s] = (s & 3) | (s >> 2 & 3) << 8 | (s >> 4 & 3) << 16 | (s >> 6) << 24;
-      twos[s] = static_cast<std::uint16_t>((s & 15) | (s >> 4) << 8);
-    }
-  }
-  std::uint32_t fours[256];
-  std::uint16_t twos[256];
-};
-
-Frequencies digit_frequencies(Span<const std::uint8_t> symbols, unsigned width) {
-  std::uint32_t of_symbols[256];
-  count_symbols(symbols, of_symbols);
-  std::uint32_t counts[256] = {};
-  const unsigned mask = (1u << width) - 1;
-  for (unsigned s = 0; s < 256; ++s) {
-    for (unsigned at = 0; at < 8; at += width) counts[s >> at & mask] += of_symbols[s];
-  }
-  Frequencies frequencies;
-  scale_counts(counts, static_cast<std::uint32_t>(symbols.size() * (8 / width)), &frequencies);
-  return frequencies;
 }
 
 // The frequencies of bytes of independent numbers.
@@ -116,11 +61,17 @@ std::size_t digits_encode(Span<const std::uint8_t> numbers, std::uint8_t* work, 
   const unsigned width = width_of(numbers);
   const std::uint8_t* symbols = numbers.data();
   const std::size_t count = digit_symbols(numbers.size(), width);
-  if (width != 8) {
-    pack(numbers, width, work);
+  std::uint32_t counts[256] = {};
+  if (width == 8) {
+    count_symbols(numbers, counts);
+  } else {
+    kernels().coding->pack_digits(numbers.data(), width, work, numbers.size(), counts);
     symbols = work;
+    const std::uint32_t others = std::accumulate(counts + 1, counts + 16, std::uint32_t{0});
+    counts[0] = static_cast<std::uint32_t>(8 / width * count) - others;
   }
-  const Frequencies digits = digit_frequencies({symbols, count}, width);
+  Frequencies digits;
+  scale_counts(counts, static_cast<std::uint32_t>(8 / width * count), &digits);
   std::uint8_t* const body = out + kDigitsHeader;
   std::uint8_t table[kMaxRansTable];
   const std::size_t table_bytes = write_frequencies(digits, width, table);
@@ -165,33 +116,10 @@ bool digits_decode(const DigitsChunk& chunk, Span<std::uint8_t> symbols) {
 
 void unpack_digits(const std::uint8_t* symbols, unsigned width, std::uint8_t* numbers,
                    std::size_t count) {
-  static const UnpackTable table;
   if (width == 8) {
     std::memcpy(numbers, symbols, count);
-    return;
-  }
-  const std::size_t each = 8 / width;
-  std::size_t i = 0;
-  if (width == 2) {
-    for (; i + 32 <= count; i += 32) {
-      auto eight = load<std::uint64_t>(symbols + i / 4);
-      for (std::size_t j = 0; j < 32; j += 4, eight >>= 8) {
-        store(numbers + i + j, table.fours[eight & 0xFF]);
-      }
-    }
-    for (; i + 4 <= count; i += 4) store(numbers + i, table.fours[symbols[i / 4]]);
   } else {
-    for (; i + 16 <= count; i += 16) {
-      auto eight = load<std::uint64_t>(symbols + i / 2);
-      for (std::size_t j = 0; j < 16; j += 2, eight >>= 8) {
-        store(numbers + i + j, table.twos[eight & 0xFF]);
-      }
-    }
-    for (; i + 2 <= count; i += 2) store(numbers + i, table.twos[symbols[i / 2]]);
-  }
-  for (; i < count; ++i) {
-    numbers[i] =
-        static_cast<std::uint8_t>(symbols[i / each] >> width * (i % each) & ((1u << width) - 1));
+    kernels().coding->unpack_digits(symbols, width, numbers, count);
   }
 }
 

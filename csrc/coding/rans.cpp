@@ -5,90 +5,49 @@
 
 #include "coding/bits.hpp"
 #include "coding/elias.hpp"
+#include "coding/rans_step.hpp"
 #include "core/bytes.hpp"
+#include "kernels/kernels.hpp"
 
 namespace gradcomp {
 namespace {
 
-__extension__ typedef unsigned __int128 Wide;  // not ISO C++, hence the marker
-
-constexpr unsigned kTotalBits = kRansBits;
 constexpr std::uint32_t kTotal = kRansTotal;
-constexpr std::uint64_t kLowest = std::uint64_t{1} << 31;  // states are in [2^31, 2^63)
-constexpr std::size_t kStates = 4;
 constexpr std::size_t kMaxSymbols = 256;
 
-// What encoding a symbol takes. state / frequency is a multiplication by the inverse and a shift
-// (Alverson: "Integer division using reciprocals", 1991). As small as it can be: four to a cache
-// line, and found by a shift.
-struct EncodeStep {
-  std::uint64_t inverse;
-  std::uint16_t bias;
-  std::uint16_t frequency;
-  std::uint16_t complement;  // kTotal - frequency
-  std::uint16_t shift;
-};
-static_assert(2 * kTotal - 2 <= 0xFFFF, "the largest bias");
+// Runs of symbols from here on have the states of kRansLanes: fewer are smaller, but slower.
+constexpr std::size_t kLongRun = std::size_t{1} << 15;
+constexpr std::size_t kShortLanes = 4;
+constexpr std::size_t kStateBytes = 4;
 
-void prepare_steps(const Frequencies& frequencies, EncodeStep* steps) {
+std::size_t lanes_of(std::size_t symbols) { return symbols < kLongRun ? kShortLanes : kRansLanes; }
+
+RansEncodeTable encode_table(const Frequencies& frequencies) {
+  RansEncodeTable table{};
   std::uint32_t start = 0;
   for (std::size_t s = 0; s < frequencies.count; ++s) {
     const std::uint32_t f = frequencies.of[s];
-    EncodeStep& step = steps[s];
-    step.frequency = static_cast<std::uint16_t>(f);
-    step.complement = static_cast<std::uint16_t>(kTotal - f);
-    if (f < 2) {
-      // The quotient comes out as state - 1; the bias makes up for it.
-      step.inverse = ~std::uint64_t{0};
-      step.shift = 0;
-      step.bias = static_cast<std::uint16_t>(start + kTotal - 1);
-    } else {
-      unsigned shift = 0;
-      while (f > 1u << shift) ++shift;
-      step.inverse = static_cast<std::uint64_t>(((Wide{1} << (shift + 63)) + f - 1) / f);
-      step.shift = static_cast<std::uint16_t>(shift - 1);
-      step.bias = static_cast<std::uint16_t>(start);
-    }
+    if (f == 0) continue;
+    std::uint32_t shift = 0;
+    while (f > 1u << shift) ++shift;
+    table.of[s].inverse =
+        static_cast<std::uint32_t>(((std::uint64_t{1} << (31 + shift)) + f - 1) / f);
+    table.of[s].packed = start | (kTotal - f) << kRansBits | shift << 28;
     start += f;
   }
+  return table;
 }
 
-// All ones or all zeros. Whether a state sheds or takes a word cannot be predicted: compilers must
-// not make a jump of it.
-inline std::uint64_t mask_if(bool condition) { return ~std::uint64_t{condition} + 1; }
-
-// Writes the lower half of a state that is too large to take symbols whose frequencies have the
-// given product: of one symbol scaled by kTotal, or of two.
-inline std::uint64_t shed(std::uint64_t state, std::uint64_t product, std::uint8_t** to) {
-  const unsigned full = state >= product << (63 - 2 * kTotalBits) ? 1 : 0;
-  store(*to - 4, static_cast<std::uint32_t>(state));
-  *to -= 4 * full;
-  return state >> 32 * full;
-}
-
-inline std::uint64_t push(std::uint64_t state, const EncodeStep& step) {
-  const auto high = static_cast<std::uint64_t>(static_cast<Wide>(state) * step.inverse >> 64);
-  return state + step.bias + (high >> step.shift) * step.complement;
-}
-
-inline std::uint64_t push_pair(std::uint64_t state, const EncodeStep& first,
-                               const EncodeStep& second, std::uint8_t** to) {
-  state = shed(state, std::uint64_t{first.frequency} * second.frequency, to);
-  return push(push(state, second), first);
-}
-
-// A symbol's frequency and the sum of those before it.
-struct Interval {
-  std::uint16_t frequency;
-  std::uint16_t start;
-};
-
-inline std::uint64_t pop(std::uint64_t state, const std::uint8_t* symbol_at,
-                         const Interval* intervals, std::uint8_t* symbol) {
-  const std::uint64_t slot = state & (kTotal - 1);
-  *symbol = symbol_at[slot];
-  const Interval interval = intervals[*symbol];
-  return interval.frequency * (state >> kTotalBits) + slot - interval.start;
+RansDecodeTable decode_table(const Frequencies& frequencies) {
+  RansDecodeTable table;
+  std::uint32_t start = 0;
+  for (std::size_t s = 0; s < frequencies.count; ++s) {
+    const std::uint32_t f = frequencies.of[s];
+    table.packed[s] = start | f << 16;
+    std::memset(table.symbol_at + start, static_cast<int>(s), f);
+    start += f;
+  }
+  return table;
 }
 
 }  // namespace
@@ -176,103 +135,71 @@ std::size_t read_frequencies(Span<const std::uint8_t> in, unsigned bits, Frequen
 
 std::size_t rans_encode(Span<const std::uint8_t> symbols, const Frequencies& frequencies,
                         std::uint8_t* out, std::size_t room) {
-  if (room < 8 * kStates) return 0;
-  EncodeStep steps[kMaxSymbols];
-  prepare_steps(frequencies, steps);
-
-  // From the last symbol to the first, and from the end of the room to its beginning: a decoder
-  // goes the other way.
-  std::uint8_t* const end = out + room;
-  std::uint8_t* to = end;
-  std::uint8_t* const least = out + 8 * kStates;
-  std::uint64_t states[kStates] = {kLowest, kLowest, kLowest, kLowest};
-  const auto space = [&] { return static_cast<std::size_t>(to - least); };
-  std::size_t pairs = (symbols.size() + 1) / 2;
-  for (; pairs % kStates != 0 || 2 * pairs > symbols.size(); --pairs) {
-    if (space() < 4) return 0;
-    std::uint64_t& state = states[(pairs - 1) % kStates];
-    const EncodeStep& first = steps[symbols[2 * pairs - 2]];
-    if (2 * pairs > symbols.size()) {
-      state = push(shed(state, std::uint64_t{first.frequency} * kTotal, &to), first);
-    } else {
-      state = push_pair(state, first, steps[symbols[2 * pairs - 1]], &to);
+  const std::size_t lanes = lanes_of(symbols.size());
+  if (room < kStateBytes * lanes) return 0;
+  const RansEncodeTable table = encode_table(frequencies);
+  std::uint32_t states[kRansLanes];
+  std::fill(states, states + lanes, kRansLowest);
+  // From the last symbol to the first; a decoder goes the other way.
+  std::uint8_t* to = out;
+  const std::uint8_t* const end = out + room - kStateBytes * lanes;
+  std::size_t left = symbols.size();
+  while (left != 0) {
+    if (lanes == kRansLanes && left % lanes == 0) {
+      left = kernels().coding->rans_encode(symbols.data(), left, table, states, &to, end);
+      if (left == 0) break;
     }
+    // What is left over, and steps for which the room may not do.
+    const std::size_t count = left % lanes != 0 ? left % lanes : lanes;
+    left -= count;
+    std::uint8_t words[kRansWord * kRansLanes];
+    const auto size = static_cast<std::size_t>(
+        rans_encode_step(symbols.data() + left, count, table, states, words) - words);
+    if (size > static_cast<std::size_t>(end - to)) return 0;
+    std::memcpy(to, words, size);
+    to += size;
   }
-  std::uint64_t a = states[0], b = states[1], c = states[2], d = states[3];
-  for (std::size_t i = 2 * pairs; i > 0; i -= 2 * kStates) {
-    if (space() < 4 * kStates) return 0;
-    const std::uint8_t* from = symbols.data() + i - 2 * kStates;
-    d = push_pair(d, steps[from[6]], steps[from[7]], &to);
-    c = push_pair(c, steps[from[4]], steps[from[5]], &to);
-    b = push_pair(b, steps[from[2]], steps[from[3]], &to);
-    a = push_pair(a, steps[from[0]], steps[from[1]], &to);
-  }
-  std::uint8_t* head = out;
-  for (std::uint64_t state : {a, b, c, d}) {
-    store(head, state);
-    head += 8;
-  }
-  const auto words = static_cast<std::size_t>(end - to);
-  std::memmove(head, to, words);
-  return 8 * kStates + words;
+  std::memcpy(to, states, kStateBytes * lanes);
+  return static_cast<std::size_t>(to - out) + kStateBytes * lanes;
 }
 
 bool rans_decode(Span<const std::uint8_t> in, const Frequencies& frequencies,
                  Span<std::uint8_t> symbols) {
-  if (in.size() < 8 * kStates) return false;
-  std::uint8_t symbol_at[kTotal];
-  Interval intervals[kMaxSymbols];
-  std::uint32_t start = 0;
-  for (std::size_t s = 0; s < frequencies.count; ++s) {
-    const std::uint32_t f = frequencies.of[s];
-    intervals[s] = {static_cast<std::uint16_t>(f), static_cast<std::uint16_t>(start)};
-    std::memset(symbol_at + start, static_cast<int>(s), f);
-    start += f;
-  }
-  const std::uint8_t* from = in.data();
-  const std::uint8_t* const end = in.end();
-  std::uint64_t states[kStates];
-  for (std::uint64_t& state : states) {
-    state = load<std::uint64_t>(from);
-    if (state < kLowest || state >> 63 != 0) return false;
-    from += 8;
-  }
-  std::uint64_t a = states[0], b = states[1], c = states[2], d = states[3];
-  const auto refill = [&from](std::uint64_t state) {
-    const std::uint64_t low = mask_if(state < kLowest);
-    const std::uint64_t filled = state << 32 | load<std::uint32_t>(from);
-    from += low & 4;
-    return state ^ ((state ^ filled) & low);
-  };
-  const auto pop_pair = [&](std::uint64_t state, std::uint8_t* to) {
-    state = pop(state, symbol_at, intervals, to);
-    return refill(pop(state, symbol_at, intervals, to + 1));
-  };
-  std::size_t i = 0;
   const std::size_t n = symbols.size();
-  while (i + 2 * kStates <= n && static_cast<std::size_t>(end - from) >= 4 * kStates) {
-    std::uint8_t* const to = symbols.data() + i;
-    a = pop_pair(a, to);
-    b = pop_pair(b, to + 2);
-    c = pop_pair(c, to + 4);
-    d = pop_pair(d, to + 6);
-    i += 2 * kStates;
+  const std::size_t lanes = lanes_of(n);
+  if (in.size() < kStateBytes * lanes) return false;
+  const std::uint8_t* const begin = in.data();
+  const std::uint8_t* from = in.end() - kStateBytes * lanes;
+  std::uint32_t states[kRansLanes];
+  std::memcpy(states, from, kStateBytes * lanes);
+  if (!std::all_of(states, states + lanes,
+                   [](std::uint32_t state) { return state >= kRansLowest && state >> 31 == 0; })) {
+    return false;
   }
-  states[0] = a;
-  states[1] = b;
-  states[2] = c;
-  states[3] = d;
+  const RansDecodeTable table = decode_table(frequencies);
+  std::size_t i = 0;
+  if (lanes == kRansLanes) {
+    i = kernels().coding->rans_decode(begin, &from, table, states, symbols.data(), n);
+  }
   while (i < n) {
-    std::uint64_t& state = states[i / 2 % kStates];
-    const std::size_t stop = std::min(i + 2, n);
-    for (; i < stop; ++i) state = pop(state, symbol_at, intervals, symbols.data() + i);
-    if (state >= kLowest) continue;
-    if (end - from < 4) return false;
-    state = refill(state);
+    const std::size_t count = std::min(lanes, n - i);
+    const auto left = static_cast<std::size_t>(from - begin);
+    if (left >= kRansWord * count) {
+      from = rans_decode_step(from, table, states, symbols.data() + i, count);
+    } else {
+      std::uint8_t words[kRansWord * kRansLanes] = {};
+      std::uint8_t* const end = words + sizeof words;
+      std::memcpy(end - left, begin, left);
+      const auto used = static_cast<std::size_t>(
+          end - rans_decode_step(end, table, states, symbols.data() + i, count));
+      if (used > left) return false;
+      from -= used;
+    }
+    i += count;
   }
   // Every state must be back where the encoder began.
-  return from == end && std::all_of(states, states + kStates,
-                                    [](std::uint64_t state) { return state == kLowest; });
+  return from == begin && std::all_of(states, states + lanes,
+                                      [](std::uint32_t state) { return state == kRansLowest; });
 }
 
 std::size_t rans_encode(Span<const std::uint8_t> symbols, unsigned bits, std::uint8_t* out,

@@ -1,18 +1,16 @@
 // Range asymmetric numeral systems (Duda: "Asymmetric numeral systems: entropy coding combining
 // speed of Huffman coding with compression rate of arithmetic coding", 2013), static frequencies,
-// four interleaved states (Giesen: "Interleaved entropy coders", 2014).
+// interleaved states (Giesen: "Interleaved entropy coders", 2014).
 // docs/wire-format.md#level-coding is the norm.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "coding/kernels.hpp"
 #include "core/span.hpp"
 
 namespace gradcomp {
-
-inline constexpr unsigned kRansBits = 14;  // so that a decoder's table fits the first-level cache
-inline constexpr std::uint32_t kRansTotal = 1u << kRansBits;
 
 // How often each symbol occurs, of kRansTotal; 0 for symbols that do not.
 struct Frequencies {

@@ -795,6 +795,7 @@ GRADCOMP_AVX2 FixedCounts fixed_count(const std::uint8_t* low, const std::uint8_
 
 constexpr auto crc32c = crc32c_sse42;
 
+constexpr const CodingKernels* coding = &kAvx2CodingKernels;
 constexpr const PolarKernels* polar = &kAvx2PolarKernels;
 constexpr const LinalgKernels* linalg = &kAvx2LinalgKernels;
 

@@ -688,6 +688,8 @@ GRADCOMP_AVX512 void flip_signs(const float* x, const std::uint32_t* words, floa
   const __m512 sign = _mm512_set1_ps(-0.0f);
   std::size_t i = 0;
   for (; i + 32 <= n; i += 32) {
+    // Hardware prefetching stops at the end of a page.
+    for (std::size_t line = 0; line < 2; ++line) prefetch_ahead(x + i + 16 * line);
     const std::uint32_t word = words[i / 32];
     const __m512 a = _mm512_mul_ps(f, _mm512_loadu_ps(x + i));
     const __m512 b = _mm512_mul_ps(f, _mm512_loadu_ps(x + i + 16));
@@ -1125,6 +1127,7 @@ GRADCOMP_AVX512 FixedCounts fixed_count(const std::uint8_t* low, const std::uint
 
 constexpr auto crc32c = crc32c_avx512;
 
+constexpr const CodingKernels* coding = &kAvx512CodingKernels;
 constexpr const PolarKernels* polar = &kAvx512PolarKernels;
 constexpr const LinalgKernels* linalg = &kAvx512LinalgKernels;
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "coding/kernels.hpp"
 #include "kernels/centroids.hpp"
 #include "linalg/kernels.hpp"
 #include "polar/kernels.hpp"
@@ -185,6 +186,7 @@ struct Kernels {
   // CRC-32C update without the initial and final inversion.
   std::uint32_t (*crc32c)(std::uint32_t crc, const std::uint8_t* data, std::size_t size);
 
+  const CodingKernels* coding;
   const PolarKernels* polar;
   const LinalgKernels* linalg;
 };

@@ -342,6 +342,7 @@ std::uint32_t crc32c(std::uint32_t crc, const std::uint8_t* data, std::size_t si
   return crc;
 }
 
+constexpr const CodingKernels* coding = &kScalarCodingKernels;
 constexpr const PolarKernels* polar = &kScalarPolarKernels;
 constexpr const LinalgKernels* linalg = &kScalarLinalgKernels;
 

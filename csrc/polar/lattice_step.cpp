@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
+#include "core/bytes.hpp"
+#include "polar/elementary.hpp"
 #include "polar/lattice.hpp"
 
 namespace gradcomp {
@@ -29,33 +30,32 @@ double cost(double magnitude, bool other, double price) {
 
 void Magnitudes::add(const float* x, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) {
-    std::uint32_t bits;
-    std::memcpy(&bits, x + i, sizeof bits);
-    const std::size_t bin = (bits & 0x7FFFFFFFu) >> kShift;
+    const std::size_t bin = (float_bits(x[i]) & 0x7FFFFFFFu) >> kShift;
     if (bin < kBins) ++counts_[bin];
   }
 }
 
 Magnitudes Magnitudes::normal() {
   Magnitudes result;
-  double below = 0;
   for (std::size_t bin = 0; bin < kBins; ++bin) {
-    const auto edge = static_cast<std::uint32_t>(bin + 1) << kShift;
-    float end;
-    std::memcpy(&end, &edge, sizeof end);
-    const double reached = std::erf(static_cast<double>(end) / std::sqrt(2.0));
-    result.counts_[bin] = static_cast<std::uint32_t>(std::lround((reached - below) * 0x1p30));
-    below = reached;
+    const double middle = centre(bin);
+    if (middle > 8) break;
+    const double width = static_cast<double>(edge(bin + 1)) - static_cast<double>(edge(bin));
+    const double density = 0.797884560802865356 * portable_exp(-0.5 * middle * middle);
+    result.counts_[bin] = static_cast<std::uint32_t>(std::lround(density * width * 0x1p30));
   }
   return result;
 }
 
+float Magnitudes::edge(std::size_t bin) {
+  return bits_float(static_cast<std::uint32_t>(bin) << kShift);
+}
+
 double Magnitudes::centre(std::size_t bin) {
-  const std::uint32_t bits = static_cast<std::uint32_t>(bin) << kShift | 1u << (kShift - 1);
-  float middle;
-  std::memcpy(&middle, &bits, sizeof middle);
   // The first bin is mostly zeros.
-  return bin == 0 ? 0.0 : static_cast<double>(middle);
+  if (bin == 0) return 0;
+  return static_cast<double>(
+      bits_float(static_cast<std::uint32_t>(bin) << kShift | 1u << (kShift - 1)));
 }
 
 LatticeDesign::LatticeDesign(double rate) {
@@ -71,30 +71,38 @@ LatticeDesign::LatticeDesign(double rate) {
   }
   for (int i = 0; i < 64; ++i) {
     rule_.llr[i] = static_cast<std::int8_t>(std::lround(kPeak * ratios[i] / largest));
-    other_[i] = static_cast<std::uint16_t>(
-        std::lround(1024 / (1 + std::exp(certainty(rate) * static_cast<double>(rule_.llr[i])))));
+    other_[i] = static_cast<std::uint16_t>(std::lround(
+        1024 / (1 + portable_exp(certainty(rate) * static_cast<double>(rule_.llr[i])))));
   }
   rule_.same = static_cast<std::int16_t>(8 - std::lround(8 * price));
   rule_.other = static_cast<std::int16_t>(24 - std::lround(4 * price));
 }
 
-double LatticeDesign::entropy(const Magnitudes& magnitudes, double step) const {
+double LatticeDesign::index_bits(const Magnitudes& magnitudes, double step) const {
   std::uint64_t counts[256] = {};
   std::uint64_t total = 0;
+  std::uint64_t outliers = 0;
   magnitudes.for_bins([&](double value, std::uint64_t count) {
     const double scaled = value / step * 16;
-    const int place = scaled < static_cast<double>(kLatticeTop) ? static_cast<int>(scaled)
-                                                                : static_cast<int>(kLatticeTop);
+    total += 1024 * count;
+    if (scaled >= static_cast<double>(kLatticeTop)) {
+      outliers += 1024 * count;
+      counts[0] += 1024 * count;
+      return;
+    }
+    const int place = static_cast<int>(scaled);
     const std::uint64_t other = count * other_[std::min(place, (place & 31) | 32)];
     counts[2 * ((place + rule_.same) >> 5)] += 1024 * count - other;
     counts[std::max(2 * ((place + rule_.other) >> 5) - 1, 0)] += other;
-    total += 1024 * count;
   });
-  double bits = 0;
+  // More of them than there is room for.
+  if (64 * outliers > total) return 64;
+  double bits = 8 * static_cast<double>(kOutlierBytes) * static_cast<double>(outliers) /
+                static_cast<double>(total);
   for (const std::uint64_t count : counts) {
     if (count == 0) continue;
     const double share = static_cast<double>(count) / static_cast<double>(total);
-    bits -= share * std::log2(share);
+    bits -= share * portable_log2(share);
   }
   return bits;
 }
@@ -112,9 +120,9 @@ double LatticeDesign::find_step(const Magnitudes& magnitudes, double bits) const
   double high = 3;
   for (int i = 0; i < 16; ++i) {
     const double middle = 0.5 * (low + high);
-    (entropy(magnitudes, rms * std::exp2(middle)) > bits ? low : high) = middle;
+    (index_bits(magnitudes, rms * portable_exp2(middle)) > bits ? low : high) = middle;
   }
-  return rms * std::exp2(0.5 * (low + high));
+  return rms * portable_exp2(0.5 * (low + high));
 }
 
 }  // namespace gradcomp

@@ -10,6 +10,9 @@
 
 namespace gradcomp {
 
+// Elements beyond all points travel as position and value.
+inline constexpr std::size_t kOutlierBytes = 8;
+
 // How many elements have which magnitude: 32 bins per octave, by the upper bits of a float32. What
 // is not finite does not count.
 class Magnitudes {
@@ -32,6 +35,7 @@ class Magnitudes {
   static constexpr unsigned kShift = 18;
   static constexpr std::size_t kBins = 0x7F800000u >> kShift;
 
+  static float edge(std::size_t bin);  // its least magnitude
   static double centre(std::size_t bin);
 
   std::vector<std::uint32_t> counts_;
@@ -43,12 +47,13 @@ class LatticeDesign {
   explicit LatticeDesign(double rate);
 
   const LatticeRule& rule() const { return rule_; }
-  // The step at which the indices of these elements have `bits` bits each, about; 0 where all are
-  // 0.
+  // The step at which the indices of these elements, and the outliers among them, have `bits` bits
+  // each, about; 0 where all are 0.
   double find_step(const Magnitudes& magnitudes, double bits) const;
 
  private:
-  double entropy(const Magnitudes& magnitudes, double step) const;
+  // Per element, with those of outliers.
+  double index_bits(const Magnitudes& magnitudes, double step) const;
 
   LatticeRule rule_;
   std::uint16_t

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "coding/digits.hpp"
@@ -252,6 +253,73 @@ TEST_CASE("damaged codes are refused or give symbols in range") {
       }
     }
     CHECK(refused > 0);
+  }
+}
+
+TEST_CASE("long codes are the same on every level, and damaged ones do no harm") {
+  const LevelCoder rans = coder("rans");
+  Stream random(9);
+  for (std::size_t n : {std::size_t{1} << 15, (std::size_t{1} << 15) + 17, kChunk - 1}) {
+    for (unsigned bits : {1u, 4u, 8u}) {
+      for (const std::vector<double>& weights : histograms(bits)) {
+        CAPTURE(n);
+        CAPTURE(bits);
+        const Bytes symbols = draw(weights, n, n + bits);
+        Bytes expected;
+        for (const std::string& name : level_names()) {
+          LevelScope scope(name);
+          CAPTURE(name);
+          const Bytes code = encode(rans, symbols, bits);
+          if (expected.empty()) expected = code;
+          CHECK(code == expected);
+          Bytes decoded(n);
+          CHECK(decode(rans, code, bits, &decoded));
+          CHECK(decoded == symbols);
+          for (int round = 0; round < 5; ++round) {
+            Bytes damaged(code);
+            damaged[random.below(code.size())] ^= static_cast<std::uint8_t>(1u << random.below(8));
+            if (round == 0) damaged.resize(random.below(code.size()));
+            if (decode(rans, damaged, bits, &decoded)) {
+              bool in_range = true;
+              for (std::uint8_t symbol : decoded) in_range = in_range && symbol >> bits == 0;
+              CHECK(in_range);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("digits are packed alike on every level") {
+  Stream random(10);
+  for (unsigned width : {2u, 4u}) {
+    for (std::size_t n : {1u, 3u, 8u, 31u, 63u, 64u, 65u, 127u, 1000u, 4096u}) {
+      Bytes numbers(n);
+      for (std::uint8_t& number : numbers) {
+        number = static_cast<std::uint8_t>(random.below(std::uint64_t{1} << width));
+      }
+      const std::size_t bytes = digit_symbols(n, width);
+      Bytes expected(bytes);
+      std::uint32_t expected_counts[16] = {};
+      for (std::size_t i = 0; i < n; ++i) {
+        expected[i * width / 8] |= static_cast<std::uint8_t>(numbers[i] << i * width % 8);
+        if (numbers[i] != 0) ++expected_counts[numbers[i]];
+      }
+      for (const std::string& name : level_names()) {
+        LevelScope scope(name);
+        CAPTURE(name);
+        CAPTURE(width);
+        CAPTURE(n);
+        Bytes packed(bytes), back(n);
+        std::uint32_t counts[16] = {};
+        kernels().coding->pack_digits(numbers.data(), width, packed.data(), n, counts);
+        CHECK(packed == expected);
+        CHECK(std::equal(counts, counts + 16, expected_counts));
+        kernels().coding->unpack_digits(packed.data(), width, back.data(), n);
+        CHECK(back == numbers);
+      }
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "polar/bec_order.hpp"
 #include "polar/block_coder.hpp"
+#include "polar/elementary.hpp"
 #include "polar/kernels.hpp"
 #include "polar/lattice_step.hpp"
 #include "support.hpp"
@@ -267,6 +268,15 @@ TEST_CASE("blocks are codewords, the same on every level, and decode to what the
       }
     }
   }
+}
+
+TEST_CASE("portable functions are those of the standard library, about") {
+  for (double x = -30; x < 30; x += 0.37) {
+    CHECK(portable_exp(x) == doctest::Approx(std::exp(x)).epsilon(1e-10));
+    CHECK(portable_exp2(x) == doctest::Approx(std::exp2(x)).epsilon(1e-10));
+    CHECK(portable_log2(std::exp2(x)) == doctest::Approx(x).epsilon(1e-10));
+  }
+  CHECK(portable_log2(1.0) == 0.0);
 }
 
 }  // namespace gradcomp::test

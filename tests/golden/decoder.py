@@ -349,28 +349,29 @@ def read_rans(data: bytes, width: int, n: int) -> np.ndarray:
 def read_rans_states(data: bytes, frequencies: list[int], n: int) -> np.ndarray:
     symbol_at = np.repeat(np.arange(len(frequencies)), frequencies).tolist()
     starts = np.cumsum([0, *frequencies]).tolist()
-    if len(data) < 32 or len(data) % 4 != 0:
+    lanes = 4 if n < 2**15 else 32
+    if len(data) < 4 * lanes or len(data) % 2 != 0:
         raise FormatError("the states are cut short, or the words are")
-    states = list(struct.unpack_from("<4Q", data))
-    if not all(2**31 <= state < 2**63 for state in states):
+    states = np.frombuffer(data, "<u4", lanes, len(data) - 4 * lanes).tolist()
+    if not all(2**15 <= state < 2**31 for state in states):
         raise FormatError("a state out of range")
-    words = iter(np.frombuffer(data, "<u4", offset=32).tolist())
-    symbols = []
-    for i in range(n):
-        state = states[i // 2 % 4]
-        t = state % 2**14
-        symbol = symbol_at[t]
-        symbols.append(symbol)
-        state = frequencies[symbol] * (state >> 14) + t - starts[symbol]
-        if (i % 2 == 1 or i == n - 1) and state < 2**31:
-            word = next(words, None)
-            if word is None:
-                raise FormatError("more words are needed than there are")
-            state = state << 32 | word
-        states[i // 2 % 4] = state
-    if next(words, None) is not None or states != [2**31] * 4:
+    words = np.frombuffer(data, "<u2", len(data) // 2 - 2 * lanes).tolist()
+    symbols = np.zeros(n, np.int64)
+    for begin in range(0, n, lanes):
+        for i in reversed(range(begin, min(begin + lanes, n))):
+            state = states[i % lanes]
+            t = state % 2**14
+            symbol = symbol_at[t]
+            symbols[i] = symbol
+            state = frequencies[symbol] * (state >> 14) + t - starts[symbol]
+            if state < 2**15:
+                if not words:
+                    raise FormatError("more words are needed than there are")
+                state = state << 16 | words.pop()
+            states[i % lanes] = state
+    if words or states != [2**15] * lanes:
         raise FormatError("words are left, or a state is not where the encoder began")
-    return np.array(symbols, np.int64)
+    return symbols
 
 
 def read_digits(data: bytes, n: int) -> tuple[np.ndarray, bytes]:
@@ -883,19 +884,23 @@ def falling_powers(count: int) -> list[int]:
     return [1 << bit for bit in reversed(range(count.bit_length())) if count >> bit & 1]
 
 
-def polar_blocks(n: int, code: str, longest: int) -> list[int]:
-    """The rows of all blocks but the one of what the rotation's whole blocks leave over."""
+def polar_code_rows(n: int, code: str) -> int:
+    """The rows of a full block."""
     if code == "auto":
-        size = longest if n >= 2**20 else 4096 if n >= 2**18 else 1024
-    else:
-        size = int(code)
+        return 16384 if n >= 2**20 else 4096 if n >= 2**18 else 1024
+    return int(code)
+
+
+def polar_blocks(n: int, code: str) -> list[int]:
+    """The rows of all blocks but the one of what the rotation's whole blocks leave over."""
+    size = polar_code_rows(n, code)
     tiles = n // 4096 * 64
     return [size] * (tiles // size) + falling_powers(tiles % size)
 
 
-def polar_cut(n: int, spec: Spec, longest: int) -> list[int]:
+def polar_cut(n: int, spec: Spec) -> list[int]:
     """The rows of all blocks."""
-    blocks = polar_blocks(n, spec.params["n"], longest)
+    blocks = polar_blocks(n, spec.params["n"])
     rest = -(-n // 64) - sum(blocks)
     return blocks + ([rest] if rest else [])
 
@@ -935,7 +940,7 @@ def read_polar_b(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
     if n < 64:
         return read_identity(payload, n, spec, stream)
     rate, unbiased = float(spec.params["rate"]), spec.params["unbiased"] == "true"
-    blocks = polar_cut(n, spec, 16384)
+    blocks = polar_cut(n, spec)
     rows = sum(blocks)
     head = 4 * len(blocks)
     overhead = head + (36 if spec.rotated else 28)
@@ -962,7 +967,7 @@ def read_polar_b(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
 def read_polar_ec(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
     if n < 64:
         return read_identity(payload, n, spec, stream)
-    blocks = polar_cut(n, spec, 4096)
+    blocks = polar_cut(n, spec)
     rows = sum(blocks)
     head = 4 * len(blocks)
     total = 29 * rows // 64
@@ -972,11 +977,15 @@ def read_polar_ec(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray
     words = np.frombuffer(payload, "<u8", total, head)
     rest = payload[head + 8 * total :]
     chunks = []
-    for begin in range(0, n, 2**18):
-        numbers, rest = read_digits(rest, min(2**18, n - begin))
+    size = max(2**18, 64 * polar_code_rows(n, spec.params["n"]))
+    for begin in range(0, n, size):
+        numbers, rest = read_digits(rest, min(size, n - begin))
         chunks.append(numbers)
-    if rest:
+    if len(rest) % 8:
         raise FormatError(f"{len(rest)} bytes after the indices")
+    outliers = np.frombuffer(rest, [("at", "<u4"), ("value", "<f4")])
+    if np.any(np.diff(outliers["at"].astype(np.int64)) <= 0) or np.any(outliers["at"] >= n):
+        raise FormatError("outliers out of order")
     indices = np.zeros(64 * rows, np.int64)
     indices[:n] = np.concatenate(chunks)
     y = np.zeros(64 * rows, np.float32)
@@ -992,6 +1001,7 @@ def read_polar_ec(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray
         points = scale * (indices[part].astype(np.float32) + np.float32(0.5))
         y[part] = np.where(negative, -points, points)
         row += length
+    y[outliers["at"]] = outliers["value"]
     return polar_rotated_back(y, blocks, scales, n, spec, stream)
 
 

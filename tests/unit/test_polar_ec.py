@@ -35,10 +35,10 @@ def vnmse(x: FloatArray, y: npt.NDArray[np.floating]) -> float:
 @pytest.mark.parametrize("rate", [0.5, 0.75, 1, 2, 3, 4])
 @pytest.mark.parametrize("prefix", ["", "rotate|"])
 def test_the_error_is_close_to_the_bound(prefix: str, rate: float) -> None:
-    assert 0 < gap(f"{prefix}polar_ec(rate={rate},n=16384)", normal(1 << 20)) <= 0.30
+    assert 0 < gap(f"{prefix}polar_ec(rate={rate})", normal(1 << 20)) <= 0.30
 
 
-@pytest.mark.parametrize(("n", "limit"), [(1024, 0.42), (4096, 0.34)])
+@pytest.mark.parametrize(("n", "limit"), [(1024, 0.42), (4096, 0.345)])
 @pytest.mark.parametrize("rate", [0.5, 1, 2])
 def test_short_codes_lose_little(n: int, limit: float, rate: float) -> None:
     assert gap(f"polar_ec(rate={rate},n={n})", normal(1 << 18)) <= limit
@@ -51,7 +51,7 @@ def test_rotation_makes_any_gradient_normal() -> None:
 
 @pytest.mark.parametrize("numel", [100_000, 100_003, 1_000_001])
 @pytest.mark.parametrize("rate", [0.5, 0.6, 1, 1.7, 4])
-@pytest.mark.parametrize("shape", ["normal", "laplace", "steps"])
+@pytest.mark.parametrize("shape", ["normal", "laplace", "steps", "student3", "student1.5"])
 @pytest.mark.parametrize("spec", ["polar_ec(rate={})", "rotate|polar_ec(rate={},n=1024)"])
 def test_the_rate_is_that_of_the_frame(spec: str, shape: str, rate: float, numel: int) -> None:
     x = normal(numel)
@@ -59,8 +59,63 @@ def test_the_rate_is_that_of_the_frame(spec: str, shape: str, rate: float, numel
         x = np.random.default_rng(1).laplace(size=numel).astype(f32)
     elif shape == "steps":
         x *= np.repeat(np.array([0.1, 1, 0.3, 3], f32), numel // 4 + 1)[:numel]
+    elif shape.startswith("student"):
+        x = np.random.default_rng(1).standard_t(float(shape[7:]), numel).astype(f32)
     frame = get_codec(spec.format(rate)).encode(x)
     assert 8 * frame.size / numel == pytest.approx(rate, rel=0.02)
+
+
+@pytest.mark.parametrize("zeros", [0.9, 0.99, 0.999])
+@pytest.mark.parametrize("rate", [0.5, 0.6, 1, 2])
+def test_what_is_mostly_zeros_takes_no_more_than_the_rate(rate: float, zeros: float) -> None:
+    rng = np.random.default_rng(1)
+    x = normal(200_000) * (rng.random(200_000) >= zeros).astype(f32)
+    codec = get_codec(f"polar_ec(rate={rate})")
+    frame = codec.encode(x)
+    bits = 8 * frame.size / x.size
+    error = vnmse(x, codec.decode(frame))
+    assert bits <= 1.02 * rate
+    # Where it takes less, the rest would not help.
+    assert bits > 0.98 * rate or error < 1e-6
+    assert error < 1
+
+
+@pytest.mark.parametrize("shape", ["spike", "many"])
+def test_elements_beyond_the_points_travel_as_they_are(shape: str) -> None:
+    x = normal(300_000)
+    if shape == "spike":
+        x[[0, 77, 262_143, 262_144, 299_999]] = [1e3, -2e4, 5e3, -1e4, 1234]
+    else:  # more than there is room for, in one part of the tensor
+        x[:20_000] *= f32(1e9)
+    codec = get_codec("polar_ec(rate=1)")
+    frame = codec.encode(x)
+    y = codec.decode(frame)
+    assert y.tobytes() == decode(frame.tobytes(), codec.spec).tobytes()
+    assert 8 * frame.size / x.size <= 1.02
+    if shape == "spike":
+        far = np.abs(x) > 999
+        assert np.array_equal(x[far], y[far])
+        assert vnmse(x[~far], y[~far]) < 0.3
+        acc = np.ones(x.size, f32)
+        codec.decode_add(frame, acc, 0.5)
+        assert np.array_equal(acc, np.float32(1) + np.float32(0.5) * y)
+
+
+def test_damaged_outliers_are_refused() -> None:
+    x = normal(5000)
+    x[[3, 1000]] = 1e9
+    codec = get_codec("polar_ec(rate=1)")
+    payload = codec.encode_payload(x)
+    assert codec.decode_payload(payload, x.size)[1000] == f32(1e9)
+    for position in (3, 2, 5000, 2**32 - 1):
+        damaged = payload.copy()
+        damaged[-8:-4] = np.array([position], np.uint32).view(np.uint8)
+        acc = np.ones(x.size, f32)
+        with pytest.raises(WireError, match="outlier 1"):
+            codec.decode_payload_add(damaged, acc)
+        assert (acc == 1).all()
+    with pytest.raises(WireError, match="outliers"):
+        codec.decode_payload(payload[:-1], x.size)
 
 
 @pytest.mark.parametrize("numel", [63, 64, 65, 1000, 4095, 4096, 4097, 8191, 70_000, 300_001])
@@ -81,7 +136,7 @@ def test_frames_follow_the_document(spec: str, numel: int) -> None:
 
 
 def test_indices_of_every_width() -> None:
-    # Heavy tails at a high rate: up to 255 points on each side, and chunks of 8 bits an index.
+    # Heavy tails: outliers, up to 255 points on each side, and chunks of 8 bits an index.
     x = np.random.default_rng(1).standard_t(2, 300_000).astype(f32)
     for rate in (0.5, 1, 2, 4):
         codec = get_codec(f"polar_ec(rate={rate})")

@@ -1,0 +1,228 @@
+#if defined(__x86_64__)
+
+#include <cstring>
+
+#include "coding/digits_pack.hpp"
+#include "coding/kernels.hpp"
+#include "kernels/x86.hpp"
+
+namespace gradcomp {
+namespace {
+
+constexpr std::size_t kPart = 8;  // states in one vector
+constexpr std::size_t kParts = kRansLanes / kPart;
+constexpr std::size_t kStepBytes = kRansWord * kRansLanes;
+
+// For each set of lanes, by its mask: which lanes to move to the first ones, and which of the first
+// ones to move to where they are. Eight indices of a byte.
+struct Moves {
+  Moves() {
+    for (unsigned mask = 0; mask < 256; ++mask) {
+      std::uint64_t gather = 0;
+      std::uint64_t scatter = 0;
+      unsigned count = 0;
+      for (unsigned lane = 0; lane < kPart; ++lane) {
+        if ((mask >> lane & 1) == 0) continue;
+        gather |= std::uint64_t{lane} << 8 * count;
+        scatter |= std::uint64_t{count} << 8 * lane;
+        ++count;
+      }
+      compress[mask] = gather;
+      expand[mask] = scatter;
+    }
+  }
+  std::uint64_t compress[256];
+  std::uint64_t expand[256];
+};
+const Moves& moves() {
+  static const Moves all;
+  return all;
+}
+
+GRADCOMP_AVX2 inline __m256i load_bytes(const void* bytes) {
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(bytes)));
+}
+
+GRADCOMP_AVX2 inline unsigned lanes_of(__m256i mask) {
+  return static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(mask)));
+}
+
+// The entries of four symbols. Gather instructions are slower than this where the processor guards
+// them against being spied on (Intel: "Gather Data Sampling", 2023).
+GRADCOMP_AVX2 inline __m256i load_every_second(const RansEncodeTable& table,
+                                               const std::uint8_t* symbols) {
+  const auto at = [&](std::size_t i) {
+    long long entry;
+    std::memcpy(&entry, &table.of[symbols[2 * i]], sizeof entry);
+    return entry;
+  };
+  return _mm256_set_epi64x(at(3), at(2), at(1), at(0));
+}
+
+// As rans_encode_step() for 8 states.
+GRADCOMP_AVX2 inline __m256i push(__m256i state, const std::uint8_t* symbols,
+                                  const RansEncodeTable& table, const Moves& move,
+                                  std::uint8_t** to) {
+  // Even and odd states by themselves, as what is loaded, and products, have 64 bits.
+  const __m256i even = load_every_second(table, symbols);
+  const __m256i odd = load_every_second(table, symbols + 1);
+  const __m256i field = _mm256_set1_epi32(kRansTotal - 1);
+  const __m256i packed = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
+  const __m256i complement = _mm256_and_si256(_mm256_srli_epi32(packed, kRansBits), field);
+  const __m256i full =
+      _mm256_cmpgt_epi32(_mm256_add_epi32(_mm256_srli_epi32(state, 17), complement), field);
+  const unsigned lanes = lanes_of(full);
+  const __m256i words = _mm256_permutevar8x32_epi32(
+      _mm256_and_si256(state, _mm256_set1_epi32(0xFFFF)), load_bytes(move.compress + lanes));
+  const __m256i halves = _mm256_permute4x64_epi64(_mm256_packus_epi32(words, words), 0xD8);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(*to), _mm256_castsi256_si128(halves));
+  *to += kRansWord * static_cast<unsigned>(__builtin_popcount(lanes));
+  state = _mm256_blendv_epi8(state, _mm256_srli_epi32(state, 16), full);
+  const __m256i even_product = _mm256_srli_epi64(_mm256_mul_epu32(state, even), 31);
+  const __m256i odd_product =
+      _mm256_srli_epi64(_mm256_mul_epu32(_mm256_srli_epi64(state, 32), odd), 31);
+  const __m256i even_part =
+      _mm256_mul_epu32(_mm256_srlv_epi64(even_product, _mm256_srli_epi64(even, 60)), complement);
+  const __m256i odd_part =
+      _mm256_mul_epu32(_mm256_srlv_epi64(odd_product, _mm256_srli_epi64(odd, 60)),
+                       _mm256_srli_epi64(complement, 32));
+  const __m256i part = _mm256_blend_epi32(even_part, _mm256_slli_epi64(odd_part, 32), 0xAA);
+  return _mm256_add_epi32(_mm256_add_epi32(state, _mm256_and_si256(packed, field)), part);
+}
+
+GRADCOMP_AVX2 std::size_t rans_encode(const std::uint8_t* symbols, std::size_t n,
+                                      const RansEncodeTable& table, std::uint32_t* states,
+                                      std::uint8_t** to, const std::uint8_t* end) {
+  const Moves& move = moves();
+  __m256i parts[kParts];
+  for (std::size_t k = 0; k < kParts; ++k) {
+    parts[k] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(states + kPart * k));
+  }
+  std::uint8_t* at = *to;
+  for (; n != 0 && static_cast<std::size_t>(end - at) >= kStepBytes; n -= kRansLanes) {
+    const std::uint8_t* const step = symbols + n - kRansLanes;
+    for (std::size_t k = 0; k < kParts; ++k) {
+      parts[k] = push(parts[k], step + kPart * k, table, move, &at);
+    }
+  }
+  for (std::size_t k = 0; k < kParts; ++k) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(states + kPart * k), parts[k]);
+  }
+  *to = at;
+  return n;
+}
+
+// As rans_decode_step() for 8 states.
+GRADCOMP_AVX2 inline __m256i pop(__m256i state, const RansDecodeTable& table, const Moves& move,
+                                 const std::uint8_t** from, std::uint8_t* symbols) {
+  const __m256i slot = _mm256_and_si256(state, _mm256_set1_epi32(kRansTotal - 1));
+  alignas(32) std::uint32_t slots[kPart];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(slots), slot);
+  const auto at = [&](std::size_t i) {
+    symbols[i] = table.symbol_at[slots[i]];
+    return static_cast<int>(table.packed[symbols[i]]);
+  };
+  const __m256i packed = _mm256_set_epi32(at(7), at(6), at(5), at(4), at(3), at(2), at(1), at(0));
+  const __m256i start = _mm256_and_si256(packed, _mm256_set1_epi32(0xFFFF));
+  state = _mm256_mullo_epi32(_mm256_srli_epi32(packed, 16), _mm256_srli_epi32(state, kRansBits));
+  state = _mm256_add_epi32(state, _mm256_sub_epi32(slot, start));
+  const __m256i empty = _mm256_cmpgt_epi32(_mm256_set1_epi32(kRansLowest), state);
+  const unsigned lanes = lanes_of(empty);
+  *from -= kRansWord * static_cast<unsigned>(__builtin_popcount(lanes));
+  const __m256i words = _mm256_permutevar8x32_epi32(
+      _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(*from))),
+      load_bytes(move.expand + lanes));
+  return _mm256_blendv_epi8(state, _mm256_or_si256(_mm256_slli_epi32(state, 16), words), empty);
+}
+
+GRADCOMP_AVX2 std::size_t rans_decode(const std::uint8_t* begin, const std::uint8_t** from,
+                                      const RansDecodeTable& table, std::uint32_t* states,
+                                      std::uint8_t* symbols, std::size_t n) {
+  const Moves& move = moves();
+  __m256i parts[kParts];
+  for (std::size_t k = 0; k < kParts; ++k) {
+    parts[k] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(states + kPart * k));
+  }
+  const std::uint8_t* at = *from;
+  std::size_t i = 0;
+  for (; i + kRansLanes <= n && static_cast<std::size_t>(at - begin) >= kStepBytes;
+       i += kRansLanes) {
+    for (std::size_t k = kParts; k-- > 0;) {
+      parts[k] = pop(parts[k], table, move, &at, symbols + i + kPart * k);
+    }
+  }
+  for (std::size_t k = 0; k < kParts; ++k) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(states + kPart * k), parts[k]);
+  }
+  *from = at;
+  return i;
+}
+
+GRADCOMP_AVX2 inline std::uint32_t count_equal(__m256i numbers, unsigned number) {
+  const __m256i equal = _mm256_cmpeq_epi8(numbers, _mm256_set1_epi8(static_cast<char>(number)));
+  return static_cast<std::uint32_t>(
+      __builtin_popcount(static_cast<unsigned>(_mm256_movemask_epi8(equal))));
+}
+
+GRADCOMP_AVX2 void pack_digits(const std::uint8_t* numbers, unsigned width, std::uint8_t* packed,
+                               std::size_t n, std::uint32_t* counts) {
+  // Neighbours close up: bytes to halves, and with 2 bits halves to words.
+  const __m256i pairs = width == 2 ? _mm256_set1_epi16(4 << 8 | 1) : _mm256_set1_epi16(16 << 8 | 1);
+  const __m256i fours = _mm256_set1_epi32(16 << 16 | 1);
+  std::size_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    __m256i two[2];
+    for (std::size_t half = 0; half < 2; ++half) {
+      const __m256i all =
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(numbers + i + 32 * half));
+      two[half] = _mm256_maddubs_epi16(all, pairs);
+      if (width == 2) {
+        two[half] = _mm256_madd_epi16(two[half], fours);
+        for (unsigned number = 1; number < 4; ++number) counts[number] += count_equal(all, number);
+      } else {
+        for (unsigned number = 1; number < 16; ++number) {
+          counts[number] += count_equal(all, number);
+        }
+      }
+    }
+    // The packs leave runs of eight bytes out of order.
+    if (width == 2) {
+      const __m256i halves = _mm256_permute4x64_epi64(_mm256_packus_epi32(two[0], two[1]), 0xD8);
+      const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(halves, halves), 0xD8);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(packed + i / 4), _mm256_castsi256_si128(bytes));
+    } else {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(packed + i / 2),
+                          _mm256_permute4x64_epi64(_mm256_packus_epi16(two[0], two[1]), 0xD8));
+    }
+  }
+  finish_pack(numbers + i, width, packed + i * width / 8, n - i, counts);
+}
+
+GRADCOMP_AVX2 void unpack_digits(const std::uint8_t* packed, unsigned width, std::uint8_t* numbers,
+                                 std::size_t n) {
+  std::size_t i = 0;
+  for (; i + 32 <= n; i += 32) {
+    __m256i wide;
+    if (width == 2) {
+      wide = load_bytes(packed + i / 4);
+      wide = _mm256_or_si256(wide, _mm256_slli_epi32(wide, 12));
+      wide = _mm256_or_si256(wide, _mm256_slli_epi32(wide, 6));
+      wide = _mm256_and_si256(wide, _mm256_set1_epi8(3));
+    } else {
+      wide =
+          _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(packed + i / 2)));
+      wide = _mm256_or_si256(wide, _mm256_slli_epi16(wide, 4));
+      wide = _mm256_and_si256(wide, _mm256_set1_epi8(15));
+    }
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(numbers + i), wide);
+  }
+  finish_unpack(packed + i * width / 8, width, numbers + i, n - i);
+}
+
+}  // namespace
+
+const CodingKernels kAvx2CodingKernels = {rans_encode, rans_decode, pack_digits, unpack_digits};
+
+}  // namespace gradcomp
+
+#endif

@@ -1,0 +1,168 @@
+#if defined(__x86_64__)
+
+#include <cstring>
+
+#include "coding/digits_pack.hpp"
+#include "coding/kernels.hpp"
+#include "kernels/x86.hpp"
+
+namespace gradcomp {
+namespace {
+
+constexpr std::size_t kHalf = kRansLanes / 2;  // of the states, in one vector
+constexpr std::size_t kStepBytes = kRansWord * kRansLanes;
+
+// The entries of eight symbols. Gather instructions are slower than this where the processor guards
+// them against being spied on (Intel: "Gather Data Sampling", 2023).
+GRADCOMP_AVX512 inline __m512i load_every_second(const RansEncodeTable& table,
+                                                 const std::uint8_t* symbols) {
+  const auto at = [&](std::size_t i) {
+    long long entry;
+    std::memcpy(&entry, &table.of[symbols[2 * i]], sizeof entry);
+    return entry;
+  };
+  return _mm512_set_epi64(at(7), at(6), at(5), at(4), at(3), at(2), at(1), at(0));
+}
+
+// As rans_encode_step() for 16 states.
+GRADCOMP_AVX512 inline __m512i push(__m512i state, const std::uint8_t* symbols,
+                                    const RansEncodeTable& table, std::uint8_t** to) {
+  // Even and odd states by themselves, as what is loaded, and products, have 64 bits.
+  const __m512i even = load_every_second(table, symbols);
+  const __m512i odd = load_every_second(table, symbols + 1);
+  const __m512i field = _mm512_set1_epi32(kRansTotal - 1);
+  const __m512i packed = _mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), 0xAAAA, odd);
+  const __m512i complement = _mm512_and_si512(_mm512_srli_epi32(packed, kRansBits), field);
+  const __mmask16 full = _mm512_test_epi32_mask(
+      _mm512_add_epi32(_mm512_srli_epi32(state, 17), complement), _mm512_set1_epi32(kRansTotal));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(*to),
+                      _mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(full, state)));
+  *to += kRansWord * static_cast<unsigned>(__builtin_popcount(full));
+  state = _mm512_mask_srli_epi32(state, full, state, 16);
+  const __m512i even_product = _mm512_srli_epi64(_mm512_mul_epu32(state, even), 31);
+  const __m512i odd_product =
+      _mm512_srli_epi64(_mm512_mul_epu32(_mm512_srli_epi64(state, 32), odd), 31);
+  const __m512i even_part =
+      _mm512_mul_epu32(_mm512_srlv_epi64(even_product, _mm512_srli_epi64(even, 60)), complement);
+  const __m512i odd_part =
+      _mm512_mul_epu32(_mm512_srlv_epi64(odd_product, _mm512_srli_epi64(odd, 60)),
+                       _mm512_srli_epi64(complement, 32));
+  const __m512i part = _mm512_mask_mov_epi32(even_part, 0xAAAA, _mm512_slli_epi64(odd_part, 32));
+  return _mm512_add_epi32(_mm512_add_epi32(state, _mm512_and_si512(packed, field)), part);
+}
+
+GRADCOMP_AVX512 std::size_t rans_encode(const std::uint8_t* symbols, std::size_t n,
+                                        const RansEncodeTable& table, std::uint32_t* states,
+                                        std::uint8_t** to, const std::uint8_t* end) {
+  __m512i low = _mm512_loadu_si512(states);
+  __m512i high = _mm512_loadu_si512(states + kHalf);
+  std::uint8_t* at = *to;
+  for (; n != 0 && static_cast<std::size_t>(end - at) >= kStepBytes; n -= kRansLanes) {
+    const std::uint8_t* const step = symbols + n - kRansLanes;
+    low = push(low, step, table, &at);
+    high = push(high, step + kHalf, table, &at);
+  }
+  _mm512_storeu_si512(states, low);
+  _mm512_storeu_si512(states + kHalf, high);
+  *to = at;
+  return n;
+}
+
+// As rans_decode_step() for 16 states.
+GRADCOMP_AVX512 inline __m512i pop(__m512i state, const RansDecodeTable& table,
+                                   const std::uint8_t** from, std::uint8_t* symbols) {
+  const __m512i slot = _mm512_and_si512(state, _mm512_set1_epi32(kRansTotal - 1));
+  alignas(64) std::uint32_t slots[kHalf];
+  _mm512_store_si512(slots, slot);
+  const auto at = [&](std::size_t i) {
+    symbols[i] = table.symbol_at[slots[i]];
+    return static_cast<int>(table.packed[symbols[i]]);
+  };
+  const __m512i packed =
+      _mm512_set_epi32(at(15), at(14), at(13), at(12), at(11), at(10), at(9), at(8), at(7), at(6),
+                       at(5), at(4), at(3), at(2), at(1), at(0));
+  const __m512i start = _mm512_and_si512(packed, _mm512_set1_epi32(0xFFFF));
+  state = _mm512_mullo_epi32(_mm512_srli_epi32(packed, 16), _mm512_srli_epi32(state, kRansBits));
+  state = _mm512_add_epi32(state, _mm512_sub_epi32(slot, start));
+  const __mmask16 empty = _mm512_cmplt_epu32_mask(state, _mm512_set1_epi32(kRansLowest));
+  *from -= kRansWord * static_cast<unsigned>(__builtin_popcount(empty));
+  const __m512i words =
+      _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(*from)));
+  const __m512i filled =
+      _mm512_or_si512(_mm512_slli_epi32(state, 16), _mm512_maskz_expand_epi32(empty, words));
+  return _mm512_mask_mov_epi32(state, empty, filled);
+}
+
+GRADCOMP_AVX512 std::size_t rans_decode(const std::uint8_t* begin, const std::uint8_t** from,
+                                        const RansDecodeTable& table, std::uint32_t* states,
+                                        std::uint8_t* symbols, std::size_t n) {
+  __m512i low = _mm512_loadu_si512(states);
+  __m512i high = _mm512_loadu_si512(states + kHalf);
+  const std::uint8_t* at = *from;
+  std::size_t i = 0;
+  for (; i + kRansLanes <= n && static_cast<std::size_t>(at - begin) >= kStepBytes;
+       i += kRansLanes) {
+    high = pop(high, table, &at, symbols + i + kHalf);
+    low = pop(low, table, &at, symbols + i);
+  }
+  _mm512_storeu_si512(states, low);
+  _mm512_storeu_si512(states + kHalf, high);
+  *from = at;
+  return i;
+}
+
+GRADCOMP_AVX512 inline std::uint32_t count_equal(__m512i numbers, unsigned number) {
+  return static_cast<std::uint32_t>(__builtin_popcountll(
+      _mm512_cmpeq_epi8_mask(numbers, _mm512_set1_epi8(static_cast<char>(number)))));
+}
+
+GRADCOMP_AVX512 void pack_digits(const std::uint8_t* numbers, unsigned width, std::uint8_t* packed,
+                                 std::size_t n, std::uint32_t* counts) {
+  // Neighbours close up: bytes to halves, and with 2 bits halves to words.
+  const __m512i pairs = width == 2 ? _mm512_set1_epi16(4 << 8 | 1) : _mm512_set1_epi16(16 << 8 | 1);
+  const __m512i fours = _mm512_set1_epi32(16 << 16 | 1);
+  std::size_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    const __m512i all = _mm512_loadu_si512(numbers + i);
+    const __m512i two = _mm512_maddubs_epi16(all, pairs);
+    if (width == 2) {
+      for (unsigned number = 1; number < 4; ++number) counts[number] += count_equal(all, number);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(packed + i / 4),
+                       _mm512_cvtepi32_epi8(_mm512_madd_epi16(two, fours)));
+    } else {
+      for (unsigned number = 1; number < 16; ++number) counts[number] += count_equal(all, number);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(packed + i / 2), _mm512_cvtepi16_epi8(two));
+    }
+  }
+  finish_pack(numbers + i, width, packed + i * width / 8, n - i, counts);
+}
+
+GRADCOMP_AVX512 void unpack_digits(const std::uint8_t* packed, unsigned width,
+                                   std::uint8_t* numbers, std::size_t n) {
+  std::size_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    __m512i wide;
+    if (width == 2) {
+      wide =
+          _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(packed + i / 4)));
+      wide = _mm512_or_si512(wide, _mm512_slli_epi32(wide, 12));
+      wide = _mm512_or_si512(wide, _mm512_slli_epi32(wide, 6));
+      wide = _mm512_and_si512(wide, _mm512_set1_epi8(3));
+    } else {
+      wide = _mm512_cvtepu8_epi16(
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(packed + i / 2)));
+      wide = _mm512_or_si512(wide, _mm512_slli_epi16(wide, 4));
+      wide = _mm512_and_si512(wide, _mm512_set1_epi8(15));
+    }
+    _mm512_storeu_si512(numbers + i, wide);
+  }
+  finish_unpack(packed + i * width / 8, width, numbers + i, n - i);
+}
+
+}  // namespace
+
+const CodingKernels kAvx512CodingKernels = {rans_encode, rans_decode, pack_digits, unpack_digits};
+
+}  // namespace gradcomp
+
+#endif

@@ -1,0 +1,60 @@
+#include "coding/digits_pack.hpp"
+#include "coding/kernels.hpp"
+#include "coding/rans_step.hpp"
+
+namespace gradcomp {
+namespace {
+
+constexpr std::size_t kStepBytes = kRansWord * kRansLanes;
+
+std::size_t rans_encode(const std::uint8_t* symbols, std::size_t n, const RansEncodeTable& table,
+                        std::uint32_t* states, std::uint8_t** to, const std::uint8_t* end) {
+  for (; n != 0 && static_cast<std::size_t>(end - *to) >= kStepBytes; n -= kRansLanes) {
+    *to = rans_encode_step(symbols + n - kRansLanes, kRansLanes, table, states, *to);
+  }
+  return n;
+}
+
+std::size_t rans_decode(const std::uint8_t* begin, const std::uint8_t** from,
+                        const RansDecodeTable& table, std::uint32_t* states, std::uint8_t* symbols,
+                        std::size_t n) {
+  std::size_t i = 0;
+  for (; i + kRansLanes <= n && static_cast<std::size_t>(*from - begin) >= kStepBytes;
+       i += kRansLanes) {
+    *from = rans_decode_step(*from, table, states, symbols + i, kRansLanes);
+  }
+  return i;
+}
+
+void pack_digits(const std::uint8_t* numbers, unsigned width, std::uint8_t* packed, std::size_t n,
+                 std::uint32_t* counts) {
+  finish_pack(numbers, width, packed, n, counts);
+}
+
+void unpack_digits(const std::uint8_t* packed, unsigned width, std::uint8_t* numbers,
+                   std::size_t n) {
+  std::size_t i = 0;
+  if (width == 2) {
+    for (; i + 8 <= n; i += 8) {
+      // The bytes to the halves, then every number to a byte.
+      std::uint64_t x = load<std::uint16_t>(packed + i / 4);
+      x = (x | x << 24) & 0x000000FF000000FFu;
+      x = (x | x << 6 | x << 12 | x << 18) & 0x0303030303030303u;
+      store(numbers + i, x);
+    }
+  } else {
+    for (; i + 4 <= n; i += 4) {
+      std::uint32_t x = load<std::uint16_t>(packed + i / 2);
+      x = (x | x << 8) & 0x00FF00FFu;
+      x = (x | x << 4) & 0x0F0F0F0Fu;
+      store(numbers + i, x);
+    }
+  }
+  finish_unpack(packed + i * width / 8, width, numbers + i, n - i);
+}
+
+}  // namespace
+
+const CodingKernels kScalarCodingKernels = {rans_encode, rans_decode, pack_digits, unpack_digits};
+
+}  // namespace gradcomp
