@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,8 @@ class HorovodEngine(Engine):
 
     def init(self) -> None:
         """See `Engine`, also below."""
+        # The exchange two_level makes process sets, and the configuration is read after this.
+        os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
         hvd.init()
 
     def version(self) -> str:
