@@ -36,6 +36,8 @@ from gradcomp.memory import STATE_KINDS
 from gradcomp.rounds import AllReduce, Round
 from gradcomp.spec import Spec
 from gradcomp.stats import Stats
+from torch_compressors.dgc_sgd import check_momentum
+from torch_compressors.state import with_arrays
 
 __all__ = ["Attached", "Compression", "DistributedOptimizer", "attach", "declare"]
 
@@ -131,7 +133,7 @@ class Attached:
         """
         pipeline = self._pipeline()
         states = [state] if isinstance(state, Mapping) else list(state)
-        arrays = [_with_arrays(one) for one in states]
+        arrays = [with_arrays(one) for one in states]
         pipeline.load_state_dict(arrays[0] if isinstance(state, Mapping) else arrays)
         loaded = pipeline.state_dict()
         for name, tensor in self._tensors.items():
@@ -229,7 +231,7 @@ def DistributedOptimizer(  # noqa: N802
     """
     config = Config.from_spec(compression) if isinstance(compression, str) else compression
     named = list(named_parameters)
-    _check_momentum(config, optimizer)
+    check_momentum(config, optimizer)
     attached = attach(named, config, server_feedback=server_feedback)
     wrapped = bps.DistributedOptimizer(
         optimizer,
@@ -320,29 +322,6 @@ def _check_agreement(config: Config, sizes: Mapping[str, int], feedback: str) ->
             "the workers were given different parameters, configurations or server_feedback: all "
             "must be given the same"
         )
-
-
-def _check_momentum(config: Config, optimizer: torch.optim.Optimizer) -> None:
-    memory = config.momentum_correction
-    if memory is None:
-        return
-    for group in optimizer.param_groups:
-        for key in ("momentum", "betas"):
-            if group.get(key):
-                raise ConfigError(
-                    f"{type(optimizer).__name__} has {key}={group[key]}, and '{memory.name}' "
-                    "applies the momentum already: use an optimizer without momentum"
-                )
-
-
-def _with_arrays(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A state with its tensors, wherever a checkpoint was loaded to, as numpy arrays."""
-    arrays = {
-        kind: {name: torch.as_tensor(value).cpu().numpy() for name, value in state[kind].items()}
-        for kind in STATE_KINDS
-        if isinstance(state.get(kind), Mapping)  # which the pipeline demands
-    }
-    return {**state, **arrays}
 
 
 # ------------------------------------------------------------ payloads that servers add

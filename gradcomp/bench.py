@@ -13,9 +13,10 @@ import numpy.typing as npt
 from gradcomp import _core
 from gradcomp.arrays import FloatArray
 from gradcomp.codec import get_codec
-from gradcomp.config import VERSION, Compress, Config, Match, Plan, Rule
+from gradcomp.config import VERSION, Compress, Config, Match, Rule
 from gradcomp.errors import GradcompError
 from gradcomp.pipeline import Pipeline
+from gradcomp.plan import Plan
 from gradcomp.spec import parse
 
 __all__ = [

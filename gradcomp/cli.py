@@ -30,13 +30,11 @@ from gradcomp.config import (
     DEFAULT_RULES,
     Config,
     Match,
-    Phase,
-    Plan,
-    Resolution,
     load_config,
 )
 from gradcomp.errors import ConfigError, GradcompError
 from gradcomp.peers import load_peers
+from gradcomp.plan import Phase, Plan, Resolution
 from gradcomp.polar import rate_distortion
 from gradcomp.shapes import MODELS, model_shapes
 from gradcomp.simulate import simulate as run_simulation

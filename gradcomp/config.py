@@ -16,15 +16,10 @@ import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
-    RootModel,
     StrictInt,
     StrictStr,
     ValidationError,
@@ -33,10 +28,20 @@ from pydantic import (
 )
 
 from gradcomp import spec as specs
-from gradcomp.aggregators import EXCHANGES, FLAT_EXCHANGES, exchange_refusal, pattern_between_nodes
+from gradcomp.aggregators import exchange_refusal, pattern_between_nodes
 from gradcomp.compose import VERSION, KeyPath, compose, format_path
 from gradcomp.errors import ConfigError, SpecError
 from gradcomp.memory import MOMENTUM_CORRECTION
+from gradcomp.plan import (
+    EXCHANGE_FORM,
+    PLAN_FORM,
+    Exchange,
+    Phase,
+    Plan,
+    Resolution,
+    StrictModel,
+    corrects_momentum,
+)
 from gradcomp.spec import Spec, Stage
 
 __all__ = [
@@ -45,9 +50,6 @@ __all__ = [
     "Compress",
     "Config",
     "Match",
-    "Phase",
-    "Plan",
-    "Resolution",
     "Rule",
     "load_config",
     "load_mapping",
@@ -68,45 +70,8 @@ FOREIGN_SECTIONS = frozenset(
 )
 """Top-level keys that others own: they compose like any other and are not validated here."""
 
-_SPEC = 'a spec string such as "residual|topk(ratio=0.01)"; `gradcomp list` shows the stages'
 
-
-def _to_spec(value: object) -> Spec:
-    if isinstance(value, Spec):
-        return value
-    if not isinstance(value, str):
-        raise ValueError("not a string")
-    return specs.parse(value)
-
-
-def _corrects(spec: Spec) -> bool:
-    return spec.memory is not None and spec.memory.name == MOMENTUM_CORRECTION
-
-
-SpecField = Annotated[Spec, BeforeValidator(_to_spec)]
-
-
-def _exchange(value: str) -> str:
-    if value not in EXCHANGES:
-        raise ValueError("unknown")
-    return value
-
-
-Exchange = Annotated[StrictStr, AfterValidator(_exchange)]
-
-_EXCHANGE = f"{', '.join(FLAT_EXCHANGES)}, two_level, or two_level(PATTERN) such as {EXCHANGES[-2]}"
-
-
-class _Model(BaseModel):
-    """Immutable, and strict about keys and types.
-
-    The description of a field says what is allowed there; error messages quote it.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Match(_Model):
+class Match(StrictModel):
     """The tensors a rule takes: those that meet every condition given.
 
     A match without conditions takes every tensor.
@@ -162,152 +127,13 @@ class Match(_Model):
         )
 
 
-class Phase(_Model):
-    """A spec, and from when on it holds; without ``from_step`` and ``from_epoch``, from the start.
-
-    Steps are those of the tensor: how often it was averaged before, in the whole training.
-    """
-
-    use: SpecField = Field(description=_SPEC)
-    from_step: StrictInt | None = Field(default=None, ge=1, description="an integer >= 1")
-    from_epoch: StrictInt | None = Field(default=None, ge=1, description="an integer >= 1")
-    exchange: Exchange | None = Field(
-        default=None, description=f"{_EXCHANGE}; that of the rule if left out"
-    )
-    state: Literal["carry", "drop"] = Field(
-        default="carry",
-        description="carry or drop: what becomes of the state of the spec before",
-    )
-
-    @property
-    def begin(self) -> tuple[str, int]:
-        """The unit, ``"step"`` or ``"epoch"``, and the number; ``("", 0)`` for the start."""
-        for unit, value in (("step", self.from_step), ("epoch", self.from_epoch)):
-            if value is not None:
-                return unit, value
-        return "", 0
-
-
-class Plan(RootModel[tuple[Phase, ...]]):
-    """What the tensors of a rule use: one spec, or several that follow one another.
-
-    In a configuration a spec, or a list of a spec and `Phase` s.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _listed(cls, value: object) -> object:
-        if isinstance(value, list | tuple):
-            return [{"use": one} if isinstance(one, str | Spec) else one for one in value]
-        return [Phase(use=_to_spec(value))]
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Plan:
-        if not self.phases:
-            raise ValueError("the list is empty")
-        first, *later = self.phases
-        if first.begin != ("", 0) or first.state != "carry":
-            raise ValueError("the first spec holds from the start: give it alone")
-        last = 0
-        for phase in later:
-            if (phase.from_step is None) == (phase.from_epoch is None):
-                raise ValueError(
-                    f"'{phase.use}' needs from_step or from_epoch, and not both, to say when it "
-                    "begins"
-                )
-            unit, begin = phase.begin
-            if unit != later[0].begin[0]:
-                raise ValueError("from_step and from_epoch do not mix: give all in one of them")
-            if begin <= last:
-                raise ValueError(
-                    f"from_{unit}: {begin} does not come after {last}: list them in order"
-                )
-            last = begin
-        memories = {spec.memory.text for spec in self.specs if spec.memory and _corrects(spec)}
-        if len(memories) > 1:
-            raise ValueError(
-                f"{' and '.join(sorted(memories))} differ, and the optimizer's momentum does not "
-                "change on the way: give one of them to all"
-            )
-        return self
-
-    @classmethod
-    def of(cls, spec: Spec) -> Plan:
-        """One spec from the start to the end."""
-        return cls((Phase(use=spec),))
-
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        """In their order."""
-        return self.root
-
-    @property
-    def specs(self) -> tuple[Spec, ...]:
-        """Those of the phases."""
-        return tuple(phase.use for phase in self.phases)
-
-    @property
-    def stateful(self) -> bool:
-        """Whether any of them keeps state between steps."""
-        return any(spec.stateful for spec in self.specs)
-
-    @property
-    def switches(self) -> bool:
-        """Whether there are several."""
-        return len(self.phases) > 1
-
-    @property
-    def by_epochs(self) -> bool:
-        """Whether the epoch decides which spec holds."""
-        return self.phases[-1].from_epoch is not None
-
-    def at(self, step: int, epoch: int) -> Phase:
-        """What holds in a step of an epoch, both counted from 0."""
-        now = epoch if self.by_epochs else step
-        return next(phase for phase in reversed(self.phases) if phase.begin[1] <= now)
-
-    @property
-    def canonical(self) -> str:
-        """One spec's canonical text, or those of all with their beginnings."""
-        texts = [self.phases[0].use.canonical]
-        for phase in self.phases[1:]:
-            unit, begin = phase.begin
-            texts.append(f"from {unit} {begin} {phase.use.canonical}")
-        return ", ".join(texts)
-
-    def __str__(self) -> str:
-        return self.canonical
-
-
-class Resolution(NamedTuple):
-    """What a tensor takes with its exchange pattern, and what chose it.
-
-    ``rule`` is a key path (``compress.rules[0]``, ``compress.default``) or the name of a
-    default rule (``default rule: ndim <= 1``).
-    """
-
-    rule: str
-    plan: Plan
-    exchange: Exchange = "auto"
-
-    @property
-    def spec(self) -> Spec:
-        """The spec of the first step."""
-        return self.plan.phases[0].use
-
-
-_PLAN = f"{_SPEC}; or a list of specs such as [fp16, {{from_step: 1000, use: bf16}}]"
-
-
-class Rule(_Model):
+class Rule(StrictModel):
     """One entry of ``compress.rules``: tensors that ``match`` use the spec ``use``."""
 
     match: Match = Field(description='a mapping such as {name: "*.bias"}; {} takes every tensor')
-    use: Plan = Field(description=_PLAN)
+    use: Plan = Field(description=PLAN_FORM)
     exchange: Exchange | None = Field(
-        default=None, description=f"{_EXCHANGE}; that of compress.exchange if left out"
+        default=None, description=f"{EXCHANGE_FORM}; that of compress.exchange if left out"
     )
 
 
@@ -315,17 +141,17 @@ DEFAULT_BUCKET_BYTES = 4 * 2**20
 """Enough to hide what each exchange costs, and little enough to begin during the backward pass."""
 
 
-class Compress(_Model):
+class Compress(StrictModel):
     """The ``compress`` section: rules tried in order, then the default rules, then ``default``."""
 
-    default: Plan = Field(description=_PLAN)
+    default: Plan = Field(description=PLAN_FORM)
     rules: tuple[Rule, ...] = Field(default=(), description="a list of {match: ..., use: ...}")
     bucket_bytes: StrictInt = Field(
         default=DEFAULT_BUCKET_BYTES,
         ge=0,
         description="an integer >= 0: bytes of float32 gradients that travel together",
     )
-    exchange: Exchange = Field(default="auto", description=_EXCHANGE)
+    exchange: Exchange = Field(default="auto", description=EXCHANGE_FORM)
     policy: Literal["always", "auto"] = Field(default="always", description="always or auto")
     ranks_per_node: StrictInt | None = Field(
         default=None,
@@ -378,8 +204,8 @@ class Compress(_Model):
     @model_validator(mode="after")
     def _momentum_everywhere(self) -> Compress:
         all_specs = [spec for _, spec, _ in self.choices]
-        with_it = [spec for spec in all_specs if _corrects(spec)]
-        without = [spec for spec in all_specs if not _corrects(spec)]
+        with_it = [spec for spec in all_specs if corrects_momentum(spec)]
+        without = [spec for spec in all_specs if not corrects_momentum(spec)]
         if with_it and without:
             raise ValueError(
                 f"'{with_it[0]}' applies the optimizer's momentum, so the optimizer must not, and "
@@ -393,7 +219,7 @@ DEFAULT_RULES = {"ndim <= 1": Match(ndim=(0, 1)), "numel < 4096": Match(max_nume
 """Tried in this order after ``compress.rules``: small tensors gain nothing from compression."""
 
 
-class Config(_Model):
+class Config(StrictModel):
     """A whole configuration. Build it with :func:`load_config` or :meth:`from_spec`."""
 
     version: StrictInt = Field(
@@ -410,7 +236,8 @@ class Config(_Model):
 
         Raises SpecError when ``spec`` does not parse.
         """
-        return cls(version=VERSION, compress=Compress(default=Plan.of(_to_spec(spec))))
+        parsed = specs.parse(spec) if isinstance(spec, str) else spec
+        return cls(version=VERSION, compress=Compress(default=Plan.of(parsed)))
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], *, source: str = "configuration") -> Config:
@@ -444,7 +271,7 @@ class Config(_Model):
     def momentum_correction(self) -> Stage | None:
         """The memory that applies the optimizer's momentum, if the default has it."""
         first = self.compress.default.specs[0]
-        return first.memory if _corrects(first) else None
+        return first.memory if corrects_momentum(first) else None
 
     @property
     def stateful(self) -> bool:
@@ -544,10 +371,10 @@ def _explain(problem: Mapping[str, Any]) -> str:
     return f"{got}; expected {expected}"
 
 
-def _section(path: Sequence[object]) -> type[_Model]:
+def _section(path: Sequence[object]) -> type[StrictModel]:
     """The model of the mapping at ``path``."""
     names = [part for part in path if isinstance(part, str)]
-    sections: dict[str, type[_Model]] = {
+    sections: dict[str, type[StrictModel]] = {
         "compress": Compress,
         "default": Phase,
         "rules": Rule,

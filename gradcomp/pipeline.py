@@ -19,10 +19,11 @@ from gradcomp.aggregators import (
 )
 from gradcomp.arrays import FloatArray
 from gradcomp.buckets import make_buckets
-from gradcomp.config import Config, Phase, Resolution
+from gradcomp.config import Config
 from gradcomp.errors import ConfigError, StateError
 from gradcomp.memory import REPLICATED_KINDS, STATE_KINDS, Arrays, MemoryState, state_of
 from gradcomp.nodes import Node
+from gradcomp.plan import Phase, Resolution
 from gradcomp.policy import COMPRESSED, DENSE, Decision, Group, Policy, alternatives
 from gradcomp.rounds import BucketRound, Request, Round, TensorKey
 from gradcomp.spec import Spec, parse

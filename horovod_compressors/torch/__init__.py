@@ -13,6 +13,5 @@
 from __future__ import annotations
 
 from horovod_compressors.torch.compression import Compression
-from horovod_compressors.torch.dgc_sgd import DGCSGD
 
-__all__ = ["DGCSGD", "Compression"]
+__all__ = ["Compression"]

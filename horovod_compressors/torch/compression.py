@@ -25,10 +25,11 @@ from gradcomp.policy import Decision
 from gradcomp.rounds import AllReduce, Round
 from gradcomp.stats import Stats
 from horovod_compressors.driver import Collector, Driver
-from horovod_compressors.torch.dgc_sgd import check_momentum
 from horovod_compressors.torch.engine import SUMMABLE_DTYPES, HorovodEngine
 from horovod_compressors.torch.names import ParameterNames, calling_optimizer
 from horovod_compressors.torch.nodes import group_sets, node_problem, ranks_per_node
+from torch_compressors.dgc_sgd import check_momentum
+from torch_compressors.state import with_arrays
 
 __all__ = ["Compression"]
 
@@ -106,16 +107,6 @@ def _check_nameless(config: Config) -> None:
     else:
         return
     raise ConfigError(f"{reason}: pass named_parameters=model.named_parameters() to Compression")
-
-
-def _with_arrays(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A state with its tensors, wherever a checkpoint was loaded to, as numpy arrays."""
-    arrays = {
-        kind: {name: torch.as_tensor(value).cpu().numpy() for name, value in state[kind].items()}
-        for kind in STATE_KINDS
-        if isinstance(state.get(kind), Mapping)  # which the pipeline demands
-    }
-    return {**state, **arrays}
 
 
 class _Codecs(type):
@@ -257,9 +248,9 @@ class Compression(metaclass=_Codecs):
         See `Pipeline.load_state_dict`.
         """
         if isinstance(state, Mapping):
-            self.pipeline.load_state_dict(_with_arrays(state))
+            self.pipeline.load_state_dict(with_arrays(state))
         else:
-            self.pipeline.load_state_dict([_with_arrays(one) for one in state])
+            self.pipeline.load_state_dict([with_arrays(one) for one in state])
 
     # The interface that Horovod calls.
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from byteps_compressors.torch import attach
 from gradcomp.config import Config
 from gradcomp.errors import ConfigError
+from torch_compressors import DGCSGD
 from training.engine import Engine
 
 __all__ = ["ENGINE"]
@@ -97,15 +98,7 @@ class BytePSEngine(Engine):
         return result
 
     def momentum_free_sgd(self) -> type[torch.optim.SGD]:
-        """See `Engine`.
-
-        Raises:
-            ConfigError: there is none here.
-        """
-        raise ConfigError(
-            "specs that apply the momentum themselves (dgc) need horovod_compressors' DGCSGD for "
-            "the weight decay: train with --engine horovod"
-        )
+        return DGCSGD
 
 
 ENGINE = BytePSEngine()

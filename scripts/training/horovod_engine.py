@@ -13,7 +13,8 @@ from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor, nn
 
 from gradcomp.config import Config
-from horovod_compressors.torch import DGCSGD, Compression
+from horovod_compressors.torch import Compression
+from torch_compressors import DGCSGD
 from training.engine import Engine
 
 __all__ = ["ENGINE"]

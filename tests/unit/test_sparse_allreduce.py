@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import exchange_cases
 import numpy as np
 import pytest
 
@@ -31,16 +32,11 @@ SPECS = [
 
 
 def config_of(spec: str, exchange: str = "sparse_allreduce", **others: Any) -> Config:
-    compress = {"default": spec, "exchange": exchange, **others}
-    return Config.from_mapping({"version": 1, "compress": compress, "seed": 5})
+    return exchange_cases.config_of(spec, exchange, **others)
 
 
 def gradients(ranks: int, step: int = 0) -> dict[str, list[FloatArray]]:
-    rng = np.random.default_rng([ranks, step])
-    return {
-        name: [rng.standard_normal(shape, np.float32) for _ in range(ranks)]
-        for name, shape in SHAPES.items()
-    }
+    return exchange_cases.gradients(ranks, step, SHAPES)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -8,13 +8,14 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
+import exchange_cases
 import numpy as np
 import pytest
+from exchange_cases import SHAPES, gradients
 
 from gradcomp import Config, Loopback, Pipeline, get_codec
 from gradcomp.aggregators.chunks import cut
 from gradcomp.aggregators.sra import MIN_CHUNK
-from gradcomp.arrays import FloatArray
 from gradcomp.config import load_config
 from gradcomp.errors import ConfigError, ProtocolError, WireError
 from gradcomp.loopback import run_rounds
@@ -22,8 +23,6 @@ from gradcomp.rounds import AllGather, AllReduce, AllToAll, Request, TensorKey
 from gradcomp.wire import inspect, split_frames
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "exchange.md"
-
-SHAPES = {"first": (96, 80), "odd": (61, 101), "small": (64, 64)}
 
 # Seeded ones, one with shared random numbers, one that is not linear, and one for each kind of
 # error feedback in the core.
@@ -42,16 +41,7 @@ CODECS = [
 
 
 def config_of(spec: str, exchange: str = "sra", **others: Any) -> Config:
-    compress = {"default": spec, "exchange": exchange, **others}
-    return Config.from_mapping({"version": 1, "compress": compress, "seed": 5})
-
-
-def gradients(ranks: int, step: int = 0) -> dict[str, list[FloatArray]]:
-    rng = np.random.default_rng([ranks, step])
-    return {
-        name: [rng.standard_normal(shape, np.float32) for _ in range(ranks)]
-        for name, shape in SHAPES.items()
-    }
+    return exchange_cases.config_of(spec, exchange, **others)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])

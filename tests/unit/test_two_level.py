@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import exchange_cases
 import numpy as np
 import pytest
+from exchange_cases import SHAPES, gradients
 
 from gradcomp import Config, Loopback, Pipeline
 from gradcomp.aggregators import exchange_pattern
@@ -17,8 +19,6 @@ from gradcomp.loopback import run_rounds
 from gradcomp.rounds import AllReduce, AllToAll, Broadcast, Request
 from gradcomp.simulate import simulate
 from gradcomp.spec import parse
-
-SHAPES = {"first": (96, 80), "odd": (61, 101), "small": (64, 64)}
 
 SPECS = [
     "topk(ratio=0.02)",
@@ -45,16 +45,7 @@ LAYOUTS = [(4, 2), (6, 3), (6, 2), (2, 2), (3, 1)]
 def config_of(
     spec: str, exchange: str = "two_level", nodes: int | None = 2, **others: Any
 ) -> Config:
-    compress = {"default": spec, "exchange": exchange, "ranks_per_node": nodes, **others}
-    return Config.from_mapping({"version": 1, "compress": compress, "seed": 5})
-
-
-def gradients(ranks: int, step: int = 0) -> dict[str, list[FloatArray]]:
-    rng = np.random.default_rng([ranks, step])
-    return {
-        name: [rng.standard_normal(shape, np.float32) for _ in range(ranks)]
-        for name, shape in SHAPES.items()
-    }
+    return exchange_cases.config_of(spec, exchange, ranks_per_node=nodes, **others)
 
 
 def of_nodes(grads: dict[str, list[FloatArray]], size: int) -> dict[str, list[FloatArray]]:

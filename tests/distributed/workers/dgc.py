@@ -14,7 +14,8 @@ from workers import harness
 from workers.harness import MATRIX, Cases
 
 from gradcomp import Config, ConfigError, Loopback, WireError
-from horovod_compressors.torch import DGCSGD, Compression
+from horovod_compressors.torch import Compression
+from torch_compressors import DGCSGD
 
 cases = Cases()
 

@@ -105,6 +105,6 @@ def check_momentum(config: Config, optimizer: torch.optim.Optimizer) -> None:
             if group.get(key):
                 raise ConfigError(
                     f"{type(optimizer).__name__} has {key}={group[key]}, and '{memory.name}' "
-                    "applies the momentum already: use horovod_compressors.torch.DGCSGD, or an "
+                    "applies the momentum already: use torch_compressors.DGCSGD, or an "
                     "optimizer without momentum"
                 )
