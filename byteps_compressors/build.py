@@ -21,10 +21,9 @@ from pathlib import Path
 from gradcomp import capi
 from gradcomp.errors import GradcompError
 
-__all__ = ["byteps_folder", "plugin"]
+__all__ = ["byteps_folder", "library", "plugin"]
 
 SOURCE = Path(__file__).parent / "native" / "plugin.cpp"
-LIBRARY = "libgradcomp_byteps.so"
 
 # The library is loaded into BytePS' workers and servers alike, and servers know no CUDA.
 FLAGS = (
@@ -48,7 +47,15 @@ def byteps_folder() -> Path:
 
 
 def plugin() -> Path:
-    """The plug-in library for the installed BytePS, which is built if there is none yet.
+    """The plug-in library for the installed BytePS; see `library`."""
+    return library(SOURCE)
+
+
+def library(source: Path) -> Path:
+    """A library against the installed BytePS, which is built if there is none yet.
+
+    Args:
+        source: a C++ file that includes headers of BytePS and gradcomp.h.
 
     Raises:
         GradcompError: it cannot be built; the message says why.
@@ -62,16 +69,17 @@ def plugin() -> Path:
             "scripts/setup --engines byteps"
         )
     digest = hashlib.sha256(repr(FLAGS).encode())
-    for path in (SOURCE, header, *sorted(registry.parent.glob("*.h")), byteps / "common/common.h"):
+    for path in (source, header, *sorted(registry.parent.glob("*.h")), byteps / "common/common.h"):
         digest.update(path.read_bytes())
     folder = _cache() / "byteps-plugin" / digest.hexdigest()[:16]
-    if not (folder / LIBRARY).exists():
+    built = folder / f"lib{source.stem}.so"
+    if not built.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # workers start together
-            if not (folder / LIBRARY).exists():
-                _compile(folder, [header.parents[1]], [byteps.parent])
-    return folder / LIBRARY
+            if not built.exists():
+                _compile(source, built, [header.parents[1]], [byteps.parent])
+    return built
 
 
 def _cache() -> Path:
@@ -79,17 +87,17 @@ def _cache() -> Path:
     return Path(given) if given else Path.home() / ".cache" / "gradcomp"
 
 
-def _compile(folder: Path, own: list[Path], foreign: list[Path]) -> None:
-    """Compile the library into ``folder``, where it appears when it is complete."""
+def _compile(source: Path, built: Path, own: list[Path], foreign: list[Path]) -> None:
+    """Compile ``source`` into ``built``, which appears when it is complete."""
     foreign = [*foreign, Path(sysconfig.get_paths()["include"])]
-    with tempfile.TemporaryDirectory(dir=folder) as work:
-        library = Path(work) / LIBRARY
+    with tempfile.TemporaryDirectory(dir=built.parent) as work:
+        output = Path(work) / built.name
         command = [
             *shlex.split(os.environ.get("CXX", "c++")),
             *FLAGS,
             *(f"-I{path}" for path in own),
             *(f"-isystem{path}" for path in foreign),
-            *(f"-o{library}", str(SOURCE)),
+            *(f"-o{output}", str(source)),
         ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -100,9 +108,10 @@ def _compile(folder: Path, own: list[Path], foreign: list[Path]) -> None:
             ) from None
         if done.returncode != 0:
             raise GradcompError(
-                f"BytePS' plug-in does not compile:\n{shlex.join(command)}\n{done.stderr}"
+                f"{source.name} does not compile against BytePS:\n{shlex.join(command)}\n"
+                f"{done.stderr}"
             )
-        library.rename(folder / LIBRARY)
+        output.rename(built)
 
 
 def main() -> int:
