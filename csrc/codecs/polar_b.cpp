@@ -18,6 +18,7 @@
 #include "kernels/kernels.hpp"
 #include "polar/bec_order.hpp"
 #include "polar/block_coder.hpp"
+#include "polar/list_coder.hpp"
 
 namespace gradcomp {
 namespace {
@@ -46,17 +47,26 @@ class Layout : public BlockCut {
 // What one thread works with; in the call's scratch.
 class Workspace {
  public:
-  static std::size_t bytes(std::size_t rows) {
-    return ((sizeof(float) + 2) * kLanes + 2 * sizeof(std::uint64_t) + kNodeSlots * 2) * rows;
+  // With `best`, there is room for what polar_list_encode() works with.
+  static std::size_t bytes(std::size_t rows, bool best) {
+    return ((sizeof(float) + 2) * kLanes + 2 * sizeof(std::uint64_t) + kNodeSlots * 2 +
+            (best ? kLanes + sizeof(std::uint64_t) : 0)) *
+           rows;
   }
 
-  Workspace(std::uint8_t* memory, std::size_t rows)
+  Workspace(std::uint8_t* memory, std::size_t rows, bool best)
       : floats(reinterpret_cast<float*>(memory)),
         llr(reinterpret_cast<std::int8_t*>(floats + kLanes * rows)),
         work(llr + kLanes * rows),
         bits(reinterpret_cast<std::uint64_t*>(work + kLanes * rows)),
         mask(bits + rows) {
-    Node* nodes = reinterpret_cast<Node*>(mask + rows);
+    std::uint64_t* end = mask + rows;
+    if (best) {
+      list_bits = end;
+      list_llr = reinterpret_cast<std::int8_t*>(end + rows);
+      end += rows + kLanes / sizeof(std::uint64_t) * rows;
+    }
+    Node* nodes = reinterpret_cast<Node*>(end);
     for (NodeSlot& slot : slots_) {
       slot.nodes = nodes;
       nodes += 2 * rows;
@@ -81,6 +91,8 @@ class Workspace {
   std::int8_t* work;
   std::uint64_t* bits;
   std::uint64_t* mask;
+  std::uint64_t* list_bits = nullptr;
+  std::int8_t* list_llr = nullptr;
 
  private:
   static constexpr std::size_t kNodeSlots = 2;
@@ -98,7 +110,8 @@ class PolarB final : public PolarCodec<PolarB> {
       : rate_(recipe.params.real("rate")),
         n_(recipe.params.choice("n")),
         unbiased_(recipe.params.boolean("unbiased")),
-        rotated_(recipe.transform != nullptr || unbiased_) {
+        rotated_(recipe.transform != nullptr || unbiased_),
+        best_(recipe.params.has("preset")) {
     const unsigned top = polar_block_log2(n_, kMaxNumel);
     const auto erasure = static_cast<std::uint32_t>(std::llround((1 - rate_) * 0x1p31));
     for (unsigned log2 = 0; log2 <= top; ++log2) {
@@ -170,11 +183,11 @@ class PolarB final : public PolarCodec<PolarB> {
     const std::size_t units = layout.segments() * kChunk;
     const std::size_t ranges = range_count(units);
     const std::size_t rows = layout.max_rows();
-    const std::size_t each = (Workspace::bytes(rows) + 63) / 64 * 64;
+    const std::size_t each = (Workspace::bytes(rows, best_) + 63) / 64 * 64;
     const Span<std::uint8_t> memory = call.scratch->get<std::uint8_t>(0, ranges * each);
     if (memory.empty()) return capacity_error("out of memory while coding blocks");
     for_ranges(units, ranges, [&](std::size_t range, std::size_t begin, std::size_t end) {
-      Workspace space(memory.data() + range * each, rows);
+      Workspace space(memory.data() + range * each, rows, best_);
       for (std::size_t index = begin / kChunk; index < end / kChunk; ++index) {
         fn(layout.segment(index), space);
       }
@@ -280,7 +293,13 @@ class PolarB final : public PolarCodec<PolarB> {
     std::int8_t* const llr = space.llr + kLanes * at;
     // What the code has beyond the block may be anything.
     std::memset(llr + kLanes * rows, 0, kLanes * ((std::size_t{1} << block.log2) - rows));
-    polar_encode(nodes(block, words, space), block.log2, llr, space.work, space.bits + at, out);
+    const Node* const tree = nodes(block, words, space);
+    if (best_) {
+      polar_list_encode(tree, block.log2, llr, {space.list_llr, space.work, space.list_bits},
+                        space.bits + at, out);
+    } else {
+      polar_encode(tree, block.log2, llr, space.work, space.bits + at, out);
+    }
     const std::int32_t agreement = kernels().polar->agreement(llr, space.bits + at, rows);
     if (words == 0 || agreement <= 0) return 0.0f;
     const auto elements = static_cast<double>(layout.elements(block));
@@ -395,6 +414,7 @@ class PolarB final : public PolarCodec<PolarB> {
   std::string n_;
   bool unbiased_;
   bool rotated_;
+  bool best_;
   std::vector<std::vector<std::uint16_t>> ranks_;        // of whole codes, by log2
   std::vector<std::vector<std::uint16_t>> short_ranks_;  // of codes cut short, by rows - 1
 };
@@ -423,6 +443,7 @@ StageInfo polar_b_stage() {
                    "length of the codes, of which 64 make up a block; auto: by the tensor's size"),
       boolean_param("unbiased", "false",
                     "rotate whole blocks, and take the scale that makes the mean right"),
+      polar_preset_param(),
   };
   stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {
     return std::make_unique<PolarB>(recipe);

@@ -118,4 +118,10 @@ void gather(float* v, std::size_t first, std::size_t count, std::uint64_t stream
   mix_tiles(v, count);
 }
 
+ParamInfo polar_preset_param() {
+  return choice_param("preset", nullptr, "best",
+                      "best: lists of 8 codewords per code, a smaller error for a slower encoder; "
+                      "without: one");
+}
+
 }  // namespace gradcomp

@@ -11,6 +11,7 @@
 #include "codecs/payload.hpp"
 #include "coding/rotation.hpp"
 #include "core/codec.hpp"
+#include "core/registry.hpp"
 #include "kernels/kernels.hpp"
 #include "polar/kernels.hpp"
 
@@ -125,6 +126,10 @@ void spread(float* v, std::size_t first, std::size_t count, std::uint64_t stream
 
 // Its inverse, times the number of tiles.
 void gather(float* v, std::size_t first, std::size_t count, std::uint64_t stream);
+
+// "preset": whether encoders try several codewords. It has no default, so that specs without it,
+// and their hashes in frames, are what they were before there was a choice.
+ParamInfo polar_preset_param();
 
 // Smaller tensors travel as float32.
 inline constexpr std::size_t kMinPolarNumel = 64;

@@ -21,6 +21,7 @@
 #include "polar/block_coder.hpp"
 #include "polar/lattice.hpp"
 #include "polar/lattice_step.hpp"
+#include "polar/list_coder.hpp"
 
 namespace gradcomp {
 namespace {
@@ -155,7 +156,7 @@ class Carver {
 
 // What decoding works with.
 struct Reader {
-  Reader(Carver& carver, const Layout& layout, bool whole_blocks)
+  Reader(Carver& carver, const Layout& layout, bool whole_blocks, bool)
       : floats(carver.take<float>(
             whole_blocks ? kLanes * layout.max_rows()
                          : std::min(kLanes * layout.max_rows(), Rotation::kMaxTile + 1))),
@@ -171,7 +172,7 @@ struct Reader {
 
 // What encoding works with.
 struct Writer {
-  Writer(Carver& carver, const Layout& layout, bool whole_blocks)
+  Writer(Carver& carver, const Layout& layout, bool whole_blocks, bool best)
       : floats(carver.take<float>(
             whole_blocks ? kLanes * layout.max_rows()
                          : std::min(kLanes * layout.max_rows(), Rotation::kMaxTile + 1))),
@@ -181,7 +182,9 @@ struct Writer {
         bits(carver.take<std::uint64_t>(layout.max_rows())),
         mask(carver.take<std::uint64_t>(layout.max_rows())),
         indices(carver.take<std::uint8_t>(layout.max_unit())),
-        symbols(carver.take<std::uint8_t>(layout.chunk())) {}
+        symbols(carver.take<std::uint8_t>(layout.chunk())),
+        list_llr(best ? carver.take<std::int8_t>(kLanes * layout.max_rows()) : nullptr),
+        list_bits(best ? carver.take<std::uint64_t>(layout.max_rows()) : nullptr) {}
 
   float* floats;
   std::int16_t* places;
@@ -191,6 +194,8 @@ struct Writer {
   std::uint64_t* mask;
   std::uint8_t* indices;  // of the unit
   std::uint8_t* symbols;
+  std::int8_t* list_llr;  // with `best`: what polar_list_encode() works with
+  std::uint64_t* list_bits;
 };
 
 class PolarEc final : public PolarCodec<PolarEc> {
@@ -200,6 +205,7 @@ class PolarEc final : public PolarCodec<PolarEc> {
         n_(recipe.params.choice("n")),
         unbiased_(recipe.params.boolean("unbiased")),
         rotated_(recipe.transform != nullptr || unbiased_),
+        best_(recipe.params.has("preset")),
         design_(rate_),
         normal_(unbiased_ ? Magnitudes::normal() : Magnitudes()) {
     for (unsigned log2 = 0; log2 <= kMaxPolarLog2; ++log2) {
@@ -293,12 +299,12 @@ class PolarEc final : public PolarCodec<PolarEc> {
   Status for_each(std::size_t count, const Layout& layout, const Call& call, const Fn& fn) const {
     const std::size_t ranges = range_count(count * kChunk);
     Carver sizes(nullptr);
-    const Space unused(sizes, layout, unbiased_);
+    const Space unused(sizes, layout, unbiased_, best_);
     const Span<std::uint8_t> memory = call.scratch->get<std::uint8_t>(0, ranges * sizes.used());
     if (memory.empty()) return capacity_error("out of memory while coding blocks");
     for_ranges(count * kChunk, ranges, [&](std::size_t range, std::size_t begin, std::size_t end) {
       Carver carver(memory.data() + range * sizes.used());
-      Space space(carver, layout, unbiased_);
+      Space space(carver, layout, unbiased_, best_);
       for (std::size_t index = begin / kChunk; index < end / kChunk; ++index) fn(index, space);
     });
     return {};
@@ -425,8 +431,13 @@ class PolarEc final : public PolarCodec<PolarEc> {
     std::int8_t* const llr = space.llr + kLanes * at;
     // What the code has beyond the block may be anything.
     std::memset(llr + elements, 0, (kLanes << block.log2) - elements);
-    polar_encode(nodes(block), block.log2, llr, space.work, space.bits + at,
-                 payload + layout.words_at() + 8 * words_before(block.begin));
+    std::uint8_t* const words = payload + layout.words_at() + 8 * words_before(block.begin);
+    if (best_) {
+      polar_list_encode(nodes(block), block.log2, llr,
+                        {space.list_llr, space.work, space.list_bits}, space.bits + at, words);
+    } else {
+      polar_encode(nodes(block), block.log2, llr, space.work, space.bits + at, words);
+    }
     kernels().polar->xor_words(space.bits + at, space.mask + at, rows);
     LatticeSums sums = kernels().polar->lattice_indices(
         space.places + kLanes * at, space.bits + at, design_.rule(),
@@ -692,6 +703,7 @@ class PolarEc final : public PolarCodec<PolarEc> {
   std::string n_;
   bool unbiased_;
   bool rotated_;
+  bool best_;
   LatticeDesign design_;
   Magnitudes normal_;
   std::vector<std::vector<Node>> nodes_;        // of whole codes, by log2
@@ -724,6 +736,7 @@ StageInfo polar_ec_stage() {
                    "length of the codes, of which 64 make up a block; auto: by the tensor's size"),
       boolean_param("unbiased", "false",
                     "rotate whole blocks, and take the scale that makes the mean right"),
+      polar_preset_param(),
   };
   stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {
     return std::make_unique<PolarEc>(recipe);

@@ -174,6 +174,51 @@ GRADCOMP_AVX2 std::int32_t agreement(const std::int8_t* llr, const std::uint64_t
   return sum;
 }
 
+GRADCOMP_AVX2 void penalties(const std::int8_t* llr, const std::uint64_t* bits, std::int32_t* sums,
+                             std::size_t count) {
+  const __m256i zero = _mm256_setzero_si256();
+  std::size_t i = 0;
+  while (i < count) {
+    __m256i words[4] = {zero, zero, zero, zero};
+    // So many rows that sums in 16 bits do not overflow.
+    for (const std::size_t stop = std::min(count, i + 256); i < stop; ++i) {
+      for (std::size_t half = 0; half < 2; ++half) {
+        const __m256i most =
+            _mm256_max_epi8(negated(load_half(llr, 2 * i + half), half_word(~bits[i], half)), zero);
+        const __m256i low = _mm256_cvtepu8_epi16(_mm256_castsi256_si128(most));
+        const __m256i high = _mm256_cvtepu8_epi16(_mm256_extracti128_si256(most, 1));
+        words[2 * half] = _mm256_add_epi16(words[2 * half], low);
+        words[2 * half + 1] = _mm256_add_epi16(words[2 * half + 1], high);
+      }
+    }
+    alignas(32) std::uint16_t found[kLanes];
+    for (std::size_t k = 0; k < 4; ++k) {
+      _mm256_store_si256(reinterpret_cast<__m256i*>(found + 16 * k), words[k]);
+    }
+    for (std::size_t lane = 0; lane < kLanes; ++lane) sums[lane] += found[lane];
+  }
+}
+
+GRADCOMP_AVX2 void move_llr(const std::uint8_t* from, std::int8_t* llr, std::size_t count) {
+  const auto* const lanes = reinterpret_cast<const std::int8_t*>(from);
+  for (std::size_t half = 0; half < 2; ++half) {
+    const __m256i order = load_half(lanes, half);  // of which the last 4 bits count
+    for (std::size_t i = half; i < 2 * count; i += 2) {
+      store_half(llr, i, _mm256_shuffle_epi8(load_half(llr, i), order));
+    }
+  }
+}
+
+GRADCOMP_AVX2 void move_bits(const std::uint8_t* from, std::uint64_t* bits, std::size_t count) {
+  const auto* const lanes = reinterpret_cast<const std::int8_t*>(from);
+  const __m256i low = load_half(lanes, 0);
+  const __m256i high = load_half(lanes, 1);
+  for (std::size_t i = 0; i < count; ++i) {
+    bits[i] = sign_bits(_mm256_shuffle_epi8(spread(half_word(bits[i], 0)), low),
+                        _mm256_shuffle_epi8(spread(half_word(bits[i], 1)), high));
+  }
+}
+
 GRADCOMP_AVX2 inline __m256i eight_places(const float* x, __m256 scale, __m256i* largest) {
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
   const __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7FFFFFFF));
@@ -320,8 +365,9 @@ GRADCOMP_AVX2 void lattice_points(const std::uint8_t* indices, const std::uint64
 }  // namespace
 
 const PolarKernels kAvx2PolarKernels = {
-    quantize,      check,     add,       add_frozen,     decide,          decide_repetition,
-    decide_parity, xor_words, agreement, lattice_places, lattice_indices, lattice_points};
+    quantize,       check,           add,           add_frozen, decide,   decide_repetition,
+    decide_parity,  xor_words,       agreement,     penalties,  move_llr, move_bits,
+    lattice_places, lattice_indices, lattice_points};
 
 }  // namespace gradcomp
 

@@ -1,5 +1,7 @@
 #if defined(__x86_64__)
 
+#include <algorithm>
+
 #include "kernels/x86.hpp"
 #include "polar/kernels.hpp"
 #include "polar/lattice.hpp"
@@ -138,6 +140,46 @@ GRADCOMP_AVX512 std::int32_t agreement(const std::int8_t* llr, const std::uint64
   return _mm512_reduce_add_epi32(sums);
 }
 
+GRADCOMP_AVX512 void penalties(const std::int8_t* llr, const std::uint64_t* bits,
+                               std::int32_t* sums, std::size_t count) {
+  const __m512i zero = _mm512_setzero_si512();
+  __m512i totals[4];
+  for (std::size_t k = 0; k < 4; ++k) totals[k] = _mm512_loadu_si512(sums + 16 * k);
+  std::size_t i = 0;
+  while (i < count) {
+    __m512i low = zero;
+    __m512i high = zero;
+    // So many rows that sums in 16 bits do not overflow.
+    for (const std::size_t stop = std::min(count, i + 256); i < stop; ++i) {
+      const __m512i most = _mm512_max_epi8(negated(load_row(llr, i), ~bits[i]), zero);
+      low = _mm512_add_epi16(low, _mm512_cvtepu8_epi16(_mm512_castsi512_si256(most)));
+      high = _mm512_add_epi16(high, _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(most, 1)));
+    }
+    const __m512i sixteens[2] = {low, high};
+    for (std::size_t k = 0; k < 2; ++k) {
+      totals[2 * k] = _mm512_add_epi32(totals[2 * k],
+                                       _mm512_cvtepu16_epi32(_mm512_castsi512_si256(sixteens[k])));
+      totals[2 * k + 1] = _mm512_add_epi32(
+          totals[2 * k + 1], _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(sixteens[k], 1)));
+    }
+  }
+  for (std::size_t k = 0; k < 4; ++k) _mm512_storeu_si512(sums + 16 * k, totals[k]);
+}
+
+GRADCOMP_AVX512 void move_llr(const std::uint8_t* from, std::int8_t* llr, std::size_t count) {
+  const __m512i order = _mm512_loadu_si512(from);  // of which the last 4 bits count
+  for (std::size_t i = 0; i < count; ++i) {
+    store_row(llr, i, _mm512_shuffle_epi8(load_row(llr, i), order));
+  }
+}
+
+GRADCOMP_AVX512 void move_bits(const std::uint8_t* from, std::uint64_t* bits, std::size_t count) {
+  const __m512i order = _mm512_loadu_si512(from);
+  for (std::size_t i = 0; i < count; ++i) {
+    bits[i] = _mm512_movepi8_mask(_mm512_shuffle_epi8(_mm512_movm_epi8(bits[i]), order));
+  }
+}
+
 GRADCOMP_AVX512 inline __m512i sixteen_places(const float* x, __m512 scale, __m512i* largest) {
   const __m512i bits = _mm512_loadu_si512(x);
   const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7FFFFFFF));
@@ -270,8 +312,9 @@ GRADCOMP_AVX512 void lattice_points(const std::uint8_t* indices, const std::uint
 }  // namespace
 
 const PolarKernels kAvx512PolarKernels = {
-    quantize,      check,     add,       add_frozen,     decide,          decide_repetition,
-    decide_parity, xor_words, agreement, lattice_places, lattice_indices, lattice_points};
+    quantize,       check,           add,           add_frozen, decide,   decide_repetition,
+    decide_parity,  xor_words,       agreement,     penalties,  move_llr, move_bits,
+    lattice_places, lattice_indices, lattice_points};
 
 }  // namespace gradcomp
 

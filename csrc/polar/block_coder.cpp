@@ -62,6 +62,44 @@ class Encoder {
   std::uint8_t* out_;
 };
 
+// Takes codewords apart into what Encoder sends.
+class Sender {
+ public:
+  Sender(const Node* nodes, std::uint8_t* out)
+      : kernels_(*kernels().polar), nodes_(nodes), out_(out) {}
+
+  void send(std::size_t node, std::size_t count, std::uint64_t* bits) {
+    switch (nodes_[node]) {
+      case Node::kFrozen:
+        return;
+      case Node::kRepetition:
+        return write(bits, 1);
+      case Node::kParity:
+        return write(bits + 1, count - 1);
+      case Node::kFree:
+        return write(bits, count);
+      case Node::kSplit:
+        break;
+    }
+    const std::size_t half = count / 2;
+    if (nodes_[2 * node] != Node::kFrozen) {
+      kernels_.xor_words(bits, bits + half, half);
+      send(2 * node, half, bits);
+    }
+    send(2 * node + 1, half, bits + half);
+  }
+
+ private:
+  void write(const std::uint64_t* words, std::size_t count) {
+    std::memcpy(out_, words, 8 * count);
+    out_ += 8 * count;
+  }
+
+  const PolarKernels& kernels_;
+  const Node* nodes_;
+  std::uint8_t* out_;
+};
+
 class Decoder {
  public:
   Decoder(const Node* nodes, const std::uint8_t* in)
@@ -114,6 +152,10 @@ class Decoder {
 void polar_encode(const Node* nodes, unsigned log2, const std::int8_t* llr, std::int8_t* work,
                   std::uint64_t* bits, std::uint8_t* out) {
   Encoder(nodes, work, out).encode(1, std::size_t{1} << log2, llr, bits);
+}
+
+void polar_words(const Node* nodes, unsigned log2, std::uint64_t* bits, std::uint8_t* out) {
+  Sender(nodes, out).send(1, std::size_t{1} << log2, bits);
 }
 
 void polar_decode(const Node* nodes, unsigned log2, const std::uint8_t* in, std::uint64_t* bits) {

@@ -20,6 +20,9 @@ namespace gradcomp {
 void polar_encode(const Node* nodes, unsigned log2, const std::int8_t* llr, std::int8_t* work,
                   std::uint64_t* bits, std::uint8_t* out);
 
+// Writes to `out` the words that decode to the codewords `bits`, which it overwrites.
+void polar_words(const Node* nodes, unsigned log2, std::uint64_t* bits, std::uint8_t* out);
+
 // Every word of `in` is valid.
 void polar_decode(const Node* nodes, unsigned log2, const std::uint8_t* in, std::uint64_t* bits);
 

@@ -10,6 +10,9 @@ namespace gradcomp {
 
 inline constexpr std::size_t kLanes = 64;
 
+// Of a code, where several are tried: then 8 codes make up a row, each with 8 lanes side by side.
+inline constexpr std::size_t kPaths = 8;
+
 // How polar_ec's encoder quantizes. Magnitudes are in sixteenths of a step.
 struct LatticeRule {
   std::int8_t llr[64];  // of a magnitude below 64, for the half of the points that has +1/2
@@ -55,6 +58,13 @@ struct PolarKernels {
   void (*xor_words)(std::uint64_t* a, const std::uint64_t* b, std::size_t count);
   // The sum of all llr, negated where the bit is set; count <= 2^16.
   std::int32_t (*agreement)(const std::int8_t* llr, const std::uint64_t* bits, std::size_t count);
+
+  // sums[lane] += the |llr| of the lane where the bit is not that of `decide`, for any count.
+  void (*penalties)(const std::int8_t* llr, const std::uint64_t* bits, std::int32_t* sums,
+                    std::size_t count);
+  // Lane i of every row becomes what lane from[i] was, of the same 8.
+  void (*move_llr)(const std::uint8_t* from, std::int8_t* llr, std::size_t count);
+  void (*move_bits)(const std::uint8_t* from, std::uint64_t* bits, std::size_t count);
 
   // As csrc/polar/lattice.hpp does for single elements; n counts those, of whole rows but the last.
   // place = magnitude |x| * scale rounded down, at most kLatticeTop (also for NaN), or ~magnitude

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 
 #include "polar/kernels.hpp"
 #include "polar/lattice.hpp"
@@ -84,6 +85,32 @@ std::int32_t agreement(const std::int8_t* llr, const std::uint64_t* bits, std::s
   return sum;
 }
 
+void penalties(const std::int8_t* llr, const std::uint64_t* bits, std::int32_t* sums,
+               std::size_t count) {
+  for (std::size_t i = 0; i < kLanes * count; ++i) {
+    const bool set = (bits[i / kLanes] >> (i % kLanes) & 1) != 0;
+    sums[i % kLanes] += std::max(0, set ? int{llr[i]} : -llr[i]);
+  }
+}
+
+void move_llr(const std::uint8_t* from, std::int8_t* llr, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    std::int8_t row[kLanes];
+    std::memcpy(row, llr + kLanes * i, kLanes);
+    for (std::size_t lane = 0; lane < kLanes; ++lane) llr[kLanes * i + lane] = row[from[lane]];
+  }
+}
+
+void move_bits(const std::uint8_t* from, std::uint64_t* bits, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    std::uint64_t word = 0;
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      word |= (bits[i] >> from[lane] & 1) << lane;
+    }
+    bits[i] = word;
+  }
+}
+
 std::uint32_t lattice_places(const float* x, const std::uint64_t* mask, float scale,
                              const LatticeRule& rule, std::int16_t* places, std::int8_t* llr,
                              std::size_t n) {
@@ -103,7 +130,8 @@ void lattice_points(const std::uint8_t* indices, const std::uint64_t* bits, floa
 }  // namespace
 
 const PolarKernels kScalarPolarKernels = {
-    quantize,      check,     add,       add_frozen,     decide,          decide_repetition,
-    decide_parity, xor_words, agreement, lattice_places, lattice_indices, lattice_points};
+    quantize,       check,           add,           add_frozen, decide,   decide_repetition,
+    decide_parity,  xor_words,       agreement,     penalties,  move_llr, move_bits,
+    lattice_places, lattice_indices, lattice_points};
 
 }  // namespace gradcomp

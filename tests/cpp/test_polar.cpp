@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "polar/elementary.hpp"
 #include "polar/kernels.hpp"
 #include "polar/lattice_step.hpp"
+#include "polar/list_coder.hpp"
 #include "support.hpp"
 
 namespace gradcomp::test {
@@ -45,6 +47,17 @@ Encoded encode(const std::vector<Node>& nodes, unsigned log2, std::size_t count,
   std::vector<std::int8_t> work(llr.size());
   polar_encode(nodes.data(), log2, llr.data(), work.data(), encoded.bits.data(),
                encoded.words.data());
+  return encoded;
+}
+
+Encoded list_encode(const std::vector<Node>& nodes, unsigned log2, std::size_t count,
+                    const std::vector<std::int8_t>& llr) {
+  Encoded encoded{std::vector<std::uint64_t>(llr.size() / kLanes),
+                  std::vector<std::uint8_t>(8 * count)};
+  std::vector<std::int8_t> paths(llr.size()), work(llr.size());
+  std::vector<std::uint64_t> bits(encoded.bits.size());
+  polar_list_encode(nodes.data(), log2, llr.data(), {paths.data(), work.data(), bits.data()},
+                    encoded.bits.data(), encoded.words.data());
   return encoded;
 }
 
@@ -109,7 +122,7 @@ TEST_CASE("polar kernels are the same on every level") {
         CAPTURE(rows);
         CAPTURE(most);
         const std::vector<std::int8_t> llr = random_llr(2 * rows, most, rows);
-        const std::vector<std::uint64_t> bits = random_bits(rows, rows + 1);
+        const std::vector<std::uint64_t> bits = random_bits(2 * rows, rows + 1);
         std::vector<std::int8_t> a(kLanes * rows), b(kLanes * rows);
         level.check(llr.data(), a.data(), rows);
         scalar.check(llr.data(), b.data(), rows);
@@ -128,6 +141,20 @@ TEST_CASE("polar kernels are the same on every level") {
         CHECK(c == d);
         level.decide_repetition(llr.data(), c.data(), rows);
         scalar.decide_repetition(llr.data(), d.data(), rows);
+        CHECK(c == d);
+        std::vector<std::int32_t> e(kLanes, 1 << 26), f = e;
+        level.penalties(llr.data(), bits.data(), e.data(), 2 * rows);
+        scalar.penalties(llr.data(), bits.data(), f.data(), 2 * rows);
+        CHECK(e == f);
+        std::vector<std::uint8_t> from(kLanes);
+        for (std::size_t i = 0; i < kLanes; ++i) {
+          from[i] = static_cast<std::uint8_t>(i / kPaths * kPaths + bits[0] % (i + 7) % kPaths);
+        }
+        level.move_llr(from.data(), a.data(), rows);
+        scalar.move_llr(from.data(), b.data(), rows);
+        CHECK(a == b);
+        level.move_bits(from.data(), c.data(), rows);
+        scalar.move_bits(from.data(), d.data(), rows);
         CHECK(c == d);
         level.xor_words(c.data(), bits.data(), rows);
         scalar.xor_words(d.data(), bits.data(), rows);
@@ -267,6 +294,66 @@ TEST_CASE("blocks are codewords, the same on every level, and decode to what the
         CHECK(frozen_are_zero);
       }
     }
+  }
+}
+
+TEST_CASE("lists find codewords too, the same on every level, that agree better with the ratios") {
+  for (unsigned log2 : {0u, 1u, 3u, 6u, 9u}) {
+    const std::size_t n = std::size_t{1} << log2;
+    for (std::size_t count : {std::size_t{1}, n / 16, n / 4, n / 2, n - 1, n}) {
+      if (count == 0) continue;
+      CAPTURE(log2);
+      CAPTURE(count);
+      const std::vector<Node> nodes = nodes_of(log2, count, kHalf);
+      for (int most : {2, 30, 127}) {
+        CAPTURE(most);
+        const std::vector<std::int8_t> llr = random_llr(n, most, count);
+        Encoded scalar;
+        {
+          LevelScope scope("scalar");
+          scalar = list_encode(nodes, log2, count, llr);
+        }
+        for (const std::string& name : level_names()) {
+          LevelScope scope(name);
+          CAPTURE(name);
+          const Encoded encoded = list_encode(nodes, log2, count, llr);
+          CHECK(encoded.bits == scalar.bits);
+          CHECK(encoded.words == scalar.words);
+          std::vector<std::uint64_t> decoded(n);
+          polar_decode(nodes.data(), log2, encoded.words.data(), decoded.data());
+          CHECK(decoded == scalar.bits);
+        }
+        if (most > 2) continue;  // penalties are right as long as no ratio is limited
+        const Encoded single = encode(nodes, log2, count, llr);
+        CHECK(kernels().polar->agreement(llr.data(), scalar.bits.data(), n) >=
+              kernels().polar->agreement(llr.data(), single.bits.data(), n));
+      }
+    }
+  }
+}
+
+TEST_CASE("a list of as many paths as there are codewords finds the best one") {
+  // 3 free inputs of 8: 8 codewords.
+  const std::vector<Node> nodes = nodes_of(3, 3, kHalf);
+  const std::vector<std::int8_t> llr = random_llr(8, 20, 5);  // too small to be limited
+  const Encoded encoded = list_encode(nodes, 3, 3, llr);
+  for (std::size_t lane = 0; lane < kLanes; ++lane) {
+    int best = -(1 << 20), found = 0;
+    for (std::uint64_t message = 0; message < 8; ++message) {
+      const std::uint64_t words[3] = {message & 1, message >> 1 & 1, message >> 2};
+      std::uint64_t bits[8];
+      polar_decode(nodes.data(), 3, reinterpret_cast<const std::uint8_t*>(words), bits);
+      int sum = 0;
+      for (std::size_t i = 0; i < 8; ++i) {
+        sum += bits[i] != 0 ? -llr[kLanes * i + lane] : llr[kLanes * i + lane];
+      }
+      best = std::max(best, sum);
+    }
+    for (std::size_t i = 0; i < 8; ++i) {
+      const int one = llr[kLanes * i + lane];
+      found += (encoded.bits[i] >> lane & 1) != 0 ? -one : one;
+    }
+    CHECK(found == best);
   }
 }
 
