@@ -42,7 +42,7 @@ def gradient(name: str, step: int, rank: int) -> FloatArray:
 @cases
 def phases_in_any_order_of_finishing() -> None:
     """Rounds of two and of three phases; each rank starts and finishes them in its own order."""
-    driver = Driver(HorovodEngine("rounds", hvd.global_process_set))
+    driver = Driver(HorovodEngine("rounds", {"all": hvd.global_process_set}))
     shuffled = np.random.default_rng(hvd.rank())
     for step in range(10):
         for name in shuffled.permutation(NAMES).tolist():
