@@ -183,6 +183,7 @@ def attach(
         GradcompError: BytePS is not initialized, or the plug-in cannot be built.
     """
     config = Config.from_spec(compression) if isinstance(compression, str) else compression
+    _check_config(config)
     _check_environment()
     parameters = dict(named_parameters)
     specs = {name: _spec_for(config, name, parameters[name]) for name in sorted(parameters)}
@@ -275,6 +276,27 @@ def _check_environment() -> None:
             )
 
 
+def _check_config(config: Config) -> None:
+    """Refuse what needs rounds between the workers."""
+    for rule, plan, exchange in config.compress.plans:
+        if exchange != "auto":
+            raise ConfigError(
+                f"{rule} asks for exchange: {exchange}, and BytePS has servers instead; leave it "
+                "out"
+            )
+        if plan.switches:
+            raise ConfigError(
+                f"{rule} has specs that follow one another, '{plan}', and BytePS keeps the "
+                "compressor that a tensor was declared with: give it one spec; parameters may have "
+                "schedules, such as topk(ratio=ramp(from=0.25,to=0.01,steps=1000))"
+            )
+    if config.compress.policy != "always":
+        raise ConfigError(
+            f"compress.policy is {config.compress.policy}, which measures exchanges between "
+            "workers, and BytePS has servers instead; leave it out"
+        )
+
+
 def _spec_for(config: Config, name: str, parameter: torch.Tensor) -> Spec:
     """The spec of a parameter.
 
@@ -287,11 +309,6 @@ def _spec_for(config: Config, name: str, parameter: torch.Tensor) -> Spec:
             f"{choice.rule} gives '{name}' the spec '{choice.spec}', which takes several exchanges "
             "a step, and BytePS has one: its servers add and send back. Use Horovod for it "
             "(horovod_compressors), or a spec with a codec, such as 'residual|topk(ratio=0.01)'"
-        )
-    if choice.exchange != "auto":
-        raise ConfigError(
-            f"{choice.rule} asks for exchange: {choice.exchange}, and BytePS has servers instead; "
-            "leave it out"
         )
     compresses = choice.spec.codec != "identity" or choice.spec.stateful
     if compresses and parameter.dtype not in DTYPES:
@@ -383,6 +400,7 @@ class Compression(metaclass=_ByName):
 
     def __init__(self, config: str | Config, named_parameters: NamedParameters) -> None:
         self.config = Config.from_spec(config) if isinstance(config, str) else config
+        _check_config(self.config)
         for spec in self.config.specs:
             _check_summable(spec)
         self._parameters = list(named_parameters)

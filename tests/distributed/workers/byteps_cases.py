@@ -6,6 +6,7 @@ python -m workers.byteps_cases REPORTS CASE...
 from __future__ import annotations
 
 import faulthandler
+import functools
 import hashlib
 import json
 import sys
@@ -261,6 +262,12 @@ def refusals() -> None:
     )
     sra = {"version": 1, "compress": {"default": "int8", "exchange": "sra"}}
     refused(lambda: attach(matrix, Config.from_mapping(sra)), ConfigError, "exchange: sra")
+    refused(lambda: Compression(Config.from_mapping(sra), matrix), ConfigError, "exchange: sra")
+    later = {"default": ["fp16", {"from_step": 9, "use": "int8"}]}
+    measuring = {"default": "int8", "policy": "auto"}
+    for compress, reason in ((later, "follow one another"), (measuring, "policy is auto")):
+        config = Config.from_mapping({"version": 1, "compress": compress})
+        refused(functools.partial(attach, matrix, config), ConfigError, reason)
     refused(
         lambda: Compression("topk(ratio=0.1)", matrix), ConfigError, "DistributedOptimizer(..., "
     )
