@@ -77,8 +77,9 @@ def test_what_averages_lack_is_in_the_residuals(
             )
 
 
-def test_the_same_holds_for_the_velocity_of_momentum_correction() -> None:
-    loop = Loopback(config_of("momentum_correction(momentum=0)|topk(ratio=0.05)"), 3)
+@pytest.mark.parametrize("exchange", ["sra", "sparse_allreduce"])
+def test_the_same_holds_for_the_velocity_of_momentum_correction(exchange: str) -> None:
+    loop = Loopback(config_of("momentum_correction(momentum=0)|topk(ratio=0.05)", exchange), 3)
     kept = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     for step in range(3):
         grads = gradients(3, step)
