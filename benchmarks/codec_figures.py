@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from index_coding import CODERS, FIXED_BYTES, log2_binomial
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -32,6 +31,7 @@ from gradcomp.memory import Signum
 from gradcomp.rounds import TensorKey
 from gradcomp.spec import StageInfo, parse, stages
 from gradcomp.wire import split_frames
+from index_coding import CODERS, FIXED_BYTES, log2_binomial
 
 FloatArray = npt.NDArray[np.float32]
 

@@ -156,23 +156,27 @@ void draw_sorted(std::size_t n, std::uint64_t stream, Span<std::uint32_t> set, s
                  std::uint64_t* window_words) {
   const unsigned shift = Window::log2_span(n);
   const std::size_t k = set.size();
-  std::uint32_t ends[Window::kMost] = {};
   Draws draws(n, stream);
   draws.take(set.data(), k);
-  for (std::size_t i = 0; i < k; ++i) ++ends[set[i] >> shift];
-  std::uint32_t sum = 0;
-  for (std::uint32_t& end : ends) {
-    const std::uint32_t size = end;
-    end = sum;
-    sum += size;
-  }
-  for (std::size_t i = 0; i < k; ++i) drawn[ends[set[i] >> shift]++] = set[i];
   Window window(n, window_words);
   std::uint32_t* sorted = set.data();
-  std::size_t begin = 0;
-  for (const std::uint32_t end : ends) {
-    sorted = window.sort(drawn + begin, end - begin, sorted);
-    begin = end;
+  if ((n - 1) >> shift == 0) {
+    sorted = window.sort(set.data(), k, sorted);  // reads all before it writes any
+  } else {
+    std::uint32_t ends[Window::kMost] = {};
+    for (std::size_t i = 0; i < k; ++i) ++ends[set[i] >> shift];
+    std::uint32_t sum = 0;
+    for (std::uint32_t& end : ends) {
+      const std::uint32_t size = end;
+      end = sum;
+      sum += size;
+    }
+    for (std::size_t i = 0; i < k; ++i) drawn[ends[set[i] >> shift]++] = set[i];
+    std::size_t begin = 0;
+    for (const std::uint32_t end : ends) {
+      sorted = window.sort(drawn + begin, end - begin, sorted);
+      begin = end;
+    }
   }
   auto size = static_cast<std::size_t>(sorted - set.data());
   while (size < k) {

@@ -15,12 +15,21 @@ namespace {
 constexpr std::uint32_t kTotal = kRansTotal;
 constexpr std::size_t kMaxSymbols = 256;
 
-// Runs of symbols from here on have the states of kRansLanes: fewer are smaller, but slower.
-constexpr std::size_t kLongRun = std::size_t{1} << 15;
-constexpr std::size_t kShortLanes = 4;
+constexpr std::size_t kFewLanes = 4;
 constexpr std::size_t kStateBytes = 4;
 
-std::size_t lanes_of(std::size_t symbols) { return symbols < kLongRun ? kShortLanes : kRansLanes; }
+// Many states are fast, and too long for a short code. The entropy is at least two bits times the
+// chance that two symbols differ, so from here on the code has 8 KiB or more.
+constexpr std::uint64_t kLongCode = std::uint64_t{1} << 15;
+
+std::size_t lanes_of(std::size_t symbols, const Frequencies& frequencies) {
+  constexpr std::uint64_t kPairs = std::uint64_t{kTotal} * kTotal;
+  std::uint64_t equal = 0;
+  for (std::size_t s = 0; s < frequencies.count; ++s) {
+    equal += std::uint64_t{frequencies.of[s]} * frequencies.of[s];
+  }
+  return symbols * (kPairs - equal) < kLongCode * kPairs ? kFewLanes : kRansLanes;
+}
 
 RansEncodeTable encode_table(const Frequencies& frequencies) {
   RansEncodeTable table{};
@@ -135,7 +144,7 @@ std::size_t read_frequencies(Span<const std::uint8_t> in, unsigned bits, Frequen
 
 std::size_t rans_encode(Span<const std::uint8_t> symbols, const Frequencies& frequencies,
                         std::uint8_t* out, std::size_t room) {
-  const std::size_t lanes = lanes_of(symbols.size());
+  const std::size_t lanes = lanes_of(symbols.size(), frequencies);
   if (room < kStateBytes * lanes) return 0;
   const RansEncodeTable table = encode_table(frequencies);
   std::uint32_t states[kRansLanes];
@@ -166,7 +175,7 @@ std::size_t rans_encode(Span<const std::uint8_t> symbols, const Frequencies& fre
 bool rans_decode(Span<const std::uint8_t> in, const Frequencies& frequencies,
                  Span<std::uint8_t> symbols) {
   const std::size_t n = symbols.size();
-  const std::size_t lanes = lanes_of(n);
+  const std::size_t lanes = lanes_of(n, frequencies);
   if (in.size() < kStateBytes * lanes) return false;
   const std::uint8_t* const begin = in.data();
   const std::uint8_t* from = in.end() - kStateBytes * lanes;

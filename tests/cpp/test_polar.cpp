@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <initializer_list>
 #include <vector>
 
 #include "polar/bec_order.hpp"
@@ -65,6 +66,28 @@ std::vector<Node> nodes_of(unsigned log2, std::size_t count, std::uint32_t erasu
   std::vector<Node> nodes(std::size_t{2} << log2);
   make_nodes(bec_ranks(log2, erasure, std::size_t{1} << log2).data(), log2, count, nodes.data());
   return nodes;
+}
+
+// What the scalar level makes, after a check that all levels make the same and that it decodes to
+// what the encoder says.
+Encoded check_levels(decltype(encode) encoder, const std::vector<Node>& nodes, unsigned log2,
+                     std::size_t count, const std::vector<std::int8_t>& llr) {
+  Encoded scalar;
+  {
+    LevelScope scope("scalar");
+    scalar = encoder(nodes, log2, count, llr);
+  }
+  for (const std::string& name : level_names()) {
+    LevelScope scope(name);
+    CAPTURE(name);
+    const Encoded encoded = encoder(nodes, log2, count, llr);
+    CHECK(encoded.bits == scalar.bits);
+    CHECK(encoded.words == scalar.words);
+    std::vector<std::uint64_t> decoded(encoded.bits.size());
+    polar_decode(nodes.data(), log2, encoded.words.data(), decoded.data());
+    CHECK(decoded == scalar.bits);
+  }
+  return scalar;
 }
 
 // The inputs of a codeword: the transform is its own inverse.
@@ -262,74 +285,52 @@ TEST_CASE("log-likelihood ratios are the same on every level") {
   }
 }
 
-TEST_CASE("blocks are codewords, the same on every level, and decode to what the encoder says") {
-  for (unsigned log2 : {0u, 1u, 3u, 6u, 9u, 12u}) {
+// Calls check(nodes, log2, count, most, llr) for codes of some lengths, numbers of free inputs and
+// log-likelihood ratios of at most `most`.
+template <typename Check>
+void each_block(std::initializer_list<unsigned> lengths, Check&& check) {
+  for (unsigned log2 : lengths) {
     const std::size_t n = std::size_t{1} << log2;
     for (std::size_t count : {std::size_t{1}, n / 16, n / 4, n / 2, n - 1, n}) {
       if (count == 0) continue;
-      CAPTURE(log2);
-      CAPTURE(count);
       const std::vector<Node> nodes = nodes_of(log2, count, kHalf);
       for (int most : {2, 30, 127}) {
-        const std::vector<std::int8_t> llr = random_llr(n, most, count);
-        Encoded scalar;
-        {
-          LevelScope scope("scalar");
-          scalar = encode(nodes, log2, count, llr);
-        }
-        for (const std::string& name : level_names()) {
-          LevelScope scope(name);
-          CAPTURE(name);
-          const Encoded encoded = encode(nodes, log2, count, llr);
-          CHECK(encoded.bits == scalar.bits);
-          CHECK(encoded.words == scalar.words);
-          std::vector<std::uint64_t> decoded(n);
-          polar_decode(nodes.data(), log2, encoded.words.data(), decoded.data());
-          CHECK(decoded == scalar.bits);
-        }
-        const std::vector<std::uint16_t> ranks = bec_ranks(log2, kHalf, n);
-        const std::vector<std::uint64_t> u = inputs(scalar.bits);
-        bool frozen_are_zero = true;
-        for (std::size_t i = 0; i < n; ++i) frozen_are_zero &= ranks[i] < count || u[i] == 0;
-        CHECK(frozen_are_zero);
+        CAPTURE(log2);
+        CAPTURE(count);
+        CAPTURE(most);
+        check(nodes, log2, count, most, random_llr(n, most, count));
       }
     }
   }
 }
 
+TEST_CASE("blocks are codewords, the same on every level, and decode to what the encoder says") {
+  each_block({0u, 1u, 3u, 6u, 9u, 12u},
+             [](const std::vector<Node>& nodes, unsigned log2, std::size_t count, int,
+                const std::vector<std::int8_t>& llr) {
+               const std::size_t n = std::size_t{1} << log2;
+               const Encoded encoded = check_levels(encode, nodes, log2, count, llr);
+               const std::vector<std::uint16_t> ranks = bec_ranks(log2, kHalf, n);
+               const std::vector<std::uint64_t> u = inputs(encoded.bits);
+               bool frozen_are_zero = true;
+               for (std::size_t i = 0; i < n; ++i) {
+                 frozen_are_zero &= ranks[i] < count || u[i] == 0;
+               }
+               CHECK(frozen_are_zero);
+             });
+}
+
 TEST_CASE("lists find codewords too, the same on every level, that agree better with the ratios") {
-  for (unsigned log2 : {0u, 1u, 3u, 6u, 9u}) {
-    const std::size_t n = std::size_t{1} << log2;
-    for (std::size_t count : {std::size_t{1}, n / 16, n / 4, n / 2, n - 1, n}) {
-      if (count == 0) continue;
-      CAPTURE(log2);
-      CAPTURE(count);
-      const std::vector<Node> nodes = nodes_of(log2, count, kHalf);
-      for (int most : {2, 30, 127}) {
-        CAPTURE(most);
-        const std::vector<std::int8_t> llr = random_llr(n, most, count);
-        Encoded scalar;
-        {
-          LevelScope scope("scalar");
-          scalar = list_encode(nodes, log2, count, llr);
-        }
-        for (const std::string& name : level_names()) {
-          LevelScope scope(name);
-          CAPTURE(name);
-          const Encoded encoded = list_encode(nodes, log2, count, llr);
-          CHECK(encoded.bits == scalar.bits);
-          CHECK(encoded.words == scalar.words);
-          std::vector<std::uint64_t> decoded(n);
-          polar_decode(nodes.data(), log2, encoded.words.data(), decoded.data());
-          CHECK(decoded == scalar.bits);
-        }
-        if (most > 2) continue;  // penalties are right as long as no ratio is limited
-        const Encoded single = encode(nodes, log2, count, llr);
-        CHECK(kernels().polar->agreement(llr.data(), scalar.bits.data(), n) >=
-              kernels().polar->agreement(llr.data(), single.bits.data(), n));
-      }
-    }
-  }
+  each_block({0u, 1u, 3u, 6u, 9u},
+             [](const std::vector<Node>& nodes, unsigned log2, std::size_t count, int most,
+                const std::vector<std::int8_t>& llr) {
+               const std::size_t n = std::size_t{1} << log2;
+               const Encoded encoded = check_levels(list_encode, nodes, log2, count, llr);
+               if (most > 2) return;  // penalties are right as long as no ratio is limited
+               const Encoded single = encode(nodes, log2, count, llr);
+               CHECK(kernels().polar->agreement(llr.data(), encoded.bits.data(), n) >=
+                     kernels().polar->agreement(llr.data(), single.bits.data(), n));
+             });
 }
 
 TEST_CASE("a list of as many paths as there are codewords finds the best one") {

@@ -349,7 +349,8 @@ def read_rans(data: bytes, width: int, n: int) -> np.ndarray:
 def read_rans_states(data: bytes, frequencies: list[int], n: int) -> np.ndarray:
     symbol_at = np.repeat(np.arange(len(frequencies)), frequencies).tolist()
     starts = np.cumsum([0, *frequencies]).tolist()
-    lanes = 4 if n < 2**15 else 32
+    differ = 2**28 - sum(f * f for f in frequencies)
+    lanes = 4 if n * differ < 2**43 else 32
     if len(data) < 4 * lanes or len(data) % 2 != 0:
         raise FormatError("the states are cut short, or the words are")
     states = np.frombuffer(data, "<u4", lanes, len(data) - 4 * lanes).tolist()

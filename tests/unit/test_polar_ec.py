@@ -38,7 +38,7 @@ def test_the_error_is_close_to_the_bound(prefix: str, rate: float) -> None:
     assert 0 < gap(f"{prefix}polar_ec(rate={rate})", normal(1 << 20)) <= 0.30
 
 
-@pytest.mark.parametrize(("n", "limit"), [(1024, 0.42), (4096, 0.345)])
+@pytest.mark.parametrize(("n", "limit"), [(1024, 0.42), (4096, 0.34)])
 @pytest.mark.parametrize("rate", [0.5, 1, 2])
 def test_short_codes_lose_little(n: int, limit: float, rate: float) -> None:
     assert gap(f"polar_ec(rate={rate},n={n})", normal(1 << 18)) <= limit
