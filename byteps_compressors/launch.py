@@ -1,28 +1,34 @@
-"""Start a BytePS cluster on this machine and run a training script in its workers.
+"""Start a BytePS cluster and run a training script in its workers.
 
   python -m byteps_compressors.launch --workers 2 --servers 1 -- python train.py ...
+  python -m byteps_compressors.launch --hostfile hosts --interface eth0 -- python train.py ...
 
-A scheduler, the servers and the workers are processes of their own. Each writes to a file in
---logs; what worker 0 writes is shown here, too. When a process dies, the job ends with a message
-that names it. Nothing is left behind: no process, no shared memory.
+A scheduler, the servers and the workers are processes of their own, on this machine or, through
+ssh, on those of a hostfile. Each writes to a file in --logs; what worker 0 writes is shown here,
+too. When a process dies, the job ends with a message that names it. Nothing is left behind: no
+process, no shared memory.
+
+A hostfile has a line NAME or NAME slots=N for each machine, with N workers. All need this folder,
+this Python at the same path, and a login by ssh without a password. The scheduler is on the first.
 
 The exit code is 0 when all workers have ended with 0; that of the worker that failed first; 1 when
-a server or the scheduler died; 124 when --timeout passed; 2 for wrong arguments.
+a process was killed, or a server or the scheduler died; 124 when --timeout passed; 2 for wrong
+arguments.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,28 +36,40 @@ from types import FrameType
 from typing import IO
 
 from byteps_compressors.build import byteps_folder, plugin
+from byteps_compressors.hosts import HERE, Host, is_loopback, read_hostfile, spread
 from byteps_compressors.process import LAUNCHED
-from gradcomp.errors import GradcompError
+from byteps_compressors.supervise import BY_SIGNAL, GRACE_SECONDS, Order
+from gradcomp.errors import ConfigError, GradcompError
 
 __all__ = ["Job", "main"]
 
-POLL_SECONDS = 0.05
-GRACE_SECONDS = 3.0
-"""Between asking a process to end and ending it."""
+SERVER = "byteps_compressors.server"
+SUPERVISOR = "byteps_compressors.supervise"
 
+POLL_SECONDS = 0.05
 FAREWELL_SECONDS = 25.0
 """How much earlier or later than the workers servers and the scheduler may end."""
 
+SSH_SECONDS = 2.0
+"""What ssh may take to end a connection."""
+
+# A machine that does not answer for 15 s is dead.
+SSH_OPTIONS = [
+    *("-o", "BatchMode=yes"),
+    *("-o", "ConnectTimeout=10"),
+    *("-o", "ServerAliveInterval=5"),
+    *("-o", "ServerAliveCountMax=3"),
+]
+
+PASSED_PREFIXES = ("BYTEPS_", "DMLC_", "GRADCOMP_", "OMP_", "PS_")
+PASSED_NAMES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+"""Environment variables that other machines get."""
+
 EXIT_ARGUMENTS = 2
 EXIT_TIMEOUT = 124
+EXIT_SSH = 255
 
 LAST_LINES = 15
-
-# BytePS' threads wait by sleeping a microsecond at a time. Timers that may be late by so much let
-# the processor rest; workers that wait take half the time of it, and messages are no later.
-TIMER_SLACK_NANOSECONDS = 200_000
-_PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
-_libc = ctypes.CDLL(None)
 
 
 @dataclass
@@ -60,10 +78,12 @@ class Role:
 
     Attributes:
         name: what messages call it, such as "worker 0".
+        machine: where it runs; empty: here.
         log: what it writes goes there.
     """
 
     name: str
+    machine: str
     process: subprocess.Popen[bytes]
     log: Path
 
@@ -75,9 +95,15 @@ class Role:
     def end(self) -> str:
         """How it has ended, in words."""
         code = self.process.returncode
-        if code < 0:
-            return f"was killed by signal {-code} ({signal.Signals(-code).name})"
-        return f"ended with exit code {code}"
+        at = f" on {self.machine}" if self.machine else ""
+        if self.machine and code == EXIT_SSH:
+            return f"has no connection by ssh to {self.machine}"
+        killed_by = -code if code < 0 else code - BY_SIGNAL
+        if killed_by > 0:
+            with suppress(ValueError):
+                name = signal.Signals(killed_by).name
+                return f"was killed by signal {killed_by} ({name}){at}"
+        return f"ended with exit code {code}{at}"
 
     def last_words(self) -> str:
         """The end of its log."""
@@ -93,34 +119,51 @@ class JobError(Exception):
         self.exit_code = exit_code
 
 
+@dataclass(frozen=True)
+class Network:
+    """How the processes find each other.
+
+    Attributes:
+        interface: the network interface that they use, such as ``eth0``.
+        scheduler: name or address of the scheduler's machine.
+        port: a free one there.
+    """
+
+    interface: str
+    scheduler: str
+    port: int
+
+
 class Job:
-    """A cluster on this machine.
+    """A cluster of processes.
 
     Args:
         command: what each worker runs.
-        workers, servers: how many processes; at least 1 each.
+        places: the processes by name, and where they run.
+        network: how they find each other.
         logs: folder for the log files.
+        passed: names of environment variables that other machines get besides the usual ones.
         timeout: seconds that the job may take; None is forever.
     """
 
     def __init__(
         self,
         command: Sequence[str],
-        workers: int,
-        servers: int,
+        places: Sequence[tuple[str, Host]],
+        network: Network,
         logs: Path,
+        passed: Sequence[str] = (),
         timeout: float | None = None,
     ) -> None:
         self._command = list(command)
-        self._workers = workers
-        self._servers = servers
+        self._places = places
+        self._network = network
         self._logs = logs
+        self._passed = passed
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._timeout = timeout
         self._roles: list[Role] = []
         self._ended: dict[str, float] = {}  # when it was seen of servers and the scheduler
-        self._work = Path(tempfile.mkdtemp(prefix="gradcomp-byteps-"))
-        self._tag = f"{self._work.name}-"
 
     def run(self) -> None:
         """Run the job to its end.
@@ -136,53 +179,63 @@ class Job:
 
     def _start(self) -> None:
         self._logs.mkdir(parents=True, exist_ok=True)
-        server = [sys.executable, "-m", "byteps_compressors.server"]
+        kinds = Counter(name.split()[0] for name, _ in self._places)
+        workers_at = Counter(host for name, host in self._places if name.startswith("worker"))
+        here = {host: host.is_here() for _, host in self._places}
         common = {
-            "DMLC_NUM_WORKER": str(self._workers),
-            "DMLC_NUM_SERVER": str(self._servers),
-            "DMLC_PS_ROOT_URI": "127.0.0.1",
-            "DMLC_PS_ROOT_PORT": str(_free_port()),
-            "DMLC_INTERFACE": os.environ.get("DMLC_INTERFACE", "lo"),
+            "DMLC_NUM_WORKER": str(kinds["worker"]),
+            "DMLC_NUM_SERVER": str(kinds["server"]),
+            "DMLC_PS_ROOT_URI": self._network.scheduler,
+            "DMLC_PS_ROOT_PORT": str(self._network.port),
+            "DMLC_INTERFACE": self._network.interface,
         }
-        self._start_role("scheduler", server, {**common, "DMLC_ROLE": "scheduler"})
-        for i in range(self._servers):
-            self._start_role(f"server {i}", server, {**common, "DMLC_ROLE": "server"})
-        for i in range(self._workers):
-            sockets = self._work / str(i)
-            sockets.mkdir()
-            environment = {
-                **common,
-                "DMLC_ROLE": "worker",
-                "DMLC_WORKER_ID": str(i),
-                "BYTEPS_LOCAL_RANK": "0",
-                "BYTEPS_LOCAL_SIZE": "1",
-                "BYTEPS_SOCKET_PATH": str(sockets),
-                "BYTEPS_SHM_TAG": f"{self._tag}{i}-",
-                LAUNCHED: "1",
-            }
-            self._start_role(f"worker {i}", self._command, environment)
+        for name, host in self._places:
+            kind, _, number = name.partition(" ")
+            own = {**common, "DMLC_ROLE": kind}
+            if kind == "worker":
+                own |= {
+                    "DMLC_WORKER_ID": number,
+                    "BYTEPS_LOCAL_RANK": "0",
+                    "BYTEPS_LOCAL_SIZE": "1",
+                    LAUNCHED: "1",
+                }
+            order = Order(
+                self._command if kind == "worker" else [sys.executable, "-m", SERVER],
+                own if here[host] else {**self._environment(), **own},
+                os.getcwd(),
+                workers_at[host],
+                kind == "worker",
+            )
+            self._start_role(name, host, here[host], order)
 
-    def _start_role(self, name: str, command: list[str], own: Mapping[str, str]) -> None:
-        log = self._logs / f"{name.replace(' ', '-')}.log"
-        environment = {
-            # Workers that do as if they had all processors to themselves wait for each other.
-            "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // self._workers)),
-            "PYTHONUNBUFFERED": "1",
-            **os.environ,
-            **own,
+    def _environment(self) -> dict[str, str]:
+        """What other machines get of this process' environment."""
+        return {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(PASSED_PREFIXES) or name in (*PASSED_NAMES, *self._passed)
         }
-        environment.pop("PORT", None)  # every server would take it as its own
+
+    def _start_role(self, name: str, host: Host, here: bool, order: Order) -> None:
+        supervisor = [sys.executable, "-m", SUPERVISOR]
+        if not here:
+            # A shell over there takes the words apart again.
+            remote = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(supervisor)}"
+            supervisor = ["ssh", *SSH_OPTIONS, host.name, remote]
+        log = self._logs / f"{name.replace(' ', '-')}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
+                supervisor,
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_prepare,
             )
-        self._roles.append(Role(name, process, log))
+        self._roles.append(Role(name, "" if here else host.name, process, log))
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, and its log says why
+            process.stdin.write(order.to_line())
+            process.stdin.flush()
 
     def _watch(self) -> None:
         workers = [role for role in self._roles if role.is_worker]
@@ -206,7 +259,7 @@ class Job:
                 raise JobError(
                     f"{role.name} {role.end()}{while_}, so the job was ended. The end of its log, "
                     f"{role.log}:\n{role.last_words()}",
-                    code if role.is_worker and code > 0 else 1,
+                    code if role.is_worker and 0 < code < BY_SIGNAL else 1,
                 )
         if self._deadline is not None and working and time.monotonic() > self._deadline:
             raise JobError(
@@ -230,44 +283,24 @@ class Job:
         # waiting; what it was started for is done.
 
     def _clean_up(self) -> None:
-        # What a process has started lives in its group, and may outlive it.
-        for number, grace in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
-            for role in self._roles:
-                _signal_group(role, number)
-            deadline = time.monotonic() + grace
-            while time.monotonic() < deadline and any(map(_lives, self._roles)):
-                time.sleep(POLL_SECONDS)
-        for path in Path("/dev/shm").glob(f"*{self._tag}*"):
-            path.unlink(missing_ok=True)
-        shutil.rmtree(self._work, ignore_errors=True)
-
-
-def _prepare() -> None:
-    """In the new process, before its program starts."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # should this launcher be killed
-    _libc.prctl(_PR_SET_TIMERSLACK, TIMER_SLACK_NANOSECONDS)
+        for role in self._roles:
+            if role.process.stdin is not None:
+                with suppress(BrokenPipeError):
+                    role.process.stdin.close()
+        deadline = time.monotonic() + 2 * GRACE_SECONDS + SSH_SECONDS
+        for role in self._roles:
+            try:
+                role.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                role.process.kill()
+                role.process.wait()
 
 
 def _free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind(("", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _signal_group(role: Role, number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(role.process.pid, number)
-
-
-def _lives(role: Role) -> bool:
-    """Whether anything of a role's process group runs."""
-    role.process.poll()
-    try:
-        os.killpg(role.process.pid, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
 
 
 def _show(log: IO[bytes]) -> None:
@@ -284,14 +317,79 @@ def _count(text: str) -> int:
     return number
 
 
+def _port(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"{number}; it must be between 1 and 65535")
+    return number
+
+
+def _job(arguments: argparse.Namespace) -> Job:
+    """The job that the arguments describe.
+
+    Raises:
+        ConfigError: they do not fit together, or the hostfile is wrong.
+    """
+    interface = arguments.interface
+    if arguments.hostfile is None:
+        workers = arguments.workers or 2
+        hosts = [Host(HERE, workers)]
+    else:
+        workers = arguments.workers
+        hosts = read_hostfile(arguments.hostfile)
+    if len(hosts) > 1 and not interface:
+        raise ConfigError(
+            "several machines need --interface, the network interface by which they reach each "
+            "other, such as eth0 (ip addr lists them)"
+        )
+    first = hosts[0].name
+    if len(hosts) > 1 and is_loopback(first) and interface != "lo":
+        raise ConfigError(
+            f"{arguments.hostfile}: the scheduler is on the first machine, {first}, a name that "
+            "the others take for themselves; write the one that they know it by"
+        )
+    return Job(
+        arguments.command,
+        spread(hosts, workers, arguments.servers),
+        Network(interface or "lo", first, arguments.port or _free_port()),
+        arguments.logs,
+        arguments.env,
+        arguments.timeout,
+    )
+
+
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m byteps_compressors.launch",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--workers", type=_count, default=2, metavar="N", help="default: 2")
+    parser.add_argument(
+        "--workers",
+        type=_count,
+        metavar="N",
+        help="default: 2, or as many as the hostfile has slots",
+    )
     parser.add_argument("--servers", type=_count, default=1, metavar="N", help="default: 1")
+    parser.add_argument("--hostfile", type=Path, metavar="FILE", help="default: this machine alone")
+    parser.add_argument(
+        "--interface",
+        metavar="NAME",
+        default=os.environ.get("DMLC_INTERFACE"),
+        help="network interface, such as eth0, on all machines; default: DMLC_INTERFACE, or lo on "
+        "one machine",
+    )
+    parser.add_argument(
+        "--port", type=_port, metavar="N", help="of the scheduler; default: one that is free here"
+    )
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="an environment variable that other machines get, too, besides PATH, PYTHONPATH, "
+        "LD_LIBRARY_PATH and those of BytePS and gradcomp; may be repeated",
+    )
     parser.add_argument(
         "--logs",
         type=Path,
@@ -327,13 +425,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         byteps_folder()
         plugin()  # once, here, where an error has somewhere to go
-        job = Job(
-            arguments.command,
-            arguments.workers,
-            arguments.servers,
-            arguments.logs,
-            arguments.timeout,
-        )
+        job = _job(arguments)
         job.run()
     except GradcompError as error:
         print(f"launch: {error}", file=sys.stderr)

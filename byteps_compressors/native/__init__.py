@@ -107,5 +107,6 @@ def load() -> Plugin:
     Raises:
         GradcompError: it cannot be built.
     """
-    ctypes.CDLL(str(capi.library()), mode=ctypes.RTLD_GLOBAL)  # the codecs that the library calls
+    # Loaded first: it has the codecs that the plug-in calls.
+    ctypes.CDLL(str(capi.core_library()), mode=ctypes.RTLD_GLOBAL)
     return Plugin(ctypes.CDLL(str(plugin())))

@@ -86,8 +86,8 @@ class BytePSEngine(Engine):
             mine = tensor if self.rank() == 0 else torch.zeros_like(tensor)
             tensor.copy_(self.sum(mine, f"broadcast.{name}"))
 
-    def compression(self, config: Config, model: nn.Module) -> Any:
-        return attach(model.named_parameters(), config)
+    def compression(self, config: Config, trained: nn.Module, inner: torch.optim.Optimizer) -> Any:
+        return attach(trained.named_parameters(), config)
 
     def optimizer(
         self, inner: torch.optim.Optimizer, model: nn.Module, compression: Any

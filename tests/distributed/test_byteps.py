@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,8 @@ class TestDeaths:
             assert launcher.poll() is None, launcher.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        roles = psutil.Process(launcher.pid).children()
+        supervisors = psutil.Process(launcher.pid).children()
+        roles = [role for one in supervisors for role in one.children()]
         tags = [role.environ().get("BYTEPS_SHM_TAG", "none") for role in roles]
         (process,) = (role for role in roles if name_of(role) == victim)
         began = time.monotonic()
@@ -193,6 +195,7 @@ class TestDeaths:
         assert launcher.returncode == 1
         assert f"launch: {victim} was killed by signal 9 (SIGKILL)" in errors
         assert not any(role.is_running() and role.status() != "zombie" for role in roles)
+        assert not any(one.is_running() for one in supervisors)
         left = [path.name for path in Path("/dev/shm").iterdir()]
         assert not [name for name in left if any(tag in name for tag in tags)]
 
@@ -204,6 +207,61 @@ class TestDeaths:
 
     def test_the_exit_code_is_the_workers(self, tmp_path: Path) -> None:
         assert run(tmp_path, 1, 1, "-m", "workers.byteps_failing", "5").returncode == 5
+
+
+class TestSeveralMachines:
+    """Through a program that does as ssh does, but stays on this machine."""
+
+    SSH = """#!/bin/sh
+while [ "$1" = -o ]; do shift 2; done
+echo "$1" >> "$(dirname "$0")/machines"
+shift
+env -i HOME="$HOME" PATH=/usr/bin:/bin sh -c "$*"
+"""
+
+    @pytest.fixture
+    def launcher(self, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+        """Starts two workers, one of them elsewhere, that never end by themselves."""
+        ssh = tmp_path / "bin/ssh"
+        ssh.parent.mkdir()
+        ssh.write_text(self.SSH)
+        ssh.chmod(0o755)
+        hostfile = tmp_path / "hosts"
+        hostfile.write_text("127.0.0.1\nelsewhere.example slots=1  # two machines\n")
+        options = ["--hostfile", hostfile, "--interface", "lo", "--env", "FOR_ALL"]
+        log = tmp_path / "logs/worker-1.log"
+        path = os.pathsep.join([str(ssh.parent), os.environ["PATH"]])
+        program = command(log.parent, 2, 2, "-m", "workers.byteps_forever")
+        process = subprocess.Popen(
+            [*program[:3], *map(str, options), *program[3:]],
+            env={**os.environ, **ENVIRONMENT, "PATH": path, "FOR_ALL": "a b'c"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        deadline = time.monotonic() + LIMIT
+        while not (log.exists() and "under way" in log.read_text()):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        yield process
+        process.kill()
+
+    def test_a_lost_connection_ends_the_job_everywhere(
+        self, launcher: subprocess.Popen[str], tmp_path: Path
+    ) -> None:
+        machines = (tmp_path / "bin/machines").read_text().split()
+        assert machines == ["elsewhere.example"] * 2  # a server and a worker
+        everything = psutil.Process(launcher.pid).children(recursive=True)
+        (remote,) = (one for one in everything if one.environ().get("DMLC_WORKER_ID") == "1")
+        assert remote.environ()["FOR_ALL"] == "a b'c"
+        assert "HOROVOD" not in "".join(remote.environ())
+        remote.parent().parent().send_signal(signal.SIGKILL)  # what stands for ssh
+        _, errors = launcher.communicate(timeout=60)
+        assert launcher.returncode == 1
+        assert "worker 1 was killed by signal 9 (SIGKILL) on elsewhere.example" in errors
+        psutil.wait_procs(everything, timeout=10)
+        assert not any(one.is_running() for one in everything)
 
 
 def name_of(process: psutil.Process) -> str:
