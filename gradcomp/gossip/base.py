@@ -1,0 +1,273 @@
+"""What every gossip algorithm of a rank has: a topology, a layout of tensors, and counters."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gradcomp.arrays import ByteArray, FloatArray, as_bytes
+from gradcomp.errors import ProtocolError, StateError, TopologyError
+from gradcomp.gossip.topology import Topology
+from gradcomp.rounds import Exchange, GossipRound, TensorKey
+
+__all__ = ["CompressedGossip", "Gossip", "Layout", "Tensor", "Traffic"]
+
+
+@dataclass
+class Traffic:
+    """What one rank has sent so far.
+
+    Attributes:
+        bits: of all messages to all peers; what transports add is not counted.
+        messages: one for each peer in each exchange.
+        steps: rounds so far.
+    """
+
+    bits: int = 0
+    messages: int = 0
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a layout: where it is in the flat values."""
+
+    key: TensorKey
+    begin: int
+
+    def of(self, flat: FloatArray) -> FloatArray:
+        """Its elements, as a view."""
+        return flat[self.begin : self.begin + self.key.numel]
+
+
+class Layout:
+    """Tensors one after the other in one flat array, the same on every rank.
+
+    Args:
+        shapes: the tensors' shapes by name, in their order.
+    """
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        self.tensors: list[Tensor] = []
+        self.numel = 0
+        for name, shape in shapes.items():
+            key = TensorKey(name, tuple(shape), math.prod(shape))
+            self.tensors.append(Tensor(key, self.numel))
+            self.numel += key.numel
+
+    @cached_property
+    def large(self) -> list[Tensor]:
+        """Those of at least two dimensions, which algorithms compress."""
+        return [one for one in self.tensors if len(one.key.shape) >= 2 and one.key.numel]
+
+    @cached_property
+    def small(self) -> list[Tensor]:
+        """The others, such as biases, which travel dense and are averaged without a step size."""
+        return [one for one in self.tensors if len(one.key.shape) < 2 and one.key.numel]
+
+    @cached_property
+    def small_numel(self) -> int:
+        """Elements of the small ones."""
+        return sum(one.key.numel for one in self.small)
+
+    def small_values(self, flat: FloatArray) -> FloatArray:
+        """A copy of the small tensors, one after the other."""
+        parts = [one.of(flat) for one in self.small]
+        return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+    def set_small(self, flat: FloatArray, values: FloatArray) -> None:
+        """Write them back."""
+        at = 0
+        for one in self.small:
+            one.of(flat)[:] = values[at : at + one.key.numel]
+            at += one.key.numel
+
+
+class Gossip(ABC):
+    """One rank's part of an algorithm; all ranks run `round` equally often.
+
+    Attributes:
+        topology: whose round number is the number of rounds so far.
+        rank: this rank, in [0, topology.world_size).
+        traffic: what it has sent.
+    """
+
+    debiases = False
+    """Whether values must be divided by a weight to be read; see `PushSum`."""
+
+    def __init__(self, topology: Topology, rank: int) -> None:
+        if not 0 <= rank < topology.world_size:
+            raise TopologyError(f"rank is {rank}; it must be in [0, {topology.world_size})")
+        self._check_topology(topology)
+        self.topology = topology
+        self.rank = rank
+        self.traffic = Traffic()
+        self._step = 0
+
+    @property
+    def step(self) -> int:
+        """How many rounds have ended."""
+        return self._step
+
+    def change_topology(self, topology: Topology) -> None:
+        """Go on with another topology; all ranks must do so between the same two rounds.
+
+        Raises:
+            TopologyError: it has another number of ranks, or the algorithm does not take it.
+        """
+        if topology.world_size != self.topology.world_size:
+            raise TopologyError(
+                f"'{topology.name}' is for {topology.world_size} ranks, and the one before it for "
+                f"{self.topology.world_size}"
+            )
+        self._check_topology(topology)
+        self.topology = topology
+
+    def round(self, x: FloatArray) -> GossipRound:
+        """Mix this rank's values with those of its peers of this step, in place.
+
+        Args:
+            x: flat, C-contiguous; all ranks' have the same layout. Nothing else may change it
+                before the generator has ended.
+        """
+        yield from self._round(x)
+        self._step += 1
+        self.traffic.steps += 1
+
+    @abstractmethod
+    def _round(self, x: FloatArray) -> GossipRound: ...
+
+    @abstractmethod
+    def _check_topology(self, topology: Topology) -> None:
+        """Raise TopologyError for one that the algorithm does not take."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint of this rank needs: numbers and (in dicts by name) arrays."""
+        return {"step": self._step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a state of `state_dict` of the same rank.
+
+        Raises:
+            StateError: it is not one of this algorithm, layout and topology.
+        """
+        step = state.get("step")
+        if not isinstance(step, int) or step < 0:
+            raise StateError(f"the state's 'step' is {step!r}; it must be a number of rounds")
+        self._step = step
+
+    def exchange(
+        self,
+        phase: str,
+        messages: Mapping[int, ByteArray],
+        sources: Sequence[int],
+        nbytes: int | None,
+    ) -> Generator[Exchange, Mapping[int, ByteArray], Mapping[int, ByteArray]]:
+        """Send and receive, and count; for algorithms. See `Exchange`.
+
+        Raises:
+            ProtocolError: a peer sent another number of bytes than ``nbytes``.
+        """
+        self.traffic.bits += 8 * sum(message.nbytes for message in messages.values())
+        self.traffic.messages += len(messages)
+        replies = yield Exchange(f"{self._step}{phase}", messages, sources, nbytes)
+        for source, reply in replies.items():
+            if nbytes is not None and reply.nbytes != nbytes:
+                raise ProtocolError(
+                    f"rank {source} sent {reply.nbytes} bytes instead of {nbytes}: the ranks do "
+                    "not run the same model and options"
+                )
+        return replies
+
+
+class CompressedGossip(Gossip):
+    """One exchange a round: small tensors dense, and a body that the algorithm encodes."""
+
+    name: str
+
+    def __init__(
+        self, topology: Topology, rank: int, shapes: Mapping[str, Sequence[int]], gamma: float
+    ) -> None:
+        if not 0 < gamma <= 2:
+            raise ValueError(f"gamma is {gamma}; it must be in (0, 2]")
+        super().__init__(topology, rank)
+        self.layout = Layout(shapes)
+        self._gamma = gamma
+
+    def _check_topology(self, topology: Topology) -> None:
+        if not topology.is_doubly_stochastic:
+            raise TopologyError(
+                f"{self.name} needs a doubly stochastic mixing matrix, which '{topology.name}' has "
+                "not: take weights='metropolis', a regular graph, or push-sum"
+            )
+
+    def _round(self, x: FloatArray) -> GossipRound:
+        peers = self.topology.peers(self.rank, self._step)
+        row = self.topology.matrix(self._step)[self.rank]
+        small = self.layout.small_values(x)
+        body = self._encode(x)
+        message = np.concatenate([as_bytes(small), body])
+        size = self._body_size()
+        nbytes = None if size is None else small.nbytes + size
+        messages = dict.fromkeys(peers.out, message)
+        replies = yield from self.exchange("", messages, peers.in_, nbytes)
+        mixed = small * np.float32(row[self.rank])
+        bodies = {}
+        for source in sorted(replies):
+            reply = replies[source]
+            if reply.nbytes < small.nbytes:
+                raise ProtocolError(
+                    f"rank {source} sent {reply.nbytes} bytes, and its small tensors alone have "
+                    f"{small.nbytes}: the ranks do not run the same model"
+                )
+            mixed += np.float32(row[source]) * reply[: small.nbytes].view(np.float32)
+            bodies[source] = reply[small.nbytes :]
+        self.layout.set_small(x, mixed)
+        self._mix(x, row, body, bodies)
+
+    def _body_size(self) -> int | None:
+        """Bytes of every rank's body, where they are known beforehand."""
+        return None
+
+    @abstractmethod
+    def _encode(self, x: FloatArray) -> ByteArray:
+        """What peers get of the large tensors."""
+
+    @abstractmethod
+    def _mix(
+        self,
+        x: FloatArray,
+        row: np.ndarray[Any, np.dtype[np.float64]],
+        own: ByteArray,
+        bodies: Mapping[int, ByteArray],
+    ) -> None:
+        """Mix the large tensors with those of the peers, in rank order."""
+
+
+def arrays_like(
+    state: Mapping[str, Any], kind: str, sizes: Mapping[str, int]
+) -> dict[str, FloatArray]:
+    """The arrays of one kind of a state, copied, once their names and sizes are what they must be.
+
+    Raises:
+        StateError: naming what differs.
+    """
+    found = state.get(kind)
+    if not isinstance(found, Mapping) or set(found) != set(sizes):
+        raise StateError(f"the state's '{kind}' must have the arrays {', '.join(sizes) or 'none'}")
+    result = {}
+    for name, size in sizes.items():
+        array = np.array(found[name], np.float32).reshape(-1)
+        if array.size != size:
+            raise StateError(
+                f"the {kind} of '{name}' has {array.size} elements instead of {size}: the state is "
+                "of another model"
+            )
+        result[name] = array
+    return result

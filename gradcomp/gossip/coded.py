@@ -1,0 +1,193 @@
+"""Gossip of differences and of compensated values, through any codec: ChocoSGD and DeepSqueeze."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gradcomp.aggregators.gather import rank_seed
+from gradcomp.arrays import ByteArray, FloatArray
+from gradcomp.codec import Codec, get_codec
+from gradcomp.errors import SpecError, TopologyError
+from gradcomp.gossip.base import CompressedGossip, Tensor, arrays_like
+from gradcomp.gossip.topology import Topology
+from gradcomp.wire import split_frames
+
+__all__ = ["Choco", "DeepSqueeze"]
+
+Row = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class _Coded(CompressedGossip):
+    """Large tensors travel as one frame each."""
+
+    kinds: tuple[str, ...]
+    """What is kept of each large tensor, beginning with zeros."""
+
+    usual_gamma: float
+    """The step size where none is given."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        rank: int,
+        shapes: Mapping[str, Sequence[int]],
+        *,
+        codec: str | Mapping[str, str] = "topk(ratio=0.01)",
+        gamma: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(topology, rank, shapes, self.usual_gamma if gamma is None else gamma)
+        self._codecs = {one.key.name: _codec_of(codec, one) for one in self.layout.large}
+        self._seed = seed
+        self._kept = {
+            kind: {one.key.name: np.zeros(one.key.numel, np.float32) for one in self.layout.large}
+            for kind in self.kinds
+        }
+
+    def _frame(self, one: Tensor, values: FloatArray) -> ByteArray:
+        codec = self._codecs[one.key.name]
+        seed = self._seed
+        if "private_noise" in codec.caps:
+            # Ranks must not round alike.
+            seed = rank_seed(seed, self.rank)
+        return codec.encode(values, seed=seed, step=self._step, tensor_id=one.key.tensor_id)
+
+    def _frames(self, body: ByteArray) -> list[ByteArray]:
+        return split_frames(body, len(self.layout.large))
+
+    def _decode(self, one: Tensor, frame: ByteArray) -> FloatArray:
+        return self._codecs[one.key.name].decode(frame, numel=one.key.numel)
+
+    def _sums(self, row: Row, own: ByteArray, bodies: Mapping[int, ByteArray]) -> list[FloatArray]:
+        """For each large tensor the weighted sum of all ranks' decoded values, this one's too."""
+        sums = [np.zeros(one.key.numel, np.float32) for one in self.layout.large]
+        for source, body in sorted([*bodies.items(), (self.rank, own)]):
+            for one, frame, total in zip(self.layout.large, self._frames(body), sums, strict=True):
+                codec = self._codecs[one.key.name]
+                codec.decode_add(frame, total, float(row[source]))
+        return sums
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Gossip.state_dict`."""
+        kept = {
+            kind: {name: array.copy() for name, array in arrays.items()}
+            for kind, arrays in self._kept.items()
+        }
+        return super().state_dict() | kept
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Gossip.load_state_dict`."""
+        sizes = {one.key.name: one.key.numel for one in self.layout.large}
+        kept = {kind: arrays_like(state, kind, sizes) for kind in self.kinds}
+        super().load_state_dict(state)
+        self._kept = kept
+
+
+class Choco(_Coded):
+    """Compressed differences to what peers believe: ::
+
+        q = C(x - x_hat);  x_hat += q;  s += sum_j W_ij q_j;  x += gamma (s - x_hat)
+
+    Koloskova, Stich, Jaggi: "Decentralized Stochastic Optimization and Gossip Algorithms with
+    Compressed Communication" (ICML 2019), algorithm 1 (Choco-Gossip) in its memory-efficient form:
+    one sum for all peers; with an optimizer's step before each round, ChocoSGD. It converges
+    linearly where the matrix is symmetric and gamma small enough for it and the codec (theorem 2).
+
+    Args:
+        topology: doubly stochastic and static: ``s`` belongs to one graph.
+        rank: this rank.
+        shapes: the tensors' shapes by name; see `Layout`.
+        codec: the spec of a codec for all large tensors, or for each by name.
+        gamma: step size in (0, 2]; 0.1 without.
+        seed: of codecs that draw random numbers; the same on every rank.
+
+    State, by tensor name: ``x_hat``, what peers believe of this rank; ``s``, the weighted sum of
+    what all ranks, this one too, are believed to have.
+
+    Deviation: tensors of fewer than two dimensions are averaged dense, with step size 1.
+    """
+
+    name = "Choco"
+    kinds = ("x_hat", "s")
+    usual_gamma = 0.1
+
+    def _check_topology(self, topology: Topology) -> None:
+        super()._check_topology(topology)
+        if topology.period != 1:
+            raise TopologyError(
+                f"Choco needs a graph that does not change, and '{topology.name}' repeats after "
+                f"{topology.period} rounds; take a static one, such as ring or exponential"
+            )
+
+    def change_topology(self, topology: Topology) -> None:
+        """Refused: ``s`` is a sum with the weights of one graph."""
+        raise TopologyError("Choco cannot change its topology: its state belongs to one graph")
+
+    def _encode(self, x: FloatArray) -> ByteArray:
+        kept = self._kept["x_hat"]
+        frames = [self._frame(one, one.of(x) - kept[one.key.name]) for one in self.layout.large]
+        return np.concatenate(frames) if frames else np.empty(0, np.uint8)
+
+    def _mix(
+        self, x: FloatArray, row: Row, own: ByteArray, bodies: Mapping[int, ByteArray]
+    ) -> None:
+        sums = self._sums(row, own, bodies)
+        for one, frame, total in zip(self.layout.large, self._frames(own), sums, strict=True):
+            x_hat, s = self._kept["x_hat"][one.key.name], self._kept["s"][one.key.name]
+            x_hat += self._decode(one, frame)
+            s += total
+            one.of(x)[:] += np.float32(self._gamma) * (s - x_hat)
+
+
+class DeepSqueeze(_Coded):
+    """Compressed values, with the error added to the next ones: ::
+
+        v = x + delta;  delta = v - C(v);  x += gamma (sum_j W_ij C_j - C_i)
+
+    Tang, Lian, Qiu, Yuan, Zhang, Zhang, Liu: "DeepSqueeze: Decentralization Meets Error-Compensated
+    Compression" (2019), algorithm 1, with the gradient's step left to an optimizer before each
+    round.
+
+    Args:
+        topology: doubly stochastic; it may change with the step.
+        rank, shapes, codec, gamma, seed: as in `Choco`; the step size is 0.01 without.
+
+    State, by tensor name: ``delta``, the compression error.
+
+    Deviation: tensors of fewer than two dimensions are averaged dense, with step size 1.
+    """
+
+    name = "DeepSqueeze"
+    kinds = ("delta",)
+    usual_gamma = 0.01
+
+    def _encode(self, x: FloatArray) -> ByteArray:
+        frames = []
+        for one in self.layout.large:
+            delta = self._kept["delta"][one.key.name]
+            delta += one.of(x)
+            frames.append(self._frame(one, delta))
+        return np.concatenate(frames) if frames else np.empty(0, np.uint8)
+
+    def _mix(
+        self, x: FloatArray, row: Row, own: ByteArray, bodies: Mapping[int, ByteArray]
+    ) -> None:
+        sums = self._sums(row, own, bodies)
+        for one, frame, total in zip(self.layout.large, self._frames(own), sums, strict=True):
+            sent = self._decode(one, frame)
+            self._kept["delta"][one.key.name] -= sent
+            one.of(x)[:] += np.float32(self._gamma) * (total - sent)
+
+
+def _codec_of(codec: str | Mapping[str, str], one: Tensor) -> Codec:
+    if isinstance(codec, str):
+        return get_codec(codec)
+    if one.key.name not in codec:
+        raise SpecError(
+            f"no codec is given for '{one.key.name}'; give one for each tensor of two or more "
+            "dimensions, or a single spec"
+        )
+    return get_codec(codec[one.key.name])

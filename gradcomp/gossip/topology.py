@@ -1,0 +1,246 @@
+"""Who sends to whom in which round, and how what arrives is weighted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gradcomp.errors import TopologyError
+from gradcomp.figures import new_figure
+
+__all__ = ["WEIGHTS", "Matrix", "Peers", "Topology", "mixing_matrix"]
+
+Matrix = npt.NDArray[np.float64]
+"""[n, n]: row i has the weights of what rank i receives, its own part on the diagonal."""
+
+_TOLERANCE = 1e-9
+
+WEIGHTS = ("auto", "uniform", "metropolis", "best_constant")
+"""How weights follow from a graph; see `mixing_matrix`."""
+
+
+class Peers(NamedTuple):
+    """The ranks that one rank deals with in one round.
+
+    Attributes:
+        out: the ranks that it sends to.
+        in_: the ranks that it receives from, in rising order.
+    """
+
+    out: tuple[int, ...]
+    in_: tuple[int, ...]
+
+
+class Topology:
+    """Mixing matrices that repeat: one for a static graph, several for one that changes.
+
+    Args:
+        name: for messages and plots.
+        matrices: at least one, all of the same shape; not negative.
+        out: for each round and rank the peers it sends to, where their order matters. By default
+            they are in rising order.
+
+    Raises:
+        TopologyError: a matrix is not square, is negative or not finite, or has no weights for a
+            rank.
+
+    Example:
+        >>> from gradcomp.gossip import make_topology
+        >>> ring = make_topology("ring", 4)
+        >>> ring.peers(0)
+        Peers(out=(1, 3), in_=(1, 3))
+        >>> round(ring.spectral_gap(), 3)
+        0.667
+    """
+
+    def __init__(
+        self,
+        name: str,
+        matrices: Sequence[npt.ArrayLike],
+        out: Sequence[Sequence[Sequence[int]]] | None = None,
+    ) -> None:
+        self.name = name
+        self._matrices = [_checked(name, matrix) for matrix in matrices]
+        if not self._matrices or len({matrix.shape for matrix in self._matrices}) != 1:
+            raise TopologyError(f"'{name}' needs at least one matrix, and all of one shape")
+        self._out = out if out is not None else [_senders(matrix.T) for matrix in self._matrices]
+        self._in = [_senders(matrix) for matrix in self._matrices]
+
+    def __repr__(self) -> str:
+        return f"Topology({self.name!r}, world_size={self.world_size}, period={self.period})"
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self._matrices[0])
+
+    @property
+    def period(self) -> int:
+        """After how many rounds the graph repeats; 1 for a static one."""
+        return len(self._matrices)
+
+    def matrix(self, step: int = 0) -> Matrix:
+        """The weights of one round; read-only."""
+        return self._matrices[step % self.period]
+
+    def peers(self, rank: int, step: int = 0) -> Peers:
+        """Whom a rank sends to and receives from in one round."""
+        at = step % self.period
+        return Peers(tuple(self._out[at][rank]), tuple(self._in[at][rank]))
+
+    @cached_property
+    def is_symmetric(self) -> bool:
+        """Whether every two ranks give each other's values the same weight, in every round."""
+        return all(np.allclose(one, one.T, atol=_TOLERANCE) for one in self._matrices)
+
+    @cached_property
+    def is_column_stochastic(self) -> bool:
+        """Whether ranks hand on exactly what they have: push-sum needs this, and keeps the sum."""
+        return all(np.allclose(one.sum(0), 1, atol=_TOLERANCE) for one in self._matrices)
+
+    @cached_property
+    def is_doubly_stochastic(self) -> bool:
+        """Whether rows add up to 1, too: then mixing keeps the average without push-sum."""
+        rows = all(np.allclose(one.sum(1), 1, atol=_TOLERANCE) for one in self._matrices)
+        return rows and self.is_column_stochastic
+
+    def spectral_gap(self, *, signed: bool = False) -> float:
+        """How fast ranks agree, in [0, 1]: 0 never, 1 at once.
+
+        1 - |lambda_2|^(1/period), with lambda_2 the eigenvalue of second-largest magnitude of the
+        product of one period's matrices: a round makes differences smaller by 1 - gap, in the long
+        run.
+
+        Args:
+            signed: take the second-largest eigenvalue of a static, symmetric graph as it is,
+                1 - lambda_2, as the authors of PowerGossip do. Where the smallest one is of larger
+                magnitude, this says nothing about the speed.
+
+        Raises:
+            TopologyError: ``signed`` is asked of another graph.
+        """
+        if signed and not (self.period == 1 and self.is_symmetric):
+            raise TopologyError(
+                f"'{self.name}' is not static and symmetric, so its eigenvalues have no order; "
+                "leave signed at False"
+            )
+        if self.world_size == 1:
+            return 1.0
+        if signed:
+            return 1.0 - float(np.linalg.eigvalsh(self._matrices[0])[-2])
+        product = np.eye(self.world_size)
+        for matrix in self._matrices:
+            product = matrix @ product
+        second = float(np.sort(np.abs(np.linalg.eigvals(product)))[-2])
+        # Where ranks agree exactly after a period, rounding leaves about 1e-16 instead of 0, and a
+        # root would make much of it.
+        second = 0.0 if second < 1e-7 else min(second, 1.0)
+        return 1.0 - float(second ** (1 / self.period))
+
+    def plot(self, path: Path) -> None:
+        """Draw the graph of each round (at most the first eight) as one PNG.
+
+        Raises:
+            GradcompError: matplotlib is not installed.
+        """
+        rounds = min(self.period, 8)
+        columns = min(rounds, 4)
+        rows = -(-rounds // columns)
+        figure = new_figure(3.2 * columns, 3.2 * rows)
+        angles = [2 * math.pi * rank / self.world_size for rank in range(self.world_size)]
+        x, y = [math.sin(angle) for angle in angles], [math.cos(angle) for angle in angles]
+        for step in range(rounds):
+            axes = figure.add_subplot(rows, columns, step + 1)
+            for rank in range(self.world_size):
+                for peer in self.peers(rank, step).out:
+                    arrow = {"arrowstyle": "->", "color": "#999999", "shrinkA": 9, "shrinkB": 9}
+                    axes.annotate("", (x[peer], y[peer]), (x[rank], y[rank]), arrowprops=arrow)
+                axes.text(x[rank], y[rank], str(rank), ha="center", va="center", fontsize=8)
+            axes.set(xlim=(-1.2, 1.2), ylim=(-1.2, 1.2), aspect="equal")
+            axes.set_title(self.name if self.period == 1 else f"{self.name}, round {step}")
+            axes.axis("off")
+        figure.savefig(path, dpi=110, format="png")
+
+
+def mixing_matrix(
+    out: Sequence[Iterable[int]], weights: str = "auto", *, name: str = "graph"
+) -> Matrix:
+    """Weights of a graph.
+
+    Args:
+        out: for each rank the peers that it sends to; one that stands there twice counts twice.
+        weights: "uniform": a sender gives itself and each peer the same part, 1 / (1 + peers),
+            which is column-stochastic; "metropolis": 1 / (1 + the larger number of peers of the
+            two), the Metropolis-Hastings weights of Xiao, Boyd, Kim: "Distributed average consensus
+            with least-mean-square deviation" (2007); "best_constant": I - a L with the Laplacian L
+            and the best a, Xiao, Boyd: "Fast linear iterations for distributed averaging" (2004),
+            which is fastest of all where all edges are alike, as in a ring; a is at most 1 over the
+            largest number of peers, so that no weight is negative;
+            "auto": uniform where all ranks have the same number of peers, both ways, or where edges
+            have a direction, else metropolis.
+
+    Raises:
+        TopologyError: ``weights`` is none of these, or the last two are asked for where edges have
+            a direction.
+    """
+    if weights not in WEIGHTS:
+        raise TopologyError(f"weights are {weights!r}; they must be one of {', '.join(WEIGHTS)}")
+    n = len(out)
+    edges = np.zeros((n, n))
+    for rank, peers in enumerate(out):
+        for peer in peers:
+            edges[peer, rank] += 1
+    sent = edges.sum(0)
+    undirected = np.array_equal(edges, edges.T)
+    if weights == "auto":
+        regular = bool((sent == sent[:1]).all() and (edges.sum(1) == sent).all())
+        weights = "metropolis" if undirected and not regular else "uniform"
+    if weights == "uniform":
+        result: Matrix = (edges + np.eye(n)) / (1 + sent)
+        return result
+    if not undirected:
+        raise TopologyError(
+            f"'{name}' has edges with a direction, which '{weights}' weights do not take; use "
+            "'uniform' ones"
+        )
+    part: Matrix
+    if weights == "metropolis":
+        part = edges / (1 + np.maximum(sent, sent[:, None]))
+    else:
+        part = edges * _best_constant(np.diag(sent) - edges)
+    own: Matrix = np.diag(1 - part.sum(0))
+    return part + own
+
+
+def _best_constant(laplacian: Matrix) -> float:
+    if len(laplacian) == 1:
+        return 0.0
+    values = np.linalg.eigvalsh(laplacian)
+    return min(2 / float(values[-1] + values[1]), 1 / float(laplacian.max()))
+
+
+def _senders(matrix: Matrix) -> list[list[int]]:
+    """For each row the other columns that are not zero."""
+    return [[int(j) for j in np.flatnonzero(row) if j != i] for i, row in enumerate(matrix)]
+
+
+def _checked(name: str, matrix: npt.ArrayLike) -> Matrix:
+    result = np.array(matrix, np.float64)
+    if result.ndim != 2 or result.shape[0] != result.shape[1] or not result.size:
+        raise TopologyError(f"the matrix of '{name}' has shape {result.shape}; it must be square")
+    if not np.isfinite(result).all() or (result < 0).any():
+        raise TopologyError(
+            f"the matrix of '{name}' has weights that are negative or not finite; weights are from "
+            "0 to 1"
+        )
+    empty = np.flatnonzero(result.sum(1) == 0)
+    if empty.size:
+        raise TopologyError(f"the matrix of '{name}' has no weights in row {empty[0]}")
+    result.setflags(write=False)
+    return result

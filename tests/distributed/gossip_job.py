@@ -1,0 +1,332 @@
+"""A job of 8 ranks on Gloo that gossip: ``python gossip_job.py FOLDER RANKS KILLED LIMIT``.
+
+The ranks are forks of one process, which has imported everything once. Each runs the same cases and
+writes FOLDER/rankN.json: for every case its value, or the error. In the last case the rank KILLED
+is killed, and the others wait for it for at most LIMIT seconds, retries included.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from gossip_reference import GRAPHS, Case, powergossip_ranks
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional
+
+from gradcomp.errors import GradcompError, PeerError
+from gradcomp.gossip import Choco, Gossip, PushSum, from_edges, make_topology
+from torch_compressors import GossipDataParallel
+from torch_compressors.gossip import Transport
+
+RANKS, KILLED, LIMIT = int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+
+CASES: dict[str, Callable[[], Any]] = {}
+
+
+def case(function: Callable[[], Any]) -> Callable[[], Any]:
+    CASES[function.__name__] = function
+    return function
+
+
+def replay(name: str, make: Callable[[Case, int], Gossip], first: int = 0) -> None:
+    """One case of the reference, on as many ranks as it has."""
+    of_case = Case(name)
+    rank = dist.get_rank()
+    transport = Transport()
+    if rank >= of_case.about["world_size"]:
+        return
+    one = make(of_case, rank)
+    x = of_case.flat("x", first - 1, rank) if first else of_case.flat("x_init", rank)
+    for step in range(first, of_case.steps):
+        if of_case.config.get("lr"):
+            x -= x.dtype.type(of_case.config["lr"]) * of_case.flat("grad", step, rank)
+        transport.run(one.round(x))
+        of_case.close(x, of_case.flat("x", step, rank), f"step {step}")
+
+
+@case
+def golden_npdde() -> None:
+    for name in ("sgp-pushsum-01", "sgp-pushsum-04"):
+        replay(name, lambda of, rank: PushSum(make_topology(GRAPHS[of.config["graph"]], 8), rank))
+
+
+@case
+def golden_ring() -> None:
+    replay("powergossip-01", lambda of, rank: powergossip_ranks(of)[rank], first=1)
+    # Frames whose lengths travel first.
+    for name in ("choco-topk-01", "choco-sign-01"):
+        replay(
+            name,
+            lambda of, rank: Choco(
+                of.topology(), rank, of.shapes, codec=of.codecs(), gamma=of.config["diffusion_rate"]
+            ),
+        )
+
+
+# Training ---------------------------------------------------------------------------------------
+
+digits = load_digits()
+images = torch.tensor(digits.images, dtype=torch.float32).div(16).flatten(1)
+classes = torch.tensor(digits.target)
+TEST = 360
+
+
+def small_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def learn(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Some steps on this rank's samples."""
+    rank = dist.get_rank()
+    mine = torch.arange(TEST, len(classes))[rank::RANKS]
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(40):
+        batch = mine[torch.randint(len(mine), (16,), generator=generator)]
+        optimizer.zero_grad()
+        functional.cross_entropy(model(images[batch]), classes[batch]).backward()
+        optimizer.step()
+
+
+def accuracy_of(model: nn.Module) -> float:
+    model.eval()
+    right = model(images[:TEST]).argmax(1) == classes[:TEST]
+    model.train()
+    return right.float().mean().item()
+
+
+def train(**options: Any) -> dict[str, Any]:
+    torch.manual_seed(dist.get_rank())  # the wrapper makes the parameters equal
+    model = GossipDataParallel(small_model(), **options)
+    learn(model, model.attach(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)))
+    model.synchronize()
+    own = [one.detach().clone() for one in model.parameters()]
+    with model.averaged() as average:
+        accuracy = accuracy_of(average)
+    for one, before in zip(model.parameters(), own, strict=True):
+        # Where ranks may be some rounds apart, they gossip on until all are there.
+        assert torch.equal(one, before) or options.get("synch_freq")
+    return {
+        "accuracy": accuracy,
+        "distance": model.consensus_distance(),
+        "norm": float(torch.cat([one.flatten() for one in own]).norm()),
+        "bits": model.traffic.bits / model.traffic.steps,
+        "rounds": model.traffic.steps,
+        "weight": model.weight,
+    }
+
+
+@case
+def all_reduce() -> float:
+    """What gossip is compared with: SGD with averaged gradients."""
+    torch.manual_seed(0)
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def average(*_: Any) -> None:
+        for one in model.parameters():
+            dist.all_reduce(one.grad)
+            one.grad /= RANKS
+
+    optimizer.register_step_pre_hook(average)
+    learn(model, optimizer)
+    return accuracy_of(model)
+
+
+@case
+def dpsgd() -> Any:
+    return train(algorithm="dpsgd")
+
+
+@case
+def sgp() -> Any:
+    return train(algorithm="sgp")
+
+
+@case
+def sgp_with_weights() -> Any:
+    """Ranks with different numbers of peers, so that parameters are biased."""
+    edges = [(rank, (rank + 1) % RANKS) for rank in range(RANKS)] + [(0, 4), (2, 6), (5, 1)]
+    topology = from_edges(RANKS, edges, directed=True, weights="uniform")
+    return train(algorithm="sgp", topology=topology)
+
+
+@case
+def osgp() -> Any:
+    return train(algorithm="osgp")
+
+
+@case
+def osgp_with_staleness() -> Any:
+    return train(algorithm="osgp", synch_freq=3)
+
+
+@case
+def powergossip() -> Any:
+    return train(algorithm="powergossip", compression_rank=2)
+
+
+@case
+def choco() -> Any:
+    return train(algorithm="choco", codec="topk(ratio=0.1)", gamma=0.2)
+
+
+@case
+def deepsqueeze() -> Any:
+    return train(algorithm="deepsqueeze", codec="sign", gamma=0.05)
+
+
+@case
+def moniqua_overlapped() -> Any:
+    return train(algorithm="moniqua", theta=1.0, bits=4, overlap=True)
+
+
+@case
+def a_job_resumes() -> None:
+    """Push-sum with weights, so that parameters and numerators differ."""
+    edges = [(rank, (rank + 1) % RANKS) for rank in range(RANKS)] + [(0, 4), (2, 6)]
+    topology = from_edges(RANKS, edges, directed=True, weights="uniform")
+
+    def make() -> tuple[GossipDataParallel, torch.optim.Optimizer]:
+        torch.manual_seed(3)
+        model = GossipDataParallel(nn.Linear(6, 4), algorithm="sgp", topology=topology)
+        return model, model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def step(model: GossipDataParallel, optimizer: torch.optim.Optimizer, at: int) -> None:
+        optimizer.zero_grad()
+        inputs = torch.randn(5, 6, generator=torch.Generator().manual_seed(at + dist.get_rank()))
+        model(inputs).square().sum().backward()
+        optimizer.step()
+
+    model, optimizer = make()
+    for at in range(4):
+        step(model, optimizer, at)
+    model.synchronize()
+    path = Path(sys.argv[1]) / f"state{dist.get_rank()}.pt"
+    torch.save({"model": model.state_dict(), "gossip": model.gossip_state_dict()}, path)
+    assert model.weight != 1 or dist.get_rank() > 4
+    again, its_optimizer = make()
+    state = torch.load(path, weights_only=True)
+    nn.Linear(6, 4).load_state_dict(state["model"])  # no trace of the wrapper
+    again.load_state_dict(state["model"])
+    again.load_gossip_state_dict(state["gossip"])
+    for at in range(4, 8):
+        step(model, optimizer, at)
+        step(again, its_optimizer, at)
+    # x = (x / w) w is rounded once on the way.
+    for one, other in zip(model.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@case
+def peers_can_change() -> None:
+    model = GossipDataParallel(nn.Linear(4, 3), algorithm="osgp")
+    optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    for one in model.parameters():
+        one.grad = torch.full_like(one, float(dist.get_rank()))
+    optimizer.step()
+    model.set_topology(make_topology("npdde", RANKS, peers_per_step=2))
+    before = model.traffic.messages
+    for one in model.parameters():
+        one.grad.zero_()
+    for _ in range(40):
+        optimizer.step()
+    model.synchronize()
+    assert model.traffic.messages - before == 80
+    assert model.consensus_distance() < 1e-5
+
+
+@case
+def refusals() -> list[str]:
+    found = []
+    for options in (
+        {"algorithm": "sgd"},
+        {"algorithm": "choco", "topology": "npdde"},
+        {"algorithm": "sgp", "synch_freq": 2},
+        {"algorithm": "sgp", "topology": make_topology("ring", 4)},
+        {"algorithm": "dpsgd", "gamma": 3.0},
+        {"algorithm": "dpsgd", "codec": "sign"},
+    ):
+        try:
+            GossipDataParallel(nn.Linear(2, 2), **options)
+        except GradcompError as error:
+            found.append(str(error))
+    return found
+
+
+@case
+def a_slow_peer_is_named() -> list[str]:
+    transport = Transport(timeout=0.5, retries=6)
+    one = PushSum(make_topology("ring", RANKS), dist.get_rank())
+    if dist.get_rank() == 3:
+        time.sleep(1.2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        transport.run(one.round(np.ones(4, np.float32)))
+    return [str(warning.message) for warning in caught]
+
+
+@case
+def a_dead_peer_is_named() -> dict[str, Any]:
+    model = GossipDataParallel(nn.Linear(2, 2), algorithm="dpsgd", timeout=LIMIT / 3, retries=2)
+    optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    began = time.monotonic()
+    try:
+        for at in range(1000):
+            if dist.get_rank() == KILLED and at == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.step()
+    except PeerError as error:
+        return {"error": str(error), "seconds": time.monotonic() - began}
+    raise AssertionError("nobody noticed")
+
+
+def run_rank(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    report: dict[str, Any] = {}
+    path = folder / f"rank{rank}.json"
+    for name, function in CASES.items():
+        began = time.monotonic()
+        try:
+            report[name] = {"value": function(), "error": None}
+        except Exception:
+            report[name] = {"value": None, "error": traceback.format_exc()}
+        report[name]["seconds"] = time.monotonic() - began
+        path.write_text(json.dumps(report))
+        if report[name]["error"]:
+            break
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    # What optimizers import at their first step takes seconds, once for all.
+    torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1).step()
+    children = []
+    for rank in range(RANKS):
+        child = os.fork()
+        if child == 0:
+            try:
+                run_rank(rank, folder)
+            finally:
+                os._exit(0)  # what another rank does to the process group is no matter
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    main()
