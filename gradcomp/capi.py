@@ -7,10 +7,10 @@ from pathlib import Path
 from gradcomp import _core
 from gradcomp.errors import GradcompError
 
-__all__ = ["include_folder", "library"]
+__all__ = ["core_library", "include_folder"]
 
 
-def library() -> Path:
+def core_library() -> Path:
     """The library that exports the functions of gradcomp.h.
 
     It is Python's extension module, so only processes of Python can load it.

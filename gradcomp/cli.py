@@ -22,6 +22,7 @@ from typer.core import TyperGroup
 import gradcomp
 from gradcomp import _core, gaussian_demo, wire
 from gradcomp import bench as benchmark
+from gradcomp import consensus as agreeing
 from gradcomp import polar_demo as demo
 from gradcomp import spec as specs
 from gradcomp import survey as surveying
@@ -33,6 +34,7 @@ from gradcomp.config import (
     load_config,
 )
 from gradcomp.errors import ConfigError, GradcompError
+from gradcomp.gossip import TOPOLOGIES, make_topology
 from gradcomp.peers import load_peers
 from gradcomp.plan import Phase, Plan, Resolution
 from gradcomp.polar import rate_distortion
@@ -691,6 +693,79 @@ def polar_demo(
         )
     _print(
         f"fair coin flips, at least {bits:,} bits a point; D is the part that is wrong", "", table
+    )
+
+
+@app.command()
+def consensus(
+    algorithms: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--algorithm",
+            metavar="NAME",
+            show_default=", ".join(agreeing.DEFAULTS),
+            help="gossip, powergossip:RANK, choco:SPEC, deepsqueeze:SPEC, moniqua:BITS; "
+            "repeatable.",
+        ),
+    ] = None,
+    data: Annotated[
+        str, typer.Option(metavar="|".join(agreeing.DATA), help="What the matrices are.")
+    ] = "random",
+    gammas: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--gamma",
+            metavar="G",
+            show_default=", ".join(map(str, agreeing.GAMMAS)),
+            help="Step size, in (0, 2]; repeatable.",
+        ),
+    ] = None,
+    topology: Annotated[str, typer.Option(help=f"One of {', '.join(TOPOLOGIES)}.")] = "ring",
+    ranks: Annotated[int, typer.Option(help="Number of ranks.")] = 8,
+    size: Annotated[int, typer.Option(help="Rows and columns of each rank's matrix.")] = 100,
+    steps: Annotated[int, typer.Option(help="Rounds of each run.")] = 200,
+    seed: Annotated[int, typer.Option(help="Of the matrices.", min=0)] = 0,
+    table: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE.csv", help="Write all points of all runs.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw distance against bits.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure how many bits gossip algorithms need until ranks agree."""
+    graph = make_topology(topology, ranks)
+    values = agreeing.make_data(data, ranks, size, seed)
+    names, sizes = algorithms or agreeing.DEFAULTS, gammas or agreeing.GAMMAS
+    console = Console(stderr=True)
+    runs = []
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("runs", total=len(names) * len(sizes))
+        for run in agreeing.sweep(names, sizes, values, graph, steps):
+            runs.append(run)
+            progress.advance(task)
+    if table is not None:
+        agreeing.write_csv(runs, table)
+    if plot is not None:
+        agreeing.plot(runs, f"{data} matrices, {topology} of {ranks}", plot)
+    if as_json:
+        _print_json({"data": data, "topology": topology, "runs": [asdict(run) for run in runs]})
+        return
+    best = _table("algorithm", "gamma", "kbit/step", "distance", "Mbit to 1%", numbers=4)
+    for run in agreeing.best(runs):
+        needed = run.bits_to(0.01)
+        best.add_row(
+            run.algorithm,
+            f"{run.gamma:g}",
+            f"{run.final.bits / run.final.step / 1e3:.1f}",
+            f"{run.final.distance:.2g}",
+            "-" if needed is None else f"{needed / 1e6:.2f}",
+        )
+    _print(
+        f"{data} {size} x {size} matrices, {topology} of {ranks} ranks, {steps} steps; of each "
+        "algorithm the best step size:",
+        "",
+        best,
     )
 
 

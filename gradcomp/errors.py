@@ -6,9 +6,11 @@ __all__ = [
     "CapacityError",
     "ConfigError",
     "GradcompError",
+    "PeerError",
     "ProtocolError",
     "SpecError",
     "StateError",
+    "TopologyError",
     "WireError",
 ]
 
@@ -39,3 +41,11 @@ class StateError(GradcompError, ValueError):
 
 class ProtocolError(GradcompError, RuntimeError):
     """Ranks do not agree on what to communicate."""
+
+
+class TopologyError(GradcompError, ValueError):
+    """A graph of peers cannot be made so, or is not one that an algorithm takes."""
+
+
+class PeerError(GradcompError, RuntimeError):
+    """A peer has died or does not answer; the message names it."""

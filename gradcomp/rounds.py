@@ -7,7 +7,7 @@ names are the same on every rank, and neither their number nor their order depen
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -23,6 +23,8 @@ __all__ = [
     "AllToAll",
     "Broadcast",
     "BucketRound",
+    "Exchange",
+    "GossipRound",
     "Group",
     "Request",
     "Round",
@@ -114,10 +116,32 @@ class Broadcast:
         return self.data.nbytes
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """Send bytes to some ranks and receive from some: gossip. Reply: bytes by the rank they are of.
+
+    Attributes:
+        name: as of the other requests.
+        messages: what each of the receivers gets.
+        sources: the ranks that send to this one.
+        nbytes: how many bytes each of these sends, where that is known beforehand; otherwise an
+            engine sends the numbers first.
+    """
+
+    name: str
+    messages: Mapping[int, ByteArray]
+    sources: Sequence[int]
+    nbytes: int | None = None
+
+
 Request: TypeAlias = AllReduce | AllGather | AllToAll | Broadcast
 Round: TypeAlias = Generator[Request, Any, FloatArray]
 BucketRound: TypeAlias = Generator[Request, Any, list[FloatArray]]
 """A round of several tensors at once; it returns their averages."""
+
+
+GossipRound: TypeAlias = Generator[Exchange, Mapping[int, ByteArray], None]
+"""A round between peers. It changes the rank's own values in place; no rank learns the average."""
 
 
 @dataclass(frozen=True)

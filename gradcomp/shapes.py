@@ -71,11 +71,63 @@ def _resnet50() -> Shapes:
     return shapes | _layer("fc", 1000, 2048)
 
 
+def _vgg16() -> Shapes:
+    shapes: Shapes = {}
+    inputs, layer = 3, 0
+    for width, convolutions in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for _ in range(convolutions):
+            shapes |= _layer(f"features.{layer}", width, inputs, 3, 3)
+            inputs = width
+            layer += 2  # an activation follows
+        layer += 1  # pooling
+    shapes |= _layer("classifier.0", 4096, 512 * 7 * 7)
+    return shapes | _layer("classifier.3", 4096, 4096) | _layer("classifier.6", 1000, 4096)
+
+
+def _bert_base() -> Shapes:
+    width, inner = 768, 3072
+    embeddings = {"word": 30522, "position": 512, "token_type": 2}
+    shapes: Shapes = {
+        f"embeddings.{name}_embeddings.weight": (rows, width) for name, rows in embeddings.items()
+    }
+    shapes |= _layer("embeddings.LayerNorm", width)
+    for block in range(12):
+        name = f"encoder.layer.{block}"
+        for part in ("self.query", "self.key", "self.value", "output.dense"):
+            shapes |= _layer(f"{name}.attention.{part}", width, width)
+        shapes |= _layer(f"{name}.attention.output.LayerNorm", width)
+        shapes |= _layer(f"{name}.intermediate.dense", inner, width)
+        shapes |= _layer(f"{name}.output.dense", width, inner)
+        shapes |= _layer(f"{name}.output.LayerNorm", width)
+    return shapes | _layer("pooler.dense", width, width)
+
+
+def _gpt2() -> Shapes:
+    width = 768
+    shapes: Shapes = {"wte.weight": (50257, width), "wpe.weight": (1024, width)}
+    for block in range(12):
+        name = f"h.{block}"
+        # Its linear layers have their inputs first.
+        shapes |= _layer(f"{name}.ln_1", width)
+        shapes |= {f"{name}.attn.c_attn.weight": (width, 3 * width)}
+        shapes |= {f"{name}.attn.c_attn.bias": (3 * width,)}
+        shapes |= _layer(f"{name}.attn.c_proj", width, width)
+        shapes |= _layer(f"{name}.ln_2", width)
+        shapes |= {f"{name}.mlp.c_fc.weight": (width, 4 * width)}
+        shapes |= {f"{name}.mlp.c_fc.bias": (4 * width,)}
+        shapes |= {f"{name}.mlp.c_proj.weight": (4 * width, width)}
+        shapes |= {f"{name}.mlp.c_proj.bias": (width,)}
+    return shapes | _layer("ln_f", width)
+
+
 MODELS: dict[str, Callable[[], Shapes]] = {
     "digits-mlp": _digits_mlp,
     "digits-cnn": _digits_cnn,
     "resnet20": _resnet20,
     "resnet50": _resnet50,
+    "vgg16": _vgg16,
+    "bert-base": _bert_base,
+    "gpt2": _gpt2,
 }
-"""digits-mlp, digits-cnn and resnet20 are the models of scripts/train.py; resnet50 is
-torchvision's."""
+"""digits-mlp, digits-cnn and resnet20 are the models of scripts/train.py; resnet50 and vgg16 are
+torchvision's; bert-base (uncased, with its pooler) and gpt2 (the small one) transformers'."""
