@@ -1,70 +1,99 @@
 """Runs a training script with gradient compression, without editing it.
 
 ``horovodrun -np 2 python -m horovod_compressors.run --compression SPEC train.py --epochs 3``
-replaces the compression of every ``hvd.DistributedOptimizer`` that the script makes.
+replaces the compression of every ``hvd.DistributedOptimizer`` and ``hvd.DistributedGradientTape``
+that the script makes.
 """
 
 from __future__ import annotations
 
 import argparse
-import inspect
+import importlib
 import os
 import runpy
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
-
-import horovod.torch as hvd
 
 from gradcomp import Config, load_config
 from gradcomp.errors import GradcompError
-from horovod_compressors.torch import Compression
 
-__all__ = ["compressing", "main"]
+__all__ = ["main"]
+
+# Horovod's modules, and those of ours whose function `patch` replaces compression there.
+_PATCHES = {
+    "horovod.torch": "horovod_compressors.torch.patch",
+    "horovod.tensorflow": "horovod_compressors.tensorflow.patch",
+    "horovod.tensorflow.keras": "horovod_compressors.tensorflow.patch",
+}
 
 
-def compressing(stock: Callable[..., Any], config: Config) -> Callable[..., Any]:
-    """The stock ``DistributedOptimizer`` factory, with its ``compression`` argument replaced."""
-    signature = inspect.signature(stock)
+class _AfterImport(MetaPathFinder):
+    """Calls a function with each of some modules, once it has been imported."""
 
-    def distributed_optimizer(*args: Any, **kwargs: Any) -> Any:
-        call = signature.bind(*args, **kwargs)
-        call.apply_defaults()
-        names = call.arguments["named_parameters"]
-        if names is None:  # the names that the stock optimizer would give
-            groups = call.arguments["optimizer"].param_groups
-            names = [
-                (f"allreduce.noname.{i}.{j}", parameter)
-                for i, group in enumerate(groups)
-                for j, parameter in enumerate(group["params"])
-            ]
-        names = list(names)
-        call.arguments["named_parameters"] = names
-        replaced = call.arguments["compression"]
-        call.arguments["compression"] = Compression(
-            config, names, process_set=call.arguments["process_set"]
-        )
-        if hvd.rank() == 0:
-            instead = "" if replaced is hvd.Compression.none else f" instead of {replaced}"
+    def __init__(self, names: Sequence[str], function: Callable[[ModuleType], None]) -> None:
+        self._names = set(names)
+        self._function = function
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Part of the import system."""
+        if name not in self._names:
+            return None
+        self._names.remove(name)
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_call(module: ModuleType) -> None:
+                execute(module)
+                self._function(module)
+
+            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
+        return spec
+
+
+class _Replacing:
+    """Replaces compression in Horovod's modules, and says so."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.count = 0
+
+    def patch(self, module: ModuleType) -> None:
+        """Replace it in one of Horovod's modules, which has just been imported."""
+        ours = importlib.import_module(_PATCHES[module.__name__])
+        ours.patch(module, self._config, partial(self._replaced, module))
+
+    def _replaced(self, module: Any, what: str, before: Any) -> None:
+        self.count += 1
+        if module.rank() == 0:
+            instead = "" if before is None else f" instead of {before}"
             print(
-                f"gradcomp: hvd.DistributedOptimizer of {len(names)} parameters compresses with "
-                f"{config.compress.default}{instead}; the compressor's state is not in the "
-                "script's checkpoints",
+                f"gradcomp: {what} compresses with {self._config.compress.default}{instead}; the "
+                "compressor's state is not in the script's checkpoints",
                 file=sys.stderr,
                 flush=True,
             )
-        distributed_optimizer.calls += 1  # type: ignore[attr-defined]
-        return stock(*call.args, **call.kwargs)
 
-    distributed_optimizer.calls = 0  # type: ignore[attr-defined]
-    return distributed_optimizer
+
+def _is_first_rank() -> bool:
+    """Also where Horovod was never initialized."""
+    modules: list[Any] = [sys.modules[name] for name in _PATCHES if name in sys.modules]
+    ranks = [module.rank() for module in modules if module.is_initialized()]
+    return not ranks or 0 in ranks
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m horovod_compressors.run",
-        description="Run a script that uses the stock hvd.DistributedOptimizer with compression.",
+        description="Run a script that uses the stock hvd.DistributedOptimizer or "
+        "hvd.DistributedGradientTape with compression.",
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--compression", metavar="SPEC", help="such as 'residual|topk(ratio=0.01)'")
@@ -106,8 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if config.compress.two_level:  # needs new process sets, and the script calls hvd.init()
         os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
-    replacement = compressing(hvd.DistributedOptimizer, config)
-    hvd.DistributedOptimizer = replacement
+    replacing = _Replacing(config)
+    sys.meta_path.insert(0, _AfterImport(list(_PATCHES), replacing.patch))
     sys.argv = [options.script, *options.args]
     sys.path[0] = str(script.resolve().parent)
     end: SystemExit | None = None
@@ -115,10 +144,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         runpy.run_path(options.script, run_name="__main__")
     except SystemExit as exit_:  # as many scripts end
         end = exit_
-    first = not hvd.is_initialized() or hvd.rank() == 0
-    if replacement.calls == 0 and first:  # type: ignore[attr-defined]
+    if replacing.count == 0 and _is_first_rank():
         print(
-            f"gradcomp: {script} never called hvd.DistributedOptimizer, so nothing was compressed",
+            f"gradcomp: {script} never called hvd.DistributedOptimizer or "
+            "hvd.DistributedGradientTape, so nothing was compressed",
             file=sys.stderr,
         )
     if end is not None:

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Build a Horovod wheel that installs next to current PyTorch.
+"""Build a Horovod wheel that installs next to current PyTorch, and TensorFlow where it is there.
 
-Horovod's last release (0.28.1, 2023) does not compile against current PyTorch,
-and its Gloo back end fails on several hosts. This script downloads the
-unchanged source release, applies the few edits listed in ``EDITS`` and builds
-a wheel with the Gloo and MPI controllers. Run it with the Python of the
-environment that will use the wheel: torch, setuptools, wheel and packaging
-must be installed there, and CMake, make, g++ and Open MPI on the machine.
+Horovod's last release (0.28.1, 2023) does not compile against current PyTorch
+and TensorFlow, and its Gloo back end fails on several hosts. This script downloads
+the unchanged source release, applies the few edits listed in ``EDITS`` (and
+``TENSORFLOW_EDITS``) and builds a wheel with the Gloo and MPI controllers. Run it
+with the Python of the environment that will use the wheel: torch, setuptools, wheel
+and packaging must be installed there, and CMake, make, g++ and Open MPI on the
+machine. The wheel supports TensorFlow if that is installed there too.
 
     python scripts/horovod_wheel.py --out DIR   build the wheel into DIR
     python scripts/horovod_wheel.py --print-key print what the wheel depends on
@@ -14,13 +15,16 @@ must be installed there, and CMake, make, g++ and Open MPI on the machine.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
+import importlib.metadata
 import os
 import platform
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import wheels
@@ -81,13 +85,85 @@ EDITS = (
         reason="debug information makes the wheel thirty times larger",
     ),
 )
+_KERAS_REASON = (
+    "the package keras is always Keras 3, also where tensorflow.keras, which these files use"
+    " otherwise, is the Keras 2 of tf-keras"
+)
+TENSORFLOW_EDITS = (
+    Edit(
+        name="no-xla",
+        file="horovod/tensorflow/CMakeLists.txt",
+        old=('list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n'),
+        new="",
+        reason=(
+            "the XLA headers that it includes are elsewhere in current TensorFlow, and it does"
+            " nothing without a GPU"
+        ),
+    ),
+    Edit(
+        name="keras-of-tensorflow",
+        file="horovod/tensorflow/keras/__init__.py",
+        old="    from keras import backend as K\n",
+        new="    K = keras.backend\n",
+        reason=_KERAS_REASON,
+    ),
+    Edit(
+        name="keras-of-tensorflow-callbacks",
+        file="horovod/tensorflow/keras/callbacks.py",
+        old="    from keras import backend as K\n",
+        new="    K = keras.backend\n",
+        reason=_KERAS_REASON,
+    ),
+)
 
 
-def horovod_options(machine: str) -> dict[str, str]:
+@dataclass(frozen=True)
+class Recipe:
+    """What decides how the wheel is built, the versions of what it is built for aside.
+
+    Attributes:
+        tensorflow: the version of TensorFlow to support, if any.
+        machine: as ``platform.machine()`` names it.
+    """
+
+    tensorflow: str | None
+    machine: str
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """In the order in which they are applied."""
+        return EDITS if self.tensorflow is None else (*EDITS, *TENSORFLOW_EDITS)
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """Patterns of files without which the wheel is of no use."""
+        torch = "horovod/torch/mpi_lib_v2.*.so"
+        return (torch,) if self.tensorflow is None else (torch, "horovod/tensorflow/mpi_lib.*.so")
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Horovod's own build options, as environment variables."""
+        return horovod_options(self.machine, tensorflow=self.tensorflow is not None)
+
+    @classmethod
+    def of_environment(cls) -> Recipe:
+        """For this Python's packages and this machine."""
+        return cls(tensorflow_version(), platform.machine())
+
+
+def tensorflow_version() -> str | None:
+    """The version of the installed TensorFlow; None where there is none."""
+    for name in ("tensorflow-cpu", "tensorflow"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return None
+
+
+def horovod_options(machine: str, *, tensorflow: bool) -> dict[str, str]:
     """Horovod's own build options, as environment variables."""
     options = {
         "HOROVOD_WITH_PYTORCH": "1",
-        "HOROVOD_WITHOUT_TENSORFLOW": "1",
+        f"HOROVOD_{'WITH' if tensorflow else 'WITHOUT'}_TENSORFLOW": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_WITH_MPI": "1",
@@ -99,10 +175,12 @@ def horovod_options(machine: str) -> dict[str, str]:
     return options
 
 
-def build_environment(base: Mapping[str, str], machine: str, jobs: int) -> dict[str, str]:
-    """The environment for the build: ``base`` with nothing in it that steers Horovod's build."""
+def build_environment(
+    base: Mapping[str, str], options: Mapping[str, str], jobs: int
+) -> dict[str, str]:
+    """The environment for the build: ``base`` with nothing else in it that steers Horovod's."""
     environment = {k: v for k, v in base.items() if not k.startswith("HOROVOD_")}
-    environment.update(horovod_options(machine))
+    environment.update(options)
     environment["MAKEFLAGS"] = f"-j{jobs}"
     # CMake 4 refuses the bundled Gloo, which asks for a policy version below 3.5.
     environment["CMAKE_POLICY_VERSION_MINIMUM"] = "3.5"
@@ -133,35 +211,38 @@ def open_mpi_version() -> str:
 
 def wheel_key() -> str:
     """Name everything the wheel depends on; usable as a directory name."""
-    machine = platform.machine()
+    recipe = Recipe.of_environment()
     return "-".join(
         (
             f"horovod{HOROVOD.version}",
             f"torch{wheels.torch_version()}",
+            *([] if recipe.tensorflow is None else [f"tensorflow{recipe.tensorflow}"]),
             sys.implementation.cache_tag,
             f"openmpi{open_mpi_version()}",
-            machine,
-            wheels.recipe_digest(HOROVOD, EDITS, horovod_options(machine)),
+            recipe.machine,
+            wheels.recipe_digest(HOROVOD, recipe.edits, recipe.options),
         )
     )
 
 
-def check_wheel(wheel: Path) -> None:
-    """Refuse a wheel without the torch extension: installing it would only warn."""
+def check_wheel(wheel: Path, extensions: Iterable[str]) -> None:
+    """Refuse a wheel that lacks an extension: installing it would only warn."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    if not fnmatch.filter(names, "horovod/torch/mpi_lib_v2.*.so"):
-        raise BuildError(f"{wheel.name} was built, but has no horovod/torch/mpi_lib_v2.*.so in it")
+    for extension in extensions:
+        if not fnmatch.filter(names, extension):
+            raise BuildError(f"{wheel.name} was built, but has no {extension} in it")
 
 
 def make(work: Path) -> Path:
     """Build the wheel in the empty directory ``work``."""
+    recipe = Recipe.of_environment()
     source = wheels.unpack(HOROVOD, wheels.download(HOROVOD, work), work)
-    wheels.apply_edits(source, EDITS)
-    environment = build_environment(os.environ, platform.machine(), wheels.compile_jobs())
+    wheels.apply_edits(source, recipe.edits)
+    environment = build_environment(os.environ, recipe.options, wheels.compile_jobs())
     wheels.pip_wheel(source, work / "wheels", environment)
     (wheel,) = (work / "wheels").glob("horovod-*.whl")
-    check_wheel(wheel)
+    check_wheel(wheel, recipe.extensions)
     return wheel
 
 

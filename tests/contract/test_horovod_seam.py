@@ -25,7 +25,7 @@ from horovod_compressors.torch.engine import SUMMABLE_DTYPES
 
 NAMES = "horovod_compressors/torch/names.py"
 COMPRESSION = "horovod_compressors/torch/compression.py"
-RUN = "horovod_compressors/run.py"
+RUN = "horovod_compressors/torch/patch.py"
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +211,7 @@ def test_all_are_compressed_before_the_first_is_decompressed(
     order = [event["call"] for event in observed[mode]]
     assert order == ["compress"] * 3 + ["decompress"] * 3, (
         "the first decompress of a step must find all rounds of the step started (those of "
-        "parameters without a gradient too), or Driver in horovod_compressors/driver.py deadlocks"
+        "parameters without a gradient too), or Driver in gradcomp/driver.py deadlocks"
     )
 
 
@@ -253,5 +253,5 @@ def test_dtypes_that_horovod_adds(observed: dict[str, Any]) -> None:
 def test_process_sets_can_be_listed() -> None:
     for name in ("_get_process_set_ids_and_ranks", "is_homogeneous"):
         assert callable(getattr(stock_ops._basics, name, None)), (
-            f"horovod_compressors/torch/nodes.py calls it: {name} is gone"
+            f"horovod_compressors/nodes.py calls it: {name} is gone"
         )

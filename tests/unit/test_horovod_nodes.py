@@ -10,7 +10,7 @@ import pytest
 
 from gradcomp import Config
 from gradcomp.errors import ConfigError
-from horovod_compressors.torch import nodes
+from horovod_compressors import nodes
 
 
 class Table:
@@ -35,7 +35,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Table]:
         for name, value in values.items():
             monkeypatch.setattr(hvd, name, lambda value=value: value)
         table = Table({0: list(range(size))}, same)
-        monkeypatch.setattr(nodes, "_basics", table)
+        monkeypatch.setattr(hvd.mpi_ops, "_basics", table)
         return table
 
     return put
@@ -51,11 +51,11 @@ WORLD: Any = hvd.global_process_set
 
 def test_machines_are_nodes(place: Callable[..., Table]) -> None:
     place(5, 8, (1, 4), 1)
-    assert nodes.ranks_per_node(config_of()) == 4
-    assert nodes.ranks_per_node(config_of(asked=2)) == 2
-    assert nodes.ranks_per_node(config_of("gather", 2)) == 1
-    assert nodes.node_problem(config_of(), WORLD) is None
-    assert nodes.node_problem(config_of(asked=2), WORLD) is None
+    assert nodes.ranks_per_node(hvd, config_of()) == 4
+    assert nodes.ranks_per_node(hvd, config_of(asked=2)) == 2
+    assert nodes.ranks_per_node(hvd, config_of("gather", 2)) == 1
+    assert nodes.node_problem(hvd, config_of(), WORLD) is None
+    assert nodes.node_problem(hvd, config_of(asked=2), WORLD) is None
 
 
 @pytest.mark.parametrize(
@@ -68,27 +68,27 @@ def test_machines_are_nodes(place: Callable[..., Table]) -> None:
 )
 def test_what_is_no_nodes(place: Callable[..., Table], where: tuple[Any, ...], says: str) -> None:
     place(*where)
-    problem = nodes.node_problem(config_of(), WORLD)
+    problem = nodes.node_problem(hvd, config_of(), WORLD)
     assert problem is not None
     assert says in problem
     assert "compress.ranks_per_node" in problem
-    assert nodes.node_problem(config_of("gather"), WORLD) is None
-    assert nodes.node_problem(config_of(asked=1), WORLD) is None
+    assert nodes.node_problem(hvd, config_of("gather"), WORLD) is None
+    assert nodes.node_problem(hvd, config_of(asked=1), WORLD) is None
 
 
 def test_sets_that_are_there_are_taken(place: Callable[..., Table]) -> None:
     table = place(2, 4, (0, 4), 0)
     table.sets |= {1: [0, 1], 4: [2, 3], 7: [0, 2]}
-    sets = nodes.group_sets(WORLD, 2)
+    sets = nodes.group_sets(hvd, WORLD, 2)
     assert {group: one.process_set_id for group, one in sets.items()} == {
         "all": 0,
         "node": 4,
         "leaders": 7,
     }
     place(3, 4, (0, 4), 0).sets = table.sets
-    assert set(nodes.group_sets(WORLD, 2)) == {"all", "node"}
-    assert nodes.group_sets(WORLD, 1) == {"all": WORLD}
-    assert nodes.group_sets(WORLD, 4) == {"all": WORLD, "node": WORLD}
+    assert set(nodes.group_sets(hvd, WORLD, 2)) == {"all", "node"}
+    assert nodes.group_sets(hvd, WORLD, 1) == {"all": WORLD}
+    assert nodes.group_sets(hvd, WORLD, 4) == {"all": WORLD, "node": WORLD}
 
 
 def test_sets_that_cannot_be_made(
@@ -100,4 +100,4 @@ def test_sets_that_cannot_be_made(
     place(2, 4, (0, 4), 0)
     monkeypatch.setattr(hvd, "add_process_set", refuse)
     with pytest.raises(ConfigError, match=r"no new ones\): set HOROVOD_DYNAMIC_PROCESS_SETS=1"):
-        nodes.group_sets(WORLD, 2)
+        nodes.group_sets(hvd, WORLD, 2)

@@ -1,12 +1,12 @@
-"""Nodes as Horovod knows them, and the process sets inside and between them."""
+"""Nodes as Horovod knows them, and the process sets inside and between them.
+
+``hvd`` is Horovod's module for the framework in use, such as ``horovod.torch``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-
-import horovod.torch as hvd
-from horovod.torch.mpi_ops import _basics
 
 from gradcomp import Config
 from gradcomp.errors import ConfigError
@@ -15,7 +15,7 @@ from gradcomp.rounds import Group
 __all__ = ["group_sets", "node_problem", "ranks_per_node"]
 
 
-def ranks_per_node(config: Config) -> int:
+def ranks_per_node(hvd: Any, config: Config) -> int:
     """How many ranks, one after the other, make up each node; 1 where nobody asks.
 
     Known without communication; `node_problem` says on which ranks it is not so.
@@ -23,10 +23,11 @@ def ranks_per_node(config: Config) -> int:
     if not config.compress.two_level:
         return 1
     asked: int | None = config.compress.ranks_per_node
-    return hvd.local_size() if asked is None else asked
+    size: int = hvd.local_size() if asked is None else asked
+    return size
 
 
-def node_problem(config: Config, process_set: Any) -> str | None:
+def node_problem(hvd: Any, config: Config, process_set: Any) -> str | None:
     """Why this rank cannot take part in a two-level exchange, and what to do; None where it can."""
     if not config.compress.two_level:
         return None
@@ -42,7 +43,7 @@ def node_problem(config: Config, process_set: Any) -> str | None:
         return f"compress.ranks_per_node is {asked}; it must be a divisor of {hvd.size()} ranks"
     remedy = "start the same number of ranks on each, or set compress.ranks_per_node"
     size = hvd.local_size()
-    if not _basics.is_homogeneous() or hvd.size() % size:
+    if not hvd.mpi_ops._basics.is_homogeneous() or hvd.size() % size:
         return f"the nodes have unequal numbers of ranks, this one {size}: {remedy}"
     if hvd.rank() != hvd.cross_rank() * size + hvd.local_rank():
         return (
@@ -53,7 +54,7 @@ def node_problem(config: Config, process_set: Any) -> str | None:
     return None
 
 
-def group_sets(world: Any, size: int) -> Mapping[Group, Any]:
+def group_sets(hvd: Any, world: Any, size: int) -> Mapping[Group, Any]:
     """The process set of each group that this rank is in.
 
     All ranks must call it, as process sets are made by all.
@@ -73,18 +74,18 @@ def group_sets(world: Any, size: int) -> Mapping[Group, Any]:
     ranks = list(range(hvd.size()))
     for first in ranks[::size]:
         members = ranks[first : first + size]
-        one = _process_set(members)
+        one = _process_set(hvd, members)
         if hvd.rank() in members:
             sets["node"] = one
-    leaders = _process_set(ranks[::size])
+    leaders = _process_set(hvd, ranks[::size])
     if hvd.rank() % size == 0:
         sets["leaders"] = leaders
     return sets
 
 
-def _process_set(ranks: list[int]) -> Any:
+def _process_set(hvd: Any, ranks: list[int]) -> Any:
     """That of these ranks, which may be there already."""
-    for number, members in _basics._get_process_set_ids_and_ranks().items():
+    for number, members in hvd.mpi_ops._basics._get_process_set_ids_and_ranks().items():
         if members == ranks:
             known = hvd.ProcessSet(ranks)
             known.process_set_id = number

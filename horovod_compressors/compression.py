@@ -1,0 +1,190 @@
+"""What the compression objects of all frameworks share."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from abc import ABCMeta, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from gradcomp import Config, list_algorithms, list_codecs, load_config
+from gradcomp.aggregators import exchange_pattern
+from gradcomp.agreement import check_lines, line_of
+from gradcomp.controls import Controls
+from gradcomp.driver import Collector, Driver, Engine
+from gradcomp.errors import ConfigError, GradcompError
+from gradcomp.pipeline import Pipeline
+from gradcomp.rounds import Group
+from horovod_compressors.nodes import group_sets, node_problem, ranks_per_node
+
+__all__ = ["BaseCompression"]
+
+# Numbers the instances of each process set in the order of their first use, which is the same on
+# every rank of the set.
+_instances: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
+
+
+class _Constructor:
+    """``Compression.<codec>``, which works called and uncalled.
+
+    Called with the codec's parameters it makes a `Compression`; used as it is, like the stock
+    ``hvd.Compression.fp16``, it is one with default parameters.
+    """
+
+    def __init__(self, kind: Any, codec: str) -> None:
+        self._kind = kind
+        self._codec = codec
+
+    def __call__(self, **params: Any) -> Any:
+        options = {name: params.pop(name) for name in self._kind.OPTIONS if name in params}
+        values = ",".join(f"{key}={_spec_value(value)}" for key, value in params.items())
+        spec = f"{self._codec}({values})" if values else self._codec
+        return self._kind(spec, **options)
+
+    @cached_property
+    def _default(self) -> Any:
+        return self()
+
+    def __hash__(self) -> int:  # which may refuse
+        return hash(self._default)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._default, name)
+
+
+def _spec_value(value: float | int | bool | str) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class _Codecs(ABCMeta):
+    """Gives a class of compressions one constructor per registered codec and algorithm."""
+
+    def __getattr__(cls, name: str) -> _Constructor:
+        codec = "identity" if name == "none" else name
+        known = [*list_codecs(), *list_algorithms()]
+        if codec not in known:
+            raise AttributeError(
+                f"Compression has no codec '{name}'; it has none, {', '.join(known)}"
+            )
+        return _Constructor(cls, codec)
+
+    def __dir__(cls) -> list[str]:
+        return [*super().__dir__(), "none", *list_codecs(), *list_algorithms()]
+
+
+class BaseCompression(Controls, metaclass=_Codecs):
+    """One rank's compression in Horovod, whatever the framework.
+
+    Args:
+        config: a spec, or a `gradcomp.Config`.
+        process_set: that over which gradients are averaged.
+    """
+
+    HOROVOD: ClassVar[Any]
+    """Horovod's module for the framework."""
+
+    OPTIONS: ClassVar[tuple[str, ...]]
+    """The constructor's arguments after ``config``."""
+
+    def __init__(self, config: str | Config, process_set: Any) -> None:
+        self.config = Config.from_spec(config) if isinstance(config, str) else config
+        self.process_set = process_set
+
+    @classmethod
+    def from_config(
+        cls,
+        paths: str | Path | Sequence[str | Path],
+        overrides: Sequence[str] = (),
+        *args: Any,
+        **options: Any,
+    ) -> Self:
+        """From YAML files, composed left to right, and overrides such as ``"seed=1"``.
+
+        Args:
+            args, options: the constructor's other arguments.
+        """
+        files = [paths] if isinstance(paths, str | Path) else list(paths)
+        return cls(load_config(files, overrides), *args, **options)
+
+    @classmethod
+    def from_env(cls, *args: Any, **options: Any) -> Self:
+        """From ``GRADCOMP_COMPRESSION`` (a spec) or ``GRADCOMP_CONFIG`` (files, ``:`` between).
+
+        Without either, nothing is compressed; both at once are an error.
+
+        Args:
+            args, options: the constructor's other arguments.
+        """
+        spec = os.environ.get("GRADCOMP_COMPRESSION", "")
+        files = os.environ.get("GRADCOMP_CONFIG", "")
+        if spec and files:
+            raise ConfigError(
+                f"GRADCOMP_COMPRESSION is '{spec}' and GRADCOMP_CONFIG is '{files}': "
+                "set one of them"
+            )
+        if files:
+            return cls.from_config(files.split(os.pathsep), (), *args, **options)
+        return cls(spec or "identity", *args, **options)
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """This rank's compression state. Made at first use, as it needs an initialized Horovod."""
+        if not self.HOROVOD.is_initialized():
+            raise GradcompError("Horovod is not initialized: call hvd.init() first")
+        if os.environ.get("HOROVOD_ELASTIC") == "1":
+            raise GradcompError(
+                "elastic Horovod is not supported: ranks that join later would not know what the "
+                "others have agreed on; run with a fixed number of ranks"
+            )
+        return Pipeline(
+            self.config,
+            self.process_set.rank(),
+            self.process_set.size(),
+            ranks_per_node(self.HOROVOD, self.config),
+        )
+
+    @abstractmethod
+    def _engine(self, prefix: str, process_sets: Mapping[Group, Any]) -> Engine:
+        """The framework's collectives."""
+
+    @abstractmethod
+    def _gather_text(self, text: bytearray, name: str) -> bytes:
+        """The texts of all ranks, one after the other in rank order."""
+
+    def _check_process_set(self, theirs: int) -> None:
+        if theirs != self.process_set.process_set_id:
+            raise ConfigError(
+                f"the optimizer averages over process set {theirs} and Compression over "
+                f"{self.process_set.process_set_id}: pass the same process_set to both"
+            )
+
+    def _check_exotic_op(self) -> None:
+        """Refuse an operation that is neither Average nor Sum, unless nothing is compressed."""
+        for _, spec, exchange in self.config.compress.choices:
+            if exchange_pattern(spec, exchange) != "dense":
+                raise ConfigError(
+                    f"'{spec}' cannot take this optimizer's op: compressed gradients can be "
+                    "averaged or added; use op=hvd.Average, op=hvd.Sum, or Compression.none"
+                )
+
+    def _agree(self, shapes: Mapping[str, tuple[int, ...]]) -> Collector:
+        """Make sure that all ranks mean the same, before any of them sends a gradient.
+
+        Every rank must come here with its first gradients.
+
+        Args:
+            shapes: of all parameters, in the order of the model.
+        """
+        prefix = f"gradcomp.{next(_instances[self.process_set.process_set_id])}"
+        problem = node_problem(self.HOROVOD, self.config, self.process_set)
+        # One line of text per rank; a ragged gather delivers them one after the other.
+        line = bytearray(f"{line_of(self.config, shapes, problem)}\n".encode())
+        check_lines(self._gather_text(line, f"{prefix}.spec").decode().splitlines())
+        sets = group_sets(self.HOROVOD, self.process_set, self.pipeline.ranks_per_node)
+        return Collector(Driver(self._engine(prefix, sets)), self.pipeline, shapes)

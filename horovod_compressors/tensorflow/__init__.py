@@ -1,0 +1,18 @@
+"""Compression for TensorFlow on stock Horovod.
+
+::
+
+    import horovod.tensorflow as hvd
+    from horovod_compressors.tensorflow import Compression
+
+    compression = Compression("residual|topk(ratio=0.01)", model.trainable_variables)
+    tape = hvd.DistributedGradientTape(tape, compression=compression)
+"""
+
+from __future__ import annotations
+
+from horovod_compressors.tensorflow.checkpoint import CompressionState
+from horovod_compressors.tensorflow.compression import Compression
+from horovod_compressors.tensorflow.keras import DistributedOptimizer
+
+__all__ = ["Compression", "CompressionState", "DistributedOptimizer"]

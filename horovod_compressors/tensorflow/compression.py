@@ -1,0 +1,254 @@
+"""Compression objects for stock Horovod's tape and optimizers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from gradcomp import Config
+from gradcomp.aggregators import exchange_pattern
+from gradcomp.arrays import FloatArray, as_float32
+from gradcomp.driver import Collector
+from gradcomp.errors import ConfigError
+from gradcomp.rounds import Group
+from horovod_compressors.compression import BaseCompression
+from horovod_compressors.tensorflow.engine import HorovodEngine, gather_bytes
+from horovod_compressors.tensorflow.seam import (
+    Call,
+    VariableNames,
+    calling_allreduce,
+    keras_3_under_construction,
+)
+
+__all__ = ["Compression"]
+
+SUMMABLE_DTYPES = frozenset({tf.float16, tf.float32, tf.float64})
+"""Dtypes of gradients that Horovod can all-reduce; it knows no bfloat16."""
+
+# Horovod's eager collectives of one kind have one name, so only one may run at a time.
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class _Averaged:
+    """What a graph computes as the average of a gradient."""
+
+    average: Any
+    scale: int
+
+    def restore(self, dtype: Any) -> Any:
+        average = tf.cast(self.average, dtype)
+        return average if self.scale == 1 else average * self.scale
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """One gradient of a graph."""
+
+    name: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class Compression(BaseCompression):
+    """A compressor for the ``compression`` argument of the stock ``hvd.DistributedGradientTape``,
+    and of the stock ``hvd.DistributedOptimizer`` of Keras 2.
+
+    In the graph of each list of gradients that Horovod would all-reduce, one operation takes all
+    that are compressed and averages them; Horovod itself all-reduces those that are not. Averages
+    are those that ``horovod_compressors.torch`` gives.
+
+    Args:
+        config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors (tensors with at most
+            one dimension or under 4096 elements travel uncompressed), or a `gradcomp.Config` with
+            rules of its own. The same on every rank; a difference is an error on all ranks.
+        variables: all that may have gradients, such as ``model.trainable_variables`` of a model
+            that is built. State is kept by their names, of which those after the first of equal
+            ones get a number. Without it variables are named as they come.
+        process_set: that of the tape or the optimizer.
+
+    Raises:
+        SpecError: the spec is wrong.
+        ConfigError: the policy ``auto`` without ``variables``.
+
+    Example::
+
+        compression = Compression("residual|topk(ratio=0.01)", model.trainable_variables)
+        tape = hvd.DistributedGradientTape(tape, compression=compression)
+    """
+
+    HOROVOD = hvd
+    OPTIONS = ("variables", "process_set")
+
+    def __init__(
+        self,
+        config: str | Config,
+        variables: Iterable[Any] | None = None,
+        process_set: Any = hvd.global_process_set,
+    ) -> None:
+        super().__init__(config, process_set)
+        if variables is None and self.config.compress.policy == "auto":
+            raise ConfigError(
+                "the policy 'auto' decides about all variables together: pass "
+                "variables=model.trainable_variables to Compression"
+            )
+        self._names = VariableNames(variables)
+        self._collectors: dict[tuple[str, ...], Collector] = {}
+        # What the gradients of each graph become, by the ids of their tensors, which live as long
+        # as the graph; None for those that Horovod averages.
+        self._traced: WeakKeyDictionary[Any, dict[int, _Averaged | None]] = WeakKeyDictionary()
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state, for its checkpoint: plain numbers, strings and numpy arrays.
+
+        Every rank has its own and must save its own; `Pipeline.state_dict` names the keys.
+        """
+        return self.pipeline.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Take up a saved state: this rank's own, or the list of all ranks' states.
+
+        See `Pipeline.load_state_dict`.
+        """
+        self.pipeline.load_state_dict(state)
+
+    # The interface that Horovod calls.
+
+    def __hash__(self) -> int:
+        # Horovod looks its functions up by the compressor, and while it makes an optimizer of
+        # Keras 3 this is the only call of any method: `compress` would never be called.
+        if keras_3_under_construction():
+            raise ConfigError(
+                "Horovod's own DistributedOptimizer never averages the gradients of Keras 3: use "
+                "horovod_compressors.tensorflow.DistributedOptimizer(optimizer, compression), or "
+                "Keras 2 (pip install --no-deps tf-keras, and set TF_USE_LEGACY_KERAS=1)"
+            )
+        return id(self)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def compress(self, tensor: Any) -> tuple[Any, Any]:
+        """Start averaging a gradient; Horovod all-reduces the tensor that is returned."""
+        if not self.process_set.included() or self.process_set.size() == 1:
+            return tensor, None  # which Horovod does not run
+        if tf.executing_eagerly():
+            raise _misplaced()
+        of_graph = self._traced.setdefault(tensor.graph, {})
+        if id(tensor) not in of_graph:
+            call = calling_allreduce()
+            if call is None or not any(grad is tensor for grad in call.grads):
+                raise _misplaced()
+            of_graph.update(self._trace(call, tensor.graph))
+        averaged = of_graph[id(tensor)]
+        return (tensor, None) if averaged is None else (tf.ones(1), (averaged, tensor.dtype))
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def decompress(self, tensor: Any, ctx: Any) -> Any:
+        """The reduced gradient, from what Horovod made of `compress`'s tensor."""
+        if ctx is None:
+            return tensor
+        averaged, dtype = ctx
+        return averaged.restore(dtype)
+
+    def _trace(self, call: Call, graph: Any) -> dict[int, _Averaged | None]:
+        """Put the averages of all gradients of a call into its graph."""
+        self._check_call(call)
+        names = self._names.find(call.variables)
+        collector = self._collector_of(names)
+        dense, compressed, inputs = [], [], []
+        result: dict[int, _Averaged | None] = {}
+        for name, variable, grad in zip(names, call.variables, call.grads, strict=True):
+            if grad is None:
+                continue
+            shape = tuple(variable.shape)
+            if isinstance(grad, tf.IndexedSlices):
+                self._check_sparse(name, shape)
+                continue
+            one = _Tensor(name, shape, grad.dtype.size * int(np.prod(shape, dtype=np.int64)))
+            if self._always_dense(one) and grad.dtype in SUMMABLE_DTYPES:
+                dense.append(one)
+                result[id(grad)] = None
+            else:
+                compressed.append(one)
+                inputs.append(grad)
+        with graph.as_default(), tf.name_scope("gradcomp"), tf.device("CPU:0"):
+            step = partial(self._average, collector, dense, compressed)
+            averages = tf.numpy_function(step, inputs, [tf.float32] * len(inputs))
+            if not inputs:  # then it is the operation, which counts what Horovod sends
+                averages = []
+            scale = 1 if call.op == hvd.Average else self.process_set.size()
+            for one, grad, average in zip(compressed, inputs, averages, strict=True):
+                average.set_shape(one.shape)
+                result[id(grad)] = _Averaged(average, scale)
+        return result
+
+    def _average(
+        self,
+        collector: Collector,
+        dense: Sequence[_Tensor],
+        compressed: Sequence[_Tensor],
+        *grads: Any,
+    ) -> list[FloatArray]:
+        """One step: what the operation in the graph does."""
+        with _lock:
+            self._report(collector.begin_step())
+            for one in dense:
+                self.pipeline.count_dense(one.name, one.nbytes)
+            for one, grad in zip(compressed, grads, strict=True):
+                collector.add(one.name, as_float32(np.asarray(grad)), one.nbytes)
+            averages = [collector.finish(one.name).reshape(one.shape) for one in compressed]
+            collector.end_step()
+            return averages
+
+    def _always_dense(self, one: _Tensor) -> bool:
+        """Whether a tensor travels as it is in every step."""
+        plan = self.config.resolve(one.name, one.shape).plan
+        return (
+            not plan.switches
+            and not self.pipeline.measures
+            and self.pipeline.sends_dense(one.name, one.shape)
+        )
+
+    def _collector_of(self, names: Sequence[str]) -> Collector:
+        shapes = self._names.shapes(names)
+        collector = self._collectors.get(tuple(shapes))
+        if collector is None:
+            # All ranks trace the same graphs, so all come here.
+            with tf.init_scope():
+                collector = self._collectors[tuple(shapes)] = self._agree(shapes)
+        return collector
+
+    def _check_call(self, call: Call) -> None:
+        """Refuse what would give wrong averages."""
+        self._check_process_set(call.process_set.process_set_id)
+        if call.op not in (hvd.Average, hvd.Sum):
+            self._check_exotic_op()
+
+    def _check_sparse(self, name: str, shape: tuple[int, ...]) -> None:
+        resolution = self.config.resolve(name, shape)
+        for spec in resolution.plan.specs:
+            if exchange_pattern(spec, resolution.exchange) != "dense":
+                raise TypeError(
+                    f"the gradient of '{name}' is an IndexedSlices, which cannot take '{spec}': "
+                    "pass sparse_as_dense=True to Horovod's tape or optimizer"
+                )
+
+    def _engine(self, prefix: str, process_sets: Mapping[Group, Any]) -> HorovodEngine:
+        return HorovodEngine(process_sets)
+
+    def _gather_text(self, text: bytearray, name: str) -> bytes:
+        return gather_bytes(text, self.process_set)
+
+
+def _misplaced() -> ConfigError:
+    return ConfigError(
+        "Compression works in hvd.DistributedGradientTape and hvd.DistributedOptimizer only, which "
+        "say whose gradients they average; hvd.allreduce does not"
+    )

@@ -1,0 +1,107 @@
+"""Horovod's collectives for TensorFlow, as an engine for rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from gradcomp.rounds import AllGather, AllReduce, AllToAll, Broadcast, Group, Request
+from gradcomp.wire import split_frames
+
+__all__ = ["HorovodEngine", "gather_bytes"]
+
+
+@dataclass
+class _Pending:
+    """A request; its reply once it has run."""
+
+    request: Any
+    reply: Any = None
+    done: bool = False
+
+
+class HorovodEngine:
+    """Collectives of the eager API, which wait for each other: requests are collected, and run as
+    groups when the first reply is wanted.
+
+    The ranks must start the same requests in the same order, those of groups that they are outside
+    of included, and want replies at the same points.
+
+    Args:
+        process_sets: of each group that this rank is in.
+    """
+
+    def __init__(self, process_sets: Mapping[Group, Any]) -> None:
+        self._process_sets = process_sets
+        self._queue: list[_Pending] = []
+
+    def start(self, request: Request) -> _Pending:
+        """Put a request in the queue."""
+        pending = _Pending(request)
+        self._queue.append(pending)
+        return pending
+
+    def finish(self, handle: _Pending) -> Any:
+        """The reply to a request; runs the whole queue if it is in there."""
+        if not handle.done:
+            queue, self._queue = self._queue, []
+            for group, process_set in self._process_sets.items():
+                _run([one for one in queue if one.request.group == group], process_set)
+            for pending in queue:
+                pending.done = True
+        return handle.reply
+
+
+def _run(queue: Sequence[_Pending], process_set: Any) -> None:
+    """Run the requests of a group: all gathers at once, then all sums of a dtype."""
+    gathers = _of(queue, AllGather, Broadcast)
+    if gathers:
+        # Horovod's own broadcast wants the size on every rank.
+        frames = [_tensor(_bytes_of(one.request)) for one in gathers]
+        replies = hvd.grouped_allgather(frames, process_set=process_set)
+        for one, reply in zip(gathers, replies, strict=True):
+            one.reply = _array(reply)
+            if isinstance(one.request, AllGather):
+                one.reply = split_frames(one.reply, process_set.size(), one.request.count)
+    sums: dict[Any, list[_Pending]] = {}
+    for one in _of(queue, AllReduce):
+        sums.setdefault(one.request.array.dtype, []).append(one)
+    for alike in sums.values():
+        arrays = [_tensor(one.request.array) for one in alike]
+        averages = hvd.grouped_allreduce(arrays, op=hvd.Average, process_set=process_set)
+        for one, average in zip(alike, averages, strict=True):
+            one.reply = _array(average)
+    for one in _of(queue, AllToAll):
+        splits = tf.constant(one.request.splits, tf.int32)
+        received, sizes = hvd.alltoall(
+            _tensor(one.request.data), splits=splits, process_set=process_set
+        )
+        one.reply = np.split(_array(received), np.cumsum(sizes.numpy())[:-1])
+
+
+def _of(queue: Sequence[_Pending], *kinds: type) -> list[_Pending]:
+    return [one for one in queue if isinstance(one.request, kinds)]
+
+
+def _bytes_of(request: AllGather | Broadcast) -> Any:
+    return request.frame if isinstance(request, AllGather) else request.data
+
+
+def gather_bytes(data: Any, process_set: Any) -> bytes:
+    """The bytes that all ranks give, one after the other in rank order."""
+    return bytes(
+        _array(hvd.allgather(_tensor(np.frombuffer(data, np.uint8)), process_set=process_set))
+    )
+
+
+def _tensor(array: Any) -> Any:
+    return tf.convert_to_tensor(array)
+
+
+def _array(tensor: Any) -> Any:
+    return np.asarray(memoryview(tensor))

@@ -1,0 +1,114 @@
+"""A distributed optimizer for Keras 2 and Keras 3."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+import tensorflow as tf
+
+from gradcomp.errors import ConfigError
+from horovod_compressors.tensorflow.compression import Compression
+
+__all__ = ["DistributedOptimizer", "is_keras"]
+
+
+def DistributedOptimizer(  # noqa: N802 - as Horovod's own
+    optimizer: Any,
+    compression: Compression,
+    *,
+    op: Any = hvd.Average,
+    sparse_as_dense: bool = False,
+    **options: Any,
+) -> Any:
+    """An optimizer that averages gradients over the ranks before it applies them.
+
+    For Keras 2 it is the stock one. The stock one for Keras 3 never averages anything; this is then
+    a copy of ``optimizer`` that averages in ``apply``, which ``model.fit`` calls.
+
+    Args:
+        optimizer: one of Keras; its state, if any, is not copied.
+        compression: what averages; over its process set.
+        op: ``hvd.Average`` or ``hvd.Sum``.
+        sparse_as_dense: make gradients of embeddings dense.
+        options: of the stock optimizer for Keras 2, such as ``backward_passes_per_step``. Keras 3
+            has ``gradient_accumulation_steps`` of its optimizers instead.
+
+    Raises:
+        ConfigError: options with an optimizer of Keras 3; an optimizer with momentum and a spec
+            that applies it already.
+    """
+    _check_momentum(optimizer, compression)
+    shared = {"sparse_as_dense": sparse_as_dense, "op": op}
+    if not _is_keras_3(optimizer):
+        import horovod.tensorflow.keras as hvd_keras
+
+        return hvd_keras.DistributedOptimizer(
+            optimizer,
+            compression=compression,
+            process_set=compression.process_set,
+            **shared,
+            **options,
+        )
+    if options:
+        raise ConfigError(
+            f"{', '.join(sorted(options))} cannot be had with Keras 3; for "
+            "backward_passes_per_step use gradient_accumulation_steps of the optimizer"
+        )
+    if op not in (hvd.Average, hvd.Sum):
+        raise ConfigError("op must be hvd.Average or hvd.Sum")
+    cls = type(optimizer)
+    # The name and module of the original, so that saved models load without Horovod.
+    kind: Any = type(cls.__name__, (_Averaging, cls), {"__module__": cls.__module__})
+    averaging = kind.from_config(optimizer.get_config())
+    averaging._average = hvd._make_allreduce_grads_fn(
+        f"Distributed{cls.__name__}",
+        device_dense="",
+        device_sparse="",
+        compression=compression,
+        gradient_predivide_factor=1.0,
+        groups=None,
+        process_set=compression.process_set,
+        **shared,
+    )
+    return averaging
+
+
+class _Averaging:
+    """What comes before a class of optimizers of Keras 3."""
+
+    _average: Any
+    _trainable_variables: Sequence[Any]
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+        """Average the gradients, and apply the averages."""
+        variables = trainable_variables or self._trainable_variables
+        # `seam` finds the variables by this name.
+        rv = [one if isinstance(one, tf.Variable) else one.value for one in variables]
+        averages = self._average(list(grads), rv)
+        return super().apply(averages, trainable_variables)  # type: ignore[misc]
+
+
+def is_keras(optimizer: Any) -> bool:
+    """Whether it is an optimizer of Keras 2 or 3."""
+    return _is_keras_3(optimizer) or isinstance(optimizer, tf.keras.optimizers.Optimizer)
+
+
+def _is_keras_3(optimizer: Any) -> bool:
+    return isinstance(optimizer, keras.optimizers.Optimizer)
+
+
+def _check_momentum(optimizer: Any, compression: Compression) -> None:
+    """Refuse to apply the momentum twice."""
+    memory = compression.config.momentum_correction
+    if memory is None:
+        return
+    config = optimizer.get_config()
+    for key in ("momentum", "beta_1"):
+        if config.get(key):
+            raise ConfigError(
+                f"{type(optimizer).__name__} has {key}={config[key]}, and '{memory.name}' applies "
+                "the momentum already: use an optimizer without momentum, such as SGD(lr)"
+            )

@@ -1,0 +1,149 @@
+"""What stock Horovod is doing when it calls a compressor, and with which variables.
+
+Horovod calls ``compress`` while it traces a graph, with one gradient at a time and nothing else.
+The calling frames have the rest: all gradients, the variables, the operation. This file alone knows
+private names of Horovod; without them every case of the tests on TensorFlow fails.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import tensorflow as tf
+
+from gradcomp.errors import ConfigError
+
+__all__ = ["Call", "VariableNames", "calling_allreduce", "keras_3_under_construction"]
+
+# AutoGraph's versions of functions have this before their names, and frames of its own between.
+_AUTOGRAPH = "tf__"
+_MAX_DEPTH = 200
+
+# The locals in which callers of ``allreduce_grads`` keep the variables, in the order of gradients:
+# those that ``allreduce_grads`` gets may be a graph's stand-ins for them.
+_VARIABLES = ("rs", "rv")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of Horovod's function that all-reduces a list of gradients.
+
+    Attributes:
+        grads: all gradients; None where there is none.
+        variables: whose they are, in the same order.
+        op: the operation, such as ``hvd.Average``.
+        process_set: over which it goes.
+    """
+
+    grads: Sequence[Any]
+    variables: Sequence[Any]
+    op: Any
+    process_set: Any
+
+
+def _frames() -> Iterator[tuple[str, FrameType]]:
+    """The callers' frames, from the inside, with the functions' names."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_MAX_DEPTH):
+        if frame is None:
+            return
+        yield frame.f_code.co_name.removeprefix(_AUTOGRAPH), frame
+        frame = frame.f_back
+
+
+def calling_allreduce() -> Call | None:
+    """The call from which ``compress`` is called; None when it is called by anybody else."""
+    reducing: dict[str, Any] | None = None
+    grads: Sequence[Any] | None = None
+    for name, frame in _frames():
+        if reducing is None:
+            if name in ("allreduce", "grouped_allreduce"):
+                reducing = frame.f_locals
+        elif grads is None:
+            if name == "allreduce_grads":
+                grads = list(frame.f_locals["grads"])
+        else:
+            for key in _VARIABLES:
+                found = frame.f_locals.get(key)
+                if isinstance(found, list) and len(found) == len(grads):
+                    return Call(grads, found, reducing["op"], reducing["process_set"])
+    return None
+
+
+def keras_3_under_construction() -> bool:
+    """Whether Horovod is making its optimizer of one of Keras 3, which would never average."""
+    keras = sys.modules.get("keras")
+    if keras is None:
+        return False
+    return any(
+        name == "__init__"
+        and frame.f_globals.get("__name__") == "horovod._keras"
+        and isinstance(frame.f_locals.get("self"), keras.optimizers.Optimizer)
+        for name, frame in _frames()
+    )
+
+
+class VariableNames:
+    """Names of variables, unique and the same on every rank.
+
+    Args:
+        variables: all that may have gradients, such as ``model.trainable_variables``; None to name
+            variables as they come.
+    """
+
+    def __init__(self, variables: Iterable[Any] | None) -> None:
+        self._given = variables is not None
+        self._names: dict[Any, str] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for variable in variables or ():
+            self._add(variable)
+
+    def find(self, variables: Sequence[Any]) -> list[str]:
+        """The names of variables.
+
+        Raises:
+            ConfigError: one is not among those given.
+        """
+        return [self._find(variable, len(variables)) for variable in variables]
+
+    def shapes(self, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of all variables given, or, where none were, of these."""
+        chosen = self._shapes if self._given else names
+        return {name: self._shapes[name] for name in chosen}
+
+    def _find(self, variable: Any, count: int) -> str:
+        name = self._names.get(_plain(variable).ref())
+        if name is not None:
+            return name
+        if self._given:
+            raise ConfigError(
+                f"one of {count} variables with gradients, '{_own_name(variable)}' of shape "
+                f"{tuple(variable.shape)}, is none of the {len(self._names)} given to Compression: "
+                "give it all of them, for example variables=model.trainable_variables once the "
+                "model is built"
+            )
+        return self._add(variable)
+
+    def _add(self, variable: Any) -> str:
+        own = _own_name(variable)
+        name, count = own, 1
+        while name in self._shapes:
+            count += 1
+            name = f"{own}_{count}"
+        self._names[_plain(variable).ref()] = name
+        self._shapes[name] = tuple(variable.shape)
+        return name
+
+
+def _plain(variable: Any) -> Any:
+    """TensorFlow's variable behind one of Keras 3."""
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def _own_name(variable: Any) -> str:
+    name: str = getattr(variable, "path", None) or variable.name
+    return name.removesuffix(":0")

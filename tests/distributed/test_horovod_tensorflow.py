@@ -1,0 +1,70 @@
+"""TensorFlow and Keras on real Horovod: the rounds that PyTorch has, in graphs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from launch import HERE, CaseJob, cases_in, run
+from workers.specs import SPECS
+
+EXAMPLES = HERE.parents[1] / "examples"
+KERAS = {"keras3": {}, "keras2": {"TF_USE_LEGACY_KERAS": "1"}}
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_100_steps(tf2: CaseJob, spec: str) -> None:
+    of_ranks = [values[spec] for values in tf2.check("tf_replicas")]
+    assert all(values["identical"] for values in of_ranks)
+    assert all(values["moved"] > 0 for values in of_ranks)
+    assert of_ranks[0]["differences"] == {}
+
+
+@pytest.mark.parametrize("case", cases_in("tf_options"))
+def test_option(tf2: CaseJob, case: str) -> None:
+    tf2.check(case)
+
+
+@pytest.mark.parametrize("case", cases_in("tf_keras"))
+def test_keras(tf2: CaseJob, case: str) -> None:
+    tf2.check(case)
+
+
+@pytest.mark.parametrize("version", ["keras3", "keras2"])
+def test_keras_learns_as_well_with_compression(tf2: CaseJob, version: str) -> None:
+    (found, _) = tf2.check("tf_keras_fit")
+    plain = found[f"{version} identity"]["accuracy"]
+    assert plain > 0.85
+    others = {name: one for name, one in found.items() if name.startswith(version)}
+    assert len(others) == 3
+    assert all(one["accuracy"] > plain - 0.03 for one in others.values()), others
+
+
+@pytest.mark.parametrize(
+    ("name", "environment"),
+    [
+        ("pytorch_digits", {}),
+        ("tensorflow2_digits", {}),
+        ("keras_digits", KERAS["keras3"]),
+        ("keras_digits", KERAS["keras2"]),
+    ],
+    ids=["pytorch", "tensorflow2", "keras3", "keras2"],
+)
+def test_example(name: str, environment: dict[str, str]) -> None:
+    path = EXAMPLES / f"{name}.py"
+    finished = run(["-W", "error", path, "--epochs", "4"], 2, "gloo", environment)
+    assert finished.status == 0, finished.output
+    (accuracy,) = re.findall(r"test accuracy ([0-9.]+)", finished.output)
+    assert float(accuracy) > 0.7, finished.output
+
+
+def test_script_runs_unedited() -> None:
+    spec = "residual|topk(ratio=0.01)"
+    script = HERE / "workers" / "stock_tf_script.py"
+    command = ["-W", "error", "-m", "horovod_compressors.run", "--compression", spec, script]
+    finished = run(command, 2, "gloo")
+    assert finished.status == 0, finished.output
+    assert '{"tape": true, "fit": true}' in finished.output, finished.output
+    (line,) = re.findall(r"gradcomp: (.*)", finished.output)
+    assert line.startswith("hvd.DistributedGradientTape compresses with residual("), line
+    assert "instead of <class 'horovod.tensorflow.compression.FP16Compressor'>" in line

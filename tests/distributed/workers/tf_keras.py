@@ -1,0 +1,151 @@
+"""``fit`` of Keras 3 and Keras 2 on scikit-learn's digits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as hvd_keras
+import keras
+import numpy as np
+import tensorflow as tf
+import tf_keras
+from sklearn.datasets import load_digits
+from workers.runner import Cases, refused
+from workers.tf_harness import check_same_on_all_ranks
+
+from gradcomp.errors import ConfigError
+from horovod_compressors.tensorflow import Compression, DistributedOptimizer
+
+cases = Cases()
+
+VERSIONS = {"keras3": keras, "keras2": tf_keras}
+SPECS = ("dgc(ratio=0.01,warmup_epochs=0)", "polar(rate=0.5)")
+EPOCHS = 6
+
+
+def fit(library: Any, make: Any, epochs: int = EPOCHS, end: int = 1440, **options: Any) -> Any:
+    """A model after training on the first digits, which all ranks have alike then; ``make`` gives
+    the optimizer of a model."""
+    library.utils.set_random_seed(1)
+    digits = load_digits()
+    images, classes = digits.data.astype("float32") / 16, digits.target
+    train = slice(hvd.rank(), end, hvd.size())
+    layers = library.layers
+    model = library.Sequential(
+        [layers.Input([64]), layers.Dense(128, activation="relu"), layers.Dense(10)]
+    )
+    loss = library.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(make(model), loss, metrics=["accuracy"], jit_compile=False, **options)
+    model.fit(images[train], classes[train], batch_size=48, epochs=epochs, verbose=0)
+    for weight in model.get_weights():
+        check_same_on_all_ranks(weight)
+    return model
+
+
+def accuracy_of(model: Any) -> float:
+    """Of the digits that no model was trained on."""
+    digits = load_digits()
+    scores = model(digits.data[1440:].astype("float32") / 16).numpy()
+    return float((scores.argmax(1) == digits.target[1440:]).mean())
+
+
+def compressing(spec: str, inner: Any, made: list[Compression]) -> Any:
+    def make(model: Any) -> Any:
+        made.append(Compression(spec, model.trainable_variables))
+        return DistributedOptimizer(inner, made[-1])
+
+    return make
+
+
+@cases
+def tf_keras_fit() -> dict[str, dict[str, float]]:
+    """The accuracy of each version and spec, and how many times fewer bytes were sent."""
+    result: dict[str, dict[str, float]] = {}
+    for version, library in VERSIONS.items():
+        for spec in ("identity", *SPECS):
+            compressions: list[Compression] = []
+
+            # dgc applies the momentum itself.
+            momentum = 0.0 if spec.startswith("dgc") else 0.9
+            inner = library.optimizers.SGD(0.05, momentum=momentum)
+            model = fit(library, compressing(spec, inner, compressions))
+            stats = compressions[0].stats
+            assert stats.steps == EPOCHS * 15, stats
+            result[f"{version} {spec}"] = {
+                "accuracy": accuracy_of(model),
+                "ratio": stats.dense_bytes / sum(stats.sent_bytes.values()),
+            }
+    return result
+
+
+@cases
+def tf_keras_options() -> None:
+    """Sums instead of averages, steps without graphs, and several backward passes in a step."""
+
+    def of(library: Any, of_inner: Any = None, **options: Any) -> Any:
+        return lambda model: DistributedOptimizer(
+            library.optimizers.SGD(0.01, **(of_inner or {})),
+            Compression("residual|topk(ratio=0.1)", model.trainable_variables),
+            **options,
+        )
+
+    for library in VERSIONS.values():
+        fit(library, of(library, op=hvd.Sum), 1, 192)
+    fit(keras, of(keras), 1, 192, run_eagerly=True)
+    fit(keras, of(keras, {"gradient_accumulation_steps": 2}), 1, 192)
+    fit(tf_keras, of(tf_keras, backward_passes_per_step=2), 1, 192)
+
+
+@cases
+def tf_keras_2_with_the_stock_optimizer() -> None:
+    def make(model: Any) -> Any:
+        compression = Compression("residual|topk(ratio=0.1)", model.trainable_variables)
+        return hvd_keras.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), compression=compression)
+
+    fit(tf_keras, make, 1, 192)
+
+
+@cases
+def tf_keras_3_with_the_stock_optimizer_is_refused() -> None:
+    """It would never average, and say nothing."""
+    for factory, compression in (
+        (hvd.DistributedOptimizer, Compression("fp16")),
+        (hvd_keras.DistributedOptimizer, Compression.fp16),
+    ):
+        refused(
+            lambda factory=factory, compression=compression: factory(
+                keras.optimizers.SGD(0.1), compression=compression
+            ),
+            ConfigError,
+            "never averages the gradients of Keras 3",
+            "horovod_compressors.tensorflow.DistributedOptimizer",
+        )
+
+
+@cases
+def tf_keras_refusals() -> None:
+    for library in VERSIONS.values():
+        refused(
+            lambda library=library: DistributedOptimizer(
+                library.optimizers.SGD(0.1, momentum=0.9), Compression("dgc(ratio=0.01)")
+            ),
+            ConfigError,
+            "SGD has momentum=0.9",
+        )
+    refused(
+        lambda: DistributedOptimizer(
+            keras.optimizers.SGD(0.1), Compression("fp16"), backward_passes_per_step=2
+        ),
+        ConfigError,
+        "gradient_accumulation_steps",
+    )
+
+
+@cases
+def tf_keras_3_models_load_without_horovod() -> None:
+    optimizer = DistributedOptimizer(keras.optimizers.Adam(0.1), Compression("fp16"))
+    config = keras.optimizers.serialize(optimizer)
+    assert config["class_name"] == "Adam"
+    assert type(keras.optimizers.deserialize(config)) is keras.optimizers.Adam
+    np.testing.assert_allclose(float(tf.constant(config["config"]["learning_rate"])), 0.1)

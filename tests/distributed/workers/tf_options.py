@@ -1,0 +1,270 @@
+"""What the stock tape can be asked for, with compression; and what is refused.
+
+What is raised while TensorFlow converts a function to a graph comes as an exception of its own,
+with the text of ours.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from workers.runner import Cases, refused
+from workers.tf_harness import (
+    MATRIX,
+    averages_of,
+    check_equal,
+    check_same_on_all_ranks,
+    check_steps,
+    gradients,
+    variables,
+)
+
+from gradcomp import Config
+from gradcomp.errors import ConfigError
+from horovod_compressors.tensorflow import Compression, CompressionState
+
+cases = Cases()
+
+SHAPES = {"matrix": MATRIX, "bias": (64,), "scalar": (), "empty": (0,)}
+
+
+def config_of(default: str, **others: Any) -> Config:
+    return Config.from_mapping({"version": 1, "compress": {"default": default, **others}})
+
+
+@cases
+def tf_eager() -> None:
+    """The stock tape makes a graph of its own of the averages."""
+    weights = variables(SHAPES)
+    check_steps(Compression("residual|topk(ratio=0.01)", weights), weights, graph=False)
+
+
+@cases
+def tf_variables_without_names() -> None:
+    weights = [tf.Variable(tf.zeros(MATRIX)) for _ in range(3)]
+    compression = Compression("residual|topk(k=50)")
+    averages = tf.function(averages_of(weights, compression))
+    for step in range(2):
+        averages([tf.constant(grad) for grad in gradients(weights, step)])
+    names = ["Variable", "Variable_2", "Variable_3"]
+    assert compression.state_dict()["rounds"] == dict.fromkeys(names, 2)
+
+
+@cases
+def tf_two_tapes_share_a_compression() -> None:
+    """As of two models: each variable has a state of its own."""
+    first, second = (variables({"w": MATRIX}) for _ in range(2))
+    compression = Compression("residual|topk(k=50)")
+    one, other = averages_of(first, compression), averages_of(second, compression)
+
+    @tf.function
+    def both(a: Any, b: Any) -> Any:
+        return one([a]), other([b])
+
+    grads = [tf.constant(gradients(w, 0)[0]) for w in (first, second)]
+    (a,), (b,) = both(*grads)
+    check_equal(a.numpy(), b.numpy())
+    residual = compression.state_dict()["residual"]
+    check_equal(residual["w"], residual["w_2"])
+
+
+@cases
+def tf_op_sum() -> None:
+    weights = variables({"matrix": MATRIX, "bias": (64,)})
+    compression = Compression("residual|topk(ratio=0.05)", weights)
+    check_steps(compression, weights, op=hvd.Sum, scale=hvd.size())
+
+
+@cases
+def tf_groups() -> None:
+    weights = variables({"matrix": MATRIX, "bias": (64,), "other": MATRIX})
+    check_steps(Compression("int8", weights), weights, groups=2)
+
+
+@cases
+def tf_predivide() -> None:
+    weights = variables({"matrix": MATRIX})
+    check_steps(Compression("int8", weights), weights, gradient_predivide_factor=2.0)
+
+
+@cases
+def tf_dtypes() -> None:
+    """Sums of half precision are formed in float32 where the gradient is compressed."""
+    for dtype in (tf.float16, tf.bfloat16, tf.float64):
+        weights = variables({"matrix": MATRIX}, dtype)
+        check_steps(Compression("residual|topk(ratio=0.05)", weights), weights)
+    weights = variables(SHAPES, tf.bfloat16)  # which Horovod cannot add
+    check_steps(Compression("identity", weights), weights)
+
+
+@cases
+def tf_exchanges() -> dict[str, int]:
+    """Rounds of several phases."""
+    sent: dict[str, int] = {}
+    for spec, exchange in (
+        ("powersgd(rank=2,start_step=1)", "auto"),
+        ("signsgd_mv", "auto"),
+        ("residual|topk(ratio=0.05)", "sra"),
+        ("residual|topk(ratio=0.05)", "sparse_allreduce"),
+        ("residual|topk(ratio=0.05)", "two_level"),
+        ("residual|fp16", "two_level"),
+    ):
+        weights = variables({**SHAPES, "vector": (5000,), "other": MATRIX})
+        nodes = {"ranks_per_node": 2} if exchange == "two_level" else {}
+        config = config_of(spec, exchange=exchange, bucket_bytes=8192, **nodes)
+        compression = Compression(config, weights)
+        check_steps(compression, weights, steps=4)
+        for kind, count in compression.stats.sent_bytes.items():
+            sent[kind] = sent.get(kind, 0) + count
+    assert {"allreduce", "allgather", "alltoall", "node allreduce"} <= set(sent), sent
+    return sent
+
+
+@cases
+def tf_specs_that_follow_one_another() -> None:
+    """The graph is the same; what it does is not."""
+    plan = [
+        "identity",
+        {"from_step": 2, "use": "residual|topk(ratio=0.05)"},
+        {"from_step": 4, "use": "residual|int8"},
+    ]
+    weights = variables({"matrix": MATRIX})
+    config = Config.from_mapping({"version": 1, "compress": {"default": plan}})
+    check_steps(Compression(config, weights), weights, steps=6)
+
+
+@cases
+def tf_policy() -> None:
+    """Measures in the first steps and decides; the graph is the same."""
+    weights = variables({"matrix": MATRIX, "other": (128, 256)})
+    compression = Compression(config_of("residual|int8", policy="auto"), weights)
+    averages = tf.function(averages_of(weights, compression))
+    for step in range(60):
+        for average in averages([tf.constant(grad) for grad in gradients(weights, step)]):
+            check_same_on_all_ranks(average.numpy())
+        if compression.stats.decisions:
+            break
+    assert compression.stats.decisions
+    refused(
+        lambda: Compression(config_of("residual|int8", policy="auto")),
+        ConfigError,
+        "variables=model.trainable_variables",
+    )
+
+
+@cases
+def tf_stats_count_dense_tensors() -> None:
+    weights = variables({"bias": (100,)})
+    compression = Compression("fp16", weights)
+    check_steps(compression, weights, steps=3)
+    assert compression.stats.dense_bytes == 1200
+    assert compression.stats.sent_bytes == {"allreduce": 1200}
+
+
+@cases
+def tf_indexed_slices() -> None:
+    table = tf.Variable(tf.zeros([60, 80]), name="table")
+    rows = tf.constant([hvd.rank(), 5])
+
+    def gradient(compression: Any, **options: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, rows))
+        tape = hvd.DistributedGradientTape(tape, compression=compression, **options)
+        other = tf.Variable(0.0)
+        return tape.gradient(loss, [table, other])[0]
+
+    dense = gradient(Compression("topk(k=200)"), sparse_as_dense=True).numpy()
+    assert dense.sum() == 160
+    assert dense[5].min() == 1
+    check_same_on_all_ranks(dense)
+
+
+@cases
+def tf_indexed_slices_are_refused() -> None:
+    table, other = tf.Variable(tf.zeros([60, 80]), name="table"), tf.Variable(1.0)
+
+    def gradient(spec: str) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [hvd.rank()])) * other
+        tape = hvd.DistributedGradientTape(tape, compression=Compression(spec))
+        return tape.gradient(loss, [other, table])[1]
+
+    refused(lambda: gradient("topk(k=200)"), TypeError, "'table'", "sparse_as_dense=True")
+    assert isinstance(gradient("identity"), tf.IndexedSlices)
+
+
+@cases
+def tf_specs_that_differ() -> None:
+    weights = variables({"matrix": MATRIX})
+    spec = "topk(k=100)" if hvd.rank() == 0 else "fp16"
+    averages = averages_of(weights, Compression(spec, weights))
+    refused(
+        lambda: averages([tf.constant(grad) for grad in gradients(weights, 0)]),
+        Exception,
+        "ProtocolError: the ranks run different compression",
+        "rank 0:",
+        "rank 1:",
+    )
+
+
+@cases
+def tf_variables_that_are_not_given() -> None:
+    weights = variables({"matrix": MATRIX, "other": MATRIX})
+    averages = averages_of(weights, Compression("int8", weights[:1]))
+    refused(
+        lambda: averages([tf.constant(grad) for grad in gradients(weights, 0)]),
+        Exception,
+        "ConfigError: one of 2 variables with gradients, 'other' of shape (64, 80)",
+        "variables=model.trainable_variables",
+    )
+
+
+@cases
+def tf_allreduce_by_hand_is_refused() -> None:
+    refused(
+        lambda: hvd.allreduce(tf.zeros(MATRIX), compression=Compression("int8")),
+        ConfigError,
+        "hvd.DistributedGradientTape",
+    )
+
+
+@cases
+def tf_adasum_is_refused() -> None:
+    weights = variables({"matrix": MATRIX})
+    averages = averages_of(weights, Compression("int8", weights), op=hvd.Adasum)
+    refused(
+        lambda: averages([tf.constant(grad) for grad in gradients(weights, 0)]),
+        Exception,
+        "ConfigError: 'int8(bucket=512,rounding=nearest)' cannot take this optimizer's op",
+    )
+
+
+@cases
+def tf_checkpoints() -> None:
+    """A new compression continues to the last bit."""
+    spec = "residual|topk(ratio=0.02)"
+    weights = variables({"matrix": MATRIX, "a/b": MATRIX})
+    first = Compression(spec, weights)
+    averages = tf.function(averages_of(weights, first))
+    for step in range(2):
+        averages([tf.constant(grad) for grad in gradients(weights, step)])
+    with tempfile.TemporaryDirectory() as folder:
+        saved = tf.train.Checkpoint(compression=CompressionState(first))
+        path = saved.save(str(Path(folder) / f"rank{hvd.rank()}"))
+        second = Compression(spec, weights)
+        restored = tf.train.Checkpoint(compression=CompressionState(second)).restore(path)
+        restored.assert_consumed()
+    again = tf.function(averages_of(weights, second))
+    grads = [tf.constant(grad) for grad in gradients(weights, 2)]
+    for expected, actual in zip(averages(grads), again(grads), strict=True):
+        check_equal(actual.numpy(), expected.numpy())
+    own, other = first.state_dict(), second.state_dict()
+    assert own["rounds"] == other["rounds"] == {"matrix": 3, "a/b": 3}
+    for name, residual in own["residual"].items():
+        assert np.abs(residual).max() > 0
+        check_equal(other["residual"][name], residual)
