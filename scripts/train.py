@@ -1,4 +1,4 @@
-"""Train a small task under Horovod or BytePS, with or without gradient compression.
+"""Train a small task under Horovod, BytePS or DDP, with or without gradient compression.
 
   horovodrun -np 2 .venv/bin/python scripts/train.py \\
       --config configs/digits/cnn.yaml --config configs/compress/residual-topk.yaml
@@ -6,7 +6,9 @@
   python -m byteps_compressors.launch --workers 2 -- \\
       python scripts/train.py --engine byteps --config configs/digits/cnn.yaml
 
-Without horovodrun it trains in one process. docs/training.md describes the configuration.
+  torchrun --nproc_per_node=2 scripts/train.py --engine torch --config configs/digits/cnn.yaml
+
+Without a launcher it trains in one process. docs/training.md describes the configuration.
 Exit codes: 0 done, or stopped by SIGTERM after a checkpoint; 1 training failed; 2 wrong
 arguments or configuration.
 """
@@ -51,7 +53,7 @@ def main() -> int:
     )
     parser.add_argument(
         "--engine",
-        choices=["horovod", "byteps"],
+        choices=["horovod", "byteps", "torch"],
         default="horovod",
         help="what averages the gradients (default: horovod)",
     )

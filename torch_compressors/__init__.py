@@ -1,7 +1,10 @@
-"""What is PyTorch's alone, whatever averages the gradients: the engines' adapters share it."""
+"""What is PyTorch's alone: DDP's communication hook, training by gossip, and an optimizer that all
+adapters share."""
 
 from __future__ import annotations
 
+from torch_compressors.ddp import DDPCompression, ddp_hook
 from torch_compressors.dgc_sgd import DGCSGD
+from torch_compressors.gossip import GossipDataParallel
 
-__all__ = ["DGCSGD"]
+__all__ = ["DGCSGD", "DDPCompression", "GossipDataParallel", "ddp_hook"]

@@ -1,4 +1,4 @@
-"""What carries a job's messages and averages its gradients: Horovod or BytePS."""
+"""What carries a job's messages and averages its gradients: Horovod, BytePS or DDP."""
 
 from __future__ import annotations
 
@@ -61,8 +61,13 @@ class Engine(ABC):
         """Give all ranks the tensors of rank 0."""
 
     @abstractmethod
-    def compression(self, config: Config, model: nn.Module) -> Any:
-        """The compression of a model's gradients, for `optimizer`."""
+    def compression(self, config: Config, trained: nn.Module, inner: torch.optim.Optimizer) -> Any:
+        """The compression of a model's gradients, for `optimizer`; None where nothing is sent.
+
+        Args:
+            trained: what `trained` made of the model.
+            inner: the optimizer of one rank.
+        """
 
     @abstractmethod
     def optimizer(
@@ -74,6 +79,10 @@ class Engine(ABC):
     def momentum_free_sgd(self) -> type[torch.optim.SGD]:
         """The SGD for specs that apply the momentum themselves."""
 
+    def trained(self, model: nn.Module) -> nn.Module:
+        """What training steps call in the model's place."""
+        return model
+
     def broadcast_object(self, value: Any, name: str) -> Any:
         """What rank 0 has given."""
         return self.allgather_object(value, name)[0]
@@ -83,7 +92,7 @@ class Engine(ABC):
         self.allgather_object(None, "train.barrier")
 
 
-ENGINES: Sequence[str] = ("horovod", "byteps")
+ENGINES: Sequence[str] = ("horovod", "byteps", "torch")
 """What `choose` takes."""
 
 _chosen: Engine | None = None

@@ -62,8 +62,8 @@ class HorovodEngine(Engine):
     def broadcast_parameters(self, state: Mapping[str, Tensor]) -> None:
         hvd.broadcast_parameters(state, root_rank=0)
 
-    def compression(self, config: Config, model: nn.Module) -> Any:
-        return Compression(config, named_parameters=model.named_parameters())
+    def compression(self, config: Config, trained: nn.Module, inner: torch.optim.Optimizer) -> Any:
+        return Compression(config, named_parameters=trained.named_parameters())
 
     def optimizer(
         self, inner: torch.optim.Optimizer, model: nn.Module, compression: Any

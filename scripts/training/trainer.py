@@ -88,12 +88,7 @@ class Trainer:
         )
         torch.manual_seed(settings.seed)
         self.model = task.model(self._dataset.classes)
-        self.compression = None
-        if compress is not None:
-            self.compression = together(
-                lambda: engine().compression(compress, self.model),
-                exit_code=EXIT_CONFIG,
-            )
+        self._trained = engine().trained(self.model)
         # What a checkpoint must have in common with the run that goes on from it.
         self._identity = {
             "task": settings.task,
@@ -102,17 +97,20 @@ class Trainer:
         sgd = torch.optim.SGD
         if compress is not None and compress.momentum_correction is not None:
             sgd = together(engine().momentum_free_sgd, exit_code=EXIT_CONFIG)
-        self._optimizer = engine().optimizer(
-            sgd(
-                self.model.parameters(),
-                lr=settings.lr,
-                momentum=settings.momentum,
-                nesterov=settings.nesterov,
-                weight_decay=settings.weight_decay,
-            ),
-            self.model,
-            self.compression,
+        inner = sgd(
+            self.model.parameters(),
+            lr=settings.lr,
+            momentum=settings.momentum,
+            nesterov=settings.nesterov,
+            weight_decay=settings.weight_decay,
         )
+        self.compression = None
+        if compress is not None:
+            self.compression = together(
+                lambda: engine().compression(compress, self._trained, inner),
+                exit_code=EXIT_CONFIG,
+            )
+        self._optimizer = engine().optimizer(inner, self.model, self.compression)
         own = {"sent_bytes": 0}
         if resume is not None:
             own = together(lambda: self._restore(resume), exit_code=EXIT_CONFIG)
@@ -252,7 +250,7 @@ class Trainer:
     def _step(self, batch: Batch, stop: bool) -> tuple[float, bool]:
         """One optimizer step; returns the mean loss, and whether any rank is to stop."""
         self._optimizer.zero_grad()
-        loss = functional.cross_entropy(self.model(batch.inputs), batch.classes)
+        loss = functional.cross_entropy(self._trained(batch.inputs), batch.classes)
         # Before backward: a loss that is not finite must reach neither the parameters nor
         # what the compressor remembers.
         mean_loss, stopping = self._agree(loss.item(), stop)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 import horovod.torch as hvd
 import torch
@@ -12,15 +13,13 @@ import torch
 from horovod_compressors.torch import Compression
 
 
-def main(way: str) -> None:
-    torch.set_num_threads(1)
-    hvd.init()
-    model = torch.nn.Sequential(*(torch.nn.Linear(80, 80) for _ in range(3)))
-    opt = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.01),
-        named_parameters=model.named_parameters(),
-        compression=Compression("residual|topk(ratio=0.01)", model.named_parameters()),
-    )
+def layers() -> torch.nn.Sequential:
+    """A model whose middle layer's gradients come when those of the last are on their way."""
+    return torch.nn.Sequential(*(torch.nn.Linear(80, 80) for _ in range(3)))
+
+
+def make_end(way: str) -> Callable[[torch.Tensor], None]:
+    """A hook of a gradient."""
 
     def end(grad: torch.Tensor) -> None:
         print("the end of rank 1", flush=True)
@@ -28,10 +27,22 @@ def main(way: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         raise ArithmeticError("raised in the backward pass")
 
+    return end
+
+
+def main(way: str) -> None:
+    torch.set_num_threads(1)
+    hvd.init()
+    model = layers()
+    opt = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        named_parameters=model.named_parameters(),
+        compression=Compression("residual|topk(ratio=0.01)", model.named_parameters()),
+    )
+
     for step in range(1000):
         if hvd.rank() == 1 and step == 5:
-            # Gradients of the last layer are on their way by then, those of the first are not.
-            model[1].weight.register_hook(end)
+            model[1].weight.register_hook(make_end(way))
         model(torch.randn(4, 80)).square().mean().backward()
         opt.step()
         opt.zero_grad()

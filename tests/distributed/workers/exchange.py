@@ -46,13 +46,7 @@ def check(
     loopback = Loopback(config, hvd.size())
     order = np.random.default_rng(hvd.rank())
     for step in range(STEPS):
-        of_ranks = [harness.gradients(params, step, rank) for rank in range(hvd.size())]
-        mine = of_ranks[hvd.rank()]
-        shuffled = order.permutation(list(params)).tolist()
-        averages = harness.averages(opt, params, {name: mine[name] for name in shuffled})
-        expected = loopback.step({name: [grads[name] for grads in of_ranks] for name in params})
-        for name, average in averages.items():
-            harness.check_equal(average, expected[name][hvd.rank()], f"{step}: {name}")
+        averages = harness.check_step(opt, params, loopback, step, order)
     everything = torch.cat([average.reshape(-1) for average in averages.values()])
     harness.check_same_on_all_ranks(everything, "averages")
     own = loopback.ranks[hvd.rank()].state_dict()

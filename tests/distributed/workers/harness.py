@@ -1,29 +1,37 @@
-"""Runs cases on every rank of a job and reports on each; and what cases share.
-
-A case is a function without arguments. It passes when it returns, with a value for JSON, and fails
-when it raises. The ranks run the same cases in the same order: ``python -m workers.harness REPORTS
-SHARED MODULE...`` runs those of some modules; ``MODULE:ATTRIBUTE`` names the attribute that holds
-them where it is not ``cases``.
+"""What cases on PyTorch share; ``python -m workers.harness REPORTS SHARED MODULE...`` runs those of
+some modules (see `runner`).
 """
 
 from __future__ import annotations
 
-import faulthandler
-import importlib
 import itertools
-import json
 import sys
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
 import numpy as np
 import torch
+from workers.runner import Cases, refused, run
 
-CASE_LIMIT = 240
-"""Seconds after which a case that hangs ends its rank, with the stacks of all threads."""
+from gradcomp import Loopback
+
+__all__ = [
+    "MATRIX",
+    "Cases",
+    "TopK",
+    "averages",
+    "backward",
+    "check_equal",
+    "check_same_on_all_ranks",
+    "check_step",
+    "gradients",
+    "optimizer",
+    "parameters",
+    "refused",
+    "shared",
+]
 
 MATRIX = (64, 80)
 """Enough elements and dimensions to be compressed under the default rules."""
@@ -32,14 +40,6 @@ shared = Path()
 """A folder for files from one job to another."""
 
 _models = itertools.count()
-
-
-class Cases(dict[str, Callable[[], Any]]):
-    """Cases by name; as a decorator it takes up a function."""
-
-    def __call__(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        self[function.__name__] = function
-        return function
 
 
 def parameters(
@@ -103,29 +103,31 @@ def check_equal(actual: torch.Tensor, expected: Any, what: str = "") -> None:
     )
 
 
+def check_step(
+    opt: torch.optim.Optimizer,
+    params: Mapping[str, torch.Tensor],
+    loopback: Loopback,
+    step: int,
+    order: np.random.Generator,
+) -> dict[str, torch.Tensor]:
+    """The averages of a step, which must be those of the loopback; gradients arrive in an order
+    that ``order`` draws."""
+    of_ranks = [gradients(params, step, rank) for rank in range(hvd.size())]
+    mine = of_ranks[hvd.rank()]
+    shuffled = order.permutation(list(params)).tolist()
+    found = averages(opt, params, {name: mine[name] for name in shuffled})
+    expected = loopback.step({name: [grads[name] for grads in of_ranks] for name in params})
+    for name, average in found.items():
+        check_equal(average, expected[name][hvd.rank()], f"{step}: {name}")
+    return found
+
+
 def check_same_on_all_ranks(tensor: torch.Tensor, what: str = "") -> None:
     """The same bytes on every rank."""
     data = tensor.detach().contiguous().view(-1).view(torch.uint8)
     rows = hvd.allgather(data[None], name=f"same.{next(_models)}")
     for rank, row in enumerate(rows):
         assert torch.equal(row, rows[0]), f"{what} differs between rank 0 and rank {rank}"
-
-
-def refused(function: Callable[[], Any], kind: type[Exception], *parts: str) -> str:
-    """That ``function`` raises ``kind`` with a message of all ``parts``; returns the message."""
-    try:
-        function()
-    except kind as error:
-        message = str(error)
-    except Exception as error:
-        raise AssertionError(
-            f"{type(error).__name__} instead of {kind.__name__}: {error}"
-        ) from error
-    else:
-        raise AssertionError(f"no {kind.__name__}")
-    for part in parts:
-        assert part in message, f"'{part}' is not in the message: {message}"
-    return message
 
 
 class TopK:
@@ -160,21 +162,7 @@ def main(reports: str, folder: str, modules: Sequence[str]) -> None:
     harness.shared = Path(folder)
     torch.set_num_threads(1)
     hvd.init()
-    cases: dict[str, Callable[[], Any]] = {}
-    for module in modules:
-        path, _, attribute = module.partition(":")
-        cases.update(getattr(importlib.import_module(f"workers.{path}"), attribute or "cases"))
-    with (Path(reports) / f"rank{hvd.rank()}.jsonl").open("w", buffering=1) as file:
-        for name, function in cases.items():
-            faulthandler.dump_traceback_later(CASE_LIMIT, exit=True)
-            value = error = None
-            try:
-                value = function()
-            except Exception:
-                error = traceback.format_exc()
-            file.write(json.dumps({"case": name, "value": value, "error": error}) + "\n")
-            hvd.barrier()  # no rank ends while others need it
-    faulthandler.cancel_dump_traceback_later()
+    run(hvd.rank(), hvd.barrier, reports, modules)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from workers.harness import Cases
 
 from gradcomp.arrays import FloatArray
 from gradcomp.codec import get_codec
+from gradcomp.driver import Driver
 from gradcomp.rounds import AllGather, AllReduce, Round
-from horovod_compressors.driver import Driver
 from horovod_compressors.torch.engine import HorovodEngine
 
 cases = Cases()

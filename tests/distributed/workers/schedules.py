@@ -48,13 +48,7 @@ def specs_follow_one_another_as_in_the_loopback() -> None:
         for one in (compression, loopback):
             one.set_epoch(step // 2)
         compression.load_state_dict(compression.state_dict())
-        of_ranks = [harness.gradients(params, step, rank) for rank in range(hvd.size())]
-        mine = of_ranks[hvd.rank()]
-        shuffled = order.permutation(list(params)).tolist()
-        averages = harness.averages(opt, params, {name: mine[name] for name in shuffled})
-        expected = loopback.step({name: [grads[name] for grads in of_ranks] for name in params})
-        for name, average in averages.items():
-            harness.check_equal(average, expected[name][hvd.rank()], f"{step}: {name}")
+        harness.check_step(opt, params, loopback, step, order)
 
 
 @cases

@@ -1,0 +1,85 @@
+"""DistributedDataParallel as the engine of training."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradcomp.config import Config
+from gradcomp.errors import ProtocolError
+from torch_compressors import DGCSGD, ddp_hook
+from training.engine import Engine
+
+__all__ = ["ENGINE"]
+
+
+class TorchEngine(Engine):
+    """Stock DistributedDataParallel on Gloo, with our communication hook."""
+
+    name = "torch"
+    title = "DDP"
+    lost_rank = (ProtocolError,)
+
+    def init(self) -> None:
+        """See `Engine`, also below."""
+        if "RANK" in os.environ:
+            dist.init_process_group("gloo")
+        else:  # no launcher
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+
+    def version(self) -> str:
+        return str(torch.__version__)
+
+    def rank(self) -> int:
+        return dist.get_rank()
+
+    def size(self) -> int:
+        return dist.get_world_size()
+
+    def local_size(self) -> int:
+        return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+    def sum(self, tensor: Tensor, name: str) -> Tensor:
+        result = tensor.clone()
+        dist.all_reduce(result)
+        return result
+
+    def allgather_object(self, value: Any, name: str) -> list[Any]:
+        values: list[Any] = [None] * self.size()
+        dist.all_gather_object(values, value)
+        return values
+
+    def broadcast_parameters(self, state: Mapping[str, Tensor]) -> None:
+        for tensor in state.values():
+            dist.broadcast(tensor, 0)
+
+    def trained(self, model: nn.Module) -> nn.Module:
+        if self.size() == 1:
+            return model
+        # The trainer averages buffers itself.
+        return DistributedDataParallel(model, broadcast_buffers=False)
+
+    def compression(self, config: Config, trained: nn.Module, inner: torch.optim.Optimizer) -> Any:
+        if not isinstance(trained, DistributedDataParallel):
+            return None
+        state, hook = ddp_hook(config, trained, inner)
+        trained.register_comm_hook(state, hook)
+        return state
+
+    def optimizer(
+        self, inner: torch.optim.Optimizer, model: nn.Module, compression: Any
+    ) -> torch.optim.Optimizer:
+        return inner
+
+    def momentum_free_sgd(self) -> type[torch.optim.SGD]:
+        return DGCSGD
+
+
+ENGINE = TorchEngine()

@@ -1,0 +1,56 @@
+"""Our communication hook in DistributedDataParallel; see the cases."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from launch import HERE, CaseJob, run
+from workers import ddp
+from workers.replicas import SPECS
+
+
+@pytest.mark.parametrize("case", ddp.cases)
+def test_ddp(ddp2: CaseJob, case: str) -> None:
+    ddp2.check(case)
+
+
+@pytest.mark.parametrize("case", ddp.three)
+def test_ddp_on_three_ranks(ddp3: CaseJob, case: str) -> None:
+    ddp3.check(case)
+
+
+@pytest.mark.parametrize("case", ddp.four)
+def test_ddp_on_four_ranks(ddp4: CaseJob, case: str) -> None:
+    ddp4.check(case)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("name", ["ddp2", "ddp3"])
+def test_replicas(name: str, spec: str, request: pytest.FixtureRequest) -> None:
+    job: CaseJob = request.getfixturevalue(name)
+    of_ranks = [values[spec] for values in job.check("ddp_replicas")]
+    assert all(values["identical"] and values["moved"] > 0 for values in of_ranks)
+    assert of_ranks[0]["differences"] == []
+
+
+@pytest.mark.parametrize("way", ["kill", "raise"])
+def test_rank_that_ends(way: str) -> None:
+    """The other one does not wait for it: it says whom it has lost, and where."""
+    job = run(["-m", "workers.ddp_dying", way], 2, "torchrun", limit=120)
+    assert job.output.count("the end of rank 1") == 1, job.output
+    assert job.status != 0, job.output
+    assert re.search(r"ProtocolError: (rank 1|another rank) does not answer", job.output), (
+        job.output
+    )
+
+
+def test_the_example_of_the_documentation(tmp_path: Path) -> None:
+    root = HERE.parents[1]
+    page = (root / "docs" / "torch.md").read_text()
+    example = tmp_path / "example.py"
+    example.write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0])
+    job = run([example], 2, "torchrun", {"PYTHONPATH": str(root)}, limit=120)
+    assert job.status == 0, job.output
+    assert re.search(r"[1-9]\d*\.\d times fewer bytes", job.output), job.output

@@ -1,0 +1,391 @@
+"""Our communication hook in DistributedDataParallel, on real processes and Gloo."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+import torch.distributed as dist
+from workers import exchange, harness, replicas, schedules, two_level
+from workers.ddp_model import Given, Training, check_sum, join
+from workers.harness import MATRIX, Cases, check_equal, check_same_on_all_ranks, refused
+
+from gradcomp import Config, ConfigError, Loopback
+from gradcomp.errors import GradcompError, ProtocolError, SpecError, StateError, WireError
+from horovod_compressors.torch import Compression
+from torch_compressors import DGCSGD, ddp_hook
+
+cases = Cases()
+three = Cases()
+"""Those that tell more on three ranks than on two."""
+four = Cases()
+"""Those that need four ranks."""
+
+SHAPES = {"first": MATRIX, "bias": (64,), "second": (90, 50)}
+
+SPECS = {
+    "topk": "residual|topk(ratio=0.02)",
+    "fp16": "fp16",
+    "random": "residual(beta=0.9)|randomk(ratio=0.1)",
+    "low_rank": "powersgd(rank=2,start_step=2)",
+    "coded": "residual|threshold(tau=1.0)|rice",
+    "together": "residual|globaltopk(ratio=0.01)",
+    "vote": "signum|signsgd_mv",
+    "singular": "atomo(rank=1)",
+    "chunks": "residual|chunk_allreduce(ratio=0.05,chunk=16)",
+    "dense": "identity",
+}
+
+GATHERED = {"topk", "coded", "together", "vote", "singular"}
+"""Those of which every rank gets all frames, and adds them itself."""
+
+
+def mixed(**others: object) -> Config:
+    """Specs by name."""
+    rules = [{"match": {"name": f"{name}.*"}, "use": spec} for name, spec in SPECS.items()]
+    compress = {"default": "identity", "rules": rules, "bucket_bytes": 20000, **others}
+    return Config.from_mapping({"version": 1, "compress": compress, "seed": 3})
+
+
+MIXED = {f"{name}.{shape}": size for name in SPECS for shape, size in SHAPES.items()}
+
+
+def replicas_of_ddp(steps: int) -> Any:
+    def averager(params: replicas.Parameters, config: Config) -> replicas.Averager:
+        join()
+        model = torch.nn.parallel.DistributedDataParallel(Given(params), bucket_cap_mb=0.1)
+        model.register_comm_hook(*ddp_hook(config, model))
+
+        def average(grads: Mapping[str, torch.Tensor]) -> None:
+            model.zero_grad()
+            model(grads).backward()
+
+        return average
+
+    return replicas.train(averager, steps)
+
+
+@cases
+@three
+def ddp_replicas() -> Any:
+    """All codecs with all memories, and algorithms, as the loopback and the same on all ranks."""
+    return replicas_of_ddp(12 if hvd.size() == 2 else 4)
+
+
+@cases
+@three
+def as_horovod() -> None:
+    """The same parameters after many steps, to the last bit."""
+    training = Training(mixed(), MIXED, bucket_mb=0.05)
+    params = harness.parameters(MIXED)
+    theirs = dict(zip(MIXED, params.values(), strict=True))
+    opt = hvd.DistributedOptimizer(
+        torch.optim.SGD(theirs.values(), lr=0.1, momentum=0.9),
+        named_parameters=theirs.items(),
+        compression=Compression(mixed(), theirs.items()),
+    )
+    own = torch.optim.SGD(training.params.values(), lr=0.1, momentum=0.9)
+    for step in range(100 if hvd.size() == 2 else 20):
+        grads = harness.gradients(theirs, step)
+        training.averages(grads)
+        own.step()
+        harness.averages(opt, theirs, grads)
+    training.check_replicas()
+    for name, p in training.params.items():
+        # From three ranks on, an all-reduce adds in an order of its engine's own.
+        if hvd.size() == 2 or (name.split(".")[0] in GATHERED and p.dim() == 2):
+            check_equal(p.detach(), theirs[name].detach(), name)
+
+
+@cases
+def buckets_and_views() -> None:
+    """However DDP cuts its buckets and lays out gradients; the first step's buckets are others."""
+    for bucket_mb, options in (
+        (0.005, {}),
+        (25, {}),
+        (0.05, {"gradient_as_bucket_view": True}),
+        (0.05, {"static_graph": True}),
+    ):
+        training = Training(mixed(), MIXED, bucket_mb=bucket_mb, **options)
+        training.check_steps(Loopback(mixed(), hvd.size()), range(3))
+        training.check_replicas()
+
+
+@cases
+@three
+def exchanges() -> None:
+    """Scatter-reduce-allgather and the sum of chosen elements, as the loopback has them."""
+    sums = {"default": "residual|topk(ratio=0.02)", "exchange": "sparse_allreduce"}
+    for config, shapes in (
+        (exchange.config_of(), _named(exchange)),
+        (Config.from_mapping({"version": 1, "compress": sums}), dict.fromkeys("ab", (70, 81))),
+    ):
+        Training(config, shapes).check_steps(Loopback(config, hvd.size()), range(4))
+
+
+def _named(module: Any) -> dict[str, tuple[int, ...]]:
+    names = [*module.SPECS, *getattr(module, "VOTES", ()), "auto"]
+    return {f"x.{name}.{shape}": size for name in names for shape, size in exchange.SHAPES.items()}
+
+
+@cases
+@three
+def frames_that_grow_and_shrink() -> None:
+    """From little to more than a receiver has made room for, and back."""
+    ratios = [0.01, 0.9, 0.02, 0.5]
+    for pattern in ("gather", "sra"):
+        compress = {"default": f"topk(ratio=steps({ratios},every=1))", "exchange": pattern}
+        config = Config.from_mapping({"version": 1, "compress": compress})
+        training = Training(config, {"w": (400, 300)})
+        training.check_steps(Loopback(config, hvd.size()), range(len(ratios)))
+
+
+@cases
+def specs_follow_one_another() -> None:
+    """Through a checkpoint before every step."""
+    shapes = {f"m{name}.{n}": (30, 32 + n) for n in range(3) for name in schedules.PLANS}
+    training = Training(schedules.config(), shapes)
+    loopback = Loopback(schedules.config(), hvd.size())
+    for step in range(6):
+        for one in (training.state, loopback):
+            one.set_epoch(step // 2)
+        file = io.BytesIO()
+        torch.save(training.state.state_dict(), file)
+        file.seek(0)
+        training.state.load_state_dict(torch.load(file, weights_only=True))
+        training.check_steps(loopback, range(step, step + 1))
+
+
+@cases
+def states() -> None:
+    """A checkpoint resumes to the last bit in a new model; that of another rank is refused."""
+    straight = Training(mixed(), MIXED)
+    for step in range(3):
+        straight.averages(harness.gradients(straight.params, step))
+    file = io.BytesIO()
+    torch.save(straight.state.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    resumed = Training(mixed(), MIXED)
+    refused(
+        lambda: resumed.state.load_state_dict({**state, "rank": hvd.rank() + 1}),
+        StateError,
+        "load each rank's own state",
+    )
+    resumed.state.load_state_dict(state)
+    for step in range(3, 6):
+        grads = harness.gradients(straight.params, step)
+        wanted = straight.averages(grads)
+        for name, average in resumed.averages(grads).items():
+            check_sum(average, wanted[name], f"{step}: {name}")
+    assert resumed.state.stats.steps == 6
+    assert 0 < resumed.state.stats.total_bytes < straight.state.stats.total_bytes
+
+
+@cases
+def low_precision() -> None:
+    """Gradients in float16 and bfloat16 are averaged in float32 and rounded once, but for dense
+    float16; those in float64 keep it where they are dense."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        shapes = {"w": MATRIX, "bias": (9,)}
+        training = Training("residual|topk(ratio=0.05)", shapes, dtype=dtype)
+        loopback = Loopback("residual|topk(ratio=0.05)", hvd.size())
+        for step in range(3):
+            of_ranks = [
+                harness.gradients(training.params, step, rank) for rank in range(hvd.size())
+            ]
+            found = training.averages(of_ranks[hvd.rank()])
+            named = {name: [grads[name].float() for grads in of_ranks] for name in shapes}
+            expected = {n: torch.from_numpy(a[0]) for n, a in loopback.step(named).items()}
+            check_equal(found["w"], expected["w"].to(dtype), f"{dtype} {step}")
+            torch.testing.assert_close(
+                found["bias"], expected["bias"].to(dtype), rtol=1e-2, atol=1e-2
+            )
+            check_same_on_all_ranks(found["bias"])
+            if dtype == torch.float64:
+                exact = sum(grads["bias"] for grads in of_ranks) / hvd.size()
+                torch.testing.assert_close(found["bias"], exact, rtol=1e-14, atol=1e-14)
+
+
+@cases
+def channels_last() -> None:
+    """A tensor's elements are those of its shape, not of its memory."""
+    join()
+    shape = (16, 24, 3, 5)
+    for spec in ("powersgd(rank=2,start_step=0)", "residual|topk(ratio=0.02)"):
+        results = []
+        for memory_format in (torch.contiguous_format, torch.channels_last):
+            p = torch.nn.Parameter(torch.zeros(shape).contiguous(memory_format=memory_format))
+            model = torch.nn.parallel.DistributedDataParallel(Given({"w": p}))
+            model.register_comm_hook(*ddp_hook(spec, model))
+            for step in range(3):
+                model.zero_grad()
+                model(harness.gradients({"w": p}, step)).backward()
+            results.append(p.grad)
+        assert results[1].is_contiguous(memory_format=torch.channels_last)
+        check_equal(results[1], results[0], spec)
+
+
+@cases
+def accumulated_gradients() -> None:
+    """Under no_sync nothing travels; the next step takes the sum."""
+    training = Training("residual|topk(ratio=0.05)", {"w": MATRIX, "v": (64, 64)})
+    loopback = Loopback("residual|topk(ratio=0.05)", hvd.size())
+    for step in range(3):
+        parts = [[harness.gradients(training.params, 2 * step + n, r) for n in range(2)]
+                 for r in range(hvd.size())]  # fmt: skip
+        training.model.zero_grad()
+        mine = parts[hvd.rank()]
+        with training.model.no_sync():
+            training.model(mine[0]).backward()
+        training.model(mine[1]).backward()
+        sums = {n: [one[0][n] + one[1][n] for one in parts] for n in training.params}
+        for name, averages in loopback.step(sums).items():
+            check_equal(training.params[name].grad, averages[hvd.rank()], name)
+    assert training.state.stats.steps == 3
+
+
+@cases
+def parameters_without_a_gradient() -> None:
+    """One rank's unused parameter counts as zero; what nobody uses keeps no gradient."""
+    spec = "residual|topk(ratio=0.05)"
+    training = Training(spec, dict.fromkeys("abc", MATRIX), find_unused_parameters=True)
+    loopback = Loopback(spec, hvd.size())
+    for step in range(3):
+        of_ranks = [harness.gradients(training.params, step, rank) for rank in range(hvd.size())]
+        for rank, grads in enumerate(of_ranks):
+            for name in "abc":
+                if name == "c" or (name == "b" and rank == 0):
+                    grads[name] = torch.zeros(MATRIX)
+        used = "a" if hvd.rank() == 0 else "ab"
+        found = training.averages({name: of_ranks[hvd.rank()][name] for name in used})
+        assert sorted(found) == ["a", "b"]
+        expected = loopback.step({name: [grads[name] for grads in of_ranks] for name in "abc"})
+        for name, average in found.items():
+            check_equal(average, expected[name][hvd.rank()], name)
+
+
+@cases
+def frozen_and_tied_parameters() -> None:
+    join()
+    model = torch.nn.Sequential(*(torch.nn.Linear(70, 70) for _ in range(3)))
+    torch.manual_seed(0)
+    for p in model.parameters():
+        torch.nn.init.normal_(p)
+    model[2].weight = model[0].weight
+    model[1].requires_grad_(False)
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    state, hook = ddp_hook("residual|topk(ratio=0.05)", ddp)
+    ddp.register_comm_hook(state, hook)
+    ddp(torch.full((2, 70), float(hvd.rank() + 1))).square().mean().backward()
+    assert sorted(state.state_dict()["rounds"]) == ["0.bias", "0.weight", "2.bias"]
+    check_same_on_all_ranks(model[0].weight.grad)
+
+
+@cases
+@three
+def some_of_the_ranks() -> None:
+    """Two groups, one of them of a single rank, average apart."""
+    join()
+    last = hvd.size() - 1
+    groups = [dist.new_group(ranks) for ranks in (range(last), [last])]
+    inside = hvd.rank() < last
+    spec = "powersgd(rank=2,start_step=1)" if inside else "residual|topk(ratio=0.1)"
+    training = Training(
+        spec, {"a": MATRIX, "b": (5,)}, process_group=groups[0] if inside else groups[1]
+    )
+    members = range(last) if inside else [last]
+    assert training.state.pipeline.world_size == len(members)
+    loopback = Loopback(spec, len(members))
+    for step in range(3):
+        of_ranks = [harness.gradients(training.params, step, rank) for rank in members]
+        found = training.averages(of_ranks[members.index(hvd.rank())])
+        for name, averages in loopback.step({n: [g[n] for g in of_ranks] for n in found}).items():
+            check_equal(found[name], averages[0], name)
+
+
+@cases
+def momentum_correction() -> None:
+    """DGC with its warm-up, and the optimizers that it takes."""
+    config = Config.from_spec("dgc(ratio=0.01,warmup_epochs=2)")
+    training = Training(config, SHAPES, optimizer=partial(DGCSGD, lr=0.1))
+    refused(
+        lambda: training.averages(harness.gradients(training.params, 0)),
+        ConfigError,
+        "call set_epoch(epoch)",
+    )
+    training = Training(config, SHAPES, optimizer=partial(DGCSGD, lr=0.1))
+    loopback = Loopback(config, hvd.size())
+    for step in range(4):
+        for one in (training.state, loopback):
+            one.set_epoch(step)
+        training.check_steps(loopback, range(step, step + 1))
+    for optimizer, part in (
+        (partial(torch.optim.SGD, lr=1.0, momentum=0.9), "SGD has momentum=0.9"),
+        (partial(DGCSGD, lr=1.0, momentum=0.8), "DGCSGD has momentum 0.8"),
+        (None, "pass optimizer=..."),
+    ):
+        refused(lambda o=optimizer: Training(config, SHAPES, optimizer=o), ConfigError, part)
+
+
+@cases
+@three
+def what_is_refused() -> None:
+    """On every rank, before a gradient is sent."""
+    other = "fp16" if hvd.rank() else "residual|topk(k=100)"
+    refused(
+        lambda: Training(other, SHAPES), ProtocolError, "the ranks run different compression",
+        '"default":"fp16(', "topk(k=100",
+    )  # fmt: skip
+    refused(lambda: ddp_hook("fp16", torch.nn.Linear(2, 2)), ConfigError, "DistributedDataParallel")
+    refused(lambda: Training("topk(k=", SHAPES), SpecError, "topk")
+    for nodes in (None, 2):
+        if nodes and hvd.size() % nodes == 0:
+            continue
+        compress = {"default": "int8", "exchange": "two_level", "ranks_per_node": nodes}
+        config = Config.from_mapping({"version": 1, "compress": compress})
+        refused(lambda c=config: Training(c, SHAPES), ConfigError, "compress.ranks_per_node")
+
+
+@cases
+def an_epoch_that_differs() -> None:
+    """An error that shows in the middle of an exchange comes on every rank, from backward()."""
+    config = Config.from_spec("residual|topk(ratio=epochs([0.5,0.1]))")
+    training = Training(config, SHAPES)
+    training.state.set_epoch(hvd.rank())
+    refused(lambda: training.averages(harness.gradients(training.params, 0)), WireError, "spec")
+    assert issubclass(WireError, GradcompError)
+
+
+@cases
+def policy() -> None:
+    """All ranks decide alike."""
+    compress = {"default": "residual|topk(ratio=0.01)", "policy": "auto"}
+    config = Config.from_mapping({"version": 1, "compress": compress})
+    training = Training(config, {"first": (300, 200), "second": (100, 90), "bias": (9,)})
+    for step in range(40):
+        found = training.averages(harness.gradients(training.params, step))
+    assert training.state.stats.decisions
+    of_ranks: list[Any] = [None] * hvd.size()
+    dist.all_gather_object(of_ranks, [str(one) for one in training.state.stats.decisions])
+    assert of_ranks == of_ranks[:1] * hvd.size()
+    for name, average in found.items():
+        check_same_on_all_ranks(average, name)
+    training.state.decide_again()
+    assert not training.state.stats.decisions
+
+
+@four
+def two_level_exchanges() -> None:
+    """Two nodes of two, as the configuration says."""
+    config = two_level.mixed()
+    shapes = _named(two_level)
+    training = Training(config, shapes)
+    training.check_steps(Loopback(config, hvd.size()), range(3))
+    sent = training.state.stats.sent_bytes
+    assert {"node allreduce", "node broadcast", "alltoall"} <= set(sent)
+    training.check_replicas()

@@ -1,0 +1,31 @@
+"""Trains in DDP until rank 1 ends in the backward pass of step 5: by a ``kill``, or a ``raise``."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from workers.dying import layers, make_end
+
+from torch_compressors import ddp_hook
+
+
+def main(way: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(layers(), bucket_cap_mb=0.01)
+    model.register_comm_hook(*ddp_hook("residual|topk(ratio=0.01)", model))
+    for step in range(1000):
+        if dist.get_rank() == 1 and step == 5:
+            model.module[1].weight.register_hook(make_end(way))
+        model(torch.randn(4, 80)).square().mean().backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.01 * p.grad
+        model.zero_grad()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,309 @@
+"""Compression as a communication hook of ``DistributedDataParallel``.
+
+::
+
+    from torch.nn.parallel import DistributedDataParallel
+    from torch_compressors import ddp_hook
+
+    model = DistributedDataParallel(model)
+    state, hook = ddp_hook("residual|topk(ratio=0.01)", model)
+    model.register_comm_hook(state, hook)
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
+
+from gradcomp import Config
+from gradcomp.agreement import check_lines, line_of
+from gradcomp.driver import Collector, Driver
+from gradcomp.errors import ConfigError
+from gradcomp.nodes import Node
+from gradcomp.pipeline import Pipeline
+from gradcomp.rounds import AllReduce, Group
+from torch_compressors.dgc_sgd import check_momentum
+from torch_compressors.gloo import GlooEngine
+from torch_compressors.state import TensorControls
+
+__all__ = ["DDPCompression", "ddp_hook"]
+
+Hook = Callable[["DDPCompression", GradBucket], torch.futures.Future[torch.Tensor]]
+
+# What travels in its own dtype where it is not compressed; others go as float32.
+_OWN_DTYPES = frozenset({torch.float16, torch.float32, torch.float64})
+
+
+def ddp_hook(
+    config: str | Config,
+    model: DistributedDataParallel,
+    optimizer: torch.optim.Optimizer | None = None,
+    timeout: timedelta | None = None,
+) -> tuple["DDPCompression", Hook]:
+    """The two arguments of ``model.register_comm_hook``.
+
+    Every rank must call it, in the same order as other collectives.
+
+    Args:
+        config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors (tensors with at most
+            one dimension or under 4096 elements travel uncompressed), or a `gradcomp.Config` with
+            rules of its own. The same on every rank; a difference is an error on all ranks.
+        model: whose gradients are averaged. Its parameters' names are those of ``model.module``.
+        optimizer: of the model. Required where the spec applies the momentum (``dgc``), to make
+            sure that the optimizer does not.
+        timeout: how long to wait for another rank in an exchange; None for 30 minutes, PyTorch's
+            own.
+
+    Returns:
+        The state, which has `state_dict`, `set_epoch` and `stats`, and the hook.
+
+    Raises:
+        SpecError: the spec is wrong.
+        ConfigError: the optimizer applies the momentum too, or ``two_level`` is asked for and the
+            ranks are no equal nodes.
+        ProtocolError: the ranks run different compression or different models.
+    """
+    return DDPCompression(config, model, optimizer, timeout), compress_bucket
+
+
+def compress_bucket(
+    state: "DDPCompression", bucket: GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket of gradients; DDP calls it."""
+    return state.average(bucket)
+
+
+@dataclass
+class _Arrived:
+    """A bucket of DDP, whose elements lie in CPU memory once ``ready`` says so."""
+
+    future: torch.futures.Future[torch.Tensor]
+    buffer: torch.Tensor
+    host: torch.Tensor
+    grads: dict[str, torch.Tensor]
+    ready: Callable[[], None] | None = None
+    dense: dict[str, Any] = field(default_factory=dict)
+    """The engine's handles of those that travel as they are."""
+
+
+class DDPCompression(TensorControls):
+    """The compression of one model's gradients on this rank; made by `ddp_hook`.
+
+    DDP's buckets are only how gradients arrive: each parameter is compressed by its own name and
+    shape, as every other engine does it. The first phase of each exchange starts while the backward
+    pass goes on; the others run, and gradients are decoded, when the last bucket has come.
+    """
+
+    def __init__(
+        self,
+        config: str | Config,
+        model: DistributedDataParallel,
+        optimizer: torch.optim.Optimizer | None = None,
+        timeout: timedelta | None = None,
+    ) -> None:
+        if not isinstance(model, DistributedDataParallel):
+            raise ConfigError(
+                f"the model is a {type(model).__name__}; it must be a DistributedDataParallel: "
+                "wrap it first"
+            )
+        self.config = Config.from_spec(config) if isinstance(config, str) else config
+        if optimizer is not None:
+            check_momentum(self.config, optimizer)
+        elif self.config.momentum_correction is not None:
+            raise ConfigError(
+                f"'{self.config.compress.default}' applies the optimizer's momentum: pass "
+                "optimizer=..., a torch_compressors.DGCSGD or one without momentum, to ddp_hook"
+            )
+        ignored = model.parameters_to_ignore
+        named = [
+            (name, parameter)
+            for name, parameter in model.module.named_parameters()
+            if parameter.requires_grad and name not in ignored
+        ]
+        self._names = {parameter: name for name, parameter in named}
+        shapes = {name: tuple(parameter.shape) for name, parameter in named}
+        world = model.process_group
+        size = _agreed_ranks_per_node(self.config, world, shapes)
+        self._pipeline = Pipeline(self.config, world.rank(), world.size(), size)
+        self._engine = GlooEngine(_groups(world, size, timeout))
+        self._shapes = shapes
+        self._arrived: list[_Arrived] = []
+        self._begun = 0  # of those arrived
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """See `gradcomp.controls.Controls`."""
+        return self._pipeline
+
+    @cached_property
+    def _collector(self) -> Collector:
+        """Made with the first bucket: what tensors take may depend on the epoch."""
+        return Collector(Driver(self._engine), self._pipeline, self._shapes)
+
+    def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Start averaging the gradients of a bucket; with the last bucket of a step all futures
+        get their results.
+
+        DDP calls it for the same buckets in the same order on every rank.
+        """
+        if bucket.index() == 0:
+            self._arrived.clear()
+            self._begun = 0
+            self._report(self._collector.begin_step())
+        arrived = self._take(bucket)
+        self._arrived.append(arrived)
+        # A copy from a device needs time: the next bucket looks after it.
+        complete = arrived.ready is None or bucket.is_last()
+        end = len(self._arrived) - (not complete)
+        for one in self._arrived[self._begun : end]:
+            self._start(one)
+        self._begun = end
+        self._engine.flush()
+        if bucket.is_last():
+            self._finish()
+        return arrived.future
+
+    def _take(self, bucket: GradBucket) -> _Arrived:
+        buffer = bucket.buffer()
+        ready = None
+        if buffer.device.type == "cpu":
+            future = torch.futures.Future[torch.Tensor]()
+            host = buffer
+        else:
+            future = torch.futures.Future[torch.Tensor](devices=[buffer.device])
+            host = torch.empty_like(buffer, device="cpu", pin_memory=True)
+            host.copy_(buffer, non_blocking=True)
+            copied = torch.Event(buffer.device)
+            copied.record()
+            ready = copied.synchronize
+        grads = {}
+        first = buffer.storage_offset()
+        for parameter, view in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            # DDP lays a gradient out as its parameter, and shows it as if it were contiguous.
+            begin = view.storage_offset() - first
+            flat = host[begin : begin + view.numel()]
+            stride = parameter.stride() if _fills(parameter) else view.stride()
+            grads[self._names[parameter]] = flat.as_strided(parameter.shape, stride)
+        return _Arrived(future, buffer, host, grads, ready)
+
+    def _start(self, arrived: _Arrived) -> None:
+        """Start what needs only these gradients."""
+        if arrived.ready is not None:
+            arrived.ready()
+        for name, grad in arrived.grads.items():
+            shape = tuple(grad.shape)
+            if (
+                grad.dtype in _OWN_DTYPES
+                and self._pipeline.measured(name, shape) is None
+                and self._pipeline.sends_dense(name, shape)
+            ):
+                self._pipeline.count_dense(name, grad.nbytes)
+                flat = grad.detach().reshape(-1).numpy()
+                arrived.dense[name] = self._engine.start(AllReduce(name, flat))
+            else:
+                flat = grad.detach().to(torch.float32).contiguous().numpy()
+                self._collector.add(name, flat, grad.nbytes)
+
+    def _finish(self) -> None:
+        """Run all exchanges to their ends and give DDP the averages."""
+        for arrived in self._arrived:
+            for name, grad in arrived.grads.items():
+                if name in arrived.dense:
+                    average = self._engine.finish(arrived.dense[name])
+                else:
+                    average = self._collector.finish(name)
+                grad.copy_(torch.from_numpy(average).view(grad.shape))
+            if arrived.host is not arrived.buffer:
+                arrived.buffer.copy_(arrived.host, non_blocking=True)
+            arrived.future.set_result(arrived.buffer)
+        self._arrived.clear()
+        self._collector.end_step()
+
+
+def _fills(parameter: torch.Tensor) -> bool:
+    """Whether its elements fill a piece of memory in some order, as with channels_last."""
+    expected = 1
+    for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _agreed_ranks_per_node(
+    config: Config, world: dist.ProcessGroup, shapes: dict[str, tuple[int, ...]]
+) -> int:
+    """How many ranks make up a node, where all ranks mean the same compression.
+
+    Raises:
+        ProtocolError: they do not.
+        ConfigError: a two-level exchange cannot be.
+    """
+    size, problem = _ranks_per_node(config, world)
+    lines: list[tuple[str, int]] = [("", 0)] * world.size()
+    dist.all_gather_object(lines, (line_of(config, shapes, problem), size), group=world)
+    check_lines([line for line, _ in lines])
+    sizes = [one for _, one in lines]
+    if len(set(sizes)) > 1:
+        raise ConfigError(
+            f"the exchange two_level cannot be: the ranks' nodes have {sizes} ranks: start the "
+            "same number of ranks on each, or set compress.ranks_per_node"
+        )
+    return size
+
+
+def _ranks_per_node(config: Config, world: dist.ProcessGroup) -> tuple[int, str | None]:
+    """How many ranks, one after the other, make up each node; why that cannot be."""
+    compress = config.compress
+    if not compress.two_level:
+        return 1, None
+    count = world.size()
+    if compress.ranks_per_node is not None:
+        if count % compress.ranks_per_node:
+            return 1, (
+                f"compress.ranks_per_node is {compress.ranks_per_node}; it must be a divisor of "
+                f"{count} ranks"
+            )
+        return compress.ranks_per_node, None
+    local = [os.environ.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+    if not all(text.isdigit() for text in local) or count != dist.get_world_size():
+        return 1, (
+            "nodes are known where torchrun has started the ranks and all of them average "
+            "together: set compress.ranks_per_node"
+        )
+    local_rank, size = map(int, local)
+    if size < 1 or count % size or world.rank() % size != local_rank:
+        return 1, (
+            f"rank {world.rank()} of {count} is local rank {local_rank} of {size}, and two_level "
+            "needs equal nodes of consecutive ranks: set compress.ranks_per_node"
+        )
+    return size, None
+
+
+def _groups(
+    world: dist.ProcessGroup, size: int, timeout: timedelta | None
+) -> dict[Group, dist.ProcessGroup]:
+    """Groups of Gloo of all ranks, of those in this node, and of the nodes' first ones.
+
+    They are this compression's alone: nothing else comes between its exchanges.
+    """
+    ranks = dist.get_process_group_ranks(world)
+    node = Node.of(world.rank(), world.size(), size)
+    first = node.index * size
+    members: dict[Group, list[int]] = {"all": ranks}
+    if size > 1:
+        members["node"] = ranks[first : first + size]
+        if node.leads:
+            members["leaders"] = ranks[::size]
+    return {
+        group: dist.new_group(of_group, timeout, "gloo", use_local_synchronization=True)
+        for group, of_group in members.items()
+    }
