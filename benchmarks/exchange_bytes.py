@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from codec_figures import save
 from matplotlib.figure import Figure
 
+from codec_figures import save
 from gradcomp import Config, Pipeline
 from gradcomp.arrays import FloatArray
 from gradcomp.loopback import run_rounds

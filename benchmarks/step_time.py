@@ -10,7 +10,6 @@ stand-in: products of square matrices before the gradient of each tensor, which 
 import argparse
 import statistics
 import time
-from typing import Any
 
 import horovod.torch as hvd
 import torch
@@ -18,24 +17,7 @@ import torch
 from gradcomp import load_config
 from gradcomp.shapes import MODELS, model_shapes
 from horovod_compressors.torch import Compression
-
-
-class Layer(torch.autograd.Function):
-    """Passes its input on; in the backward pass it computes, then gives its weight a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, work: Any) -> torch.Tensor:
-        """The input."""
-        ctx.work = work
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *of_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """The gradient that was given."""
-        matrix, products, grad = ctx.work
-        for _ in range(products):
-            matrix @ matrix
-        return of_output[0], grad, None
+from layers import Layer
 
 
 class Job:

@@ -1,0 +1,83 @@
+"""What is compared: for each engine its own way to send gradients, peers', and this project's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["BASELINES", "CONTENDERS", "Contender", "chosen"]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to send gradients.
+
+    Attributes:
+        name: what tables call it.
+        engine: ``horovod``, ``torch`` or ``byteps``.
+        kind: ``ours``, or what the engine's worker module makes of it.
+        spec: configuration overrides with blanks between them where it is ours, else a parameter.
+        same_as: what its results are the same algorithm as; empty where nobody else has it.
+        warmup: steps that it needs before it is itself.
+    """
+
+    name: str
+    engine: str
+    kind: str
+    spec: str = ""
+    same_as: str = ""
+    warmup: int = 0
+
+
+_DGC = "dgc(ratio=0.001,warmup_epochs=0,momentum=0.9)"
+
+CONTENDERS = (
+    Contender("Horovod", "horovod", "none"),
+    Contender("Horovod fp16", "horovod", "fp16"),
+    Contender("top-k 0.1%", "horovod", "ours", "residual|topk(ratio=0.001)", "plain top-k 0.1%"),
+    Contender("top-k 1%", "horovod", "ours", "residual|topk(ratio=0.01)"),
+    Contender("top-k 10%", "horovod", "ours", "residual|topk(ratio=0.1)"),
+    Contender("DGC 0.1%", "horovod", "ours", _DGC),
+    Contender("polar 1/16", "horovod", "ours", "residual|polar(rate=0.0625)"),
+    Contender("PowerSGD 4", "horovod", "ours", "powersgd(rank=4,start_step=0)", "DDP PowerSGD 4"),
+    Contender(
+        "auto, top-k 0.1%", "horovod", "ours", "residual|topk(ratio=0.001) policy=auto", warmup=40
+    ),
+    Contender("DDP", "torch", "none"),
+    Contender("DDP fp16", "torch", "fp16"),
+    Contender("DDP PowerSGD 4", "torch", "powersgd", "4"),
+    Contender(
+        "DDP, our PowerSGD 4", "torch", "ours", "powersgd(rank=4,start_step=0)", "DDP PowerSGD 4"
+    ),
+    Contender("DDP, our DGC 0.1%", "torch", "ours", _DGC),
+    Contender("plain top-k 0.1%", "torch", "topk", "0.001"),
+    Contender(
+        "DDP, our top-k 0.1%", "torch", "ours", "residual|topk(ratio=0.001)", "plain top-k 0.1%"
+    ),
+    Contender("BytePS", "byteps", "none"),
+    Contender("BytePS onebit", "byteps", "own", "onebit compressor_onebit_scaling=true"),
+    Contender("BytePS topk 0.1%", "byteps", "own", "topk compressor_k=0.001"),
+    Contender("BytePS, our sign", "byteps", "ours", "residual|sign", "BytePS onebit"),
+    Contender(
+        "BytePS, our top-k 0.1%", "byteps", "ours", "residual|topk(ratio=0.001)", "BytePS topk 0.1%"
+    ),
+)
+
+BASELINES = ("Horovod", "Horovod fp16")
+"""Speed-ups are over the faster one of them."""
+
+
+def chosen(names: list[str] | None, engines: list[str] | None) -> list[Contender]:
+    """Those of some names, or of some engines; all without.
+
+    Raises:
+        ValueError: there is no such contender.
+    """
+    known = {contender.name: contender for contender in CONTENDERS}
+    for name in names or ():
+        if name not in known:
+            raise ValueError(f"there is no contender {name!r}; there are {', '.join(known)}")
+    return [
+        contender
+        for contender in CONTENDERS
+        if (not names or contender.name in names) and (not engines or contender.engine in engines)
+    ]

@@ -1,0 +1,45 @@
+"""Contenders on Horovod: its stock optimizer with its own compression, and with ours."""
+
+import horovod.torch as hvd
+import torch
+
+from e2e.contenders import Contender
+from e2e.model import Synthetic
+from e2e.worker import Run, config_of, optimizer
+from horovod_compressors.torch import Compression
+
+_OWN = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
+
+
+class Engine:
+    """See e2e.worker.Engine."""
+
+    def __init__(self) -> None:
+        hvd.init()
+        self.rank = hvd.rank()
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        hvd.barrier()
+
+    def prepare(self, contender: Contender, model: Synthetic, prefix: str) -> Run:
+        """A contender's way to take a step."""
+        named = [(prefix + name, weight) for name, weight in model.named_weights()]
+        ours = contender.kind == "ours"
+        compression = (
+            Compression(config_of(contender.spec), named) if ours else _OWN[contender.kind]
+        )
+        wrapped = hvd.DistributedOptimizer(
+            optimizer(model, contender.spec), named_parameters=named, compression=compression
+        )
+
+        def step() -> None:
+            wrapped.zero_grad()
+            model(torch.zeros(1, requires_grad=True)).backward()
+            wrapped.step()
+
+        return Run(step, compression if ours else None)
+
+    def close(self) -> None:
+        """Leave the job."""
+        hvd.shutdown()

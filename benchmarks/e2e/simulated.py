@@ -1,0 +1,78 @@
+"""What steps would take, where no hosts can be made: computed, not measured.
+
+All ranks run in this process, one after the other (gradcomp.Loopback), and the time of each one's
+arithmetic is measured. Links are ideal token buckets: what a rank sends, by the usual algorithm of
+each collective, takes its bytes over the rate. Nothing overlaps, and nothing is lost to latency.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from typing import Any
+
+import torch
+
+from e2e.contenders import Contender
+from e2e.model import Synthetic
+from e2e.worker import config_of
+from gradcomp import Loopback
+from gradcomp.shapes import model_shapes
+from netlab import bits_per_second
+
+__all__ = ["simulate"]
+
+_STEPS = 3
+
+
+def _on_the_link(sent: Counter[str], ranks: int) -> float:
+    """Bytes that a rank sends for those that it hands over: a ring's all-reduce and all-gather,
+    direct exchange."""
+    factors = {"allgather": ranks - 1.0, "alltoall": (ranks - 1) / ranks}
+    ring = 2 * (ranks - 1) / ranks
+    return sum(nbytes * factors.get(kind, ring) for kind, nbytes in sent.items())
+
+
+def simulate(
+    contender: Contender, model: str, compute_ms: float, ranks: int, rate: str
+) -> dict[str, Any] | None:
+    """A row as a job's; None where the contender is not Horovod's or ours."""
+    speed = bits_per_second(rate) / 8
+    if contender.kind in ("none", "fp16") and contender.engine == "horovod":
+        width = 4 if contender.kind == "none" else 2
+        nbytes = width * sum(map(math.prod, model_shapes(model).values()))
+        sent, seconds = Counter({"allreduce": nbytes}), [0.0]
+    elif contender.kind == "ours" and contender.engine == "horovod":
+        sent, seconds = _arithmetic(contender, model, ranks)
+    else:
+        return None
+    wire = _on_the_link(sent, ranks) / speed
+    steps = sorted(compute_ms / 1e3 + wire + one for one in seconds)
+    return {
+        "engine": contender.engine,
+        "contender": contender.name,
+        "simulated": True,
+        "median_seconds": steps[len(steps) // 2],
+        "seconds": steps,
+        "sent_bytes": sent.total(),
+        "interface_bytes": _on_the_link(sent, ranks),
+    }
+
+
+def _arithmetic(contender: Contender, model: str, ranks: int) -> tuple[Counter[str], list[float]]:
+    """What a rank hands over in a step, and the seconds of its own work in some steps."""
+    torch.set_num_threads(1)
+    models = [Synthetic(model, 0.0, rank) for rank in range(ranks)]
+    gradients = {name: [one.grads[i] for one in models] for i, name in enumerate(models[0].names)}
+    loopback = Loopback(config_of(contender.spec), ranks)
+    loopback.step(gradients)  # allocates
+    before = Counter(loopback.ranks[0].stats.sent_bytes)
+    seconds = []
+    for _ in range(_STEPS):
+        began = time.perf_counter()
+        loopback.step(gradients)
+        seconds.append((time.perf_counter() - began) / ranks)
+    sent = Counter(loopback.ranks[0].stats.sent_bytes)
+    sent.subtract(before)
+    return Counter({kind: nbytes // _STEPS for kind, nbytes in sent.items()}), seconds

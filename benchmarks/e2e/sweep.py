@@ -1,0 +1,144 @@
+"""Runs the jobs of a sweep, and keeps what they took."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from e2e.contenders import Contender
+from e2e.simulated import simulate
+from netlab import Lab, bits_per_second, hosts_of, run
+
+__all__ = ["Cell", "Results", "Sweep"]
+
+_TIMEOUT = 3600.0
+_WARMUP = 2
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Where contenders are compared.
+
+    Attributes:
+        model: one of gradcomp.shapes.MODELS.
+        compute_ms: what a step's forward and backward pass take.
+        ranks: each on a host of its own.
+        rate: of each host's link.
+    """
+
+    model: str
+    compute_ms: float
+    ranks: int
+    rate: str
+
+
+class Results:
+    """A JSON file with a row for each cell and contender; newer rows replace older ones."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[dict[str, Any]] = []
+        if path.exists():
+            self.rows = json.loads(path.read_text(encoding="utf-8"))
+
+    def add(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Take rows up, and write the file."""
+        keys = ("model", "compute_ms", "ranks", "rate", "contender")
+        known = {tuple(row[key] for key in keys): row for row in self.rows}
+        known |= {tuple(row[key] for key in keys): row for row in rows}
+        self.rows = list(known.values())
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lines = ",\n".join(json.dumps(row) for row in self.rows)
+        self.path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+
+
+class Sweep:
+    """The jobs of some contenders in some cells: one for each engine and cell.
+
+    Args:
+        logs: folder for the logs of all jobs.
+        steps: timed steps of each contender; None: 2 to 8, fewer on slow links.
+        environment: further variables of all ranks.
+    """
+
+    def __init__(
+        self,
+        contenders: Sequence[Contender],
+        logs: Path,
+        steps: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._contenders = contenders
+        self._logs = logs
+        self._steps = steps
+        self._environment = [f"{name}={value}" for name, value in (environment or {}).items()]
+
+    def run(self, cell: Cell) -> list[dict[str, Any]]:
+        """The rows of one cell.
+
+        Raises:
+            LabError, JobError: see netlab.
+        """
+        engines = list(dict.fromkeys(contender.engine for contender in self._contenders))
+        hosts = max(hosts_of(engine, cell.ranks) for engine in engines)
+        rows = []
+        with Lab(hosts, cell.rate) as lab:
+            measured = lab.measure()
+            for engine in engines:
+                for row in self._job(lab, engine, cell):
+                    rows.append({**asdict(cell), "measured_bits_per_second": measured, **row})
+        return rows
+
+    def simulate(self, cell: Cell) -> list[dict[str, Any]]:
+        """The same, computed; of the contenders that can be."""
+        fields = asdict(cell)
+        rows = (simulate(contender, **fields) for contender in self._contenders)
+        return [{**fields, **row} for row in rows if row is not None]
+
+    def _job(self, lab: Lab, engine: str, cell: Cell) -> list[dict[str, Any]]:
+        own = [contender for contender in self._contenders if contender.engine == engine]
+        speed = bits_per_second(cell.rate)
+        steps = self._steps or (2 if speed < 5e7 else 4 if speed < 5e8 else 8)
+        order = {
+            "engine": engine,
+            "contenders": [asdict(contender) for contender in own],
+            "model": cell.model,
+            "compute_ms": cell.compute_ms,
+            "warmup": _WARMUP,
+            "steps": steps,
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "order.json")
+            path.write_text(json.dumps(order), encoding="utf-8")
+            worker = str(Path(__file__).with_name("worker.py"))
+            logs = self._logs / f"{engine}-{cell.model}-{cell.ranks}-{cell.rate}"
+            command = ["env", *self._environment, sys.executable, worker, str(path), folder]
+            run(lab, engine, cell.ranks, command, logs, _TIMEOUT)
+            files = [Path(folder, f"rank-{rank}.json") for rank in range(cell.ranks)]
+            of_ranks = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        return [
+            {"engine": engine, "contender": contender.name, **_merged(of_ranks, contender.name)}
+            for contender in own
+        ]
+
+
+def _merged(of_ranks: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
+    """One contender's results: a step takes as long as for its slowest rank."""
+    own = [results[name] for results in of_ranks]
+    seconds = [max(step) for step in zip(*(result["seconds"] for result in own), strict=True)]
+    counted = [result["sent_bytes"] for result in own]
+    return {
+        "median_seconds": statistics.median(seconds),
+        "seconds": [round(one, 6) for one in seconds],
+        "sent_bytes": None if None in counted else statistics.mean(counted),
+        **{
+            key: statistics.mean(result[key] for result in own)
+            for key in ("interface_bytes", "idle_bytes_per_second")
+        },
+    }

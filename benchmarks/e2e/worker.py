@@ -1,0 +1,154 @@
+"""One rank of a job of the sweep: takes some contenders' steps, and writes what they took.
+
+  python worker.py ORDER.json RESULTS
+
+The order has the engine, the contenders, the model and how many steps; see sweep.py, which starts
+the ranks. Each rank writes RESULTS/rank-N.json: for each contender the seconds of each step, the
+bytes that it handed to collectives (of this project's contenders), and those that the host's
+interface sent, in a step and in a second without any.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+
+from e2e.contenders import Contender
+from e2e.model import Synthetic
+from gradcomp import Config, load_config
+from netlab.lab import INTERFACE
+from torch_compressors import DGCSGD
+
+_IDLE_SECONDS = 1.0
+
+
+class Engine(Protocol):
+    """What a worker module's ``Engine`` offers."""
+
+    rank: int
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+
+    def prepare(self, contender: Contender, model: Synthetic, prefix: str) -> Run:
+        """A contender's way to take a step; names of tensors begin with the prefix."""
+
+    def close(self) -> None:
+        """Leave the job."""
+
+
+class Run:
+    """One contender at work.
+
+    Args:
+        step: a whole step, but for the time that is not timed.
+        compression: one of this project's, whose ``stats`` count bytes; None for others.
+    """
+
+    def __init__(self, step: Callable[[], None], compression: Any = None) -> None:
+        self.step = step
+        self._compression = compression
+
+    def sent(self) -> int | None:
+        """Bytes handed to collectives so far; None where nobody counts them."""
+        return None if self._compression is None else self._compression.stats.total_bytes
+
+
+class Idle(torch.optim.SGD):
+    """An optimizer that leaves the parameters alone: what it takes is no engine's business."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Nothing."""
+
+
+class IdleDGC(DGCSGD):
+    """The same, for specs that apply the momentum."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Nothing."""
+
+
+def optimizer(model: Synthetic, spec: str = "") -> torch.optim.Optimizer:
+    """One that fits the spec."""
+    kind = IdleDGC if spec.startswith("dgc") else Idle
+    return kind(model.parameters(), lr=0.1, momentum=0.9 if kind is IdleDGC else 0.0)
+
+
+def config_of(spec: str) -> Config:
+    """Of a contender's spec and settings of the section ``compress``."""
+    first, *others = spec.split()
+    settings = [f"compress.{setting}" for setting in others]
+    return load_config([], ["version=1", f"compress.default={first}", *settings])
+
+
+def interface_bytes() -> int:
+    """What this host's interface has sent so far; 0 where there is none, on a machine alone."""
+    for line in Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == INTERFACE:
+            return int(numbers.split()[8])
+    return 0
+
+
+def measure(engine: Engine, run: Run, warmup: int, steps: int) -> dict[str, Any]:
+    """Take the steps."""
+    for _ in range(warmup):
+        run.step()
+    engine.barrier()
+    seconds = []
+    sent, seen = run.sent(), interface_bytes()
+    for _ in range(steps):
+        engine.barrier()
+        began = time.perf_counter()
+        run.step()
+        seconds.append(time.perf_counter() - began)
+    engine.barrier()
+    now = run.sent()
+    return {
+        "seconds": seconds,
+        "sent_bytes": None if now is None or sent is None else (now - sent) / steps,
+        "interface_bytes": (interface_bytes() - seen) / steps,
+    }
+
+
+def idle_bytes_per_second(engine: Engine) -> float:
+    """What the host's interface sends while there is nothing to do: the engine's own messages."""
+    engine.barrier()
+    began, seen = time.perf_counter(), interface_bytes()
+    time.sleep(_IDLE_SECONDS)
+    return (interface_bytes() - seen) / (time.perf_counter() - began)
+
+
+def main() -> None:
+    """Take all contenders' steps, one contender after the other."""
+    order = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    torch.set_num_threads(1)
+    engine: Engine = importlib.import_module(f"e2e.on_{order['engine']}").Engine()
+    idle = idle_bytes_per_second(engine)
+    results = {}
+    for i, fields in enumerate(order["contenders"]):
+        contender = Contender(**fields)
+        model = Synthetic(order["model"], order["compute_ms"] / 1e3, engine.rank)
+        run = engine.prepare(contender, model, f"{i}.")
+        warmup = max(order["warmup"], contender.warmup)
+        measured = measure(engine, run, warmup, order["steps"])
+        results[contender.name] = {**measured, "idle_bytes_per_second": idle}
+        del run, model
+        gc.collect()
+    path = Path(sys.argv[2], f"rank-{engine.rank}.json")
+    path.write_text(json.dumps(results), encoding="utf-8")
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()

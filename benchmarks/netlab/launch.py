@@ -1,0 +1,194 @@
+"""Runs one job in a lab: a rank on each host."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from netlab.lab import INTERFACE, Lab
+
+__all__ = ["ENGINES", "JobError", "hosts_of", "run"]
+
+ENGINES = ("horovod", "torch", "byteps")
+
+_POLL_SECONDS = 0.05
+_GRACE_SECONDS = 3.0
+_LAST_LINES = 25
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+class JobError(Exception):
+    """A job has failed; the text says which rank, and how its output ends."""
+
+
+def hosts_of(engine: str, ranks: int) -> int:
+    """How many hosts a job needs: BytePS' scheduler and server have one of their own."""
+    return ranks + (engine == "byteps")
+
+
+def run(
+    lab: Lab, engine: str, ranks: int, command: Sequence[str], logs: Path, timeout: float
+) -> None:
+    """Run a command as every rank of a job, each on a host of its own.
+
+    Args:
+        lab: with at least ``hosts_of(engine, ranks)`` hosts.
+        engine: ``horovod`` (Gloo), ``torch`` (torch.distributed's ``env://``) or ``byteps``.
+        logs: folder for a log of each process.
+        timeout: seconds that the job may take.
+
+    Raises:
+        JobError: a rank has failed, or time is up. All ranks have ended by then.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    if engine == "byteps":
+        _run_byteps(lab, ranks, command, logs, timeout)
+    elif engine == "torch":
+        _run_ranks(lab, [_torch(lab, rank, ranks) for rank in range(ranks)], command, logs, timeout)
+    else:
+        with _rendezvous(lab, ranks) as environments:
+            _run_ranks(lab, environments, command, logs, timeout)
+
+
+def _run_ranks(
+    lab: Lab,
+    environments: Sequence[Mapping[str, str]],
+    command: Sequence[str],
+    logs: Path,
+    timeout: float,
+) -> None:
+    deadline = time.monotonic() + timeout
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank, environment in enumerate(environments):
+            with (logs / f"rank-{rank}.log").open("wb") as log:
+                process = subprocess.Popen(
+                    lab.command(rank, command),
+                    env={"OMP_NUM_THREADS": "1", **os.environ, **environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=_end_with_parent,
+                )
+            processes.append(process)
+        while any(process.poll() is None for process in processes):
+            for rank, process in enumerate(processes):
+                if process.returncode not in (None, 0):
+                    raise JobError(_failure(f"rank {rank}", process.returncode, logs, rank))
+            if time.monotonic() > deadline:
+                raise JobError(f"the job still ran after {timeout:g} s; its logs are in {logs}")
+            time.sleep(_POLL_SECONDS)
+        for rank, process in enumerate(processes):
+            if process.returncode != 0:
+                raise JobError(_failure(f"rank {rank}", process.returncode, logs, rank))
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in processes:
+            try:
+                process.wait(_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def _end_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _failure(who: str, code: int, logs: Path, rank: int) -> str:
+    log = logs / f"rank-{rank}.log"
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+    return f"{who} ended with exit code {code}; the end of {log}:\n" + "\n".join(lines)
+
+
+def _torch(lab: Lab, rank: int, ranks: int) -> dict[str, str]:
+    return {
+        "MASTER_ADDR": lab.address(0),
+        "MASTER_PORT": "29500",  # the namespace is ours alone
+        "RANK": str(rank),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": "1",
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+    }
+
+
+@contextmanager
+def _rendezvous(lab: Lab, ranks: int) -> Iterator[list[dict[str, str]]]:
+    """What ``horovodrun --gloo`` tells the ranks, with a server for them on this machine."""
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.http.http_server import RendezvousServer
+
+    hosts = ",".join(f"{lab.address(rank)}:1" for rank in range(ranks))
+    slots = get_host_assignments(parse_hosts(hosts), ranks)
+    server = RendezvousServer(0)
+    port = server.start()
+    server.init(slots)
+    try:
+        yield [
+            {
+                "HOROVOD_HOSTNAME": slot.hostname,
+                "HOROVOD_RANK": str(slot.rank),
+                "HOROVOD_SIZE": str(slot.size),
+                "HOROVOD_LOCAL_RANK": str(slot.local_rank),
+                "HOROVOD_LOCAL_SIZE": str(slot.local_size),
+                "HOROVOD_CROSS_RANK": str(slot.cross_rank),
+                "HOROVOD_CROSS_SIZE": str(slot.cross_size),
+                "HOROVOD_GLOO_RENDEZVOUS_ADDR": lab.gateway,
+                "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+                "HOROVOD_GLOO_IFACE": INTERFACE,
+                "HOROVOD_CONTROLLER": "gloo",
+                "HOROVOD_CPU_OPERATIONS": "gloo",
+                "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
+            }
+            for slot in slots
+        ]
+    finally:
+        server.stop()
+
+
+# In place of ssh: the last part of a host's address tells its namespace.
+_SSH = """#!/bin/sh
+while [ "$1" = -o ]; do shift 2; done
+host=$1
+shift
+exec ip netns exec "gradcomp$((${host##*.} - 10))" sh -c "$*"
+"""
+
+
+def _run_byteps(lab: Lab, ranks: int, command: Sequence[str], logs: Path, timeout: float) -> None:
+    """By the launcher for several machines."""
+    with tempfile.TemporaryDirectory() as folder:
+        ssh = Path(folder, "ssh")
+        ssh.write_text(_SSH, encoding="utf-8")
+        ssh.chmod(ssh.stat().st_mode | stat.S_IXUSR)
+        hostfile = Path(folder, "hosts")
+        lines = [f"{lab.address(ranks)} slots=0"]
+        lines += [f"{lab.address(rank)} slots=1" for rank in range(ranks)]
+        hostfile.write_text("\n".join(lines), encoding="utf-8")
+        options = ["--hostfile", str(hostfile), "--interface", INTERFACE, "--port", "9100"]
+        options += ["--logs", str(logs), "--timeout", str(timeout)]
+        launcher = [sys.executable, "-m", "byteps_compressors.launch", *options, "--", *command]
+        path = os.pathsep.join([folder, os.environ["PATH"]])
+        done = subprocess.run(
+            launcher,
+            env={"OMP_NUM_THREADS": "1", **os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode != 0:
+        raise JobError(f"exit code {done.returncode}: {done.stderr.strip()}")
