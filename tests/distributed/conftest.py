@@ -46,3 +46,32 @@ def mpi2(tmp_path_factory: pytest.TempPathFactory, shared: Path, gloo2: CaseJob)
     """Two ranks on MPI; they take up what those on Gloo have saved."""
     modules = ["replicas", "adasum", "low_rank", "exchange", "states:resume"]
     return run_cases(modules, 2, "mpi", tmp_path_factory.mktemp("mpi2"), shared)
+
+
+@pytest.fixture(scope="session")
+def ddp2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
+    """Two ranks of Horovod on Gloo, which also make a process group of torch."""
+    return run_cases(["ddp"], 2, "gloo", tmp_path_factory.mktemp("ddp2"), shared)
+
+
+@pytest.fixture(scope="session")
+def ddp3(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
+    """Three such ranks."""
+    return run_cases(["ddp:three"], 3, "gloo", tmp_path_factory.mktemp("ddp3"), shared)
+
+
+@pytest.fixture(scope="session")
+def ddp4(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
+    """Four such ranks."""
+    return run_cases(["ddp:four"], 4, "gloo", tmp_path_factory.mktemp("ddp4"), shared)
+
+
+_TENSORFLOW_HARNESS = ["-m", "workers.tf_harness"]
+
+
+@pytest.fixture(scope="session")
+def tf2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
+    """Two ranks of TensorFlow on Gloo."""
+    modules = ["tf_options", "tf_keras", "tf_replicas"]
+    folder = tmp_path_factory.mktemp("tf2")
+    return run_cases(modules, 2, "gloo", folder, shared, _TENSORFLOW_HARNESS)

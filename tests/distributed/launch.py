@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,6 +39,9 @@ LAUNCHERS = {
     "gloo_hosts": lambda ranks: [
         *(_beside_python("horovodrun"), "--gloo", "-np", str(ranks)),
         *("-H", f"localhost:{ranks // 2},127.0.0.1:{ranks // 2}"),
+    ],
+    "torchrun": lambda ranks: [
+        *(_beside_python("torchrun"), "--standalone", f"--nproc_per_node={ranks}", "--no-python"),
     ],
     "mpi": lambda ranks: [_on_path("mpirun"), *_MPIRUN, "-np", str(ranks)],
 }
@@ -132,8 +136,19 @@ def run(
     return finish(start(command, ranks, launcher, environment, cwd), limit)
 
 
+def cases_in(module: str) -> list[str]:
+    """The names of the cases in a module of ``workers`` that had better not be imported here."""
+    text = (HERE / "workers" / f"{module}.py").read_text()
+    return re.findall(r"^@cases\ndef (\w+)", text, re.MULTILINE)
+
+
 def run_cases(
-    modules: Sequence[str], ranks: int, launcher: str, folder: Path, shared: Path
+    modules: Sequence[str],
+    ranks: int,
+    launcher: str,
+    folder: Path,
+    shared: Path,
+    harness: Sequence[str] = ("-m", "workers.harness"),
 ) -> CaseJob:
     """Run all cases of some modules of ``workers`` in one job.
 
@@ -143,9 +158,10 @@ def run_cases(
         launcher: one of `LAUNCHERS`.
         folder: where the ranks write their reports.
         shared: a folder for files from one job to another; cases find it as `harness.shared`.
+        harness: the arguments of Python that name the program.
     """
     # A warning of ours would reach every user on every rank.
-    command = ["-W", "error", "-m", "workers.harness", folder, shared, *modules]
+    command = ["-W", "error", *harness, folder, shared, *modules]
     finished = run(command, ranks, launcher, {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
     reports = []
     for rank in range(ranks):

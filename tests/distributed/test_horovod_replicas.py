@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from launch import CaseJob
-from workers.replicas import SPECS
+from workers.specs import SPECS
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -30,10 +30,10 @@ def arguments(*parts, output, settings=()):
     return [*CNN, *parts, *sets, "--output", str(output)]
 
 
-def start(ranks, args, program=TRAIN):
+def start(ranks, args, program=TRAIN, launcher=(HOROVODRUN, "--gloo", "-np")):
     command = [*program, *args]
     if ranks:
-        command = [HOROVODRUN, "--gloo", "-np", str(ranks), *command]
+        command = [*launcher, str(ranks), *command]
     return subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -138,6 +138,28 @@ def test_a_text_is_learned_and_resumed(tmp_path):
     assert f"test {result['final_test_bits']:.4f} bits per character" in shown
     train(2, [*args, "--resume", "--set", "train.epochs=3"])
     assert summary(output)["steps"] == 15
+
+
+def test_ddp(tmp_path):
+    """A run at once, and one that is resumed, of a compressor that keeps momenta and residuals."""
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    launcher = (torchrun, "--standalone", "--no-python", "--nproc-per-node")
+    args = ["--engine", "torch", "--compression", "dgc(ratio=0.05,warmup_epochs=0)"]
+    for name, more, epochs in (("straight", [], 2), ("twice", [], 1), ("twice", ["--resume"], 2)):
+        settings = ["train.schedule=constant", f"train.epochs={epochs}"]
+        job = arguments(*args, *more, output=tmp_path / name, settings=settings)
+        status, output = finish(start(2, job, launcher=launcher))
+        assert status == 0, output
+    straight, twice = summary(tmp_path / "straight"), summary(tmp_path / "twice")
+    assert straight["final_accuracy"] > 0.5
+    assert straight["compression_ratio"] > 5
+    assert len(set(straight["parameters_sha256"])) == 1
+    assert twice["parameters_sha256"] == straight["parameters_sha256"]
+
+
+def test_ddp_without_a_launcher(tmp_path):
+    train(0, arguments("--engine", "torch", *TOPK, output=tmp_path, settings=["train.epochs=1"]))
+    assert summary(tmp_path)["sent_bytes_per_step"] == 0
 
 
 def test_one_process_without_a_launcher(tmp_path):

@@ -11,7 +11,7 @@ from test_driver import RANKS, Board, Engine, on_all_ranks
 
 from gradcomp import Config, Loopback, Pipeline, ProtocolError
 from gradcomp.arrays import FloatArray
-from horovod_compressors.driver import Collector, Driver
+from gradcomp.driver import Collector, Driver
 
 SHAPES = {"a": (40, 10), "b": (300,), "c": (20, 20), "d": (5,), "e": (100, 3)}
 

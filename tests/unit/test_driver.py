@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from gradcomp.arrays import FloatArray
+from gradcomp.driver import Driver
 from gradcomp.errors import ProtocolError
 from gradcomp.loopback import run_rounds
 from gradcomp.rounds import AllGather, AllReduce, Request, Round
-from horovod_compressors.driver import Driver
 
 RANKS = 3
 NAMES = [f"layer{position}" for position in range(5)]

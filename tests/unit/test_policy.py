@@ -14,6 +14,7 @@ from test_driver import RANKS, Board, Engine, on_all_ranks
 from gradcomp import Config, ConfigError, Loopback, Pipeline
 from gradcomp.aggregators import Dense, DenseMomentum
 from gradcomp.arrays import FloatArray
+from gradcomp.driver import Collector, Driver
 from gradcomp.loopback import run_rounds
 from gradcomp.policy import (
     _MEASURING,
@@ -28,7 +29,6 @@ from gradcomp.policy import (
 )
 from gradcomp.rounds import AllReduce, Request
 from gradcomp.spec import parse
-from horovod_compressors.driver import Collector, Driver
 
 SPEC = parse("residual|topk(ratio=0.1)")
 STEPS = len(_MEASURING) + len(_RACE)
