@@ -119,6 +119,7 @@ class Collector:
         tensors: names and shapes of all parameters, in the order of the model: the same on every
             rank.
         clock: seconds, for policies that measure.
+        overwrite: averages may be written where the gradients are.
     """
 
     def __init__(
@@ -127,8 +128,10 @@ class Collector:
         pipeline: Pipeline,
         tensors: Mapping[str, tuple[int, ...]],
         clock: Callable[[], float] = time.perf_counter,
+        overwrite: bool = False,
     ) -> None:
         self._driver = driver
+        self._overwrite = overwrite
         self._clock = clock
         self._ended = 0.0
         self._pipeline = pipeline
@@ -157,7 +160,7 @@ class Collector:
         return decisions
 
     def add(self, name: str, grad: FloatArray, dense_bytes: int) -> None:
-        """Take a gradient, which must not change before `finish`.
+        """Take a gradient, which nobody else must change before `finish`.
 
         Args:
             dense_bytes: its uncompressed size.
@@ -224,9 +227,8 @@ class Collector:
         # In the bucket's order, which unlike that of arrival is the same on every rank.
         grads = {name: waiting.grads[name] for name in bucket if name in waiting.grads}
         label = bucket[0] if len(bucket) == 1 else f"{bucket[0]}+{len(bucket) - 1}"
-        self._driver.start(
-            label, self._pipeline.bucket_round(label, grads, waiting.dense_bytes), list(grads)
-        )
+        one = self._pipeline.bucket_round(label, grads, waiting.dense_bytes, self._overwrite)
+        self._driver.start(label, one, list(grads))
 
 
 def _barrier() -> Generator[Request, Any, None]:

@@ -267,7 +267,11 @@ class Pipeline:
         return [*(one for group in groups.values() for one in make_buckets(group, limit)), *others]
 
     def bucket_round(
-        self, label: str, grads: Mapping[str, FloatArray], dense_bytes: int | None = None
+        self,
+        label: str,
+        grads: Mapping[str, FloatArray],
+        dense_bytes: int | None = None,
+        overwrite: bool = False,
     ) -> BucketRound:
         """Start averaging the tensors of a bucket; see `round`.
 
@@ -276,13 +280,18 @@ class Pipeline:
         ``sra``, which cuts a bucket into chunks.
 
         Args:
-            label: the requests' name, or its beginning: unique, and the same on every rank.
+            label: the requests' name, or its beginning: unique, and the same on every rank. A
+                tensor that is alone goes by its own name.
             grads: by name, in an order that is the same on every rank.
             dense_bytes: of all gradients, where that is not their ``nbytes``.
+            overwrite: averages may be written where the gradients are, which saves new memory;
+                not all aggregators do so.
         """
         if len(grads) == 1:
             ((name, grad),) = grads.items()
-            return _listed(self.round(name, grad, dense_bytes))
+            if not isinstance(self.aggregator(name, grad.shape), BucketAggregator):
+                return _listed(self.round(name, grad, dense_bytes))
+            label = name
         members: list[Member] = []
         for name, grad in grads.items():
             taken = self._taken(name, grad.shape)
@@ -293,7 +302,8 @@ class Pipeline:
                 raise ValueError(f"'{name}' does not belong in this bucket: average it by itself")
             key = TensorKey(name, grad.shape, grad.size)
             whole = self._hand_over(name, taken, grad)
-            members.append(Member(aggregator, whole, key, self._next_step(name)))
+            out = grad.reshape(-1) if overwrite else None
+            members.append(Member(aggregator, whole, key, self._next_step(name), out))
         if dense_bytes is None:
             dense_bytes = sum(grad.nbytes for grad in grads.values())
         self.stats.dense_bytes += dense_bytes

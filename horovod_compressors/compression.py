@@ -92,6 +92,9 @@ class BaseCompression(Controls, metaclass=_Codecs):
     OPTIONS: ClassVar[tuple[str, ...]]
     """The constructor's arguments after ``config``."""
 
+    OVERWRITE: ClassVar[bool]
+    """Whether averages may be written where gradients are."""
+
     def __init__(self, config: str | Config, process_set: Any) -> None:
         self.config = Config.from_spec(config) if isinstance(config, str) else config
         self.process_set = process_set
@@ -187,4 +190,5 @@ class BaseCompression(Controls, metaclass=_Codecs):
         line = bytearray(f"{line_of(self.config, shapes, problem)}\n".encode())
         check_lines(self._gather_text(line, f"{prefix}.spec").decode().splitlines())
         sets = group_sets(self.HOROVOD, self.process_set, self.pipeline.ranks_per_node)
-        return Collector(Driver(self._engine(prefix, sets)), self.pipeline, shapes)
+        driver = Driver(self._engine(prefix, sets))
+        return Collector(driver, self.pipeline, shapes, overwrite=self.OVERWRITE)

@@ -145,7 +145,8 @@ class DDPCompression(TensorControls):
     @cached_property
     def _collector(self) -> Collector:
         """Made with the first bucket: what tensors take may depend on the epoch."""
-        return Collector(Driver(self._engine), self._pipeline, self._shapes)
+        driver = Driver(self._engine)
+        return Collector(driver, self._pipeline, self._shapes, overwrite=True)
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start averaging the gradients of a bucket; with the last bucket of a step all futures
@@ -219,7 +220,9 @@ class DDPCompression(TensorControls):
                     average = self._engine.finish(arrived.dense[name])
                 else:
                     average = self._collector.finish(name)
-                grad.copy_(torch.from_numpy(average).view(grad.shape))
+                result = torch.from_numpy(average)
+                if result.data_ptr() != grad.data_ptr():  # it may be there already
+                    grad.copy_(result.view(grad.shape))
             if arrived.host is not arrived.buffer:
                 arrived.buffer.copy_(arrived.host, non_blocking=True)
             arrived.future.set_result(arrived.buffer)

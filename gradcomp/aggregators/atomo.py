@@ -65,7 +65,9 @@ class Atomo(BucketAggregator):
             _core.outer(p, q, assigned=sent)
             self._memory.update(member.key, sent.reshape(-1))
         frames = yield AllGather(name, frame)
-        averages = [np.zeros(shape, np.float32) for shape in shapes]
+        averages = [
+            member.zeros().reshape(shape) for member, shape in zip(members, shapes, strict=True)
+        ]
         for of_rank in frames:
             factors = split(self._codec.decode(of_rank, numel=flat.size), sizes)
             for average, p, q in zip(averages, factors[::2], factors[1::2], strict=True):

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from gradcomp.arrays import FloatArray
 from gradcomp.memory import MemoryState
 from gradcomp.nodes import Node
@@ -96,9 +98,26 @@ class BucketAggregator(Aggregator):
 
 
 class Member(NamedTuple):
-    """One tensor of a bucket: what its aggregator's `round` would be given."""
+    """One tensor of a bucket: what its aggregator's `round` would be given.
+
+    Attributes:
+        out: where the average may be written once the gradient is encoded: flat, and it may be the
+            gradient's own memory. None: in new memory.
+    """
 
     aggregator: BucketAggregator
     grad: FloatArray
     key: TensorKey
     step: int
+    out: FloatArray | None = None
+
+    def room(self) -> FloatArray:
+        """Flat memory for the average, with anything in it."""
+        return np.empty(self.key.numel, np.float32) if self.out is None else self.out
+
+    def zeros(self) -> FloatArray:
+        """The same, with zeros."""
+        if self.out is None:
+            return np.zeros(self.key.numel, np.float32)
+        self.out.fill(0)
+        return self.out

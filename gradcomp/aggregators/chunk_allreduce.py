@@ -67,11 +67,12 @@ class ChunkAllReduce(BucketAggregator):
         payload = self._codec.encode_payload(np.concatenate(values))
         own = split(self._codec.decode_payload(payload, sum(sizes)), sizes)
         for one, member, elements, sent in zip(chunked, members, chosen, own, strict=True):
-            one._memory.update(member.key, _scattered(elements, sent, member.key.numel))
+            whole = np.zeros(member.key.numel, np.float32)
+            one._memory.update(member.key, _scattered(elements, sent, whole))
         mean = yield AllReduce(name, payload)
         averages = split(self._codec.decode_payload(mean, sum(sizes)), sizes)
         return [
-            _scattered(elements, average, member.key.numel)
+            _scattered(elements, average, member.zeros())
             for member, elements, average in zip(members, chosen, averages, strict=True)
         ]
 
@@ -86,8 +87,7 @@ class ChunkAllReduce(BucketAggregator):
         return elements[elements < numel]
 
 
-def _scattered(elements: npt.NDArray[np.intp], values: FloatArray, numel: int) -> FloatArray:
-    """A tensor with these elements, 0 elsewhere."""
-    whole = np.zeros(numel, np.float32)
+def _scattered(elements: npt.NDArray[np.intp], values: FloatArray, whole: FloatArray) -> FloatArray:
+    """A tensor of zeros, with these elements."""
     whole[elements] = values
     return whole

@@ -78,6 +78,7 @@ def scatter_reduce_allgather(
     data: tuple[ByteArray, list[int]],
     weight: float,
     settle: Callable[[Chunk, list[FloatArray]], ByteArray],
+    rooms: list[FloatArray],
 ) -> Generator[Request, Any, list[FloatArray]]:
     """Average the chunks, and give every rank all of them.
 
@@ -89,9 +90,10 @@ def scatter_reduce_allgather(
         weight: of each rank's pieces in the sum.
         settle: from this rank's chunk and the sums of its pieces to the frames that all ranks
             decode in their place, one after the other.
+        rooms: for what these decode to, one flat array for each of the bucket's tensors.
 
     Returns:
-        What the frames of all pieces decode to, one flat array for each of the bucket's tensors.
+        The rooms.
     """
     frames, sizes = data
     remaining = iter(sizes)
@@ -109,18 +111,14 @@ def scatter_reduce_allgather(
     )
     counts = [len(chunk) for chunk in chunks]
     replies = yield AllGather(f"{name}.gather", settle(own, sums), counts)
-    numels = [0] * len(codecs)  # tensors without elements have no piece
-    for piece in (piece for chunk in chunks for piece in chunk):
-        numels[piece.member] = piece.end
-    averages = [np.empty(numel, np.float32) for numel in numels]
     for owner, (reply, chunk) in enumerate(zip(replies, chunks, strict=True)):
         for piece, frame in zip(chunk, _frames(owner, reply, chunk), strict=True):
-            out = averages[piece.member][piece.begin : piece.end]
+            out = rooms[piece.member][piece.begin : piece.end]
             try:
                 codecs[piece.member].decode(frame, out)
             except WireError as error:
                 raise WireError(f"rank {owner}'s average of '{piece.key.name}': {error}") from error
-    return averages
+    return rooms
 
 
 def _frames(rank: int, data: ByteArray, chunk: Chunk) -> list[ByteArray]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from gradcomp import _core
 from gradcomp.aggregators.base import BucketAggregator, Member
 from gradcomp.arrays import ByteArray
@@ -47,7 +45,7 @@ class Gather(BucketAggregator):
 def _gather(name: str, members: Sequence[Member]) -> BucketRound:
     tensors = []
     gathers = []
-    for gather, grad, key, step in members:
+    for gather, grad, key, step, _ in members:
         assert isinstance(gather, Gather)  # as the bucket says
         gathers.append(gather)
         source = gather.memory.source(grad, key)
@@ -58,7 +56,7 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
     replies: list[ByteArray] = yield AllGather(name, data, len(members))
     names = [member.key.name for member in members]
     of_ranks = [frames_of_rank(rank, reply, names) for rank, reply in enumerate(replies)]
-    averages = [np.zeros(member.key.numel, np.float32) for member in members]
+    averages = [member.zeros() for member in members]
     decode_batch_add(
         [
             ToDecode(member.key.name, gather.codec, frames, average)

@@ -81,20 +81,18 @@ class PowerSGD(BucketAggregator):
             averages.update(zip((member.key.name for member in dense), results, strict=True))
         low_rank = [member for member in members if member.step >= self.start_step]
         if low_rank:
-            # One array for all averages: of large ones the system gives large pages.
-            _, parts = buffer([member.key.numel for member in low_rank])
-            matrices = [self._open(*each) for each in zip(low_rank, parts, strict=True)]
+            matrices = [self._open(member) for member in low_rank]
             yield from (self._both_sides if self._paper else self._sides_in_turn)(name, matrices)
             averages.update((one.key.name, one.average.reshape(-1)) for one in matrices)
         return [averages[member.key.name] for member in members]
 
-    def _open(self, member: Member, average: FloatArray) -> _Matrix:
+    def _open(self, member: Member) -> _Matrix:
         rows, cols = shape = matrix_shape(member.key.shape)
         step = member.step - self.start_step
         residual = array_of(self._residuals, member.key, "residual").reshape(shape)
         rank = min(self._rank, rows, cols)
         grad = member.grad.reshape(shape)
-        return _Matrix(member.key, step, rank, grad, residual, average.reshape(shape))
+        return _Matrix(member.key, step, rank, grad, residual, member.room().reshape(shape))
 
     def _sides_in_turn(
         self, name: str, matrices: Sequence[_Matrix]

@@ -87,6 +87,7 @@ class Compression(BaseCompression):
 
     HOROVOD = hvd
     OPTIONS = ("variables", "process_set")
+    OVERWRITE = False  # what TensorFlow shows of its tensors must not change
 
     def __init__(
         self,

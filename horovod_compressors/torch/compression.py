@@ -87,6 +87,7 @@ class Compression(TensorControls, BaseCompression):
 
     HOROVOD = hvd
     OPTIONS = ("named_parameters", "process_set")
+    OVERWRITE = True  # Horovod's optimizer replaces gradients by their averages anyway
 
     def __init__(
         self,

@@ -225,13 +225,11 @@ class Costly(Pipeline):
     clock: Clock
     speed: float
 
-    def bucket_round(
-        self, label: str, grads: Mapping[str, FloatArray], dense_bytes: int | None = None
-    ) -> Any:
+    def bucket_round(self, label: str, grads: Mapping[str, FloatArray], *others: Any) -> Any:
         for name, grad in grads.items():
             if not isinstance(self.aggregator(name, grad.shape), Dense | DenseMomentum):
                 self.clock.now += grad.nbytes / self.speed
-        return super().bucket_round(label, grads, dense_bytes)
+        return super().bucket_round(label, grads, *others)
 
 
 def gradient(name: str, step: int, rank: int) -> FloatArray:
