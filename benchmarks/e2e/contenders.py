@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BASELINES", "CONTENDERS", "Contender", "chosen"]
+__all__ = ["BASELINES", "CONTENDERS", "FP16", "Contender", "alone", "chosen"]
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,8 @@ class Contender:
     Attributes:
         name: what tables call it.
         engine: ``horovod``, ``torch`` or ``byteps``.
-        kind: ``ours``, or what the engine's worker module makes of it.
+        kind: ``ours``, ``alone`` where every rank keeps its gradients to itself, or what the
+            engine's worker module makes of it.
         spec: configuration overrides with blanks between them where it is ours, else a parameter.
         same_as: what its results are the same algorithm as; empty where nobody else has it.
         warmup: steps that it needs before it is itself.
@@ -31,6 +32,7 @@ class Contender:
 _DGC = "dgc(ratio=0.001,warmup_epochs=0,momentum=0.9)"
 
 CONTENDERS = (
+    Contender("Horovod alone", "horovod", "alone"),
     Contender("Horovod", "horovod", "none"),
     Contender("Horovod fp16", "horovod", "fp16"),
     Contender("top-k 0.1%", "horovod", "ours", "residual|topk(ratio=0.001)", "plain top-k 0.1%"),
@@ -40,30 +42,48 @@ CONTENDERS = (
     Contender("polar 1/16", "horovod", "ours", "residual|polar(rate=0.0625)"),
     Contender("PowerSGD 4", "horovod", "ours", "powersgd(rank=4,start_step=0)", "DDP PowerSGD 4"),
     Contender(
-        "auto, top-k 0.1%", "horovod", "ours", "residual|topk(ratio=0.001) policy=auto", warmup=40
+        "auto of top-k 0.1%", "horovod", "ours", "residual|topk(ratio=0.001) policy=auto", warmup=40
     ),
+    Contender("DDP alone", "torch", "alone"),
     Contender("DDP", "torch", "none"),
     Contender("DDP fp16", "torch", "fp16"),
     Contender("DDP PowerSGD 4", "torch", "powersgd", "4"),
     Contender(
-        "DDP, our PowerSGD 4", "torch", "ours", "powersgd(rank=4,start_step=0)", "DDP PowerSGD 4"
+        "DDP with our PowerSGD 4",
+        "torch",
+        "ours",
+        "powersgd(rank=4,start_step=0)",
+        "DDP PowerSGD 4",
     ),
-    Contender("DDP, our DGC 0.1%", "torch", "ours", _DGC),
+    Contender("DDP with our DGC 0.1%", "torch", "ours", _DGC),
     Contender("plain top-k 0.1%", "torch", "topk", "0.001"),
     Contender(
-        "DDP, our top-k 0.1%", "torch", "ours", "residual|topk(ratio=0.001)", "plain top-k 0.1%"
+        "DDP with our top-k 0.1%", "torch", "ours", "residual|topk(ratio=0.001)", "plain top-k 0.1%"
     ),
+    Contender("BytePS alone", "byteps", "alone"),
     Contender("BytePS", "byteps", "none"),
     Contender("BytePS onebit", "byteps", "own", "onebit compressor_onebit_scaling=true"),
     Contender("BytePS topk 0.1%", "byteps", "own", "topk compressor_k=0.001"),
-    Contender("BytePS, our sign", "byteps", "ours", "residual|sign", "BytePS onebit"),
+    Contender("BytePS with our sign", "byteps", "ours", "residual|sign", "BytePS onebit"),
     Contender(
-        "BytePS, our top-k 0.1%", "byteps", "ours", "residual|topk(ratio=0.001)", "BytePS topk 0.1%"
+        "BytePS with our top-k 0.1%",
+        "byteps",
+        "ours",
+        "residual|topk(ratio=0.001)",
+        "BytePS topk 0.1%",
     ),
 )
 
 BASELINES = ("Horovod", "Horovod fp16")
 """Speed-ups are over the faster one of them."""
+
+FP16 = ("Horovod fp16", "DDP fp16")
+"""Overheads are parts of a step of the faster one of them."""
+
+
+def alone(engine: str) -> str:
+    """The name of the contender that sends nothing: what a step takes by itself."""
+    return next(one.name for one in CONTENDERS if one.engine == engine and one.kind == "alone")
 
 
 def chosen(names: list[str] | None, engines: list[str] | None) -> list[Contender]:

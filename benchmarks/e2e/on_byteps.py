@@ -29,6 +29,8 @@ class Engine:
         if contender.kind == "ours":
             wrapped = DistributedOptimizer(idle, named, config_of(contender.spec))
             attached = wrapped.compression
+        elif contender.kind == "alone":
+            wrapped = idle
         else:
             if contender.kind == "own":
                 kind, *others = contender.spec.split()

@@ -25,20 +25,19 @@ class Engine:
     def prepare(self, contender: Contender, model: Synthetic, prefix: str) -> Run:
         """A contender's way to take a step."""
         named = [(prefix + name, weight) for name, weight in model.named_weights()]
-        ours = contender.kind == "ours"
-        compression = (
-            Compression(config_of(contender.spec), named) if ours else _OWN[contender.kind]
-        )
-        wrapped = hvd.DistributedOptimizer(
-            optimizer(model, contender.spec), named_parameters=named, compression=compression
-        )
+        ours = Compression(config_of(contender.spec), named) if contender.kind == "ours" else None
+        wrapped = optimizer(model, contender.spec)
+        if contender.kind != "alone":
+            wrapped = hvd.DistributedOptimizer(
+                wrapped, named_parameters=named, compression=ours or _OWN[contender.kind]
+            )
 
         def step() -> None:
             wrapped.zero_grad()
             model(torch.zeros(1, requires_grad=True)).backward()
             wrapped.step()
 
-        return Run(step, compression if ours else None)
+        return Run(step, ours)
 
     def close(self) -> None:
         """Leave the job."""

@@ -1,11 +1,10 @@
 """Contenders on torch.distributed: DDP with PyTorch's own hooks, and top-k in plain PyTorch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -36,7 +35,9 @@ class Engine:
         ours = None
         bucket_mb = _ONE_BUCKET_MB if contender.kind == "powersgd" else None
         ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_mb)
-        if contender.kind == "fp16":
+        if contender.kind == "alone":
+            ddp.register_comm_hook(None, _kept)
+        elif contender.kind == "fp16":
             ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
         elif contender.kind == "powersgd":
             state = powerSGD_hook.PowerSGDState(
@@ -57,6 +58,13 @@ class Engine:
     def close(self) -> None:
         """Leave the job."""
         dist.destroy_process_group()
+
+
+def _kept(_: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A hook that leaves gradients as they are."""
+    future = torch.futures.Future[torch.Tensor]()
+    future.set_result(bucket.buffer())
+    return future
 
 
 def _plain_top_k(model: Synthetic, ratio: float) -> Callable[[], None]:

@@ -11,10 +11,10 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from e2e.contenders import BASELINES, CONTENDERS
+from e2e.contenders import BASELINES, CONTENDERS, FP16, Contender, alone
 from netlab import bits_per_second
 
-__all__ = ["bookkeeping", "draw", "groups", "table"]
+__all__ = ["bookkeeping", "draw", "groups", "overheads", "peers", "table"]
 
 Row = dict[str, Any]
 
@@ -40,14 +40,18 @@ def _of(rows: Sequence[Row], contender: str, rate: str) -> Row | None:
     return None
 
 
-def _baseline(rows: Sequence[Row], rate: str) -> float | None:
+def _baseline(rows: Sequence[Row], rate: str, names: Sequence[str] = BASELINES) -> float | None:
     """Seconds of the faster one of the baselines."""
-    found = [_of(rows, name, rate) for name in BASELINES]
+    found = [_of(rows, name, rate) for name in names]
     return min((row["median_seconds"] for row in found if row is not None), default=None)
 
 
+def _present(rows: Sequence[Row]) -> list[Contender]:
+    return [c for c in CONTENDERS if any(row["contender"] == c.name for row in rows)]
+
+
 def _names(rows: Sequence[Row]) -> list[str]:
-    return [c.name for c in CONTENDERS if any(row["contender"] == c.name for row in rows)]
+    return [one.name for one in _present(rows)]
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -72,6 +76,49 @@ def table(rows: Sequence[Row]) -> str:
             cells.append(f"{baseline / seconds:.1f}x" if baseline else "")
         lines.append(f"| {name} | {sent / 1e6:.2f} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def overheads(rows: Sequence[Row]) -> str:
+    """Markdown: of each contender of this project, what a step takes beyond that of one that sends
+    nothing and the time in which the link carries its bytes; also as a part of the step of the
+    better fp16. Empty where nothing tells."""
+    lines = []
+    for one in _present(rows):
+        for rate in _rates(rows):
+            row, idle = _of(rows, one.name, rate), _of(rows, alone(one.engine), rate)
+            if one.kind != "ours" or row is None or idle is None or row.get("simulated"):
+                continue
+            wire = 8 * row["interface_bytes"] / row["measured_bits_per_second"]
+            rest = row["median_seconds"] - idle["median_seconds"] - wire
+            fp16 = _baseline(rows, rate, FP16)
+            cells = [row["median_seconds"], idle["median_seconds"], wire, rest]
+            part = f"{rest / fp16:.0%}" if fp16 else ""
+            numbers = " | ".join(f"{1e3 * cell:.0f}" for cell in cells)
+            lines.append(f"| {one.name} | {rate} | {numbers} | {part} |")
+    if not lines:
+        return ""
+    head = "| | link | step, ms | nothing sent, ms | wire, ms | the rest, ms | of fp16's step |"
+    return "\n".join([head, "|---|---|---:|---:|---:|---:|---:|", *lines])
+
+
+def peers(rows: Sequence[Row]) -> str:
+    """Markdown: how many times as fast contenders of this project are as the same algorithm of
+    others. Empty where there is none."""
+    rates = _rates(rows)
+    lines = []
+    for one in _present(rows):
+        pairs = [(_of(rows, one.name, rate), _of(rows, one.same_as, rate)) for rate in rates]
+        if any(row is not None and peer is not None for row, peer in pairs):
+            cells = [
+                f"{peer['median_seconds'] / row['median_seconds']:.1f}x" if row and peer else ""
+                for row, peer in pairs
+            ]
+            lines.append(f"| {one.name} | {one.same_as} | " + " | ".join(cells) + " |")
+    if not lines:
+        return ""
+    return "\n".join(
+        [f"| | beside | {' | '.join(rates)} |", "|---|---|" + "---:|" * len(rates), *lines]
+    )
 
 
 def bookkeeping(rows: Sequence[Row], dense_bytes: int) -> list[str]:

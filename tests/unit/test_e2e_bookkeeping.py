@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from e2e.contenders import CONTENDERS, Contender, chosen
-from e2e.report import bookkeeping, draw, groups, table
+from e2e.report import bookkeeping, draw, groups, overheads, peers, table
 from e2e.simulated import simulate
 from e2e.sweep import Results
 from netlab import Lab, LabError, bits_per_second
@@ -44,7 +44,7 @@ def test_contenders_are_chosen_by_name_and_engine() -> None:
     assert chosen(None, None) == list(CONTENDERS)
     assert {one.engine for one in chosen(None, ["torch"])} == {"torch"}
     assert [one.name for one in chosen(["DDP", "Horovod"], None)] == ["Horovod", "DDP"]
-    with pytest.raises(ValueError, match="there is no contender 'ours'; there are Horovod, "):
+    with pytest.raises(ValueError, match="there is no contender 'ours'; there are Horovod alone, "):
         chosen(["ours"], None)
     names = [one.name for one in CONTENDERS]
     assert len(set(names)) == len(names)
@@ -61,6 +61,34 @@ def test_newer_results_replace_older_ones(tmp_path: Path) -> None:
     assert found == [("Horovod", "1gbit", 1.0), ("DDP", "1gbit", 3.0), ("DDP", "10gbit", 4.0)]
     assert json.loads(path.read_text()) == again.rows
     assert list(groups(again.rows)) == [("resnet20", 0.0, 2)]
+
+
+def test_overheads_are_what_neither_the_model_nor_the_link_takes() -> None:
+    measured = {"measured_bits_per_second": 8e7}  # 100 ms for a million bytes
+    rows = [
+        row("DDP alone", "100mbit", 0.2, **measured),
+        row("DDP fp16", "100mbit", 1.0, **measured),
+        row("Horovod fp16", "100mbit", 2.0, **measured),
+        row("DDP with our top-k 0.1%", "100mbit", 0.45, **measured),
+        row("top-k 0.1%", "100mbit", 0.45, **measured),  # nobody knows its engine's step
+    ]
+    assert overheads(rows).splitlines()[2:] == [
+        "| DDP with our top-k 0.1% | 100mbit | 450 | 200 | 100 | 150 | 15% |"
+    ]
+    assert overheads(rows[2:]) == ""
+
+
+def test_contenders_stand_beside_the_same_algorithm() -> None:
+    rows = [
+        *[row("plain top-k 0.1%", "1gbit", 1.0), row("plain top-k 0.1%", "100mbit", 3.0)],
+        *[row("DDP with our top-k 0.1%", "1gbit", 0.25), row("top-k 1%", "1gbit", 0.25)],
+    ]
+    assert peers(rows).splitlines() == [
+        "| | beside | 100mbit | 1gbit |",
+        "|---|---|---:|---:|",
+        "| DDP with our top-k 0.1% | plain top-k 0.1% |  | 4.0x |",
+    ]
+    assert peers(rows[:2]) == ""
 
 
 def test_speed_ups_are_over_the_better_baseline(tmp_path: Path) -> None:
