@@ -1,0 +1,199 @@
+"""Training on a slow network: how long until the uncompressed run's result is reached.
+
+  python benchmarks/time_to_accuracy.py --task configs/digits/cnn.yaml --np 4 --rate 100mbit \\
+      --run uncompressed --run fp16=fp16 --run 'top-k 1%=residual|topk(ratio=0.01)' \\
+      --output runs/time-to-accuracy
+
+Each rank of scripts/train.py is on a host of its own, a network namespace of this machine behind a
+link of the given rate (benchmarks/netlab, which needs root), under stock Horovod. Time is that of
+the steps; tests in between do not count. The target is the worst final result of the first run's
+seeds: a run is there with the first epoch whose test is as good. Runs that are finished in OUTPUT
+are kept. Exit codes: 0 done, 1 a run failed, 2 wrong arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+from compare import Contender, contender_of, job_of
+from gradcomp.errors import ConfigError
+from jobs import ROOT
+from netlab import JobError, Lab, LabError, run
+from training.metrics import METRICS, Metric, read_rows
+
+_TIMEOUT = 3600.0
+
+Curve = list[tuple[float, float]]
+"""Seconds since the beginning, and what a test then found."""
+
+
+def parse() -> argparse.Namespace:
+    """The arguments."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--task", required=True, type=Path, metavar="FILE", help="YAML file")
+    parser.add_argument(
+        "--run",
+        action="append",
+        required=True,
+        metavar="NAME=SPEC",
+        help="what to compare, the reference first; as in scripts/compare.py",
+    )
+    parser.add_argument("--np", type=int, default=4, metavar="N", help="ranks (default: 4)")
+    parser.add_argument("--rate", default="100mbit", help="of each link (default: 100mbit)")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="default: 3")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR")
+    arguments = parser.parse_args()
+    for name, least in (("np", 2), ("seeds", 1)):
+        if getattr(arguments, name) < least:
+            parser.error(f"--{name}: got {getattr(arguments, name)}; expected at least {least}")
+    return arguments
+
+
+def train(lab: Lab, contender: Contender, seed: int, arguments: argparse.Namespace) -> None:
+    """One run of a contender, unless it is finished."""
+    job, _ = job_of(contender, seed, arguments)
+    if job.summary() is None:
+        print(f"    {job.title} ...", flush=True)
+        folder = ROOT / job.folder
+        command = [sys.executable, str(ROOT / "scripts" / "train.py"), *job.arguments]
+        command += ["--output", str(folder)]
+        run(lab, "horovod", arguments.np, command, folder.parent / f"{folder.name}-logs", _TIMEOUT)
+    summary = job.summary()
+    assert summary is not None  # as the run has ended well
+    contender.add(job, summary)
+
+
+def curve_of(rows: Sequence[dict[str, Any]], metric: Metric) -> Curve:
+    """Of the rows that a run has left."""
+    steps = [row for row in rows if row["kind"] == "step"]
+    ends = dict(
+        zip(
+            (row["step"] for row in steps),
+            accumulate(row["seconds"] for row in steps),
+            strict=True,
+        )
+    )
+    return [
+        (ends[row["step"]], row[metric.key])
+        for row in rows
+        if row["kind"] == "epoch" and row[metric.key] is not None
+    ]
+
+
+def seconds_to(target: float, curve: Curve, metric: Metric) -> float | None:
+    """When a test was first as good as the target; None: never."""
+    sign = 1 if metric.higher_is_better else -1
+    return next((at for at, value in curve if sign * value >= sign * target), None)
+
+
+def table_of(rows: Sequence[dict[str, Any]], metric: Metric) -> str:
+    """Markdown."""
+    base = rows[0]["seconds"]
+    lines = [
+        f"| | {metric.title} | bytes a step | seeds there | s, median | speed-up |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        final = row["final"]
+        spread = f" ± {statistics.stdev(final):.{metric.digits}f}" if len(final) > 1 else ""
+        there = [one for one in row["seconds"] if one is not None]
+        cells = [
+            f"{statistics.fmean(final):.{metric.digits}f}{spread}",
+            f"{row['sent_bytes_per_step']:.0f}",
+            f"{len(there)} of {len(final)}",
+        ]
+        # Of several seeds of which some never get there, a median would flatter.
+        if len(there) == len(final):
+            median = statistics.median(there)
+            cells += [f"{median:.1f}", f"{statistics.median(base) / median:.1f}x"]
+        else:
+            cells += ["", ""]
+        lines.append(f"| {row['name']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def draw(curves: dict[str, list[Curve]], metric: Metric, target: float, path: Path) -> None:
+    """Results against time, a line for each seed."""
+    figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
+    for number, (name, of_seeds) in enumerate(curves.items()):
+        for seed, curve in enumerate(of_seeds):
+            at, values = zip(*curve, strict=True)
+            label = None if seed else name
+            axes.plot(at, values, color=f"C{number}", marker=".", alpha=0.8, label=label)
+    axes.axhline(target, color="black", linestyle=":", label="target")
+    axes.set(xscale="log", xlabel="seconds of steps", ylabel=metric.title)
+    axes.grid(visible=True, which="both", alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=110)
+
+
+def main() -> int:
+    """Train and compare; returns the exit code."""
+    arguments = parse()
+    try:
+        contenders = [contender_of(text) for text in arguments.run]
+        with Lab(arguments.np, arguments.rate) as lab:
+            measured = lab.measure() / 1e6
+            print(f"{arguments.np} ranks, links of {measured:.1f} Mbit/s", flush=True)
+            for seed in range(arguments.seeds):
+                for contender in contenders:
+                    train(lab, contender, seed, arguments)
+    except (ConfigError, LabError) as error:
+        print(f"time_to_accuracy: {error}", file=sys.stderr)
+        return 2
+    except JobError as error:
+        print(f"time_to_accuracy: {error}", file=sys.stderr)
+        return 1
+    metric = METRICS[contenders[0].summaries[0]["metric"]]
+    final = {
+        one.name: [summary[f"final_{metric.key}"] for summary in one.summaries]
+        for one in contenders
+    }
+    worst = min if metric.higher_is_better else max
+    target = worst(final[contenders[0].name])
+    curves = {
+        one.name: [curve_of(read_rows(folder / "metrics.jsonl"), metric) for folder in one.folders]
+        for one in contenders
+    }
+    rows = [
+        {
+            "name": one.name,
+            "final": final[one.name],
+            "seconds": [seconds_to(target, curve, metric) for curve in curves[one.name]],
+            "sent_bytes_per_step": statistics.fmean(
+                summary["sent_bytes_per_step"] for summary in one.summaries
+            ),
+        }
+        for one in contenders
+    ]
+    text = (
+        f"{arguments.task.stem}, {arguments.np} ranks, links of {measured:.1f} Mbit/s, target "
+        f"{target:.{metric.digits}f}\n\n{table_of(rows, metric)}"
+    )
+    print(f"\n{text}")
+    name = f"{arguments.task.stem}-{arguments.np}-{arguments.rate}"
+    (arguments.output / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+    (arguments.output / f"{name}.md").write_text(f"{text}\n", "utf-8")
+    draw(curves, metric, target, arguments.output / f"{name}.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
