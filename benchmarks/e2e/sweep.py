@@ -20,6 +20,15 @@ __all__ = ["Cell", "Results", "Sweep"]
 _TIMEOUT = 3600.0
 _WARMUP = 2
 
+# Memory of gradients is used again in the next step, as accelerators' allocators do it; by default
+# the C library gives it back to the system, which takes longer than a step's arithmetic.
+_MEMORY = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -77,7 +86,8 @@ class Sweep:
         self._contenders = contenders
         self._logs = logs
         self._steps = steps
-        self._environment = [f"{name}={value}" for name, value in (environment or {}).items()]
+        variables = {**_MEMORY, **(environment or {})}
+        self._environment = [f"{name}={value}" for name, value in variables.items()]
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         """The rows of one cell.
