@@ -13,7 +13,7 @@ class Contender:
 
     Attributes:
         name: what tables call it.
-        engine: ``horovod``, ``torch`` or ``byteps``.
+        engine: ``horovod`` (on Gloo), ``mpi`` (Horovod on Open MPI), ``torch`` or ``byteps``.
         kind: ``ours``, ``alone`` where every rank keeps its gradients to itself, or what the
             engine's worker module makes of it.
         spec: configuration overrides with blanks between them where it is ours, else a parameter.
@@ -44,6 +44,10 @@ CONTENDERS = (
     Contender(
         "auto of top-k 0.1%", "horovod", "ours", "residual|topk(ratio=0.001) policy=auto", warmup=40
     ),
+    Contender("MPI alone", "mpi", "alone"),
+    Contender("MPI", "mpi", "none"),
+    Contender("MPI fp16", "mpi", "fp16"),
+    Contender("MPI top-k 0.1%", "mpi", "ours", "residual|topk(ratio=0.001)", "plain top-k 0.1%"),
     Contender("DDP alone", "torch", "alone"),
     Contender("DDP", "torch", "none"),
     Contender("DDP fp16", "torch", "fp16"),

@@ -46,8 +46,8 @@ def main() -> int:
     except JobError as error:
         print(f"netlab: {error}", file=sys.stderr)
         return 1
-    first = "worker-0.log" if arguments.engine == "byteps" else "rank-0.log"
-    print((arguments.logs / first).read_text(encoding="utf-8", errors="replace"), end="")
+    first = {"byteps": "worker-0", "mpi": "mpirun"}.get(arguments.engine, "rank-0")
+    print((arguments.logs / f"{first}.log").read_text(encoding="utf-8", errors="replace"), end="")
     return 0
 
 

@@ -124,6 +124,11 @@ class Lab:
         return f"{_NETWORK}.{10 + host}"
 
     @property
+    def network(self) -> str:
+        """That all hosts are in."""
+        return f"{_NETWORK}.0/24"
+
+    @property
     def gateway(self) -> str:
         """The address of this machine, which all hosts reach."""
         return f"{_NETWORK}.1"

@@ -13,12 +13,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from netlab.lab import INTERFACE, Lab
 
 __all__ = ["ENGINES", "JobError", "hosts_of", "run"]
 
-ENGINES = ("horovod", "torch", "byteps")
+ENGINES = ("horovod", "mpi", "torch", "byteps")
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 3.0
@@ -43,7 +45,8 @@ def run(
 
     Args:
         lab: with at least ``hosts_of(engine, ranks)`` hosts.
-        engine: ``horovod`` (Gloo), ``torch`` (torch.distributed's ``env://``) or ``byteps``.
+        engine: ``horovod`` (on Gloo), ``mpi`` (Horovod on Open MPI), ``torch``
+            (torch.distributed's ``env://``) or ``byteps``.
         logs: folder for a log of each process.
         timeout: seconds that the job may take.
 
@@ -53,28 +56,43 @@ def run(
     logs.mkdir(parents=True, exist_ok=True)
     if engine == "byteps":
         _run_byteps(lab, ranks, command, logs, timeout)
+    elif engine == "mpi":
+        _run_mpi(lab, ranks, command, logs, timeout)
     elif engine == "torch":
-        _run_ranks(lab, [_torch(lab, rank, ranks) for rank in range(ranks)], command, logs, timeout)
+        environments = [_torch(lab, rank, ranks) for rank in range(ranks)]
+        _run_all(_ranks(lab, environments, command), logs, timeout)
     else:
         with _rendezvous(lab, ranks) as environments:
-            _run_ranks(lab, environments, command, logs, timeout)
+            _run_all(_ranks(lab, environments, command), logs, timeout)
 
 
-def _run_ranks(
-    lab: Lab,
-    environments: Sequence[Mapping[str, str]],
-    command: Sequence[str],
-    logs: Path,
-    timeout: float,
-) -> None:
+class _Process(NamedTuple):
+    """What is to be started; ``name`` is that of its log, too."""
+
+    name: str
+    command: list[str]
+    environment: Mapping[str, str] = MappingProxyType({})
+
+
+def _ranks(
+    lab: Lab, environments: Sequence[Mapping[str, str]], command: Sequence[str]
+) -> list[_Process]:
+    return [
+        _Process(f"rank-{rank}", lab.command(rank, command), environment)
+        for rank, environment in enumerate(environments)
+    ]
+
+
+def _run_all(started: Sequence[_Process], logs: Path, timeout: float) -> None:
+    """Run all of them to their ends, or end all of them."""
     deadline = time.monotonic() + timeout
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        for rank, environment in enumerate(environments):
-            with (logs / f"rank-{rank}.log").open("wb") as log:
+        for one in started:
+            with (logs / f"{one.name}.log").open("wb") as log:
                 process = subprocess.Popen(
-                    lab.command(rank, command),
-                    env={"OMP_NUM_THREADS": "1", **os.environ, **environment},
+                    one.command,
+                    env={"OMP_NUM_THREADS": "1", **os.environ, **one.environment},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -83,15 +101,15 @@ def _run_ranks(
                 )
             processes.append(process)
         while any(process.poll() is None for process in processes):
-            for rank, process in enumerate(processes):
+            for one, process in zip(started, processes, strict=True):
                 if process.returncode not in (None, 0):
-                    raise JobError(_failure(f"rank {rank}", process.returncode, logs, rank))
+                    raise JobError(_failure(one.name, process.returncode, logs))
             if time.monotonic() > deadline:
                 raise JobError(f"the job still ran after {timeout:g} s; its logs are in {logs}")
             time.sleep(_POLL_SECONDS)
-        for rank, process in enumerate(processes):
+        for one, process in zip(started, processes, strict=True):
             if process.returncode != 0:
-                raise JobError(_failure(f"rank {rank}", process.returncode, logs, rank))
+                raise JobError(_failure(one.name, process.returncode, logs))
     finally:
         for process in processes:
             with suppress(ProcessLookupError):
@@ -108,10 +126,10 @@ def _end_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _failure(who: str, code: int, logs: Path, rank: int) -> str:
-    log = logs / f"rank-{rank}.log"
+def _failure(name: str, code: int, logs: Path) -> str:
+    log = logs / f"{name}.log"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
-    return f"{who} ended with exit code {code}; the end of {log}:\n" + "\n".join(lines)
+    return f"{name} ended with exit code {code}; the end of {log}:\n" + "\n".join(lines)
 
 
 def _torch(lab: Lab, rank: int, ranks: int) -> dict[str, str]:
@@ -160,21 +178,60 @@ def _rendezvous(lab: Lab, ranks: int) -> Iterator[list[dict[str, str]]]:
         server.stop()
 
 
-# In place of ssh: the last part of a host's address tells its namespace.
+# In place of ssh: the last part of a host's address tells its namespace. Open MPI takes processes
+# under one host name for neighbours that share memory, so each host has a name of its own.
 _SSH = """#!/bin/sh
 while [ "$1" = -o ]; do shift 2; done
+[ "$1" = -x ] && shift
 host=$1
 shift
-exec ip netns exec "gradcomp$((${host##*.} - 10))" sh -c "$*"
+exec ip netns exec "gradcomp$((${host##*.} - 10))" \\
+  unshare --uts sh -c "hostname gradcomp${host##*.}; $*"
 """
 
 
-def _run_byteps(lab: Lab, ranks: int, command: Sequence[str], logs: Path, timeout: float) -> None:
-    """By the launcher for several machines."""
+@contextmanager
+def _ssh() -> Iterator[Path]:
+    """A folder with the program."""
     with tempfile.TemporaryDirectory() as folder:
         ssh = Path(folder, "ssh")
         ssh.write_text(_SSH, encoding="utf-8")
         ssh.chmod(ssh.stat().st_mode | stat.S_IXUSR)
+        yield Path(folder)
+
+
+_MPI = {
+    "HOROVOD_CONTROLLER": "mpi",
+    "HOROVOD_CPU_OPERATIONS": "mpi",
+    "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+_EXPORTED = ("PATH", "PYTHONPATH", "OMP_NUM_THREADS")
+
+
+def _run_mpi(lab: Lab, ranks: int, command: Sequence[str], logs: Path, timeout: float) -> None:
+    """By mpirun, which runs on this machine and reaches the hosts as it would by ssh."""
+    with _ssh() as folder:
+        parameters = {
+            "plm_rsh_agent": str(folder / "ssh"),
+            "oob_tcp_if_include": lab.network,
+            "btl": "tcp,self",
+            "btl_tcp_if_include": lab.network,
+            "mpi_yield_when_idle": "1",  # the hosts share the processors
+        }
+        options = ["--allow-run-as-root", "--bind-to", "none", "-np", str(ranks)]
+        options += ["-H", ",".join(f"{lab.address(rank)}:1" for rank in range(ranks))]
+        for name, value in parameters.items():
+            options += ["--mca", name, value]
+        environment = {**_MPI, **{n: os.environ[n] for n in _EXPORTED if n in os.environ}}
+        for name, value in environment.items():
+            options += ["-x", f"{name}={value}"]
+        _run_all([_Process("mpirun", ["mpirun", *options, *command])], logs, timeout)
+
+
+def _run_byteps(lab: Lab, ranks: int, command: Sequence[str], logs: Path, timeout: float) -> None:
+    """By the launcher for several machines."""
+    with _ssh() as folder:
         hostfile = Path(folder, "hosts")
         lines = [f"{lab.address(ranks)} slots=0"]
         lines += [f"{lab.address(rank)} slots=1" for rank in range(ranks)]
@@ -182,7 +239,7 @@ def _run_byteps(lab: Lab, ranks: int, command: Sequence[str], logs: Path, timeou
         options = ["--hostfile", str(hostfile), "--interface", INTERFACE, "--port", "9100"]
         options += ["--logs", str(logs), "--timeout", str(timeout)]
         launcher = [sys.executable, "-m", "byteps_compressors.launch", *options, "--", *command]
-        path = os.pathsep.join([folder, os.environ["PATH"]])
+        path = os.pathsep.join([str(folder), os.environ["PATH"]])
         done = subprocess.run(
             launcher,
             env={"OMP_NUM_THREADS": "1", **os.environ, "PATH": path},

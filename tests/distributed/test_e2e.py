@@ -7,9 +7,26 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from launch import HERE
 
-from netlab import Lab
+from netlab import Lab, run
+
+_MPI_JOB = """
+import horovod.torch as hvd, torch
+hvd.init()
+total = hvd.allreduce(torch.ones(1000) * hvd.rank(), name="x", op=hvd.Sum)
+assert float(total.sum()) == 1000 and hvd.mpi_enabled() and hvd.local_size() == 1
+hvd.shutdown()
+print("a host of", hvd.__name__)
+"""
+
+
+@pytest.mark.skipif(bool(Lab.unavailable()), reason="network namespaces need root")
+def test_mpi_between_hosts(tmp_path: Path) -> None:
+    with Lab(2, "1gbit") as lab:
+        run(lab, "mpi", 2, [sys.executable, "-c", _MPI_JOB], tmp_path, 240)
+    assert (tmp_path / "mpirun.log").read_text().count("a host of") == 2
 
 
 def test_quick(tmp_path: Path) -> None:
