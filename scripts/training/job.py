@@ -137,6 +137,7 @@ def _train(arguments: Arguments, stop: Callable[[], bool]) -> None:
 def _plan(arguments: Arguments) -> Plan:
     composed = compose(arguments.configs, arguments.overrides)
     settings = TrainSettings.from_mapping(composed.mapping, composed.origin)
+    settings.check_framework(engine().framework)
     compress = None
     if "compress" in composed.mapping:
         compress = Config.from_mapping(composed.mapping)

@@ -48,7 +48,7 @@ MODELS: Mapping[str, Callable[[int], list[Any]]] = {
     "digits-mlp": _digits_mlp,
     "digits-cnn": _digits_cnn,
 }
-"""The layers of the tasks that there are here, of the shapes of those in `models`."""
+"""The layers of `settings.TENSORFLOW_TASKS`, of the shapes of those in `models`."""
 
 
 class TensorFlowLearner(Learner):
@@ -59,11 +59,6 @@ class TensorFlowLearner(Learner):
     """
 
     def __init__(self, settings: TrainSettings, compress: Config | None, classes: int) -> None:
-        if settings.task not in MODELS:
-            raise ConfigError(
-                f"train.task: got {settings.task!r}, which --framework tensorflow does not have; "
-                f"expected one of {', '.join(MODELS)}, or --framework torch"
-            )
         tf.keras.utils.set_random_seed(settings.seed)
         self._model = tf.keras.Sequential(
             [tf.keras.layers.Input([8, 8, 1]), *MODELS[settings.task](classes)]

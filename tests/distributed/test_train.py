@@ -182,14 +182,6 @@ def test_tensorflow(tmp_path):
     assert summary(twice)["sent_bytes_per_step"] == result["sent_bytes_per_step"]
 
 
-def test_a_task_that_tensorflow_does_not_have(tmp_path):
-    task = ["--framework", "tensorflow", "--set", "train.task=digits-resnet20"]
-    status, text = finish(start(0, arguments(*task, output=tmp_path / "run")))
-    assert status == 2, text
-    assert "got 'digits-resnet20', which --framework tensorflow does not have" in text
-    assert "expected one of digits-mlp, digits-cnn, or --framework torch" in text
-
-
 def test_one_process_without_a_launcher(tmp_path):
     output = tmp_path / "run"
     text = train(0, arguments(*TOPK, output=output, settings=["train.epochs=1"]))
