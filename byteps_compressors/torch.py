@@ -290,6 +290,11 @@ def _check_config(config: Config) -> None:
                 "compressor that a tensor was declared with: give it one spec; parameters may have "
                 "schedules, such as topk(ratio=ramp(from=0.25,to=0.01,steps=1000))"
             )
+    if config.stats.profile is not None:
+        raise ConfigError(
+            "stats.profile measures exchanges between workers, and BytePS has servers instead, and "
+            "a profile of its own (BYTEPS_TRACE_ON): leave it out"
+        )
     if config.compress.policy != "always":
         raise ConfigError(
             f"compress.policy is {config.compress.policy}, which measures exchanges between "

@@ -18,6 +18,8 @@ from gradcomp.controls import Controls
 from gradcomp.driver import Collector, Driver, Engine
 from gradcomp.errors import ConfigError, GradcompError
 from gradcomp.pipeline import Pipeline
+from gradcomp.profile_files import profile_as_configured
+from gradcomp.profiling import ProfiledEngine
 from gradcomp.rounds import Group
 from horovod_compressors.nodes import group_sets, node_problem, ranks_per_node
 
@@ -142,11 +144,13 @@ class BaseCompression(Controls, metaclass=_Codecs):
                 "elastic Horovod is not supported: ranks that join later would not know what the "
                 "others have agreed on; run with a fixed number of ranks"
             )
-        return Pipeline(
-            self.config,
-            self.process_set.rank(),
-            self.process_set.size(),
-            ranks_per_node(self.HOROVOD, self.config),
+        return profile_as_configured(
+            Pipeline(
+                self.config,
+                self.process_set.rank(),
+                self.process_set.size(),
+                ranks_per_node(self.HOROVOD, self.config),
+            )
         )
 
     @abstractmethod
@@ -187,4 +191,5 @@ class BaseCompression(Controls, metaclass=_Codecs):
         line = bytearray(f"{line_of(self.config, shapes, problem)}\n".encode())
         check_lines(self._gather_text(line, f"{prefix}.spec").decode().splitlines())
         sets = group_sets(self.HOROVOD, self.process_set, self.pipeline.ranks_per_node)
-        return Collector(Driver(self._engine(prefix, sets)), self.pipeline, shapes)
+        engine = ProfiledEngine(self._engine(prefix, sets), self.stats)
+        return Collector(Driver(engine), self.pipeline, shapes)

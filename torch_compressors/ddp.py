@@ -28,6 +28,8 @@ from gradcomp.driver import Collector, Driver
 from gradcomp.errors import ConfigError
 from gradcomp.nodes import Node
 from gradcomp.pipeline import Pipeline
+from gradcomp.profile_files import profile_as_configured
+from gradcomp.profiling import ProfiledEngine
 from gradcomp.rounds import AllReduce, Group
 from torch_compressors.dgc_sgd import check_momentum
 from torch_compressors.gloo import GlooEngine
@@ -131,8 +133,10 @@ class DDPCompression(TensorControls):
         shapes = {name: tuple(parameter.shape) for name, parameter in named}
         world = model.process_group
         size = _agreed_ranks_per_node(self.config, world, shapes)
-        self._pipeline = Pipeline(self.config, world.rank(), world.size(), size)
+        pipeline = Pipeline(self.config, world.rank(), world.size(), size)
+        self._pipeline = profile_as_configured(pipeline)
         self._engine = GlooEngine(_groups(world, size, timeout))
+        self._profiled = ProfiledEngine(self._engine, self._pipeline.stats)
         self._shapes = shapes
         self._arrived: list[_Arrived] = []
         self._begun = 0  # of those arrived
@@ -145,7 +149,7 @@ class DDPCompression(TensorControls):
     @cached_property
     def _collector(self) -> Collector:
         """Made with the first bucket: what tensors take may depend on the epoch."""
-        return Collector(Driver(self._engine), self._pipeline, self._shapes)
+        return Collector(Driver(self._profiled), self._pipeline, self._shapes)
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start averaging the gradients of a bucket; with the last bucket of a step all futures
@@ -206,7 +210,7 @@ class DDPCompression(TensorControls):
             ):
                 self._pipeline.count_dense(name, grad.nbytes)
                 flat = grad.detach().reshape(-1).numpy()
-                arrived.dense[name] = self._engine.start(AllReduce(name, flat))
+                arrived.dense[name] = self._profiled.start(AllReduce(name, flat))
             else:
                 flat = grad.detach().to(torch.float32).contiguous().numpy()
                 self._collector.add(name, flat, grad.nbytes)
@@ -216,7 +220,7 @@ class DDPCompression(TensorControls):
         for arrived in self._arrived:
             for name, grad in arrived.grads.items():
                 if name in arrived.dense:
-                    average = self._engine.finish(arrived.dense[name])
+                    average = self._profiled.finish(arrived.dense[name])
                 else:
                     average = self._collector.finish(name)
                 grad.copy_(torch.from_numpy(average).view(grad.shape))

@@ -152,7 +152,7 @@ class Compression(TensorControls, BaseCompression):
             return tensor.contiguous(), _DENSE
         gradient = tensor.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
         context = _Context(name or "", tensor.shape, tensor.dtype, tensor.device, None)
-        if aggregator.linear and not measured:
+        if aggregator.linear and not measured and not (name and self.pipeline.compares):
             context.round = self.pipeline.round(context.name, gradient, tensor.nbytes)
             request = next(context.round)
             assert isinstance(request, AllReduce)  # as linear rounds are

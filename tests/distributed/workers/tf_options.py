@@ -7,12 +7,14 @@ with the text of ours.
 from __future__ import annotations
 
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+from workers import profiles
 from workers.runner import Cases, refused
 from workers.tf_harness import (
     MATRIX,
@@ -274,3 +276,23 @@ def tf_checkpoints() -> None:
     for name, residual in own["residual"].items():
         assert np.abs(residual).max() > 0
         check_equal(other["residual"][name], residual)
+
+
+@cases
+def tf_profile() -> None:
+    """Where time goes."""
+    weights = variables(profiles.SHAPES)
+    with tempfile.TemporaryDirectory() as folder:
+        compression = Compression(profiles.config(Path(folder) / "profile"), weights)
+        averages = tf.function(averages_of(weights, compression))
+        loopback = profiles.loopback(hvd.size())
+        began = time.perf_counter()
+        for step in range(profiles.STEPS):
+            found = averages([tf.constant(grad) for grad in gradients(weights, step)])
+            of_ranks = [gradients(weights, step, rank) for rank in range(hvd.size())]
+            expected = loopback.step(
+                {name: [grads[n] for grads in of_ranks] for n, name in enumerate(profiles.SHAPES)}
+            )
+            for name, one in zip(profiles.SHAPES, found, strict=True):
+                check_equal(one.numpy(), expected[name][hvd.rank()], name)
+        profiles.check(compression.stats, loopback.stats[0], time.perf_counter() - began)
