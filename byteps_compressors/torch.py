@@ -428,6 +428,11 @@ class Compression(metaclass=_ByName):
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
         """The payload of a gradient, which BytePS averages."""
+        if self.pipeline.compares:
+            raise ConfigError(
+                "BytePS averages a gradient once, so errors cannot be measured: use "
+                "start_profile() without error=True"
+            )
         values = tensor.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
         running = self.pipeline.round(self._name_of(tensor), values)
         try:

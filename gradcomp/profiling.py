@@ -118,7 +118,7 @@ def timed(
             profile = _active.profile
             if profile is None:
                 return function(*args, **kwargs)
-            return profile.time(stage, None, function, *args, **kwargs)
+            return profile.measure(stage, None, function, *args, **kwargs)
 
         return of_stage
 
@@ -156,10 +156,11 @@ class Profile:
 
     def begin_step(self) -> None:
         """Say that a step begins; the one before ended with its last average."""
+        self._under_way.clear()  # of a step that has failed
         self._end_step()
         self._begin()
 
-    def time(
+    def measure(
         self,
         stage: Stage,
         tensor: str | None,
@@ -198,7 +199,7 @@ class Profile:
             )
         before, _active.profile = _active.profile, self
         try:
-            return self.time("copy", tensor, one.send, reply)
+            return self.measure("copy", tensor, one.send, reply)
         finally:
             _active.profile = before
 
@@ -221,7 +222,7 @@ class Profile:
         Args:
             averages: that of a tensor, or those of a bucket in a list.
         """
-        self.time("error", tensor, self._compare, exact, averages)
+        self.measure("error", tensor, self._compare, exact, averages)
 
     def _compare(self, exact: npt.NDArray[np.float64], averages: Any) -> None:
         several = averages if isinstance(averages, list) else [averages]
@@ -302,7 +303,7 @@ class ProfiledEngine:
             return request, self._engine.start(request)
         stage, tensor = profile.of_request(request)
         launch: Stage = "error" if stage == "error" else "copy"
-        return request, profile.time(launch, tensor, self._engine.start, request)
+        return request, profile.measure(launch, tensor, self._engine.start, request)
 
     def finish(self, handle: tuple[Request, Any]) -> Any:
         """See `gradcomp.driver.Engine`."""
@@ -311,4 +312,4 @@ class ProfiledEngine:
         if profile is None:
             return self._engine.finish(inner)
         stage, tensor = profile.of_request(request)
-        return profile.time(stage, tensor, self._engine.finish, inner)
+        return profile.measure(stage, tensor, self._engine.finish, inner)

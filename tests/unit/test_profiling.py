@@ -157,16 +157,16 @@ def test_no_second_is_counted_twice() -> None:
 
     def outer() -> None:
         clock.wait(2)
-        profile.time("encode", None, clock.wait, 4)
-        profile.time("compensate", None, inner)
+        profile.measure("encode", None, clock.wait, 4)
+        profile.measure("compensate", None, inner)
 
     def inner() -> None:
         clock.wait(8)
-        profile.time("decode", None, clock.wait, 16)
+        profile.measure("decode", None, clock.wait, 16)
 
-    profile.time("copy", "a", outer)
+    profile.measure("copy", "a", outer)
     clock.wait(32)
-    profile.time("wait", "b", clock.wait, 64)
+    profile.measure("wait", "b", clock.wait, 64)
     clock.wait(128)  # of the next step's forward pass
     profile.begin_step()
     (step,) = profile.steps
@@ -187,9 +187,23 @@ def test_a_function_that_raises_is_counted_too() -> None:
         raise ValueError("wrong")
 
     with pytest.raises(ValueError, match="wrong"):
-        profile.time("encode", "a", fail)
-    profile.time("decode", "a", clock.wait, 2)
+        profile.measure("encode", "a", fail)
+    profile.measure("decode", "a", clock.wait, 2)
     assert profile.total.tensors == {"a": {"encode": 3, "decode": 2}}
+
+
+def test_a_step_that_failed_does_not_stop_the_next_one() -> None:
+    pipeline = Pipeline("topk(ratio=0.05)", 0, 2)
+    profile = pipeline.stats.start_profile()
+    profile.begin_step()
+    pipeline.round("w", np.ones((64, 96), np.float32)).send(None)
+    assert profile.steps == []
+    profile.begin_step()
+    one = pipeline.round("w", np.ones((64, 96), np.float32))
+    request = next(one)
+    with pytest.raises(StopIteration):
+        one.send([request.frame] * 2)
+    assert [step.requests for step in profile.steps] == [1, 1]
 
 
 class Alone:
