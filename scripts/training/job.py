@@ -139,7 +139,7 @@ def _plan(arguments: Arguments) -> Plan:
     settings = TrainSettings.from_mapping(composed.mapping, composed.origin)
     settings.check_framework(engine().framework)
     compress = None
-    if "compress" in composed.mapping:
+    if "compress" in composed.mapping or "stats" in composed.mapping:
         compress = Config.from_mapping(composed.mapping)
     return Plan(composed.mapping, settings, compress)
 
