@@ -153,9 +153,12 @@ class BaseCompression(Controls, metaclass=_Codecs):
             )
         )
 
-    @abstractmethod
     def _engine(self, prefix: str, process_sets: Mapping[Group, Any]) -> Engine:
-        """The framework's collectives."""
+        return ProfiledEngine(self._collectives(prefix, process_sets), self.stats)
+
+    @abstractmethod
+    def _collectives(self, prefix: str, process_sets: Mapping[Group, Any]) -> Engine:
+        """Those of the framework."""
 
     @abstractmethod
     def _gather_text(self, text: bytearray, name: str) -> bytes:
@@ -191,5 +194,4 @@ class BaseCompression(Controls, metaclass=_Codecs):
         line = bytearray(f"{line_of(self.config, shapes, problem)}\n".encode())
         check_lines(self._gather_text(line, f"{prefix}.spec").decode().splitlines())
         sets = group_sets(self.HOROVOD, self.process_set, self.pipeline.ranks_per_node)
-        engine = ProfiledEngine(self._engine(prefix, sets), self.stats)
-        return Collector(Driver(engine), self.pipeline, shapes)
+        return Collector(Driver(self._engine(prefix, sets)), self.pipeline, shapes)

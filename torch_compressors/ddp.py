@@ -135,8 +135,8 @@ class DDPCompression(TensorControls):
         size = _agreed_ranks_per_node(self.config, world, shapes)
         pipeline = Pipeline(self.config, world.rank(), world.size(), size)
         self._pipeline = profile_as_configured(pipeline)
-        self._engine = GlooEngine(_groups(world, size, timeout))
-        self._profiled = ProfiledEngine(self._engine, self._pipeline.stats)
+        self._gloo = GlooEngine(_groups(world, size, timeout))
+        self._engine = ProfiledEngine(self._gloo, self._pipeline.stats)
         self._shapes = shapes
         self._arrived: list[_Arrived] = []
         self._begun = 0  # of those arrived
@@ -149,7 +149,7 @@ class DDPCompression(TensorControls):
     @cached_property
     def _collector(self) -> Collector:
         """Made with the first bucket: what tensors take may depend on the epoch."""
-        return Collector(Driver(self._profiled), self._pipeline, self._shapes)
+        return Collector(Driver(self._engine), self._pipeline, self._shapes)
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start averaging the gradients of a bucket; with the last bucket of a step all futures
@@ -169,7 +169,7 @@ class DDPCompression(TensorControls):
         for one in self._arrived[self._begun : end]:
             self._start(one)
         self._begun = end
-        self._engine.flush()
+        self._gloo.flush()
         if bucket.is_last():
             self._finish()
         return arrived.future
@@ -210,7 +210,7 @@ class DDPCompression(TensorControls):
             ):
                 self._pipeline.count_dense(name, grad.nbytes)
                 flat = grad.detach().reshape(-1).numpy()
-                arrived.dense[name] = self._profiled.start(AllReduce(name, flat))
+                arrived.dense[name] = self._engine.start(AllReduce(name, flat))
             else:
                 flat = grad.detach().to(torch.float32).contiguous().numpy()
                 self._collector.add(name, flat, grad.nbytes)
@@ -220,7 +220,7 @@ class DDPCompression(TensorControls):
         for arrived in self._arrived:
             for name, grad in arrived.grads.items():
                 if name in arrived.dense:
-                    average = self._profiled.finish(arrived.dense[name])
+                    average = self._engine.finish(arrived.dense[name])
                 else:
                     average = self._collector.finish(name)
                 grad.copy_(torch.from_numpy(average).view(grad.shape))

@@ -222,7 +222,7 @@ class Compression(TensorControls, BaseCompression):
         self._collector = self._agree(self._names.shapes())
         return self._collector
 
-    def _engine(self, prefix: str, process_sets: Mapping[Group, Any]) -> HorovodEngine:
+    def _collectives(self, prefix: str, process_sets: Mapping[Group, Any]) -> HorovodEngine:
         return HorovodEngine(prefix, process_sets)
 
     def _gather_text(self, text: bytearray, name: str) -> bytes:
