@@ -290,6 +290,11 @@ def _check_config(config: Config) -> None:
                 "compressor that a tensor was declared with: give it one spec; parameters may have "
                 "schedules, such as topk(ratio=ramp(from=0.25,to=0.01,steps=1000))"
             )
+    if config.stats.profile is not None:
+        raise ConfigError(
+            "stats.profile measures exchanges between workers, and BytePS has servers instead, and "
+            "a profile of its own (BYTEPS_TRACE_ON): leave it out"
+        )
     if config.compress.policy != "always":
         raise ConfigError(
             f"compress.policy is {config.compress.policy}, which measures exchanges between "
@@ -423,6 +428,11 @@ class Compression(metaclass=_ByName):
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
         """The payload of a gradient, which BytePS averages."""
+        if self.pipeline.compares:
+            raise ConfigError(
+                "BytePS averages a gradient once, so errors cannot be measured: use "
+                "start_profile() without error=True"
+            )
         values = tensor.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
         running = self.pipeline.round(self._name_of(tensor), values)
         try:

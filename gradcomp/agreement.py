@@ -19,7 +19,9 @@ def line_of(config: Config, shapes: Mapping[str, tuple[int, ...]], problem: str 
         problem: why this rank cannot take part in the exchange ``two_level``.
     """
     digest = blake2b(repr(list(shapes.items())).encode(), digest_size=8).hexdigest()
-    return f"{config.digest_text()}\t{digest}\t{problem or ''}"
+    # Not of the digest: checkpoints do not depend on it.
+    compared = " with stats.error" if config.stats.error else ""
+    return f"{config.digest_text()}{compared}\t{digest}\t{problem or ''}"
 
 
 def check_lines(lines: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from gradcomp import _core
 from gradcomp.arrays import ByteArray, FloatArray
 from gradcomp.codec import Codec, derive_stream
+from gradcomp.profiling import timed
 
 __all__ = ["Correction", "ToDecode", "ToEncode", "decode_batch_add", "encode_batch"]
 
@@ -73,6 +74,7 @@ class ToDecode(NamedTuple):
     out: FloatArray
 
 
+@timed("encode")
 def encode_batch(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
     """Encode all tensors of a bucket.
 
@@ -106,6 +108,7 @@ def encode_batch(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
     return room[: sum(sizes)], sizes
 
 
+@timed("decode")
 def decode_batch_add(tensors: Sequence[ToDecode], weight: float = 1.0) -> None:
     """``out += weight * decode(frame)`` for each frame of each tensor, in the order given.
 

@@ -24,6 +24,7 @@ from gradcomp import _core, gaussian_demo, wire
 from gradcomp import bench as benchmark
 from gradcomp import consensus as agreeing
 from gradcomp import polar_demo as demo
+from gradcomp import profile_run as profiling
 from gradcomp import spec as specs
 from gradcomp import survey as surveying
 from gradcomp.aggregators import exchange_pattern
@@ -591,6 +592,64 @@ def simulate(
         *([f"inside nodes: {result.node_bytes:,.0f} bytes"] if result.node_bytes else []),
         f"vNMSE of the average: {result.vnmse:.3g}",
         f"time: {result.seconds_per_step:.3g} s/step for all workers, one after the other",
+    )
+
+
+@app.command()
+def profile(
+    config: ConfigArgument,
+    overrides: SetOption,
+    workers: Annotated[int, typer.Option(help="Ranks that average together.")] = 4,
+    steps: Annotated[int, typer.Option(help="Steps to measure.")] = 3,
+    model: Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.")] = "resnet20",
+    bandwidth: Annotated[
+        float, typer.Option(metavar="MBIT/S", help="Of each rank's link, in Mbit/s.")
+    ] = 1000.0,
+    step: Annotated[
+        int, typer.Option(help="Which step and epoch of training, for schedules.")
+    ] = profiling.FIRST_STEP,
+    as_json: JsonOption = False,
+) -> None:
+    """Show where a step's time goes under a configuration, and what to change."""
+    loaded = _load(config, overrides)
+    shapes = model_shapes(model)
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task(f"{model}, {workers} workers", total=None)
+        result = profiling.profile_model(
+            loaded, shapes, workers, steps, 1e6 * bandwidth, step, lambda: progress.advance(task)
+        )
+    remarks = profiling.advice(result)
+    if as_json:
+        _print_json(asdict(result) | {"seconds": result.seconds, "advice": remarks})
+        return
+    stages = _table("stage", "ms", "share", numbers=2)
+    for stage, seconds in result.parts.items():
+        stages.add_row(stage, f"{1e3 * seconds:.3f}", f"{seconds / result.seconds:.1%}")
+    stages.add_row("all", f"{1e3 * result.seconds:.3f}", "100.0%")
+    rules = _table("rule and spec", "tensors", "rounds", "computed, ms", numbers=3)
+    for row in result.rules:
+        rules.add_row(
+            f"{row.rule}\n{textwrap.indent(_foldable(row.spec), '  ')}",
+            f"{row.tensors:,}",
+            f"{row.rounds:,}",
+            f"{1e3 * row.seconds:.3f}",
+        )
+    sent = sum(result.sent_bytes.values())
+    _print(
+        f"{model}, {workers} workers, {result.threads} thread(s), {steps} steps; of one rank, in a "
+        "step:",
+        "",
+        stages,
+        "",
+        _wrap(
+            f"wire: {sent:,.0f} bytes handed over in {result.requests:.0f} requests, at "
+            f"{bandwidth:g} Mbit/s, computed; nothing overlaps here"
+        ),
+        "",
+        rules,
+        "",
+        *(_wrap(f"- {remark}") for remark in remarks),
     )
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from gradcomp import _core
 from gradcomp.arrays import ByteArray, FloatArray, as_bytes, as_float32
 from gradcomp.errors import CapacityError, WireError
+from gradcomp.profiling import timed
 from gradcomp.spec import checked_text, stages
 
 __all__ = ["Codec", "derive_stream", "get_codec", "list_algorithms", "list_codecs"]
@@ -62,6 +63,7 @@ class Codec:
         """Upper bound of the bytes of a bare payload of ``numel`` elements."""
         return self.core.max_payload_size(_check_numel(numel))
 
+    @timed("encode")
     def encode(
         self,
         x: Any,
@@ -97,6 +99,7 @@ class Codec:
         stream = derive_stream(seed, step, tensor_id)
         return out[: self.core.encode_frame(values, stream, out)]
 
+    @timed("decode")
     def decode(
         self, frame: Any, out: FloatArray | None = None, *, numel: int | None = None
     ) -> FloatArray:
@@ -126,6 +129,7 @@ class Codec:
         self.core.decode_frame(data, out)
         return out
 
+    @timed("decode")
     def decode_add(self, frame: Any, out: FloatArray, weight: float = 1.0) -> None:
         """``out += weight * decode(frame)`` without a dense intermediate.
 
@@ -135,6 +139,7 @@ class Codec:
         _check_out(out, np.float32)
         self.core.decode_frame_add(as_bytes(frame), float(weight), out)
 
+    @timed("encode")
     def encode_payload(
         self, x: Any, *, seed: int = 0, step: int = 0, tensor_id: int = 0
     ) -> npt.NDArray[Any]:
@@ -144,6 +149,7 @@ class Codec:
         stream = derive_stream(seed, step, tensor_id)
         return out[: self.core.encode_payload(values, stream, out)].view(self.payload_dtype)
 
+    @timed("encode")
     def encode_payload_with_residual(
         self,
         grad: FloatArray,
@@ -169,6 +175,7 @@ class Codec:
         written = self.core.encode_payload_with_residual(residual, grad, beta, gamma, stream, out)
         return out[:written].view(self.payload_dtype)
 
+    @timed("decode")
     def decode_payload(
         self,
         payload: npt.NDArray[Any],
@@ -188,6 +195,7 @@ class Codec:
         self.core.decode_payload(as_bytes(payload), stream, out)
         return out
 
+    @timed("decode")
     def decode_payload_add(
         self,
         payload: npt.NDArray[Any],

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BeforeValidator,
     Field,
+    StrictBool,
     StrictInt,
     StrictStr,
     ValidationError,
@@ -69,6 +71,10 @@ FOREIGN_SECTIONS = frozenset(
     }
 )
 """Top-level keys that others own: they compose like any other and are not validated here."""
+
+
+def _path(value: object) -> object:
+    return Path(value).expanduser() if isinstance(value, str) and value else value
 
 
 class Match(StrictModel):
@@ -215,6 +221,23 @@ class Compress(StrictModel):
         return self
 
 
+class StatsSection(StrictModel):
+    """The ``stats`` section: what is measured while a job trains."""
+
+    profile: Annotated[Path | None, BeforeValidator(_path)] = Field(
+        default=None, description="the path of a folder, to which each rank writes its profile"
+    )
+    error: StrictBool = Field(
+        default=False, description="true or false; true needs stats.profile, too"
+    )
+
+    @model_validator(mode="after")
+    def _written(self) -> StatsSection:
+        if self.error and self.profile is None:
+            raise ValueError("errors are a part of profiles: set stats.profile to a folder, too")
+        return self
+
+
 DEFAULT_RULES = {"ndim <= 1": Match(ndim=(0, 1)), "numel < 4096": Match(max_numel=4095)}
 """Tried in this order after ``compress.rules``: small tensors gain nothing from compression."""
 
@@ -226,6 +249,9 @@ class Config(StrictModel):
         ge=VERSION, le=VERSION, description=f"{VERSION}; add `version: {VERSION}`"
     )
     compress: Compress = Field(description="a mapping such as {default: fp16}")
+    stats: StatsSection = Field(
+        default=StatsSection(), description="a mapping such as {profile: runs/profile}"
+    )
     seed: StrictInt = Field(
         default=0, ge=0, le=2**64 - 1, description="an integer in [0, 18446744073709551615]"
     )
@@ -376,6 +402,7 @@ def _section(path: Sequence[object]) -> type[StrictModel]:
     names = [part for part in path if isinstance(part, str)]
     sections: dict[str, type[StrictModel]] = {
         "compress": Compress,
+        "stats": StatsSection,
         "default": Phase,
         "rules": Rule,
         "match": Match,

@@ -151,6 +151,9 @@ class Collector:
         Returns:
             What a policy has decided now.
         """
+        profile = self._pipeline.stats.profile
+        if profile is not None:
+            profile.begin_step()
         if not self._pipeline.varies:
             return ()
         decisions = self._driver.run(

@@ -70,6 +70,9 @@ class Loopback:
                     f"'{name}' has {len(of_ranks)} gradients for {len(self.ranks)} ranks"
                 )
             arrays[name] = [as_float32(grad) for grad in of_ranks]
+        for stats in self.stats:
+            if stats.profile is not None:
+                stats.profile.begin_step()
         averages: dict[str, list[FloatArray]] = {name: [] for name in grads}
         shapes = {name: of_ranks[0].shape for name, of_ranks in arrays.items()}
         for names in self.ranks[0].buckets(shapes):

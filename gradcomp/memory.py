@@ -13,6 +13,7 @@ from gradcomp.arrays import FloatArray
 from gradcomp.batch import Correction, ToEncode
 from gradcomp.codec import Codec
 from gradcomp.errors import StateError
+from gradcomp.profiling import timed
 from gradcomp.rounds import TensorKey
 from gradcomp.spec import Spec, Stage
 
@@ -178,12 +179,14 @@ class Residual:
     def sent(self, key: TensorKey) -> None:
         """Nothing is left to do."""
 
+    @timed("compensate")
     def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
         """The corrected gradient, in the residual's own memory."""
         residual = array_of(self._residuals, key, "residual")
         _core.compensate(residual, grad.reshape(-1), self.beta, self.gamma)
         return residual
 
+    @timed("compensate")
     def update(self, key: TensorKey, sent: FloatArray) -> None:
         """residual = corrected - sent."""
         residual = self._residuals[key.name]
@@ -216,6 +219,7 @@ class Signum:
         """The moving average."""
         return Source(self.compensate(grad, key))
 
+    @timed("compensate")
     def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
         """The moving average, this step's gradient included."""
         first = key.name not in self._momenta
@@ -224,6 +228,7 @@ class Signum:
         self._finite[key.name] = _core.compensate(average, grad.reshape(-1), old, new)
         return average
 
+    @timed("compensate")
     def sent(self, key: TensorKey) -> None:
         """Sees to it that the moving average stays finite."""
         if not self._finite.pop(key.name):
@@ -270,6 +275,7 @@ class MomentumCorrection:
         self._velocities = velocities
         self._momenta = momenta
 
+    @timed("compensate")
     def source(self, grad: FloatArray, key: TensorKey) -> Source:
         """The gradient with its velocity and momentum, which encoding brings up to date."""
         flat = grad.reshape(-1)
@@ -286,6 +292,7 @@ class MomentumCorrection:
     def sent(self, key: TensorKey) -> None:
         """Nothing is left to do."""
 
+    @timed("compensate")
     def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
         """The velocity, this step's momentum included, in its own memory."""
         velocity = array_of(self._velocities, key, "residual")
@@ -293,6 +300,7 @@ class MomentumCorrection:
             velocity += self._advance(grad.reshape(-1), self._clip, key)
         return velocity
 
+    @timed("compensate")
     def update(self, key: TensorKey, sent: FloatArray) -> None:
         """The velocity less what was sent. An element sent as 0 counts as not sent."""
         velocity, momentum = self._velocities[key.name], self._momenta[key.name]
@@ -321,6 +329,7 @@ class MomentumCorrection:
         """The velocity."""
         return self._velocities[key.name]
 
+    @timed("compensate")
     def of_average(self, average: FloatArray, key: TensorKey) -> FloatArray:
         """What the optimizer should be given instead of a dense tensor's average: its momentum.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -147,6 +148,11 @@ class Pipeline:
         """Whether another step may want other `buckets`."""
         return self.measures or self.config.switches
 
+    @property
+    def compares(self) -> bool:
+        """Whether averages are compared with exact ones, so that rounds have one more phase."""
+        return self.stats.profile is not None and self.stats.profile.error
+
     def begin_step(
         self, tensors: Mapping[str, tuple[int, ...]], ended: float, now: float
     ) -> Generator[Request, Any, tuple[Decision, ...]]:
@@ -241,8 +247,9 @@ class Pipeline:
         self.stats.dense_bytes += grad.nbytes if dense_bytes is None else dense_bytes
         key = TensorKey(name, grad.shape, grad.size)
         taken = self._taken(name, grad.shape)
-        grad = self._hand_over(name, taken, grad)
-        return self._counted(taken.aggregator.round(grad, key, self._next_step(name)))
+        whole = self._hand_over(name, taken, grad)
+        one = taken.aggregator.round(whole, key, self._next_step(name))
+        return self._counted(name, [grad], one)
 
     def buckets(self, tensors: Mapping[str, tuple[int, ...]]) -> list[tuple[str, ...]]:
         """Which tensors `bucket_round` should average together.
@@ -307,7 +314,8 @@ class Pipeline:
         if dense_bytes is None:
             dense_bytes = sum(grad.nbytes for grad in grads.values())
         self.stats.dense_bytes += dense_bytes
-        return self._counted(members[0].aggregator.bucket_round(label, members))
+        one = members[0].aggregator.bucket_round(label, members)
+        return self._counted(label, list(grads.values()), one)
 
     def count_dense(self, name: str, nbytes: int) -> None:
         """Count a tensor that an engine sent by itself because `sends_dense`."""
@@ -354,16 +362,27 @@ class Pipeline:
         self.stats.steps = max(self.stats.steps, step + 1)
         return step
 
-    def _counted(self, inner: Generator[Request, Any, _Result]) -> Generator[Request, Any, _Result]:
+    def _counted(
+        self, label: str, grads: Sequence[FloatArray], inner: Generator[Request, Any, _Result]
+    ) -> Generator[Request, Any, _Result]:
+        profile = self.stats.profile
+        send = inner.send if profile is None else partial(profile.resume, label, inner)
+        exact = None
+        if profile is not None and profile.error:
+            exact = yield from profile.exact(label, grads)
         try:
-            request = next(inner)
+            request = send(None)
             while True:
                 if request.group != "leaders" or self.node.leads:
                     inside = "node " if request.group == "node" else ""
                     self.stats.count(f"{inside}{request.kind}", request.nbytes)
-                request = inner.send((yield request))
+                    if profile is not None:
+                        profile.requested(label, request)
+                request = send((yield request))
         except StopIteration as stop:
             result: _Result = stop.value
+            if profile is not None and exact is not None:
+                profile.compare(label, exact, result)
             return result
 
     def state_dict(self) -> State:

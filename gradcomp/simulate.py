@@ -14,7 +14,7 @@ from gradcomp.config import Config
 from gradcomp.errors import GradcompError
 from gradcomp.loopback import Loopback
 
-__all__ = ["Group", "SimulationResult", "simulate"]
+__all__ = ["Group", "SimulationResult", "simulate", "synthetic_gradients"]
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def simulate(
             # Bucket by bucket, as no more of the model need be in memory at once.
             buckets = loops[rule].ranks[0].buckets({name: shapes[name] for name in names})
             for bucket in buckets:
-                grads = {name: _gradients(rng, shapes[name], workers) for name in bucket}
+                grads = {name: synthetic_gradients(rng, shapes[name], workers) for name in bucket}
                 began = time.perf_counter()
                 averages = loops[rule].step({name: grads[name] for name in reversed(bucket)})
                 seconds += time.perf_counter() - began
@@ -140,7 +140,9 @@ def simulate(
     )
 
 
-def _gradients(rng: np.random.Generator, shape: tuple[int, ...], workers: int) -> list[FloatArray]:
-    """One tensor's gradients on all ranks."""
+def synthetic_gradients(
+    rng: np.random.Generator, shape: tuple[int, ...], workers: int
+) -> list[FloatArray]:
+    """One tensor's gradients on all ranks: normal values that all share, plus their own."""
     shared = rng.standard_normal(shape, np.float32)
     return [shared + rng.standard_normal(shape, np.float32) for _ in range(workers)]

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from gradcomp.policy import Decision
+from gradcomp.profiling import Profile
 
 __all__ = ["Stats"]
 
@@ -22,12 +23,31 @@ class Stats:
         dense_bytes: bytes that the same gradients have uncompressed.
         decisions: what the policy ``auto`` has decided, group by group.
         steps: optimization steps so far (the largest number of rounds of any one tensor).
+        profile: where the time goes, since `start_profile`; None where that is not measured.
     """
 
     sent_bytes: Counter[str] = field(default_factory=Counter)
     dense_bytes: int = 0
     steps: int = 0
     decisions: tuple[Decision, ...] = ()
+    profile: Profile | None = field(default=None, repr=False, compare=False)
+
+    def start_profile(self, *, error: bool = False) -> Profile:
+        """Measure from the next step on where its time goes; between two steps only.
+
+        Args:
+            error: also average all compressed gradients exactly, and compare. That takes as long as
+                no compression at all, and every rank must ask for it before the same step.
+
+        Returns:
+            What `profile` is from now on.
+        """
+        self.profile = Profile(self, error=error)
+        return self.profile
+
+    def stop_profile(self) -> None:
+        """Measure no longer; between two steps only, on every rank where errors were measured."""
+        self.profile = None
 
     def count(self, kind: str, nbytes: int) -> None:
         """Count ``nbytes`` sent by a request of some kind."""

@@ -18,6 +18,8 @@ from gradcomp.controls import Controls
 from gradcomp.driver import Collector, Driver, Engine
 from gradcomp.errors import ConfigError, GradcompError
 from gradcomp.pipeline import Pipeline
+from gradcomp.profile_files import profile_as_configured
+from gradcomp.profiling import ProfiledEngine
 from gradcomp.rounds import Group
 from horovod_compressors.nodes import group_sets, node_problem, ranks_per_node
 
@@ -145,16 +147,21 @@ class BaseCompression(Controls, metaclass=_Codecs):
                 "elastic Horovod is not supported: ranks that join later would not know what the "
                 "others have agreed on; run with a fixed number of ranks"
             )
-        return Pipeline(
-            self.config,
-            self.process_set.rank(),
-            self.process_set.size(),
-            ranks_per_node(self.HOROVOD, self.config),
+        return profile_as_configured(
+            Pipeline(
+                self.config,
+                self.process_set.rank(),
+                self.process_set.size(),
+                ranks_per_node(self.HOROVOD, self.config),
+            )
         )
 
-    @abstractmethod
     def _engine(self, prefix: str, process_sets: Mapping[Group, Any]) -> Engine:
-        """The framework's collectives."""
+        return ProfiledEngine(self._collectives(prefix, process_sets), self.stats)
+
+    @abstractmethod
+    def _collectives(self, prefix: str, process_sets: Mapping[Group, Any]) -> Engine:
+        """Those of the framework."""
 
     @abstractmethod
     def _gather_text(self, text: bytearray, name: str) -> bytes:

@@ -58,6 +58,12 @@ def main() -> int:
         help="what averages the gradients (default: horovod)",
     )
     parser.add_argument(
+        "--framework",
+        choices=["torch", "tensorflow"],
+        default="torch",
+        help="what computes them (default: torch); tensorflow goes with horovod only",
+    )
+    parser.add_argument(
         "--resume",
         action="store_true",
         help="continue from the newest checkpoint in --output",
@@ -65,11 +71,16 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.resume and arguments.output is None:
         parser.error("--resume needs --output, the folder of the run to continue")
+    if arguments.framework == "tensorflow" and arguments.engine != "horovod":
+        parser.error(
+            f"--framework tensorflow trains with --engine horovod, not {arguments.engine}: "
+            "leave one of the two out"
+        )
     overrides = list(arguments.set)
     if arguments.compression is not None:
         overrides.append(f"compress.default={arguments.compression}")
 
-    # Imports torch and the engine, which takes seconds: not for --help or a mistyped flag.
+    # Imports frameworks and the engine, which takes seconds: not for --help or a mistyped flag.
     from training.job import Arguments, run
 
     return run(
@@ -79,6 +90,7 @@ def main() -> int:
             output=arguments.output,
             resume=arguments.resume,
             engine=arguments.engine,
+            framework=arguments.framework,
         )
     )
 

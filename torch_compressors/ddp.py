@@ -28,6 +28,8 @@ from gradcomp.driver import Collector, Driver
 from gradcomp.errors import ConfigError
 from gradcomp.nodes import Node
 from gradcomp.pipeline import Pipeline
+from gradcomp.profile_files import profile_as_configured
+from gradcomp.profiling import ProfiledEngine
 from gradcomp.rounds import AllReduce, Group
 from torch_compressors.dgc_sgd import check_momentum
 from torch_compressors.gloo import GlooEngine
@@ -131,8 +133,10 @@ class DDPCompression(TensorControls):
         shapes = {name: tuple(parameter.shape) for name, parameter in named}
         world = model.process_group
         size = _agreed_ranks_per_node(self.config, world, shapes)
-        self._pipeline = Pipeline(self.config, world.rank(), world.size(), size)
-        self._engine = GlooEngine(_groups(world, size, timeout))
+        pipeline = Pipeline(self.config, world.rank(), world.size(), size)
+        self._pipeline = profile_as_configured(pipeline)
+        self._gloo = GlooEngine(_groups(world, size, timeout))
+        self._engine = ProfiledEngine(self._gloo, self._pipeline.stats)
         self._shapes = shapes
         self._arrived: list[_Arrived] = []
         self._begun = 0  # of those arrived
@@ -166,7 +170,7 @@ class DDPCompression(TensorControls):
         for one in self._arrived[self._begun : end]:
             self._start(one)
         self._begun = end
-        self._engine.flush()
+        self._gloo.flush()
         if bucket.is_last():
             self._finish()
         return arrived.future

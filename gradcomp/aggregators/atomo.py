@@ -19,6 +19,7 @@ from gradcomp.aggregators.matrices import buffer, dense_to_factors, matrix_shape
 from gradcomp.arrays import FloatArray, split
 from gradcomp.codec import derive_stream
 from gradcomp.memory import make_memory
+from gradcomp.profiling import timed
 from gradcomp.rounds import AllGather, BucketRound
 from gradcomp.spec import Spec
 
@@ -74,6 +75,7 @@ class Atomo(BucketAggregator):
                 _core.outer(p * np.float32(1.0 / len(frames)), q, added=average)
         return [average.reshape(-1) for average in averages]
 
+    @timed("encode")
     def _factorize(self, matrix: FloatArray, member: Member, p: FloatArray, q: FloatArray) -> None:
         """Singular vectors, those for rows scaled; all NaN where there are none."""
         rank = min(self._rank, *matrix.shape)

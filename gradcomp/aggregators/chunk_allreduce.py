@@ -17,6 +17,7 @@ from gradcomp.aggregators.base import BucketAggregator, Context, Member
 from gradcomp.aggregators.matrices import values_codec
 from gradcomp.arrays import FloatArray, split
 from gradcomp.memory import make_memory
+from gradcomp.profiling import timed
 from gradcomp.rounds import AllReduce, BucketRound
 from gradcomp.spec import Spec
 
@@ -76,6 +77,7 @@ class ChunkAllReduce(BucketAggregator):
             for member, elements, average in zip(members, chosen, averages, strict=True)
         ]
 
+    @timed("encode")
     def _elements(self, norms: FloatArray, numel: int) -> npt.NDArray[np.intp]:
         """Those of the chunks with the largest norms, the first of equal ones; the same on all
         ranks."""

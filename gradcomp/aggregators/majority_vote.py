@@ -21,6 +21,7 @@ from gradcomp.arrays import ByteArray, FloatArray
 from gradcomp.batch import ToEncode
 from gradcomp.codec import derive_stream, get_codec
 from gradcomp.memory import make_memory
+from gradcomp.profiling import timed
 from gradcomp.rounds import BucketRound
 from gradcomp.spec import Spec
 
@@ -85,6 +86,7 @@ class MajorityVote(BucketAggregator):
             )
         )
 
+    @timed("encode")
     def _signs(self, values: FloatArray, stream: int) -> FloatArray:
         """+1 or -1; NaN of what is not finite, so that no rank takes it for a vote.
 

@@ -23,6 +23,7 @@ from gradcomp.arrays import FloatArray, split
 from gradcomp.codec import Codec, derive_stream
 from gradcomp.errors import StateError
 from gradcomp.memory import array_of
+from gradcomp.profiling import timed
 from gradcomp.rounds import AllGather, AllReduce, BucketRound, Request, TensorKey
 from gradcomp.spec import Spec
 
@@ -32,6 +33,8 @@ _P, _Q = "powersgd_p", "powersgd_q"
 
 # Products of factors below this cannot overflow.
 _SAFE = 1e30
+
+_orthonormalize = timed("encode")(_core.orthonormalize)
 
 
 class PowerSGD(BucketAggregator):
@@ -105,7 +108,7 @@ class PowerSGD(BucketAggregator):
             for one, from_left in zip(matrices, left, strict=True):
                 fresh = iteration == 0 and not self._warm_start
                 factor = self._factor(_P if from_left else _Q, one, fresh)
-                _core.orthonormalize(factor, one.rank, self._method)
+                _orthonormalize(factor, one.rank, self._method)
                 known.append(factor)
                 outputs.append(one.size(_Q if from_left else _P))
             flat, parts = buffer(outputs)
@@ -130,7 +133,7 @@ class PowerSGD(BucketAggregator):
             for one, part in zip(matrices, parts, strict=True):
                 fresh = iteration == 0 and not self._warm_start
                 factor = self._factor(_Q, one, fresh)
-                _core.orthonormalize(factor, one.rank, self._method)
+                _orthonormalize(factor, one.rank, self._method)
                 one.multiply(factor, part)
             _, mean = yield from _average(f"{name}.p{iteration}", flat, self._codec)
             for one, left in zip(matrices, split(mean, rows), strict=True):
@@ -138,7 +141,7 @@ class PowerSGD(BucketAggregator):
             flat, parts = buffer(cols)
             for one, part in zip(matrices, parts, strict=True):
                 left = self._factors[_P][one.key.name]
-                _core.orthonormalize(left, one.rank, self._method)
+                _orthonormalize(left, one.rank, self._method)
                 one.multiply_transposed(left, part)
             _, mean = yield from _average(f"{name}.q{iteration}", flat, self._codec)
             for one, right in zip(matrices, split(mean, cols), strict=True):
@@ -197,16 +200,19 @@ class _Matrix:
         """Elements of a factor."""
         return self.rank * self._sides[0 if kind == _P else 1]
 
+    @timed("encode")
     def multiply(self, q: FloatArray, p: FloatArray) -> None:
         """p = M q; the first product also adds the gradient to the residual."""
         self._finite &= _core.multiply(self._m, self._grad, q, p)
         self._grad = None
 
+    @timed("encode")
     def multiply_transposed(self, p: FloatArray, q: FloatArray) -> None:
         """q = M^T p; as `multiply`."""
         self._finite &= _core.multiply_transposed(self._m, self._grad, p, q)
         self._grad = None
 
+    @timed("decode")
     def apply(self, p: FloatArray, q: FloatArray, own_p: FloatArray, own_q: FloatArray) -> None:
         """Add p q^T to the average, and subtract own_p own_q^T from M."""
         output = {"added" if self._begun else "assigned": self.average}

@@ -241,7 +241,7 @@ class Compression(BaseCompression):
                     "pass sparse_as_dense=True to Horovod's tape or optimizer"
                 )
 
-    def _engine(self, prefix: str, process_sets: Mapping[Group, Any]) -> HorovodEngine:
+    def _collectives(self, prefix: str, process_sets: Mapping[Group, Any]) -> HorovodEngine:
         return HorovodEngine(process_sets)
 
     def _gather_text(self, text: bytearray, name: str) -> bytes:

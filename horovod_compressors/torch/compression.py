@@ -153,7 +153,7 @@ class Compression(TensorControls, BaseCompression):
             return tensor.contiguous(), _DENSE
         gradient = tensor.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
         context = _Context(name or "", tensor.shape, tensor.dtype, tensor.device, None)
-        if aggregator.linear and not measured:
+        if aggregator.linear and not measured and not (name and self.pipeline.compares):
             context.round = self.pipeline.round(context.name, gradient, tensor.nbytes)
             request = next(context.round)
             assert isinstance(request, AllReduce)  # as linear rounds are
@@ -223,7 +223,7 @@ class Compression(TensorControls, BaseCompression):
         self._collector = self._agree(self._names.shapes())
         return self._collector
 
-    def _engine(self, prefix: str, process_sets: Mapping[Group, Any]) -> HorovodEngine:
+    def _collectives(self, prefix: str, process_sets: Mapping[Group, Any]) -> HorovodEngine:
         return HorovodEngine(prefix, process_sets)
 
     def _gather_text(self, text: bytearray, name: str) -> bytes:

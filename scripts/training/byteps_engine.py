@@ -19,12 +19,12 @@ from byteps_compressors.torch import attach
 from gradcomp.config import Config
 from gradcomp.errors import ConfigError
 from torch_compressors import DGCSGD
-from training.engine import Engine
+from training.torch_learner import TorchEngine
 
 __all__ = ["ENGINE"]
 
 
-class BytePSEngine(Engine):
+class BytePSEngine(TorchEngine):
     """Stock BytePS, which has one operation: the sum of tensors of equal sizes."""
 
     name = "byteps"
@@ -47,8 +47,8 @@ class BytePSEngine(Engine):
             )
         bps.init()
 
-    def version(self) -> str:
-        return importlib.metadata.version("byteps")
+    def versions(self) -> dict[str, str]:
+        return {"byteps": importlib.metadata.version("byteps")}
 
     def rank(self) -> int:
         return int(bps.rank())

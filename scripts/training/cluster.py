@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
-import torch
-from torch import nn
+import numpy.typing as npt
 
 from gradcomp.errors import GradcompError
 from training.engine import engine
@@ -17,7 +16,6 @@ __all__ = [
     "EXIT_CONFIG",
     "EXIT_FAILED",
     "AbortError",
-    "average_buffers",
     "checked_digests",
     "threads_per_rank",
     "together",
@@ -72,22 +70,15 @@ def threads_per_rank() -> int:
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
-def average_buffers(model: nn.Module) -> None:
-    """Give every rank the mean of the running statistics, which each has gathered alone."""
-    for name, buffer in model.named_buffers():
-        if buffer.is_floating_point():
-            buffer.copy_(engine().sum(buffer, f"train.buffer.{name}") / engine().size())
-
-
-def checked_digests(model: nn.Module) -> list[str]:
+def checked_digests(parameters: Mapping[str, npt.NDArray[Any]]) -> list[str]:
     """The SHA-256 of each rank's parameters, which must all be equal.
 
     Raises AbortError naming the ranks that differ from rank 0.
     """
     digest = hashlib.sha256()
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters.items():
         digest.update(name.encode())
-        digest.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(parameter.tobytes())
     digests: list[str] = engine().allgather_object(digest.hexdigest(), name="train.digest")
     differing = [str(rank) for rank, value in enumerate(digests) if value != digests[0]]
     if differing:

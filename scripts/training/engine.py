@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradcomp.config import Config
+from training.learner import Learner
+from training.settings import TrainSettings
 
-__all__ = ["ENGINES", "Engine", "choose", "engine"]
+__all__ = ["Engine", "choose", "engine"]
 
 
 class Engine(ABC):
@@ -21,11 +21,13 @@ class Engine(ABC):
     Attributes:
         name: what `choose` calls it.
         title: what users read.
+        framework: of the models that it trains.
         lost_rank: what its functions raise when another rank has ended.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
+    framework: ClassVar[str] = "torch"
     lost_rank: ClassVar[tuple[type[Exception], ...]] = ()
 
     @abstractmethod
@@ -33,8 +35,8 @@ class Engine(ABC):
         """Find the other ranks."""
 
     @abstractmethod
-    def version(self) -> str:
-        """Which release of it this is."""
+    def versions(self) -> dict[str, str]:
+        """Which releases it consists of, by package."""
 
     @abstractmethod
     def rank(self) -> int:
@@ -49,6 +51,10 @@ class Engine(ABC):
         """Number of ranks on this host."""
 
     @abstractmethod
+    def use_threads(self, count: int) -> None:
+        """Compute with so many threads, and always the same."""
+
+    @abstractmethod
     def sum(self, tensor: Tensor, name: str) -> Tensor:
         """The sum over ranks."""
 
@@ -57,31 +63,12 @@ class Engine(ABC):
         """What each rank has given, in rank order."""
 
     @abstractmethod
-    def broadcast_parameters(self, state: Mapping[str, Tensor]) -> None:
-        """Give all ranks the tensors of rank 0."""
+    def learner(self, settings: TrainSettings, compress: Config | None, classes: int) -> Learner:
+        """A task's model, and how it learns.
 
-    @abstractmethod
-    def compression(self, config: Config, trained: nn.Module, inner: torch.optim.Optimizer) -> Any:
-        """The compression of a model's gradients, for `optimizer`; None where nothing is sent.
-
-        Args:
-            trained: what `trained` made of the model.
-            inner: the optimizer of one rank.
+        Raises:
+            GradcompError: it cannot be had with these settings, or with this compression.
         """
-
-    @abstractmethod
-    def optimizer(
-        self, inner: torch.optim.Optimizer, model: nn.Module, compression: Any
-    ) -> torch.optim.Optimizer:
-        """The stock distributed optimizer."""
-
-    @abstractmethod
-    def momentum_free_sgd(self) -> type[torch.optim.SGD]:
-        """The SGD for specs that apply the momentum themselves."""
-
-    def trained(self, model: nn.Module) -> nn.Module:
-        """What training steps call in the model's place."""
-        return model
 
     def broadcast_object(self, value: Any, name: str) -> Any:
         """What rank 0 has given."""
@@ -92,22 +79,26 @@ class Engine(ABC):
         self.allgather_object(None, "train.barrier")
 
 
-ENGINES: Sequence[str] = ("horovod", "byteps", "torch")
-"""What `choose` takes."""
+_MODULES = {
+    ("horovod", "torch"): "horovod_engine",
+    ("byteps", "torch"): "byteps_engine",
+    ("torch", "torch"): "torch_engine",
+    ("horovod", "tensorflow"): "tf_engine",
+}
 
 _chosen: Engine | None = None
 
 
-def choose(name: str) -> None:
-    """Take one of `ENGINES` for this process; to be called once, before `engine`."""
+def choose(name: str, framework: str) -> None:
+    """Take an engine for this process; to be called once, before `engine`."""
     global _chosen
-    module = importlib.import_module(f"training.{name}_engine")
+    module = importlib.import_module(f"training.{_MODULES[name, framework]}")
     _chosen = module.ENGINE
 
 
 def engine() -> Engine:
-    """The engine of this process: Horovod, unless another was chosen."""
+    """The engine of this process: Horovod for PyTorch, unless another was chosen."""
     if _chosen is None:
-        choose("horovod")
+        choose("horovod", "torch")
     assert _chosen is not None
     return _chosen

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from gradcomp.config import Config
 from horovod_compressors.torch import Compression
 from torch_compressors import DGCSGD
-from training.engine import Engine
+from training.torch_learner import TorchEngine
 
 __all__ = ["ENGINE"]
 
 
-class HorovodEngine(Engine):
+class HorovodEngine(TorchEngine):
     """Stock Horovod."""
 
     name = "horovod"
@@ -33,8 +33,8 @@ class HorovodEngine(Engine):
         os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
         hvd.init()
 
-    def version(self) -> str:
-        return str(horovod.__version__)
+    def versions(self) -> dict[str, str]:
+        return {"horovod": str(horovod.__version__)}
 
     def rank(self) -> int:
         return int(hvd.rank())

@@ -48,6 +48,7 @@ class Arguments:
     output: Path | None
     resume: bool
     engine: str
+    framework: str
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,13 @@ def run(arguments: Arguments) -> int:
         terminated = True
 
     signal.signal(signal.SIGTERM, terminate)
-    choose(arguments.engine)
+    choose(arguments.engine, arguments.framework)
     try:
         engine().init()
     except ConfigError as error:
         print(f"train.py: error: {error}", file=sys.stderr)
         return EXIT_CONFIG
-    torch.set_num_threads(threads_per_rank())
-    torch.use_deterministic_algorithms(True)
+    engine().use_threads(threads_per_rank())
     try:
         _train(arguments, lambda: terminated)
     except AbortError as error:
@@ -137,8 +137,9 @@ def _train(arguments: Arguments, stop: Callable[[], bool]) -> None:
 def _plan(arguments: Arguments) -> Plan:
     composed = compose(arguments.configs, arguments.overrides)
     settings = TrainSettings.from_mapping(composed.mapping, composed.origin)
+    settings.check_framework(engine().framework)
     compress = None
-    if "compress" in composed.mapping:
+    if "compress" in composed.mapping or "stats" in composed.mapping:
         compress = Config.from_mapping(composed.mapping)
     return Plan(composed.mapping, settings, compress)
 
@@ -200,12 +201,13 @@ def _facts(plan: Plan, trainer: Trainer) -> dict[str, Any]:
         "task": plan.settings.task,
         "metric": trainer.metric.key,
         "world_size": engine().size(),
-        "parameters": sum(p.numel() for p in trainer.model.parameters()),
+        "framework": engine().framework,
+        "parameters": trainer.numel,
         "total_steps": plan.settings.epochs * trainer.steps_per_epoch,
         "config": plan.mapping,
         "versions": {
             "gradcomp": gradcomp.__version__,
-            engine().name: engine().version(),
+            **engine().versions(),
             "torch": torch.__version__,
             "numpy": np.__version__,
             "python": platform.python_version(),
@@ -230,5 +232,5 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
         "compression_ratio": traffic.ratio(traffic.sent, progress.step),
         "tcp_bytes_per_step": tcp_per_step,
         "median_step_seconds": statistics.median(seconds) if seconds else None,
-        "parameters_sha256": checked_digests(trainer.model),
+        "parameters_sha256": checked_digests(trainer.learner.parameters()),
     }

@@ -21,9 +21,11 @@ from pydantic import (
 from gradcomp.compose import KeyPath, format_path
 from gradcomp.errors import ConfigError
 
-__all__ = ["TASKS", "TrainSettings"]
+__all__ = ["TASKS", "TENSORFLOW_TASKS", "TrainSettings"]
 
 TASKS = ("digits-mlp", "digits-cnn", "digits-resnet20", "cifar10-resnet20", "char-transformer")
+
+TENSORFLOW_TASKS = ("digits-mlp", "digits-cnn")
 
 
 def _number(value: object) -> object:
@@ -109,6 +111,14 @@ class TrainSettings(BaseModel):
             path: KeyPath = ("train", *problem["loc"])
             lines.append(f"{origin(path)}: {format_path(path)}: {_explain(problem)}")
         raise ConfigError("\n".join(lines))
+
+    def check_framework(self, framework: str) -> None:
+        """Raise ConfigError where the task is not there in the framework."""
+        if framework == "tensorflow" and self.task not in TENSORFLOW_TASKS:
+            raise ConfigError(
+                f"train.task: got {self.task!r}, which --framework tensorflow does not have; "
+                f"expected one of {', '.join(TENSORFLOW_TASKS)}, or --framework torch"
+            )
 
     def _check_combinations(self) -> None:
         if self.task.startswith("cifar") and self.data_dir is None:

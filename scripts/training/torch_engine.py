@@ -14,12 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 from gradcomp.config import Config
 from gradcomp.errors import ProtocolError
 from torch_compressors import DGCSGD, ddp_hook
-from training.engine import Engine
+from training.torch_learner import TorchEngine
 
 __all__ = ["ENGINE"]
 
 
-class TorchEngine(Engine):
+class DDPEngine(TorchEngine):
     """Stock DistributedDataParallel on Gloo, with our communication hook."""
 
     name = "torch"
@@ -34,8 +34,8 @@ class TorchEngine(Engine):
             store = dist.HashStore()  # type: ignore[attr-defined]
             dist.init_process_group("gloo", store=store, rank=0, world_size=1)
 
-    def version(self) -> str:
-        return str(torch.__version__)
+    def versions(self) -> dict[str, str]:
+        return {}  # it is a part of torch
 
     def rank(self) -> int:
         return dist.get_rank()
@@ -82,4 +82,4 @@ class TorchEngine(Engine):
         return DGCSGD
 
 
-ENGINE = TorchEngine()
+ENGINE = DDPEngine()

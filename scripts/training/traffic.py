@@ -7,8 +7,6 @@ import struct
 from pathlib import Path
 from typing import Protocol
 
-from torch import nn
-
 from gradcomp.stats import Stats
 from training.engine import engine
 
@@ -30,13 +28,15 @@ class Counter(Protocol):
 class TrafficMeter:
     """Counts the bytes of gradients this rank hands to the collectives."""
 
-    def __init__(self, model: nn.Module, counter: Counter | None, sent: int = 0) -> None:
+    def __init__(self, numel: int, counter: Counter | None, sent: int = 0) -> None:
         """Count by the compressor's ``stats``, or as the engine sends uncompressed if None.
+
+        ``numel`` is the number of parameters.
 
         The account holds frame headers, indices and tokens too. ``sent`` is what the run
         had sent before it was resumed.
         """
-        self.dense_step_bytes = sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
+        self.dense_step_bytes = 4 * numel
         self.sent = sent
         self._counter = counter
         self._seen = self._counted()

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from gradcomp.config import Config
 from gradcomp.errors import StateError
 from training import checkpoint
 from training.checkpoint import Checkpoints
-from training.cluster import EXIT_CONFIG, EXIT_FAILED, AbortError, average_buffers, together
+from training.cluster import EXIT_CONFIG, EXIT_FAILED, AbortError, together
 from training.data import Batch, steps_per_epoch, train_batches
 from training.display import Display
 from training.engine import engine
@@ -86,45 +85,29 @@ class Trainer:
             lambda: steps_per_epoch(self._samples, settings.batch_size, self.workers),
             exit_code=EXIT_CONFIG,
         )
-        torch.manual_seed(settings.seed)
-        self.model = task.model(self._dataset.classes)
-        self._trained = engine().trained(self.model)
         # What a checkpoint must have in common with the run that goes on from it.
         self._identity = {
             "task": settings.task,
+            "framework": engine().framework,
             "compression": compress.digest_text() if compress else "none",
         }
-        sgd = torch.optim.SGD
-        if compress is not None and compress.momentum_correction is not None:
-            sgd = together(engine().momentum_free_sgd, exit_code=EXIT_CONFIG)
-        inner = sgd(
-            self.model.parameters(),
-            lr=settings.lr,
-            momentum=settings.momentum,
-            nesterov=settings.nesterov,
-            weight_decay=settings.weight_decay,
+        self.learner = together(
+            lambda: engine().learner(settings, compress, self._dataset.classes),
+            exit_code=EXIT_CONFIG,
         )
-        self.compression = None
-        if compress is not None:
-            self.compression = together(
-                lambda: engine().compression(compress, self._trained, inner),
-                exit_code=EXIT_CONFIG,
-            )
-        self._optimizer = engine().optimizer(inner, self.model, self.compression)
-        own = {"sent_bytes": 0}
+        self.numel = sum(one.size for one in self.learner.parameters().values())
+        """Of all parameters."""
+        own: dict[str, Any] = {"sent_bytes": 0}
         if resume is not None:
             own = together(lambda: self._restore(resume), exit_code=EXIT_CONFIG)
-        engine().broadcast_parameters(self.model.state_dict())
-        # The engines' broadcast_optimizer_state would first take a step with zero gradients, which
-        # decays the weights and fills the momentum buffers.
-        state = engine().broadcast_object(self._optimizer.state_dict(), name="train.sgd")
-        self._optimizer.load_state_dict(state)
+        self.learner.broadcast()
         if resume is None:
             # Ranks start from equal parameters, but draw different random numbers.
             torch.manual_seed(settings.seed + self.rank)
         else:
-            self._restore_own(own)
-        self.traffic = TrafficMeter(self.model, self.compression, own["sent_bytes"])
+            self.learner.load_own_state(own)
+            checkpoint.set_random_state(own["random"])
+        self.traffic = TrafficMeter(self.numel, self.learner.compression, own["sent_bytes"])
 
     # ------------------------------------------------------------ checkpoints
 
@@ -132,43 +115,36 @@ class Trainer:
         """Load what ranks share, and the compressor; returns this rank's own part."""
         shared, parts = checkpoint.load(path)
         for key, now in self._identity.items():
-            if shared[key] != now:
+            before = shared.get(key)
+            if before != now:
                 raise StateError(
-                    f"{path} has {key} {shared[key]}, but this run has {now}; resume with the same "
+                    f"{path} has {key} {before}, but this run has {now}; resume with the same "
                     "one, or start anew with another --output"
                 )
-        self.model.load_state_dict(shared["model"])
-        self._optimizer.load_state_dict(shared["optimizer"])
+        self.learner.load_state_dict(shared)
         self.progress = Progress(**shared["progress"])
         self._saved_step = self.progress.step
         if self.progress.samples + self._global_batch > self._samples:
             # More workers or larger batches than before: the rest is less than one step.
             self.progress.epoch += 1
             self.progress.samples = 0
-        if self.compression is not None:
-            states = [part["compressor"] for part in parts]
-            same_world = shared["world_size"] == self.workers
-            self.compression.load_state_dict(states[0] if same_world else states)
+        states = [part["compressor"] for part in parts]
+        same_world = shared["world_size"] == self.workers
+        self.learner.load_compressor_state(states[0] if same_world else states)
         own: dict[str, Any] = parts[self.rank % len(parts)]
         return own
-
-    def _restore_own(self, own: dict[str, Any]) -> None:
-        for name, buffer in self.model.named_buffers():
-            buffer.copy_(own["buffers"][name])
-        checkpoint.set_random_state(own["random"])
 
     def _save(self) -> None:
         if self._saved_step == self.progress.step:
             return
         shared = {
             **self._identity,
-            "model": self.model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            **self.learner.state_dict(),
             "progress": asdict(self.progress),
         }
         own = {
-            "buffers": dict(self.model.named_buffers()),
-            "compressor": self.compression.state_dict() if self.compression else None,
+            **self.learner.own_state(),
+            "compressor": self.learner.compressor_state(),
             "random": checkpoint.random_state(),
             "sent_bytes": self.traffic.sent,
         }
@@ -197,9 +173,8 @@ class Trainer:
         progress, settings = self.progress, self.settings
         losses: list[float] = []
         sent_before, tcp_before = self.traffic.sent, tcp_bytes_sent()
-        self.model.train()
-        if self.compression is not None:
-            self.compression.set_epoch(progress.epoch)
+        if self.learner.compression is not None:
+            self.learner.compression.set_epoch(progress.epoch)
         batches = train_batches(
             self._dataset,
             seed=settings.seed,
@@ -216,8 +191,8 @@ class Trainer:
             batch = next(batches, None)
             if batch is None:
                 break
-            lr = self._set_learning_rate()
-            loss, stopping = self._step(batch, stop())
+            lr = self._learning_rate()
+            loss, stopping = self._step(batch, lr, stop())
             seconds = time.perf_counter() - began
             sent = self.traffic.end_step()
             progress.step += 1
@@ -235,27 +210,22 @@ class Trainer:
         self._end_epoch(losses, self.traffic.sent - sent_before, log, display)
         return not stopping
 
-    def _set_learning_rate(self) -> float:
+    def _learning_rate(self) -> float:
         done = self.progress.samples // self._global_batch
-        lr = learning_rate(
+        return learning_rate(
             self.settings,
             workers=self.workers,
             steps_per_epoch=self.steps_per_epoch,
             step=self.progress.epoch * self.steps_per_epoch + done,
         )
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        return lr
 
-    def _step(self, batch: Batch, stop: bool) -> tuple[float, bool]:
+    def _step(self, batch: Batch, lr: float, stop: bool) -> tuple[float, bool]:
         """One optimizer step; returns the mean loss, and whether any rank is to stop."""
-        self._optimizer.zero_grad()
-        loss = functional.cross_entropy(self._trained(batch.inputs), batch.classes)
+        loss = self.learner.forward(batch)
         # Before backward: a loss that is not finite must reach neither the parameters nor
         # what the compressor remembers.
-        mean_loss, stopping = self._agree(loss.item(), stop)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
+        mean_loss, stopping = self._agree(loss, stop)
+        self.learner.step(lr)
         return mean_loss, stopping
 
     def _agree(self, loss: float, stop: bool) -> tuple[float, bool]:
@@ -303,17 +273,9 @@ class Trainer:
 
     def _evaluate(self) -> Score:
         """Test on the test samples, of which each rank takes its share."""
-        average_buffers(self.model)
-        self.model.eval()
-        # Right predictions, nats of cross-entropy, predictions.
-        sums = torch.zeros(3, dtype=torch.float64)
-        with torch.inference_mode():
-            for batch in self._dataset.test_batches(self.rank, self.workers):
-                scores = self.model(batch.inputs)
-                sums[0] += (scores.argmax(dim=1) == batch.classes).sum()
-                sums[1] += functional.cross_entropy(scores, batch.classes, reduction="sum")
-                sums[2] += batch.classes.numel()
-        right, nats, predictions = engine().sum(sums, "train.test").tolist()
+        sums = self.learner.test(self._dataset.test_batches(self.rank, self.workers))
+        total = engine().sum(torch.tensor(sums, dtype=torch.float64), "train.test")
+        right, nats, predictions = total.tolist()
         score = Score(right / predictions, nats / predictions / math.log(2))
         progress = self.progress
         progress.accuracy, progress.test_bits = score.accuracy, score.test_bits

@@ -75,3 +75,10 @@ def tf2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     modules = ["tf_options", "tf_keras", "tf_replicas"]
     folder = tmp_path_factory.mktemp("tf2")
     return run_cases(modules, 2, "gloo", folder, shared, _TENSORFLOW_HARNESS)
+
+
+@pytest.fixture(scope="session")
+def tf3(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
+    """Three such ranks."""
+    folder = tmp_path_factory.mktemp("tf3")
+    return run_cases(["tf_process_sets"], 3, "gloo", folder, shared, _TENSORFLOW_HARNESS)

@@ -32,12 +32,14 @@ LIMIT = 500.0
 _YIELD = ["--mca", "mpi_yield_when_idle", "1"]
 _MPIRUN = ["--oversubscribe", "--bind-to", "none", *_YIELD]
 
+HOROVODRUN = (sys.executable, str(HERE / "horovodrun.py"))
+
 LAUNCHERS = {
     None: lambda ranks: [],
-    "gloo": lambda ranks: [_beside_python("horovodrun"), "--gloo", "-np", str(ranks)],
+    "gloo": lambda ranks: [*HOROVODRUN, "--gloo", "-np", str(ranks)],
     # Two hosts, as far as Horovod is concerned.
     "gloo_hosts": lambda ranks: [
-        *(_beside_python("horovodrun"), "--gloo", "-np", str(ranks)),
+        *(*HOROVODRUN, "--gloo", "-np", str(ranks)),
         *("-H", f"localhost:{ranks // 2},127.0.0.1:{ranks // 2}"),
     ],
     "torchrun": lambda ranks: [

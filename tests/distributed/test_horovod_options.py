@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import horovod.torch as hvd
 import pytest
 from launch import CaseJob
@@ -13,6 +15,7 @@ from workers import (
     options,
     policy,
     process_sets,
+    profiles,
     refusals,
     rounds,
     schedules,
@@ -26,6 +29,11 @@ from horovod_compressors.torch import Compression
 @pytest.mark.parametrize("case", options.cases)
 def test_option(gloo2: CaseJob, case: str) -> None:
     gloo2.check(case)
+
+
+def test_profiles_are_written(gloo2: CaseJob, shared: Path) -> None:
+    gloo2.check("profile")
+    profiles.check_files(shared / "profile", 2)
 
 
 @pytest.mark.parametrize("case", refusals.cases)

@@ -25,6 +25,11 @@ def test_option(tf2: CaseJob, case: str) -> None:
     tf2.check(case)
 
 
+@pytest.mark.parametrize("case", cases_in("tf_process_sets"))
+def test_process_set(tf3: CaseJob, case: str) -> None:
+    tf3.check(case)
+
+
 @pytest.mark.parametrize("case", cases_in("tf_keras"))
 def test_keras(tf2: CaseJob, case: str) -> None:
     tf2.check(case)

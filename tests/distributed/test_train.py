@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from launch import HOROVODRUN
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = [sys.executable, "scripts/train.py"]
-HOROVODRUN = str(Path(sys.executable).with_name("horovodrun"))
 CNN = ["--config", "configs/digits/cnn.yaml"]
 TOPK = ["--compression", "residual|topk(ratio=0.01)"]
 # Milestones, unlike the cosine, make the rate independent of how many epochs are planned.
@@ -30,7 +30,7 @@ def arguments(*parts, output, settings=()):
     return [*CNN, *parts, *sets, "--output", str(output)]
 
 
-def start(ranks, args, program=TRAIN, launcher=(HOROVODRUN, "--gloo", "-np")):
+def start(ranks, args, program=TRAIN, launcher=(*HOROVODRUN, "--gloo", "-np")):
     command = [*program, *args]
     if ranks:
         command = [*launcher, str(ranks), *command]
@@ -162,6 +162,26 @@ def test_ddp_without_a_launcher(tmp_path):
     assert summary(tmp_path)["sent_bytes_per_step"] == 0
 
 
+def test_tensorflow(tmp_path):
+    """A run at once, and one that goes on from a checkpoint of it."""
+    args = ["--framework", "tensorflow", "--compression", "dgc(ratio=0.05,warmup_epochs=0)"]
+    settings = ["train.schedule=constant", "train.epochs=2", "train.weight_decay=0.0001"]
+    straight, twice = tmp_path / "straight", tmp_path / "twice"
+    train(2, arguments(*args, output=straight, settings=settings))
+    first = "checkpoints/step-00000022"
+    shutil.copytree(straight / first, twice / first)
+    text = train(2, arguments(*args, "--resume", output=twice, settings=settings))
+    assert "step-00000022: step 22" in text
+    result = summary(straight)
+    assert result["framework"] == "tensorflow"
+    assert result["parameters"] == 151_306
+    assert result["final_accuracy"] > 0.5
+    assert result["compression_ratio"] > 5
+    assert len(set(result["parameters_sha256"])) == 1
+    assert summary(twice)["parameters_sha256"] == result["parameters_sha256"]
+    assert summary(twice)["sent_bytes_per_step"] == result["sent_bytes_per_step"]
+
+
 def test_one_process_without_a_launcher(tmp_path):
     output = tmp_path / "run"
     text = train(0, arguments(*TOPK, output=output, settings=["train.epochs=1"]))
@@ -263,6 +283,10 @@ def test_bad_config_under_horovodrun(tmp_path):
         (["--set", "train.batch_size=2000"], "at most 1437"),
         (["--resume"], "has no complete checkpoint to resume from"),
         (["--resume", "--nonsense"], "unrecognized arguments: --nonsense"),
+        (
+            ["--framework", "tensorflow", "--engine", "byteps"],
+            "trains with --engine horovod, not byteps",
+        ),
     ],
 )
 def test_bad_config_exits_with_2(tmp_path, extra, message):
@@ -301,7 +325,8 @@ from training.cluster import AbortError, checked_digests, together
 hvd.init()
 model = torch.nn.Linear(3, 3)
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-assert len(set(checked_digests(model))) == 1
+parameters = {name: p.detach().numpy() for name, p in model.named_parameters()}
+assert len(set(checked_digests(parameters))) == 1
 if hvd.rank() == 1:
     model.bias.data[0] += 1e-7
 
@@ -309,7 +334,7 @@ def work():
     if hvd.rank() == 1:
         raise OSError("the disk is full")
 
-for action in (lambda: together(work), lambda: checked_digests(model)):
+for action in (lambda: together(work), lambda: checked_digests(parameters)):
     try:
         action()
     except AbortError as error:

@@ -31,7 +31,7 @@ from training.metrics import (
 )
 from training.models import ResNet20, digits_cnn, digits_mlp
 from training.schedule import learning_rate
-from training.settings import TASKS, TrainSettings
+from training.settings import TASKS, TENSORFLOW_TASKS, TrainSettings
 from training.tasks import task_of
 from training.text import PIECE, Text, TextPieces, load_python_topics, load_text
 from training.traffic import tcp_bytes_sent
@@ -133,6 +133,18 @@ def test_number_that_yaml_reads_as_text():
 def test_keys_that_contradict_each_other(train, remedy):
     with pytest.raises(ConfigError, match=remedy):
         settings_of(**train)
+
+
+@pytest.mark.parametrize("task", sorted(set(TASKS) - {"cifar10-resnet20"}))
+def test_tasks_of_tensorflow(task):
+    settings = settings_of(task=task)
+    settings.check_framework("torch")
+    if task in TENSORFLOW_TASKS:
+        settings.check_framework("tensorflow")
+        return
+    message = f"got '{task}', .*; expected one of digits-mlp, digits-cnn, or --framework torch"
+    with pytest.raises(ConfigError, match=message):
+        settings.check_framework("tensorflow")
 
 
 @pytest.mark.parametrize(

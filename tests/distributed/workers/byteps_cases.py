@@ -268,6 +268,8 @@ def refusals() -> None:
     for compress, reason in ((later, "follow one another"), (measuring, "policy is auto")):
         config = Config.from_mapping({"version": 1, "compress": compress})
         refused(functools.partial(attach, matrix, config), ConfigError, reason)
+    profiled = {"version": 1, "compress": {"default": "int8"}, "stats": {"profile": "x"}}
+    refused(lambda: attach(matrix, Config.from_mapping(profiled)), ConfigError, "BYTEPS_TRACE_ON")
     refused(
         lambda: Compression("topk(ratio=0.1)", matrix), ConfigError, "DistributedOptimizer(..., "
     )

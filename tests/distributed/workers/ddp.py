@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 import torch.distributed as dist
-from workers import exchange, harness, replicas, schedules, two_level
+from workers import exchange, harness, profiles, replicas, schedules, two_level
 from workers.ddp_model import Given, Training, check_sum, join
 from workers.harness import MATRIX, Cases, check_equal, check_same_on_all_ranks, refused
 
@@ -184,6 +185,17 @@ def states() -> None:
             check_sum(average, wanted[name], f"{step}: {name}")
     assert resumed.state.stats.steps == 6
     assert 0 < resumed.state.stats.total_bytes < straight.state.stats.total_bytes
+
+
+@cases
+def profile() -> None:
+    """Where time goes."""
+    training = Training(profiles.config(harness.shared / "profile-ddp"), profiles.SHAPES)
+    loopback = profiles.loopback(hvd.size())
+    began = time.perf_counter()
+    training.check_steps(loopback, range(profiles.STEPS))
+    seconds = time.perf_counter() - began
+    profiles.check(training.state.stats, loopback.stats[0], seconds)
 
 
 @cases

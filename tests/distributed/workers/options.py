@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,8 +11,9 @@ from functools import partial
 from typing import Any
 
 import horovod.torch as hvd
+import numpy as np
 import torch
-from workers import harness
+from workers import harness, profiles
 from workers.harness import (
     MATRIX,
     Cases,
@@ -20,6 +22,7 @@ from workers.harness import (
     backward,
     check_equal,
     check_same_on_all_ranks,
+    check_step,
     gradients,
     optimizer,
     parameters,
@@ -647,3 +650,19 @@ def statistics() -> dict[str, Any]:
     assert stats.sent_bytes["allreduce"] == 4 * 4 * 64
     assert stats.sent_bytes["allgather"] == 4 * frame.stats[0].total_bytes
     return {"ratio": stats.ratio}
+
+
+@cases
+def profile() -> None:
+    """Where time goes; what Horovod itself would add up is averaged by the driver then, too."""
+    params = parameters(profiles.SHAPES)
+    compression = Compression(profiles.config(harness.shared / "profile"), params.items())
+    opt = optimizer(params, compression)
+    loopback = profiles.loopback(hvd.size())
+    order = np.random.default_rng(1)
+    began = time.perf_counter()
+    for step in range(profiles.STEPS):
+        check_step(opt, params, loopback, step, order)
+    seconds = time.perf_counter() - began
+    assert compression.stats.sent_bytes["token"] == 4 * len(params) * profiles.STEPS
+    profiles.check(compression.stats, loopback.stats[0], seconds)

@@ -3,6 +3,7 @@ those of some modules (see `runner`)."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -121,6 +122,8 @@ def barrier() -> None:
 
 def main(reports: str, modules: Sequence[str]) -> None:
     """Run the cases of modules, and write a line for each."""
+    # While graphs are traced, which takes long, Horovod's cycles would take the processors.
+    os.environ["HOROVOD_CYCLE_TIME"] = "1"
     tf.config.threading.set_inter_op_parallelism_threads(2)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     hvd.init()

@@ -94,7 +94,9 @@ def tf_keras_options() -> None:
         fit(library, of(library, op=hvd.Sum), 1, 192)
     fit(keras, of(keras), 1, 192, run_eagerly=True)
     fit(keras, of(keras, {"gradient_accumulation_steps": 2}), 1, 192)
-    fit(tf_keras, of(tf_keras, backward_passes_per_step=2), 1, 192)
+    for average in (False, True):
+        passes = {"backward_passes_per_step": 2, "average_aggregated_gradients": average}
+        fit(tf_keras, of(tf_keras, **passes), 1, 192)
 
 
 @cases

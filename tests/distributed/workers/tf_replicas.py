@@ -35,6 +35,7 @@ def tf_replicas() -> dict[str, dict[str, Any]]:
     }
     weights = [tf.Variable(tf.zeros(shape), name=name) for name, shape in shapes.items()]
     sizes = [w.shape.num_elements() for w in weights]
+    ends = np.cumsum(sizes)[:-1]
     size, rank = hvd.size(), hvd.rank()
     targets = [normal(sum(sizes), r) for r in range(size)]
     traced: list[int] = []
@@ -45,7 +46,8 @@ def tf_replicas() -> dict[str, dict[str, Any]]:
     def average(flat: Any) -> Any:
         traced.append(1)
         parts = zip(tf.split(flat, sizes), weights, strict=True)
-        return averages([tf.reshape(part, w.shape) for part, w in parts])
+        found = averages([tf.reshape(part, w.shape) for part, w in parts])
+        return tf.concat([tf.reshape(one, [-1]) for one in found], 0)
 
     loopback = Loopback(rules, size) if rank == 0 else None
     differences: dict[str, list[int]] = {name: [] for name in shapes}
@@ -53,22 +55,22 @@ def tf_replicas() -> dict[str, dict[str, Any]]:
     for step in range(STEPS):
         # Of a squared distance to each rank's own target, with noise.
         of_ranks = [now - targets[r] + normal(now.size, r, step) for r in range(size)]
-        found = [one.numpy() for one in average(tf.constant(of_ranks[rank]))]
+        found = average(tf.constant(of_ranks[rank])).numpy()
         if loopback is not None and step < COMPARED:
-            parts = [np.split(grad, np.cumsum(sizes)[:-1]) for grad in of_ranks]
+            parts = [np.split(grad, ends) for grad in of_ranks]
             grads = {
                 name: [part[n].reshape(shape) for part in parts]
                 for n, (name, shape) in enumerate(shapes.items())
             }
-            for (name, expected), actual in zip(loopback.step(grads).items(), found, strict=True):
-                if not np.array_equal(actual, expected[rank]):
+            expected = loopback.step(grads)
+            for name, actual in zip(shapes, np.split(found, ends), strict=True):
+                if not np.array_equal(actual, expected[name][rank].reshape(-1)):
                     differences[name].append(step)
-        for w, one in zip(weights, found, strict=True):
-            w.assign_sub(np.float32(0.01) * one)
-        now = np.concatenate([w.numpy().reshape(-1) for w in weights])
+        # What an optimizer would do to the variables, on which these gradients do not depend.
+        now -= np.float32(0.01) * found
     assert len(traced) == 1, f"traced {len(traced)} times"
     of_all = hvd.allgather(tf.constant(now[None])).numpy()
-    spans = dict(zip(shapes, np.split(np.arange(now.size), np.cumsum(sizes)[:-1]), strict=True))
+    spans = dict(zip(shapes, np.split(np.arange(now.size), ends), strict=True))
     result = {}
     for position, text in enumerate(SPECS):
         names = [name for name in shapes if name.startswith(f"{position}.")]
