@@ -5,6 +5,14 @@ from __future__ import annotations
 
 from torch_compressors.ddp import DDPCompression, ddp_hook
 from torch_compressors.dgc_sgd import DGCSGD
-from torch_compressors.gossip import GossipDataParallel
+from torch_compressors.gossip import AsyncGossipDataParallel, GossipDataParallel
+from torch_compressors.launch import init_process_group
 
-__all__ = ["DGCSGD", "DDPCompression", "GossipDataParallel", "ddp_hook"]
+__all__ = [
+    "DGCSGD",
+    "AsyncGossipDataParallel",
+    "DDPCompression",
+    "GossipDataParallel",
+    "ddp_hook",
+    "init_process_group",
+]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import horovod.torch as hvd
 import torch
@@ -348,7 +350,9 @@ def what_is_refused() -> None:
             continue
         compress = {"default": "int8", "exchange": "two_level", "ranks_per_node": nodes}
         config = Config.from_mapping({"version": 1, "compress": compress})
-        refused(lambda c=config: Training(c, SHAPES), ConfigError, "compress.ranks_per_node")
+        with mock.patch.dict(os.environ):
+            del os.environ["HOROVOD_LOCAL_RANK"]  # a launcher that says nothing of nodes
+            refused(lambda c=config: Training(c, SHAPES), ConfigError, "compress.ranks_per_node")
 
 
 @cases
@@ -384,6 +388,7 @@ def two_level_exchanges() -> None:
     """Two nodes of two, as the configuration says."""
     config = two_level.mixed()
     shapes = _named(two_level)
+    Training(config, shapes)  # whose process groups come before those of the next
     training = Training(config, shapes)
     training.check_steps(Loopback(config, hvd.size()), range(3))
     sent = training.state.stats.sent_bytes
