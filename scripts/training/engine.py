@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from gradcomp.config import Config
+from gradcomp.errors import ConfigError
+from torch_compressors.gossip import DecentralizedModule
+from training.gossip_settings import GossipSettings
 
 __all__ = ["ENGINES", "Engine", "choose", "engine"]
 
@@ -78,6 +81,19 @@ class Engine(ABC):
     @abstractmethod
     def momentum_free_sgd(self) -> type[torch.optim.SGD]:
         """The SGD for specs that apply the momentum themselves."""
+
+    def decentralized(
+        self, model: nn.Module, settings: GossipSettings, seed: int, steps_per_epoch: int
+    ) -> DecentralizedModule:
+        """What training steps call in the model's place where ranks gossip.
+
+        Raises:
+            ConfigError: this engine averages gradients alone.
+        """
+        raise ConfigError(
+            f"gossip: {self.title} averages gradients over all ranks; add --engine torch, or "
+            "remove the section"
+        )
 
     def trained(self, model: nn.Module) -> nn.Module:
         """What training steps call in the model's place."""

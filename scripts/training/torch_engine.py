@@ -1,8 +1,7 @@
-"""DistributedDataParallel as the engine of training."""
+"""torch.distributed as the engine of training: DistributedDataParallel, or gossip."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,27 +11,26 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradcomp.config import Config
-from gradcomp.errors import ProtocolError
-from torch_compressors import DGCSGD, ddp_hook
+from gradcomp.errors import PeerError, ProtocolError
+from torch_compressors import DGCSGD, ddp_hook, init_process_group
+from torch_compressors.gossip import DecentralizedModule
+from torch_compressors.launch import local_world_size
 from training.engine import Engine
+from training.gossip_settings import GossipSettings
 
 __all__ = ["ENGINE"]
 
 
 class TorchEngine(Engine):
-    """Stock DistributedDataParallel on Gloo, with our communication hook."""
+    """Stock DistributedDataParallel on Gloo, with our communication hook; or our gossip."""
 
     name = "torch"
-    title = "DDP"
-    lost_rank = (ProtocolError,)
+    title = "torch.distributed"
+    lost_rank = (ProtocolError, PeerError)
 
     def init(self) -> None:
         """See `Engine`, also below."""
-        if "RANK" in os.environ:
-            dist.init_process_group("gloo")
-        else:  # no launcher
-            store = dist.HashStore()  # type: ignore[attr-defined]
-            dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        init_process_group("gloo")
 
     def version(self) -> str:
         return str(torch.__version__)
@@ -44,11 +42,14 @@ class TorchEngine(Engine):
         return dist.get_world_size()
 
     def local_size(self) -> int:
-        return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return local_world_size()
 
     def sum(self, tensor: Tensor, name: str) -> Tensor:
         result = tensor.clone()
-        dist.all_reduce(result)
+        try:
+            dist.all_reduce(result)
+        except RuntimeError as error:
+            raise ProtocolError(f"another rank does not answer in '{name}': {error}") from error
         return result
 
     def allgather_object(self, value: Any, name: str) -> list[Any]:
@@ -65,6 +66,11 @@ class TorchEngine(Engine):
             return model
         # The trainer averages buffers itself.
         return DistributedDataParallel(model, broadcast_buffers=False)
+
+    def decentralized(
+        self, model: nn.Module, settings: GossipSettings, seed: int, steps_per_epoch: int
+    ) -> DecentralizedModule:
+        return settings.wrap(model, seed=seed, steps_per_epoch=steps_per_epoch)
 
     def compression(self, config: Config, trained: nn.Module, inner: torch.optim.Optimizer) -> Any:
         if not isinstance(trained, DistributedDataParallel):

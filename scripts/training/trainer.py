@@ -6,21 +6,32 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from gradcomp.config import Config
 from gradcomp.errors import StateError
 from training import checkpoint
 from training.checkpoint import Checkpoints
-from training.cluster import EXIT_CONFIG, EXIT_FAILED, AbortError, average_buffers, together
+from training.cluster import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    AbortError,
+    average_buffers,
+    checked_digests,
+    together,
+)
 from training.data import Batch, steps_per_epoch, train_batches
 from training.display import Display
 from training.engine import engine
+from training.gossip import Gossip
+from training.gossip_settings import GossipSettings
 from training.metrics import EpochRow, MetricsLog, Score, StepRow
 from training.schedule import learning_rate
 from training.settings import TrainSettings
@@ -42,6 +53,7 @@ class Progress:
     test_bits: float | None = None
     best_test_bits: float | None = None
     evaluated_step: int = 0
+    consensus_distance: float | None = None
 
     @property
     def score(self) -> Score | None:
@@ -58,6 +70,7 @@ class Trainer:
         self,
         settings: TrainSettings,
         compress: Config | None,
+        gossip: GossipSettings | None,
         checkpoints: Checkpoints,
         resume: Path | None,
     ) -> None:
@@ -88,11 +101,19 @@ class Trainer:
         )
         torch.manual_seed(settings.seed)
         self.model = task.model(self._dataset.classes)
-        self._trained = engine().trained(self.model)
+        decentralized = None
+        if gossip is not None:
+            decentralized = together(
+                lambda: engine().decentralized(
+                    self.model, gossip, settings.seed, self.steps_per_epoch
+                ),
+                exit_code=EXIT_CONFIG,
+            )
+        self._trained = decentralized or engine().trained(self.model)
         # What a checkpoint must have in common with the run that goes on from it.
         self._identity = {
             "task": settings.task,
-            "compression": compress.digest_text() if compress else "none",
+            "compression": _method(compress, gossip),
         }
         sgd = torch.optim.SGD
         if compress is not None and compress.momentum_correction is not None:
@@ -111,7 +132,8 @@ class Trainer:
                 exit_code=EXIT_CONFIG,
             )
         self._optimizer = engine().optimizer(inner, self.model, self.compression)
-        own = {"sent_bytes": 0}
+        self._gossip = Gossip(decentralized, self._optimizer) if decentralized else None
+        own: dict[str, Any] = {"sent_bytes": 0}
         if resume is not None:
             own = together(lambda: self._restore(resume), exit_code=EXIT_CONFIG)
         engine().broadcast_parameters(self.model.state_dict())
@@ -124,7 +146,16 @@ class Trainer:
             torch.manual_seed(settings.seed + self.rank)
         else:
             self._restore_own(own)
-        self.traffic = TrafficMeter(self.model, self.compression, own["sent_bytes"])
+        self.traffic = TrafficMeter(self.model, self._counted(), own["sent_bytes"])
+
+    def _counted(self) -> Callable[[], int] | None:
+        """What tells the bytes sent so far."""
+        gossip, compression = self._gossip, self.compression
+        if gossip is not None:
+            return lambda: gossip.sent_bytes
+        if compression is not None:
+            return lambda: int(compression.stats.total_bytes)
+        return None
 
     # ------------------------------------------------------------ checkpoints
 
@@ -150,25 +181,33 @@ class Trainer:
             same_world = shared["world_size"] == self.workers
             self.compression.load_state_dict(states[0] if same_world else states)
         own: dict[str, Any] = parts[self.rank % len(parts)]
+        if shared["world_size"] != self.workers:
+            # What ranks know of their peers is of those of before; all begin with the average.
+            own["gossip"] = None
         return own
 
     def _restore_own(self, own: dict[str, Any]) -> None:
         for name, buffer in self.model.named_buffers():
             buffer.copy_(own["buffers"][name])
+        if self._gossip is not None:
+            self._gossip.restore(own["gossip"])
         checkpoint.set_random_state(own["random"])
 
     def _save(self) -> None:
         if self._saved_step == self.progress.step:
             return
+        with self._common_model() as model:
+            common = {name: value.clone() for name, value in model.state_dict().items()}
         shared = {
             **self._identity,
-            "model": self.model.state_dict(),
+            "model": common,
             "optimizer": self._optimizer.state_dict(),
             "progress": asdict(self.progress),
         }
         own = {
             "buffers": dict(self.model.named_buffers()),
             "compressor": self.compression.state_dict() if self.compression else None,
+            "gossip": self._gossip.state() if self._gossip else None,
             "random": checkpoint.random_state(),
             "sent_bytes": self.traffic.sent,
         }
@@ -294,6 +333,7 @@ class Trainer:
             sent_bytes_per_step=sent / len(losses),
             compression_ratio=self.traffic.ratio(sent, len(losses)),
             median_step_seconds=statistics.median(self.step_seconds[-len(losses) :]),
+            consensus_distance=progress.consensus_distance if score else None,
         )
         if log is not None:
             log.write(row)
@@ -303,13 +343,16 @@ class Trainer:
 
     def _evaluate(self) -> Score:
         """Test on the test samples, of which each rank takes its share."""
-        average_buffers(self.model)
-        self.model.eval()
+        if self._gossip is None:
+            average_buffers(self.model)
+        else:
+            self.progress.consensus_distance = self._gossip.distance()
         # Right predictions, nats of cross-entropy, predictions.
         sums = torch.zeros(3, dtype=torch.float64)
-        with torch.inference_mode():
+        with self._common_model() as model, torch.inference_mode():
+            model.eval()
             for batch in self._dataset.test_batches(self.rank, self.workers):
-                scores = self.model(batch.inputs)
+                scores = model(batch.inputs)
                 sums[0] += (scores.argmax(dim=1) == batch.classes).sum()
                 sums[1] += functional.cross_entropy(scores, batch.classes, reduction="sum")
                 sums[2] += batch.classes.numel()
@@ -322,9 +365,33 @@ class Trainer:
         progress.evaluated_step = progress.step
         return score
 
+    def _common_model(self) -> AbstractContextManager[nn.Module]:
+        """The model of all ranks, for a while: their average, where each has one of its own."""
+        return nullcontext(self.model) if self._gossip is None else self._gossip.average()
+
+    def digests(self) -> list[str]:
+        """See `checked_digests`; of the average, where each rank has a model of its own."""
+        with self._common_model() as model:
+            return checked_digests(model)
+
+    def gossip_summary(self) -> dict[str, Any]:
+        """What is known of gossip alone."""
+        if self._gossip is None:
+            return {}
+        distance = self.progress.consensus_distance
+        means = self._gossip.summary(len(self.step_seconds))
+        return {"gossip": {"consensus_distance": distance, **means}}
+
     def _add_tcp(self, before: int | None) -> None:
         now = tcp_bytes_sent()
         if before is None or now is None or self.tcp_bytes is None:
             self.tcp_bytes = None
         else:
             self.tcp_bytes += now - before
+
+
+def _method(compress: Config | None, gossip: GossipSettings | None) -> str:
+    """Which states of ranks a run can go on from."""
+    if gossip is not None:
+        return f"gossip by {gossip.algorithm}"
+    return compress.digest_text() if compress else "none"

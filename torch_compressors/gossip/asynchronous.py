@@ -40,8 +40,8 @@ class AsyncGossipDataParallel(DecentralizedModule):
 
     Args:
         module: parameters that require gradients must be floating; they are averaged in float32.
-        topology: a name for `gradcomp.gossip.make_topology`, or a topology; bipartite.
-        peers_per_step: for topologies by name that change.
+        topology: a name for `gradcomp.gossip.make_topology`, or a topology; bipartite. The edges of
+            all its rounds count.
         synch_freq: how many further steps an active rank may take while an exchange is under way,
             before it waits. 0: it waits after the next one.
         seed: of the choice of peers; the same on every rank.
@@ -58,7 +58,6 @@ class AsyncGossipDataParallel(DecentralizedModule):
         module: nn.Module,
         *,
         topology: str | Topology = "dbe",
-        peers_per_step: int = 1,
         synch_freq: int = 0,
         seed: int = 0,
         timeout: float = 30.0,
@@ -69,7 +68,7 @@ class AsyncGossipDataParallel(DecentralizedModule):
             raise GradcompError(f"synch_freq is {synch_freq}; it must be at least 0")
         self._rank, world_size = dist.get_rank(), dist.get_world_size()
         if isinstance(topology, str):
-            topology = make_topology(topology, world_size, peers_per_step=peers_per_step)
+            topology = make_topology(topology, world_size)
         if topology.world_size != world_size:
             raise GradcompError(
                 f"'{topology.name}' is for {topology.world_size} ranks, and the job has "

@@ -286,7 +286,8 @@ class GossipDataParallel(DecentralizedModule):
         while self._node.leads and self._begun < int(begun):
             self._begin(x)
             x = self._finished(x)
-        self._share(x)
+        if self._overlap:
+            self._share(x)
         self._barrier()
 
     def _serve(self, x: FloatArray) -> FloatArray:

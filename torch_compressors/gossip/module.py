@@ -87,6 +87,11 @@ class DecentralizedModule(nn.Module, ABC):
         """What this rank has sent."""
 
     @property
+    def node_traffic(self) -> Traffic:
+        """What this rank has sent inside of its machine, where the ranks there have one model."""
+        return Traffic()
+
+    @property
     def weight(self) -> float:
         """w of push-sum; 1 for other algorithms."""
         return 1.0
