@@ -60,6 +60,7 @@ __all__ = [
 FOREIGN_SECTIONS = frozenset(
     {
         "train",  # scripts/train.py
+        "gossip",
         # What Horovod 0.28 reads from the same file (horovodrun --config-file).
         "autotune",
         "controller",

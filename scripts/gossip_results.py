@@ -1,6 +1,8 @@
 """Train the digits CNN by gossip, on several ranks of this machine, beside all-reduce SGD.
 
 .venv/bin/python scripts/gossip_results.py --output docs/results
+
+Each run is one of configs/gossip, trained as configs/digits/cnn.yaml says, for more epochs.
 """
 
 from __future__ import annotations
@@ -8,37 +10,44 @@ from __future__ import annotations
 import argparse
 import csv
 import os
+import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
+from gradcomp.compose import compose
 from gradcomp.figures import new_figure
-from torch_compressors import GossipDataParallel
-from training.data import Images, load_digits_images
+from training.data import Images, load_digits_images, train_batches
+from training.gossip_settings import GossipSettings
 from training.models import digits_cnn
+from training.schedule import learning_rate
+from training.settings import TrainSettings
 
-# Options of GossipDataParallel; None is all-reduce SGD.
-RUNS: dict[str, dict[str, Any] | None] = {
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+
+# What a figure calls each file of configs/gossip; None is all-reduce SGD.
+RUNS: Mapping[str, str | None] = {
     "all-reduce SGD": None,
-    "D-PSGD, ring": {"algorithm": "dpsgd", "topology": "ring"},
-    "SGP, npdde": {"algorithm": "sgp"},
-    "OSGP, npdde": {"algorithm": "osgp"},
-    "PowerGossip rank 2": {"algorithm": "powergossip", "compression_rank": 2},
-    "Choco sign": {"algorithm": "choco", "codec": "sign", "gamma": 0.3},
-    "Choco top-k 10%": {"algorithm": "choco", "codec": "topk(ratio=0.1)", "gamma": 0.2},
-    "DeepSqueeze sign": {"algorithm": "deepsqueeze", "codec": "sign", "gamma": 0.02},
-    "Moniqua 4 bits": {"algorithm": "moniqua", "bits": 4, "theta": 0.25},
+    "D-PSGD": "dpsgd",
+    "SGP": "sgp",
+    "OSGP": "osgp",
+    "AD-PSGD": "adpsgd",
+    "PowerGossip rank 2": "powergossip",
+    "Choco sign": "choco-sign",
+    "Choco top-k 10%": "choco-topk",
+    "DeepSqueeze sign": "deepsqueeze",
+    "Moniqua 4 bits": "moniqua",
 }
 BATCH = 16
-POINTS = 5
+EVERY = 4
+"""Epochs between two points of a figure."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,8 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder for CSV and PNG")
     parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--epochs", type=int, default=24)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--run", action="append", choices=list(RUNS), help="not all of them")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="of all runs but the first"
+    )
     asked = parser.parse_args(arguments)
     asked.output.mkdir(parents=True, exist_ok=True)
     # What optimizers import at their first step takes seconds, once for all ranks.
@@ -75,14 +88,19 @@ def run_rank(rank: int, asked: argparse.Namespace, store: Path) -> None:
         "gloo", init_method=f"file://{store}", rank=rank, world_size=asked.ranks
     )
     images = load_digits_images()
-    rows = []
-    for name, options in RUNS.items():
-        found = [{"run": name, **row} for row in train(options, images, asked.steps, asked.seed)]
-        rows += found
+    rows: list[dict[str, Any]] = []
+    for name in asked.run or RUNS:
+        gossip = None
+        if RUNS[name] is not None:
+            found = compose([CONFIGS / "gossip" / f"{RUNS[name]}.yaml"], asked.set)
+            gossip = GossipSettings.of(found.mapping["gossip"], found.origin)
+        last = []
+        for seed in range(asked.seeds):
+            of_seed = train(gossip, images, asked.epochs, seed)
+            rows += [{"run": name, "seed": seed, **row} for row in of_seed]
+            last.append(of_seed[-1])
         if rank == 0:
-            last = found[-1]
-            cells = (name, f"{last['accuracy']:.4f}", f"{last['bits'] / asked.steps / 1e3:.1f}")
-            print(f"| {' | '.join(cells)} | {last['distance']:.2g} |", flush=True)
+            print(table_row(name, last), flush=True)
     if rank == 0:
         with (asked.output / "gossip-digits-cnn.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
@@ -92,38 +110,61 @@ def run_rank(rank: int, asked: argparse.Namespace, store: Path) -> None:
     dist.barrier()
 
 
+def table_row(name: str, last: Sequence[Mapping[str, float]]) -> str:
+    """Of one run, over its seeds, in Markdown."""
+    found = [one["accuracy"] for one in last]
+    spread = statistics.stdev(found) if len(found) > 1 else 0.0
+    bits = statistics.fmean(one["bits"] / one["step"] for one in last)
+    distance = statistics.fmean(one["distance"] for one in last)
+    accuracy = f"{statistics.fmean(found):.4f} ± {spread:.4f}"
+    return f"| {name} | {accuracy} | {bits / 1e3:.1f} | {distance:.2g} |"
+
+
 def train(
-    options: dict[str, Any] | None, images: Images, steps: int, seed: int
+    gossip: GossipSettings | None, images: Images, epochs: int, seed: int
 ) -> list[dict[str, float]]:
-    """Train one model; at some steps: bits that this rank has sent, accuracy of the averaged model,
-    and the ranks' distance to it."""
+    """Train one model; after some epochs: bits that a rank has sent (their mean), accuracy of the
+    averaged model, and the ranks' distance to it."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    found = compose([CONFIGS / "digits" / "cnn.yaml"], [f"train.epochs={epochs}"])
+    settings = TrainSettings.from_mapping(found.mapping, found.origin)
+    steps_per_epoch = images.train_samples // (BATCH * ranks)
     torch.manual_seed(seed)
     model = digits_cnn()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    wrapped = None if options is None else GossipDataParallel(model, seed=seed, **options)
-    if wrapped is None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
+    wrapped = None
+    if gossip is None:
         optimizer.register_step_pre_hook(lambda *_: average_gradients(model))
     else:
+        wrapped = gossip.wrap(model, seed=seed, steps_per_epoch=steps_per_epoch)
         wrapped.attach(optimizer)
-    rng = np.random.default_rng([seed, rank])
-    mine = np.arange(images.train_samples)[rank::ranks]
     rows = []
-    for step in range(1, steps + 1):
-        batch = images.train_batch(rng.choice(mine, BATCH, replace=False), rng)
-        optimizer.zero_grad()
-        torch.autograd.backward(functional.cross_entropy(model(batch.inputs), batch.classes))
-        optimizer.step()
-        if step % max(1, steps // POINTS) and step < steps:
+    step = 0
+    for epoch in range(epochs):
+        for batch in train_batches(
+            images, seed=seed, epoch=epoch, start=0, stop=images.train_samples,
+            batch_size=BATCH, rank=rank, workers=ranks,
+        ):  # fmt: skip
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(
+                    settings, workers=ranks, steps_per_epoch=steps_per_epoch, step=step
+                )
+            optimizer.zero_grad()
+            torch.autograd.backward(functional.cross_entropy(model(batch.inputs), batch.classes))
+            optimizer.step()
+            step += 1
+        if (epoch + 1) % EVERY and epoch + 1 < epochs:
             continue
         if wrapped is None:
             bits = 32.0 * step * sum(one.numel() for one in model.parameters())
             rows.append(point(step, bits, accuracy(model, images), 0.0))
         else:
-            distance = wrapped.consensus_distance()
             with wrapped.averaged() as average:
-                found = accuracy(average, images)
-            rows.append(point(step, wrapped.traffic.bits, found, distance))
+                score = accuracy(average, images)
+            distance = wrapped.consensus_distance()
+            sent = torch.tensor([float(wrapped.traffic.bits)])
+            dist.all_reduce(sent)
+            rows.append(point(step, float(sent) / ranks, score, distance))
     return rows
 
 
@@ -149,18 +190,25 @@ def accuracy(model: nn.Module, images: Images) -> float:
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Accuracy and consensus distance against bits."""
+    """Accuracy and consensus distance against bits, as means over the seeds."""
     figure = new_figure(11, 4.5)
     left, right = figure.subplots(1, 2)
-    for index, name in enumerate(RUNS):
+    for index, name in enumerate(dict.fromkeys(row["run"] for row in rows)):
         of_run = [row for row in rows if row["run"] == name]
-        bits = [row["bits"] for row in of_run]
+        steps = sorted({row["step"] for row in of_run})
+
+        def mean(key: str, own: Sequence[dict[str, Any]], steps: Sequence[int]) -> list[float]:
+            return [
+                statistics.fmean(row[key] for row in own if row["step"] == step) for step in steps
+            ]
+
+        bits = mean("bits", of_run, steps)
         style = {"color": f"C{index}", "marker": "o", "markersize": 3}
-        left.plot(bits, [row["accuracy"] for row in of_run], label=name, **style)
+        left.plot(bits, mean("accuracy", of_run, steps), label=name, **style)
         if RUNS[name] is not None:
-            right.plot(bits, [row["distance"] for row in of_run], **style)
-    left.set(xlabel="bits sent by rank 0", ylabel="test accuracy of the averaged model")
-    right.set(xlabel="bits sent by rank 0", ylabel="consensus distance", yscale="log")
+            right.plot(bits, mean("distance", of_run, steps), **style)
+    left.set(xlabel="bits sent by a rank", ylabel="test accuracy of the averaged model")
+    right.set(xlabel="bits sent by a rank", ylabel="consensus distance", yscale="log")
     for axes in (left, right):
         axes.set_xscale("log")
         axes.grid(True, color="#dddddd", linewidth=0.6)

@@ -1,4 +1,5 @@
-"""Train a small task under Horovod, BytePS or DDP, with or without gradient compression.
+"""Train a small task under Horovod, BytePS or DDP, with or without gradient compression, or by
+gossip.
 
   horovodrun -np 2 .venv/bin/python scripts/train.py \\
       --config configs/digits/cnn.yaml --config configs/compress/residual-topk.yaml
@@ -7,6 +8,9 @@
       python scripts/train.py --engine byteps --config configs/digits/cnn.yaml
 
   torchrun --nproc_per_node=2 scripts/train.py --engine torch --config configs/digits/cnn.yaml
+
+  torchrun --nproc_per_node=4 scripts/train.py --engine torch --config configs/digits/cnn.yaml \\
+      --algorithm sgp --topology npdde
 
 Without a launcher it trains in one process. docs/training.md describes the configuration.
 Exit codes: 0 done, or stopped by SIGTERM after a checkpoint; 1 training failed; 2 wrong
@@ -46,6 +50,16 @@ def main() -> int:
         help="short for --set compress.default=SPEC, such as 'residual|topk(ratio=0.01)'",
     )
     parser.add_argument(
+        "--algorithm",
+        metavar="NAME",
+        help="short for --set gossip.algorithm=NAME, such as sgp: gossip (--engine torch)",
+    )
+    parser.add_argument(
+        "--topology",
+        metavar="NAME",
+        help="short for --set gossip.topology=NAME, such as npdde",
+    )
+    parser.add_argument(
         "--output",
         type=Path,
         metavar="DIR",
@@ -55,7 +69,7 @@ def main() -> int:
         "--engine",
         choices=["horovod", "byteps", "torch"],
         default="horovod",
-        help="what averages the gradients (default: horovod)",
+        help="what averages the gradients, or lets ranks gossip (default: horovod)",
     )
     parser.add_argument(
         "--framework",
@@ -79,6 +93,9 @@ def main() -> int:
     overrides = list(arguments.set)
     if arguments.compression is not None:
         overrides.append(f"compress.default={arguments.compression}")
+    for key in ("algorithm", "topology"):
+        if getattr(arguments, key) is not None:
+            overrides.append(f"gossip.{key}={getattr(arguments, key)}")
 
     # Imports frameworks and the engine, which takes seconds: not for --help or a mistyped flag.
     from training.job import Arguments, run

@@ -10,7 +10,6 @@
     model.register_comm_hook(state, hook)
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -33,11 +32,14 @@ from gradcomp.profiling import ProfiledEngine
 from gradcomp.rounds import AllReduce, Group
 from torch_compressors.dgc_sgd import check_momentum
 from torch_compressors.gloo import GlooEngine
+from torch_compressors.nodes import check_nodes, ranks_per_node
 from torch_compressors.state import TensorControls
 
 __all__ = ["DDPCompression", "ddp_hook"]
 
 Hook = Callable[["DDPCompression", GradBucket], torch.futures.Future[torch.Tensor]]
+
+_SETTING = "compress.ranks_per_node"
 
 # What travels in its own dtype where it is not compressed; others go as float32.
 _OWN_DTYPES = frozenset({torch.float16, torch.float32, torch.float64})
@@ -254,45 +256,14 @@ def _agreed_ranks_per_node(
         ProtocolError: they do not.
         ConfigError: a two-level exchange cannot be.
     """
-    size, problem = _ranks_per_node(config, world)
+    size, problem = 1, None
+    if config.compress.two_level:
+        size, problem = ranks_per_node(config.compress.ranks_per_node, world, _SETTING)
     lines: list[tuple[str, int]] = [("", 0)] * world.size()
     dist.all_gather_object(lines, (line_of(config, shapes, problem), size), group=world)
     check_lines([line for line, _ in lines])
-    sizes = [one for _, one in lines]
-    if len(set(sizes)) > 1:
-        raise ConfigError(
-            f"the exchange two_level cannot be: the ranks' nodes have {sizes} ranks: start the "
-            "same number of ranks on each, or set compress.ranks_per_node"
-        )
+    check_nodes([one for _, one in lines], _SETTING)
     return size
-
-
-def _ranks_per_node(config: Config, world: dist.ProcessGroup) -> tuple[int, str | None]:
-    """How many ranks, one after the other, make up each node; why that cannot be."""
-    compress = config.compress
-    if not compress.two_level:
-        return 1, None
-    count = world.size()
-    if compress.ranks_per_node is not None:
-        if count % compress.ranks_per_node:
-            return 1, (
-                f"compress.ranks_per_node is {compress.ranks_per_node}; it must be a divisor of "
-                f"{count} ranks"
-            )
-        return compress.ranks_per_node, None
-    local = [os.environ.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")]
-    if not all(text.isdigit() for text in local) or count != dist.get_world_size():
-        return 1, (
-            "nodes are known where torchrun has started the ranks and all of them average "
-            "together: set compress.ranks_per_node"
-        )
-    local_rank, size = map(int, local)
-    if size < 1 or count % size or world.rank() % size != local_rank:
-        return 1, (
-            f"rank {world.rank()} of {count} is local rank {local_rank} of {size}, and two_level "
-            "needs equal nodes of consecutive ranks: set compress.ranks_per_node"
-        )
-    return size, None
 
 
 def _groups(
@@ -308,9 +279,12 @@ def _groups(
     members: dict[Group, list[int]] = {"all": ranks}
     if size > 1:
         members["node"] = ranks[first : first + size]
-        if node.leads:
-            members["leaders"] = ranks[::size]
-    return {
+        # Names of groups count those that a rank is in: all must be in equally many.
+        members["leaders"] = ranks[node.local_rank :: size]
+    groups = {
         group: dist.new_group(of_group, timeout, "gloo", use_local_synchronization=True)
         for group, of_group in members.items()
     }
+    if size > 1 and not node.leads:
+        del groups["leaders"]
+    return groups

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from gradcomp.gossip.algorithms import ALGORITHMS, make_gossip
 from gradcomp.gossip.base import CompressedGossip, Gossip, Layout, Traffic
+from gradcomp.gossip.bilateral import Bilateral, Sides
 from gradcomp.gossip.coded import Choco, DeepSqueeze
 from gradcomp.gossip.dense import PushSum, SimpleGossip
 from gradcomp.gossip.graphs import (
@@ -21,12 +22,14 @@ from gradcomp.gossip.graphs import (
 from gradcomp.gossip.loopback import run_gossip
 from gradcomp.gossip.moniqua import Moniqua
 from gradcomp.gossip.powergossip import PowerGossip
+from gradcomp.gossip.schedule import PeersSchedule, make_topologies, topology_at
 from gradcomp.gossip.topology import WEIGHTS, Peers, Topology, mixing_matrix
 
 __all__ = [
     "ALGORITHMS",
     "TOPOLOGIES",
     "WEIGHTS",
+    "Bilateral",
     "Choco",
     "CompressedGossip",
     "DeepSqueeze",
@@ -34,8 +37,10 @@ __all__ = [
     "Layout",
     "Moniqua",
     "Peers",
+    "PeersSchedule",
     "PowerGossip",
     "PushSum",
+    "Sides",
     "SimpleGossip",
     "Topology",
     "Traffic",
@@ -43,8 +48,10 @@ __all__ = [
     "from_edges",
     "from_matrix",
     "make_gossip",
+    "make_topologies",
     "make_topology",
     "mixing_matrix",
     "run_gossip",
+    "topology_at",
     "watts_strogatz",
 ]

@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from gradcomp.config import Config
+from gradcomp.errors import ConfigError
+from training.gossip_settings import GossipSettings
 from training.learner import Learner
 from training.settings import TrainSettings
 
@@ -69,6 +71,19 @@ class Engine(ABC):
         Raises:
             GradcompError: it cannot be had with these settings, or with this compression.
         """
+
+    def gossip_learner(
+        self, settings: TrainSettings, gossip: GossipSettings, classes: int, steps_per_epoch: int
+    ) -> Learner:
+        """The same where ranks gossip.
+
+        Raises:
+            GradcompError: this engine averages gradients alone, or cannot gossip so.
+        """
+        raise ConfigError(
+            f"gossip: {self.title} averages gradients over all ranks; add --engine torch, or "
+            "remove the section"
+        )
 
     def broadcast_object(self, value: Any, name: str) -> Any:
         """What rank 0 has given."""

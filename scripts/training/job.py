@@ -32,6 +32,7 @@ from training.cluster import (
 )
 from training.display import Display
 from training.engine import choose, engine
+from training.gossip_settings import GossipSettings
 from training.metrics import MetricsLog, write_json
 from training.settings import TrainSettings
 from training.trainer import Trainer
@@ -58,6 +59,15 @@ class Plan:
     mapping: dict[str, Any]
     settings: TrainSettings
     compress: Config | None
+    gossip: GossipSettings | None
+
+    @property
+    def method(self) -> str:
+        """How gradients or parameters travel, for users."""
+        if self.gossip is not None:
+            return f"gossip: {self.gossip.algorithm}"
+        spec = self.compress.compress.default.canonical if self.compress else "none"
+        return f"compression: {spec}"
 
 
 def run(arguments: Arguments) -> int:
@@ -102,7 +112,7 @@ def _train(arguments: Arguments, stop: Callable[[], bool]) -> None:
     checkpoints = Checkpoints(output, plan.settings.keep_checkpoints)
     together(lambda: _prepare(output, arguments.resume), exit_code=EXIT_CONFIG)
     resume = _newest(output, checkpoints) if arguments.resume else None
-    trainer = Trainer(plan.settings, plan.compress, checkpoints, resume)
+    trainer = Trainer(plan.settings, plan.compress, plan.gossip, checkpoints, resume)
     settings, master = plan.settings, engine().rank() == 0
     facts = _facts(plan, trainer)
     log = None
@@ -141,7 +151,16 @@ def _plan(arguments: Arguments) -> Plan:
     compress = None
     if "compress" in composed.mapping or "stats" in composed.mapping:
         compress = Config.from_mapping(composed.mapping)
-    return Plan(composed.mapping, settings, compress)
+    gossip = None
+    if "gossip" in composed.mapping:
+        gossip = GossipSettings.of(composed.mapping["gossip"], composed.origin)
+    if compress is not None and gossip is not None:
+        other = "compress" if "compress" in composed.mapping else "stats"
+        raise ConfigError(
+            f"{other} and gossip: there are both sections; with gossip ranks send parameters and "
+            "no gradients: remove one of the two"
+        )
+    return Plan(composed.mapping, settings, compress, gossip)
 
 
 def _check_same_plan(plan: Plan) -> None:
@@ -183,13 +202,11 @@ def _newest(output: Path, checkpoints: Checkpoints) -> Path:
 
 
 def _introduction(plan: Plan, trainer: Trainer, output: Path, resume: Path | None) -> str:
-    spec = plan.compress.compress.default.canonical if plan.compress else "none"
     ranks = f"{engine().size()} ranks" if engine().size() > 1 else "one rank"
-    lines = [f"{plan.settings.task} on {ranks}, compression: {spec}, output: {output}"]
+    lines = [f"{plan.settings.task} on {ranks}, {plan.method}, output: {output}"]
     if engine().size() == 1:
-        lines.append(
-            f"one rank alone sends nothing, so {engine().title} does not call the compressor"
-        )
+        alone = f"so {engine().title} does not call the compressor"
+        lines.append(f"one rank alone sends nothing{'' if plan.gossip else f', {alone}'}")
     if resume is not None:
         lines.append(f"resuming from {resume}: step {trainer.progress.step}")
     return "\n".join(lines)
@@ -202,7 +219,7 @@ def _facts(plan: Plan, trainer: Trainer) -> dict[str, Any]:
         "metric": trainer.metric.key,
         "world_size": engine().size(),
         "framework": engine().framework,
-        "parameters": trainer.numel,
+        "parameters": trainer.learner.numel,
         "total_steps": plan.settings.epochs * trainer.steps_per_epoch,
         "config": plan.mapping,
         "versions": {
@@ -233,4 +250,5 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
         "tcp_bytes_per_step": tcp_per_step,
         "median_step_seconds": statistics.median(seconds) if seconds else None,
         "parameters_sha256": checked_digests(trainer.learner.parameters()),
+        **trainer.summary(),
     }

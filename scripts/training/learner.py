@@ -38,9 +38,20 @@ class Learner(ABC):
 
     compression: Any = None
 
+    @property
+    def sent_bytes(self) -> int | None:
+        """What this rank has handed to collectives or to its peers so far; None: nobody counts, as
+        gradients travel uncompressed."""
+        return None if self.compression is None else int(self.compression.stats.total_bytes)
+
+    @property
+    @abstractmethod
+    def numel(self) -> int:
+        """Elements of all parameters."""
+
     @abstractmethod
     def parameters(self) -> dict[str, npt.NDArray[Any]]:
-        """What is trained, by name."""
+        """What is trained, by name: the same on every rank, and every rank must ask."""
 
     @abstractmethod
     def broadcast(self) -> None:
@@ -71,8 +82,22 @@ class Learner(ABC):
         """What this rank alone has of the model, with tensors of torch."""
 
     @abstractmethod
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Take up what `own_state` gave; other keys may be there too."""
+    def load_own_state(self, state: Mapping[str, Any], *, same_world: bool) -> None:
+        """Take up what `own_state` gave; other keys may be there too.
+
+        Args:
+            same_world: this rank gave it, among as many ranks as there are now.
+        """
+
+    def consensus_distance(self) -> float | None:
+        """How far ranks are from their average; None where they have one model. Every rank must
+        call it."""
+        return None
+
+    def summary(self, steps: int) -> dict[str, Any]:
+        """Figures of this way to learn alone, over the steps of this process; every rank must call
+        it."""
+        return {}
 
     def compressor_state(self) -> State | None:
         """This rank's compressor, with tensors of torch."""

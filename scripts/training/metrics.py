@@ -93,7 +93,10 @@ class StepRow:
 
 @dataclass(frozen=True)
 class EpochRow:
-    """One epoch, as far as this process has run it. Loss and score: over all ranks."""
+    """One epoch, as far as this process has run it. Loss and score: over all ranks.
+
+    ``consensus_distance``: of gossip, as `torch_compressors.GossipDataParallel` has it.
+    """
 
     step: int
     epoch: int
@@ -103,6 +106,7 @@ class EpochRow:
     sent_bytes_per_step: float
     compression_ratio: float | None
     median_step_seconds: float
+    consensus_distance: float | None = None
 
 
 _KINDS: dict[str, type[StepRow | EpochRow]] = {"step": StepRow, "epoch": EpochRow}

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
-import reprlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StrictBool,
-    StrictInt,
-    ValidationError,
-)
+from pydantic import BeforeValidator, Field, StrictBool, StrictInt
 
-from gradcomp.compose import KeyPath, format_path
+from gradcomp.compose import KeyPath
 from gradcomp.errors import ConfigError
+from training.section import Number, Section
 
 __all__ = ["TASKS", "TENSORFLOW_TASKS", "TrainSettings"]
 
@@ -28,27 +19,15 @@ TASKS = ("digits-mlp", "digits-cnn", "digits-resnet20", "cifar10-resnet20", "cha
 TENSORFLOW_TASKS = ("digits-mlp", "digits-cnn")
 
 
-def _number(value: object) -> object:
-    # YAML 1.1 reads 1e-3 (no dot) as text; True is an int to Python.
-    if isinstance(value, bool):
-        raise ValueError("not a number")
-    return value
-
-
 def _path(value: object) -> object:
     return Path(value).expanduser() if isinstance(value, str) and value else value
 
 
-Number = Annotated[float, BeforeValidator(_number)]
+class TrainSettings(Section):
+    """What to train, and how."""
 
-
-class TrainSettings(BaseModel):
-    """What to train, and how.
-
-    The description of a field says what is allowed there; error messages quote it.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    section = "train"
+    example = "{task: digits-cnn}"
 
     task: Literal[
         "digits-mlp", "digits-cnn", "digits-resnet20", "cifar10-resnet20", "char-transformer"
@@ -99,18 +78,7 @@ class TrainSettings(BaseModel):
             raise ConfigError(
                 "there is no train section; add a task, such as --config configs/digits/cnn.yaml"
             )
-        try:
-            settings = cls.model_validate(mapping["train"])
-        except ValidationError as error:
-            problems = error.errors(include_url=False)
-        else:
-            settings._check_combinations()
-            return settings
-        lines = []
-        for problem in problems:
-            path: KeyPath = ("train", *problem["loc"])
-            lines.append(f"{origin(path)}: {format_path(path)}: {_explain(problem)}")
-        raise ConfigError("\n".join(lines))
+        return cls.of(mapping["train"], origin)
 
     def check_framework(self, framework: str) -> None:
         """Raise ConfigError where the task is not there in the framework."""
@@ -120,7 +88,8 @@ class TrainSettings(BaseModel):
                 f"expected one of {', '.join(TENSORFLOW_TASKS)}, or --framework torch"
             )
 
-    def _check_combinations(self) -> None:
+    def check_combinations(self) -> None:
+        """See `Section`."""
         if self.task.startswith("cifar") and self.data_dir is None:
             raise ConfigError(
                 f"train.data_dir: missing; {self.task} reads CIFAR-10's python batches from a "
@@ -154,20 +123,3 @@ class TrainSettings(BaseModel):
             raise ConfigError(
                 "train.nesterov: got true with momentum 0; set train.momentum above 0, such as 0.9"
             )
-
-
-def _explain(problem: Mapping[str, Any]) -> str:
-    if not problem["loc"]:
-        return (
-            f"got {reprlib.repr(problem['input'])}; expected a mapping such as {{task: digits-cnn}}"
-        )
-    key = str(problem["loc"][0])
-    fields = TrainSettings.model_fields
-    if key not in fields:
-        near = difflib.get_close_matches(key, fields, n=1)
-        guess = f"did you mean {near[0]!r}? " if near else ""
-        return f"unknown key; {guess}Known keys: {', '.join(fields)}"
-    expected = fields[key].description
-    if problem["type"] == "missing":
-        return f"missing; expected {expected}"
-    return f"got {reprlib.repr(problem['input'])}; expected {expected}"

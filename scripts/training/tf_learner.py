@@ -93,6 +93,11 @@ class TensorFlowLearner(Learner):
         """See `Learner`."""
         return dict(zip(self._names, (w.numpy() for w in self._weights), strict=True))
 
+    @property
+    def numel(self) -> int:
+        """See `Learner`."""
+        return sum(weight.shape.num_elements() for weight in self._weights)
+
     def broadcast(self) -> None:
         """See `Learner`."""
         hvd.broadcast_variables([*self._weights, *self._momenta], root_rank=0)
@@ -160,7 +165,7 @@ class TensorFlowLearner(Learner):
         """Nothing: no layer here gathers statistics."""
         return {}
 
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
+    def load_own_state(self, state: Mapping[str, Any], *, same_world: bool) -> None:
         """There is nothing."""
 
     def compressor_state(self) -> State | None:

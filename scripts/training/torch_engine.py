@@ -1,8 +1,7 @@
-"""DistributedDataParallel as the engine of training."""
+"""torch.distributed as the engine of training: DistributedDataParallel, or gossip."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,27 +11,27 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradcomp.config import Config
-from gradcomp.errors import ProtocolError
-from torch_compressors import DGCSGD, ddp_hook
+from gradcomp.errors import PeerError, ProtocolError
+from torch_compressors import DGCSGD, ddp_hook, init_process_group
+from torch_compressors.launch import local_world_size
+from training.gossip import GossipLearner
+from training.gossip_settings import GossipSettings
+from training.settings import TrainSettings
 from training.torch_learner import TorchEngine
 
 __all__ = ["ENGINE"]
 
 
 class DDPEngine(TorchEngine):
-    """Stock DistributedDataParallel on Gloo, with our communication hook."""
+    """Stock DistributedDataParallel on Gloo, with our communication hook; or our gossip."""
 
     name = "torch"
-    title = "DDP"
-    lost_rank = (ProtocolError,)
+    title = "torch.distributed"
+    lost_rank = (ProtocolError, PeerError)
 
     def init(self) -> None:
         """See `Engine`, also below."""
-        if "RANK" in os.environ:
-            dist.init_process_group("gloo")
-        else:  # no launcher
-            store = dist.HashStore()  # type: ignore[attr-defined]
-            dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        init_process_group("gloo")
 
     def versions(self) -> dict[str, str]:
         return {}  # it is a part of torch
@@ -44,11 +43,14 @@ class DDPEngine(TorchEngine):
         return dist.get_world_size()
 
     def local_size(self) -> int:
-        return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return local_world_size()
 
     def sum(self, tensor: Tensor, name: str) -> Tensor:
         result = tensor.clone()
-        dist.all_reduce(result)
+        try:
+            dist.all_reduce(result)
+        except RuntimeError as error:
+            raise ProtocolError(f"another rank does not answer in '{name}': {error}") from error
         return result
 
     def allgather_object(self, value: Any, name: str) -> list[Any]:
@@ -77,6 +79,11 @@ class DDPEngine(TorchEngine):
         self, inner: torch.optim.Optimizer, model: nn.Module, compression: Any
     ) -> torch.optim.Optimizer:
         return inner
+
+    def gossip_learner(
+        self, settings: TrainSettings, gossip: GossipSettings, classes: int, steps_per_epoch: int
+    ) -> GossipLearner:
+        return GossipLearner(self, settings, gossip, classes, steps_per_epoch)
 
     def momentum_free_sgd(self) -> type[torch.optim.SGD]:
         return DGCSGD

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy.typing as npt
@@ -65,12 +66,18 @@ class TorchLearner(Learner):
     """A module under the stock distributed optimizer."""
 
     def __init__(
-        self, engine: TorchEngine, settings: TrainSettings, compress: Config | None, classes: int
+        self,
+        engine: TorchEngine,
+        settings: TrainSettings,
+        compress: Config | None,
+        classes: int,
+        trained: Callable[[nn.Module], nn.Module] | None = None,
     ) -> None:
+        """``trained`` makes of the model what is called in its place; None: the engine does."""
         self._engine = engine
         torch.manual_seed(settings.seed)
         self._model = task_of(settings).model(classes)
-        self._trained = engine.trained(self._model)
+        self._trained = (trained or engine.trained)(self._model)
         sgd = torch.optim.SGD
         if compress is not None and compress.momentum_correction is not None:
             sgd = engine.momentum_free_sgd()
@@ -86,10 +93,21 @@ class TorchLearner(Learner):
         self._optimizer = engine.optimizer(inner, self._model, self.compression)
         self._loss = torch.zeros(())
 
+    @property
+    def numel(self) -> int:
+        """See `Learner`."""
+        return sum(p.numel() for p in self._model.parameters() if p.requires_grad)
+
+    @contextmanager
+    def _common(self) -> Iterator[nn.Module]:
+        """The model of all ranks, for a while; every rank must enter."""
+        yield self._model
+
     def parameters(self) -> dict[str, npt.NDArray[Any]]:
         """See `Learner`."""
-        named = self._model.named_parameters()
-        return {name: parameter.detach().contiguous().numpy() for name, parameter in named}
+        with self._common() as model:
+            named = model.named_parameters()
+            return {name: one.detach().clone().contiguous().numpy() for name, one in named}
 
     def broadcast(self) -> None:
         """See `Learner`."""
@@ -115,11 +133,11 @@ class TorchLearner(Learner):
     def test(self, batches: Iterable[Batch]) -> Sums:
         """See `Learner`."""
         self._average_buffers()
-        self._model.eval()
         right = nats = predictions = 0.0
-        with torch.inference_mode():
+        with self._common() as model, torch.inference_mode():
+            model.eval()
             for batch in batches:
-                scores = self._model(batch.inputs)
+                scores = model(batch.inputs)
                 right += float((scores.argmax(dim=1) == batch.classes).sum())
                 nats += float(functional.cross_entropy(scores, batch.classes, reduction="sum"))
                 predictions += batch.classes.numel()
@@ -128,7 +146,9 @@ class TorchLearner(Learner):
 
     def state_dict(self) -> State:
         """See `Learner`."""
-        return {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}
+        with self._common() as model:
+            common = {name: value.clone() for name, value in model.state_dict().items()}
+        return {"model": common, "optimizer": self._optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Learner`."""
@@ -139,7 +159,7 @@ class TorchLearner(Learner):
         """The running statistics of normalisation layers."""
         return {"buffers": dict(self._model.named_buffers())}
 
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
+    def load_own_state(self, state: Mapping[str, Any], *, same_world: bool) -> None:
         """See `Learner`."""
         for name, buffer in self._model.named_buffers():
             buffer.copy_(state["buffers"][name])

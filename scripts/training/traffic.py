@@ -5,10 +5,9 @@ from __future__ import annotations
 import socket
 import struct
 from pathlib import Path
-from typing import Protocol
 
-from gradcomp.stats import Stats
 from training.engine import engine
+from training.learner import Learner
 
 __all__ = ["TrafficMeter", "tcp_bytes_sent"]
 
@@ -17,38 +16,28 @@ _TCPI_BYTES_ACKED = 120
 _TCP_INFO_SIZE = 128
 
 
-class Counter(Protocol):
-    """What compresses gradients, and counts."""
-
-    @property
-    def stats(self) -> Stats:
-        """Its account so far."""
-
-
 class TrafficMeter:
-    """Counts the bytes of gradients this rank hands to the collectives."""
+    """Counts the bytes of gradients this rank hands to the collectives, or to its peers."""
 
-    def __init__(self, numel: int, counter: Counter | None, sent: int = 0) -> None:
-        """Count by the compressor's ``stats``, or as the engine sends uncompressed if None.
-
-        ``numel`` is the number of parameters.
+    def __init__(self, learner: Learner, sent: int = 0) -> None:
+        """Count by what the learner counts, or as the engine sends uncompressed gradients.
 
         The account holds frame headers, indices and tokens too. ``sent`` is what the run
         had sent before it was resumed.
         """
-        self.dense_step_bytes = 4 * numel
+        self.dense_step_bytes = 4 * learner.numel
         self.sent = sent
-        self._counter = counter
-        self._seen = self._counted()
+        self._learner = learner
+        self._seen = learner.sent_bytes or 0
 
     def end_step(self) -> int:
         """The bytes that the step which has just ended sent."""
         if engine().size() == 1:
             return 0  # the engine's optimizer then calls neither collectives nor compressors
-        if self._counter is None:
+        counted = self._learner.sent_bytes
+        if counted is None:
             sent = self.dense_step_bytes
         else:
-            counted = self._counted()
             sent, self._seen = counted - self._seen, counted
         self.sent += sent
         return sent
@@ -56,9 +45,6 @@ class TrafficMeter:
     def ratio(self, sent: int, steps: int) -> float | None:
         """Bytes of ``steps`` steps in float32 over the bytes ``sent``; None if none were."""
         return self.dense_step_bytes * steps / sent if sent else None
-
-    def _counted(self) -> int:
-        return self._counter.stats.total_bytes if self._counter is not None else 0
 
 
 def tcp_bytes_sent() -> int | None:

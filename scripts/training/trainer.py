@@ -20,6 +20,8 @@ from training.cluster import EXIT_CONFIG, EXIT_FAILED, AbortError, together
 from training.data import Batch, steps_per_epoch, train_batches
 from training.display import Display
 from training.engine import engine
+from training.gossip_settings import GossipSettings
+from training.learner import Learner
 from training.metrics import EpochRow, MetricsLog, Score, StepRow
 from training.schedule import learning_rate
 from training.settings import TrainSettings
@@ -41,6 +43,7 @@ class Progress:
     test_bits: float | None = None
     best_test_bits: float | None = None
     evaluated_step: int = 0
+    consensus_distance: float | None = None
 
     @property
     def score(self) -> Score | None:
@@ -57,6 +60,7 @@ class Trainer:
         self,
         settings: TrainSettings,
         compress: Config | None,
+        gossip: GossipSettings | None,
         checkpoints: Checkpoints,
         resume: Path | None,
     ) -> None:
@@ -89,14 +93,9 @@ class Trainer:
         self._identity = {
             "task": settings.task,
             "framework": engine().framework,
-            "compression": compress.digest_text() if compress else "none",
+            "compression": _method(compress, gossip),
         }
-        self.learner = together(
-            lambda: engine().learner(settings, compress, self._dataset.classes),
-            exit_code=EXIT_CONFIG,
-        )
-        self.numel = sum(one.size for one in self.learner.parameters().values())
-        """Of all parameters."""
+        self.learner = together(lambda: self._learner(compress, gossip), exit_code=EXIT_CONFIG)
         own: dict[str, Any] = {"sent_bytes": 0}
         if resume is not None:
             own = together(lambda: self._restore(resume), exit_code=EXIT_CONFIG)
@@ -105,9 +104,15 @@ class Trainer:
             # Ranks start from equal parameters, but draw different random numbers.
             torch.manual_seed(settings.seed + self.rank)
         else:
-            self.learner.load_own_state(own)
+            self.learner.load_own_state(own, same_world=own["same_world"])
             checkpoint.set_random_state(own["random"])
-        self.traffic = TrafficMeter(self.numel, self.learner.compression, own["sent_bytes"])
+        self.traffic = TrafficMeter(self.learner, own["sent_bytes"])
+
+    def _learner(self, compress: Config | None, gossip: GossipSettings | None) -> Learner:
+        classes = self._dataset.classes
+        if gossip is None:
+            return engine().learner(self.settings, compress, classes)
+        return engine().gossip_learner(self.settings, gossip, classes, self.steps_per_epoch)
 
     # ------------------------------------------------------------ checkpoints
 
@@ -131,8 +136,7 @@ class Trainer:
         states = [part["compressor"] for part in parts]
         same_world = shared["world_size"] == self.workers
         self.learner.load_compressor_state(states[0] if same_world else states)
-        own: dict[str, Any] = parts[self.rank % len(parts)]
-        return own
+        return {**parts[self.rank % len(parts)], "same_world": same_world}
 
     def _save(self) -> None:
         if self._saved_step == self.progress.step:
@@ -264,6 +268,7 @@ class Trainer:
             sent_bytes_per_step=sent / len(losses),
             compression_ratio=self.traffic.ratio(sent, len(losses)),
             median_step_seconds=statistics.median(self.step_seconds[-len(losses) :]),
+            consensus_distance=progress.consensus_distance if score else None,
         )
         if log is not None:
             log.write(row)
@@ -273,6 +278,7 @@ class Trainer:
 
     def _evaluate(self) -> Score:
         """Test on the test samples, of which each rank takes its share."""
+        self.progress.consensus_distance = self.learner.consensus_distance()
         sums = self.learner.test(self._dataset.test_batches(self.rank, self.workers))
         total = engine().sum(torch.tensor(sums, dtype=torch.float64), "train.test")
         right, nats, predictions = total.tolist()
@@ -284,9 +290,20 @@ class Trainer:
         progress.evaluated_step = progress.step
         return score
 
+    def summary(self) -> dict[str, Any]:
+        """Figures of one way to learn alone."""
+        return self.learner.summary(len(self.step_seconds))
+
     def _add_tcp(self, before: int | None) -> None:
         now = tcp_bytes_sent()
         if before is None or now is None or self.tcp_bytes is None:
             self.tcp_bytes = None
         else:
             self.tcp_bytes += now - before
+
+
+def _method(compress: Config | None, gossip: GossipSettings | None) -> str:
+    """Which states of ranks a run can go on from."""
+    if gossip is not None:
+        return f"gossip by {gossip.algorithm}"
+    return compress.digest_text() if compress else "none"

@@ -7,6 +7,7 @@ is killed, and the others wait for it for at most LIMIT seconds, retries include
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -28,7 +30,7 @@ from torch.nn import functional
 
 from gradcomp.errors import GradcompError, PeerError
 from gradcomp.gossip import Choco, Gossip, PushSum, from_edges, make_topology
-from torch_compressors import GossipDataParallel
+from torch_compressors import AsyncGossipDataParallel, GossipDataParallel
 from torch_compressors.gossip import Transport
 
 RANKS, KILLED, LIMIT = int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
@@ -122,7 +124,7 @@ def train(**options: Any) -> dict[str, Any]:
         "accuracy": accuracy,
         "distance": model.consensus_distance(),
         "norm": float(torch.cat([one.flatten() for one in own]).norm()),
-        "bits": model.traffic.bits / model.traffic.steps,
+        "bits": model.traffic.bits / max(model.traffic.steps, 1),
         "rounds": model.traffic.steps,
         "weight": model.weight,
     }
@@ -249,6 +251,163 @@ def peers_can_change() -> None:
 
 
 @case
+def peers_follow_a_schedule() -> None:
+    for options in ({}, {"overlap": True}, {"overlap": True, "synch_freq": 2}):
+        model = GossipDataParallel(nn.Linear(4, 3), peers_per_step={0: 2, 3: 1}, **options)
+        optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in range(5):
+            optimizer.step()
+        model.synchronize()
+        assert model.traffic.steps >= 5 or "synch_freq" in options
+        assert model.traffic.messages == model.traffic.steps + min(model.traffic.steps, 3)
+
+
+@case
+def nodes() -> Any:
+    """Four nodes of two ranks; the launcher says so."""
+    here = {"LOCAL_RANK": str(dist.get_rank() % 2), "LOCAL_WORLD_SIZE": "2"}
+    with mock.patch.dict(os.environ, here):
+        return train(algorithm="sgp", two_level=True)
+
+
+@case
+def nodes_average_gradients() -> None:
+    """Where nodes agree exactly, all ranks do what all-reduce SGD does."""
+    for size, options in ((2, {}), (4, {}), (2, {"overlap": True})):
+        torch.manual_seed(5)
+        own = nn.Linear(6, 4)
+        model = GossipDataParallel(
+            nn.Linear(6, 4), algorithm="dpsgd", topology="full", two_level=True,
+            ranks_per_node=size, **options,
+        )  # fmt: skip
+        with torch.no_grad():
+            for one, other in zip(own.parameters(), model.parameters(), strict=True):
+                one.copy_(other)
+        optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+        its_optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+        for at in range(5):
+            generator = torch.Generator().manual_seed(8 * at + dist.get_rank())
+            inputs = torch.randn(5, 6, generator=generator)
+            for module, its in ((model, optimizer), (own, its_optimizer)):
+                its.zero_grad()
+                module(inputs).sum().backward()  # the same gradient anywhere
+            for one in own.parameters():
+                dist.all_reduce(one.grad)
+                one.grad /= RANKS
+            optimizer.step()
+            its_optimizer.step()
+        model.synchronize()
+        for one, other in zip(model.parameters(), own.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        leads = dist.get_rank() % size == 0
+        assert model.traffic.steps == (5 if leads else 0)
+        assert model.traffic.bits == (5 * (RANKS // size - 1) * 28 * 32 if leads else 0)
+        # Gradients, a flag for each of the two tensors, and what the first rank hands on.
+        assert model.node_traffic.bits >= 5 * 32 * 30 * (2 if leads else 1)
+
+
+@case
+def nodes_resume() -> None:
+    """Numerators and weights are those of the node's first rank."""
+    edges = [(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)]
+    topology = from_edges(4, edges, directed=True, weights="uniform")
+
+    def make() -> tuple[GossipDataParallel, torch.optim.Optimizer]:
+        model = GossipDataParallel(
+            nn.Linear(6, 4), topology=topology, two_level=True, ranks_per_node=2
+        )
+        return model, model.attach(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+    def step(model: GossipDataParallel, optimizer: torch.optim.Optimizer, at: int) -> None:
+        optimizer.zero_grad()
+        inputs = torch.randn(5, 6, generator=torch.Generator().manual_seed(at + dist.get_rank()))
+        model(inputs).square().sum().backward()
+        optimizer.step()
+
+    model, optimizer = make()
+    for at in range(4):
+        step(model, optimizer, at)
+    model.synchronize()
+    again, its_optimizer = make()
+    again.load_state_dict(model.state_dict())
+    again.load_gossip_state_dict(model.gossip_state_dict())
+    its_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert again.weight == model.weight != 1
+    for at in range(4, 8):
+        step(model, optimizer, at)
+        step(again, its_optimizer, at)
+    for one, other in zip(model.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    flat = torch.cat([one.detach().flatten() for one in model.parameters()])
+    of_all = [torch.empty_like(flat) for _ in range(RANKS)]
+    dist.all_gather(of_all, flat)
+    assert torch.equal(of_all[dist.get_rank() ^ 1], flat)
+
+
+# Asynchronous -----------------------------------------------------------------------------------
+
+
+@case
+def adpsgd() -> dict[str, Any]:
+    """Ranks of different speeds."""
+    torch.manual_seed(dist.get_rank())
+    model = AsyncGossipDataParallel(small_model(), synch_freq=3)
+    optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    optimizer.register_step_post_hook(lambda *_: time.sleep(0.002 * dist.get_rank()))
+    learn(model, optimizer)
+    model.synchronize()
+    with model.averaged() as average:
+        accuracy = accuracy_of(average)
+    norm = torch.cat([one.detach().flatten() for one in model.parameters()]).norm()
+    return {
+        "accuracy": accuracy,
+        "distance": model.consensus_distance(),
+        "norm": float(norm),
+        "bits": model.traffic.bits / model.traffic.messages,
+        "exchanges": model.traffic.steps,
+        "active": model.is_active,
+    }
+
+
+@case
+def asynchronous_averaging() -> None:
+    """The average stays, and ranks reach it, though they take different numbers of steps."""
+    model = AsyncGossipDataParallel(nn.Linear(3, 2), topology="dbe")
+    optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=1.0))
+    values = torch.arange(8.0) * (1 + dist.get_rank())
+    for period in range(2):  # after synchronize() all of it begins anew
+        with torch.no_grad():
+            torch.nn.utils.vector_to_parameters(values, model.parameters())
+        for _ in range(30 + 20 * dist.get_rank()):
+            optimizer.step()
+            time.sleep(0.001)
+        model.synchronize()
+        mean = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+        dist.all_reduce(mean)
+        expected = torch.arange(8.0) * (1 + RANKS) / 2
+        torch.testing.assert_close(mean / RANKS, expected, rtol=1e-5, atol=1e-5)
+        assert model.consensus_distance() < (0.3 if period else 1.0) * float(expected.norm())
+
+
+@case
+def an_asynchronous_job_resumes() -> None:
+    model = AsyncGossipDataParallel(nn.Linear(3, 2))
+    optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=1.0))
+    for one in model.parameters():
+        one.grad = torch.full_like(one, float(dist.get_rank()))
+    for _ in range(3):
+        optimizer.step()
+    model.synchronize()
+    again = AsyncGossipDataParallel(nn.Linear(3, 2))
+    again.load_state_dict(model.state_dict())
+    again.load_gossip_state_dict(model.gossip_state_dict())
+    assert again.gossip_state_dict() == model.gossip_state_dict()
+    again.synchronize()
+    for one, other in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@case
 def refusals() -> list[str]:
     found = []
     for options in (
@@ -258,9 +417,18 @@ def refusals() -> list[str]:
         {"algorithm": "sgp", "topology": make_topology("ring", 4)},
         {"algorithm": "dpsgd", "gamma": 3.0},
         {"algorithm": "dpsgd", "codec": "sign"},
+        {"peers_per_step": {1: 2}},
+        {"ranks_per_node": 2},
+        {"two_level": True, "ranks_per_node": 3},
+        {"two_level": True},
+        {"topology": make_topology("npdde", 8), "peers_per_step": 2},
+        {"timeout": 0.0},
+        {"asynchronous": True, "topology": "npdde"},
+        {"asynchronous": True, "synch_freq": -1},
     ):
+        kind = AsyncGossipDataParallel if options.pop("asynchronous", 0) else GossipDataParallel
         try:
-            GossipDataParallel(nn.Linear(2, 2), **options)
+            kind(nn.Linear(2, 2), **options)
         except GradcompError as error:
             found.append(str(error))
     return found

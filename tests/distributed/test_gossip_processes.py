@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +41,12 @@ def check(reports: list[dict[str, Any]], case: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "case", ["golden_npdde", "golden_ring", "a_job_resumes", "peers_can_change"]
+    "case",
+    [
+        *("golden_npdde", "golden_ring", "a_job_resumes", "peers_can_change"),
+        *("peers_follow_a_schedule", "nodes_average_gradients", "nodes_resume"),
+        *("asynchronous_averaging", "an_asynchronous_job_resumes"),
+    ],
 )
 def test_every_rank_passes(reports: list[dict[str, Any]], case: str) -> None:
     check(reports, case)
@@ -56,6 +62,28 @@ def test_the_averaged_model_learns(reports: list[dict[str, Any]], case: str) -> 
     assert results[0]["distance"] < 0.5 * results[0]["norm"]
     assert len({result["rounds"] for result in results}) == 1
     assert sum(result["weight"] for result in results) == pytest.approx(RANKS, rel=1e-6)
+
+
+def test_nodes_have_one_model_each(reports: list[dict[str, Any]]) -> None:
+    baseline = max(check(reports, "all_reduce"))
+    results = check(reports, "nodes")
+    assert results[0]["accuracy"] > baseline - 0.05
+    assert [one["rounds"] > 0 for one in results] == [True, False] * (RANKS // 2)
+    norms = [one["norm"] for one in results]
+    assert norms[::2] == norms[1::2]
+    assert len(set(norms[::2])) > 1
+
+
+def test_asynchronous_ranks_learn(reports: list[dict[str, Any]]) -> None:
+    baseline = max(check(reports, "all_reduce"))
+    results = check(reports, "adpsgd")
+    assert len({one["accuracy"] for one in results}) == 1
+    assert results[0]["accuracy"] > baseline - 0.05
+    assert results[0]["distance"] < results[0]["norm"]
+    assert [one["active"] for one in results] == [False, True] * (RANKS // 2)
+    assert all(one["exchanges"] > 0 and one["bits"] % 32 == 0 for one in results)
+    active = sum(one["exchanges"] for one in results if one["active"])
+    assert active == sum(one["exchanges"] for one in results if not one["active"])
 
 
 def test_compressed_algorithms_send_fewer_bits(reports: list[dict[str, Any]]) -> None:
@@ -74,7 +102,7 @@ def test_weights_differ_where_ranks_have_different_numbers_of_peers(
 
 def test_what_does_not_fit_is_refused(reports: list[dict[str, Any]]) -> None:
     for found in check(reports, "refusals"):
-        assert len(found) == 6
+        assert len(found) == 14
         for message, part in zip(
             found,
             (
@@ -84,6 +112,14 @@ def test_what_does_not_fit_is_refused(reports: list[dict[str, Any]]) -> None:
                 "is for 4 ranks, and the job has 8",
                 "gamma is 3.0",
                 "unexpected keyword argument 'codec'",
+                "the first of them 0, such as {0: 2, 1000: 1}",
+                "goes with two_level=True alone",
+                "ranks_per_node is 3; it must be a divisor of 8 ranks",
+                "set ranks_per_node",
+                "'npdde' has its own",
+                "timeout is 0.0; it must be above 0 seconds",
+                "'npdde' of 8 ranks a circle of peers with an odd number",
+                "synch_freq is -1; it must be at least 0",
             ),
             strict=True,
         ):
@@ -105,3 +141,12 @@ def test_a_killed_rank_is_a_named_error_and_no_hang(reports: list[dict[str, Any]
         assert f"the connection to rank {KILLED} failed" in error
     # Each neighbour that gives up is what the next one waits for.
     assert all(one["seconds"] < 2 * LIMIT for one in found)
+
+
+def test_asynchronous_ranks_name_the_dead(tmp_path: Path) -> None:
+    """An active rank its passive peer, and a passive one the active one, which gives up then."""
+    command = [HERE / "async_dying.py", tmp_path / "store"]
+    found = run(command, environment={"PYTHONPATH": str(HERE.parents[1])}, limit=120).output
+    assert "exit codes: [-9, 1, 1]" in found, found
+    for dead in (0, 1):
+        assert f"PeerError: exchange with rank {dead}: the connection to" in found, found

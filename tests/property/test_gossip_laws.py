@@ -12,21 +12,25 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gradcomp.errors import TopologyError
+from gradcomp.errors import ProtocolError, TopologyError
 from gradcomp.gossip import (
     TOPOLOGIES,
+    Bilateral,
     Choco,
     DeepSqueeze,
     Gossip,
     Moniqua,
     PowerGossip,
     PushSum,
+    Sides,
     SimpleGossip,
     Topology,
     from_edges,
     from_matrix,
+    make_topologies,
     make_topology,
     run_gossip,
+    topology_at,
     watts_strogatz,
 )
 
@@ -143,6 +147,12 @@ def test_eigenvalues_of_a_changing_graph_are_of_a_whole_period() -> None:
         (lambda: PowerGossip(make_topology("npdde", 4), 0, SHAPES), "needs a symmetric"),
         (lambda: Choco(make_topology("npdde", 4), 0, SHAPES), "does not change"),
         (lambda: SimpleGossip(make_topology("star", 4, weights="uniform"), 0), "push-sum"),
+        (lambda: Sides(make_topology("ring", 5)), "bipartite graph.* circle .* take 'dbe'"),
+        (
+            lambda: make_topologies("npdde", 8, peers_per_step={2: 1}),
+            r"\{2: 1\}; it must be a numb",
+        ),
+        (lambda: make_topologies("npdde", 4, peers_per_step={0: 1, 9: 4}), "from 1 to 3 for 4"),
         (lambda: SimpleGossip(make_topology("ring", 4), 4), r"rank is 4; it must be in \[0, 4\)"),
     ],
 )
@@ -297,6 +307,74 @@ def test_choco_converges_linearly(codec: str, gamma: float, topology: Topology, 
     for rounds in range(40, 200, 40):
         mix(ranks, values, 40)
         assert distance(values) < max(2 * rate**rounds, 2e-5) * first
+
+
+@LAWS
+@given(st.data(), st.integers(0, 99))
+def test_asynchronous_averaging_keeps_the_sum(data: st.DataObject, seed: int) -> None:
+    """Whatever happens between a question and what becomes of its answer."""
+    n = 2 * data.draw(st.integers(1, 8))
+    sides = Sides(make_topology(data.draw(st.sampled_from(["dbe", "dbl", "ring", "star"])), n))
+    values = [x.astype(np.float64) for x in start(n, seed)]
+    ranks = [Bilateral(x) for x in values]
+    total = np.sum(values, axis=0)
+    asked: dict[int, tuple[int, Any]] = {}
+    answered: dict[int, tuple[Any, Any]] = {}
+    active = [rank for rank in range(n) if sides.active[rank]]
+    for at in range(60):
+        rank = data.draw(st.sampled_from(range(n)))
+        step = np.full(NUMEL, 0.1 * at)
+        ranks[rank].add(step)
+        total += step
+        if rank in answered:
+            ranks[rank].take(*answered.pop(rank))
+        elif rank in asked:
+            peer, question = asked.pop(rank)
+            assert not sides.active[peer]
+            answered[rank] = question, ranks[peer].answer(question)
+        elif rank in active:
+            asked[rank] = sides.choose(rank, at, seed), ranks[rank].ask()
+    for rank, (question, answer) in answered.items():
+        ranks[rank].take(question, answer)
+    np.testing.assert_allclose(sum(one.read() for one in ranks), total, rtol=1e-10, atol=1e-9)
+
+
+def test_asynchronous_averaging_reaches_the_average() -> None:
+    sides = Sides(make_topology("dbe", 8))
+    values = start(8, 3)
+    ranks = [Bilateral(x) for x in values]
+    for at in range(60):
+        for rank in (1, 3, 5, 7):
+            question = ranks[rank].ask()
+            answer = ranks[sides.choose(rank, at, 0)].answer(question)
+            ranks[rank].take(question, answer)
+    for one in ranks:
+        np.testing.assert_allclose(one.read(), np.mean(values, axis=0), atol=1e-5)
+    assert sum(one.traffic.messages for one in ranks) == 2 * 60 * 4
+    assert sum(one.traffic.bits for one in ranks) == 2 * 60 * 4 * 32 * NUMEL
+    with pytest.raises(ProtocolError, match="sent 4 bytes instead of 228"):
+        ranks[0].answer(ranks[1].ask()[:4])
+
+
+def test_both_ends_of_an_exchange_meet() -> None:
+    one, other = (Bilateral(np.float32([value])) for value in (1.0, 4.0))
+    question = one.ask()
+    one.add(np.float32([10.0]))
+    one.take(question, other.answer(question))
+    assert (one.read(), other.read()) == (12.5, 2.5)
+
+
+def test_the_sides_of_a_graph() -> None:
+    sides = Sides(make_topology("dbe", 8))
+    assert sides.active == [False, True] * 4
+    assert sides.peers[1] == [0, 2, 4, 6]
+    assert {sides.choose(1, at, 0) for at in range(40)} == {0, 2, 4, 6}
+
+
+def test_the_number_of_peers_follows_a_schedule() -> None:
+    topologies = make_topologies("npdde", 8, peers_per_step={0: 2, 10: 1})
+    sent = [len(topology_at(topologies, step).peers(0, step).out) for step in (0, 9, 10, 99)]
+    assert sent == [2, 2, 1, 1]
 
 
 @pytest.mark.parametrize("rounding", ["stochastic", "nearest"])

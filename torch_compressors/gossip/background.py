@@ -38,6 +38,17 @@ class Background:
         self._thread = threading.Thread(target=run, name="gossip", daemon=True)
         self._thread.start()
 
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end, but not longer; whether it has come."""
+        assert self._thread is not None
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def check(self) -> None:
+        """Raise what the work has raised, if it has ended so."""
+        if self.done and self._error is not None:
+            raise self._error
+
     def finish(self) -> None:
         """Wait for the end, and raise what the work raised."""
         assert self._thread is not None

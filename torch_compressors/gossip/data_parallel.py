@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,16 +13,28 @@ from torch import nn
 
 from gradcomp.arrays import FloatArray
 from gradcomp.errors import GradcompError, StateError
-from gradcomp.gossip import PushSum, Topology, Traffic, make_gossip, make_topology
+from gradcomp.gossip import (
+    PeersSchedule,
+    PushSum,
+    Topology,
+    Traffic,
+    make_gossip,
+    make_topologies,
+    topology_at,
+)
+from gradcomp.nodes import Node
+from gradcomp.rounds import GossipRound
 from torch_compressors.gossip.background import Background
-from torch_compressors.gossip.transport import Transport
+from torch_compressors.gossip.module import DecentralizedModule
+from torch_compressors.gossip.node import NodeRanks, agreed_node
+from torch_compressors.gossip.transport import Transport, naming_the_lost
 
 __all__ = ["GossipDataParallel"]
 
 _ALIASES = {"dpsgd": "gossip", "sgp": "push_sum", "osgp": "push_sum"}
 
 
-class GossipDataParallel(nn.Module):
+class GossipDataParallel(DecentralizedModule):
     """A module whose parameters are mixed with those of a few peers after each optimizer step.
 
     `attach` says which optimizer's steps. Between steps the module's parameters are those to
@@ -51,11 +61,17 @@ class GossipDataParallel(nn.Module):
         algorithm: one of the above.
         topology: a name for `gradcomp.gossip.make_topology`, or a topology; by default ``npdde``
             for sgp and osgp, ``ring`` for the others.
-        peers_per_step: for topologies by name that change.
+        weights: of topologies by name; see `gradcomp.gossip.mixing_matrix`.
+        peers_per_step: for topologies by name that change; also by the round from which it holds,
+            such as ``{0: 2, 1000: 1}``: see `gradcomp.gossip.make_topologies`.
         overlap: gossip while the next gradient is computed.
         synch_freq: with ``overlap``, how many further steps a rank may take while a round is under
             way, before it waits: bounded staleness. 0: it waits after the next one. Above 0 results
             depend on timing.
+        two_level: the ranks of a machine, which torchrun or horovodrun has started there, have one
+            model: they average their gradients densely when the optimizer's step begins, and their
+            first rank alone gossips, with those of other machines. Topologies are of machines then.
+        ranks_per_node: with ``two_level``, how many consecutive ranks count as one machine.
         seed: of topologies and algorithms; the same on every rank.
         timeout, retries: see `Transport`; a dead peer shows as `gradcomp.errors.PeerError`, raised
             by the optimizer's step.
@@ -73,56 +89,64 @@ class GossipDataParallel(nn.Module):
         *,
         algorithm: str = "sgp",
         topology: str | Topology | None = None,
-        peers_per_step: int = 1,
+        weights: str = "auto",
+        peers_per_step: PeersSchedule = 1,
         overlap: bool = False,
         synch_freq: int = 0,
+        two_level: bool = False,
+        ranks_per_node: int | None = None,
         seed: int = 0,
         timeout: float = 30.0,
         retries: int = 2,
         **options: Any,
     ) -> None:
-        super().__init__()
-        if not dist.is_initialized():
-            raise GradcompError(
-                "torch.distributed is not initialized: call "
-                "torch.distributed.init_process_group() first, and start ranks with torchrun"
-            )
+        super().__init__(module, timeout, retries)
         overlap = overlap or algorithm == "osgp"
         if synch_freq < 0 or (synch_freq and not overlap):
             raise GradcompError(
                 f"synch_freq is {synch_freq}; it must be at least 0, and above 0 with overlap=True "
                 "alone"
             )
-        self.module = module
-        self._parameters_by_name = {
-            name: one for name, one in module.named_parameters() if one.requires_grad
-        }
-        for name, one in self._parameters_by_name.items():
-            if not one.is_floating_point():
-                raise GradcompError(f"parameter '{name}' is of {one.dtype}; it must be floating")
-        rank, world_size = dist.get_rank(), dist.get_world_size()
+        if ranks_per_node is not None and not two_level:
+            raise GradcompError(
+                f"ranks_per_node is {ranks_per_node}, which goes with two_level=True alone"
+            )
+        node = Node.of(dist.get_rank(), dist.get_world_size(), 1)
+        if two_level:
+            node = agreed_node(ranks_per_node, self._control)
         name = _ALIASES.get(algorithm, algorithm)
         if name in ("choco", "deepsqueeze", "moniqua", "powergossip"):
             options = {"seed": seed, **options}
         if topology is None:
             topology = "npdde" if name == "push_sum" else "ring"
         if isinstance(topology, str):
-            topology = make_topology(topology, world_size, peers_per_step=peers_per_step, seed=seed)
-        if topology.world_size != world_size:
-            raise GradcompError(
-                f"'{topology.name}' is for {topology.world_size} ranks, and the job has "
-                f"{world_size}"
+            self._topologies = make_topologies(
+                topology, node.count, peers_per_step=peers_per_step, weights=weights, seed=seed
             )
+        elif peers_per_step != 1 or weights != "auto":
+            raise GradcompError(
+                f"peers_per_step is {peers_per_step} and weights is {weights!r}, which are for "
+                f"topologies by name; '{topology.name}' has its own"
+            )
+        else:
+            self._topologies = {0: topology}
+        for one in self._topologies.values():
+            if one.world_size != node.count:
+                those = "nodes" if two_level else "ranks"
+                raise GradcompError(
+                    f"'{one.name}' is for {one.world_size} {those}, and the job has {node.count}"
+                )
         shapes = {name: tuple(one.shape) for name, one in self._parameters_by_name.items()}
         try:
-            self._gossip = make_gossip(name, topology, rank, shapes, **options)
+            self._gossip = make_gossip(name, self._topologies[0], node.index, shapes, **options)
         except ValueError as error:
             raise GradcompError(str(error)) from error
         self._overlap = overlap
         self._synch_freq = synch_freq
-        self._transport = Transport(timeout=timeout, retries=retries)
-        limit = timedelta(seconds=timeout * (retries + 1))
-        self._control = dist.new_group(backend="gloo", timeout=limit)
+        self._node = node
+        self._node_ranks = NodeRanks(node, self._limit)
+        leaders = range(0, dist.get_world_size(), node.size)
+        self._transport = Transport(leaders, timeout=timeout, retries=retries)
         self._background = Background()
         self._begun = 0
         self._age = 0
@@ -130,66 +154,69 @@ class GossipDataParallel(nn.Module):
         # x, where it is not what the module has.
         self._numerator: FloatArray | None = None
         self._before = self._mixed = np.empty(0, np.float32)
-        self._attached = False
         self._take_over_rank_0()
 
     # Training -----------------------------------------------------------------------------------
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's."""
-        return self.module(*args, **kwargs)
-
-    def attach(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Gossip after each step of this optimizer of the module's parameters; returns it.
-
-        Raises:
-            GradcompError: an optimizer is attached already.
-        """
-        if self._attached:
-            raise GradcompError(
-                "an optimizer is attached already: give one optimizer several parameter groups"
-            )
-        self._attached = True
-        optimizer.register_step_pre_hook(lambda *_: self._bias())
-        optimizer.register_step_post_hook(lambda *_: self._after_step())
-        return optimizer
-
-    def _bias(self) -> None:
-        """The optimizer works on x, not on x / w."""
+    def _before_step(self) -> None:
+        """The optimizer works on x, not on x / w, with the gradient of the node."""
+        self._node_ranks.average_gradients(self._parameters_by_name.values())
         if self._weight == 1.0:
             return
-        if self._numerator is None:
-            self._numerator = self._read() * np.float32(self._weight)
+        self._numerator = self._current()
         self._write(self._numerator)
 
     def _after_step(self) -> None:
         x = self._read()
-        if self._overlap:
-            if self._background.busy:
-                self._age += 1
-                if not self._background.done and self._age <= self._synch_freq:
-                    self._show(x)
-                    return
-                x += self._finished()
-            self._begin(x)
-        else:
-            self._begun += 1
-            self._transport.run(self._gossip.round(x))
+        self._share(self._gossiped(x) if self._node.leads else x)
+
+    def _gossiped(self, x: FloatArray) -> FloatArray:
+        """x after what this step gossips."""
+        if not self._overlap:
+            self._transport.run(self._next_round(x))
             self._take_weight()
-        self._show(x)
+            return x
+        if self._background.busy:
+            self._age += 1
+            if not self._background.done and self._age <= self._synch_freq:
+                return x
+        x = self._finished(x)
+        self._begin(x)
+        return x
+
+    def _next_round(self, x: FloatArray) -> GossipRound:
+        topology = topology_at(self._topologies, self._begun)
+        if topology is not self._gossip.topology:
+            self._gossip.change_topology(topology)
+        self._begun += 1
+        return self._gossip.round(x)
 
     def _begin(self, x: FloatArray) -> None:
         self._before, self._mixed = x.copy(), x.copy()
         self._age = 0
-        self._begun += 1
-        one = self._gossip.round(self._mixed)
+        one = self._next_round(self._mixed)
         self._background.begin(lambda: self._transport.run(one))
 
-    def _finished(self) -> FloatArray:
-        """What the round that is under way changes."""
+    def _finished(self, x: FloatArray) -> FloatArray:
+        """x and what the round that is under way, if any, has changed."""
+        if not self._background.busy:
+            return x
         self._background.finish()
         self._take_weight()
-        return self._mixed - self._before
+        return x + (self._mixed - self._before)
+
+    def _share(self, x: FloatArray) -> None:
+        """Let all modules of the node have x / w of the node's first rank."""
+        x, self._weight = self._node_ranks.of_first(x, self._weight)
+        if isinstance(self._gossip, PushSum) and not self._node.leads:
+            self._gossip.weight = self._weight
+        self._show(x)
+
+    def _current(self) -> FloatArray:
+        """x."""
+        if self._numerator is not None:
+            return self._numerator
+        return self._read() * np.float32(self._weight)
 
     def _take_weight(self) -> None:
         if isinstance(self._gossip, PushSum):
@@ -204,27 +231,6 @@ class GossipDataParallel(nn.Module):
             self._numerator = x
             self._write(x / np.float32(self._weight))
 
-    def _apply_finished(self) -> None:
-        if self._background.busy:
-            x = self._numerator if self._numerator is not None else self._read()
-            self._show(x + self._finished())
-
-    def _read(self) -> FloatArray:
-        """A copy of the module's parameters, flat."""
-        parts = [one.detach().reshape(-1).float() for one in self._parameters_by_name.values()]
-        if not parts:
-            return np.empty(0, np.float32)
-        flat: FloatArray = torch.cat(parts).cpu().numpy()
-        return flat
-
-    @torch.no_grad()
-    def _write(self, flat: FloatArray) -> None:
-        values = torch.from_numpy(flat)
-        begin = 0
-        for one in self._parameters_by_name.values():
-            one.copy_(values[begin : begin + one.numel()].view_as(one))
-            begin += one.numel()
-
     # What others look at ------------------------------------------------------------------------
 
     @property
@@ -234,8 +240,13 @@ class GossipDataParallel(nn.Module):
 
     @property
     def traffic(self) -> Traffic:
-        """What this rank has sent."""
+        """What this rank has sent to peers."""
         return self._gossip.traffic
+
+    @property
+    def node_traffic(self) -> Traffic:
+        """What this rank has sent inside of its machine, with ``two_level``; see `NodeRanks`."""
+        return self._node_ranks.traffic
 
     @property
     def weight(self) -> float:
@@ -255,75 +266,49 @@ class GossipDataParallel(nn.Module):
                 f"synch_freq is {self._synch_freq}, so ranks may be some rounds apart; with 0 the "
                 "topology can change"
             )
-        self._apply_finished()
+        self._share(self._finished(self._current()))
         self._gossip.change_topology(topology)
+        self._topologies = {0: topology}
 
     def synchronize(self) -> None:
-        """End all rounds that any rank has begun; every rank must call this, at the same step.
+        """End all rounds that any rank has begun; see `DecentralizedModule`.
 
-        To be called before a checkpoint and at the end of training, so that no rank leaves while
-        others wait for it.
+        Every rank must call this, at the same step.
         """
+        x = self._current()
         if self._synch_freq:
-            self._serve()
+            x = self._serve(x)
         # Ranks of bounded staleness may be some rounds apart.
         begun = torch.tensor([self._begun])
-        dist.all_reduce(begun, dist.ReduceOp.MAX, self._control)
-        self._apply_finished()
-        while self._begun < int(begun):
-            self._begin(self._numerator if self._numerator is not None else self._read())
-            self._apply_finished()
-        dist.barrier(self._control)
+        with naming_the_lost("synchronize()"):
+            dist.all_reduce(begun, dist.ReduceOp.MAX, self._control)
+        x = self._finished(x)
+        while self._node.leads and self._begun < int(begun):
+            self._begin(x)
+            x = self._finished(x)
+        if self._overlap:
+            self._share(x)
+        self._barrier()
 
-    def _serve(self) -> None:
+    def _serve(self, x: FloatArray) -> FloatArray:
         """Gossip on until all ranks are here: some may still wait for rounds of this one."""
         arrival = Background()
-        arrival.begin(lambda: dist.barrier(self._control))
-        while not arrival.done:
+        arrival.begin(self._barrier)
+        while self._node.leads and not arrival.done:
             if self._background.done or not self._background.busy:
-                self._apply_finished()
-                self._begin(self._numerator if self._numerator is not None else self._read())
+                x = self._finished(x)
+                self._begin(x)
             time.sleep(0.001)
         arrival.finish()
-
-    @contextmanager
-    def averaged(self) -> Iterator[nn.Module]:
-        """The module with the average of all ranks' parameters and floating buffers, for a while.
-
-        Every rank must enter at the same step; afterwards each has its own values back.
-        """
-        self.synchronize()
-        tensors: list[torch.Tensor] = [*self._parameters_by_name.values()]
-        tensors += [one for one in self.module.buffers() if one.is_floating_point()]
-        own = [one.detach().clone() for one in tensors]
-        with torch.no_grad():
-            for one in tensors:
-                mean = one.detach().float().cpu()
-                dist.all_reduce(mean, group=self._control)
-                one.copy_(mean / dist.get_world_size())
-        try:
-            yield self.module
-        finally:
-            with torch.no_grad():
-                for one, value in zip(tensors, own, strict=True):
-                    one.copy_(value)
-
-    def consensus_distance(self) -> float:
-        """sqrt(mean over ranks of |x_i - mean|^2); every rank must call it, at the same step."""
-        own = torch.from_numpy(self._read()).double()
-        mean = own.clone()
-        dist.all_reduce(mean, group=self._control)
-        squares = (own - mean / dist.get_world_size()).square().sum().reshape(1)
-        dist.all_reduce(squares, group=self._control)
-        return float((squares / dist.get_world_size()).sqrt())
+        return x
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The module's, with de-biased parameters; no rank waits for others in it.
 
         Keys are those of the module alone, so that it loads the state without this wrapper.
         """
-        if self._synch_freq == 0:
-            self._apply_finished()
+        if self._background.busy and self._synch_freq == 0 and self._node.size == 1:
+            self._show(self._finished(self._current()))
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -353,13 +338,6 @@ class GossipDataParallel(nn.Module):
         self._begun = self._gossip.step
         self._numerator = None
         self._take_weight()
-
-    def _take_over_rank_0(self) -> None:
-        with torch.no_grad():
-            for one in [*self.module.parameters(), *self.module.buffers()]:
-                value = one.detach().cpu()
-                dist.broadcast(value, 0, group=self._control)
-                one.copy_(value)
 
 
 def _with_tensors(state: Mapping[str, Any]) -> dict[str, Any]:

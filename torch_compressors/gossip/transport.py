@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -13,30 +14,43 @@ import torch
 import torch.distributed as dist
 
 from gradcomp.arrays import ByteArray
-from gradcomp.errors import PeerError
+from gradcomp.errors import GradcompError, PeerError
 from gradcomp.rounds import Exchange, GossipRound
 
-__all__ = ["Transport"]
+__all__ = ["Transport", "check_times", "lost", "naming_the_lost", "patiently", "wait_for"]
+
+
+def check_times(timeout: float, retries: int) -> timedelta:
+    """How long to wait in all.
+
+    Raises:
+        GradcompError: a number is out of its range.
+    """
+    if not timeout > 0:
+        raise GradcompError(f"timeout is {timeout}; it must be above 0 seconds")
+    if retries < 0:
+        raise GradcompError(f"retries is {retries}; it must be at least 0")
+    return timedelta(seconds=timeout * (retries + 1))
 
 
 class Transport:
     """Sends and receives over a process group of its own, on Gloo; every rank must make one.
 
     Args:
+        ranks: those that gossip, by the numbers that topologies have for them; all by default.
         timeout: seconds after which a peer counts as slow, above 0. Then a warning names it, and
             the wait goes on.
         retries: how often the wait goes on; after that `PeerError` is raised.
     """
 
-    def __init__(self, *, timeout: float = 30.0, retries: int = 2) -> None:
-        if not timeout > 0:
-            raise ValueError(f"timeout is {timeout}; it must be above 0 seconds")
-        if retries < 0:
-            raise ValueError(f"retries is {retries}; it must be at least 0")
+    def __init__(
+        self, ranks: Sequence[int] | None = None, *, timeout: float = 30.0, retries: int = 2
+    ) -> None:
+        self._limit = check_times(timeout, retries)
         self._timeout = timeout
         self._retries = retries
-        self._limit = timedelta(seconds=timeout * (retries + 1))
-        self._group = dist.new_group(backend="gloo", timeout=self._limit)
+        self._ranks = range(dist.get_world_size()) if ranks is None else ranks
+        self._group = dist.new_group(list(self._ranks), self._limit, "gloo")
 
     def run(self, one: GossipRound) -> None:
         """Run a round to its end.
@@ -65,8 +79,8 @@ class Transport:
             for peer, size in sizes.items():
                 if not 0 <= size < 2**32:
                     raise PeerError(
-                        f"in round {request.name} rank {peer} announced {size} bytes; the ranks "
-                        "do not run the same program"
+                        f"in round {request.name} rank {self._ranks[peer]} announced {size} "
+                        "bytes; the ranks do not run the same program"
                     )
         return self._swap(request.name, request.messages, {k: v or 0 for k, v in sizes.items()})
 
@@ -80,67 +94,102 @@ class Transport:
         try:
             for peer, buffer in received.items():
                 if len(buffer):
-                    pending.append((peer, dist.irecv(buffer, peer, self._group)))
+                    rank = self._ranks[peer]
+                    pending.append((rank, dist.irecv(buffer, rank, self._group)))
             for peer, data in messages.items():
                 if data.nbytes:
                     # The bytes are the round's own, and stay as they are until it ends.
                     sent = torch.from_numpy(np.require(data, requirements="W"))
-                    pending.append((peer, dist.isend(sent, peer, self._group)))
+                    rank = self._ranks[peer]
+                    pending.append((rank, dist.isend(sent, rank, self._group)))
         except RuntimeError as error:
-            peers = ", ".join(map(str, sorted({*sizes, *messages})))
-            raise _dead(name, f"one of {peers}", error) from error
-        self._wait(name, pending)
+            peers = ", ".join(str(self._ranks[peer]) for peer in sorted({*sizes, *messages}))
+            raise lost(f"round {name}", f"one of ranks {peers}", error) from error
+        wait_for(f"round {name}", pending, self._timeout, self._retries)
         return {peer: buffer.numpy() for peer, buffer in received.items()}
 
-    def _wait(self, name: str, pending: Sequence[tuple[int, Any]]) -> None:
-        """Wait for all, with a warning whenever the time is out.
 
-        Gloo closes all connections when one of its own waits ends early: it must have the whole
-        limit, and so waits on another thread while this one counts.
-        """
-        if not pending:
-            return
-        current = pending[0][0]
-        failure: Exception | None = None
-        done = threading.Event()
+def wait_for(where: str, pending: Sequence[tuple[int, Any]], timeout: float, retries: int) -> None:
+    """Wait for all, each of which is with a rank, with a warning whenever the time is out.
 
-        def wait() -> None:
-            nonlocal current, failure
-            for peer, work in pending:
-                current = peer
-                try:
-                    work.wait(self._limit)
-                except Exception as error:  # of several types, by version
-                    failure = error
-                    break
-            done.set()
+    Gloo closes all connections when one of its own waits ends early: it must have the whole
+    limit, and so waits on another thread while this one counts.
 
-        threading.Thread(target=wait, name="gossip wait", daemon=True).start()
-        for attempt in range(self._retries + 1):
-            if done.wait(self._timeout):
+    Raises:
+        PeerError: see `Transport.run`.
+    """
+    if not pending:
+        return
+    limit = check_times(timeout, retries)
+    current = pending[0][0]
+    failure: Exception | None = None
+    done = threading.Event()
+
+    def wait() -> None:
+        nonlocal current, failure
+        for rank, work in pending:
+            current = rank
+            try:
+                work.wait(limit)
+            except Exception as error:  # of several types, by version
+                failure = error
                 break
-            if attempt < self._retries:
-                warnings.warn(
-                    f"round {name}: rank {current} has not answered for "
-                    f"{(attempt + 1) * self._timeout:g} s; waiting on, {self._retries - attempt} "
-                    "more time(s)",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-        if failure is not None:
-            raise _dead(name, str(current), failure) from failure
-        if not done.is_set():
-            raise PeerError(
-                f"round {name}: rank {current} has not answered for "
-                f"{self._limit.total_seconds():g} s ({self._retries} retries): it is stuck or "
-                "dead. Start the job again from a checkpoint, or give GossipDataParallel a longer "
-                "timeout"
+        done.set()
+
+    threading.Thread(target=wait, name="gossip wait", daemon=True).start()
+    patiently(done.wait, where, lambda: f"rank {current}", timeout, retries)
+    if failure is not None:
+        raise lost(where, f"rank {current}", failure) from failure
+
+
+def patiently(
+    wait: Callable[[float], bool],
+    where: str,
+    whom: Callable[[], str],
+    timeout: float,
+    retries: int,
+) -> None:
+    """Wait as often as there are retries, and once before them.
+
+    Args:
+        wait: so many seconds; returns whether what was waited for is there.
+        where, whom: for messages: in what, and for whom.
+
+    Raises:
+        PeerError: it is not there in the end.
+    """
+    for attempt in range(retries + 1):
+        if wait(timeout):
+            return
+        if attempt < retries:
+            warnings.warn(
+                f"{where}: {whom()} has not answered for {(attempt + 1) * timeout:g} s; "
+                f"waiting on, {retries - attempt} more time(s)",
+                RuntimeWarning,
+                stacklevel=3,
             )
+    raise PeerError(
+        f"{where}: {whom()} has not answered for {timeout * (retries + 1):g} s ({retries} "
+        "retries): it is stuck or dead. Start the job again from a checkpoint, or give "
+        "GossipDataParallel a longer timeout"
+    )
 
 
-def _dead(name: str, peers: str, error: Exception) -> PeerError:
+def lost(where: str, whom: str, error: Exception) -> PeerError:
+    """The error that says so; ``whom`` is "rank 3", or several."""
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     return PeerError(
-        f"round {name}: the connection to rank {peers} failed, so it has died or has given up "
+        f"{where}: the connection to {whom} failed, so it has died or has given up "
         f"({reason}). Start the job again from a checkpoint"
     )
+
+
+@contextmanager
+def naming_the_lost(where: str, whom: str = "another rank") -> Iterator[None]:
+    """What fails inside of it for want of another rank is a PeerError, which says where."""
+    try:
+        yield
+    except PeerError:
+        raise
+    except RuntimeError as error:
+        raise lost(where, whom, error) from error

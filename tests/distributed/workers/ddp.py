@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import os
 import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import horovod.torch as hvd
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from workers import exchange, harness, profiles, replicas, schedules, two_level
 from workers.ddp_model import Given, Training, check_sum, join
 from workers.harness import MATRIX, Cases, check_equal, check_same_on_all_ranks, refused
@@ -18,7 +23,7 @@ from workers.harness import MATRIX, Cases, check_equal, check_same_on_all_ranks,
 from gradcomp import Config, ConfigError, Loopback
 from gradcomp.errors import GradcompError, ProtocolError, SpecError, StateError, WireError
 from horovod_compressors.torch import Compression
-from torch_compressors import DGCSGD, ddp_hook
+from torch_compressors import DGCSGD, ddp_hook, fsdp_hook
 
 cases = Cases()
 three = Cases()
@@ -360,7 +365,9 @@ def what_is_refused() -> None:
             continue
         compress = {"default": "int8", "exchange": "two_level", "ranks_per_node": nodes}
         config = Config.from_mapping({"version": 1, "compress": compress})
-        refused(lambda c=config: Training(c, SHAPES), ConfigError, "compress.ranks_per_node")
+        with mock.patch.dict(os.environ):
+            del os.environ["HOROVOD_LOCAL_RANK"]  # a launcher that says nothing of nodes
+            refused(lambda c=config: Training(c, SHAPES), ConfigError, "compress.ranks_per_node")
 
 
 @cases
@@ -396,8 +403,51 @@ def two_level_exchanges() -> None:
     """Two nodes of two, as the configuration says."""
     config = two_level.mixed()
     shapes = _named(two_level)
+    Training(config, shapes)  # whose process groups come before those of the next
     training = Training(config, shapes)
     training.check_steps(Loopback(config, hvd.size()), range(3))
     sent = training.state.stats.sent_bytes
     assert {"node allreduce", "node broadcast", "alltoall"} <= set(sent)
     training.check_replicas()
+
+
+@four
+def shards() -> None:
+    """Two nodes of two ranks: shards inside of each, and compression between them."""
+    join()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    group = mesh.get_group("replicate")
+    torch.manual_seed(2)
+    first = torch.nn.Sequential(torch.nn.Linear(100, 90), torch.nn.ReLU(), torch.nn.Linear(90, 95))
+    second = copy.deepcopy(first)
+    spec = "residual|topk(ratio=0.1)"
+    for model in (first, second):
+        fully_shard(model[0], mesh=mesh["shard"])
+        fully_shard(model, mesh=mesh["shard"])
+    state = fsdp_hook(spec, first, group)
+    config = Config.from_spec(spec)
+    loopback = Loopback(config, 2)
+
+    def expected(name: str, shard: torch.Tensor) -> None:
+        both = [torch.empty_like(shard) for _ in range(2)]
+        dist.all_gather(both, shard, group=group)
+        found = loopback.step({name: [one.reshape(1, -1).numpy() for one in both]})
+        shard.copy_(torch.from_numpy(found[name][group.rank()]).view_as(shard))
+
+    second.set_all_reduce_hook(partial(expected, "model"))
+    second[0].set_all_reduce_hook(partial(expected, "0"))
+    for step in range(4):
+        inputs = torch.randn(7, 100, generator=torch.Generator().manual_seed(4 * step + hvd.rank()))
+        for model in (first, second):
+            model.zero_grad()
+            model(inputs).square().sum().backward()
+        for one, other in zip(first.parameters(), second.parameters(), strict=True):
+            check_equal(one.grad.to_local(), other.grad.to_local(), str(step))
+    assert state.stats.ratio > 3
+    saved = state.state_dict()
+    state.load_state_dict(saved)
+    assert set(saved["residual"]) == {"model", "0"}
+    refused(lambda: fsdp_hook("fp16", torch.nn.Linear(2, 2), group), ConfigError, "fully_shard")
+    refused(lambda: fsdp_hook("dgc(ratio=0.1)", first, group), ConfigError, "to fsdp_hook")
+    other = "fp16" if hvd.rank() < 2 else "int8"
+    refused(lambda: fsdp_hook(other, first, group), ProtocolError, "different compression")

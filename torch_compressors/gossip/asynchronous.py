@@ -1,0 +1,197 @@
+"""Asynchronous decentralized training: AD-PSGD."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from gradcomp.errors import GradcompError, StateError
+from gradcomp.gossip import Bilateral, Sides, Topology, Traffic, make_topology
+from torch_compressors.gossip.background import Background
+from torch_compressors.gossip.edge import Edge
+from torch_compressors.gossip.groups import own_groups
+from torch_compressors.gossip.module import DecentralizedModule
+from torch_compressors.gossip.transport import patiently
+
+__all__ = ["AsyncGossipDataParallel"]
+
+
+class AsyncGossipDataParallel(DecentralizedModule):
+    """A module whose parameters two ranks at a time average, while all of them train.
+
+    AD-PSGD: Lian, Zhang, Zhang, Liu: "Asynchronous Decentralized Parallel Stochastic Gradient
+    Descent" (ICML 2018), algorithm 1. Ranks are of two kinds (`gradcomp.gossip.Sides`). After an
+    optimizer's step an active one asks a random passive peer for its parameters, on a thread, and
+    goes on training; a passive one answers at any time, on a thread for each of its peers, whatever
+    it is computing. No rank waits for the steps of another, and ranks may take different numbers of
+    them; results depend on timing. `gradcomp.gossip.Bilateral` has the averaging.
+
+    `attach`, `averaged`, `synchronize` and checkpoints are as of `GossipDataParallel`; all ranks
+    begin with the parameters and buffers of rank 0. An optimizer's step is added to what the
+    parameters are by then: the gradient is of those before, as in the paper.
+
+    Deviations: active ranks exchange once after each step, passive ones when they are asked, where
+    in the paper passive ones also have a thread of their own for gradients; here that is the
+    training loop.
+
+    Args:
+        module: parameters that require gradients must be floating; they are averaged in float32.
+        topology: a name for `gradcomp.gossip.make_topology`, or a topology; bipartite. The edges of
+            all its rounds count.
+        synch_freq: how many further steps an active rank may take while an exchange is under way,
+            before it waits. 0: it waits after the next one.
+        seed: of the choice of peers; the same on every rank.
+        timeout, retries: see `Transport`; a dead peer shows as `gradcomp.errors.PeerError`, raised
+            by the optimizer's step. A passive rank waits for questions as long as the connection
+            holds.
+
+    Raises:
+        GradcompError: a name, number or topology that does not fit; the message says what does.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        topology: str | Topology = "dbe",
+        synch_freq: int = 0,
+        seed: int = 0,
+        timeout: float = 30.0,
+        retries: int = 2,
+    ) -> None:
+        super().__init__(module, timeout, retries)
+        if synch_freq < 0:
+            raise GradcompError(f"synch_freq is {synch_freq}; it must be at least 0")
+        self._rank, world_size = dist.get_rank(), dist.get_world_size()
+        if isinstance(topology, str):
+            topology = make_topology(topology, world_size)
+        if topology.world_size != world_size:
+            raise GradcompError(
+                f"'{topology.name}' is for {topology.world_size} ranks, and the job has "
+                f"{world_size}"
+            )
+        self._topology = topology
+        self._sides = Sides(topology)
+        self._synch_freq = synch_freq
+        self._seed = seed
+        self._times = (timeout, retries)
+        self._take_over_rank_0()
+        self._values = Bilateral(self._read())
+        self._shown = self._read()
+        groups = own_groups(self._sides.edges, self._limit)
+        self._edges = {
+            peer: Edge(peer, groups[min(peer, self._rank), max(peer, self._rank)], *self._times)
+            for peer in self._sides.peers[self._rank]
+        }
+        self._exchange = Background()
+        self._exchanges = 0
+        self._age = 0
+        self._servers: dict[int, Background] = {}
+
+    @property
+    def topology(self) -> Topology:
+        """Who exchanges with whom."""
+        return self._topology
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank has sent; its steps are exchanges."""
+        return self._values.traffic
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this rank asks, and does not answer."""
+        return self._sides.active[self._rank]
+
+    # Training -----------------------------------------------------------------------------------
+
+    def _before_step(self) -> None:
+        self._serve()
+
+    def _after_step(self) -> None:
+        self._values.add(self._read() - self._shown)
+        if self.is_active:
+            self._ask()
+        for server in self._servers.values():
+            server.check()
+        self._show()
+
+    def _show(self) -> None:
+        self._shown = self._values.read()
+        self._write(self._shown)
+
+    def _ask(self) -> None:
+        if self._exchange.busy:
+            self._age += 1
+            if not self._exchange.done and self._age <= self._synch_freq:
+                return
+            self._exchange.finish()
+        edge = self._edges[self._sides.choose(self._rank, self._exchanges, self._seed)]
+        self._exchanges += 1
+        self._age = 0
+
+        def exchange() -> None:
+            question = self._values.ask()
+            self._values.take(question, edge.ask(question))
+
+        self._exchange.begin(exchange)
+
+    def _serve(self) -> None:
+        """Answer from now on, where that is this rank's part."""
+        if self.is_active or self._servers:
+            return
+        nbytes = self._shown.nbytes
+        for peer, edge in self._edges.items():
+            server = self._servers[peer] = Background()
+            server.begin(partial(edge.serve, nbytes, self._values.answer))
+
+    def synchronize(self) -> None:
+        """End all exchanges; see `DecentralizedModule`."""
+        if self.is_active:
+            if self._exchange.busy:
+                self._exchange.finish()
+            for edge in self._edges.values():
+                edge.end()
+        else:
+            self._serve()
+            for peer, server in self._servers.items():
+                whom = partial("rank {}".format, peer)
+                patiently(server.wait, "synchronize()", whom, *self._times)
+                server.finish()
+            self._servers.clear()
+        self._barrier()
+        self._show()
+
+    # Checkpoints --------------------------------------------------------------------------------
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's; keys are those of the module alone."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's; to be called before training, or after `synchronize`."""
+        result = self.module.load_state_dict(*args, **kwargs)
+        self._shown = self._read()
+        self._values.write(self._shown)
+        return result
+
+    def gossip_state_dict(self) -> dict[str, Any]:
+        """How many exchanges this rank has begun, which its choice of peers goes on from."""
+        return {"exchanges": self._exchanges}
+
+    def load_gossip_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a state of `gossip_state_dict`, after `load_state_dict`.
+
+        Raises:
+            StateError: it is none.
+        """
+        exchanges = state.get("exchanges")
+        if not isinstance(exchanges, int) or exchanges < 0:
+            raise StateError(
+                f"the state's 'exchanges' is {exchanges!r}; it must be a number of exchanges"
+            )
+        self._exchanges = exchanges

@@ -1,0 +1,108 @@
+"""Process groups for ranks that torchrun or horovodrun has started."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+from datetime import timedelta
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+import torch.distributed as dist
+from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
+
+from gradcomp.errors import ConfigError, PeerError
+
+__all__ = ["init_process_group", "local_world_size"]
+
+# Where ranks meet, in a place of its own for each process group that they make.
+_KEY = "torch_compressors/store"
+_made = itertools.count()
+
+
+def init_process_group(backend: str = "gloo", timeout: timedelta | None = None) -> None:
+    """`torch.distributed.init_process_group` with the ranks of the launcher.
+
+    - torchrun, or whatever sets ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``: as
+      PyTorch does it;
+    - horovodrun on Gloo: Horovod's ranks; they find each other by the store of horovodrun itself.
+      Horovod need not be initialized, and may be;
+    - none: this process is the only rank.
+
+    Args:
+        backend: as of PyTorch.
+        timeout: how long ranks wait for each other, here and in exchanges; None for PyTorch's own,
+            30 minutes.
+
+    Raises:
+        ConfigError: the ranks were started by a launcher that does not say how they find each
+            other, as horovodrun on MPI.
+        PeerError: rank 0 does not come.
+    """
+    limit = timedelta(minutes=30) if timeout is None else timeout
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, timeout=limit)
+        return
+    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ and "HOROVOD_RANK" in os.environ:
+        rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
+        if "HOROVOD_GLOO_IFACE" in os.environ:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", os.environ["HOROVOD_GLOO_IFACE"])
+        store = _store_of_horovodrun(rank, size, limit)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+        return
+    if "OMPI_COMM_WORLD_SIZE" in os.environ and os.environ["OMPI_COMM_WORLD_SIZE"] != "1":
+        raise ConfigError(
+            "MPI has started the ranks, and does not say how torch.distributed finds them: start "
+            "them with torchrun or horovodrun --gloo, or set RANK, WORLD_SIZE, MASTER_ADDR and "
+            "MASTER_PORT"
+        )
+    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=limit)
+
+
+def local_world_size() -> int:
+    """Number of ranks on this machine, as far as the launcher tells; else 1."""
+    for name in ("LOCAL_WORLD_SIZE", "HOROVOD_LOCAL_SIZE"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 1
+
+
+def _store_of_horovodrun(rank: int, size: int, limit: timedelta) -> Any:
+    """A store that rank 0 keeps; where, the others learn from horovodrun's own key-value store."""
+    address = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
+    port = int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])
+    url = f"http://{address}:{port}/{_KEY}-{next(_made)}"
+    if rank == 0:
+        # That of this machine's addresses by which it reaches the launcher.
+        with socket.create_connection((address, port), timeout=limit.total_seconds()) as probe:
+            own = probe.getsockname()[0]
+        store = TCPStore(own, 0, size, True, limit, wait_for_workers=False)
+        _ask(Request(url, f"{own} {store.port}".encode(), method="PUT"))
+        return store
+    deadline = time.monotonic() + limit.total_seconds()
+    while (found := _ask(Request(url))) is None:
+        if time.monotonic() > deadline:
+            raise PeerError(
+                f"rank 0 has not made a process group for {limit.total_seconds():g} s: see what it "
+                "has printed"
+            )
+        time.sleep(0.05)
+    host, _, its_port = found.decode().partition(" ")
+    return TCPStore(host, int(its_port), size, False, limit, wait_for_workers=False)
+
+
+def _ask(request: Request) -> bytes | None:
+    """The answer of horovodrun's store; None where it has no such key."""
+    try:
+        with urlopen(request, timeout=30) as reply:
+            answer: bytes = reply.read()
+            return answer
+    except HTTPError as error:
+        if error.code == 404:
+            return None
+        raise PeerError(f"horovodrun's store does not answer: {error}") from error
+    except URLError as error:
+        raise PeerError(f"horovodrun's store does not answer: {error.reason}") from error

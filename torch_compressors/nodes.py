@@ -1,0 +1,60 @@
+"""Which ranks are on one machine."""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed as dist
+
+from gradcomp.errors import ConfigError
+
+__all__ = ["check_nodes", "ranks_per_node"]
+
+# What a launcher calls a rank's place on its machine, and the number of ranks there.
+_LAUNCHERS = (
+    ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # torchrun
+    ("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),  # horovodrun
+)
+
+
+def ranks_per_node(
+    asked: int | None, world: dist.ProcessGroup, setting: str
+) -> tuple[int, str | None]:
+    """How many ranks, one after the other, make up each node; why that cannot be.
+
+    Args:
+        asked: by the user; None for what the launcher says.
+        setting: by which users ask, for messages.
+    """
+    count = world.size()
+    if asked is not None:
+        if asked < 1 or count % asked:
+            return 1, f"{setting} is {asked}; it must be a divisor of {count} ranks"
+        return asked, None
+    for names in _LAUNCHERS:
+        local = [os.environ.get(name, "") for name in names]
+        if all(text.isdigit() for text in local):
+            break
+    else:
+        local = []
+    if not local or count != dist.get_world_size():
+        return 1, (
+            "nodes are known where torchrun or horovodrun has started the ranks and all of them "
+            f"average together: set {setting}"
+        )
+    local_rank, size = map(int, local)
+    if size < 1 or count % size or world.rank() % size != local_rank:
+        return 1, (
+            f"rank {world.rank()} of {count} is local rank {local_rank} of {size}, and two_level "
+            f"needs equal nodes of consecutive ranks: set {setting}"
+        )
+    return size, None
+
+
+def check_nodes(sizes: list[int], setting: str) -> None:
+    """Raise ConfigError where ranks have nodes of different sizes: ``sizes`` has that of each."""
+    if len(set(sizes)) > 1:
+        raise ConfigError(
+            f"the exchange two_level cannot be: the ranks' nodes have {sizes} ranks: start the "
+            f"same number of ranks on each, or set {setting}"
+        )
