@@ -295,6 +295,8 @@ def test_bad_config_under_horovodrun(tmp_path):
             "has no data_batch_1, .*, test_batch; expected the folder",
         ),
         (["--set", "train.batch_size=2000"], "at most 1437"),
+        (["--algorithm", "sgp"], r"gossip: Horovod averages .*; add --engine torch"),
+        ([*TOPK, "--algorithm", "sgp"], "compress and gossip: there are both sections"),
         (["--resume"], "has no complete checkpoint to resume from"),
         (["--resume", "--nonsense"], "unrecognized arguments: --nonsense"),
     ],

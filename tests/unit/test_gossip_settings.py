@@ -10,12 +10,9 @@ import yaml
 from gradcomp.errors import ConfigError
 from torch_compressors import AsyncGossipDataParallel, GossipDataParallel, init_process_group
 from training.gossip_settings import GossipSettings
-from training.horovod_engine import ENGINE
-from training.job import Arguments, _plan
 from training.settings import TrainSettings
 
-ROOT = Path(__file__).resolve().parents[2]
-CONFIGS = sorted((ROOT / "configs" / "gossip").glob("*.yaml"))
+CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs" / "gossip").glob("*.yaml"))
 
 
 def settings_of(**gossip):
@@ -109,19 +106,6 @@ def test_peers_are_scheduled_by_epoch(alone):
     schedule = settings_of(peers_per_step={0: 1, 3: 1})
     wrapped = schedule.wrap(torch.nn.Linear(3, 3), seed=0, steps_per_epoch=7)
     assert sorted(wrapped._topologies) == [0, 21]
-
-
-def test_other_engines_average_gradients():
-    with pytest.raises(ConfigError, match=r"gossip: Horovod averages .*; add --engine torch"):
-        ENGINE.decentralized(torch.nn.Linear(3, 3), settings_of(), 0, 7)
-
-
-def test_compress_and_gossip_exclude_each_other():
-    files = [ROOT / "configs/digits/cnn.yaml", ROOT / "configs/gossip/sgp.yaml"]
-    plan = _plan(Arguments(files, [], None, False, "torch"))
-    assert plan.method == "gossip: sgp"
-    with pytest.raises(ConfigError, match="compress and gossip: there are both sections"):
-        _plan(Arguments(files, ["compress.default=fp16"], None, False, "torch"))
 
 
 def test_sections_share_their_rules():
