@@ -46,6 +46,7 @@ RUNS: Mapping[str, str | None] = {
     "Moniqua 4 bits": "moniqua",
 }
 BATCH = 16
+EPOCHS = 24
 EVERY = 4
 """Epochs between two points of a figure."""
 
@@ -55,11 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder for CSV and PNG")
     parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--epochs", type=int, default=24)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--run", action="append", choices=list(RUNS), help="not all of them")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="of all runs but the first"
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="of all configurations"
     )
     asked = parser.parse_args(arguments)
     asked.output.mkdir(parents=True, exist_ok=True)
@@ -90,13 +90,10 @@ def run_rank(rank: int, asked: argparse.Namespace, store: Path) -> None:
     images = load_digits_images()
     rows: list[dict[str, Any]] = []
     for name in asked.run or RUNS:
-        gossip = None
-        if RUNS[name] is not None:
-            found = compose([CONFIGS / "gossip" / f"{RUNS[name]}.yaml"], asked.set)
-            gossip = GossipSettings.of(found.mapping["gossip"], found.origin)
+        settings, gossip = settings_of(RUNS[name], asked.set)
         last = []
         for seed in range(asked.seeds):
-            of_seed = train(gossip, images, asked.epochs, seed)
+            of_seed = train(settings, gossip, images, seed)
             rows += [{"run": name, "seed": seed, **row} for row in of_seed]
             last.append(of_seed[-1])
         if rank == 0:
@@ -110,6 +107,20 @@ def run_rank(rank: int, asked: argparse.Namespace, store: Path) -> None:
     dist.barrier()
 
 
+def settings_of(
+    gossip: str | None, overrides: Sequence[str]
+) -> tuple[TrainSettings, GossipSettings | None]:
+    """How to train with one of configs/gossip, or without any."""
+    files = [CONFIGS / "digits" / "cnn.yaml"]
+    if gossip is not None:
+        files.append(CONFIGS / "gossip" / f"{gossip}.yaml")
+    found = compose(files, [f"train.epochs={EPOCHS}", *overrides])
+    settings = TrainSettings.from_mapping(found.mapping, found.origin)
+    if gossip is None:
+        return settings, None
+    return settings, GossipSettings.of(found.mapping["gossip"], found.origin)
+
+
 def table_row(name: str, last: Sequence[Mapping[str, float]]) -> str:
     """Of one run, over its seeds, in Markdown."""
     found = [one["accuracy"] for one in last]
@@ -121,13 +132,11 @@ def table_row(name: str, last: Sequence[Mapping[str, float]]) -> str:
 
 
 def train(
-    gossip: GossipSettings | None, images: Images, epochs: int, seed: int
+    settings: TrainSettings, gossip: GossipSettings | None, images: Images, seed: int
 ) -> list[dict[str, float]]:
     """Train one model; after some epochs: bits that a rank has sent (their mean), accuracy of the
     averaged model, and the ranks' distance to it."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    found = compose([CONFIGS / "digits" / "cnn.yaml"], [f"train.epochs={epochs}"])
-    settings = TrainSettings.from_mapping(found.mapping, found.origin)
     steps_per_epoch = images.train_samples // (BATCH * ranks)
     torch.manual_seed(seed)
     model = digits_cnn()
@@ -140,7 +149,7 @@ def train(
         wrapped.attach(optimizer)
     rows = []
     step = 0
-    for epoch in range(epochs):
+    for epoch in range(settings.epochs):
         for batch in train_batches(
             images, seed=seed, epoch=epoch, start=0, stop=images.train_samples,
             batch_size=BATCH, rank=rank, workers=ranks,
@@ -153,7 +162,7 @@ def train(
             torch.autograd.backward(functional.cross_entropy(model(batch.inputs), batch.classes))
             optimizer.step()
             step += 1
-        if (epoch + 1) % EVERY and epoch + 1 < epochs:
+        if (epoch + 1) % EVERY and epoch + 1 < settings.epochs:
             continue
         if wrapped is None:
             bits = 32.0 * step * sum(one.numel() for one in model.parameters())

@@ -25,7 +25,7 @@ def train(rank: int) -> None:
     store = f"file://{sys.argv[1]}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
     model = AsyncGossipDataParallel(
-        torch.nn.Linear(2, 2), topology=from_edges(RANKS, [(0, 1), (1, 2)]), timeout=2.0, retries=2
+        torch.nn.Linear(2, 2), topology=from_edges(RANKS, [(0, 1), (1, 2)]), timeout=20.0, retries=2
     )
     optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
     for _ in range(10_000):

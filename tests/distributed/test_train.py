@@ -158,52 +158,37 @@ def test_ddp(tmp_path):
 
 
 def test_gossip(tmp_path):
-    """Begun under horovodrun and resumed under torchrun, with what a rank knows of its peers."""
+    """Begun under horovodrun, resumed under torchrun with what a rank knows of its peers; then one
+    rank goes on with the average."""
     output = tmp_path / "run"
     args = ["--engine", "torch", "--config", "configs/gossip/choco-sign.yaml", "--topology", "full"]
+    horovodrun = (HOROVODRUN, "--gloo", "-np")
     torchrun = str(Path(sys.executable).with_name("torchrun"))
-    launchers = [
-        (HOROVODRUN, "--gloo", "-np"),
-        (torchrun, "--standalone", "--no-python", "--nproc-per-node"),
-    ]
-    for more, epochs, launcher in (([], 1, launchers[0]), (["--resume"], 2, launchers[1])):
-        settings = ["train.schedule=constant", "train.warmup_epochs=0", f"train.epochs={epochs}"]
-        job = arguments(*args, *more, output=output, settings=settings)
-        status, text = finish(start(2, job, launcher=launcher))
-        assert status == 0, text
-        assert "gossip: choco" in text
-        result = summary(output)
-        assert result["steps"] == 22 * epochs
-    assert "resuming from" in text
-    assert result["final_accuracy"] > 0.8
-    # The average of both is one model.
-    assert len(set(result["parameters_sha256"])) == 1
-    found = result["gossip"]
-    assert found["messages_per_step"] == 1
-    assert found["node_bits_per_step"] == 0
-    assert found["bits_per_step"] == 8 * result["sent_bytes_per_step"] < 32 * 151_306 / 20
-    assert 0 < found["consensus_distance"] < 10
-    rows = (output / "epochs.csv").read_text().splitlines()
-    assert rows[0].endswith(",consensus_distance")
-    assert all(float(row.rpartition(",")[2]) > 0 for row in rows[1:])
-
-
-def test_gossip_between_nodes_at_another_world_size(tmp_path):
-    """Two machines of two, as far as settings say; two ranks go on with their average."""
-    torchrun = str(Path(sys.executable).with_name("torchrun"))
-    launcher = (torchrun, "--standalone", "--no-python", "--nproc-per-node")
-    args = ["--engine", "torch", "--config", "configs/gossip/two-level.yaml"]
-    bits = []
-    for ranks, more, epochs in ((4, [], 1), (2, ["--resume"], 2)):
-        settings = [f"train.epochs={epochs}", "train.steps_per_epoch=5"]
-        settings.append(f"gossip.ranks_per_node={ranks // 2}")
-        job = arguments(*args, *more, output=tmp_path / "run", settings=settings)
+    torchrun = (torchrun, "--standalone", "--no-python", "--nproc-per-node")
+    results = []
+    for ranks, launcher in ((2, horovodrun), (2, torchrun), (0, None)):
+        resume = ["--resume"] if results else []
+        settings = ["train.schedule=constant", f"train.epochs={len(results) + 1}"]
+        job = arguments(*args, *resume, output=output, settings=settings)
         status, text = finish(start(ranks, job, launcher=launcher))
         assert status == 0, text
-        found = summary(tmp_path / "run")["gossip"]
-        bits.append((found["bits_per_step"], found["node_bits_per_step"] > 0))
-    parameters = 32 * 151_306
-    assert bits == [(parameters / 2, True), (parameters, False)]
+        assert "gossip: choco" in text
+        results.append(summary(output))
+    assert [result["steps"] for result in results] == [22, 44, 88]
+    for result in results:
+        # The average of all ranks is one model.
+        assert len(set(result["parameters_sha256"])) == 1
+        assert (result["gossip"]["consensus_distance"] > 0) == (result["world_size"] > 1)
+    assert results[1]["final_accuracy"] > 0.8
+    assert results[2]["final_accuracy"] > 0.9
+    first, _, last = (result["gossip"] for result in results)
+    assert first["messages_per_step"] == 1
+    assert first["bits_per_step"] == 8 * results[0]["sent_bytes_per_step"] < 32 * 151_306 / 20
+    assert first["node_bits_per_step"] == 0
+    assert last["messages_per_step"] == 0
+    rows = (output / "epochs.csv").read_text().splitlines()
+    assert rows[0].endswith(",consensus_distance")
+    assert [float(row.rpartition(",")[2]) > 0 for row in rows[1:]] == [True, True, False]
 
 
 def test_ddp_without_a_launcher(tmp_path):

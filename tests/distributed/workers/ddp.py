@@ -23,7 +23,8 @@ from workers.harness import MATRIX, Cases, check_equal, check_same_on_all_ranks,
 from gradcomp import Config, ConfigError, Loopback
 from gradcomp.errors import GradcompError, ProtocolError, SpecError, StateError, WireError
 from horovod_compressors.torch import Compression
-from torch_compressors import DGCSGD, ddp_hook, fsdp_hook
+from torch_compressors import DGCSGD, ddp_hook
+from torch_compressors.fsdp import fsdp_hook
 
 cases = Cases()
 three = Cases()
