@@ -162,7 +162,7 @@ def test_gossip(tmp_path):
     rank goes on with the average."""
     output = tmp_path / "run"
     args = ["--engine", "torch", "--config", "configs/gossip/choco-sign.yaml", "--topology", "full"]
-    horovodrun = (HOROVODRUN, "--gloo", "-np")
+    horovodrun = (*HOROVODRUN, "--gloo", "-np")
     torchrun = str(Path(sys.executable).with_name("torchrun"))
     torchrun = (torchrun, "--standalone", "--no-python", "--nproc-per-node")
     results = []
