@@ -162,15 +162,14 @@ def test_gossip(tmp_path):
     rank goes on with the average."""
     output = tmp_path / "run"
     args = ["--engine", "torch", "--config", "configs/gossip/choco-sign.yaml", "--topology", "full"]
-    horovodrun = (*HOROVODRUN, "--gloo", "-np")
     torchrun = str(Path(sys.executable).with_name("torchrun"))
-    torchrun = (torchrun, "--standalone", "--no-python", "--nproc-per-node")
+    torchrun = {"launcher": (torchrun, "--standalone", "--no-python", "--nproc-per-node")}
     results = []
-    for ranks, launcher in ((2, horovodrun), (2, torchrun), (0, None)):
+    for ranks, launcher in ((2, {}), (2, torchrun), (0, {})):
         resume = ["--resume"] if results else []
         settings = ["train.schedule=constant", f"train.epochs={len(results) + 1}"]
         job = arguments(*args, *resume, output=output, settings=settings)
-        status, text = finish(start(ranks, job, launcher=launcher))
+        status, text = finish(start(ranks, job, **launcher))
         assert status == 0, text
         assert "gossip: choco" in text
         results.append(summary(output))
