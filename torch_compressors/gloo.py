@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -18,6 +19,7 @@ from gradcomp.rounds import AllGather, AllReduce, AllToAll, Broadcast, Group, Re
 __all__ = ["GlooEngine"]
 
 _FUSED_BYTES = 4 * 2**20
+_KEPT_WORKS = 8
 _FIRST_ROOM = 2**16
 
 # In front of what one rank sends another.
@@ -48,12 +50,13 @@ class _Fused:
         self.nbytes += request.nbytes
         return member
 
-    def launch(self, group: dist.ProcessGroup) -> None:
+    def launch(self, group: dist.ProcessGroup) -> dist.Work:
         # Always a copy: a round may go on reading what it has sent.
         self.together = torch.cat(self.parts)
         self.ranks = group.size()
         self.parts.clear()
         self.work = group.allreduce([self.together])
+        return self.work
 
     def average(self, member: _Member) -> npt.NDArray[Any]:
         assert self.work is not None  # as the engine has launched it
@@ -128,6 +131,10 @@ class GlooEngine:
         self._groups = groups
         self._fused: dict[tuple[Group, np.dtype[Any]], _Fused] = {}
         self._room: dict[tuple[str, int, int], int] = {}
+        # A thread of PyTorch's that is the last one to let go of an all-reduce started in a
+        # backward pass needs the interpreter for it, and aborts the process where that is at its
+        # end. So it must not be the last one.
+        self._works: deque[dist.Work] = deque(maxlen=_KEPT_WORKS)
 
     def start(self, request: Request) -> _Handle | None:
         """Start a request without waiting, unless this rank is outside its group."""
@@ -155,7 +162,7 @@ class GlooEngine:
     def flush(self) -> None:
         """Launch the all-reduces that were started so far."""
         for (group, _), fused in self._fused.items():
-            fused.launch(self._groups[group])
+            self._works.append(fused.launch(self._groups[group]))
         self._fused.clear()
 
     def _add(self, request: AllReduce) -> _Member:
