@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
 import socket
@@ -32,6 +33,9 @@ def init_process_group(backend: str = "gloo", timeout: timedelta | None = None) 
       Horovod need not be initialized, and may be;
     - none: this process is the only rank.
 
+    When the process ends, its groups are destroyed: threads of Gloo that outlive the interpreter
+    may abort it.
+
     Args:
         backend: as of PyTorch.
         timeout: how long ranks wait for each other, here and in exchanges; None for PyTorch's own,
@@ -43,6 +47,7 @@ def init_process_group(backend: str = "gloo", timeout: timedelta | None = None) 
         PeerError: rank 0 does not come.
     """
     limit = timedelta(minutes=30) if timeout is None else timeout
+    atexit.register(_leave)
     if "RANK" in os.environ:
         dist.init_process_group(backend, timeout=limit)
         return
@@ -60,6 +65,11 @@ def init_process_group(backend: str = "gloo", timeout: timedelta | None = None) 
             "MASTER_PORT"
         )
     dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=limit)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def local_world_size() -> int:
