@@ -24,7 +24,7 @@ constexpr float kThresholds[kClasses] = {1.17f, 1.12f, 0.99f, 0.89f,  0.84f, 0.7
 constexpr float kBias = 0.41f;
 
 // Elements of a tensor that rank and first step are chosen by, about.
-constexpr std::size_t kSample = std::size_t{1} << 16;
+constexpr std::size_t kSample = std::size_t{1} << 15;
 
 constexpr std::size_t kRanks[] = {0, 1, 2, 4, 8, 16};
 
@@ -34,6 +34,7 @@ constexpr int kMaxPasses = 12;
 
 // How often ranks are chosen.
 constexpr int kRounds = 7;
+constexpr float kSettled = 0.04f;  // a change of step that changes no rank, about
 // Where the factors turn out to be larger than expected, their step is made so much larger.
 constexpr float kCoarser = 1.25f;
 constexpr int kMaxCoarser = 6;
@@ -280,18 +281,27 @@ Status RateControl::basis(const float* x, const Shape2& shape, Scratch& scratch,
   return find_basis(x, shape.rows, shape.cols, max_rank(shape), kSample, scratch, basis);
 }
 
-void RateControl::choose_rank(Candidate* candidate, float step) const {
+std::vector<std::size_t> RateControl::ranks(const Candidate& candidate, bool first) const {
+  if (rank_ != kAuto) return {candidate.basis.rank};
+  std::vector<std::size_t> found;
+  for (const std::size_t rank : kRanks) {
+    const std::size_t now = candidate.choice.rank;
+    if (first || (rank >= now / 2 && rank <= std::max<std::size_t>(1, 2 * now))) {
+      found.push_back(rank);
+    }
+  }
+  return found;
+}
+
+void RateControl::choose_rank(Candidate* candidate, const std::vector<std::size_t>& ranks,
+                              float step) const {
   const Basis& basis = candidate->basis;
   const Shape2 shape{basis.rows, basis.cols};
   const float factor_step = short_float(static_cast<double>(step));
   double least = std::numeric_limits<double>::infinity();
   int worse = 0;
-  for (const std::size_t rank : kRanks) {
+  for (const std::size_t rank : ranks) {
     if (rank > basis.rank || worse == 2) break;
-    if (rank_ != kAuto &&
-        rank != std::min<std::size_t>(basis.rank, static_cast<std::size_t>(rank_))) {
-      continue;
-    }
     Quantized sample(basis.test().data(), shape);
     if (!sample.take_out(basis, rank, factor_step).ok()) break;
     // What the factors take: those for rows stand for more rows than there are here.
@@ -384,24 +394,26 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch, Pla
   float step = find_step(std::sqrt(squares / elements), least, target, 0.05, 8, sampled);
   if (ranked && rank_ != 0) {
     // Which ranks pay depends on the step, and the other way round: several are tried.
-    double least_error = error(step);
+    double least_error = rank_ == kAuto ? error(step) : std::numeric_limits<double>::infinity();
     std::vector<Choice> best(candidates.size());
     for (std::size_t i = 0; i < best.size(); ++i) best[i] = candidates[i].choice;
     float trial = step;
+    bool first = true;
     for (int round = 0; round < kRounds; ++round) {
-      for (Candidate& one : candidates) choose_rank(&one, trial);
+      for (Candidate& one : candidates) choose_rank(&one, ranks(one, first), trial);
+      first = false;
       const float solved = find_step(static_cast<double>(trial), least, target, 0.02, 8, sampled);
       const double now = error(solved);
+      const bool affordable = std::isfinite(now);
       if (now < least_error) {
         least_error = now;
         step = solved;
         for (std::size_t i = 0; i < best.size(); ++i) best[i] = candidates[i].choice;
+      } else if (affordable) {
+        break;
       }
-      if (std::isfinite(now)) {
-        trial = solved;
-      } else {
-        trial *= kCoarser;
-      }
+      if (affordable && std::fabs(solved / trial - 1) < kSettled) break;
+      trial = affordable ? solved : trial * kCoarser;
     }
     for (std::size_t i = 0; i < best.size(); ++i) candidates[i].choice = std::move(best[i]);
   }

@@ -97,8 +97,10 @@ class RateControl {
   struct Candidate;
 
   std::size_t max_rank(const Shape2& shape) const;
+  // Those to choose from: at first all, then those around the rank chosen last.
+  std::vector<std::size_t> ranks(const Candidate& candidate, bool first) const;
   // The rank that costs least at this step.
-  void choose_rank(Candidate* candidate, float step) const;
+  void choose_rank(Candidate* candidate, const std::vector<std::size_t>& ranks, float step) const;
 
   double rate_;
   int rank_;
