@@ -107,6 +107,16 @@ def record(model: Model, output: Path, seed: int = 0, steps: tuple[int, ...] | N
     print(f"{output}: {output.stat().st_size:,} bytes, {len(recorded)} gradients")
 
 
+def _step_range(text: str) -> tuple[int, ...]:
+    first, colon, last = text.partition(":")
+    if not (colon and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise typer.BadParameter(
+            f"'{text}' is no range of steps; expected FIRST:LAST with 1 <= FIRST <= LAST, such as "
+            "141:150"
+        )
+    return tuple(range(int(first), int(last) + 1))
+
+
 def main(
     output: Annotated[
         Path | None,
@@ -116,16 +126,28 @@ def main(
         Model,
         typer.Option(
             help="digits-cnn: 151,306 parameters, scikit-learn's digits, SGD; a few seconds. "
-            "char-lstm: one layer of width 256, about 360,000 parameters, text and optimizer of "
-            "char-transformer; about a minute. char-transformer: two causal layers of width 128, about 430,000 parameters, the "
-            "texts of Python's own help() (pydoc_data.topics), AdamW; about a minute."
+            "char-transformer: two causal layers of width 128, about 430,000 parameters, the "
+            "texts of Python's own help() (pydoc_data.topics), AdamW; about a minute. char-lstm: "
+            "one layer of width 256, about 360,000 parameters, the same text and optimizer."
         ),
     ] = Model.DIGITS_CNN,
     seed: Annotated[int, typer.Option(help="Of weights and sample order.")] = 0,
+    steps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIRST:LAST",
+            help="Steps to record, all from FIRST to LAST, counted from 1.",
+            show_default="a few, early and late",
+        ),
+    ] = None,
 ) -> None:
     """Train a small model and record gradients of it, for gradcomp bench --all --data."""
     torch.set_num_threads(1)  # the file does not depend on the cores, and more gain little here
-    record(model, output or Path("runs/gradients") / f"{model}.npz", seed)
+    path = output or Path("runs/gradients") / f"{model}.npz"
+    if steps is None:
+        record(model, path, seed)
+    else:
+        record(model, path, seed, steps=_step_range(steps))
 
 
 if __name__ == "__main__":

@@ -167,16 +167,22 @@ class Adaptive final : public Codec {
     }
     const Shape2 shape = Shape2::of(n, call.cols);
     Plan plan;
+    Quantized quantized(x.data(), shape);
     if (call.share == kNoShare) {
       const BucketTensor alone{x, call.cols};
-      GRADCOMP_TRY(control_.find({&alone, 1}, *call.scratch, &plan));
+      GRADCOMP_TRY(control_.find({&alone, 1}, *call.scratch, &plan, &quantized));
     } else {
       plan = Plan::unpack(call.share);
+      if (plan.rank != 0) {
+        Basis basis;
+        GRADCOMP_TRY(control_.basis(x.data(), shape, *call.scratch, &basis));
+        GRADCOMP_TRY(quantized.take_out(basis, plan.rank, plan.factor_step));
+      }
     }
     for (;; plan.step *= 2) {
-      GRADCOMP_TRY(encode_plan(x, shape, plan, call, {out.data(), room}, written));
+      GRADCOMP_TRY(encode_step(quantized, plan.step, call, {out.data(), room}, written));
       if (*written != 0) return {};
-      plan.rank = 0;  // it did not fit
+      quantized = Quantized(x.data(), shape);  // it did not fit
     }
   }
 
@@ -223,22 +229,18 @@ class Adaptive final : public Codec {
   }
 
   // Sets *written to 0 where the payload does not fit `out`.
-  Status encode_plan(Span<const float> x, const Shape2& shape, const Plan& plan, const Call& call,
-                     Span<std::uint8_t> out, std::size_t* written) const {
+  static Status encode_step(const Quantized& quantized, float step, const Call& call,
+                            Span<std::uint8_t> out, std::size_t* written) {
+    const Shape2& shape = quantized.shape();
+    const std::size_t rank = quantized.low_rank().rank;
     std::uint8_t* const begin = out.data();
-    begin[0] = plan.step == 0 ? kAllZero : kAllNan;
+    begin[0] = step == 0 ? kAllZero : kAllNan;
     *written = 1;
-    if (!(plan.step > 0)) return {};
-    Quantized quantized(x.data(), shape);
-    if (plan.rank != 0) {
-      Basis basis;
-      GRADCOMP_TRY(control_.basis(x.data(), shape, *call.scratch, &basis));
-      GRADCOMP_TRY(quantized.take_out(basis, plan.rank, plan.factor_step));
-    }
-    const Span<std::uint8_t> symbols = call.scratch->get<std::uint8_t>(kLevelSlot, x.size());
+    if (!(step > 0)) return {};
+    const Span<std::uint8_t> symbols = call.scratch->get<std::uint8_t>(kLevelSlot, shape.size());
     if (symbols.empty()) return capacity_error("out of memory while encoding");
     std::uint64_t counts[kSymbolCounts];
-    const double excess = quantized.quantize(plan.step, symbols.data(), counts);
+    const double excess = quantized.quantize(step, symbols.data(), counts);
     AdaptiveTables tables;
     const double expected = quantized.finish(counts, excess, &tables);
     if (expected == 1) {
@@ -248,14 +250,14 @@ class Adaptive final : public Codec {
     *written = 0;
     if (expected > static_cast<double>(out.size())) return {};
     const std::size_t lanes = quantized.lanes(expected);
-    const Points points = find_points(quantized.rest(), symbols.data(), x.size(), plan.step);
-    begin[0] = static_cast<std::uint8_t>(symbol_bits_of(lanes) | plan.rank << 3);
+    const Points points = find_points(quantized.rest(), symbols.data(), shape.size(), step);
+    begin[0] = static_cast<std::uint8_t>(log2_of(lanes) | rank << 3);
     begin[1] = static_cast<std::uint8_t>((points.first + 8) | (points.other + 8) << 4);
     store(begin + 2, static_cast<std::uint32_t>(shape.cols));
-    store(begin + 6, plan.step);
+    store(begin + 6, step);
     std::uint8_t* to = begin + kAdaptiveHead;
     to += tables.write(to);
-    if (plan.rank != 0) to = write_factors(quantized.low_rank(), to);
+    if (rank != 0) to = write_factors(quantized.low_rank(), to);
     const std::size_t bands = shape.bands();
     std::uint8_t* const sizes = to;
     to += 4 * (bands - 1);
@@ -268,7 +270,7 @@ class Adaptive final : public Codec {
       const std::size_t at = first * shape.cols;
       matrices.push_back({quantized.rest() + at, symbols.data() + at, rows, shape.cols});
       std::vector<DeadZone> zones(matrices.size() - 1, whole_numbers());
-      zones.push_back(dead_zone(plan.step));
+      zones.push_back(dead_zone(step));
       const std::size_t size =
           encode_stream({matrices.data(), matrices.size()}, zones.data(), table, lanes, to,
                         static_cast<std::size_t>(out.end() - to));
@@ -281,7 +283,7 @@ class Adaptive final : public Codec {
     return {};
   }
 
-  static unsigned symbol_bits_of(std::size_t lanes) {
+  static unsigned log2_of(std::size_t lanes) {
     return static_cast<unsigned>(__builtin_ctzll(lanes));
   }
 

@@ -29,7 +29,7 @@ constexpr std::size_t kSample = std::size_t{1} << 15;
 constexpr std::size_t kRanks[] = {0, 1, 2, 4, 8, 16};
 
 // Off the rate asked for by no more than this, and so often tried.
-constexpr double kTolerance = 0.01;
+constexpr double kTolerance = 0.015;
 constexpr int kMaxPasses = 12;
 
 // How often ranks are chosen.
@@ -84,21 +84,25 @@ double error_of(const float* x, const std::uint8_t* symbols, std::size_t n, floa
   return sum;
 }
 
-// Where an increasing function of log2(step) becomes `target`, given a first step. fn(step) is
-// positive, and falls with the step.
-float find_step(double step, double least, double target, double tolerance, int passes,
+struct Found {
+  float step;
+  double value;  // of the function there
+};
+
+// Where a function that is positive and falls with the step becomes `target`, given a first step.
+Found find_step(double step, double least, double target, double tolerance, int passes,
                 const std::function<double(float)>& fn) {
   double low = 0, low_value = 0;    // steps too small, 0: none yet
   double high = 0, high_value = 0;  // and too large
-  double best = 0, best_miss = std::numeric_limits<double>::infinity();
+  double best = 0, best_value = 0, best_miss = std::numeric_limits<double>::infinity();
   for (int pass = 0; pass < passes; ++pass) {
     step = std::max(step, least);
     const double value = fn(static_cast<float>(step));
     const double miss = std::fabs(value / target - 1);
-    // Of what is too large less is forgiven.
     if (miss < best_miss) {
       best_miss = miss;
       best = step;
+      best_value = value;
     }
     if (miss <= tolerance) break;
     if (value > target) {
@@ -119,7 +123,7 @@ float find_step(double step, double least, double target, double tolerance, int 
     const double within = pass % 3 == 2 ? 0.5 : std::min(std::max(part, 0.05), 0.95);
     step = low * std::pow(high / low, within);
   }
-  return static_cast<float>(best);
+  return {static_cast<float>(best), best_value};
 }
 
 }  // namespace
@@ -329,7 +333,8 @@ void RateControl::choose_rank(Candidate* candidate, const std::vector<std::size_
   }
 }
 
-Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch, Plan* plans) const {
+Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch, Plan* plans,
+                         Quantized* alone) const {
   std::vector<Candidate> candidates;
   std::vector<std::size_t> of;  // which tensor each of them is
   double elements = 0;
@@ -391,7 +396,7 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch, Pla
     for (const Candidate& one : candidates) sum += one.error(step);
     return sum;
   };
-  float step = find_step(std::sqrt(squares / elements), least, target, 0.05, 8, sampled);
+  float step = find_step(std::sqrt(squares / elements), least, target, 0.05, 8, sampled).step;
   if (ranked && rank_ != 0) {
     // Which ranks pay depends on the step, and the other way round: several are tried.
     double least_error = rank_ == kAuto ? error(step) : std::numeric_limits<double>::infinity();
@@ -402,7 +407,7 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch, Pla
     for (int round = 0; round < kRounds; ++round) {
       for (Candidate& one : candidates) choose_rank(&one, ranks(one, first), trial);
       first = false;
-      const float solved = find_step(static_cast<double>(trial), least, target, 0.02, 8, sampled);
+      const float solved = find_step(static_cast<double>(trial), least, target, 0.02, 8, sampled).step;
       const double now = error(solved);
       const bool affordable = std::isfinite(now);
       if (now < least_error) {
@@ -421,9 +426,8 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch, Pla
   // The whole tensors.
   const Span<std::uint8_t> symbols = scratch.get<std::uint8_t>(2, longest);
   if (symbols.empty()) return capacity_error("out of memory while encoding");
-  double total = 0;
   const auto bytes = [&](float trial) {
-    total = 0;
+    double total = 0;
     for (const Candidate& one : candidates) {
       std::uint64_t counts[kSymbolCounts];
       AdaptiveTables tables;
@@ -432,7 +436,7 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch, Pla
     }
     return total;
   };
-  float found = step;
+  Found found{step, 0};
   for (int attempt = 0; attempt <= kMaxCoarser; ++attempt) {
     bool any = false;
     for (Candidate& one : candidates) {
@@ -444,12 +448,13 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch, Pla
       GRADCOMP_TRY(one.whole.take_out(one.basis, one.choice.rank, one.choice.factor_step));
     }
     found = find_step(static_cast<double>(step), least, target, kTolerance, kMaxPasses, bytes);
-    if (!any || bytes(found) <= (1 + 2 * kTolerance) * target) break;
+    if (!any || found.value <= (1 + kTolerance) * target) break;
   }
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Choice& choice = candidates[i].choice;
-    plans[of[i]] = {found, choice.factor_step, static_cast<std::uint8_t>(choice.rank)};
+    plans[of[i]] = {found.step, choice.factor_step, static_cast<std::uint8_t>(choice.rank)};
   }
+  if (alone != nullptr) *alone = std::move(candidates.front().whole);
   return {};
 }
 

@@ -89,7 +89,10 @@ class RateControl {
 
   // One plan for each tensor. A bucket takes `rate` bits per element, frames included, where its
   // frames' headers alone do not take more than half of that.
-  Status find(Span<const BucketTensor> tensors, Scratch& scratch, Plan* plans) const;
+  // Where `alone` is given, the bucket has one tensor, which it then is, without the part of low
+  // rank.
+  Status find(Span<const BucketTensor> tensors, Scratch& scratch, Plan* plans,
+              Quantized* alone = nullptr) const;
   // The basis that encoding a tensor with a plan of a rank above 0 needs.
   Status basis(const float* x, const Shape2& shape, Scratch& scratch, Basis* basis) const;
 

@@ -70,7 +70,16 @@ class Words {
 // Calls fn(code) with each top magnitude's excess, as Elias delta code of excess + 1.
 template <typename Fn>
 void for_excesses(const SymbolMatrix& matrix, const DeadZone& zone, const Fn& fn) {
+  constexpr std::uint64_t kOnes = 0x0101010101010101u;
   for (std::size_t i = 0; i < matrix.size(); ++i) {
+    if (i % 8 == 0 && i + 8 <= matrix.size()) {
+      // Most runs of eight have no symbol that both these bits are set in, as they are in a top.
+      const auto eight = load<std::uint64_t>(matrix.symbols + i);
+      if ((eight >> 3 & eight >> 2 & kOnes) == 0) {
+        i += 7;
+        continue;
+      }
+    }
     if (!is_top(matrix.symbols[i])) continue;
     const float size = std::fabs(matrix.x[i]) * zone.inverse + zone.bias;
     const auto magnitude = static_cast<std::uint32_t>(size);
