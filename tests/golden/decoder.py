@@ -1174,9 +1174,9 @@ def read_adaptive(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray
         v, p = (
             np.array(
                 [
-                    (high[k] * 2**shift[side] + np.array(low[k]) - (2 ** shift[side] >> 1)).astype(
-                        np.float32
-                    )
+                    (
+                        high[k] * 2 ** shift[side] + np.array(low[k]) - (2 ** shift[side] >> 1)
+                    ).astype(np.float32)
                     * steps[side][k]
                     for k, shift in enumerate(shifts)
                 ]
