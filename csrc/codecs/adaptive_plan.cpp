@@ -407,7 +407,8 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch, Pla
     for (int round = 0; round < kRounds; ++round) {
       for (Candidate& one : candidates) choose_rank(&one, ranks(one, first), trial);
       first = false;
-      const float solved = find_step(static_cast<double>(trial), least, target, 0.02, 8, sampled).step;
+      const float solved =
+          find_step(static_cast<double>(trial), least, target, 0.02, 8, sampled).step;
       const double now = error(solved);
       const bool affordable = std::isfinite(now);
       if (now < least_error) {
