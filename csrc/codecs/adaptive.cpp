@@ -20,7 +20,7 @@
 namespace gradcomp {
 namespace {
 
-constexpr std::size_t kLevelSlot = 2;
+constexpr std::size_t kLevelSlot = RateControl::kSymbolSlot;
 
 // The one byte of a payload without any other.
 constexpr std::uint8_t kAllZero = 0;
@@ -168,9 +168,10 @@ class Adaptive final : public Codec {
     const Shape2 shape = Shape2::of(n, call.cols);
     Plan plan;
     Quantized quantized(x.data(), shape);
+    Counted counted;  // what the symbols in the scratch are
     if (call.share == kNoShare) {
       const BucketTensor alone{x, call.cols};
-      GRADCOMP_TRY(control_.find({&alone, 1}, *call.scratch, &plan, &quantized));
+      GRADCOMP_TRY(control_.find({&alone, 1}, *call.scratch, &plan, &quantized, &counted));
     } else {
       plan = Plan::unpack(call.share);
       if (plan.rank != 0) {
@@ -180,9 +181,10 @@ class Adaptive final : public Codec {
       }
     }
     for (;; plan.step *= 2) {
-      GRADCOMP_TRY(encode_step(quantized, plan.step, call, {out.data(), room}, written));
+      GRADCOMP_TRY(encode_step(quantized, plan.step, &counted, call, {out.data(), room}, written));
       if (*written != 0) return {};
       quantized = Quantized(x.data(), shape);  // it did not fit
+      counted = {};
     }
   }
 
@@ -229,8 +231,8 @@ class Adaptive final : public Codec {
   }
 
   // Sets *written to 0 where the payload does not fit `out`.
-  static Status encode_step(const Quantized& quantized, float step, const Call& call,
-                            Span<std::uint8_t> out, std::size_t* written) {
+  static Status encode_step(const Quantized& quantized, float step, Counted* counted,
+                            const Call& call, Span<std::uint8_t> out, std::size_t* written) {
     const Shape2& shape = quantized.shape();
     const std::size_t rank = quantized.low_rank().rank;
     std::uint8_t* const begin = out.data();
@@ -239,10 +241,9 @@ class Adaptive final : public Codec {
     if (!(step > 0)) return {};
     const Span<std::uint8_t> symbols = call.scratch->get<std::uint8_t>(kLevelSlot, shape.size());
     if (symbols.empty()) return capacity_error("out of memory while encoding");
-    std::uint64_t counts[kSymbolCounts];
-    const double excess = quantized.quantize(step, symbols.data(), counts);
+    if (counted->step != step) *counted = quantized.quantize(step, symbols.data());
     AdaptiveTables tables;
-    const double expected = quantized.finish(counts, excess, &tables);
+    const double expected = quantized.finish(*counted, &tables);
     if (expected == 1) {
       begin[0] = kAllZero;
       return {};

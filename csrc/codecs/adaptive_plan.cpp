@@ -26,10 +26,14 @@ constexpr float kBias = 0.41f;
 // Elements of a tensor that rank and first step are chosen by, about.
 constexpr std::size_t kSample = std::size_t{1} << 15;
 
+// Of tensors with longer rows, vectors above all, so many runs of elements are taken, and no pairs.
+constexpr std::size_t kLongRow = std::size_t{1} << 16;
+constexpr std::size_t kRuns = 16;
+
 constexpr std::size_t kRanks[] = {0, 1, 2, 4, 8, 16};
 
 // Off the rate asked for by no more than this, and so often tried.
-constexpr double kTolerance = 0.015;
+constexpr double kTolerance = 0.02;
 constexpr int kMaxPasses = 12;
 
 // How often ranks are chosen.
@@ -184,7 +188,7 @@ std::vector<SymbolMatrix> Quantized::factor_symbols(std::vector<std::uint8_t>* s
   return matrices;
 }
 
-double Quantized::quantize(float step, std::uint8_t* symbols, std::uint64_t* counts) const {
+Counted Quantized::quantize(float step, std::uint8_t* symbols) const {
   const DeadZone zone = dead_zone(step);
   const std::size_t bands = shape_.bands();
   std::vector<std::uint64_t> found(bands * kSymbolCounts, 0);
@@ -214,22 +218,26 @@ double Quantized::quantize(float step, std::uint8_t* symbols, std::uint64_t* cou
         }
       },
       &context);
-  std::fill(counts, counts + kSymbolCounts, std::uint64_t{0});
-  for (std::size_t i = 0; i < found.size(); ++i) counts[i % kSymbolCounts] += found[i];
-  if (count_tops(counts) * kFewTops <= shape_.size()) return few_excesses(counts);
+  Counted counted;
+  counted.step = step;
+  for (std::size_t i = 0; i < found.size(); ++i) counted.counts[i % kSymbolCounts] += found[i];
   const SymbolMatrix all{rest(), symbols, shape_.rows, shape_.cols};
-  return static_cast<double>(excess_bits(all, zone));
+  counted.excess = count_tops(counted.counts) * kFewTops <= shape_.size()
+                       ? few_excesses(counted.counts)
+                       : static_cast<double>(excess_bits(all, zone));
+  return counted;
 }
 
-double Quantized::finish(std::uint64_t* counts, double excess, AdaptiveTables* tables) const {
+double Quantized::finish(const Counted& counted, AdaptiveTables* tables) const {
   std::uint64_t zeros = 0;
-  for (std::size_t c = 0; c < kClasses; ++c) zeros += counts[c * kClassSymbols];
+  for (std::size_t c = 0; c < kClasses; ++c) zeros += counted.counts[c * kClassSymbols];
   if (zeros == shape_.size() && low_rank_.rank == 0) return 1;
-  for (std::size_t s = 0; s < kSymbolCounts; ++s) counts[s] += factor_counts_[s];
+  std::uint64_t counts[kSymbolCounts];
+  for (std::size_t s = 0; s < kSymbolCounts; ++s) counts[s] = counted.counts[s] + factor_counts_[s];
   *tables = AdaptiveTables::best(counts);
   const std::size_t low = low_rank_.p.low_bits() + low_rank_.v.low_bits();
-  const double bits =
-      tables->bits(counts) + excess + few_excesses(factor_counts_) + static_cast<double>(low);
+  const double bits = tables->bits(counts) + counted.excess + few_excesses(factor_counts_) +
+                      static_cast<double>(low);
   const double coded =
       bits / 8 + static_cast<double>(kAdaptiveHead + factor_fields(low_rank_.rank));
   const auto streams = static_cast<double>(shape_.bands());
@@ -260,9 +268,8 @@ struct RateControl::Candidate {
 
   // Bits of the sample's rest.
   double sample_bits(const Quantized& sample, float step) {
-    std::uint64_t counts[kSymbolCounts];
-    const double excess = sample.quantize(step, symbols.data(), counts);
-    return AdaptiveTables::best(counts).bits(counts) + excess;
+    const Counted counted = sample.quantize(step, symbols.data());
+    return AdaptiveTables::best(counted.counts).bits(counted.counts) + counted.excess;
   }
   double bytes(float step) {
     return scale * sample_bits(choice.sample, step) / 8 + choice.factor_bytes;
@@ -274,6 +281,18 @@ struct RateControl::Candidate {
            error_of(sample.rest(), symbols.data(), sample.shape().size(), step);
   }
 };
+
+// Evenly spaced runs of n elements, as one row.
+void take_runs(const float* x, std::size_t n, Basis* basis) {
+  const std::size_t each = kSample / kRuns;
+  basis->rows = 1;
+  basis->cols = each * kRuns;
+  basis->x.resize(basis->cols);
+  for (std::size_t run = 0; run < kRuns; ++run) {
+    const float* const from = x + run * (n - each) / (kRuns - 1);
+    std::copy(from, from + each, basis->x.begin() + static_cast<std::ptrdiff_t>(run * each));
+  }
+}
 
 std::size_t RateControl::max_rank(const Shape2& shape) const {
   const std::size_t most = std::min(shape.rows, shape.cols) / 2;
@@ -334,7 +353,7 @@ void RateControl::choose_rank(Candidate* candidate, const std::vector<std::size_
 }
 
 Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch, Plan* plans,
-                         Quantized* alone) const {
+                         Quantized* alone, Counted* last) const {
   std::vector<Candidate> candidates;
   std::vector<std::size_t> of;  // which tensor each of them is
   double elements = 0;
@@ -370,14 +389,17 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch, Pla
 
   // By samples: rank and first step.
   std::size_t longest = 0;
+  bool may_have_rank = false;
   for (Candidate& one : candidates) {
     const Shape2& shape = one.whole.shape();
-    if (ranked) {
-      GRADCOMP_TRY(basis(one.whole.rest(), shape, scratch, &one.basis));
+    const std::size_t rank = ranked ? max_rank(shape) : 0;
+    if (shape.cols > kLongRow && (rank == 0 || rank_ == kAuto)) {
+      take_runs(one.whole.rest(), shape.size(), &one.basis);
     } else {
       GRADCOMP_TRY(
-          find_basis(one.whole.rest(), shape.rows, shape.cols, 0, kSample, scratch, &one.basis));
+          find_basis(one.whole.rest(), shape.rows, shape.cols, rank, kSample, scratch, &one.basis));
     }
+    may_have_rank = may_have_rank || one.basis.rank != 0;
     const std::size_t taken = one.basis.x.size();
     one.scale = static_cast<double>(shape.size()) / static_cast<double>(taken);
     one.choice.sample = Quantized(one.basis.test().data(), {one.basis.rows, one.basis.cols});
@@ -397,7 +419,7 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch, Pla
     return sum;
   };
   float step = find_step(std::sqrt(squares / elements), least, target, 0.05, 8, sampled).step;
-  if (ranked && rank_ != 0) {
+  if (may_have_rank) {
     // Which ranks pay depends on the step, and the other way round: several are tried.
     double least_error = rank_ == kAuto ? error(step) : std::numeric_limits<double>::infinity();
     std::vector<Choice> best(candidates.size());
@@ -425,15 +447,15 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch, Pla
   }
 
   // The whole tensors.
-  const Span<std::uint8_t> symbols = scratch.get<std::uint8_t>(2, longest);
+  const Span<std::uint8_t> symbols = scratch.get<std::uint8_t>(kSymbolSlot, longest);
   if (symbols.empty()) return capacity_error("out of memory while encoding");
   const auto bytes = [&](float trial) {
     double total = 0;
     for (const Candidate& one : candidates) {
-      std::uint64_t counts[kSymbolCounts];
       AdaptiveTables tables;
-      const double excess = one.whole.quantize(trial, symbols.data(), counts);
-      total += one.whole.finish(counts, excess, &tables);
+      const Counted counted = one.whole.quantize(trial, symbols.data());
+      total += one.whole.finish(counted, &tables);
+      if (last != nullptr) *last = counted;
     }
     return total;
   };

@@ -44,6 +44,13 @@ struct Plan {
   static Plan unpack(std::uint64_t share);
 };
 
+// What quantizing with a step has found.
+struct Counted {
+  float step = 0;
+  std::uint64_t counts[kSymbolCounts] = {};  // of each symbol
+  double excess = 0;                         // bits of what exceeds the top magnitude, about
+};
+
 // A tensor on its way to symbols.
 class Quantized {
  public:
@@ -56,12 +63,11 @@ class Quantized {
 
   // Takes out the part of this rank, or nothing.
   Status take_out(const Basis& basis, std::size_t rank, float factor_step);
-  // Fills `symbols` with those of the rest, and `counts` with how often each occurs; returns the
-  // bits of what exceeds the top magnitude, about.
-  double quantize(float step, std::uint8_t* symbols, std::uint64_t* counts) const;
-  // Adds the symbols of the factors to these counts, and finds the tables for all; returns the
-  // bytes of the payload, about: 1 where all elements are 0.
-  double finish(std::uint64_t* counts, double excess, AdaptiveTables* tables) const;
+  // Fills `symbols` with those of the rest.
+  Counted quantize(float step, std::uint8_t* symbols) const;
+  // Finds the tables for these and the factors' symbols; returns the bytes of the payload, about: 1
+  // where all elements are 0.
+  double finish(const Counted& counted, AdaptiveTables* tables) const;
   // States of rANS for a payload of so many bytes.
   std::size_t lanes(double bytes) const;
 
@@ -89,10 +95,11 @@ class RateControl {
 
   // One plan for each tensor. A bucket takes `rate` bits per element, frames included, where its
   // frames' headers alone do not take more than half of that.
-  // Where `alone` is given, the bucket has one tensor, which it then is, without the part of low
-  // rank.
+  // Where `alone` is given, the bucket has one tensor: it then is that one, without the part of low
+  // rank, and `last` what was found where kSymbolSlot of the scratch has its symbols.
   Status find(Span<const BucketTensor> tensors, Scratch& scratch, Plan* plans,
-              Quantized* alone = nullptr) const;
+              Quantized* alone = nullptr, Counted* last = nullptr) const;
+  static constexpr std::size_t kSymbolSlot = 2;
   // The basis that encoding a tensor with a plan of a rank above 0 needs.
   Status basis(const float* x, const Shape2& shape, Scratch& scratch, Basis* basis) const;
 
