@@ -161,7 +161,7 @@ class Adaptive final : public Codec {
     const std::size_t room = max_encoded_size(n);
     GRADCOMP_TRY(check_room(out, room));
     if (n < kMinAdaptive) {
-      std::memcpy(out.data(), x.data(), 4 * n);
+      for (std::size_t i = 0; i < n; ++i) store(out.data() + 4 * i, x[i]);
       *written = 4 * n;
       return {};
     }
@@ -191,7 +191,7 @@ class Adaptive final : public Codec {
   Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const override {
     if (y.size() < kMinAdaptive) {
       GRADCOMP_TRY(check_payload_size(in, 4 * y.size(), y.size()));
-      std::memcpy(y.data(), in.data(), in.size());
+      for (std::size_t i = 0; i < y.size(); ++i) y[i] = load<float>(in.data() + 4 * i);
       return {};
     }
     Decoded decoded;

@@ -122,7 +122,7 @@ void round_vector(const float* x, float step, std::size_t at, Factor* factor) {
     const double wanted = std::min(std::max(static_cast<double>(x[i]) * inverse, -limit), limit);
     const auto number = static_cast<std::int64_t>(std::floor(wanted + 0.5)) + half;
     const auto high = static_cast<std::int32_t>(number >> shift);
-    const auto low = static_cast<std::uint32_t>(number - (std::int64_t{high} << shift));
+    const auto low = static_cast<std::uint32_t>(number - high * (std::int64_t{1} << shift));
     factor->high[at * n + i] = static_cast<float>(high);
     factor->low[at * n + i] = static_cast<std::uint16_t>(low);
     factor->values[at * n + i] = factor_value(high, low, shift, step);

@@ -52,7 +52,8 @@ inline constexpr unsigned kMaxFactorShift = 15;
 // number * step of a factor
 inline float factor_value(std::int32_t high, std::uint32_t low, unsigned shift, float step) {
   const std::int32_t half = shift == 0 ? 0 : std::int32_t{1} << (shift - 1);
-  const std::int64_t number = (std::int64_t{high} << shift) + static_cast<std::int32_t>(low) - half;
+  const std::int64_t number =
+      high * (std::int64_t{1} << shift) + static_cast<std::int32_t>(low) - half;
   return static_cast<float>(number) * step;
 }
 
