@@ -124,9 +124,13 @@ struct Decoded {
   void patch(std::size_t begin, std::size_t end, float* y) const {
     const std::size_t each = shape.band_rows() * shape.cols;
     for (std::size_t b = begin / each; b * each < end && b < bands.size(); ++b) {
-      for (const Escape& escape : bands[b].escapes) {
-        const std::size_t at = b * each + escape.at;
-        if (at >= begin && at < end) y[at - begin] = points.value(escape.level);
+      const std::vector<Escape>& escapes = bands[b].escapes;
+      const std::size_t first = begin > b * each ? begin - b * each : 0;
+      auto escape = std::lower_bound(
+          escapes.begin(), escapes.end(), first,
+          [](const Escape& one, std::size_t position) { return one.at < position; });
+      for (; escape != escapes.end() && b * each + escape->at < end; ++escape) {
+        y[b * each + escape->at - begin] = points.value(escape->level);
       }
     }
   }

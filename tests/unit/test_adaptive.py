@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradcomp
-from gradcomp import SpecError, ToEncode, encode_batch
+from gradcomp import SpecError, ToEncode, _core, encode_batch
 from gradcomp.wire import split_frames
 
 RATES = [0.05, 0.1, 0.25, 0.5, 1, 2, 4]
@@ -143,3 +143,34 @@ def test_small_tensors_are_sent_sooner_or_later() -> None:
 def test_specs_that_make_no_sense_are_refused(spec: str) -> None:
     with pytest.raises(SpecError):
         gradcomp.get_codec(spec)
+
+
+def test_bands_are_coded_by_any_number_of_threads() -> None:
+    """More than 2^20 elements, so that there are two bands, one of them short."""
+    x = gradient(1200, 1000)
+    codec = gradcomp.get_codec("adaptive(rate=0.3,rank=2)")
+    threads = _core.thread_count()
+    results = set()
+    try:
+        for count in (1, 3):
+            _core.set_thread_count(count)
+            frame = codec.encode(x)
+            added = np.ones(x.size, np.float32)
+            codec.decode_add(frame, added, 0.5)
+            results.add((frame.tobytes(), codec.decode(frame).tobytes(), added.tobytes()))
+    finally:
+        _core.set_thread_count(threads)
+    ((frame_bytes, decoded, added_bytes),) = results
+    y = np.frombuffer(decoded, np.float32)
+    assert abs(8 * len(frame_bytes) / x.size / 0.3 - 1) < 0.03
+    assert rank_of(np.frombuffer(frame_bytes, np.uint8)) == 2
+    np.testing.assert_array_equal(
+        np.frombuffer(added_bytes, np.float32), np.float32(1) + np.float32(0.5) * y
+    )
+    # The second band is as good as the first.
+    error = (x.reshape(-1) - y).reshape(x.shape).astype(np.float64) ** 2
+    parts = [
+        np.sum(error[rows]) / np.sum(x[rows].astype(np.float64) ** 2)
+        for rows in (slice(0, 1048), slice(1048, None))
+    ]
+    assert max(parts) < 2 * min(parts) < 1
