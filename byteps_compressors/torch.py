@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,6 +41,8 @@ from torch_compressors.dgc_sgd import check_momentum
 from torch_compressors.state import with_arrays
 
 __all__ = ["Attached", "Compression", "DistributedOptimizer", "attach", "declare"]
+
+_log = logging.getLogger(__name__)
 
 NamedParameters = Iterable[tuple[str, torch.Tensor]]
 ServerFeedback = Literal["auto", "on", "off"]
@@ -194,6 +197,11 @@ def attach(
                 "parameters of each model a prefix of their own"
             )
     _check_agreement(config, {name: parameters[name].numel() for name in specs}, server_feedback)
+    if any(spec.codec.startswith("adaptive(") for spec in specs.values()):
+        _log.warning(
+            "'adaptive' sees the partitions of BytePS as vectors: no low rank part, and every "
+            "partition takes the rate by itself"
+        )
     library = native.load()
     tensors = {}
     for name, spec in specs.items():  # in the order of names, as BytePS numbers what is declared

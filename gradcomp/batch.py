@@ -38,7 +38,7 @@ class ToEncode(NamedTuple):
     """One tensor of a batch.
 
     Attributes:
-        grad: C-contiguous float32, of any shape.
+        grad: C-contiguous float32, of any shape; some codecs see it as the matrix [shape[0], rest].
         seed, step, tensor_id: as in `Codec.encode`.
         residual: for error feedback, C-contiguous float32 of as many elements, updated in place:
             ``beta * residual + gamma * grad`` is encoded, and what decoding gives is subtracted

@@ -76,7 +76,8 @@ class Codec:
         """Encode a tensor as a frame.
 
         Args:
-            x: a tensor of any shape; see `gradcomp.arrays.as_float32`.
+            x: a tensor of any shape; see `gradcomp.arrays.as_float32`. Some codecs see it as the
+                matrix [shape[0], rest].
             out: one-dimensional contiguous uint8 array of at least ``max_encoded_size(x.size)``
                 elements to write to; the result is a view of it. By default a new one is made.
 

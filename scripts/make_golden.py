@@ -119,6 +119,7 @@ SPECS = {
         "polar_ec(rate=1,unbiased=true)",
     ),
     "polar": ("polar(rate=0.25)", "polar(rate=1)", "polar(rate=0.1,unbiased=true)"),
+    "adaptive": ("adaptive(rate=0.25)", "adaptive(rate=2)", "adaptive(rate=1,rank=2)"),
 }
 
 # The spec of a codec's worked example, where the registry's example keeps too little of it.
@@ -181,6 +182,19 @@ def inputs() -> dict[str, FloatArray]:
     }
 
 
+def matrices() -> dict[str, FloatArray]:
+    """Inputs for the codecs that see rows and columns."""
+    rng = np.random.default_rng(20261122)
+    scales = np.exp(rng.normal(size=(20, 1)) + rng.normal(size=45))
+    pairs = rng.normal(size=(20, 2)) @ rng.normal(size=(2, 45))
+    return {
+        "matrix": (scales * rng.laplace(size=(20, 45))).astype(np.float32),
+        "low rank": (8 * pairs + rng.normal(size=(20, 45))).astype(np.float32),
+    }
+
+
+MATRIX_CODECS = ("adaptive",)
+
 CALLS = {
     "empty": {"seed": 0, "step": 0, "tensor_id": 0},
     "specials": {"seed": 2**64 - 1, "step": 2**40 + 7, "tensor_id": 0x0123456789ABCDEF},
@@ -198,7 +212,7 @@ def vectors(codec_name: str) -> dict[str, Any]:
     cases = []
     for spec in SPECS.get(codec_name, (stage.example,)):
         codec = gradcomp.get_codec(spec)
-        for name, x in inputs().items():
+        for name, x in (inputs() | (matrices() if codec_name in MATRIX_CODECS else {})).items():
             call = CALLS.get(name, EXAMPLE_CALL)
             frame = encode(codec, x, call)
             cases.append(
@@ -206,6 +220,7 @@ def vectors(codec_name: str) -> dict[str, Any]:
                     "name": name,
                     "spec": codec.spec,
                     **call,
+                    **({"shape": list(x.shape)} if x.ndim > 1 else {}),
                     "input": x.tobytes().hex(),
                     "frame": frame.tobytes().hex(),
                     "decoded": codec.decode(frame).tobytes().hex(),
@@ -352,6 +367,7 @@ PAYLOAD_FIELDS: dict[str, Fields] = {
     "polar_b": dense_fields(4, "float32, as all tensors of n < 64"),
     "polar_ec": dense_fields(4, "float32, as all tensors of n < 64"),
     "polar": dense_fields(4, "float32, as all tensors of n < 64"),
+    "adaptive": dense_fields(4, "float32, as all tensors of n < 64"),
 }
 
 

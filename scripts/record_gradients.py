@@ -1,8 +1,8 @@
 """Records real gradients during training, for `gradcomp bench --all --data`.
 
 Trains a small model in one process and stores the gradients of a few steps, early and late, as
-float16 in one .npz file. Nothing is downloaded: the CNN learns scikit-learn's digits, the
-transformer the texts of Python's own help(), which come with every Python.
+float16 in one .npz file. Nothing is downloaded: the CNN learns scikit-learn's digits, the LSTM and
+the transformer the texts of Python's own help(), which come with every Python.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import typer
 from torch import nn
 
 from training.data import Batch, load_digits_images
-from training.models import CharTransformer, digits_cnn
+from training.models import CharLSTM, CharTransformer, digits_cnn
 from training.text import load_python_topics
 
 
@@ -27,6 +27,7 @@ class Model(StrEnum):
     """What can be trained."""
 
     DIGITS_CNN = "digits-cnn"
+    CHAR_LSTM = "char-lstm"
     CHAR_TRANSFORMER = "char-transformer"
 
 
@@ -50,6 +51,17 @@ def _digits_cnn() -> Training:
     )
 
 
+def _char_lstm() -> Training:
+    text = load_python_topics()
+    model = CharLSTM(len(text.vocabulary))
+    return Training(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=2e-3),
+        lambda rng: text.batch(rng, 32, 64),
+        steps=(1, 10, 100, 400),
+    )
+
+
 def _char_transformer() -> Training:
     length = 64
     text = load_python_topics()
@@ -62,7 +74,11 @@ def _char_transformer() -> Training:
     )
 
 
-_TRAININGS = {Model.DIGITS_CNN: _digits_cnn, Model.CHAR_TRANSFORMER: _char_transformer}
+_TRAININGS = {
+    Model.DIGITS_CNN: _digits_cnn,
+    Model.CHAR_LSTM: _char_lstm,
+    Model.CHAR_TRANSFORMER: _char_transformer,
+}
 
 
 def record(model: Model, output: Path, seed: int = 0, steps: tuple[int, ...] | None = None) -> None:
@@ -91,6 +107,16 @@ def record(model: Model, output: Path, seed: int = 0, steps: tuple[int, ...] | N
     print(f"{output}: {output.stat().st_size:,} bytes, {len(recorded)} gradients")
 
 
+def _step_range(text: str) -> tuple[int, ...]:
+    first, colon, last = text.partition(":")
+    if not (colon and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise typer.BadParameter(
+            f"'{text}' is no range of steps; expected FIRST:LAST with 1 <= FIRST <= LAST, such as "
+            "141:150"
+        )
+    return tuple(range(int(first), int(last) + 1))
+
+
 def main(
     output: Annotated[
         Path | None,
@@ -101,14 +127,27 @@ def main(
         typer.Option(
             help="digits-cnn: 151,306 parameters, scikit-learn's digits, SGD; a few seconds. "
             "char-transformer: two causal layers of width 128, about 430,000 parameters, the "
-            "texts of Python's own help() (pydoc_data.topics), AdamW; about a minute."
+            "texts of Python's own help() (pydoc_data.topics), AdamW; about a minute. char-lstm: "
+            "one layer of width 256, about 360,000 parameters, the same text and optimizer."
         ),
     ] = Model.DIGITS_CNN,
     seed: Annotated[int, typer.Option(help="Of weights and sample order.")] = 0,
+    steps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIRST:LAST",
+            help="Steps to record, all from FIRST to LAST, counted from 1.",
+            show_default="a few, early and late",
+        ),
+    ] = None,
 ) -> None:
     """Train a small model and record gradients of it, for gradcomp bench --all --data."""
     torch.set_num_threads(1)  # the file does not depend on the cores, and more gain little here
-    record(model, output or Path("runs/gradients") / f"{model}.npz", seed)
+    path = output or Path("runs/gradients") / f"{model}.npz"
+    if steps is None:
+        record(model, path, seed)
+    else:
+        record(model, path, seed, steps=_step_range(steps))
 
 
 if __name__ == "__main__":

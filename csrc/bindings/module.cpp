@@ -82,6 +82,12 @@ Span<T> output(py::array_t<T, py::array::c_style>& array) {
   return {array.mutable_data(), static_cast<std::size_t>(array.size())};
 }
 
+// Call::cols of a tensor of this shape.
+std::size_t cols_of(const Floats& x) {
+  if (x.ndim() < 2 || x.shape(0) == 0) return 0;
+  return static_cast<std::size_t>(x.size() / x.shape(0));
+}
+
 Status check_numel(const Frame& frame, std::size_t n) {
   if (frame.numel == n) return {};
   return wire_error("the frame holds " + std::to_string(frame.numel) + " elements, not " +
@@ -105,9 +111,10 @@ class PyCodec {
   std::size_t encode_frame(const Floats& x, std::uint64_t stream, Bytes& out) const {
     const Span<const float> in = input(x);
     const Span<std::uint8_t> to = output(out);
+    Call call = make_call(stream);
+    call.cols = cols_of(x);
     std::size_t written = 0;
-    call_without_gil(
-        [&] { return gradcomp::encode_frame(compiled_, in, make_call(stream), to, &written); });
+    call_without_gil([&] { return gradcomp::encode_frame(compiled_, in, call, to, &written); });
     return written;
   }
 
@@ -143,10 +150,12 @@ class PyCodec {
   std::size_t encode_payload(const Floats& x, std::uint64_t stream, Bytes& out) const {
     const Span<const float> in = input(x);
     const Span<std::uint8_t> to = output(out);
+    Call call = make_call(stream);
+    call.cols = cols_of(x);
     std::size_t written = 0;
     call_without_gil([&]() -> Status {
       if (in.size() > kMaxNumel) return capacity_error("too many elements");
-      return compiled_.codec->encode(in, make_call(stream), to, &written);
+      return compiled_.codec->encode(in, call, to, &written);
     });
     return written;
   }
@@ -157,11 +166,13 @@ class PyCodec {
     check_equal_size(residual, grad);
     const Feedback feedback(output(residual), grad.data(), beta, gamma);
     const Span<std::uint8_t> to = output(out);
+    const std::size_t cols = cols_of(grad);
     std::size_t written = 0;
     call_without_gil([&]() -> Status {
       if (feedback.residual().size() > kMaxNumel) return capacity_error("too many elements");
       Call call = make_call(stream);
       call.feedback = &feedback;
+      call.cols = cols;
       const Span<float> x = feedback.residual();
       return gradcomp::encode_payload(*compiled_.codec, {x.data(), x.size()}, call, to, &written);
     });
@@ -204,6 +215,7 @@ py::tuple encode_tensors(const std::vector<py::tuple>& tensors) {
     EncodeItem item;
     item.codec = &tensor[0].cast<const PyCodec&>().compiled();
     item.x = input(grad);
+    item.cols = cols_of(grad);
     item.stream = tensor[2].cast<std::uint64_t>();
     if (!tensor[3].is_none()) {
       Floats residual = array_of<Floats>(tensor[3]);

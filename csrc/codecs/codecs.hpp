@@ -34,5 +34,6 @@ StageInfo sketch_stage();
 StageInfo polar_b_stage();
 StageInfo polar_ec_stage();
 StageInfo polar_stage();
+StageInfo adaptive_stage();
 
 }  // namespace gradcomp

@@ -25,14 +25,19 @@ class GlobalTopK final : public SparseCodec {
     return caps;
   }
 
-  Status share(Span<const Span<const float>> tensors, const Call& call,
+  Status share(Span<const BucketTensor> tensors, const Call& call,
                Span<std::uint64_t> shares) const override {
     std::size_t n = 0;
-    for (const Span<const float>& x : tensors) n += x.size();
+    std::vector<Span<const float>> values;
+    for (const BucketTensor& tensor : tensors) {
+      n += tensor.x.size();
+      values.push_back(tensor.x);
+    }
     const std::size_t k = keep_.count(n);
     std::vector<std::uint32_t> reached;  // magnitudes, tensor after tensor
     std::vector<std::size_t> ends;       // of each tensor's, in `reached`
-    GRADCOMP_TRY(find(tensors, guess_threshold(tensors, k), k, call, &reached, &ends));
+    GRADCOMP_TRY(find(tensors, guess_threshold({values.data(), values.size()}, k), k, call,
+                      &reached, &ends));
     if (reached.size() < k) GRADCOMP_TRY(find(tensors, 0, k, call, &reached, &ends));
     Rank least{0, 0};
     if (k != 0) {
@@ -69,12 +74,13 @@ class GlobalTopK final : public SparseCodec {
 
   // The magnitudes of all elements that reach the threshold; of a tensor with very many of them the
   // k largest at least.
-  static Status find(Span<const Span<const float>> tensors, std::uint32_t threshold, std::size_t k,
+  static Status find(Span<const BucketTensor> tensors, std::uint32_t threshold, std::size_t k,
                      const Call& call, std::vector<std::uint32_t>* reached,
                      std::vector<std::size_t>* ends) {
     reached->clear();
     ends->clear();
-    for (const Span<const float>& x : tensors) {
+    for (const BucketTensor& tensor : tensors) {
+      const Span<const float> x = tensor.x;
       if (!x.empty()) {
         const std::size_t most = std::min(k, x.size());
         Candidates found;

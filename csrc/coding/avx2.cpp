@@ -1,9 +1,11 @@
 #if defined(__x86_64__)
 
+#include <cmath>
 #include <cstring>
 
 #include "coding/digits_pack.hpp"
 #include "coding/kernels.hpp"
+#include "coding/rans_step.hpp"
 #include "kernels/x86.hpp"
 
 namespace gradcomp {
@@ -219,9 +221,142 @@ GRADCOMP_AVX2 void unpack_digits(const std::uint8_t* packed, unsigned width, std
   finish_unpack(packed + i * width / 8, width, numbers + i, n - i);
 }
 
+#define GRADCOMP_LEVEL GRADCOMP_AVX2
+#include "coding/contexts_loops.hpp"
+
+// table[classes], of 16 numbers.
+GRADCOMP_AVX2 inline __m256i look_up(const void* table, __m256i classes) {
+  const auto* const halves = static_cast<const __m256i*>(table);
+  const __m256i low = _mm256_permutevar8x32_epi32(_mm256_loadu_si256(halves), classes);
+  const __m256i high = _mm256_permutevar8x32_epi32(_mm256_loadu_si256(halves + 1), classes);
+  return _mm256_blendv_epi8(low, high, _mm256_cmpgt_epi32(classes, _mm256_set1_epi32(7)));
+}
+
+// The numbers are below 256.
+GRADCOMP_AVX2 inline void narrow(__m256i numbers, void* bytes) {
+  const __m256i halves = _mm256_packs_epi32(numbers, numbers);
+  const __m256i packed = _mm256_packs_epi16(halves, halves);
+  const std::uint64_t low = static_cast<std::uint32_t>(_mm256_extract_epi32(packed, 0));
+  const std::uint64_t high = static_cast<std::uint32_t>(_mm256_extract_epi32(packed, 4));
+  const std::uint64_t all = low | high << 32;
+  std::memcpy(bytes, &all, sizeof all);
+}
+
+// 8 elements of a group, as classify_group() has them.
+GRADCOMP_AVX2 inline void quantize(const float* from, const std::uint8_t* classes_at,
+                                   const DeadZone& zone, std::uint8_t* symbols,
+                                   std::uint8_t* magnitudes) {
+  const __m256i classes = load_bytes(classes_at);
+  const __m256 x = _mm256_loadu_ps(from);
+  const __m256 size =
+      _mm256_mul_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), x), _mm256_set1_ps(zone.inverse));
+  const __m256i one = _mm256_set1_epi32(1);
+  __m256i magnitude = _mm256_cvttps_epi32(_mm256_add_ps(size, _mm256_set1_ps(zone.bias)));
+  magnitude = _mm256_min_epi32(_mm256_max_epi32(magnitude, one), _mm256_set1_epi32(kTopMagnitude));
+  const __m256 thresholds = _mm256_castsi256_ps(look_up(zone.threshold, classes));
+  const __m256i sent = _mm256_castps_si256(_mm256_cmp_ps(size, thresholds, _CMP_NLT_UQ));
+  magnitude = _mm256_and_si256(magnitude, sent);
+  const __m256i negative = _mm256_srli_epi32(_mm256_castps_si256(x), 31);
+  const __m256i symbol = _mm256_and_si256(
+      sent,
+      _mm256_sub_epi32(_mm256_add_epi32(_mm256_add_epi32(magnitude, magnitude), negative), one));
+  narrow(magnitude, magnitudes);
+  // The packs of narrow() saturate as signed bytes: the class joins afterwards.
+  narrow(symbol, symbols);
+  const auto all = load<std::uint64_t>(symbols) | load<std::uint64_t>(classes_at) << 4;
+  store(symbols, all);
+}
+
+GRADCOMP_AVX2 void classify(const float* x, std::size_t n, const DeadZone& zone, Contexts& contexts,
+                            std::uint8_t* symbols) {
+  Contexts now = contexts;
+  std::size_t at = 0;
+  for (; at + kGroup <= n; at += kGroup) {
+    std::uint8_t classes[kGroup];
+    std::uint8_t magnitudes[kGroup];
+    find_classes(now, at, classes);
+    for (std::size_t k = 0; k < kGroup; k += kPart) {
+      quantize(x + at + k, classes + k, zone, symbols + at + k, magnitudes + k);
+    }
+    take_note(now, at, kGroup, magnitudes);
+  }
+  if (at < n) classify_group(x + at, at, n - at, zone, now, symbols + at);
+  contexts = now;
+}
+
+// As decode_group() for 8 states.
+GRADCOMP_AVX2 inline __m256i pop_class(__m256i state, const std::uint8_t* classes_at,
+                                       const ClassTables& tables, const Moves& move,
+                                       const std::uint8_t** from, std::int8_t* levels,
+                                       std::uint8_t* magnitudes) {
+  const __m256i classes = load_bytes(classes_at);
+  const __m256i slot = _mm256_and_si256(state, _mm256_set1_epi32(kRansTotal - 1));
+  // Above the start of an interval, whatever its frequency.
+  const __m256i key = _mm256_or_si256(_mm256_slli_epi32(slot, 16), _mm256_set1_epi32(0xFFFF));
+  __m256i interval = look_up(tables.of[0], classes);
+  __m256i magnitude = _mm256_setzero_si256();
+  for (unsigned m = 1; m <= kTopMagnitude; ++m) {
+    const __m256i next = look_up(tables.of[m], classes);
+    const __m256i reached = _mm256_cmpgt_epi32(key, next);
+    if (_mm256_testz_si256(reached, reached) != 0) break;
+    interval = _mm256_blendv_epi8(interval, next, reached);
+    magnitude = _mm256_sub_epi32(magnitude, reached);
+  }
+  const __m256i frequency = _mm256_and_si256(interval, _mm256_set1_epi32(0xFFFF));
+  __m256i offset = _mm256_sub_epi32(slot, _mm256_srli_epi32(interval, 16));
+  const __m256i positive = _mm256_cmpgt_epi32(frequency, offset);
+  offset = _mm256_sub_epi32(offset, _mm256_andnot_si256(positive, frequency));
+  narrow(magnitude, magnitudes);
+  const __m256i sign = _mm256_or_si256(positive, _mm256_set1_epi32(1));
+  narrow(_mm256_sign_epi32(magnitude, _mm256_sub_epi32(_mm256_setzero_si256(), sign)), levels);
+  state =
+      _mm256_add_epi32(_mm256_mullo_epi32(frequency, _mm256_srli_epi32(state, kRansBits)), offset);
+  const __m256i empty = _mm256_cmpgt_epi32(_mm256_set1_epi32(kRansLowest), state);
+  const unsigned lanes = lanes_of(empty);
+  *from -= kRansWord * static_cast<unsigned>(__builtin_popcount(lanes));
+  const __m256i words = _mm256_permutevar8x32_epi32(
+      _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(*from))),
+      load_bytes(move.expand + lanes));
+  return _mm256_blendv_epi8(state, _mm256_or_si256(_mm256_slli_epi32(state, 16), words), empty);
+}
+
+GRADCOMP_AVX2 bool decode_row(const std::uint8_t* begin, const std::uint8_t** from,
+                              const ClassTables& tables, std::uint32_t* states, std::size_t lanes,
+                              Contexts& contexts, std::int8_t* levels, std::size_t n) {
+  const Moves& move = moves();
+  __m256i parts[kParts];
+  for (std::size_t k = 0; k < kParts; ++k) {
+    parts[k] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(states + kPart * k));
+  }
+  Contexts now = contexts;
+  const std::uint8_t* words = *from;
+  std::size_t at = 0;
+  for (; lanes == kRansLanes && at + kGroup <= n && words >= begin; at += kGroup) {
+    std::uint8_t classes[kGroup];
+    std::uint8_t magnitudes[kGroup];
+    find_classes(now, at, classes);
+    for (std::size_t k = kParts; k-- > 0;) {
+      parts[k] = pop_class(parts[k], classes + kPart * k, tables, move, &words,
+                           levels + at + kPart * k, magnitudes + kPart * k);
+    }
+    take_note(now, at, kGroup, magnitudes);
+  }
+  for (std::size_t k = 0; k < kParts; ++k) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(states + kPart * k), parts[k]);
+  }
+  for (; at < n && words >= begin; at += kGroup) {
+    decode_group(&words, tables, states, lanes, at, n - at < kGroup ? n - at : kGroup, now,
+                 levels + at);
+  }
+  contexts = now;
+  *from = words;
+  return words >= begin;
+}
+
 }  // namespace
 
-const CodingKernels kAvx2CodingKernels = {rans_encode, rans_decode, pack_digits, unpack_digits};
+const CodingKernels kAvx2CodingKernels = {rans_encode,   rans_decode, pack_digits,
+                                          unpack_digits, classify,    decode_row};
 
 }  // namespace gradcomp
 

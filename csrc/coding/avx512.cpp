@@ -1,9 +1,11 @@
 #if defined(__x86_64__)
 
+#include <cmath>
 #include <cstring>
 
 #include "coding/digits_pack.hpp"
 #include "coding/kernels.hpp"
+#include "coding/rans_step.hpp"
 #include "kernels/x86.hpp"
 
 namespace gradcomp {
@@ -159,9 +161,122 @@ GRADCOMP_AVX512 void unpack_digits(const std::uint8_t* packed, unsigned width,
   finish_unpack(packed + i * width / 8, width, numbers + i, n - i);
 }
 
+#define GRADCOMP_LEVEL GRADCOMP_AVX512
+#include "coding/contexts_loops.hpp"
+
+// 16 elements of a group, as classify_group() has them.
+GRADCOMP_AVX512 inline __m512i quantize(__m512 x, __m512i classes, const DeadZone& zone,
+                                        __m512 thresholds, std::uint8_t* symbols) {
+  const __m512 size = _mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(zone.inverse));
+  const __m512i one = _mm512_set1_epi32(1);
+  __m512i magnitude = _mm512_cvttps_epi32(_mm512_add_ps(size, _mm512_set1_ps(zone.bias)));
+  magnitude = _mm512_min_epi32(_mm512_max_epi32(magnitude, one), _mm512_set1_epi32(kTopMagnitude));
+  const __mmask16 sent =
+      _mm512_cmp_ps_mask(size, _mm512_permutexvar_ps(classes, thresholds), _CMP_NLT_UQ);
+  magnitude = _mm512_maskz_mov_epi32(sent, magnitude);
+  const __m512i negative = _mm512_srli_epi32(_mm512_castps_si512(x), 31);
+  const __m512i symbol = _mm512_maskz_sub_epi32(
+      sent, _mm512_add_epi32(_mm512_add_epi32(magnitude, magnitude), negative), one);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(symbols),
+                   _mm512_cvtepi32_epi8(_mm512_add_epi32(_mm512_slli_epi32(classes, 4), symbol)));
+  return magnitude;
+}
+
+GRADCOMP_AVX512 inline __m512i widen(const std::uint8_t* bytes) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+}
+GRADCOMP_AVX512 inline void narrow(__m512i numbers, void* bytes) {
+  _mm_storeu_si128(static_cast<__m128i*>(bytes), _mm512_cvtepi32_epi8(numbers));
+}
+
+GRADCOMP_AVX512 void classify(const float* x, std::size_t n, const DeadZone& zone,
+                              Contexts& contexts, std::uint8_t* symbols) {
+  const __m512 thresholds = _mm512_loadu_ps(zone.threshold);
+  Contexts now = contexts;
+  std::size_t at = 0;
+  for (; at + kGroup <= n; at += kGroup) {
+    std::uint8_t classes[kGroup];
+    std::uint8_t magnitudes[kGroup];
+    find_classes(now, at, classes);
+    for (std::size_t k = 0; k < kGroup; k += kHalf) {
+      narrow(quantize(_mm512_loadu_ps(x + at + k), widen(classes + k), zone, thresholds,
+                      symbols + at + k),
+             magnitudes + k);
+    }
+    take_note(now, at, kGroup, magnitudes);
+  }
+  if (at < n) classify_group(x + at, at, n - at, zone, now, symbols + at);
+  contexts = now;
+}
+
+// As decode_group() for 16 states.
+GRADCOMP_AVX512 inline __m512i pop_class(__m512i state, __m512i classes, const __m512i* tables,
+                                         const std::uint8_t** from, std::int8_t* levels,
+                                         std::uint8_t* magnitudes) {
+  const __m512i slot = _mm512_and_si512(state, _mm512_set1_epi32(kRansTotal - 1));
+  // Above the start of an interval, whatever its frequency.
+  const __m512i key = _mm512_or_si512(_mm512_slli_epi32(slot, 16), _mm512_set1_epi32(0xFFFF));
+  const __m512i one = _mm512_set1_epi32(1);
+  __m512i interval = _mm512_permutexvar_epi32(classes, tables[0]);
+  __m512i magnitude = _mm512_setzero_si512();
+  for (unsigned m = 1; m <= kTopMagnitude; ++m) {
+    const __m512i next = _mm512_permutexvar_epi32(classes, tables[m]);
+    const __mmask16 reached = _mm512_cmpge_epu32_mask(key, next);
+    if (reached == 0) break;
+    interval = _mm512_mask_mov_epi32(interval, reached, next);
+    magnitude = _mm512_mask_add_epi32(magnitude, reached, magnitude, one);
+  }
+  const __m512i frequency = _mm512_and_si512(interval, _mm512_set1_epi32(0xFFFF));
+  __m512i offset = _mm512_sub_epi32(slot, _mm512_srli_epi32(interval, 16));
+  const __mmask16 negative = _mm512_cmpge_epu32_mask(offset, frequency);
+  offset = _mm512_mask_sub_epi32(offset, negative, offset, frequency);
+  narrow(magnitude, magnitudes);
+  narrow(_mm512_mask_sub_epi32(magnitude, negative, _mm512_setzero_si512(), magnitude), levels);
+  state =
+      _mm512_add_epi32(_mm512_mullo_epi32(frequency, _mm512_srli_epi32(state, kRansBits)), offset);
+  const __mmask16 empty = _mm512_cmplt_epu32_mask(state, _mm512_set1_epi32(kRansLowest));
+  *from -= kRansWord * static_cast<unsigned>(__builtin_popcount(empty));
+  const __m512i words =
+      _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(*from)));
+  const __m512i filled =
+      _mm512_or_si512(_mm512_slli_epi32(state, 16), _mm512_maskz_expand_epi32(empty, words));
+  return _mm512_mask_mov_epi32(state, empty, filled);
+}
+
+GRADCOMP_AVX512 bool decode_row(const std::uint8_t* begin, const std::uint8_t** from,
+                                const ClassTables& tables, std::uint32_t* states, std::size_t lanes,
+                                Contexts& contexts, std::int8_t* levels, std::size_t n) {
+  __m512i of[kTopMagnitude + 1];
+  for (unsigned m = 0; m <= kTopMagnitude; ++m) of[m] = _mm512_load_si512(tables.of[m]);
+  __m512i low = _mm512_loadu_si512(states);
+  __m512i high = _mm512_loadu_si512(states + kHalf);
+  Contexts now = contexts;
+  const std::uint8_t* words = *from;
+  std::size_t at = 0;
+  for (; lanes == kRansLanes && at + kGroup <= n && words >= begin; at += kGroup) {
+    std::uint8_t classes[kGroup];
+    std::uint8_t magnitudes[kGroup];
+    find_classes(now, at, classes);
+    high = pop_class(high, widen(classes + kHalf), of, &words, levels + at + kHalf,
+                     magnitudes + kHalf);
+    low = pop_class(low, widen(classes), of, &words, levels + at, magnitudes);
+    take_note(now, at, kGroup, magnitudes);
+  }
+  _mm512_storeu_si512(states, low);
+  _mm512_storeu_si512(states + kHalf, high);
+  for (; at < n && words >= begin; at += kGroup) {
+    decode_group(&words, tables, states, lanes, at, n - at < kGroup ? n - at : kGroup, now,
+                 levels + at);
+  }
+  contexts = now;
+  *from = words;
+  return words >= begin;
+}
+
 }  // namespace
 
-const CodingKernels kAvx512CodingKernels = {rans_encode, rans_decode, pack_digits, unpack_digits};
+const CodingKernels kAvx512CodingKernels = {rans_encode,   rans_decode, pack_digits,
+                                            unpack_digits, classify,    decode_row};
 
 }  // namespace gradcomp
 

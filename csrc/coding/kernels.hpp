@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "coding/contexts.hpp"
+
 namespace gradcomp {
 
 inline constexpr unsigned kRansBits = 14;  // so that a decoder's table fits the first-level cache
@@ -50,6 +52,17 @@ struct CodingKernels {
   // The other way.
   void (*unpack_digits)(const std::uint8_t* packed, unsigned width, std::uint8_t* numbers,
                         std::size_t n);
+
+  // Quantizes the n elements of a row, and finds their classes: symbols[j] = class * kClassSymbols
+  // + symbol. All x * zone.inverse are below 2^30.
+  void (*classify)(const float* x, std::size_t n, const DeadZone& zone, Contexts& contexts,
+                   std::uint8_t* symbols);
+  // Decodes the n elements of a row, signed and up to kTopMagnitude, from words that end at *from;
+  // element j has the state j % lanes, of up to 32. False when words from before `begin` would be
+  // needed. Reads up to 64 bytes before it.
+  bool (*decode_row)(const std::uint8_t* begin, const std::uint8_t** from,
+                     const ClassTables& tables, std::uint32_t* states, std::size_t lanes,
+                     Contexts& contexts, std::int8_t* levels, std::size_t n);
 };
 
 extern const CodingKernels kScalarCodingKernels;

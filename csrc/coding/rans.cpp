@@ -37,11 +37,7 @@ RansEncodeTable encode_table(const Frequencies& frequencies) {
   for (std::size_t s = 0; s < frequencies.count; ++s) {
     const std::uint32_t f = frequencies.of[s];
     if (f == 0) continue;
-    std::uint32_t shift = 0;
-    while (f > 1u << shift) ++shift;
-    table.of[s].inverse =
-        static_cast<std::uint32_t>(((std::uint64_t{1} << (31 + shift)) + f - 1) / f);
-    table.of[s].packed = start | (kTotal - f) << kRansBits | shift << 28;
+    table.of[s] = rans_symbol(start, f);
     start += f;
   }
   return table;
@@ -60,6 +56,13 @@ RansDecodeTable decode_table(const Frequencies& frequencies) {
 }
 
 }  // namespace
+
+RansSymbol rans_symbol(std::uint32_t start, std::uint32_t f) {
+  std::uint32_t shift = 0;
+  while (f > 1u << shift) ++shift;
+  const std::uint64_t inverse = ((std::uint64_t{1} << (31 + shift)) + f - 1) / f;
+  return {static_cast<std::uint32_t>(inverse), start | (kTotal - f) << kRansBits | shift << 28};
+}
 
 void count_symbols(Span<const std::uint8_t> symbols, std::uint32_t* counts) {
   // Four histograms: adding twice in a row to one counter would wait for the store.

@@ -18,6 +18,9 @@ struct Frequencies {
   std::uint32_t of[256] = {};
 };
 
+// What encoding needs to know of an interval of f > 0 from `start` on.
+RansSymbol rans_symbol(std::uint32_t start, std::uint32_t f);
+
 // Occurrences of each symbol.
 void count_symbols(Span<const std::uint8_t> symbols, std::uint32_t* counts);
 // The frequencies that code symbols of these counts, with the given sum, in the fewest bits; above

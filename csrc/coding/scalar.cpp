@@ -1,3 +1,6 @@
+#include <cmath>
+#include <cstring>
+
 #include "coding/digits_pack.hpp"
 #include "coding/kernels.hpp"
 #include "coding/rans_step.hpp"
@@ -53,8 +56,29 @@ void unpack_digits(const std::uint8_t* packed, unsigned width, std::uint8_t* num
   finish_unpack(packed + i * width / 8, width, numbers + i, n - i);
 }
 
+#define GRADCOMP_LEVEL
+#include "coding/contexts_loops.hpp"
+
+void classify(const float* x, std::size_t n, const DeadZone& zone, Contexts& contexts,
+              std::uint8_t* symbols) {
+  for (std::size_t at = 0; at < n; at += kGroup) {
+    classify_group(x + at, at, n - at < kGroup ? n - at : kGroup, zone, contexts, symbols + at);
+  }
+}
+
+bool decode_row(const std::uint8_t* begin, const std::uint8_t** from, const ClassTables& tables,
+                std::uint32_t* states, std::size_t lanes, Contexts& contexts, std::int8_t* levels,
+                std::size_t n) {
+  for (std::size_t at = 0; at < n && *from >= begin; at += kGroup) {
+    decode_group(from, tables, states, lanes, at, n - at < kGroup ? n - at : kGroup, contexts,
+                 levels + at);
+  }
+  return *from >= begin;
+}
+
 }  // namespace
 
-const CodingKernels kScalarCodingKernels = {rans_encode, rans_decode, pack_digits, unpack_digits};
+const CodingKernels kScalarCodingKernels = {rans_encode,   rans_decode, pack_digits,
+                                            unpack_digits, classify,    decode_row};
 
 }  // namespace gradcomp

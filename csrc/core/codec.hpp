@@ -42,8 +42,16 @@ struct Call {
   std::uint64_t stream = 0;            // derive_stream(seed, step, tensor_id)
   Scratch* scratch = nullptr;          // required
   const Feedback* feedback = nullptr;  // encode only, see Codec::fuses_feedback
+  // encode only: elements of a row, where the tensor is a matrix [shape[0], rest]; else 0
+  std::size_t cols = 0;
   // encode only: this tensor's part of what share() found, or kNoShare for a tensor by itself
   std::uint64_t share = kNoShare;
+};
+
+// A tensor of a bucket: its elements, and Call::cols.
+struct BucketTensor {
+  Span<const float> x;
+  std::size_t cols = 0;
 };
 
 // Largest tensor: its float32 image must fit the frame's 32-bit payload length.
@@ -68,7 +76,7 @@ class Codec {
 
   // Looks at all tensors of a bucket at once, for codecs with caps().shares: shares[i] is what
   // encode needs to know of it for tensor i.
-  virtual Status share(Span<const Span<const float>> tensors, const Call& call,
+  virtual Status share(Span<const BucketTensor> tensors, const Call& call,
                        Span<std::uint64_t> shares) const {
     (void)tensors, (void)call;
     for (std::uint64_t& one : shares) one = kNoShare;

@@ -238,6 +238,7 @@ const std::vector<StageInfo>& registry() {
       polar_b_stage(),
       polar_ec_stage(),
       polar_stage(),
+      adaptive_stage(),
       powersgd_stage(),
       atomo_stage(),
       chunk_allreduce_stage(),

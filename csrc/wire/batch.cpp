@@ -43,13 +43,13 @@ Status find_shares(Span<const EncodeItem> items, Span<std::uint64_t> shares) {
     const CompiledCodec* const codec = items[first].codec;
     if (done[first] || !codec->codec->caps().shares) continue;
     std::vector<std::size_t> bucket;
-    std::vector<Span<const float>> tensors;
+    std::vector<BucketTensor> tensors;
     for (std::size_t i = first; i < items.size(); ++i) {
       if (items[i].codec->spec != codec->spec) continue;
       done[i] = true;
       if (items[i].feedback != nullptr) items[i].feedback->correct_all();
       bucket.push_back(i);
-      tensors.push_back(items[i].x);
+      tensors.push_back({items[i].x, items[i].cols});
     }
     std::vector<std::uint64_t> found(bucket.size());
     Call call;
@@ -99,6 +99,7 @@ Status encode_batch(Span<const EncodeItem> items, Span<std::uint8_t> out, Span<s
         call.scratch = &thread_scratch();
         call.feedback = items[i].feedback;
         call.share = shares[i];
+        call.cols = items[i].cols;
         statuses[i] = encode_frame(*items[i].codec, items[i].x, call, rooms[i], &sizes[i]);
       });
   std::uint8_t* to = out.data();

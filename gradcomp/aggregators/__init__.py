@@ -125,7 +125,8 @@ def exchange_refusal(spec: Spec, exchange: str) -> str | None:
     if pattern == "sra" and "shares" in codec.caps:
         return (
             f"'{codec.name}' chooses among all elements that travel together, and sra cuts them "
-            "into chunks; take gather, sparse_allreduce, or topk"
+            "into chunks; take gather"
+            + (", sparse_allreduce, or topk" if "sparse" in codec.caps else "")
         )
     if pattern == "sparse_allreduce" and "sparse" not in codec.caps:
         return f"'{codec.name}' sends all elements, and it adds up chosen ones; take sra"

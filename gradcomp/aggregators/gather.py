@@ -49,7 +49,9 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
         assert isinstance(gather, Gather)  # as the bucket says
         gathers.append(gather)
         source = gather.memory.source(grad, key)
-        tensors.append(source.to_encode(gather.codec, gather.seed, step, key.tensor_id))
+        item = source.to_encode(gather.codec, gather.seed, step, key.tensor_id)
+        # Codecs may look at the rows and columns of a matrix.
+        tensors.append(item._replace(grad=item.grad.reshape(key.shape)))
     data, _ = encode_batch(tensors)
     for gather, member in zip(gathers, members, strict=True):
         gather.memory.sent(member.key)

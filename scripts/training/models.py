@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["CharTransformer", "ResNet20", "digits_cnn", "digits_mlp"]
+__all__ = ["CharLSTM", "CharTransformer", "ResNet20", "digits_cnn", "digits_mlp"]
 
 
 def digits_mlp(classes: int = 10) -> nn.Module:
@@ -82,6 +82,28 @@ class ResNet20(nn.Module):
         y = self.blocks(functional.relu(self.norm(self.conv(x))))
         scores: Tensor = self.linear(torch.mean(y, dim=(2, 3)))
         return scores
+
+
+class CharLSTM(nn.Module):
+    """An LSTM of width 256 over characters that are embedded in 64 dimensions.
+
+    329 728 parameters, and 321 more for each character of the vocabulary.
+    """
+
+    def __init__(self, characters: int) -> None:
+        """For a vocabulary of ``characters``."""
+        super().__init__()
+        self.character = nn.Embedding(characters, 64)
+        self.lstm = nn.LSTM(64, 256, batch_first=True)
+        self.linear = nn.Linear(256, characters)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of the character after each place: [batch, characters, places].
+
+        ``x``: numbers of characters, [batch, places].
+        """
+        scores: Tensor = self.linear(self.lstm(self.character(x))[0])
+        return scores.transpose(1, 2)
 
 
 class CharTransformer(nn.Module):

@@ -25,31 +25,50 @@ struct Subject {
   std::vector<std::uint8_t> frame;
 };
 
+Subject make_subject(const char* spec, const std::vector<float>& x, std::size_t cols,
+                     std::uint64_t stream, Scratch* scratch) {
+  Subject subject;
+  subject.numel = x.size();
+  if (!compile_codec(spec, &subject.codec).ok()) std::abort();
+  Call call;
+  call.stream = stream;
+  call.scratch = scratch;
+  call.cols = cols;
+  subject.frame.resize(max_frame_size(subject.codec, x.size()));
+  std::size_t written = 0;
+  if (!encode_frame(subject.codec, {x.data(), x.size()}, call,
+                    {subject.frame.data(), subject.frame.size()}, &written)
+           .ok()) {
+    std::abort();
+  }
+  subject.frame.resize(written);
+  return subject;
+}
+
+// What the registry's examples leave out: a matrix in which little is random.
+Subject make_matrix(std::size_t rows, std::size_t cols, Stream* stream, Scratch* scratch) {
+  std::vector<float> x(rows * cols);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const auto row = static_cast<float>(i / cols);
+    const auto noise = static_cast<float>(stream->below(1000)) / 1000;
+    x[i] = row * static_cast<float>(i % cols) + noise * noise * noise * 40;
+  }
+  return make_subject("adaptive(rate=3,rank=2)", x, cols, 0, scratch);
+}
+
 std::vector<Subject> make_subjects(Scratch* scratch) {
   std::vector<Subject> subjects;
   Stream stream(1);
   for (const StageInfo& info : registry()) {
     if (info.kind != StageKind::kCodec && info.kind != StageKind::kCoder) continue;
     for (std::size_t n : kNumel) {
-      Subject subject;
-      subject.numel = n;
-      if (!compile_codec(info.example, &subject.codec).ok()) std::abort();
       std::vector<float> x(n);
       for (float& value : x) value = bits_float(static_cast<std::uint32_t>(stream.next()));
-      Call call;
-      call.stream = stream.next();
-      call.scratch = scratch;
-      subject.frame.resize(max_frame_size(subject.codec, n));
-      std::size_t written = 0;
-      if (!encode_frame(subject.codec, {x.data(), n}, call,
-                        {subject.frame.data(), subject.frame.size()}, &written)
-               .ok()) {
-        std::abort();
-      }
-      subject.frame.resize(written);
-      subjects.push_back(std::move(subject));
+      subjects.push_back(make_subject(info.example, x, 0, stream.next(), scratch));
     }
   }
+  subjects.push_back(make_matrix(20, 45, &stream, scratch));
+  subjects.push_back(make_matrix(7, 64, &stream, scratch));
   return subjects;
 }
 

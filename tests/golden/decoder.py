@@ -1011,6 +1011,185 @@ def read_polar(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
     return read(payload, n, spec, stream)
 
 
+ADAPTIVE_ZEROS = (
+    *(1820, 2356, 3016, 3810, 4740, 5792, 6938, 8138, 9338, 10492, 11554, 12494, 13302, 13974),
+    *(14520, 14954, 15296, 15560, 15762, 15916, 16034, 16122, 16188, 16238, 16274, 16302, 16324),
+    *(16338, 16350, 16358, 16366, 16370),
+)
+ADAPTIVE_STOPS = (236, 212, 189, 166, 143, 120, 97, 74)
+ADAPTIVE_LEVELS = (31, 29, 24, 20, 18, 16, 15, 14, 13, 11, 10, 8, 6, 4, 3, 2)
+ADAPTIVE_TAILS = (1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 6, 6, 7)
+
+
+def adaptive_frequencies(level: int, tail: int) -> list[int]:
+    """Those of the symbols 0, 1, -1, 2, -2, ..., 7, -7."""
+    frequencies = [ADAPTIVE_ZEROS[level]]
+    left = (2**14 - ADAPTIVE_ZEROS[level]) // 2
+    for m in range(1, 8):
+        part = min(max(left * ADAPTIVE_STOPS[tail] >> 8, 1), left - (7 - m)) if m < 7 else left
+        frequencies += [part, part]
+        left -= part
+    return frequencies
+
+
+class AdaptiveStream:
+    """Matrices in one run of rANS."""
+
+    def __init__(self, data: bytes, shapes: list[tuple[int, int]], lanes: int) -> None:
+        if len(data) < 4 * lanes:
+            raise FormatError("the states are cut short")
+        self.data = data
+        self.end = len(data) - 4 * lanes
+        self.states = np.frombuffer(data, "<u4", lanes, self.end).tolist()
+        if not all(2**15 <= state < 2**31 for state in self.states):
+            raise FormatError("a state out of range")
+        self.frequencies = [adaptive_frequencies(*shape) for shape in shapes]
+
+    def symbol(self, lane: int, of_class: int) -> int:
+        state = self.states[lane]
+        t = state % 2**14
+        start = symbol = 0
+        frequencies = self.frequencies[of_class]
+        while t >= start + frequencies[symbol]:
+            start += frequencies[symbol]
+            symbol += 1
+        state = frequencies[symbol] * (state >> 14) + t - start
+        if state < 2**15:
+            if self.end < 2:
+                raise FormatError("more words are needed than there are")
+            self.end -= 2
+            state = state << 16 | int.from_bytes(self.data[self.end : self.end + 2], "little")
+        self.states[lane] = state
+        return symbol
+
+    def matrix(self, rows: int, cols: int) -> np.ndarray:
+        """Its levels, magnitudes beyond 7 as 7."""
+        lanes = len(self.states)
+        means, of_row = [410] * cols, 410
+        levels = np.zeros((rows, cols), np.int64)
+        for i in range(rows):
+            s = min((i + 1).bit_length(), 5)
+            for first in range(0, cols, 32):
+                group = range(first, min(first + 32, cols))
+                classes = {}
+                for j in group:
+                    v = means[j] + of_row + 164
+                    e = v.bit_length() - 1
+                    classes[j] = min(max(2 * e - 14 + (2 * v >= 3 << e), 0), 15)
+                for begin in range(first, group.stop, lanes):
+                    for j in reversed(range(begin, min(begin + lanes, group.stop))):
+                        symbol = self.symbol(j % lanes, classes[j])
+                        m = (symbol + 1) // 2
+                        levels[i, j] = m if symbol % 2 else -m
+                sizes = {j: int(abs(levels[i, j])) for j in group}
+                for j in group:
+                    means[j] += 4096 * sizes[j] - means[j] >> s
+                of_row += 4096 * sum(sizes.values()) // len(group) - of_row >> 2
+        return levels
+
+    def finish(self, matrices: list[np.ndarray]) -> None:
+        """Puts the larger magnitudes in place."""
+        if any(state != 2**15 for state in self.states):
+            raise FormatError("a state is not where the encoder began")
+        bits = Bits(self.data[: self.end])
+        for levels in matrices:
+            for at in np.argwhere(np.abs(levels) == 7):
+                magnitude = 6 + bits.elias_delta()
+                levels[tuple(at)] = magnitude if levels[tuple(at)] > 0 else -magnitude
+        bits.finish()
+
+
+def read_adaptive(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    if n < 64:
+        return read_identity(payload, n, spec, stream)
+    if len(payload) == 1 and payload[0] < 2:
+        return np.full(n, np.nan if payload[0] else 0, np.float32)
+    if len(payload) < 12:
+        raise FormatError("the payload ends before its tables")
+    form, points, cols, step, described = struct.unpack_from("<BBIfH", payload)
+    lanes, rank = 1 << (form & 7), form >> 3
+    if not (cols > 0 and n % cols == 0 and np.isfinite(step) and step > 0):
+        raise FormatError(f"rows of {cols} elements, or a step of {step}")
+    rows = n // cols
+    if lanes > 32 or rank > min(16, rows, cols):
+        raise FormatError(f"{lanes} states, or a rank of {rank}")
+    end = 12 + described.bit_count()
+    given = iter(payload[12:end])
+    if len(payload) < end:
+        raise FormatError("the payload ends before its tables")
+    shapes = list(zip(ADAPTIVE_LEVELS, ADAPTIVE_TAILS, strict=True))
+    for c in range(16):
+        if described >> c & 1:
+            shape = next(given)
+            shapes[c] = shape % 32, shape // 32
+    rest = payload[end:]
+    steps, lows = [], []
+    if rank:
+        if len(rest) < 2 + 3 * rank:
+            raise FormatError("the payload ends before its factors")
+        p_step = int.from_bytes(rest[:2], "little")
+        v_steps, shifts = [], []
+        for k in range(rank):
+            v_step, both = struct.unpack_from("<HB", rest, 2 + 3 * k)
+            v_steps.append(v_step)
+            shifts.append((both & 15, both >> 4))
+        numbers = np.array([v_steps, [p_step] * rank], np.uint32) << 16
+        steps = numbers.view(np.float32)
+        if not np.isfinite(steps).all():
+            raise FormatError("a factor's step is not finite")
+        total = sum(cols * of_v + rows * of_p for of_v, of_p in shifts)
+        rest = rest[2 + 3 * rank :]
+        if len(rest) < (total + 7) // 8:
+            raise FormatError("the payload ends before its factors")
+        bits = Bits(rest[: (total + 7) // 8])
+        for side, size in enumerate((cols, rows)):
+            lows.append([[bits.get(pair[side]) for _ in range(size)] for pair in shifts])
+        bits.finish()
+        rest = rest[(total + 7) // 8 :]
+    band = max(1, 2**20 // cols)
+    count = -(-rows // band)
+    if len(rest) < 4 * (count - 1):
+        raise FormatError("the payload ends before its streams")
+    sizes = np.frombuffer(rest, "<u4", count - 1).tolist()
+    rest = rest[4 * (count - 1) :]
+    if sum(sizes) > len(rest):
+        raise FormatError("the streams are longer than the payload")
+    sizes.append(len(rest) - sum(sizes))
+    parts, factors = [], []
+    for b, size in enumerate(sizes):
+        one = AdaptiveStream(rest[:size], shapes, lanes)
+        rest = rest[size:]
+        if b == 0 and rank:
+            factors = [one.matrix(rank, cols), one.matrix(rank, rows)]
+        parts.append(one.matrix(min(band, rows - b * band), cols))
+        one.finish([*(factors if b == 0 else []), parts[-1]])
+    levels = np.concatenate(parts)
+    sizes_of = np.abs(levels).astype(np.float32)
+    off = np.where(sizes_of == 1, (points & 15) - 8, (points >> 4) - 8).astype(np.float32)
+    values = np.minimum(
+        (sizes_of + off / np.float32(32)) * np.float32(step), np.finfo(np.float32).max
+    )
+    y = np.where(levels == 0, np.float32(0), np.where(levels < 0, -values, values))
+    if rank:
+        v, p = (
+            np.array(
+                [
+                    (
+                        high[k] * 2 ** shift[side] + np.array(low[k]) - (2 ** shift[side] >> 1)
+                    ).astype(np.float32)
+                    * steps[side][k]
+                    for k, shift in enumerate(shifts)
+                ]
+            )
+            for side, (high, low) in enumerate(zip(factors, lows, strict=True))
+        )
+        total_of = p[0][:, None] * v[0]
+        for k in range(1, rank):
+            total_of = total_of + p[k][:, None] * v[k]
+        y = y + total_of
+    return y.ravel()
+
+
 @dataclass(frozen=True)
 class Payload:
     codec_id: int
@@ -1047,6 +1226,7 @@ PAYLOADS = {
     "polar_b": Payload(26, False, read_polar_b),
     "polar_ec": Payload(27, True, read_polar_ec),
     "polar": Payload(28, False, read_polar),
+    "adaptive": Payload(29, False, read_adaptive),
 }
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer
 
 from gradcomp.survey import load_gradients
 from record_gradients import Model, main, record
@@ -50,6 +51,16 @@ def test_files_are_named_after_models(tmp_path: Path, monkeypatch: pytest.Monkey
         (Model.CHAR_TRANSFORMER, Path("runs/gradients/char-transformer.npz"), 0),
         (Model.DIGITS_CNN, tmp_path, 3),
     ]
+
+
+def test_a_range_of_steps(tmp_path: Path) -> None:
+    output = tmp_path / "gradients.npz"
+    main(output, Model.DIGITS_CNN, steps="2:3")
+    with np.load(output) as arrays:
+        assert {name.partition("/")[0] for name in arrays.files} == {"step2", "step3"}
+    for steps in ("3:2", "0:1", "5", "a:b"):
+        with pytest.raises(typer.BadParameter, match="expected FIRST:LAST"):
+            main(output, Model.DIGITS_CNN, steps=steps)
 
 
 def test_the_transformer_does_not_see_what_follows() -> None:

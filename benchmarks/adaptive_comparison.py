@@ -1,0 +1,330 @@
+"""The adaptive codec beside others on recorded gradients: error by bits on the wire.
+
+    for model in digits-cnn char-lstm char-transformer; do
+        python scripts/record_gradients.py --model $model --steps 146:150 runs/late/$model.npz
+    done
+    python benchmarks/adaptive_comparison.py runs/late/*.npz --output docs/results/adaptive
+
+Each file holds the gradients of several steps of a model, as scripts/record_gradients.py records
+them. All tensors of a step travel as one bucket. Two errors are measured: that of the last step's
+gradient by itself (vNMSE), and with error feedback, over all steps, what of their sum has not been
+sent at the end: |residual|^2 / |sum of the gradients|^2. Bits count every byte of the frames, but
+of the methods that are marked as ideal: those are bounds without any framing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+import gradcomp
+from gradcomp import ToEncode, encode_batch
+from gradcomp.wire import split_frames
+
+FloatArray = npt.NDArray[np.float32]
+Bucket = list[FloatArray]
+# Bits, and what is decoded.
+Coder = Callable[[Bucket], tuple[float, Bucket]]
+
+RATES = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
+
+
+class Point(NamedTuple):
+    """One method at one rate."""
+
+    model: str
+    feedback: bool
+    method: str
+    asked: float
+    bits: float
+    error: float
+
+
+def load(path: Path) -> list[Bucket]:
+    """The gradients of every step, the first step first."""
+    steps: dict[int, Bucket] = {}
+    with np.load(path) as arrays:
+        for name in arrays.files:
+            step = int(name.partition("/")[0].removeprefix("step"))
+            steps.setdefault(step, []).append(arrays[name].astype(np.float32))
+    return [steps[step] for step in sorted(steps)]
+
+
+def numel(bucket: Bucket) -> int:
+    """Elements of all tensors."""
+    return sum(x.size for x in bucket)
+
+
+def energy(bucket: Bucket) -> float:
+    """The sum of squares."""
+    return float(sum(np.sum(x.astype(np.float64) ** 2) for x in bucket))
+
+
+def frames(spec: str) -> Coder:
+    """A spec of gradcomp, all tensors in one bucket."""
+    codec = gradcomp.get_codec(spec)
+
+    def run(bucket: Bucket) -> tuple[float, Bucket]:
+        data, _ = encode_batch(
+            [ToEncode(codec, x, tensor_id=number) for number, x in enumerate(bucket)]
+        )
+        parts = split_frames(data, len(bucket))
+        decoded = [
+            codec.decode(part).reshape(x.shape) for part, x in zip(parts, bucket, strict=True)
+        ]
+        return 8 * data.size / numel(bucket), decoded
+
+    return run
+
+
+def ideal_ecsq(step: float) -> Coder:
+    """A uniform quantizer of one step with a dead zone, at the entropy of its levels."""
+
+    def run(bucket: Bucket) -> tuple[float, Bucket]:
+        flat = np.concatenate([x.reshape(-1) for x in bucket]).astype(np.float64)
+        levels = (np.sign(flat) * np.floor(np.abs(flat) / step + 0.35)).astype(np.int64)
+        which = levels - levels.min()
+        counts = np.bincount(which)
+        centres = np.bincount(which, flat) / np.maximum(counts, 1)
+        centres[-levels.min()] = 0
+        share = counts[counts > 0] / flat.size
+        decoded = np.split(centres[which].astype(np.float32), np.cumsum([x.size for x in bucket]))
+        return float(-np.sum(share * np.log2(share))), [
+            part.reshape(x.shape) for part, x in zip(decoded, bucket, strict=False)
+        ]
+
+    return run
+
+
+def low_rank(rank: int) -> Coder:
+    """The best approximation of a rank, with factors of 16 bits; vectors are float16."""
+
+    def run(bucket: Bucket) -> tuple[float, Bucket]:
+        numbers, decoded = 0, []
+        for x in bucket:
+            matrix = x.reshape(x.shape[0], -1)
+            if x.ndim < 2 or rank * sum(matrix.shape) >= matrix.size:
+                numbers += x.size
+                decoded.append(x.astype(np.float16).astype(np.float32))
+                continue
+            left, values, right = np.linalg.svd(matrix, full_matrices=False)
+            numbers += rank * sum(matrix.shape)
+            decoded.append(((left[:, :rank] * values[:rank]) @ right[:rank]).reshape(x.shape))
+        return 16 * numbers / numel(bucket), decoded
+
+    return run
+
+
+def searched(
+    make: Callable[[float], Coder], start: float, power: float
+) -> Callable[[float], Coder]:
+    """A method of another parameter than the rate, by secants of the logarithms; the rate is about
+    its ``power`` at first. The next bucket's search begins where the last one has ended."""
+
+    def at_rate(rate: float) -> Coder:
+        parameter, slope = start, power
+
+        def run(bucket: Bucket) -> tuple[float, Bucket]:
+            nonlocal parameter, slope
+            last: tuple[float, float] | None = None
+            for _ in range(10):
+                bits, decoded = make(parameter)(bucket)
+                if abs(bits / rate - 1) < 0.01:
+                    break
+                here = float(np.log(parameter)), float(np.log(bits))
+                if last is not None and here[0] != last[0]:
+                    found = abs((here[1] - last[1]) / (here[0] - last[0]))
+                    slope = float(np.sign(power)) * min(max(found, 0.3), 6.0)
+                last = here
+                parameter *= min(max((rate / bits) ** (1 / slope), 0.2), 5.0)
+            return bits, decoded
+
+        return run
+
+    return at_rate
+
+
+def methods(scale: float) -> Iterator[tuple[str, float, Coder]]:
+    """Names, the rate asked for, and what codes; ``scale`` is the root mean square."""
+    kept = {
+        f"top-k, {values}": searched(
+            lambda ratio, v=values: frames(
+                f"globaltopk(ratio={min(ratio, 1):.6g},values={v})|rice"
+            ),
+            0.01,
+            1.0,
+        )
+        for values in ("fp16", "int8", "sign")
+    }
+    ecsq = searched(ideal_ecsq, scale, -1.5)
+    for rate in RATES:
+        yield "adaptive", rate, frames(f"adaptive(rate={rate})")
+        yield "adaptive, rank=0", rate, frames(f"adaptive(rate={rate},rank=0)")
+        yield "polar", rate, frames(f"polar(rate={rate})")
+        yield "rotate|polar", rate, frames(f"rotate|polar(rate={rate})")
+        for name, at_rate in kept.items():
+            if rate <= 1:
+                yield name, rate, at_rate(rate)
+        yield "ECSQ, ideal", rate, ecsq(rate)
+    for rank in (1, 2, 4, 8):
+        yield "low rank, fp16 (PowerSGD's best)", rank, low_rank(rank)
+    for levels in (1, 3):
+        yield "QSGD", levels, frames(f"qsgd(levels={levels})|rans")
+    for bits in (1, 2):
+        yield "EDEN", bits, frames(f"eden(bits={bits},unbiased=false)")
+
+
+def measure(model: str, steps: Sequence[Bucket]) -> Iterator[Point]:
+    """Every method, without and with error feedback."""
+    last = steps[-1]
+    scale = float(np.sqrt(energy(last) / numel(last)))
+    total = [np.sum([step[i] for step in steps], axis=0) for i in range(len(last))]
+    for name, asked, run in methods(scale):
+        bits, decoded = run(last)
+        error = energy([x - y for x, y in zip(last, decoded, strict=True)]) / energy(last)
+        yield Point(model, False, name, asked, bits, error)
+        if name == "QSGD":
+            continue  # unbiased, and too far from the gradient for error feedback
+        residual = [np.zeros_like(x) for x in last]
+        used = []
+        for step in steps:
+            corrected = [r + x for r, x in zip(residual, step, strict=True)]
+            bits, decoded = run(corrected)
+            residual = [x - y for x, y in zip(corrected, decoded, strict=True)]
+            used.append(bits)
+        error = energy(residual) / energy(total)
+        yield Point(model, True, name, asked, float(np.mean(used)), error)
+
+
+def plot(points: Sequence[Point], path: Path) -> None:
+    """A panel for each model, raw above and with error feedback below."""
+    models = list(dict.fromkeys(point.model for point in points))
+    figure = Figure(figsize=(4.2 * len(models), 7.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(2, len(models), squeeze=False, sharex=True)
+    names = list(dict.fromkeys(point.method for point in points))
+    for row, feedback in enumerate((False, True)):
+        for axes, model in zip(panels[row], models, strict=True):
+            for number, name in enumerate(names):
+                own = sorted(
+                    (point.bits, point.error)
+                    for point in points
+                    if (point.model, point.feedback, point.method) == (model, feedback, name)
+                )
+                if own:
+                    style = {"color": f"C{number}", "marker": ".", "lw": 1.0}
+                    if name == "adaptive":
+                        style |= {"color": "black", "lw": 2.0}
+                    axes.plot(*zip(*own, strict=True), label=name, **style)
+            axes.set(xscale="log", yscale="log", xlim=(0.04, 3), ylim=(1e-4, 2))
+            axes.set_title(f"{model}{', error feedback' if feedback else ''}", fontsize=10)
+            axes.grid(alpha=0.3)
+        panels[row][0].set_ylabel("part of the sum not sent" if feedback else "vNMSE")
+    for axes in panels[1]:
+        axes.set_xlabel("bits per element on the wire")
+    panels[0][0].legend(fontsize=7)
+    figure.savefig(path, dpi=80)
+
+
+def interpolated(points: Sequence[Point], name: str, bits: float) -> float:
+    """A method's error at other bits, between its neighbours on logarithmic axes."""
+    own = sorted(
+        (np.log(point.bits), np.log(point.error)) for point in points if point.method == name
+    )
+    x, y = zip(*own, strict=True)
+    return float(np.exp(np.interp(np.log(bits), x, y)))
+
+
+def table(points: Sequence[Point]) -> None:
+    """Errors by rate, and how many times less than others' at the bits that were used."""
+    for model in dict.fromkeys(point.model for point in points):
+        for feedback in (False, True):
+            own = [p for p in points if (p.model, p.feedback) == (model, feedback)]
+            print(f"\n{model}{', error feedback' if feedback else ''}")
+            print(f"{'rate':>6} {'bits':>7} {'error':>9} {'/top-k fp16':>12} {'/ECSQ':>7}")
+            for point in own:
+                if point.method != "adaptive":
+                    continue
+                ratios = [
+                    interpolated(own, name, point.bits) / point.error
+                    if point.asked <= limit
+                    else float("nan")
+                    for name, limit in (("top-k, fp16", 1), ("ECSQ, ideal", 2))
+                ]
+                print(
+                    f"{point.asked:6g} {point.bits:7.4f} {point.error:9.5f} {ratios[0]:12.2f} "
+                    f"{ratios[1]:7.2f}"
+                )
+
+
+def seconds(call: Callable[[], object], repeats: int) -> float:
+    """CPU time of this thread, the least of several calls."""
+    times = []
+    for _ in range(repeats):
+        start = time.thread_time()
+        call()
+        times.append(time.thread_time() - start)
+    return min(times)
+
+
+def speeds() -> None:
+    """Speeds on a matrix of 8 Mi elements, beside a memcpy of it in the same run."""
+    rng = np.random.default_rng(0)
+    scales = np.exp(0.7 * (rng.normal(size=(4096, 1)) + rng.normal(size=2048)))
+    pairs = rng.normal(size=(4096, 2)) @ rng.normal(size=(2, 2048))
+    x = (scales * rng.normal(size=scales.shape) + 0.5 * pairs).astype(np.float32)
+    y = np.empty_like(x)
+    print(f"{'spec':<28} {'rank':>4} {'encode, M/s':>12} {'x':>6} {'decode, M/s':>12} {'x':>6}")
+    for rate in (0.1, 0.25, 0.5, 1):
+        for rank in ("auto", "0"):
+            codec = gradcomp.get_codec(f"adaptive(rate={rate},rank={rank})")
+            out = np.empty(codec.max_encoded_size(x.size), np.uint8)
+            frame = codec.encode(x, out=out).copy()
+            copying = seconds(lambda: np.copyto(y, x), 5)
+            encoding = seconds(lambda c=codec, o=out: c.encode(x, out=o), 3)  # type: ignore[misc]
+            decoding = seconds(lambda c=codec, f=frame: c.decode(f, out=y), 5)  # type: ignore[misc]
+            million = x.size / 1e6
+            print(
+                f"{f'adaptive(rate={rate},rank={rank})':<28} {frame[24] >> 3:4} "
+                f"{million / encoding:12.0f} {copying / encoding:6.3f} "
+                f"{million / decoding:12.0f} {copying / decoding:6.3f}"
+            )
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path, help="of scripts/record_gradients.py")
+    parser.add_argument("--output", type=Path, help="of .csv and .png")
+    parser.add_argument("--speeds", action="store_true", help="measure speeds, too")
+    arguments = parser.parse_args()
+    if bool(arguments.files) != (arguments.output is not None):
+        parser.error("give files and --output, or --speeds alone")
+    if arguments.speeds:
+        speeds()
+    if not arguments.files:
+        return
+    points = []
+    for path in arguments.files:
+        points += measure(path.stem, load(path))
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    with arguments.output.with_suffix(".csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(Point._fields)
+        for p in points:
+            writer.writerow([*p[:4], f"{p.bits:.5g}", f"{p.error:.5g}"])
+    plot(points, arguments.output.with_suffix(".png"))
+    table(points)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Matrices of `adaptive`: both decoders agree on them, and on what damage they refuse."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import decoder
+import numpy as np
+import pytest
+
+import gradcomp
+
+SPECS = [
+    gradcomp.get_codec(f"adaptive(rate={rate},rank={rank})").spec
+    for rate, rank in ((0.5, "auto"), (2, "4"), (4, "0"))
+]
+
+
+def matrix(rows: int, cols: int, seed: int = 0) -> np.ndarray:
+    """A gradient of rank 2 in the main, with heavy tails."""
+    rng = np.random.default_rng([seed, rows, cols])
+    pairs = rng.normal(size=(rows, 2)) @ rng.normal(size=(2, cols))
+    return (pairs + rng.standard_t(2, size=(rows, cols))).astype(np.float32)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("shape", [(2, 32), (9, 31), (20, 64), (65, 33), (1, 700), (150, 40)])
+def test_both_decoders_agree_on_matrices(spec: str, shape: tuple[int, int]) -> None:
+    codec = gradcomp.get_codec(spec)
+    for seed in range(3):
+        frame = codec.encode(matrix(*shape, seed)).tobytes()
+        assert codec.decode(frame).tobytes() == decoder.decode(frame, spec).tobytes()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_both_decoders_refuse_the_same_damaged_matrices(spec: str) -> None:
+    codec = gradcomp.get_codec(spec)
+    frame = codec.encode(matrix(20, 45)).tobytes()
+    rng = random.Random(spec)
+    outcomes = {True: 0, False: 0}
+    for _ in range(250):
+        data = bytearray(frame[:-4])
+        for _ in range(rng.choice([1, 1, 2])):
+            # Most of the payload's head, where the fields are, and its end, where the states are.
+            last = len(data) - 1
+            at = rng.choice([min(24 + rng.randrange(40), last), rng.randrange(24, last), last])
+            data[at] = rng.choice([data[at] ^ 1 << rng.randrange(8), rng.randrange(256)])
+        if rng.random() < 0.2:
+            data = data[: rng.randrange(24, len(data))]
+        struct.pack_into("<I", data, 12, len(data) - 24)
+        damaged = bytes(data) + struct.pack("<I", decoder.crc32c(bytes(data)))
+        try:
+            expected = decoder.decode(damaged, spec).tobytes()
+        except decoder.FormatError:
+            expected = None
+        acc = np.ones(900, np.float32)
+        try:
+            found = codec.decode(damaged, numel=900).tobytes()
+            codec.decode_add(damaged, acc)
+        except gradcomp.WireError:
+            found = None
+            assert (acc == 1).all()
+        assert (found is None) == (expected is None), damaged.hex(" ")
+        if found is not None and found != expected:  # a NaN's sign may differ
+            np.testing.assert_array_equal(*(np.frombuffer(one, "<f4") for one in (found, expected)))
+        outcomes[found is None] += 1
+    assert min(outcomes.values()) > 5, "some damage must be found, and some leave a valid frame"
