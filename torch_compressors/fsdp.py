@@ -57,8 +57,8 @@ def fsdp_hook(
 
     Raises:
         SpecError: the spec is wrong.
-        ConfigError: the model is not sharded, or the configuration asks for ``policy: auto`` or
-            ``two_level``, or the optimizer applies the momentum too.
+        ConfigError: the model is not sharded, or the configuration asks for ``policy: auto``,
+            ``two_level`` or a profile, or the optimizer applies the momentum too.
         ProtocolError: the ranks run different compression or different models.
     """
     return FSDPCompression(config, model, group, optimizer, timeout)
@@ -97,6 +97,9 @@ class FSDPCompression(TensorControls):
         if self.config.compress.two_level:
             problem = "compress.exchange: two_level is for ddp_hook; here fully_shard averages "
             problem += "inside of machines: remove it"
+        elif self.config.stats.profile is not None:
+            problem = "stats.profile is for ddp_hook: nobody tells fsdp_hook when a step begins; "
+            problem += "remove it"
         shapes = {name: tuple(one.shape) for name, one in model.named_parameters()}
         lines = [""] * group.size()
         dist.all_gather_object(lines, line_of(self.config, shapes, problem), group=group)

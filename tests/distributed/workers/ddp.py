@@ -450,5 +450,12 @@ def shards() -> None:
     assert set(saved["residual"]) == {"model", "0"}
     refused(lambda: fsdp_hook("fp16", torch.nn.Linear(2, 2), group), ConfigError, "fully_shard")
     refused(lambda: fsdp_hook("dgc(ratio=0.1)", first, group), ConfigError, "to fsdp_hook")
+    compress = {"default": "fp16"}
+    for settings, word in (
+        ({"compress": {**compress, "exchange": "two_level"}}, "two_level is for ddp_hook"),
+        ({"compress": compress, "stats": {"profile": "x"}}, "profile is for ddp_hook"),
+    ):
+        wanted = Config.from_mapping({"version": 1, **settings})
+        refused(partial(fsdp_hook, wanted, first, group), ConfigError, word)
     other = "fp16" if hvd.rank() < 2 else "int8"
     refused(lambda: fsdp_hook(other, first, group), ProtocolError, "different compression")
