@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +28,7 @@ from matplotlib.figure import Figure
 import gradcomp
 from gradcomp import ToEncode, encode_batch
 from gradcomp.wire import split_frames
+from polar_targets import fastest
 
 FloatArray = npt.NDArray[np.float32]
 Bucket = list[FloatArray]
@@ -266,16 +266,6 @@ def table(points: Sequence[Point]) -> None:
                 )
 
 
-def seconds(call: Callable[[], object], repeats: int) -> float:
-    """CPU time of this thread, the least of several calls."""
-    times = []
-    for _ in range(repeats):
-        start = time.thread_time()
-        call()
-        times.append(time.thread_time() - start)
-    return min(times)
-
-
 def speeds() -> None:
     """Speeds on a matrix of 8 Mi elements, beside a memcpy of it in the same run."""
     rng = np.random.default_rng(0)
@@ -289,9 +279,9 @@ def speeds() -> None:
             codec = gradcomp.get_codec(f"adaptive(rate={rate},rank={rank})")
             out = np.empty(codec.max_encoded_size(x.size), np.uint8)
             frame = codec.encode(x, out=out).copy()
-            copying = seconds(lambda: np.copyto(y, x), 5)
-            encoding = seconds(lambda c=codec, o=out: c.encode(x, out=o), 3)  # type: ignore[misc]
-            decoding = seconds(lambda c=codec, f=frame: c.decode(f, out=y), 5)  # type: ignore[misc]
+            copying = fastest(lambda: np.copyto(y, x), 5)
+            encoding = fastest(lambda c=codec, o=out: c.encode(x, out=o), 3)  # type: ignore[misc]
+            decoding = fastest(lambda c=codec, f=frame: c.decode(f, out=y), 5)  # type: ignore[misc]
             million = x.size / 1e6
             print(
                 f"{f'adaptive(rate={rate},rank={rank})':<28} {frame[24] >> 3:4} "

@@ -30,7 +30,7 @@ from gradcomp.pipeline import Pipeline
 from gradcomp.profile_files import profile_as_configured
 from gradcomp.profiling import ProfiledEngine
 from gradcomp.rounds import AllReduce, Group
-from torch_compressors.dgc_sgd import check_momentum
+from torch_compressors.dgc_sgd import check_optional
 from torch_compressors.gloo import GlooEngine
 from torch_compressors.nodes import check_nodes, ranks_per_node
 from torch_compressors.state import TensorControls
@@ -118,13 +118,7 @@ class DDPCompression(TensorControls):
                 "wrap it first"
             )
         self.config = Config.from_spec(config) if isinstance(config, str) else config
-        if optimizer is not None:
-            check_momentum(self.config, optimizer)
-        elif self.config.momentum_correction is not None:
-            raise ConfigError(
-                f"'{self.config.compress.default}' applies the optimizer's momentum: pass "
-                "optimizer=..., a torch_compressors.DGCSGD or one without momentum, to ddp_hook"
-            )
+        check_optional(self.config, optimizer, "ddp_hook")
         ignored = model.parameters_to_ignore
         named = [
             (name, parameter)

@@ -10,7 +10,7 @@ import torch
 from gradcomp import Config
 from gradcomp.errors import ConfigError
 
-__all__ = ["DGCSGD", "check_momentum"]
+__all__ = ["DGCSGD", "check_momentum", "check_optional"]
 
 
 class DGCSGD(torch.optim.SGD):
@@ -108,3 +108,14 @@ def check_momentum(config: Config, optimizer: torch.optim.Optimizer) -> None:
                     "applies the momentum already: use torch_compressors.DGCSGD, or an "
                     "optimizer without momentum"
                 )
+
+
+def check_optional(config: Config, optimizer: torch.optim.Optimizer | None, function: str) -> None:
+    """The same, of one that ``function`` must be given only where the spec applies the momentum."""
+    if optimizer is not None:
+        check_momentum(config, optimizer)
+    elif config.momentum_correction is not None:
+        raise ConfigError(
+            f"'{config.compress.default}' applies the optimizer's momentum: pass optimizer=..., a "
+            f"torch_compressors.DGCSGD or one without momentum, to {function}"
+        )

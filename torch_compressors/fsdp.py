@@ -21,7 +21,7 @@ from gradcomp.agreement import check_lines, line_of
 from gradcomp.driver import Driver
 from gradcomp.errors import ConfigError
 from gradcomp.pipeline import Pipeline
-from torch_compressors.dgc_sgd import check_momentum
+from torch_compressors.dgc_sgd import check_optional
 from torch_compressors.gloo import GlooEngine
 from torch_compressors.state import TensorControls
 
@@ -86,13 +86,7 @@ class FSDPCompression(TensorControls):
                 f"no part of the model, a {type(model).__name__}, is sharded: call "
                 "torch.distributed.fsdp.fully_shard first"
             )
-        if optimizer is not None:
-            check_momentum(self.config, optimizer)
-        elif self.config.momentum_correction is not None:
-            raise ConfigError(
-                f"'{self.config.compress.default}' applies the optimizer's momentum: pass "
-                "optimizer=..., a torch_compressors.DGCSGD or one without momentum, to fsdp_hook"
-            )
+        check_optional(self.config, optimizer, "fsdp_hook")
         problem = None
         if self.config.compress.two_level:
             problem = "compress.exchange: two_level is for ddp_hook; here fully_shard averages "
