@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from launch import HERE
 
-from netlab import Lab, run
+from netlab import Lab, LabError, run
 
 _MPI_JOB = """
 import horovod.torch as hvd, torch
@@ -22,8 +23,11 @@ print("a host of", hvd.__name__)
 """
 
 
-@pytest.mark.skipif(bool(Lab.unavailable()), reason="network namespaces need root")
 def test_mpi_between_hosts(tmp_path: Path) -> None:
+    if reason := Lab.unavailable():
+        with pytest.raises(LabError, match=re.escape(reason)), Lab(2, "1gbit"):
+            pass
+        return
     with Lab(2, "1gbit") as lab:
         run(lab, "mpi", 2, [sys.executable, "-c", _MPI_JOB], tmp_path, 240)
     assert (tmp_path / "mpirun.log").read_text().count("a host of") == 2
