@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from gradcomp import _core
 from gradcomp.aggregators import (
     Aggregator,
     BucketAggregator,
@@ -77,6 +78,7 @@ class Pipeline:
         self._lasting: dict[tuple[str, tuple[int, ...]], _Taken] = {}
         self._aggregators: dict[tuple[str, str], _Made] = {}
         self._dense = Dense()
+        self._rooms = _core.Rooms()
         self._epoch: int | None = None
         self._policy = Policy() if self.config.compress.policy == "auto" else None
 
@@ -291,8 +293,8 @@ class Pipeline:
                 tensor that is alone goes by its own name.
             grads: by name, in an order that is the same on every rank.
             dense_bytes: of all gradients, where that is not their ``nbytes``.
-            overwrite: averages may be written where the gradients are, which saves new memory;
-                not all aggregators do so.
+            overwrite: averages may be written where the gradients are; not all aggregators do so.
+                Else they get memory that earlier averages had, once nothing refers to these.
         """
         if len(grads) == 1:
             ((name, grad),) = grads.items()
@@ -309,8 +311,8 @@ class Pipeline:
                 raise ValueError(f"'{name}' does not belong in this bucket: average it by itself")
             key = TensorKey(name, grad.shape, grad.size)
             whole = self._hand_over(name, taken, grad)
-            out = grad.reshape(-1) if overwrite else None
-            members.append(Member(aggregator, whole, key, self._next_step(name), out))
+            room = grad.reshape(-1) if overwrite else self._rooms.get(grad.size)
+            members.append(Member(aggregator, whole, key, self._next_step(name), room))
         if dense_bytes is None:
             dense_bytes = sum(grad.nbytes for grad in grads.values())
         self.stats.dense_bytes += dense_bytes

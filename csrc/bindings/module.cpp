@@ -15,6 +15,7 @@
 #include "bindings/dlpack.hpp"
 #include "bindings/linalg.hpp"
 #include "bindings/polar.hpp"
+#include "bindings/rooms.hpp"
 #include "core/compiled.hpp"
 #include "core/feedback.hpp"
 #include "core/rng.hpp"
@@ -515,6 +516,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   m.def("set_thread_count", &set_thread_count, py::arg("count"));
   bind_linalg(m);
   bind_polar(m);
+  bind_rooms(m);
 }
 
 }  // namespace gradcomp

@@ -80,7 +80,8 @@ class BucketAggregator(Aggregator):
 
     def round(self, grad: FloatArray, key: TensorKey, step: int) -> Round:
         """See `Aggregator.round`: a bucket of one tensor."""
-        (average,) = yield from self.bucket_round(key.name, [Member(self, grad, key, step)])
+        member = Member(self, grad, key, step, np.empty(key.numel, np.float32))
+        (average,) = yield from self.bucket_round(key.name, [member])
         return average
 
     @abstractmethod
@@ -101,23 +102,17 @@ class Member(NamedTuple):
     """One tensor of a bucket: what its aggregator's `round` would be given.
 
     Attributes:
-        out: where the average may be written once the gradient is encoded: flat, and it may be the
-            gradient's own memory. None: in new memory.
+        room: flat memory for the average, with anything in it. It may be the gradient's own, so
+            write only once the gradient is encoded.
     """
 
     aggregator: BucketAggregator
     grad: FloatArray
     key: TensorKey
     step: int
-    out: FloatArray | None = None
-
-    def room(self) -> FloatArray:
-        """Flat memory for the average, with anything in it."""
-        return np.empty(self.key.numel, np.float32) if self.out is None else self.out
+    room: FloatArray
 
     def zeros(self) -> FloatArray:
-        """The same, with zeros."""
-        if self.out is None:
-            return np.zeros(self.key.numel, np.float32)
-        self.out.fill(0)
-        return self.out
+        """The room, with zeros."""
+        self.room.fill(0)
+        return self.room

@@ -79,7 +79,7 @@ class MajorityVote(BucketAggregator):
             return frames
 
         codecs = [self._codec] * len(members)
-        rooms = [member.room() for member in members]
+        rooms = [member.room for member in members]
         return (
             yield from scatter_reduce_allgather(
                 name, chunks, codecs, self._context.rank, data, 1.0, settle, rooms

@@ -1,0 +1,10 @@
+// Memory of averages, used again: what gradcomp.pipeline hands to aggregators.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace gradcomp {
+
+void bind_rooms(pybind11::module_& m);
+
+}  // namespace gradcomp
