@@ -14,7 +14,14 @@ from training.section import Number, Section
 
 __all__ = ["TASKS", "TENSORFLOW_TASKS", "TrainSettings"]
 
-TASKS = ("digits-mlp", "digits-cnn", "digits-resnet20", "cifar10-resnet20", "char-transformer")
+TASKS = (
+    "digits-mlp",
+    "digits-cnn",
+    "digits-vgg",
+    "digits-resnet20",
+    "cifar10-resnet20",
+    "char-transformer",
+)
 
 TENSORFLOW_TASKS = ("digits-mlp", "digits-cnn")
 
@@ -30,7 +37,12 @@ class TrainSettings(Section):
     example = "{task: digits-cnn}"
 
     task: Literal[
-        "digits-mlp", "digits-cnn", "digits-resnet20", "cifar10-resnet20", "char-transformer"
+        "digits-mlp",
+        "digits-cnn",
+        "digits-vgg",
+        "digits-resnet20",
+        "cifar10-resnet20",
+        "char-transformer",
     ] = Field(description=f"one of {', '.join(TASKS)}")
     data_dir: Annotated[Path | None, BeforeValidator(_path)] = Field(
         None, description="the path of a folder (cifar10-resnet20 only)"

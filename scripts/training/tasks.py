@@ -9,7 +9,7 @@ from torch import nn
 
 from training.data import Dataset, load_cifar10, load_digits_images
 from training.metrics import ACCURACY, BITS_PER_CHARACTER, Metric
-from training.models import CharTransformer, ResNet20, digits_cnn, digits_mlp
+from training.models import CharTransformer, ResNet20, digits_cnn, digits_mlp, digits_vgg
 from training.settings import TrainSettings
 from training.text import PIECE, TextPieces, load_python_topics, load_text
 
@@ -30,6 +30,8 @@ def task_of(settings: TrainSettings) -> Task:
         return Task(digits_mlp, load_digits_images, ACCURACY)
     if settings.task == "digits-cnn":
         return Task(digits_cnn, load_digits_images, ACCURACY)
+    if settings.task == "digits-vgg":
+        return Task(digits_vgg, load_digits_images, ACCURACY)
     if settings.task == "digits-resnet20":
         return Task(lambda classes: ResNet20(classes, 1), load_digits_images, ACCURACY)
     if settings.task == "char-transformer":

@@ -29,7 +29,7 @@ from training.metrics import (
     StepRow,
     read_rows,
 )
-from training.models import ResNet20, digits_cnn, digits_mlp
+from training.models import ResNet20, digits_cnn, digits_mlp, digits_vgg
 from training.schedule import learning_rate
 from training.settings import TASKS, TENSORFLOW_TASKS, TrainSettings
 from training.tasks import task_of
@@ -57,7 +57,7 @@ def test_every_task_needs_only_its_name_and_data(task):
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
-        ("task", "mnist", "digits-mlp, digits-cnn, digits-resnet20, cifar10-resnet20"),
+        ("task", "mnist", "digits-mlp, digits-cnn, digits-vgg, digits-resnet20, cifar10-resnet20"),
         ("epochs", 0, ">= 1"),
         ("epochs", 2.5, "an integer"),
         ("epochs", "many", "an integer"),
@@ -424,6 +424,7 @@ def test_the_transformer_fits_its_text(tmp_path):
     [
         (digits_mlp, (1, 8, 8), 301_066),
         (digits_cnn, (1, 8, 8), 151_306),
+        (digits_vgg, (1, 8, 8), 1_677_834),
         (ResNet20, (3, 32, 32), 269_722),
         (partial(ResNet20, channels=1), (1, 8, 8), 269_434),
     ],
