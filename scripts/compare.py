@@ -35,7 +35,7 @@ from gradcomp.config import Config
 from gradcomp.errors import ConfigError, GradcompError
 from jobs import ROOT, Job, JobFailedError, progress_on, run_job
 from plots import plot_comparison
-from training.metrics import METRICS, Metric, read_rows
+from training.metrics import CROSS_ENTROPY, METRICS, Metric, read_rows
 from training.settings import TrainSettings
 
 UNCOMPRESSED = "uncompressed"
@@ -264,6 +264,11 @@ def parse() -> argparse.Namespace:
         help="set one key of all runs, such as train.epochs=3; may be repeated",
     )
     parser.add_argument(
+        "--loss",
+        action="store_true",
+        help="show the cross-entropy of the test, in bits, in place of the task's own metric",
+    )
+    parser.add_argument(
         "--output", required=True, type=Path, metavar="DIR", help="where runs and results go"
     )
     arguments = parser.parse_args()
@@ -330,7 +335,7 @@ def report(
     """Print the table; write it and the picture."""
     finished = [contender for contender in contenders if contender.summaries]
     first = finished[0].summaries[0]
-    metric = METRICS[first["metric"]]
+    metric = CROSS_ENTROPY if arguments.loss else METRICS[first["metric"]]
     rows = [cells_of(contender, metric) for contender in contenders]
     title = f"{first['task']} on {arguments.np} ranks, {first['steps']} steps (Horovod, Gloo)"
     console.print(table_of(rows, metric, title))

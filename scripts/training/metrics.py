@@ -14,6 +14,7 @@ from typing import IO, Any
 __all__ = [
     "ACCURACY",
     "BITS_PER_CHARACTER",
+    "CROSS_ENTROPY",
     "METRICS",
     "EpochRow",
     "Metric",
@@ -75,6 +76,8 @@ BITS_PER_CHARACTER = Metric(
     "test {score.test_bits:.4f} bits per character (perplexity {score.perplexity:.3f}), "
     "accuracy {score.accuracy:.4f}",
 )
+CROSS_ENTROPY = Metric("test_bits", "test bits", False, 4, "test {score.test_bits:.4f} bits")
+"""Of any task; it still tells runs apart where all are equally accurate."""
 METRICS = {metric.key: metric for metric in (ACCURACY, BITS_PER_CHARACTER)}
 
 

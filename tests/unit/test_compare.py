@@ -52,7 +52,8 @@ def finished(job):
         "metric": "accuracy",
         "final_accuracy": 0.8 + 0.1 * seed,
         "best_accuracy": 0.85 + 0.1 * seed,
-        "final_test_bits": 1.0,
+        "final_test_bits": 1.0 + 0.5 * seed,
+        "best_test_bits": 1.0,
         "steps": 4,
         "sent_bytes_per_step": 220.0,
         "median_step_seconds": 0.001,
@@ -96,6 +97,14 @@ def test_finished_runs_are_kept_and_all_are_in_the_table(monkeypatch, tmp_path, 
     row = "| half | 2 | 0.8500 ± 0.0707 | 0.9500 | 220 bytes | 1.8x | 40 bytes | 10.0x | 1.0 ms |"
     assert row in table
     assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_loss_in_place_of_the_metric(monkeypatch, tmp_path, started):
+    parts = ["--run", "uncompressed", "--seeds", "2", "--loss"]
+    assert compare_runs(monkeypatch, tmp_path, *parts) == 0
+    table = (tmp_path / "comparison.md").read_text()
+    assert "| run | seeds | test bits | best |" in table
+    assert "| uncompressed | 2 | 1.2500 ± 0.3536 | 1.0000 |" in table
 
 
 def test_a_failed_run_does_not_stop_the_others(monkeypatch, tmp_path, started, capsys):
