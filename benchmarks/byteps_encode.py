@@ -66,7 +66,7 @@ def main() -> None:
                 times[i].extend(seconds)
         a, b = map(statistics.median, times)
         shown = ", ".join(f"{key.removeprefix('compressor_')}={v}" for key, v in settings.items())
-        figures = (f"{1e3 * a:.2f}", str(sizes[0]), spec, f"{1e3 * b:.2f}", str(sizes[1]))
+        figures = (f"{1e3 * a:.3f}", str(sizes[0]), spec, f"{1e3 * b:.3f}", str(sizes[1]))
         table.add_row(f"{name}: {shown}", *figures, f"{a / b:.1f}")
     Console(width=160).print(table)
 

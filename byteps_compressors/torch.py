@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import logging
 import os
 import zlib
@@ -32,6 +33,7 @@ import torch
 
 from byteps_compressors import native, process
 from gradcomp import Config, Pipeline, get_codec, list_codecs
+from gradcomp.arrays import FloatArray
 from gradcomp.errors import ConfigError, GradcompError, ProtocolError, StateError
 from gradcomp.memory import STATE_KINDS
 from gradcomp.rounds import AllReduce, Round
@@ -68,6 +70,7 @@ for _name, _value in _DEFAULTS.items():
     os.environ.setdefault(_name, _value)
 
 _attached: set[str] = set()
+_questions = itertools.count()
 
 process.end_at_once()
 process.resolve_scheduler()
@@ -81,10 +84,17 @@ class Attached:
         specs: of each parameter, by name.
     """
 
-    def __init__(self, config: Config, specs: Mapping[str, Spec], tensors: Mapping[str, Any]):
+    def __init__(
+        self,
+        config: Config,
+        specs: Mapping[str, Spec],
+        tensors: Mapping[str, native.Tensor],
+        fed_back: Mapping[str, torch.dtype],
+    ):
         self.config = config
         self.specs = dict(specs)
-        self._tensors: dict[str, native.Tensor] = dict(tensors)
+        self._tensors = dict(tensors)
+        self._fed_back = dict(fed_back)  # of which servers keep what compressing the sum has lost
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch begins, counted from 0; every worker must, before its first step.
@@ -99,7 +109,8 @@ class Attached:
     def stats(self) -> Stats:
         """Bytes that this worker has pushed to servers, all of its attached tensors together.
 
-        What it pulls from them is in `pulled_bytes`.
+        What it pulls from them is in `pulled_bytes`. Neither counts what `state_dict` and
+        `load_state_dict` exchange.
         """
         pushed, _, dense = native.load().totals()
         stats = Stats(dense_bytes=dense, steps=max(t.steps for t in self._tensors.values()))
@@ -114,10 +125,18 @@ class Attached:
     def state_dict(self) -> dict[str, Any]:
         """This worker's state, for its checkpoint: plain numbers, strings and CPU tensors.
 
-        Call it between steps. Every worker has its own and must save its own; the keys are those of
-        `gradcomp.Pipeline.state_dict`. What servers keep is not in it.
+        All workers must call it, between the same steps: with feedback on servers they ask these
+        for what they keep. Every worker has its own state and must save its own. The keys are those
+        of `gradcomp.Pipeline.state_dict`, and ``servers``: by tensor name what servers keep, in the
+        state of worker 0; in those of others it is empty.
         """
         state = self._pipeline().state_dict()
+        servers: dict[str, torch.Tensor] = {}
+        for name in self._fed_back:
+            kept = self._tensors[name].read_servers(self._push_pull(name))
+            if bps.rank() == 0 and kept.any():
+                servers[name] = torch.from_numpy(kept)
+        state["servers"] = servers
         state["rounds"] = {name: tensor.steps for name, tensor in self._tensors.items()}
         for name, tensor in self._tensors.items():
             for kind in STATE_KINDS:
@@ -129,15 +148,70 @@ class Attached:
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Take up a saved state: this worker's own, or the list of all workers' states.
 
-        See `gradcomp.Pipeline.load_state_dict`. Call it between steps.
+        See `gradcomp.Pipeline.load_state_dict`. All workers must call it, between the same steps:
+        with feedback on servers worker 0 tells these what they kept. How many servers there are,
+        and of which partitions, may have changed. With another number of workers, of which servers
+        add up the gradients, what they kept is scaled to it. In a state without ``servers``, such
+        as Horovod's, it is nothing.
 
         Raises:
-            StateError: it is of another worker or another model.
+            StateError: it is of another worker or another model; with feedback on servers all
+                workers raise where one does.
         """
-        pipeline = self._pipeline()
         states = [state] if isinstance(state, Mapping) else list(state)
-        arrays = [with_arrays(one) for one in states]
-        pipeline.load_state_dict(arrays[0] if isinstance(state, Mapping) else arrays)
+        error = None
+        try:
+            self._load_own(states[0] if isinstance(state, Mapping) else states)
+            kept = self._kept_by_servers(states)
+        except StateError as raised:
+            error = raised
+        if self._fed_back and _any_worker(error is not None) and error is None:
+            raise StateError("another worker could not load its state: see its message")
+        if error is not None:
+            raise error
+        for name in self._fed_back:
+            self._tensors[name].write_servers(kept.get(name), self._push_pull(name))
+
+    def _kept_by_servers(self, states: Sequence[Mapping[str, Any]]) -> dict[str, FloatArray]:
+        """What servers are to keep, if this is worker 0."""
+        (own,) = [one for one in states if one["rank"] == 0] or [{}]
+        scale = bps.size() / own.get("world_size", bps.size())
+        saved = own.get("servers", {})
+        if not isinstance(saved, Mapping):
+            raise StateError(
+                f"'servers' of a compressor state is a {type(saved).__name__}; it must be a "
+                "mapping of tensors by name"
+            )
+        kept = {name: torch.as_tensor(saved[name]).cpu().numpy() for name in saved}
+        for name, array in kept.items():
+            tensor = self._tensors.get(name)
+            if tensor is None or array.shape != (tensor.numel,) or array.dtype != np.float32:
+                raise StateError(
+                    f"servers kept {array.size} elements of '{name}', {array.dtype}, and here are "
+                    f"{'none' if tensor is None else tensor.numel} of it, float32: this is the "
+                    "state of another model"
+                )
+        return {name: array * np.float32(scale) for name, array in kept.items()}
+
+    def _push_pull(self, name: str) -> Callable[[], None]:
+        """Averages a tensor of some values as if it were the gradient of this name."""
+        values = torch.zeros(self._tensors[name].numel, dtype=self._fed_back[name])
+
+        def push_pull() -> None:
+            ops.synchronize(
+                ops.push_pull_async_inplace(values, average=False, name=f"Gradient.{name}")
+            )
+
+        return push_pull
+
+    def _load_own(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Take up what this worker keeps."""
+        pipeline = self._pipeline()
+        pipeline.load_state_dict(
+            with_arrays(state)
+            if isinstance(state, Mapping)
+            else [with_arrays(one) for one in state]
+        )
         loaded = pipeline.state_dict()
         for name, tensor in self._tensors.items():
             for kind in ("residual", "momentum"):
@@ -203,12 +277,14 @@ def attach(
             "partition takes the rate by itself"
         )
     library = native.load()
-    tensors = {}
+    tensors, fed_back = {}, {}
     for name, spec in specs.items():  # in the order of names, as BytePS numbers what is declared
         tensor = tensors[name] = library.tensor(spec.canonical, parameters[name].numel())
         memory = None if spec.memory is None else spec.memory.name
         feeds_back = memory in ("residual", "momentum_correction")
         feedback = server_feedback == "on" or (server_feedback == "auto" and feeds_back)
+        if feedback:
+            fed_back[name] = parameters[name].dtype
         library.declare(
             f"Gradient.{name}",
             {
@@ -220,7 +296,7 @@ def attach(
             },
         )
     _attached.update(specs)
-    return Attached(config, specs, tensors)
+    return Attached(config, specs, tensors, fed_back)
 
 
 def DistributedOptimizer(  # noqa: N802
@@ -352,6 +428,15 @@ def _check_agreement(config: Config, sizes: Mapping[str, int], feedback: str) ->
             "the workers were given different parameters, configurations or server_feedback: all "
             "must be given the same"
         )
+
+
+def _any_worker(says_so: bool) -> bool:
+    """Whether any worker does; all must call it."""
+    number = torch.tensor([float(says_so)])
+    # A name of its own, as servers answer from memory that a next push might change.
+    name = f"gradcomp.any_worker.{next(_questions)}"
+    ops.synchronize(ops.push_pull_async_inplace(number, average=False, name=name))
+    return bool(number.item() > 0)
 
 
 # ------------------------------------------------------------ payloads that servers add

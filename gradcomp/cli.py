@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -28,6 +29,7 @@ from gradcomp import profile_run as profiling
 from gradcomp import spec as specs
 from gradcomp import survey as surveying
 from gradcomp.aggregators import exchange_pattern
+from gradcomp.comparison import ModelBytes, model_bytes
 from gradcomp.config import (
     DEFAULT_RULES,
     Config,
@@ -66,9 +68,6 @@ app = typer.Typer(
     help="Gradient compression for Horovod, BytePS and torch.distributed.",
 )
 
-SpecArgument = Annotated[
-    str, typer.Argument(metavar="SPEC", help='For example "residual|topk(ratio=0.01)".')
-]
 ConfigArgument = Annotated[
     list[str],
     typer.Argument(metavar="CONFIG", help="YAML files, composed left to right, or a spec."),
@@ -154,38 +153,93 @@ def _exchange(row: specs.StageInfo) -> str | None:
 
 
 @app.command()
-def explain(spec: SpecArgument, as_json: JsonOption = False) -> None:
-    """Explain a spec: stages, parameters, exchange pattern, size."""
-    parsed = specs.parse(spec)
-    # What an algorithm sends depends on shapes.
-    numels = () if parsed.algorithm else (1000, 1_000_000, 100_000_000)
-    sizes = [(numel, _wire_bytes(parsed, numel)) for numel in numels]
+def explain(
+    spec: Annotated[
+        list[str],
+        typer.Argument(metavar="SPEC...", help='For example "residual|topk(ratio=0.01)".'),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            show_default="resnet20, with several specs",
+            help=f"Count the bytes of a step of {', '.join(MODELS)}.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Explain a spec: stages, parameters, exchange pattern, size; or compare several."""
+    parsed = [specs.parse(one) for one in spec]
+    several = len(parsed) > 1
+    if several and model is None:
+        model = "resnet20"
+    shapes = {} if model is None else model_shapes(model)
+    steps = [model_bytes(one, shapes) for one in parsed] if shapes else []
     if as_json:
-        _print_json(
-            {
-                "canonical": parsed.canonical,
-                "stages": [
-                    {"name": stage.name, "kind": stage.kind, "params": dict(stage.params)}
-                    for stage in parsed.stages
-                ],
-                "exchange": exchange_pattern(parsed),
-                "max_bytes": {str(numel): size for numel, size in sizes},
-            }
+        objects = [_spec_json(one) for one in parsed]
+        for one, step in zip(objects, steps, strict=False):
+            one["step"] = {"model": model, **asdict(step)}
+        _print_json(objects if several else objects[0])
+        return
+    if not several:
+        _print(*_explained(parsed[0]), *([""] if steps else []))
+    if steps:
+        numel = sum(map(math.prod, shapes.values()))
+        title = (
+            f"{model}, {len(shapes)} tensors of {numel:,} elements: what a rank hands over in a "
+            "step after all warm-ups, how much of it (and how many tensors) travels uncompressed, "
+            "and the bits for each element of the others:"
         )
-        return
-    if not sizes:
-        _print(_wrap(gradcomp.explain(spec)))
-        return
-    table = _table("elements", "bytes at most", "bits/element", numbers=3)
-    for numel, size in sizes:
-        table.add_row(f"{numel:,}", f"{size:,}", f"{8 * size / numel:.3f}")
-    _print(_wrap(gradcomp.explain(spec)), "", table)
+        _print(_wrap(title), "", _steps_table(spec, steps))
 
 
-def _wire_bytes(spec: specs.Spec, numel: int) -> int:
+_NUMELS = (1000, 1_000_000, 100_000_000)
+
+
+def _max_bytes(spec: specs.Spec) -> dict[int, int]:
+    """The largest payload, or frame, by number of elements."""
+    if spec.algorithm:
+        return {}  # what it sends depends on shapes
     codec = gradcomp.get_codec(spec.at(0, 0).codec)
     framed = exchange_pattern(spec) == "gather"
-    return codec.max_encoded_size(numel) if framed else codec.max_payload_size(numel)
+    size = codec.max_encoded_size if framed else codec.max_payload_size
+    return {numel: size(numel) for numel in _NUMELS}
+
+
+def _spec_json(spec: specs.Spec) -> dict[str, Any]:
+    return {
+        "canonical": spec.canonical,
+        "stages": [
+            {"name": stage.name, "kind": stage.kind, "params": dict(stage.params)}
+            for stage in spec.stages
+        ],
+        "exchange": exchange_pattern(spec),
+        "max_bytes": {str(numel): size for numel, size in _max_bytes(spec).items()},
+    }
+
+
+def _explained(spec: specs.Spec) -> list[str | Table]:
+    text = _wrap(gradcomp.explain(spec.canonical))
+    sizes = _max_bytes(spec)
+    if not sizes:
+        return [text]
+    table = _table("elements", "bytes at most", "bits/element", numbers=3)
+    for numel, size in sizes.items():
+        table.add_row(f"{numel:,}", f"{size:,}", f"{8 * size / numel:.3f}")
+    return [text, "", table]
+
+
+def _steps_table(texts: Sequence[str], steps: Sequence[ModelBytes]) -> Table:
+    table = _table("spec", "exchange", "bytes", "of them dense", "bits/element", numbers=3)
+    for text, step in zip(texts, steps, strict=True):
+        bits = step.bits_per_element
+        table.add_row(
+            _foldable(text),
+            step.exchange,
+            f"{step.sent_bytes:,.0f}",
+            f"{step.dense_bytes:,} ({step.dense_tensors})",
+            "-" if bits is None else f"{bits:.3f}",
+        )
+    return table
 
 
 @app.command()

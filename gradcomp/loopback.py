@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -53,6 +53,12 @@ class Loopback:
         """See `Pipeline.set_epoch`."""
         for rank in self.ranks:
             rank.set_epoch(epoch)
+
+    def begin_at(self, step: int, names: Iterable[str]) -> None:
+        """Go on as if the tensors had so many steps, and epochs, behind them: for schedules."""
+        self.set_epoch(step)
+        for rank in self.ranks:
+            rank.load_state_dict({**rank.state_dict(), "rounds": dict.fromkeys(names, step)})
 
     def step(self, grads: Mapping[str, Sequence[Any]]) -> dict[str, list[FloatArray]]:
         """Average one step's gradients.

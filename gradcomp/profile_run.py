@@ -142,10 +142,7 @@ def profile_model(
     if not 0 < bits_per_second < math.inf:
         raise GradcompError(f"the bandwidth is {bits_per_second:g} bit/s; it must be above 0")
     loop = Loopback(config, workers)
-    loop.set_epoch(first_step)
-    for pipeline in loop.ranks:
-        begun = dict.fromkeys(shapes, first_step)
-        pipeline.load_state_dict({**pipeline.state_dict(), "rounds": begun})
+    loop.begin_at(first_step, shapes)
     of_rules: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, shape in shapes.items():
         of_rules.setdefault(config.resolve(name, shape).rule, {})[name] = shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -32,6 +32,38 @@ class Tensor:
         address = self._library.gradcomp_byteps_array(self.id, kind.encode())
         return np.ctypeslib.as_array(address, (self.numel,)) if address else None
 
+    def read_servers(self, push_pull: Callable[[], None]) -> FloatArray:
+        """What servers keep of it. All workers must call it between the same steps.
+
+        Args:
+            push_pull: averages the tensor by its name, as in a step; values are of no concern.
+        """
+        return self._exchange("read", push_pull, None)
+
+    def write_servers(self, values: FloatArray | None, push_pull: Callable[[], None]) -> None:
+        """Have servers keep ``values`` of worker 0; see `read_servers`. None is all zeros."""
+        self._exchange("write", push_pull, values)
+
+    def _exchange(
+        self, what: str, push_pull: Callable[[], None], values: FloatArray | None
+    ) -> FloatArray:
+        """A piece at a time, as many as the tensor's partitions need; returns "servers"."""
+        ask = self._library.gradcomp_byteps_ask
+        piece = 0
+        try:
+            while True:
+                ask(self.id, what.encode(), piece)
+                array = self.array("servers")
+                assert array is not None  # which was made for it
+                if values is not None:
+                    array[:] = values
+                push_pull()
+                piece += 1
+                if piece >= ask(self.id, what.encode(), piece):
+                    return array.copy()
+        finally:
+            ask(self.id, b"", 0)
+
     @property
     def steps(self) -> int:
         """How often it was compressed."""
@@ -55,6 +87,7 @@ class Plugin:
             ("array", ctypes.POINTER(ctypes.c_float), (number, text)),
             ("steps", number, (number,)),
             ("set_steps", None, (number, number)),
+            ("ask", ctypes.c_uint32, (number, text, ctypes.c_uint32)),
             ("set_epoch", None, (number,)),
             ("totals", None, (ctypes.POINTER(number),)),
         ):

@@ -13,9 +13,12 @@
 //   gradcomp_feedback=1   the server keeps what compressing the sum has lost for the next step
 //
 // On the wire a partition is either raw, then it is as long as it is in memory, or coded, then it
-// is shorter: byte 0 is the number of elements that it has less than the partition was registered
-// with (BytePS rounds sizes up and tells compressors only the rounded ones); a Stamp where the
-// codec needs one; the codec's payload.
+// is shorter: a Header, then the codec's payload.
+//
+// Between steps workers ask servers for what these keep, or tell them (gradcomp_byteps_ask). It
+// takes the way of a gradient, a piece at a time, as a message must be shorter than the partition:
+// every worker pushes a Header with kRead, or with kWrite, which worker 0 alone follows with a
+// piece; of kRead all pull the piece. Servers answer with a Header of the same kind.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -102,6 +105,11 @@ struct Tensor {
   std::vector<std::uint64_t> steps;  // of each partition: how often it was compressed
   std::size_t partitioned = 0;       // elements of the partitions registered so far
   std::uint64_t resumed_at = 0;      // the step of partitions that are not registered yet
+  // What servers keep, which is here only while a checkpoint asks for it.
+  std::vector<float> servers;
+  std::uint16_t ask = 0;  // what the next push is instead of a gradient: kRead or kWrite; or 0
+  std::uint32_t piece = 0;
+  std::uint32_t pieces = 0;  // of the partition with the most
 };
 
 struct Totals {
@@ -216,6 +224,10 @@ struct Header {
   static constexpr std::size_t kSize = 11;
   static constexpr std::uint16_t kShared = 0xFFFF;  // everybody's
   static constexpr std::uint16_t kServer = 0xFFFE;
+  // No gradient but piece `step` of what the server keeps.
+  static constexpr std::uint16_t kRead = 0xFFFD;
+  static constexpr std::uint16_t kWrite = 0xFFFC;
+  bool is_piece() const { return sender == kRead || sender == kWrite; }
 
   void write(std::uint8_t* to) const {
     to[0] = rounding;
@@ -298,23 +310,57 @@ class Partition : public Compressor {
     return {message_.data(), message_.size(), _dtype};
   }
 
-  // Decodes a coded message into `out`, which has room for the registered elements, or for `numel`
-  // where that is not 0; returns the number of elements.
-  std::size_t decode(const tensor_t& message, std::size_t numel, char* out, Header* header) {
-    const auto* const bytes = reinterpret_cast<const std::uint8_t*>(message.data);
+  // The header of a coded message.
+  Header header_of(const tensor_t& message) const {
     if (message.size < Header::kSize) fail("a message without its header");
-    header->read(bytes);
-    if (header->rounding >= registered_) fail("a message for another partition");
-    const std::size_t n = registered_ - header->rounding;
-    if (numel != 0 && n != numel) fail("a sum of another size than the gradient's");
-    const gradcomp_call call = call_of(*header);
+    Header header;
+    header.read(reinterpret_cast<const std::uint8_t*>(message.data));
+    if (header.rounding >= registered_) fail("a message for another partition");
+    return header;
+  }
+  std::size_t numel_of(const Header& header) const { return registered_ - header.rounding; }
+
+  // Decodes a coded message into `out`, which has room for its elements.
+  void decode(const tensor_t& message, const Header& header, char* out) {
+    const std::size_t n = numel_of(header);
+    const gradcomp_call call = call_of(header);
     float* const values =
         _dtype == byteps::common::BYTEPS_FLOAT32 ? reinterpret_cast<float*>(out) : floats(n);
-    check(gradcomp_decode(codec_at(header->step, header->epoch), bytes + Header::kSize,
+    check(gradcomp_decode(codec_at(header.step, header.epoch),
+                          reinterpret_cast<const std::uint8_t*>(message.data) + Header::kSize,
                           message.size - Header::kSize, &call, values, n),
           "decode");
     if (values == floats_.data()) store(_dtype, values, out, n);
-    return n;
+  }
+
+  // A piece of n floats: as many bytes of them as a message has room for.
+  struct Piece {
+    std::size_t begin;
+    std::size_t size;
+  };
+  std::size_t piece_size() const { return limit_ > Header::kSize ? limit_ - Header::kSize : 0; }
+  Piece piece(std::size_t n, std::size_t index) const {
+    const std::size_t begin = std::min(index * piece_size(), 4 * n);
+    return {begin, std::min(piece_size(), 4 * n - begin)};
+  }
+  // A message with a piece of `values`, or with none where they are NULL.
+  tensor_t piece_message(Header header, std::size_t n, const float* values) {
+    const Piece sent = values == nullptr ? Piece{0, 0} : piece(n, header.step);
+    header.rounding = static_cast<std::uint8_t>(registered_ - n);
+    payload_size_ = sent.size;
+    message_.resize(Header::kSize + sent.size);
+    header.write(message_.data());
+    if (sent.size > 0) {
+      std::memcpy(payload(), reinterpret_cast<const char*>(values) + sent.begin, sent.size);
+    }
+    return coded();
+  }
+  // Copies the piece in a message to where it belongs in `values`.
+  void take_piece(const tensor_t& message, const Header& header, float* values) {
+    const Piece taken = piece(numel_of(header), header.step);
+    if (message.size != Header::kSize + taken.size) fail("a piece of another size");
+    std::memcpy(reinterpret_cast<char*>(values) + taken.begin, message.data + Header::kSize,
+                taken.size);
   }
 
   // The values of a partition; float32 stays where it is.
@@ -359,34 +405,59 @@ class WorkerPartition final : public Partition {
     if (tensor_->numel == 0) grow(registered_);  // nobody has said how large it is
     header_.partition = static_cast<std::uint16_t>(tensor_->steps.size());
     tensor_->steps.push_back(tensor_->resumed_at);
-    if (!summable_) {
-      header_.sender =
-          static_cast<std::uint16_t>(number(variable("DMLC_WORKER_ID"), "DMLC_WORKER_ID"));
+    if (piece_size() > 0) {
+      const std::size_t pieces = (4 * registered_ + piece_size() - 1) / piece_size();
+      tensor_->pieces = std::max(tensor_->pieces, static_cast<std::uint32_t>(pieces));
     }
+    worker_ = number(variable("DMLC_WORKER_ID"), "DMLC_WORKER_ID");
+    if (!summable_) header_.sender = static_cast<std::uint16_t>(worker_);
   }
 
   tensor_t Compress(tensor_t grad) override {
     const std::size_t n = grad.size / type_.width;
+    numel_ = n;
+    if (tensor_->ask != 0) return ask(grad, n);
     totals.dense += grad.size;
     const tensor_t message = type_.compressible ? compress(grad, n) : raw(grad.data, grad.size);
     totals.pushed += message.size;
-    numel_ = n;
     return message;
   }
 
   // In place.
   tensor_t Decompress(tensor_t message) override {
-    totals.pulled += message.size;
-    const std::size_t size = numel_ * type_.width;
+    if (tensor_->ask == 0) totals.pulled += message.size;
     if (!is_raw(message)) {
-      pulled_.assign(message.data, message.data + message.size);
-      Header header;
-      decode({pulled_.data(), pulled_.size(), message.dtype}, numel_, message.data, &header);
+      const Header header = header_of(message);
+      if (numel_of(header) != numel_) fail("a sum of another size than the gradient's");
+      if (header.is_piece()) {
+        if (message.size > Header::kSize) take_piece(message, header, servers());
+      } else {
+        pulled_.assign(message.data, message.data + message.size);
+        decode({pulled_.data(), pulled_.size(), message.dtype}, header, message.data);
+      }
     }
-    return {message.data, size, message.dtype};
+    return {message.data, numel_ * type_.width, message.dtype};
   }
 
  private:
+  // What is pushed instead of a gradient.
+  tensor_t ask(const tensor_t& grad, std::size_t n) {
+    if (piece_size() == 0) return raw(grad.data, grad.size);  // nothing is kept of what is raw
+    Header header = header_;
+    header.sender = tensor_->ask;
+    header.step = tensor_->piece;
+    const bool tells = tensor_->ask == Header::kWrite && worker_ == 0;
+    return piece_message(header, n, tells ? servers() : nullptr);
+  }
+
+  // This partition's part of what servers keep.
+  float* servers() {
+    if (offset_ + numel_ > tensor_->servers.size()) {
+      fail("what servers keep has more elements than the parameter");
+    }
+    return tensor_->servers.data() + offset_;
+  }
+
   void grow(std::size_t by) {
     if (keeps_ & GRADCOMP_KEEPS_RESIDUAL) own_.residual.resize(by);
     if (keeps_ & GRADCOMP_KEEPS_MOMENTUM) own_.momentum.resize(by);
@@ -440,6 +511,7 @@ class WorkerPartition final : public Partition {
   } own_;
   std::uint32_t keeps_ = 0;
   std::size_t world_size_ = 1;
+  std::uint64_t worker_ = 0;
   std::size_t offset_ = 0;
   std::size_t numel_ = 0;
   Header header_;
@@ -453,8 +525,24 @@ class ServerPartition final : public Partition {
 
   tensor_t Decompress(tensor_t message) override {
     if (is_raw(message)) return message;
+    const Header header = header_of(message);
+    if (any_coded_ && header.is_piece() != header_.is_piece()) {
+      fail(
+          "one worker pushed a gradient, and another one asks what servers keep: all must call "
+          "state_dict and load_state_dict, between the same steps");
+    }
     any_coded_ = true;
-    const std::size_t n = decode(message, 0, _buf.get(), &header_);
+    header_ = header;
+    const std::size_t n = numel_of(header);
+    if (header.is_piece()) {
+      if (message.size > Header::kSize) {
+        residual_.resize(n);
+        take_piece(message, header, residual_.data());
+      }
+      std::memset(_buf.get(), 0, n * type_.width);  // which is added up like gradients
+    } else {
+      decode(message, header, _buf.get());
+    }
     return {_buf.get(), n * type_.width, message.dtype};
   }
 
@@ -464,6 +552,10 @@ class ServerPartition final : public Partition {
     any_coded_ = false;
     // Where no worker's message got shorter, that of their sum would not either.
     if (!type_.compressible || !coded_before) return raw(sum.data, sum.size);
+    if (header_.is_piece()) {
+      const bool answers = header_.sender == Header::kRead && residual_.size() == n;
+      return piece_message(header_, n, answers ? residual_.data() : nullptr);
+    }
     if (!summable_) header_.sender = Header::kServer;
     const gradcomp_codec* const codec = codec_at(header_.step, header_.epoch);
     const gradcomp_call call = call_of(header_);
@@ -589,13 +681,37 @@ __attribute__((visibility("default"))) const char* gradcomp_byteps_error(void) {
   return error_text.c_str();
 }
 
-// A tensor's array, "residual" or "momentum"; NULL where it keeps none.
+// A tensor's array, "residual", "momentum" or "servers"; NULL where it keeps none.
 __attribute__((visibility("default"))) float* gradcomp_byteps_array(std::uint64_t id,
                                                                     const char* kind) {
   const auto tensor = find_tensor(id);
   if (tensor == nullptr) return nullptr;
-  auto& array = std::strcmp(kind, "residual") == 0 ? tensor->residual : tensor->momentum;
+  const std::string name = kind;
+  auto& array = name == "residual"   ? tensor->residual
+                : name == "momentum" ? tensor->momentum
+                                     : tensor->servers;
   return array.empty() ? nullptr : array.data();
+}
+
+// Says what the tensor's next push_pull is: with "read" it brings a piece of what servers keep into
+// the array "servers"; with "write" servers take a piece of worker 0's; with "" it averages a
+// gradient again, and the array is gone. All workers must say the same. Returns the number of
+// pieces, which is known after the first push_pull, and 0 before.
+__attribute__((visibility("default"))) std::uint32_t gradcomp_byteps_ask(std::uint64_t id,
+                                                                         const char* what,
+                                                                         std::uint32_t piece) {
+  const auto tensor = find_tensor(id);
+  if (tensor == nullptr) return 0;
+  const std::lock_guard<std::mutex> lock(tensor->mutex);
+  const std::string name = what;
+  tensor->ask = name == "read" ? Header::kRead : name == "write" ? Header::kWrite : 0;
+  tensor->piece = piece;
+  if (tensor->ask == 0) {
+    tensor->servers = {};
+  } else {
+    tensor->servers.resize(tensor->numel);
+  }
+  return tensor->pieces;
 }
 
 // How often the tensor was compressed.

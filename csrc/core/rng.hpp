@@ -63,7 +63,14 @@ inline std::uint64_t scale_draw(std::uint64_t draw, std::uint64_t bound) noexcep
   return static_cast<std::uint64_t>((static_cast<Uint128>(draw) * bound) >> 64);
 }
 
-// Sequential reading of a stream: 64-bit draws 0, 1, 2, ...; two per Philox block.
+// The 64-bit draws 0, 1, 2, ... of a stream, two per Philox block.
+inline std::uint64_t draw_at(std::uint64_t stream, std::uint64_t draw) noexcept {
+  const PhiloxBlock block = stream_block(stream, kDrawBlocks, draw / 2);
+  const std::size_t half = 2 * (draw % 2);
+  return std::uint64_t{block[half + 1]} << 32 | block[half];
+}
+
+// Sequential reading of the draws.
 class Stream {
  public:
   explicit Stream(std::uint64_t key) noexcept : key_(key) {}

@@ -348,6 +348,7 @@ namespace loops {
 #include "kernels/quantize_loops.hpp"
 }  // namespace loops
 #undef GRADCOMP_LEVEL
+using loops::choose_places;
 using loops::dynamic8_add;
 using loops::dynamic8_decode;
 using loops::f32_to_natural_zigzag;

@@ -370,6 +370,7 @@ namespace loops {
 #include "kernels/quantize_loops.hpp"
 }  // namespace loops
 #undef GRADCOMP_LEVEL
+using loops::choose_places;
 using loops::f32_to_natural_zigzag;
 using loops::quantize;
 using loops::quantize_randomly;

@@ -175,6 +175,10 @@ struct Kernels {
   // out[2 i] and out[2 i + 1] = lower and upper half of sequential draw first + i of a stream (see
   // Stream in core/rng.hpp); `first` is even, and n counts words.
   void (*draw_words)(std::uint64_t stream, std::uint64_t first, std::uint32_t* out, std::size_t n);
+  // out[i] = offset, plus the place that words[i] chooses from part i: the parts begin at
+  // floor((begin + i step) / 2^32), each where the last one ends, and have fewer than 2^32 places.
+  void (*choose_places)(const std::uint32_t* words, std::uint64_t begin, std::uint64_t step,
+                        std::uint32_t offset, std::uint32_t* out, std::size_t n);
 
   // Elements as fixed point; a byte counts units, and per_unit = 1 / unit is a power of two.
   FixedCounts (*fixed_encode)(const float* x, float per_unit, const FixedOutput& out,

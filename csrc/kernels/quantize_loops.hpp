@@ -105,6 +105,16 @@ GRADCOMP_LEVEL void f32_to_natural_zigzag(const float* x, const std::uint32_t* w
   }
 }
 
+GRADCOMP_LEVEL void choose_places(const std::uint32_t* words, std::uint64_t begin,
+                                  std::uint64_t step, std::uint32_t offset, std::uint32_t* out,
+                                  std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i, begin += step) {
+    const auto first = static_cast<std::uint32_t>(begin >> 32);
+    const std::uint32_t size = static_cast<std::uint32_t>((begin + step) >> 32) - first;
+    out[i] = offset + first + static_cast<std::uint32_t>(std::uint64_t{words[i]} * size >> 32);
+  }
+}
+
 GRADCOMP_LEVEL void dynamic8_encode(const float* x, float largest, std::uint8_t* out,
                                     std::size_t n) {
   const Dynamic8& map = dynamic8();

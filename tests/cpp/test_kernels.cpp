@@ -228,6 +228,13 @@ TEST_CASE("every level equals the scalar one bit for bit") {
       level.draw_words(99, first, words.data(), n);
       scalar.draw_words(99, first, expected.data(), n);
       CHECK(words == expected);
+      std::vector<std::uint32_t> places(n), same_places(n);
+      for (const std::uint64_t step :
+           {std::uint64_t{1} << 32, (std::uint64_t{5} << 32) / 3, std::uint64_t{1} << 50}) {
+        level.choose_places(words.data(), step / 3, step, 77, places.data(), n);
+        scalar.choose_places(words.data(), step / 3, step, 77, same_places.data(), n);
+        CHECK(places == same_places);
+      }
       CHECK(level.crc32c(7, bytes, 4 * n) == scalar.crc32c(7, bytes, 4 * n));
     }
   }

@@ -111,6 +111,34 @@ def test_three_workers_one_server(tmp_path: Path) -> None:
     assert min(max(sizes) for sizes in weights) < 450
 
 
+class TestRestarts:
+    """Two-way error feedback over the end of a job."""
+
+    def train(self, folder: Path, servers: int, name: str, *options: str) -> Any:
+        """What worker 0 reports, which has to be what worker 1 does."""
+        reports = folder / name
+        reports.mkdir()
+        done = run(reports, 2, servers, "-m", "workers.byteps_resume", folder, reports, *options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        one, other = (json.loads((reports / f"rank{rank}.json").read_text()) for rank in range(2))
+        assert one == other
+        return one
+
+    def test_a_new_job_goes_on_where_another_one_was_saved(self, tmp_path: Path) -> None:
+        first = self.train(tmp_path, 2, "first", "first")
+        assert first["again"] == first["later"]
+        for name, digest in first["forgotten"].items():
+            assert digest != first["later"][name], name  # so servers do keep something of it
+        # Tensors are not on the servers on which they were.
+        second = self.train(tmp_path, 1, "second")
+        assert second["later"] == first["later"]
+
+    def test_a_worker_that_asks_alone_ends_the_job(self, tmp_path: Path) -> None:
+        done = run(tmp_path, 2, 1, "-m", "workers.byteps_asking")
+        assert done.returncode == 1
+        assert "all must call state_dict" in done.stderr
+
+
 def pushes(logs: Path) -> list[list[int]]:
     """Of each partition with a compressor and each worker: the sizes of pushes.
 

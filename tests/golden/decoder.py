@@ -548,16 +548,21 @@ def read_chunktopk(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarra
 
 
 def randomk_indices(n: int, k: int, stream: int) -> np.ndarray:
-    """The kept indices, ascending: the first different draws, or all others."""
-    d = k if k <= n // 2 else n - k
-    chosen: list[int] = []
-    count = d
-    while len(chosen) < d:
-        chosen = list(dict.fromkeys(draw * n >> 64 for draw in draws(stream, count)))[:d]
-        count *= 2
-    mask = np.zeros(n, bool)
-    mask[chosen] = True
-    return np.flatnonzero(mask if k <= n // 2 else ~mask)
+    """The kept indices, ascending: one of each part of a ring."""
+    if k == 0:
+        return np.empty(0, np.int64)
+    step = -(-(n << 32) // k)
+    *of_parts, turn = draws(stream, k + 1)
+    bits = 64
+    if step <= 4096 << 32:
+        bits = 32
+        of_parts = [word for draw in of_parts for word in (draw & MASK32, draw >> 32)]
+    begins = [i * step >> 32 for i in range(k + 1)]
+    places = [
+        begin + (draw * (end - begin) >> bits)
+        for begin, end, draw in zip(begins, begins[1:], of_parts, strict=False)
+    ]
+    return np.sort((np.array(places) + (turn * n >> 64)) % n)
 
 
 def read_randomk(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:

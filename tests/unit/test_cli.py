@@ -161,6 +161,49 @@ def test_explain_bounds_what_is_sent(spec: str) -> None:
     assert sent.nbytes <= data["max_bytes"]["1000"]
 
 
+COMPARED = [
+    "identity",
+    "residual|topk(ratio=0.01)",
+    "powersgd(rank=2,start_step=9)",
+    "qsgd(levels=7)|rans",
+]
+
+
+def test_explain_compares_specs_by_what_a_step_sends() -> None:
+    rows = run_json("explain", *COMPARED, "--model", "digits-mlp")
+    text = run("explain", *COMPARED, "--model", "digits-mlp")
+    shapes = model_shapes("digits-mlp")
+    vectors = sum(shape[0] for shape in shapes.values() if len(shape) == 1)
+    elements = sum(math.prod(shape) for shape in shapes.values())
+    for spec, row in zip(COMPARED, rows, strict=True):
+        step = row.pop("step")
+        assert row == run_json("explain", spec)
+        assert step["model"] == "digits-mlp"
+        assert step["exchange"] == row["exchange"]
+        # The warm-up is over, in which powersgd sends everything.
+        spec = spec.replace("start_step=9", "start_step=0")
+        settings = ("--workers", "2", "--model", "digits-mlp", "--steps", "2")
+        simulated = run_json("simulate", spec, *settings)
+        assert step["sent_bytes"] == pytest.approx(simulated["sent_bytes"], rel=1e-3)
+        assert f"{step['sent_bytes']:,.0f}" in text
+        if spec == "identity":
+            assert (step["dense_bytes"], step["dense_tensors"]) == (4 * elements, len(shapes))
+            assert step["bits_per_element"] is None
+        else:
+            assert (step["dense_bytes"], step["dense_tensors"]) == (4 * vectors, 3)
+            sent = 8 * (step["sent_bytes"] - 4 * vectors) / (elements - vectors)
+            assert step["bits_per_element"] == pytest.approx(sent)
+            assert f"{sent:.3f}" in text
+
+
+def test_explain_of_a_model_comes_after_the_explanation() -> None:
+    alone = run("explain", "fp16")
+    assert run("explain", "fp16", "--model", "digits-mlp").startswith(alone)
+    assert "step" not in run_json("explain", "fp16")
+    assert run_json("explain", "fp16", "--model", "digits-mlp")["step"]["dense_tensors"] == 3
+    assert "expected one of digits-mlp" in fail("explain", "fp16", "--model", "vgg")
+
+
 def test_a_bad_spec_is_shown_with_a_caret() -> None:
     _, spec, caret = fail("explain", "residual|topk(ratio=7)").splitlines()
     assert spec[caret.index("^")] == "7"

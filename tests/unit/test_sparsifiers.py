@@ -60,20 +60,29 @@ def seed_with_start(stride: int, start: int) -> int:
 # randomk and randomblock --------------------------------------------------------------------------
 
 
-# Beyond n / 32 elements are marked among all, others sorted window by window of 2^20 indices.
 @pytest.mark.parametrize(
     ("n", "k"),
     [
-        *[(1, 1), (2, 1), (64, 2), (64, 5), (1000, 31), (1000, 32), (1000, 640), (700, 699)],
-        *[(3, 9), (1024, 32), (100_000, 3000), (1_200_000, 33_000)],
-        *[(1 << 20, 32768), ((1 << 20) + 1, 7), (3_000_001, 93_750)],
+        *[(1, 1), (2, 1), (3, 2), (7, 3), (64, 2), (64, 5), (1000, 31), (1000, 640), (700, 699)],
+        *[(3, 9), (1024, 32), (100_000, 3000), (1 << 20, 2049), ((1 << 20) + 1, 256), (999_999, 7)],
     ],
 )
-def test_randomk_keeps_the_first_different_draws(n: int, k: int) -> None:
+def test_randomk_keeps_one_element_of_each_part(n: int, k: int) -> None:
     x = gaussian(n)
-    for seed in range(3 if n < 10_000 else 1):
+    for seed in range(40 if n < 10_000 else 2):
         kept = decoder.randomk_indices(n, min(k, n), decoder.stream_key(seed, 0, 0))
+        assert np.unique(kept).size == min(k, n)
         np.testing.assert_array_equal(roundtrip(f"randomk(k={k})", x, seed=seed), only(x, kept))
+
+
+@pytest.mark.parametrize(("n", "k"), [(7, 3), (10, 4), (11, 10)])
+def test_randomk_keeps_all_elements_as_often_where_parts_are_unequal(n: int, k: int) -> None:
+    calls = 3000
+    codec = get_codec(f"randomk(k={k})")
+    x = np.ones(n, np.float32)
+    often = sum(codec.decode(codec.encode(x, seed=seed)) for seed in range(calls)) / calls
+    sigma = math.sqrt(k / n * (1 - k / n) / calls)
+    assert (np.abs(often - k / n) < 5 * sigma).all()
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (100, 7), (100, 100)])

@@ -160,7 +160,9 @@ def checkpoints() -> None:
     """A state that was loaded goes on as it would have."""
     specs = {"memory": "residual|qsgd(levels=3)", "momentum": "signum|sign"}
     attached = {
-        name: attach([(f"checkpoints.{name}", torch.empty(NUMEL))], config(spec))
+        name: attach(
+            [(f"checkpoints.{name}", torch.empty(NUMEL))], config(spec), server_feedback="off"
+        )
         for name, spec in specs.items()
     }
 
