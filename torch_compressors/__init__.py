@@ -1,15 +1,19 @@
 """What is PyTorch's alone: communication hooks of DDP and FSDP, training by gossip, and an
 optimizer that all adapters share.
 
-`torch_compressors.fsdp` is not imported here, as PyTorch's part of it takes long to import.
+Modules are imported at the first use of a name: the adapters of other engines need few of them.
 """
 
 from __future__ import annotations
 
-from torch_compressors.ddp import DDPCompression, ddp_hook
-from torch_compressors.dgc_sgd import DGCSGD
-from torch_compressors.gossip import AsyncGossipDataParallel, GossipDataParallel
-from torch_compressors.launch import init_process_group
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch_compressors.ddp import DDPCompression, ddp_hook
+    from torch_compressors.dgc_sgd import DGCSGD
+    from torch_compressors.gossip import AsyncGossipDataParallel, GossipDataParallel
+    from torch_compressors.launch import init_process_group
 
 __all__ = [
     "DGCSGD",
@@ -19,3 +23,18 @@ __all__ = [
     "ddp_hook",
     "init_process_group",
 ]
+
+_MODULES = {
+    "DGCSGD": "dgc_sgd",
+    "AsyncGossipDataParallel": "gossip",
+    "DDPCompression": "ddp",
+    "GossipDataParallel": "gossip",
+    "ddp_hook": "ddp",
+    "init_process_group": "launch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
