@@ -10,12 +10,18 @@ them. All tensors of a step travel as one bucket. Two errors are measured: that 
 gradient by itself (vNMSE), and with error feedback, over all steps, what of their sum has not been
 sent at the end: |residual|^2 / |sum of the gradients|^2. Bits count every byte of the frames, but
 of the methods that are marked as ideal: those are bounds without any framing.
+
+    python benchmarks/adaptive_comparison.py --speeds runs/late/*.npz
+
+measures speeds instead: on a large matrix, and on the files' buckets, without and with what an
+encoder takes over from the step before.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -273,7 +279,8 @@ def speeds() -> None:
     pairs = rng.normal(size=(4096, 2)) @ rng.normal(size=(2, 2048))
     x = (scales * rng.normal(size=scales.shape) + 0.5 * pairs).astype(np.float32)
     y = np.empty_like(x)
-    print(f"{'spec':<28} {'rank':>4} {'encode, M/s':>12} {'x':>6} {'decode, M/s':>12} {'x':>6}")
+    print(f"8 Mi elements, 10^6/s and in multiples of a memcpy\n{'spec':<28} {'rank':>4}", end="")
+    print(f" {'encode':>12} {'carried':>12} {'decode':>12}")
     for rate in (0.1, 0.25, 0.5, 1):
         for rank in ("auto", "0"):
             codec = gradcomp.get_codec(f"adaptive(rate={rate},rank={rank})")
@@ -281,13 +288,44 @@ def speeds() -> None:
             frame = codec.encode(x, out=out).copy()
             copying = fastest(lambda: np.copyto(y, x), 5)
             encoding = fastest(lambda c=codec, o=out: c.encode(x, out=o), 3)  # type: ignore[misc]
+            carried = np.zeros(codec.carried, np.float32)
+            item = ToEncode(codec, x, carried=carried)
+            encode_batch([item])
+            resuming = fastest(lambda i=item: encode_batch([i]), 5)  # type: ignore[misc]
             decoding = fastest(lambda c=codec, f=frame: c.decode(f, out=y), 5)  # type: ignore[misc]
-            million = x.size / 1e6
-            print(
-                f"{f'adaptive(rate={rate},rank={rank})':<28} {frame[24] >> 3:4} "
-                f"{million / encoding:12.0f} {copying / encoding:6.3f} "
-                f"{million / decoding:12.0f} {copying / decoding:6.3f}"
-            )
+            print(f"{f'adaptive(rate={rate},rank={rank})':<28} {frame[24] >> 3:4}", end="")
+            for taken in (encoding, resuming, decoding):
+                print(f" {x.size / taken / 1e6:6.0f} {copying / taken:5.3f}", end="")
+            print()
+
+
+def bucket_speeds(path: Path) -> None:
+    """CPU time for each step of a file, anew and from the step before, and the errors' ratio."""
+    steps = load(path)
+    print(f"\n{path.stem}, {numel(steps[0])} elements in {len(steps[0])} tensors, ms")
+    print(f"{'rate':>6} {'anew':>8} {'carried':>8} {'largest':>8} {'error':>8}")
+    for rate in (0.1, 0.25, 0.5):
+        codec = gradcomp.get_codec(f"adaptive(rate={rate})")
+        carried = [np.zeros(codec.carried, np.float32) for _ in steps[0]]
+        times: dict[bool, list[float]] = {False: [], True: []}
+        errors: dict[bool, list[float]] = {False: [], True: []}
+        for bucket in steps:
+            for resumes in (False, True):
+                items = [
+                    ToEncode(codec, x, carried=one if resumes else None)
+                    for x, one in zip(bucket, carried, strict=True)
+                ]
+                start = time.thread_time()
+                data, _ = encode_batch(items)
+                times[resumes].append(1e3 * (time.thread_time() - start))
+                decoded = map(codec.decode, split_frames(data, len(bucket)))
+                off = [x - y.reshape(x.shape) for x, y in zip(bucket, decoded, strict=True)]
+                errors[resumes].append(energy(off))
+        later = times[True][1:]
+        print(
+            f"{rate:6g} {np.median(times[False]):8.2f} {np.median(later):8.2f} "
+            f"{max(later):8.2f} {np.sum(errors[True]) / np.sum(errors[False]):8.3f}"
+        )
 
 
 def main() -> None:
@@ -295,14 +333,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="*", type=Path, help="of scripts/record_gradients.py")
     parser.add_argument("--output", type=Path, help="of .csv and .png")
-    parser.add_argument("--speeds", action="store_true", help="measure speeds, too")
+    parser.add_argument("--speeds", action="store_true", help="measure speeds instead")
     arguments = parser.parse_args()
-    if bool(arguments.files) != (arguments.output is not None):
-        parser.error("give files and --output, or --speeds alone")
     if arguments.speeds:
         speeds()
-    if not arguments.files:
+        for path in arguments.files:
+            bucket_speeds(path)
         return
+    if not arguments.files or arguments.output is None:
+        parser.error("give files and --output, or --speeds")
     points = []
     for path in arguments.files:
         points += measure(path.stem, load(path))

@@ -19,6 +19,7 @@ class Codec:
     finite: bool
     private_noise: bool
     shares: bool
+    carried: int
     payload_dtype: str
     def max_payload_size(self, numel: int) -> int: ...
     def max_frame_size(self, numel: int) -> int: ...

@@ -46,6 +46,9 @@ class ToEncode(NamedTuple):
         beta: weight of the residual.
         gamma: weight of the gradient.
         correction: instead of beta and gamma, for codecs that send indices.
+        carried: C-contiguous float32 of `Codec.carried` elements, zeros in the first step, that
+            the encoder replaces by what it begins from in the next one. The bytes are then a
+            function of the steps before, too. None: it begins anew.
     """
 
     codec: Codec
@@ -57,6 +60,7 @@ class ToEncode(NamedTuple):
     beta: float = 1.0
     gamma: float = 1.0
     correction: Correction | None = None
+    carried: FloatArray | None = None
 
 
 class ToDecode(NamedTuple):
@@ -79,7 +83,8 @@ def encode_batch(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
     """Encode all tensors of a bucket.
 
     Each frame is what `Codec.encode` makes of the tensor by itself, but for codecs that ``share``:
-    ``globaltopk`` chooses among all elements of its tensors here. Large tensors are worked on by
+    ``globaltopk`` chooses among all elements of its tensors here, and ``adaptive`` gives all of
+    them one step. Large tensors are worked on by
     all threads in turn, small ones by one thread each; the bytes do not depend on it.
 
     Returns:
@@ -88,7 +93,7 @@ def encode_batch(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
 
     Raises:
         TypeError: an array is not C-contiguous float32.
-        ValueError: a residual has another size than its gradient.
+        ValueError: a residual has another size than its gradient, or ``carried`` than the codec's.
         CapacityError: a tensor has 2**30 elements or more.
     """
     room, sizes = _core.encode_batch(
@@ -101,6 +106,7 @@ def encode_batch(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
                 one.beta,
                 one.gamma,
                 one.correction,
+                one.carried,
             )
             for one in tensors
         ]

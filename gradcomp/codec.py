@@ -30,7 +30,7 @@ class Codec:
     instruction set.
     """
 
-    __slots__ = ("caps", "core", "name", "payload_dtype", "spec")
+    __slots__ = ("caps", "carried", "core", "name", "payload_dtype", "spec")
 
     def __init__(self, spec: str) -> None:
         self.core = _core.Codec(spec)
@@ -46,6 +46,9 @@ class Codec:
         a finite input decodes to finite values; ``private_noise``: encoding draws noise that ranks
         should not share; ``shares``: tensors that travel together are encoded together, see
         `gradcomp.encode_batch`."""
+        self.carried: int = self.core.carried
+        """How many numbers the encoder takes over from one step to the next of a tensor, to find
+        sooner what it looks for; see `gradcomp.ToEncode`. Decoding never needs them."""
         self.payload_dtype: np.dtype[Any] = np.dtype(self.core.payload_dtype)
         """The elements of a payload: float32 or float16 for summable codecs, else uint8."""
 

@@ -11,7 +11,7 @@ import numpy as np
 from gradcomp import _core
 from gradcomp.arrays import FloatArray
 from gradcomp.batch import Correction, ToEncode
-from gradcomp.codec import Codec
+from gradcomp.codec import Codec, get_codec
 from gradcomp.errors import StateError
 from gradcomp.profiling import timed
 from gradcomp.rounds import TensorKey
@@ -46,8 +46,8 @@ MOMENTUM_CORRECTION = "momentum_correction"
 REPLICATED_KINDS = ("powersgd_p", "powersgd_q")
 """Of the kinds of state, those that are equal on all ranks."""
 
-STATE_KINDS = ("residual", "momentum", *REPLICATED_KINDS)
-"""What memories and algorithms keep: keys of `Pipeline.state_dict`."""
+STATE_KINDS = ("residual", "momentum", *REPLICATED_KINDS, "carried")
+"""What memories, algorithms and encoders keep: keys of `Pipeline.state_dict`."""
 
 
 def state_of(spec: Spec) -> dict[str, Hashable]:
@@ -57,6 +57,10 @@ def state_of(spec: Spec) -> dict[str, Hashable]:
     """
     kinds: dict[str, Hashable] = {}
     memory, algorithm = spec.memory, spec.algorithm
+    if algorithm is None:
+        codec = get_codec(spec.at(0, 0).codec)
+        if codec.carried:
+            kinds["carried"] = codec.name
     if memory is not None:
         if memory.name != "signum":
             kinds["residual"] = None

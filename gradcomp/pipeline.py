@@ -397,7 +397,8 @@ class Pipeline:
         arrays of memories and algorithms,
         each by tensor name: ``residual`` (error feedback; DGC's velocity), ``momentum`` (signum,
         momentum_correction), ``powersgd_p`` and ``powersgd_q`` (PowerSGD's factors of rows and
-        columns, one vector after the other). The arrays are copies.
+        columns, one vector after the other), ``carried`` (what encoders begin from, see
+        `gradcomp.ToEncode`). The arrays are copies.
         """
         return {
             "version": STATE_VERSION,
@@ -468,6 +469,7 @@ class Pipeline:
                     [one[kind] for one in ranks], kind
                 )
                 for kind in STATE_KINDS
+                if kind != "carried"  # of one rank's gradients, and soon found again
             }
         rounds: dict[str, int] = {}
         taken: dict[str, str] = {}
@@ -478,7 +480,7 @@ class Pipeline:
         # The aggregators' memories hold these very dicts.
         for kind, arrays in self._memory.items():
             arrays.clear()
-            arrays.update(memory[kind])
+            arrays.update(memory.get(kind, {}))
         self._rounds = rounds
         self._specs = taken
         if self._policy is not None:

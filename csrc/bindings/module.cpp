@@ -206,8 +206,9 @@ Array array_of(const py::handle& object) {
 }
 
 // Each tensor: (codec, gradient, stream, residual or None, beta, gamma, None or (momentum, factor,
-// scale, nesterov, masking)). Residuals and momenta are updated in place. Returns an array that
-// begins with the frames, one after the other, and their sizes.
+// scale, nesterov, masking), carried numbers or None). Residuals, momenta and carried numbers are
+// updated in place. Returns an array that begins with the frames, one after the other, and their
+// sizes.
 py::tuple encode_tensors(const std::vector<py::tuple>& tensors) {
   std::deque<Feedback> feedbacks;  // which must not move
   std::vector<EncodeItem> items;
@@ -235,6 +236,15 @@ py::tuple encode_tensors(const std::vector<py::tuple>& tensors) {
       }
       item.feedback = &feedbacks.back();
       item.x = input(residual);
+    }
+    if (!tensor[7].is_none()) {
+      Floats carried = array_of<Floats>(tensor[7]);
+      item.carried = output(carried);
+      if (item.carried.size() != item.codec->codec->carried()) {
+        throw py::value_error("'" + item.codec->spec + "' carries " +
+                              std::to_string(item.codec->codec->carried()) +
+                              " numbers of a tensor, not " + std::to_string(item.carried.size()));
+      }
     }
     items.push_back(item);
   }
@@ -458,6 +468,8 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
       .def_property_readonly("sparse", [](const PyCodec& c) { return c.caps().sparse; })
       .def_property_readonly("finite", [](const PyCodec& c) { return c.caps().finite; })
       .def_property_readonly("shares", [](const PyCodec& c) { return c.caps().shares; })
+      .def_property_readonly("carried",
+                             [](const PyCodec& c) { return c.compiled().codec->carried(); })
       .def_property_readonly("private_noise",
                              [](const PyCodec& c) { return c.caps().private_noise; })
       .def_property_readonly("payload_dtype",

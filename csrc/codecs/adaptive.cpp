@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "codecs/adaptive_plan.hpp"
@@ -62,8 +63,12 @@ Points find_points(const float* x, const std::uint8_t* symbols, std::size_t n, f
   };
   std::size_t i = 0;
   for (; i + 8 <= n; i += 8) {
-    if ((load<std::uint64_t>(symbols + i) & 0x0F0F0F0F0F0F0F0Fu) == 0) continue;
-    for (std::size_t j = i; j < i + 8; ++j) look(j);
+    // The upper bit of each byte whose symbol is not 0.
+    const std::uint64_t levels = load<std::uint64_t>(symbols + i) & 0x0F0F0F0F0F0F0F0Fu;
+    std::uint64_t left = (levels + 0x7F7F7F7F7F7F7F7Fu) & 0x8080808080808080u;
+    for (; left != 0; left &= left - 1) {
+      look(i + static_cast<std::size_t>(__builtin_ctzll(left)) / 8);
+    }
   }
   for (; i < n; ++i) look(i);
   const auto mean = [&](int which) {
@@ -136,6 +141,24 @@ struct Decoded {
   }
 };
 
+// What share() has found, with the memory that it is in. The thread's next bucket gets the same, as
+// new memory costs more than the arithmetic.
+struct Plans final : public BucketWork {
+  std::vector<Plan> of;
+  std::unique_ptr<Scratch> memory;
+
+  Plans() : memory(std::move(spare())) {
+    if (memory == nullptr) memory = std::make_unique<Scratch>();
+  }
+  ~Plans() override { spare() = std::move(memory); }
+
+ private:
+  static std::unique_ptr<Scratch>& spare() {
+    thread_local std::unique_ptr<Scratch> kept;
+    return kept;
+  }
+};
+
 class Adaptive final : public Codec {
  public:
   explicit Adaptive(const Recipe& recipe)
@@ -151,13 +174,16 @@ class Adaptive final : public Codec {
     return n < kMinAdaptive ? 4 * n : 3 * n + kMinAdaptive;
   }
 
-  Status share(Span<const BucketTensor> tensors, const Call& call,
-               Span<std::uint64_t> shares) const override {
-    std::vector<Plan> plans(tensors.size());
-    GRADCOMP_TRY(control_.find(tensors, *call.scratch, plans.data()));
-    for (std::size_t i = 0; i < plans.size(); ++i) shares[i] = plans[i].pack();
+  Status share(Span<const BucketTensor> tensors, const Call&, Span<std::uint64_t> shares,
+               std::unique_ptr<BucketWork>* work) const override {
+    auto plans = std::make_unique<Plans>();
+    GRADCOMP_TRY(control_.find(tensors, *plans->memory, &plans->of));
+    for (std::size_t i = 0; i < shares.size(); ++i) shares[i] = i;
+    *work = std::move(plans);
     return {};
   }
+
+  std::size_t carried() const noexcept override { return Carried::kNumbers; }
 
   Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
                 std::size_t* written) const override {
@@ -169,26 +195,20 @@ class Adaptive final : public Codec {
       *written = 4 * n;
       return {};
     }
-    const Shape2 shape = Shape2::of(n, call.cols);
-    Plan plan;
-    Quantized quantized(x.data(), shape);
-    Counted counted;  // what the symbols in the scratch are
-    if (call.share == kNoShare) {
-      const BucketTensor alone{x, call.cols};
-      GRADCOMP_TRY(control_.find({&alone, 1}, *call.scratch, &plan, &quantized, &counted));
+    std::vector<Plan> alone;
+    Plan* plan = nullptr;
+    if (call.work == nullptr) {
+      const BucketTensor tensor{x, call.cols};
+      GRADCOMP_TRY(control_.find({&tensor, 1}, *call.scratch, &alone));
+      plan = alone.data();
     } else {
-      plan = Plan::unpack(call.share);
-      if (plan.rank != 0) {
-        Basis basis;
-        GRADCOMP_TRY(control_.basis(x.data(), shape, *call.scratch, &basis));
-        GRADCOMP_TRY(quantized.take_out(basis, plan.rank, plan.factor_step));
-      }
+      plan = &static_cast<Plans*>(call.work)->of[call.share];
     }
-    for (;; plan.step *= 2) {
-      GRADCOMP_TRY(encode_step(quantized, plan.step, &counted, call, {out.data(), room}, written));
+    for (;; plan->step *= 2) {
+      GRADCOMP_TRY(encode_step(plan, {out.data(), room}, written));
       if (*written != 0) return {};
-      quantized = Quantized(x.data(), shape);  // it did not fit
-      counted = {};
+      plan->quantized = Quantized(x.data(), plan->quantized.shape());  // it did not fit
+      plan->counted = {};
     }
   }
 
@@ -235,19 +255,19 @@ class Adaptive final : public Codec {
   }
 
   // Sets *written to 0 where the payload does not fit `out`.
-  static Status encode_step(const Quantized& quantized, float step, Counted* counted,
-                            const Call& call, Span<std::uint8_t> out, std::size_t* written) {
+  static Status encode_step(Plan* plan, Span<std::uint8_t> out, std::size_t* written) {
+    const Quantized& quantized = plan->quantized;
+    const float step = plan->step;
     const Shape2& shape = quantized.shape();
     const std::size_t rank = quantized.low_rank().rank;
     std::uint8_t* const begin = out.data();
     begin[0] = step == 0 ? kAllZero : kAllNan;
     *written = 1;
     if (!(step > 0)) return {};
-    const Span<std::uint8_t> symbols = call.scratch->get<std::uint8_t>(kLevelSlot, shape.size());
-    if (symbols.empty()) return capacity_error("out of memory while encoding");
-    if (counted->step != step) *counted = quantized.quantize(step, symbols.data());
+    std::uint8_t* const symbols = plan->symbols;
+    if (plan->counted.step != step) plan->counted = quantized.quantize(step, symbols);
     AdaptiveTables tables;
-    const double expected = quantized.finish(*counted, &tables);
+    const double expected = quantized.finish(plan->counted, &tables);
     if (expected == 1) {
       begin[0] = kAllZero;
       return {};
@@ -255,7 +275,7 @@ class Adaptive final : public Codec {
     *written = 0;
     if (expected > static_cast<double>(out.size())) return {};
     const std::size_t lanes = quantized.lanes(expected);
-    const Points points = find_points(quantized.rest(), symbols.data(), shape.size(), step);
+    const Points points = find_points(quantized.rest(), symbols, shape.size(), step);
     begin[0] = static_cast<std::uint8_t>(log2_of(lanes) | rank << 3);
     begin[1] = static_cast<std::uint8_t>((points.first + 8) | (points.other + 8) << 4);
     store(begin + 2, static_cast<std::uint32_t>(shape.cols));
@@ -273,7 +293,7 @@ class Adaptive final : public Codec {
       const std::size_t first = b * shape.band_rows();
       const std::size_t rows = std::min(shape.band_rows(), shape.rows - first);
       const std::size_t at = first * shape.cols;
-      matrices.push_back({quantized.rest() + at, symbols.data() + at, rows, shape.cols});
+      matrices.push_back({quantized.rest() + at, symbols + at, rows, shape.cols});
       std::vector<DeadZone> zones(matrices.size() - 1, whole_numbers());
       zones.push_back(dead_zone(step));
       const std::size_t size =

@@ -8,6 +8,8 @@
 #include "codecs/adaptive_stream.hpp"
 #include "core/bytes.hpp"
 #include "core/rng.hpp"
+#include "core/thread_pool.hpp"
+#include "kernels/kernels.hpp"
 #include "linalg/orthonormalize.hpp"
 #include "linalg/products.hpp"
 
@@ -16,6 +18,7 @@ namespace {
 
 constexpr int kIterations = 2;
 constexpr std::size_t kMinRows = 128;
+constexpr std::size_t kCached = std::size_t{1} << 14;  // elements
 
 // A vector whose mean magnitude is above this many steps sends its lower bits as they are.
 constexpr double kLargeMean = 1.5;
@@ -187,23 +190,23 @@ std::size_t Factor::low_bits() const {
 
 float short_float(double x) { return bits_float(float_bits(static_cast<float>(x)) & 0xFFFF0000u); }
 
+void take_rows(const float* x, std::size_t rows, std::size_t cols, std::size_t taken,
+               std::size_t at, std::vector<float>* result) {
+  result->resize(taken * cols);
+  for (std::size_t i = 0; i < taken; ++i) {
+    const std::size_t row = (2 * i + at) * rows / (2 * taken);
+    std::memcpy(result->data() + i * cols, x + row * cols, sizeof(float) * cols);
+  }
+}
+
 Status find_basis(const float* x, std::size_t rows, std::size_t cols, std::size_t rank,
                   std::size_t sample, Scratch& scratch, Basis* basis) {
   const std::size_t wanted = std::max(kMinRows, sample / cols);
   const std::size_t taken = rows < 2 * wanted ? rows : wanted;
   basis->rows = taken;
   basis->cols = cols;
-  basis->x.resize(taken * cols);
-  for (std::size_t i = 0; i < taken; ++i) {
-    std::memcpy(basis->x.data() + i * cols, x + i * rows / taken * cols, sizeof(float) * cols);
-  }
-  if (taken < rows) {
-    basis->others.resize(taken * cols);
-    for (std::size_t i = 0; i < taken; ++i) {
-      const std::size_t row = (2 * i + 1) * rows / (2 * taken);
-      std::memcpy(basis->others.data() + i * cols, x + row * cols, sizeof(float) * cols);
-    }
-  }
+  take_rows(x, rows, cols, taken, 0, &basis->x);
+  if (taken < rows) take_rows(x, rows, cols, taken, 1, &basis->others);
   basis->rank = std::min({rank, taken, cols});
   if (basis->rank == 0) return {};
   const std::size_t r = basis->rank;
@@ -247,9 +250,26 @@ void make_low_rank(const Basis& basis, std::size_t rank, const float* x, std::si
 
 void subtract_low_rank(const LowRank& low_rank, const float* x, std::size_t rows, float* e) {
   const std::size_t cols = low_rank.v.size;
-  std::memcpy(e, x, sizeof(float) * rows * cols);
-  outer(low_rank.p.values.data(), low_rank.v.values.data(), low_rank.rank, rows, cols,
-        {nullptr, nullptr, e});
+  // A few rows at a time, so that they are in the cache when they are changed.
+  const std::size_t each = std::max<std::size_t>(8, kCached / cols / 8 * 8);
+  struct Context {
+    const LowRank* low_rank;
+    const float* x;
+    float* e;
+    std::size_t rows, cols, each;
+  } context{&low_rank, x, e, rows, cols, each};
+  run_tasks((rows + each - 1) / each,
+            [](void* opaque, std::size_t i) {
+              const Context& c = *static_cast<Context*>(opaque);
+              const std::size_t first = i * c.each;
+              const std::size_t count = std::min(c.each, c.rows - first);
+              float* const to = c.e + first * c.cols;
+              std::memcpy(to, c.x + first * c.cols, sizeof(float) * count * c.cols);
+              kernels().linalg->outer(c.low_rank->p.values.data() + first, c.rows,
+                                      c.low_rank->v.values.data(), c.cols, c.low_rank->rank, count,
+                                      c.cols, {nullptr, nullptr, to}, c.cols);
+            },
+            &context);
 }
 
 }  // namespace gradcomp

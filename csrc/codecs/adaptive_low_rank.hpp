@@ -28,6 +28,10 @@ struct Basis {
   std::vector<double> squares;  // how much each direction has of them, descending
 };
 
+// `taken` whole rows, evenly spaced, from row `at` / (2 taken) of all on.
+void take_rows(const float* x, std::size_t rows, std::size_t cols, std::size_t taken,
+               std::size_t at, std::vector<float>* result);
+
 // By subspace iteration from a fixed start, with at most `rank` directions and about `sample`
 // elements.
 Status find_basis(const float* x, std::size_t rows, std::size_t cols, std::size_t rank,

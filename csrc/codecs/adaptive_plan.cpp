@@ -23,6 +23,8 @@ constexpr float kThresholds[kClasses] = {1.17f, 1.12f, 0.99f, 0.89f,  0.84f, 0.7
                                          0.71f, 0.66f, 0.64f, 0.585f, 0.53f, 0.5f,  0.5f,  0.5f};
 constexpr float kBias = 0.41f;
 
+constexpr std::size_t kRestSlot = RateControl::kSymbolSlot + 1;
+
 // Elements of a tensor that rank and first step are chosen by, about.
 constexpr std::size_t kSample = std::size_t{1} << 15;
 
@@ -36,8 +38,14 @@ constexpr std::size_t kRanks[] = {0, 1, 2, 4, 8, 16};
 constexpr double kTolerance = 0.02;
 constexpr int kMaxPasses = 12;
 
-// How often ranks are chosen.
+// How often ranks are chosen, where nothing is carried from the last step.
 constexpr int kRounds = 7;
+// Where the last step's are taken over, each tensor's are tried again every so many steps.
+constexpr std::size_t kRankPeriod = 16;
+// How often pairs are taken out anew where their factors' steps turn out not to suit the rest.
+constexpr int kRetakes = 3;
+// Off what samples should promise.
+constexpr double kPromise = 0.004;
 constexpr float kSettled = 0.04f;  // a change of step that changes no rank, about
 // Where the factors turn out to be larger than expected, their step is made so much larger.
 constexpr float kCoarser = 1.25f;
@@ -76,15 +84,24 @@ void add_counts(const std::uint8_t* symbols, std::size_t n, std::uint64_t* count
 
 // The squared error in squares of the step.
 double error_of(const float* x, const std::uint8_t* symbols, std::size_t n, float step) {
+  constexpr std::size_t kParts = 8;  // which are added up side by side
   const float inverse = 1 / step;
-  double sum = 0;
-  for (std::size_t i = 0; i < n; ++i) {
+  double sums[kParts] = {};
+  const auto add = [&](std::size_t i, std::size_t part) {
     const float size = std::fabs(x[i]) * inverse;
-    const unsigned magnitude = (symbols[i] % kClassSymbols + 1u) / 2;
-    const float level = magnitude < kTopMagnitude ? static_cast<float>(magnitude)
-                                                  : std::max(std::floor(size + kBias), 7.0f);
-    sum += static_cast<double>((size - level) * (size - level));
+    const int magnitude = (symbols[i] % static_cast<int>(kClassSymbols) + 1) / 2;
+    const int rounded = std::max(static_cast<int>(size + kBias), static_cast<int>(kTopMagnitude));
+    const int level = magnitude < static_cast<int>(kTopMagnitude) ? magnitude : rounded;
+    const float off = size - static_cast<float>(level);
+    sums[part] += static_cast<double>(off * off);
+  };
+  std::size_t i = 0;
+  for (; i + kParts <= n; i += kParts) {
+    for (std::size_t part = 0; part < kParts; ++part) add(i + part, part);
   }
+  for (; i < n; ++i) add(i, 0);
+  double sum = 0;
+  for (const double part : sums) sum += part;
   return sum;
 }
 
@@ -139,17 +156,6 @@ Shape2 Shape2::of(std::size_t n, std::size_t cols) {
 
 std::size_t Shape2::band_rows() const { return std::max<std::size_t>(1, kBandElements / cols); }
 
-std::uint64_t Plan::pack() const {
-  return float_bits(step) | std::uint64_t{float_bits(factor_step) >> 16} << 32 |
-         std::uint64_t{rank} << 48;
-}
-
-Plan Plan::unpack(std::uint64_t share) {
-  return {bits_float(static_cast<std::uint32_t>(share)),
-          bits_float(static_cast<std::uint32_t>(share >> 32 & 0xFFFF) << 16),
-          static_cast<std::uint8_t>(share >> 48 & 0xFF)};
-}
-
 DeadZone dead_zone(float step) {
   DeadZone zone{1 / step, kBias, {}};
   std::copy(kThresholds, kThresholds + kClasses, zone.threshold);
@@ -162,17 +168,25 @@ DeadZone whole_numbers() {
   return zone;
 }
 
-Status Quantized::take_out(const Basis& basis, std::size_t rank, float factor_step) {
+void Quantized::take_out(const Basis& basis, std::size_t rank, float factor_step, float* room) {
   make_low_rank(basis, rank, x_, shape_.rows, factor_step, &low_rank_);
   std::fill(factor_counts_, factor_counts_ + kSymbolCounts, std::uint64_t{0});
-  if (rank == 0) return {};
-  rest_.resize(shape_.size());
-  subtract_low_rank(low_rank_, x_, shape_.rows, rest_.data());
+  rest_ = x_;
+  if (rank == 0) return;
+  subtract_low_rank(low_rank_, x_, shape_.rows, room);
+  rest_ = room;
   std::vector<std::uint8_t> symbols;
   for (const SymbolMatrix& matrix : factor_symbols(&symbols)) {
     add_counts(matrix.symbols, matrix.size(), factor_counts_);
   }
-  return {};
+}
+
+double Quantized::factor_bytes() const {
+  if (low_rank_.rank == 0) return 0;
+  const std::size_t low = low_rank_.p.low_bits() + low_rank_.v.low_bits();
+  const double bits = AdaptiveTables::best(factor_counts_).bits(factor_counts_) +
+                      few_excesses(factor_counts_) + static_cast<double>(low);
+  return bits / 8 + static_cast<double>(factor_fields(low_rank_.rank));
 }
 
 std::vector<SymbolMatrix> Quantized::factor_symbols(std::vector<std::uint8_t>* symbols) const {
@@ -249,36 +263,112 @@ std::size_t Quantized::lanes(double bytes) const {
   return each > 6000 ? 32 : each > 1500 ? 8 : each > 400 ? 2 : 1;
 }
 
-// A tensor's rank, and what its sample is then.
+Carried Carried::from(Span<const float> numbers) {
+  if (numbers.size() != kNumbers) return {};
+  return {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]};
+}
+
+void Carried::store(Span<float> numbers) const {
+  const float all[kNumbers] = {step, factor_step, rank, due, gain};
+  if (numbers.size() == kNumbers) std::copy(all, all + kNumbers, numbers.data());
+}
+
+bool Carried::usable() const {
+  const auto within = [](float x, float least, float most) { return x >= least && x <= most; };
+  return within(step, 0x1p-20f, 0x1p20f) && within(factor_step, 0x1p-10f, 0x1p10f) &&
+         within(rank, 0, kMaxAdaptiveRank) && within(due, 0, kRankPeriod) && within(gain, 0.25f, 4);
+}
+
 struct Choice {
   std::size_t rank = 0;
   float factor_step = 0;
-  double factor_bytes = 0;  // of the whole tensor
-  Quantized sample{nullptr, {}};
 };
 
 struct RateControl::Candidate {
-  explicit Candidate(const float* x, const Shape2& shape) : whole(x, shape) {}
-
-  Quantized whole;
-  Basis basis;
+  Plan* plan;
+  Span<float> kept;  // BucketTensor::carried
+  Carried carried = Carried::from({kept.data(), kept.size()});
+  Basis basis = {};
   double scale = 1;  // elements of the tensor for each of the sample
-  Choice choice;
-  std::vector<std::uint8_t> symbols;
+  Choice choice = {};
+  // What the sample is then.
+  double factor_bytes = 0;  // of the whole tensor
+  std::vector<float> rest = {};
+  Quantized sample{nullptr, {}};
+  std::vector<std::uint8_t> symbols = {};
 
-  // Bits of the sample's rest.
-  double sample_bits(const Quantized& sample, float step) {
-    const Counted counted = sample.quantize(step, symbols.data());
+  const Shape2& shape() const { return plan->quantized.shape(); }
+  // Whether the sample is all of the tensor.
+  bool complete() const { return basis.x.size() == shape().size(); }
+
+  // Bits of a sample's rest.
+  double sample_bits(const Quantized& of, float step) {
+    const Counted counted = of.quantize(step, symbols.data());
     return AdaptiveTables::best(counted.counts).bits(counted.counts) + counted.excess;
   }
-  double bytes(float step) {
-    return scale * sample_bits(choice.sample, step) / 8 + choice.factor_bytes;
-  }
+  double sample_bytes(float step) { return scale * sample_bits(sample, step) / 8 + factor_bytes; }
   // The squared error of the last step of which bytes were asked for.
   double error(float step) const {
-    const Quantized& sample = choice.sample;
     return scale * static_cast<double>(step) * static_cast<double>(step) *
            error_of(sample.rest(), symbols.data(), sample.shape().size(), step);
+  }
+
+  double bytes(float step) {
+    if (plan->counted.step != step) plan->counted = plan->quantized.quantize(step, plan->symbols);
+    AdaptiveTables tables;
+    return plan->quantized.finish(plan->counted, &tables);
+  }
+  // Makes the sample one of what is left of the whole tensor.
+  void sample_rest() {
+    if (complete()) return;
+    if (choice.rank != 0) {
+      take_rows(plan->quantized.rest(), shape().rows, shape().cols, basis.rows, 1, &rest);
+    }
+    sample =
+        Quantized(choice.rank == 0 ? basis.test().data() : rest.data(), {basis.rows, basis.cols});
+    factor_bytes = plan->quantized.factor_bytes();
+  }
+};
+
+struct RateControl::Bucket {
+  std::vector<Candidate> candidates;
+  double elements = 0;  // those of tensors that are no candidates, too
+  double target = 0;    // bytes
+  double least = 0;     // step
+  bool ranked = true;   // whether pairs are possible
+  float step = 0;       // to begin with
+
+  double sample_bytes(float at) {
+    double sum = 0;
+    for (Candidate& one : candidates) sum += one.sample_bytes(at);
+    return sum;
+  }
+  double bytes(float at) {
+    double sum = 0;
+    for (Candidate& one : candidates) sum += one.bytes(at);
+    return sum;
+  }
+  // By samples of what is left, where they are not all of it anyway.
+  double promised_bytes(float at) {
+    double sum = 0;
+    for (Candidate& one : candidates) sum += one.complete() ? one.bytes(at) : one.sample_bytes(at);
+    return sum;
+  }
+  // The elements' root mean square, by samples.
+  double scale() const {
+    double sum = 0;
+    for (const Candidate& one : candidates) {
+      sum += one.scale * kernels().sum_squares(one.basis.x.data(), one.basis.x.size());
+    }
+    return std::sqrt(sum / elements);
+  }
+  bool any_pairs() const {
+    return std::any_of(candidates.begin(), candidates.end(),
+                       [](const Candidate& one) { return one.choice.rank != 0; });
+  }
+  bool carries() const {
+    return std::any_of(candidates.begin(), candidates.end(),
+                       [](const Candidate& one) { return !one.kept.empty(); });
   }
 };
 
@@ -299,11 +389,6 @@ std::size_t RateControl::max_rank(const Shape2& shape) const {
   return std::min(most, rank_ == kAuto ? kMaxAdaptiveRank : static_cast<std::size_t>(rank_));
 }
 
-Status RateControl::basis(const float* x, const Shape2& shape, Scratch& scratch,
-                          Basis* basis) const {
-  return find_basis(x, shape.rows, shape.cols, max_rank(shape), kSample, scratch, basis);
-}
-
 std::vector<std::size_t> RateControl::ranks(const Candidate& candidate, bool first) const {
   if (rank_ != kAuto) return {candidate.basis.rank};
   std::vector<std::size_t> found;
@@ -316,6 +401,22 @@ std::vector<std::size_t> RateControl::ranks(const Candidate& candidate, bool fir
   return found;
 }
 
+Status RateControl::sample(Candidate* candidate, std::size_t rank, Scratch& scratch) const {
+  const Shape2& shape = candidate->shape();
+  const float* const x = candidate->plan->quantized.x();
+  Basis& basis = candidate->basis;
+  if (shape.cols > kLongRow && (rank == 0 || rank_ == kAuto)) {
+    take_runs(x, shape.size(), &basis);
+  } else {
+    GRADCOMP_TRY(find_basis(x, shape.rows, shape.cols, rank, kSample, scratch, &basis));
+  }
+  const std::size_t taken = basis.x.size();
+  candidate->scale = static_cast<double>(shape.size()) / static_cast<double>(taken);
+  candidate->sample = Quantized(basis.test().data(), {basis.rows, basis.cols});
+  candidate->symbols.resize(taken);
+  return {};
+}
+
 void RateControl::choose_rank(Candidate* candidate, const std::vector<std::size_t>& ranks,
                               float step) const {
   const Basis& basis = candidate->basis;
@@ -326,7 +427,8 @@ void RateControl::choose_rank(Candidate* candidate, const std::vector<std::size_
   for (const std::size_t rank : ranks) {
     if (rank > basis.rank || worse == 2) break;
     Quantized sample(basis.test().data(), shape);
-    if (!sample.take_out(basis, rank, factor_step).ok()) break;
+    std::vector<float> rest(rank == 0 ? 0 : shape.size());
+    sample.take_out(basis, rank, factor_step, rest.data());
     // What the factors take: those for rows stand for more rows than there are here.
     double factors = 8 * static_cast<double>(factor_fields(rank));
     std::vector<std::uint8_t> symbols;
@@ -345,72 +447,33 @@ void RateControl::choose_rank(Candidate* candidate, const std::vector<std::size_
     if (cost < least) {
       least = cost;
       worse = 0;
-      candidate->choice = {rank, factor_step, factors / 8, std::move(sample)};
+      candidate->choice = {rank, factor_step};
+      candidate->factor_bytes = factors / 8;
+      candidate->rest = std::move(rest);
+      candidate->sample = std::move(sample);
     } else {
       ++worse;
     }
   }
 }
 
-Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch, Plan* plans,
-                         Quantized* alone, Counted* last) const {
-  std::vector<Candidate> candidates;
-  std::vector<std::size_t> of;  // which tensor each of them is
-  double elements = 0;
-  double fixed = 0;  // bytes that do not depend on the step, frames included
-  double squares = 0;
-  float largest = 0;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const std::size_t n = tensors[i].x.size();
-    elements += static_cast<double>(n);
-    fixed += static_cast<double>(kFrameHeader + 4);
-    plans[i] = Plan{};
-    if (n < kMinAdaptive) {
-      fixed += 4 * static_cast<double>(n);
-      continue;
-    }
-    const std::uint32_t bits = kernels().max_magnitude(tensors[i].x.data(), n);
-    if (bits >= kInfBits) plans[i].step = std::numeric_limits<float>::quiet_NaN();
-    if (bits >= kInfBits || bits_float(bits) < kSmallest) {
-      fixed += 1;
-      continue;
-    }
-    largest = std::max(largest, bits_float(bits));
-    squares += kernels().sum_squares(tensors[i].x.data(), n);
-    candidates.emplace_back(tensors[i].x.data(), Shape2::of(n, tensors[i].cols));
-    of.push_back(i);
-  }
-  if (candidates.empty()) return {};
-  const double asked = rate_ * elements / 8;
-  const double target = std::max({asked - fixed, asked / 2, kLeastBytes});
-  // So that no magnitude is beyond those that can be coded.
-  const double least = std::max(static_cast<double>(largest) / (kMaxLevel - 2), 0x1p-100);
-  const bool ranked = largest <= kLargest && largest >= 1 / kLargest;
-
-  // By samples: rank and first step.
-  std::size_t longest = 0;
+Status RateControl::begin(Bucket* bucket, Scratch& scratch) const {
+  std::vector<Candidate>& candidates = bucket->candidates;
+  const double least = bucket->least;
+  const double target = bucket->target;
   bool may_have_rank = false;
-  for (Candidate& one : candidates) {
-    const Shape2& shape = one.whole.shape();
-    const std::size_t rank = ranked ? max_rank(shape) : 0;
-    if (shape.cols > kLongRow && (rank == 0 || rank_ == kAuto)) {
-      take_runs(one.whole.rest(), shape.size(), &one.basis);
-    } else {
-      GRADCOMP_TRY(
-          find_basis(one.whole.rest(), shape.rows, shape.cols, rank, kSample, scratch, &one.basis));
-    }
+  double squares = 0;
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    Candidate& one = candidates[i];
+    squares += kernels().sum_squares(one.plan->quantized.x(), one.shape().size());
+    one.choice = {};
+    one.factor_bytes = 0;
+    GRADCOMP_TRY(sample(&one, bucket->ranked ? max_rank(one.shape()) : 0, scratch));
     may_have_rank = may_have_rank || one.basis.rank != 0;
-    const std::size_t taken = one.basis.x.size();
-    one.scale = static_cast<double>(shape.size()) / static_cast<double>(taken);
-    one.choice.sample = Quantized(one.basis.test().data(), {one.basis.rows, one.basis.cols});
-    one.symbols.resize(taken);
-    longest = std::max(longest, shape.size());
+    // Not all in one step, later.
+    one.carried.due = static_cast<float>(1 + i % kRankPeriod);
   }
-  const auto sampled = [&](float step) {
-    double sum = 0;
-    for (Candidate& one : candidates) sum += one.bytes(step);
-    return sum;
-  };
+  const auto sampled = [&](float step) { return bucket->sample_bytes(step); };
   // Infinite where that takes too many bytes: those of the factors alone may.
   const auto error = [&](float step) {
     double sum =
@@ -418,7 +481,8 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch, Pla
     for (const Candidate& one : candidates) sum += one.error(step);
     return sum;
   };
-  float step = find_step(std::sqrt(squares / elements), least, target, 0.05, 8, sampled).step;
+  float step =
+      find_step(std::sqrt(squares / bucket->elements), least, target, 0.05, 8, sampled).step;
   if (may_have_rank) {
     // Which ranks pay depends on the step, and the other way round: several are tried.
     double least_error = rank_ == kAuto ? error(step) : std::numeric_limits<double>::infinity();
@@ -443,41 +507,144 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch, Pla
       if (affordable && std::fabs(solved / trial - 1) < kSettled) break;
       trial = affordable ? solved : trial * kCoarser;
     }
-    for (std::size_t i = 0; i < best.size(); ++i) candidates[i].choice = std::move(best[i]);
+    for (std::size_t i = 0; i < best.size(); ++i) candidates[i].choice = best[i];
   }
+  bucket->step = step;
+  return {};
+}
 
-  // The whole tensors.
-  const Span<std::uint8_t> symbols = scratch.get<std::uint8_t>(kSymbolSlot, longest);
-  if (symbols.empty()) return capacity_error("out of memory while encoding");
-  const auto bytes = [&](float trial) {
-    double total = 0;
-    for (const Candidate& one : candidates) {
-      AdaptiveTables tables;
-      const Counted counted = one.whole.quantize(trial, symbols.data());
-      total += one.whole.finish(counted, &tables);
-      if (last != nullptr) *last = counted;
-    }
-    return total;
+Status RateControl::take_out(Bucket* bucket, Scratch& scratch) {
+  std::size_t all = 0;
+  std::size_t ranked = 0;
+  for (const Candidate& one : bucket->candidates) {
+    all += one.shape().size();
+    ranked += one.choice.rank == 0 ? 0 : one.shape().size();
+  }
+  const Span<std::uint8_t> symbols = scratch.get<std::uint8_t>(kSymbolSlot, all);
+  const Span<float> rests = scratch.get<float>(kRestSlot, ranked + 1);
+  if (symbols.empty() || rests.empty()) return capacity_error("out of memory while encoding");
+  std::uint8_t* symbol = symbols.data();
+  float* rest = rests.data();
+  for (Candidate& one : bucket->candidates) {
+    Plan& plan = *one.plan;
+    plan.symbols = symbol;
+    plan.counted = {};
+    plan.quantized.take_out(one.basis, one.choice.rank, one.choice.factor_step, rest);
+    symbol += one.shape().size();
+    if (one.choice.rank != 0) rest += one.shape().size();
+    if (!one.kept.empty()) one.sample_rest();
+  }
+  return {};
+}
+
+bool RateControl::resumes(const Bucket& bucket) const {
+  const auto usable = [&](const Candidate& one) {
+    return one.carried.usable() &&
+           (rank_ == kAuto || one.carried.rank == static_cast<float>(max_rank(one.shape())));
   };
-  Found found{step, 0};
-  for (int attempt = 0; attempt <= kMaxCoarser; ++attempt) {
-    bool any = false;
-    for (Candidate& one : candidates) {
-      if (attempt != 0) {
-        one.choice.factor_step =
-            short_float(static_cast<double>(one.choice.factor_step * kCoarser));
-      }
-      any = any || one.choice.rank != 0;
-      GRADCOMP_TRY(one.whole.take_out(one.basis, one.choice.rank, one.choice.factor_step));
+  return bucket.ranked && std::all_of(bucket.candidates.begin(), bucket.candidates.end(), usable);
+}
+
+Status RateControl::resume(Bucket* bucket, Scratch& scratch) const {
+  for (Candidate& one : bucket->candidates) {
+    const std::size_t most = max_rank(one.shape());
+    one.choice.rank = std::min(most, static_cast<std::size_t>(one.carried.rank));
+    const bool tried = one.carried.due <= 1;
+    // With more directions than pairs, those of the pairs are found better.
+    GRADCOMP_TRY(sample(&one, tried ? most : std::min(most, 2 * one.choice.rank), scratch));
+  }
+  const auto in_scales = static_cast<double>(bucket->candidates.front().carried.step);
+  const double promise =
+      bucket->target / static_cast<double>(bucket->candidates.front().carried.gain);
+  float step = static_cast<float>(std::max(in_scales * bucket->scale(), bucket->least));
+  for (int round = 0;; ++round) {
+    for (Candidate& one : bucket->candidates) {
+      one.choice.factor_step = short_float(static_cast<double>(step * one.carried.factor_step));
     }
-    found = find_step(static_cast<double>(step), least, target, kTolerance, kMaxPasses, bytes);
-    if (!any || found.value <= (1 + kTolerance) * target) break;
+    GRADCOMP_TRY(take_out(bucket, scratch));
+    const float found =
+        find_step(static_cast<double>(step), bucket->least, promise, kPromise, 8, [&](float at) {
+          return bucket->promised_bytes(at);
+        }).step;
+    bucket->step = found;
+    const float change = std::max(found, step) / std::min(found, step);
+    if (round == kRetakes || change < kCoarser || !bucket->any_pairs()) return {};
+    // The finer the factors are, the coarser is the rest: both go by a step in between.
+    step = static_cast<float>(std::sqrt(static_cast<double>(step * found)));
   }
-  for (std::size_t i = 0; i < candidates.size(); ++i) {
-    const Choice& choice = candidates[i].choice;
-    plans[of[i]] = {found.step, choice.factor_step, static_cast<std::uint8_t>(choice.rank)};
+}
+
+Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch,
+                         std::vector<Plan>* plans) const {
+  plans->assign(tensors.size(), {});
+  Bucket bucket;
+  double fixed = 0;  // bytes that do not depend on the step, frames included
+  float largest = 0;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const std::size_t n = tensors[i].x.size();
+    Plan& plan = (*plans)[i];
+    plan.quantized = Quantized(tensors[i].x.data(), Shape2::of(n, tensors[i].cols));
+    bucket.elements += static_cast<double>(n);
+    fixed += static_cast<double>(kFrameHeader + 4);
+    if (n < kMinAdaptive) {
+      fixed += 4 * static_cast<double>(n);
+      continue;
+    }
+    const std::uint32_t bits = kernels().max_magnitude(tensors[i].x.data(), n);
+    if (bits >= kInfBits) plan.step = std::numeric_limits<float>::quiet_NaN();
+    if (bits >= kInfBits || bits_float(bits) < kSmallest) {
+      fixed += 1;
+      continue;
+    }
+    largest = std::max(largest, bits_float(bits));
+    bucket.candidates.push_back({&plan, tensors[i].carried});
   }
-  if (alone != nullptr) *alone = std::move(candidates.front().whole);
+  std::vector<Candidate>& candidates = bucket.candidates;
+  if (candidates.empty()) return {};
+  const double asked = rate_ * bucket.elements / 8;
+  bucket.target = std::max({asked - fixed, asked / 2, kLeastBytes});
+  // So that no magnitude is beyond those that can be coded.
+  bucket.least = std::max(static_cast<double>(largest) / (kMaxLevel - 2), 0x1p-100);
+  bucket.ranked = largest <= kLargest && largest >= 1 / kLargest;
+
+  bool resumed = resumes(bucket);
+  GRADCOMP_TRY(resumed ? resume(&bucket, scratch) : begin(&bucket, scratch));
+  Found found{};
+  for (int coarser = 0; coarser <= kMaxCoarser;) {
+    if (!resumed) GRADCOMP_TRY(take_out(&bucket, scratch));
+    found = find_step(static_cast<double>(bucket.step), bucket.least, bucket.target, kTolerance,
+                      kMaxPasses, [&](float step) { return bucket.bytes(step); });
+    if (!bucket.any_pairs() || found.value <= (1 + kTolerance) * bucket.target) break;
+    if (resumed) {
+      resumed = false;
+      GRADCOMP_TRY(begin(&bucket, scratch));
+      continue;
+    }
+    ++coarser;
+    for (Candidate& one : candidates) {
+      one.choice.factor_step = short_float(static_cast<double>(one.choice.factor_step * kCoarser));
+    }
+  }
+  for (Candidate& one : candidates) one.plan->step = found.step;
+  if (bucket.carries()) {
+    const double promised = bucket.promised_bytes(found.step);
+    const auto step = static_cast<float>(static_cast<double>(found.step) / bucket.scale());
+    for (Candidate& one : candidates) {
+      Carried& carried = one.carried;
+      if (resumed && --carried.due < 1) {
+        choose_rank(&one, ranks(one, true), found.step);
+        carried.factor_step = 1;
+        carried.due = kRankPeriod;
+      }
+      if (!resumed) {
+        carried.factor_step = one.choice.rank == 0 ? 1 : one.choice.factor_step / found.step;
+      }
+      carried.step = step;
+      carried.rank = static_cast<float>(one.choice.rank);
+      carried.gain = static_cast<float>(found.value / promised);
+      carried.store(one.kept);
+    }
+  }
   return {};
 }
 

@@ -34,16 +34,6 @@ struct Shape2 {
   std::size_t bands() const { return (rows + band_rows() - 1) / band_rows(); }
 };
 
-struct Plan {
-  float step = 0;  // 0: all elements become 0; NaN: all become NaN
-  float factor_step = 0;
-  std::uint8_t rank = 0;
-
-  // As Call::share.
-  std::uint64_t pack() const;
-  static Plan unpack(std::uint64_t share);
-};
-
 // What quantizing with a step has found.
 struct Counted {
   float step = 0;
@@ -54,15 +44,18 @@ struct Counted {
 // A tensor on its way to symbols.
 class Quantized {
  public:
-  Quantized(const float* x, Shape2 shape) : x_(x), shape_(shape) {}
+  Quantized(const float* x, Shape2 shape) : x_(x), rest_(x), shape_(shape) {}
 
   const Shape2& shape() const { return shape_; }
+  const float* x() const { return x_; }
   const LowRank& low_rank() const { return low_rank_; }
   // What is left without the low rank part.
-  const float* rest() const { return low_rank_.rank == 0 ? x_ : rest_.data(); }
+  const float* rest() const { return rest_; }
 
-  // Takes out the part of this rank, or nothing.
-  Status take_out(const Basis& basis, std::size_t rank, float factor_step);
+  // Takes out the part of this rank, or nothing. `room` is for the rest, where there is a rank.
+  void take_out(const Basis& basis, std::size_t rank, float factor_step, float* room);
+  // Of the payload what the factors take, about.
+  double factor_bytes() const;
   // Fills `symbols` with those of the rest.
   Counted quantize(float step, std::uint8_t* symbols) const;
   // Finds the tables for these and the factors' symbols; returns the bytes of the payload, about: 1
@@ -76,9 +69,9 @@ class Quantized {
 
  private:
   const float* x_;
+  const float* rest_;
   Shape2 shape_;
   LowRank low_rank_;
-  std::vector<float> rest_;
   std::uint64_t factor_counts_[kSymbolCounts] = {};
 };
 
@@ -87,30 +80,59 @@ DeadZone dead_zone(float step);
 // How the factors' numbers are.
 DeadZone whole_numbers();
 
+// A tensor as it is to be written.
+struct Plan {
+  float step = 0;  // 0: all elements become 0; NaN: all become NaN
+  Quantized quantized{nullptr, {}};
+  std::uint8_t* symbols = nullptr;  // room for them
+  Counted counted;                  // of those that are there
+};
+
+// What the search leaves of a tensor for that of the next step, BucketTensor::carried.
+struct Carried {
+  float step = 0;         // of the bucket, in root mean squares of its elements; 0: none yet
+  float factor_step = 0;  // in steps
+  float rank = 0;
+  float due = 0;   // steps until ranks are tried again
+  float gain = 0;  // the bucket's bytes for each that samples had promised
+
+  static constexpr std::size_t kNumbers = 5;
+  static Carried from(Span<const float> numbers);
+  void store(Span<float> numbers) const;
+  // Whether to begin from it, whatever its numbers are.
+  bool usable() const;
+};
+
 class RateControl {
  public:
   // With a `rank` of kAuto the one of least cost is chosen.
   RateControl(double rate, int rank) : rate_(rate), rank_(rank) {}
   static constexpr int kAuto = -1;
 
-  // One plan for each tensor. A bucket takes `rate` bits per element, frames included, where its
-  // frames' headers alone do not take more than half of that.
-  // Where `alone` is given, the bucket has one tensor: it then is that one, without the part of low
-  // rank, and `last` what was found where kSymbolSlot of the scratch has its symbols.
-  Status find(Span<const BucketTensor> tensors, Scratch& scratch, Plan* plans,
-              Quantized* alone = nullptr, Counted* last = nullptr) const;
+  // One plan for each tensor, with memory of the scratch. A bucket takes `rate` bits per element,
+  // frames included, where its frames' headers alone do not take more than half of that.
+  Status find(Span<const BucketTensor> tensors, Scratch& scratch, std::vector<Plan>* plans) const;
   static constexpr std::size_t kSymbolSlot = 2;
-  // The basis that encoding a tensor with a plan of a rank above 0 needs.
-  Status basis(const float* x, const Shape2& shape, Scratch& scratch, Basis* basis) const;
 
  private:
   struct Candidate;
+  struct Bucket;
 
   std::size_t max_rank(const Shape2& shape) const;
   // Those to choose from: at first all, then those around the rank chosen last.
   std::vector<std::size_t> ranks(const Candidate& candidate, bool first) const;
+  // Finds a sample of a tensor, and directions in it.
+  Status sample(Candidate* candidate, std::size_t rank, Scratch& scratch) const;
   // The rank that costs least at this step.
   void choose_rank(Candidate* candidate, const std::vector<std::size_t>& ranks, float step) const;
+  // Ranks and a first step, by samples.
+  Status begin(Bucket* bucket, Scratch& scratch) const;
+  // Whether the last step has left what resume() needs.
+  bool resumes(const Bucket& bucket) const;
+  // The same from what the last step has left.
+  Status resume(Bucket* bucket, Scratch& scratch) const;
+  // Takes the pairs out of whole tensors.
+  static Status take_out(Bucket* bucket, Scratch& scratch);
 
   double rate_;
   int rank_;

@@ -67,21 +67,24 @@ const Costs& costs() {
   return all;
 }
 
-using Magnitudes = std::uint64_t[kTopMagnitude + 1];
+using Magnitudes = double[kTopMagnitude + 1];
 
-// Of the symbols of one class.
-void count_magnitudes(const std::uint64_t* counts, Magnitudes& magnitudes) {
-  magnitudes[0] = counts[0];
+// Of the symbols of one class; returns whether there are any.
+bool count_magnitudes(const std::uint64_t* counts, Magnitudes& magnitudes) {
+  std::uint64_t all = counts[0];
+  magnitudes[0] = static_cast<double>(counts[0]);
   for (unsigned m = 1; m <= kTopMagnitude; ++m) {
-    magnitudes[m] = counts[2 * m - 1] + counts[2 * m];
+    const std::uint64_t both = counts[2 * m - 1] + counts[2 * m];
+    magnitudes[m] = static_cast<double>(both);
+    all += both;
   }
+  return all != 0;
 }
 
 double bits_of(const Magnitudes& magnitudes, std::uint8_t shape) {
+  const float* const each = costs().of[shape];
   double sum = 0;
-  for (unsigned m = 0; m <= kTopMagnitude; ++m) {
-    sum += static_cast<double>(magnitudes[m]) * static_cast<double>(costs().of[shape][m]);
-  }
+  for (unsigned m = 0; m <= kTopMagnitude; ++m) sum += magnitudes[m] * static_cast<double>(each[m]);
   return sum;
 }
 
@@ -97,7 +100,7 @@ AdaptiveTables AdaptiveTables::best(const std::uint64_t* counts) {
   AdaptiveTables tables;
   for (std::size_t c = 0; c < kClasses; ++c) {
     Magnitudes magnitudes;
-    count_magnitudes(counts + c * kClassSymbols, magnitudes);
+    if (!count_magnitudes(counts + c * kClassSymbols, magnitudes)) continue;
     std::uint8_t found = usual(c);
     double least = bits_of(magnitudes, found);
     const double before = least - 8;

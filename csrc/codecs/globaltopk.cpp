@@ -1,5 +1,6 @@
 // The elements of largest magnitude of all tensors that travel together.
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "codecs/codecs.hpp"
@@ -25,8 +26,8 @@ class GlobalTopK final : public SparseCodec {
     return caps;
   }
 
-  Status share(Span<const BucketTensor> tensors, const Call& call,
-               Span<std::uint64_t> shares) const override {
+  Status share(Span<const BucketTensor> tensors, const Call& call, Span<std::uint64_t> shares,
+               std::unique_ptr<BucketWork>*) const override {
     std::size_t n = 0;
     std::vector<Span<const float>> values;
     for (const BucketTensor& tensor : tensors) {

@@ -182,9 +182,45 @@ GRADCOMP_AVX512 inline __m512i quantize(__m512 x, __m512i classes, const DeadZon
   return magnitude;
 }
 
-GRADCOMP_AVX512 inline __m512i widen(const std::uint8_t* bytes) {
-  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+// Columns' means, in the halves of a group.
+struct Means {
+  __m512i low;
+  __m512i high;
+};
+
+GRADCOMP_AVX512 inline Means load_means(const Contexts& contexts, std::size_t at) {
+  const auto* const means = reinterpret_cast<const __m256i*>(contexts.columns + at);
+  return {_mm512_cvtepi16_epi32(_mm256_loadu_si256(means)),
+          _mm512_cvtepi16_epi32(_mm256_loadu_si256(means + 1))};
 }
+
+// As find_classes() has them.
+GRADCOMP_AVX512 inline __m512i classes_of(__m512i means, const Contexts& contexts) {
+  const __m512i sum = _mm512_add_epi32(means, _mm512_set1_epi32(contexts.row + kMeanFloor));
+  const __m512i bits = _mm512_castps_si512(_mm512_cvtepi32_ps(sum));
+  const __m512i halves =
+      _mm512_sub_epi32(_mm512_srli_epi32(bits, 22), _mm512_set1_epi32(2 * 127 + kFirstClass));
+  return _mm512_min_epi32(_mm512_max_epi32(halves, _mm512_setzero_si512()),
+                          _mm512_set1_epi32(kClasses - 1));
+}
+
+GRADCOMP_AVX512 inline __m256i grown(__m512i mean, __m512i magnitude, __m128i shift) {
+  const __m512i difference = _mm512_sub_epi32(_mm512_slli_epi32(magnitude, kMeanBits), mean);
+  return _mm512_cvtepi32_epi16(_mm512_add_epi32(mean, _mm512_sra_epi32(difference, shift)));
+}
+
+// As take_note() does, for a whole group.
+GRADCOMP_AVX512 inline void note(Contexts& contexts, std::size_t at, const Means& means,
+                                 __m512i low, __m512i high) {
+  const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(contexts.shift));
+  auto* const columns = reinterpret_cast<__m256i*>(contexts.columns + at);
+  _mm256_storeu_si256(columns, grown(means.low, low, shift));
+  _mm256_storeu_si256(columns + 1, grown(means.high, high, shift));
+  constexpr std::int32_t kCount = kGroup;
+  const std::int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(low, high));
+  contexts.row += ((sum << kMeanBits) / kCount - contexts.row) >> kRowShift;
+}
+
 GRADCOMP_AVX512 inline void narrow(__m512i numbers, void* bytes) {
   _mm_storeu_si128(static_cast<__m128i*>(bytes), _mm512_cvtepi32_epi8(numbers));
 }
@@ -195,15 +231,12 @@ GRADCOMP_AVX512 void classify(const float* x, std::size_t n, const DeadZone& zon
   Contexts now = contexts;
   std::size_t at = 0;
   for (; at + kGroup <= n; at += kGroup) {
-    std::uint8_t classes[kGroup];
-    std::uint8_t magnitudes[kGroup];
-    find_classes(now, at, classes);
-    for (std::size_t k = 0; k < kGroup; k += kHalf) {
-      narrow(quantize(_mm512_loadu_ps(x + at + k), widen(classes + k), zone, thresholds,
-                      symbols + at + k),
-             magnitudes + k);
-    }
-    take_note(now, at, kGroup, magnitudes);
+    const Means means = load_means(now, at);
+    const __m512i low = quantize(_mm512_loadu_ps(x + at), classes_of(means.low, now), zone,
+                                 thresholds, symbols + at);
+    const __m512i high = quantize(_mm512_loadu_ps(x + at + kHalf), classes_of(means.high, now),
+                                  zone, thresholds, symbols + at + kHalf);
+    note(now, at, means, low, high);
   }
   if (at < n) classify_group(x + at, at, n - at, zone, now, symbols + at);
   contexts = now;
@@ -212,7 +245,7 @@ GRADCOMP_AVX512 void classify(const float* x, std::size_t n, const DeadZone& zon
 // As decode_group() for 16 states.
 GRADCOMP_AVX512 inline __m512i pop_class(__m512i state, __m512i classes, const __m512i* tables,
                                          const std::uint8_t** from, std::int8_t* levels,
-                                         std::uint8_t* magnitudes) {
+                                         __m512i* magnitudes) {
   const __m512i slot = _mm512_and_si512(state, _mm512_set1_epi32(kRansTotal - 1));
   // Above the start of an interval, whatever its frequency.
   const __m512i key = _mm512_or_si512(_mm512_slli_epi32(slot, 16), _mm512_set1_epi32(0xFFFF));
@@ -230,7 +263,7 @@ GRADCOMP_AVX512 inline __m512i pop_class(__m512i state, __m512i classes, const _
   __m512i offset = _mm512_sub_epi32(slot, _mm512_srli_epi32(interval, 16));
   const __mmask16 negative = _mm512_cmpge_epu32_mask(offset, frequency);
   offset = _mm512_mask_sub_epi32(offset, negative, offset, frequency);
-  narrow(magnitude, magnitudes);
+  *magnitudes = magnitude;
   narrow(_mm512_mask_sub_epi32(magnitude, negative, _mm512_setzero_si512(), magnitude), levels);
   state =
       _mm512_add_epi32(_mm512_mullo_epi32(frequency, _mm512_srli_epi32(state, kRansBits)), offset);
@@ -254,13 +287,12 @@ GRADCOMP_AVX512 bool decode_row(const std::uint8_t* begin, const std::uint8_t** 
   const std::uint8_t* words = *from;
   std::size_t at = 0;
   for (; lanes == kRansLanes && at + kGroup <= n && words >= begin; at += kGroup) {
-    std::uint8_t classes[kGroup];
-    std::uint8_t magnitudes[kGroup];
-    find_classes(now, at, classes);
-    high = pop_class(high, widen(classes + kHalf), of, &words, levels + at + kHalf,
-                     magnitudes + kHalf);
-    low = pop_class(low, widen(classes), of, &words, levels + at, magnitudes);
-    take_note(now, at, kGroup, magnitudes);
+    const Means means = load_means(now, at);
+    __m512i low_magnitudes, high_magnitudes;
+    high = pop_class(high, classes_of(means.high, now), of, &words, levels + at + kHalf,
+                     &high_magnitudes);
+    low = pop_class(low, classes_of(means.low, now), of, &words, levels + at, &low_magnitudes);
+    note(now, at, means, low_magnitudes, high_magnitudes);
   }
   _mm512_storeu_si512(states, low);
   _mm512_storeu_si512(states + kHalf, high);

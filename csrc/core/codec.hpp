@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "core/scratch.hpp"
 #include "core/span.hpp"
@@ -37,6 +38,15 @@ class Feedback;
 
 inline constexpr std::uint64_t kNoShare = ~std::uint64_t{0};
 
+// What share() has done for a bucket's tensors that encode need not do again.
+class BucketWork {
+ public:
+  BucketWork() = default;
+  BucketWork(const BucketWork&) = delete;
+  BucketWork& operator=(const BucketWork&) = delete;
+  virtual ~BucketWork() = default;
+};
+
 // What a call knows besides the data. Randomness enters here and nowhere else.
 struct Call {
   std::uint64_t stream = 0;            // derive_stream(seed, step, tensor_id)
@@ -46,12 +56,17 @@ struct Call {
   std::size_t cols = 0;
   // encode only: this tensor's part of what share() found, or kNoShare for a tensor by itself
   std::uint64_t share = kNoShare;
+  // encode only: what share() left of the bucket, or nullptr
+  BucketWork* work = nullptr;
 };
 
 // A tensor of a bucket: its elements, and Call::cols.
 struct BucketTensor {
   Span<const float> x;
   std::size_t cols = 0;
+  // What share() left here in the last step, Codec::carried() numbers: what it begins from now,
+  // and replaces. Zeros: nothing yet. Empty: nothing is kept.
+  Span<float> carried = {};
 };
 
 // Largest tensor: its float32 image must fit the frame's 32-bit payload length.
@@ -75,13 +90,17 @@ class Codec {
                         std::size_t* written) const = 0;
 
   // Looks at all tensors of a bucket at once, for codecs with caps().shares: shares[i] is what
-  // encode needs to know of it for tensor i.
+  // encode needs to know of it for tensor i, and `work` what it may use, if that is set.
   virtual Status share(Span<const BucketTensor> tensors, const Call& call,
-                       Span<std::uint64_t> shares) const {
-    (void)tensors, (void)call;
+                       Span<std::uint64_t> shares, std::unique_ptr<BucketWork>* work) const {
+    (void)tensors, (void)call, (void)work;
     for (std::uint64_t& one : shares) one = kNoShare;
     return {};
   }
+
+  // How many numbers share() keeps of a tensor from step to step, to find sooner what it looks for.
+  // They are the encoder's alone: decoding never needs them.
+  virtual std::size_t carried() const noexcept { return 0; }
 
   // Whether encode honours call.feedback (core/feedback.hpp): it then corrects every element before
   // it first reads it, and subtracts what decode would make of the payload. It fails before it has

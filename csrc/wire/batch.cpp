@@ -1,7 +1,9 @@
 #include "wire/batch.hpp"
 
 #include <cstring>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/thread_pool.hpp"
@@ -35,9 +37,14 @@ void for_items(std::size_t count, const SizeOf& size_of, const Fn& fn) {
       &context);
 }
 
-// What each item's Call::share is.
-Status find_shares(Span<const EncodeItem> items, Span<std::uint64_t> shares) {
-  for (std::uint64_t& share : shares) share = kNoShare;
+// What each item's Call has of its bucket.
+struct Share {
+  std::uint64_t number = kNoShare;
+  BucketWork* work = nullptr;  // one of `works`
+};
+
+Status find_shares(Span<const EncodeItem> items, Span<Share> shares,
+                   std::vector<std::unique_ptr<BucketWork>>* works) {
   std::vector<bool> done(items.size(), false);
   for (std::size_t first = 0; first < items.size(); ++first) {
     const CompiledCodec* const codec = items[first].codec;
@@ -49,14 +56,16 @@ Status find_shares(Span<const EncodeItem> items, Span<std::uint64_t> shares) {
       done[i] = true;
       if (items[i].feedback != nullptr) items[i].feedback->correct_all();
       bucket.push_back(i);
-      tensors.push_back({items[i].x, items[i].cols});
+      tensors.push_back({items[i].x, items[i].cols, items[i].carried});
     }
     std::vector<std::uint64_t> found(bucket.size());
     Call call;
     call.scratch = &thread_scratch();
-    GRADCOMP_TRY(
-        codec->codec->share({tensors.data(), tensors.size()}, call, {found.data(), found.size()}));
-    for (std::size_t i = 0; i < bucket.size(); ++i) shares[bucket[i]] = found[i];
+    std::unique_ptr<BucketWork> work;
+    GRADCOMP_TRY(codec->codec->share({tensors.data(), tensors.size()}, call,
+                                     {found.data(), found.size()}, &work));
+    for (std::size_t i = 0; i < bucket.size(); ++i) shares[bucket[i]] = {found[i], work.get()};
+    works->push_back(std::move(work));
   }
   return {};
 }
@@ -82,8 +91,9 @@ Status encode_batch(Span<const EncodeItem> items, Span<std::uint8_t> out, Span<s
     return capacity_error("the output buffer has " + std::to_string(out.size()) +
                           " bytes; these frames may need " + std::to_string(needed));
   }
-  std::vector<std::uint64_t> shares(items.size());
-  GRADCOMP_TRY(find_shares(items, {shares.data(), shares.size()}));
+  std::vector<Share> shares(items.size());
+  std::vector<std::unique_ptr<BucketWork>> works;
+  GRADCOMP_TRY(find_shares(items, {shares.data(), shares.size()}, &works));
   std::vector<Span<std::uint8_t>> rooms;
   for (std::size_t i = 0, begin = 0; i < items.size(); ++i) {
     const std::size_t room = max_frame_size(*items[i].codec, items[i].x.size());
@@ -98,7 +108,8 @@ Status encode_batch(Span<const EncodeItem> items, Span<std::uint8_t> out, Span<s
         call.stream = items[i].stream;
         call.scratch = &thread_scratch();
         call.feedback = items[i].feedback;
-        call.share = shares[i];
+        call.share = shares[i].number;
+        call.work = shares[i].work;
         call.cols = items[i].cols;
         statuses[i] = encode_frame(*items[i].codec, items[i].x, call, rooms[i], &sizes[i]);
       });

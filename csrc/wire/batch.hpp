@@ -15,7 +15,8 @@ struct EncodeItem {
   Span<const float> x;  // with a feedback: its residual
   std::uint64_t stream = 0;
   const Feedback* feedback = nullptr;
-  std::size_t cols = 0;  // Call::cols
+  std::size_t cols = 0;      // Call::cols
+  Span<float> carried = {};  // BucketTensor::carried
 };
 
 // Upper bound of the bytes of all frames.

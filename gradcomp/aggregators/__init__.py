@@ -155,4 +155,5 @@ def make_aggregator(spec: Spec, context: Context, exchange: str = "auto") -> Agg
         return Sra(codec, memory, context)
     if pattern == "sparse_allreduce":
         return SparseAllReduce(spec, memory, context)
-    return Gather(codec, memory, context.seed, context.rank)
+    carried = context.state.setdefault("carried", {})
+    return Gather(codec, memory, context.seed, context.rank, carried)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from gradcomp import _core
 from gradcomp.aggregators.base import BucketAggregator, Member
 from gradcomp.arrays import ByteArray
-from gradcomp.batch import ToDecode, decode_batch_add, encode_batch
+from gradcomp.batch import ToDecode, ToEncode, decode_batch_add, encode_batch
 from gradcomp.codec import Codec
 from gradcomp.errors import WireError
-from gradcomp.memory import Memory
-from gradcomp.rounds import AllGather, BucketRound
+from gradcomp.memory import Arrays, Memory, Source
+from gradcomp.rounds import AllGather, BucketRound, TensorKey
 from gradcomp.wire import split_frames
 
 __all__ = ["Gather", "frames_of_rank", "rank_seed"]
@@ -30,12 +32,26 @@ class Gather(BucketAggregator):
     carry what decoding needs.
     """
 
-    def __init__(self, codec: Codec, memory: Memory, seed: int, rank: int) -> None:
+    def __init__(
+        self, codec: Codec, memory: Memory, seed: int, rank: int, carried: Arrays | None = None
+    ) -> None:
         # Frames of different specs may share a bucket, but for codecs that look at all of it.
         self.bucket = self if "shares" in codec.caps else Gather
         self.codec = codec
         self.memory = memory
         self.seed = rank_seed(seed, rank)
+        self._carried = {} if carried is None else carried
+
+    def to_encode(self, source: Source, key: TensorKey, step: int) -> ToEncode:
+        """The codec call for a tensor."""
+        item = source.to_encode(self.codec, self.seed, step, key.tensor_id)
+        carried = None
+        if self.codec.carried:
+            carried = self._carried.get(key.name)
+            if carried is None or carried.size != self.codec.carried:
+                carried = self._carried[key.name] = np.zeros(self.codec.carried, np.float32)
+        # Codecs may look at the rows and columns of a matrix.
+        return item._replace(grad=item.grad.reshape(key.shape), carried=carried)
 
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
         """See `BucketAggregator.bucket_round`; the averages are those of one all-gather each."""
@@ -48,10 +64,7 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
     for gather, grad, key, step, _ in members:
         assert isinstance(gather, Gather)  # as the bucket says
         gathers.append(gather)
-        source = gather.memory.source(grad, key)
-        item = source.to_encode(gather.codec, gather.seed, step, key.tensor_id)
-        # Codecs may look at the rows and columns of a matrix.
-        tensors.append(item._replace(grad=item.grad.reshape(key.shape)))
+        tensors.append(gather.to_encode(gather.memory.source(grad, key), key, step))
     data, _ = encode_batch(tensors)
     for gather, member in zip(gathers, members, strict=True):
         gather.memory.sent(member.key)

@@ -17,7 +17,10 @@ namespace {
 
 using namespace gradcomp;
 
-constexpr std::size_t kNumel[] = {0, 1, 17, 300};
+// Of any bits, which mostly become a single NaN in larger tensors; and gradients.
+constexpr std::size_t kAnyBits[] = {0, 1, 17};
+constexpr std::size_t kGradients[] = {300, 1200};
+constexpr std::size_t kCols = 20;
 
 struct Subject {
   CompiledCodec codec;
@@ -56,15 +59,26 @@ Subject make_matrix(std::size_t rows, std::size_t cols, Stream* stream, Scratch*
   return make_subject("adaptive(rate=3,rank=2)", x, cols, 0, scratch);
 }
 
+// Finite, with heavy tails.
+float element(Stream* stream) {
+  const float x = static_cast<float>(stream->below(2001)) / 1000 - 1;
+  return x * x * x;
+}
+
 std::vector<Subject> make_subjects(Scratch* scratch) {
   std::vector<Subject> subjects;
   Stream stream(1);
   for (const StageInfo& info : registry()) {
     if (info.kind != StageKind::kCodec && info.kind != StageKind::kCoder) continue;
-    for (std::size_t n : kNumel) {
+    for (std::size_t n : kAnyBits) {
       std::vector<float> x(n);
       for (float& value : x) value = bits_float(static_cast<std::uint32_t>(stream.next()));
       subjects.push_back(make_subject(info.example, x, 0, stream.next(), scratch));
+    }
+    for (std::size_t n : kGradients) {
+      std::vector<float> x(n);
+      for (float& value : x) value = element(&stream);
+      subjects.push_back(make_subject(info.example, x, kCols, stream.next(), scratch));
     }
   }
   subjects.push_back(make_matrix(20, 45, &stream, scratch));

@@ -174,3 +174,108 @@ def test_bands_are_coded_by_any_number_of_threads() -> None:
         for rows in (slice(0, 1048), slice(1048, None))
     ]
     assert max(parts) < 2 * min(parts) < 1
+
+
+# ------------------------------------------------------------------------------------------ steps
+
+SHAPES = [(150, 120), (300, 90), (3000,), (64, 9), (20,)]
+CODEC = gradcomp.get_codec("adaptive(rate=0.25)")
+
+
+def bucket_of(step: int) -> list[np.ndarray]:
+    """Gradients that change from step to step, and keep what they have of structure."""
+    bucket = []
+    for number, shape in enumerate(SHAPES):
+        fixed, rng = (np.random.default_rng([number, one]) for one in (0, 1 + step))
+        rows, cols = shape if len(shape) == 2 else (1, *shape)
+        scales = np.exp(fixed.normal(size=(rows, 1)) + fixed.normal(size=cols))
+        pairs = rng.normal(size=(rows, 3)) @ fixed.normal(size=(3, cols))
+        x = rng.lognormal(0, 0.3) * (scales * rng.normal(size=(rows, cols)) + 6 * pairs)
+        bucket.append(x.reshape(shape).astype(np.float32))
+    return bucket
+
+
+def fresh() -> list[np.ndarray]:
+    return [np.zeros(CODEC.carried, np.float32) for _ in SHAPES]
+
+
+def encode_step(step: int, carried: list[np.ndarray]) -> np.ndarray:
+    tensors = zip(bucket_of(step), carried, strict=True)
+    return encode_batch([ToEncode(CODEC, x, carried=one) for x, one in tensors])[0]
+
+
+def error_of(step: int, data: np.ndarray) -> float:
+    bucket = bucket_of(step)
+    frames = split_frames(data, len(bucket))
+    off = (x.reshape(-1) - CODEC.decode(f) for x, f in zip(bucket, frames, strict=True))
+    return sum(float(np.sum(one.astype(np.float64) ** 2)) for one in off)
+
+
+def test_steps_that_begin_from_the_last_one_keep_to_the_rate_and_are_as_good() -> None:
+    carried = fresh()
+    numel = sum(x.size for x in bucket_of(0))
+    own, anew = 0.0, 0.0
+    for step in range(20):
+        data = encode_step(step, carried)
+        assert abs(8 * data.size / numel / 0.25 - 1) < 0.03
+        own += error_of(step, data)
+        anew += error_of(step, encode_step(step, fresh()))
+    assert own < 1.03 * anew
+
+
+def test_what_is_carried_decides_the_bytes_alone() -> None:
+    carried = fresh()
+    before = [encode_step(step, carried).tobytes() for step in range(4)]
+    level, threads = _core.simd_level(), _core.thread_count()
+    saved = [one.copy() for one in carried]
+    expected = [encode_step(step, carried).tobytes() for step in range(4, 7)]
+    assert expected[0] != encode_step(4, fresh()).tobytes()
+    try:
+        for one in _core.simd_levels():
+            for count in (1, 3):
+                _core.set_simd_level(one)
+                _core.set_thread_count(count)
+                again = fresh()
+                assert [encode_step(step, again).tobytes() for step in range(4)] == before
+                again = [one.copy() for one in saved]
+                assert [encode_step(step, again).tobytes() for step in range(4, 7)] == expected
+                assert [one.tobytes() for one in again] == [one.tobytes() for one in carried]
+    finally:
+        _core.set_simd_level(level)
+        _core.set_thread_count(threads)
+
+
+def test_ranks_follow_gradients_that_change() -> None:
+    noise = np.random.default_rng(0).normal(size=(120, 100)).astype(np.float32)
+    carried = np.zeros(CODEC.carried, np.float32)
+    ranks = []
+    for step in range(20):
+        x = noise if step == 0 else gradient(120, 100, step)
+        ranks.append(rank_of(encode_batch([ToEncode(CODEC, x, carried=carried)])[0]))
+    assert ranks[0] == 0
+    assert ranks[-1] > 0
+
+
+def test_any_numbers_may_be_carried() -> None:
+    rng = np.random.default_rng(0)
+    numel = sum(x.size for x in bucket_of(0))
+    good = fresh()
+    encode_step(0, good)
+    for trial in range(60):
+        carried = [one.copy() for one in good]
+        for one in carried:
+            at = rng.integers(one.size)
+            bits = rng.integers(0, 2**32, one.size, dtype=np.uint32).view(np.float32)
+            values = [np.nan, np.inf, -1, 0, 1e-38, 0.3, 7.5, 16, 17, 3e38, *bits]
+            one[at] = rng.choice(np.array(values, np.float32))
+        data = encode_step(1, carried)
+        assert abs(8 * data.size / numel / 0.25 - 1) < 0.03, trial
+        assert np.isfinite(error_of(1, data))
+
+
+def test_only_what_a_codec_carries_is_taken() -> None:
+    x = gradient(20, 20)
+    for spec, size in (("adaptive", CODEC.carried + 1), ("fp16", 1)):
+        codec = gradcomp.get_codec(spec)
+        with pytest.raises(ValueError, match=rf"carries {codec.carried} numbers .* not {size}"):
+            encode_batch([ToEncode(codec, x, carried=np.zeros(size, np.float32))])

@@ -147,7 +147,9 @@ def test_dense_bytes_of_another_dtype_and_tensors_the_engine_sends() -> None:
 STATEFUL = ["residual|topk(ratio=0.05)", "residual(beta=0.9)|randomk(ratio=0.05)", "residual|bf16"]
 
 
-@pytest.mark.parametrize("spec", [*STATEFUL, "randomk(ratio=0.05)", "fp16"])
+@pytest.mark.parametrize(
+    "spec", [*STATEFUL, "randomk(ratio=0.05)", "fp16", "adaptive(rate=0.5)", "residual|adaptive"]
+)
 @pytest.mark.parametrize("store", [copy.deepcopy, lambda state: pickle.loads(pickle.dumps(state))])
 def test_a_resumed_run_continues_bit_for_bit(spec: str, store: Callable[[Any], Any]) -> None:
     expected = run(world(spec, 3), range(6))
@@ -240,6 +242,19 @@ def test_a_rank_without_a_residual_counts_as_zero() -> None:
     assert pipeline.state_dict()["residual"]["w"].tolist() == [4, 4, 4]
 
 
+def test_what_encoders_carry_stays_with_its_rank_and_the_number_of_ranks() -> None:
+    first = world("adaptive", 2)
+    run(first, range(1))
+    states = [pipeline.state_dict() for pipeline in first]
+    carried = [state["carried"]["a.weight"].tolist() for state in states]
+    assert carried[0] != carried[1]
+    for size, expected in ((2, carried[1]), (3, None)):
+        pipeline = world("adaptive", size)[1]
+        pipeline.load_state_dict(states)
+        found = pipeline.state_dict()["carried"].get("a.weight")
+        assert (None if found is None else found.tolist()) == expected
+
+
 def test_the_largest_number_of_rounds_counts() -> None:
     states = [pipeline.state_dict() for pipeline in world("randomk(k=2)", 2)]
     states[0]["rounds"] = {"w": 5}
@@ -278,8 +293,8 @@ REFUSALS: dict[str, tuple[object, str]] = {
     "no residual": (without("residual"), "not a compressor state: it lacks residual"),
     "something else": (
         {"model": {}},
-        "it lacks decisions, momentum, powersgd_p, powersgd_q, rank, ranks_per_node, residual, "
-        "rounds, specs, version, world_size",
+        "it lacks carried, decisions, momentum, powersgd_p, powersgd_q, rank, ranks_per_node, "
+        "residual, rounds, specs, version, world_size",
     ),
 }
 
