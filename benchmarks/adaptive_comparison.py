@@ -168,6 +168,7 @@ def methods(scale: float) -> Iterator[tuple[str, float, Coder]]:
     ecsq = searched(ideal_ecsq, scale, -1.5)
     for rate in RATES:
         yield "adaptive", rate, frames(f"adaptive(rate={rate})")
+        yield "adaptive, coder=polar", rate, frames(f"adaptive(rate={rate},coder=polar)")
         yield "adaptive, rank=0", rate, frames(f"adaptive(rate={rate},rank=0)")
         yield "polar", rate, frames(f"polar(rate={rate})")
         yield "rotate|polar", rate, frames(f"rotate|polar(rate={rate})")
@@ -266,6 +267,25 @@ def table(points: Sequence[Point]) -> None:
                 )
 
 
+def coders(name: str, bucket: Bucket) -> None:
+    """How much less the error of coder=polar is than that of the usual coder, at its bits."""
+    rates = (0.25, 0.5, 1, 2)
+    bits, errors = np.empty((2, len(rates))), np.empty((2, len(rates)))
+    for row, coder in enumerate(("ecsq", "polar")):
+        for column, rate in enumerate(rates):
+            used, decoded = frames(f"adaptive(rate={rate},coder={coder})")(bucket)
+            left = energy([x - y for x, y in zip(bucket, decoded, strict=True)])
+            bits[row, column], errors[row, column] = used, 10 * np.log10(left / energy(bucket))
+    gains = errors[0] - errors[1] - np.gradient(errors[1], bits[1]) * (bits[0] - bits[1])
+    print(f"\n{name}")
+    print(f"{'rate':>6} {'ecsq: bits':>11} {'dB':>7} {'polar: bits':>12} {'dB':>7} {'gain':>6}")
+    for column, rate in enumerate(rates):
+        print(
+            f"{rate:6g} {bits[0, column]:11.4f} {errors[0, column]:7.2f} {bits[1, column]:12.4f} "
+            f"{errors[1, column]:7.2f} {gains[column]:6.2f}"
+        )
+
+
 def speeds() -> None:
     """Speeds on a matrix of 8 Mi elements, beside a memcpy of it in the same run."""
     rng = np.random.default_rng(0)
@@ -296,9 +316,18 @@ def main() -> None:
     parser.add_argument("files", nargs="*", type=Path, help="of scripts/record_gradients.py")
     parser.add_argument("--output", type=Path, help="of .csv and .png")
     parser.add_argument("--speeds", action="store_true", help="measure speeds, too")
+    parser.add_argument(
+        "--coders", action="store_true", help="compare the coders, also on noise, and nothing else"
+    )
     arguments = parser.parse_args()
+    if arguments.coders:
+        rng = np.random.default_rng(0)
+        coders("normal noise", [rng.normal(size=(512, 512)).astype(np.float32)])
+        for path in arguments.files:
+            coders(path.stem, load(path)[-1])
+        return
     if bool(arguments.files) != (arguments.output is not None):
-        parser.error("give files and --output, or --speeds alone")
+        parser.error("give files and --output, or --speeds alone, or --coders")
     if arguments.speeds:
         speeds()
     if not arguments.files:

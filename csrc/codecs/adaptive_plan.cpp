@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 
+#include "codecs/adaptive_polar.hpp"
 #include "coding/rans.hpp"
 #include "core/bytes.hpp"
 #include "core/thread_pool.hpp"
@@ -13,9 +14,6 @@
 
 namespace gradcomp {
 namespace {
-
-// What a bit is worth, in squares of the step: the slope of error over rate at low rates.
-constexpr double kBitWorth = 0.12;
 
 // The least magnitude that is not made 0, by class: half a step more than what it gains, at
 // kBitWorth, against the bits that the usual table of the class takes more for it.
@@ -454,7 +452,8 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch, Pla
     for (const Candidate& one : candidates) {
       AdaptiveTables tables;
       const Counted counted = one.whole.quantize(trial, symbols.data());
-      total += one.whole.finish(counted, &tables);
+      total += points_ ? GroupCoder(one.whole, counted, symbols.data()).bytes()
+                       : one.whole.finish(counted, &tables);
       if (last != nullptr) *last = counted;
     }
     return total;

@@ -82,6 +82,9 @@ class Quantized {
   std::uint64_t factor_counts_[kSymbolCounts] = {};
 };
 
+// What a bit is worth, in squares of the step: the slope of error over rate at low rates.
+inline constexpr double kBitWorth = 0.12;
+
 // How elements are quantized with this step.
 DeadZone dead_zone(float step);
 // How the factors' numbers are.
@@ -89,8 +92,9 @@ DeadZone whole_numbers();
 
 class RateControl {
  public:
-  // With a `rank` of kAuto the one of least cost is chosen.
-  RateControl(double rate, int rank) : rate_(rate), rank_(rank) {}
+  // With a `rank` of kAuto the one of least cost is chosen. With `points`, groups of elements may
+  // become points of a lattice.
+  RateControl(double rate, int rank, bool points) : rate_(rate), rank_(rank), points_(points) {}
   static constexpr int kAuto = -1;
 
   // One plan for each tensor. A bucket takes `rate` bits per element, frames included, where its
@@ -114,6 +118,7 @@ class RateControl {
 
   double rate_;
   int rank_;
+  bool points_;
 };
 
 }  // namespace gradcomp
