@@ -194,7 +194,7 @@ class Adaptive final : public Codec {
       }
     }
     for (;; plan.step *= 2) {
-      GRADCOMP_TRY(encode_step(quantized, plan.step, &counted, call, {out.data(), room}, written));
+      GRADCOMP_TRY(encode_step(quantized, plan, &counted, call, {out.data(), room}, written));
       if (*written != 0) return {};
       quantized = Quantized(x.data(), shape);  // it did not fit
       counted = {};
@@ -244,10 +244,11 @@ class Adaptive final : public Codec {
   }
 
   // Sets *written to 0 where the payload does not fit `out`.
-  Status encode_step(const Quantized& quantized, float step, Counted* counted, const Call& call,
-                     Span<std::uint8_t> out, std::size_t* written) const {
+  Status encode_step(const Quantized& quantized, const Plan& plan, Counted* counted,
+                     const Call& call, Span<std::uint8_t> out, std::size_t* written) const {
     const Shape2& shape = quantized.shape();
     const std::size_t rank = quantized.low_rank().rank;
+    const float step = plan.step;
     std::uint8_t* const begin = out.data();
     begin[0] = step == 0 ? kAllZero : kAllNan;
     *written = 1;
@@ -259,7 +260,7 @@ class Adaptive final : public Codec {
     std::unique_ptr<GroupCoder> groups;  // where there are points
     double expected = 0;
     if (points_) {
-      groups = std::make_unique<GroupCoder>(quantized, *counted, symbols.data());
+      groups = std::make_unique<GroupCoder>(quantized, *counted, symbols.data(), plan.groups);
       expected = groups->bytes();
       tables = groups->tables();
     } else {

@@ -88,7 +88,8 @@ double error_of(const float* x, const std::uint8_t* symbols, std::size_t n, floa
 
 struct Found {
   float step;
-  double value;  // of the function there
+  double value;       // of the function there
+  float too_low = 0;  // the largest step known to be too small, 0: none
 };
 
 // Where a function that is positive and falls with the step becomes `target`, given a first step.
@@ -125,7 +126,7 @@ Found find_step(double step, double least, double target, double tolerance, int 
     const double within = pass % 3 == 2 ? 0.5 : std::min(std::max(part, 0.05), 0.95);
     step = low * std::pow(high / low, within);
   }
-  return {static_cast<float>(best), best_value};
+  return {static_cast<float>(best), best_value, static_cast<float>(low)};
 }
 
 }  // namespace
@@ -139,13 +140,13 @@ std::size_t Shape2::band_rows() const { return std::max<std::size_t>(1, kBandEle
 
 std::uint64_t Plan::pack() const {
   return float_bits(step) | std::uint64_t{float_bits(factor_step) >> 16} << 32 |
-         std::uint64_t{rank} << 48;
+         std::uint64_t{rank} << 48 | std::uint64_t{groups} << 56;
 }
 
 Plan Plan::unpack(std::uint64_t share) {
   return {bits_float(static_cast<std::uint32_t>(share)),
           bits_float(static_cast<std::uint32_t>(share >> 32 & 0xFFFF) << 16),
-          static_cast<std::uint8_t>(share >> 48 & 0xFF)};
+          static_cast<std::uint8_t>(share >> 48 & 0xFF), static_cast<std::uint8_t>(share >> 56)};
 }
 
 DeadZone dead_zone(float step) {
@@ -447,13 +448,21 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch, Pla
   // The whole tensors.
   const Span<std::uint8_t> symbols = scratch.get<std::uint8_t>(kSymbolSlot, longest);
   if (symbols.empty()) return capacity_error("out of memory while encoding");
+  std::uint8_t groups = kAllGroups;
+  double left = 0;  // with `points`: the squared error of the last step that was tried
   const auto bytes = [&](float trial) {
     double total = 0;
+    left = 0;
     for (const Candidate& one : candidates) {
-      AdaptiveTables tables;
       const Counted counted = one.whole.quantize(trial, symbols.data());
-      total += points_ ? GroupCoder(one.whole, counted, symbols.data()).bytes()
-                       : one.whole.finish(counted, &tables);
+      if (points_) {
+        const GroupCoder coder(one.whole, counted, symbols.data(), groups);
+        total += coder.bytes();
+        left += coder.error() * static_cast<double>(trial) * static_cast<double>(trial);
+      } else {
+        AdaptiveTables tables;
+        total += one.whole.finish(counted, &tables);
+      }
       if (last != nullptr) *last = counted;
     }
     return total;
@@ -472,9 +481,29 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch, Pla
     found = find_step(static_cast<double>(step), least, target, kTolerance, kMaxPasses, bytes);
     if (!any || found.value <= (1 + kTolerance) * target) break;
   }
+  const auto missed = [&] { return std::fabs(found.value / target - 1) > kTolerance; };
+  if (points_ && found.too_low > 0 && missed()) {
+    // Many groups change from levels to points at once: then only some of them do, or none.
+    found.step = found.too_low;
+    for (int fewest = 1, most = kAllGroups; fewest < most && missed();) {
+      groups = static_cast<std::uint8_t>((fewest + most) / 2);
+      found.value = bytes(found.step);
+      (found.value < target ? fewest : most) = groups + (found.value < target ? 1 : 0);
+    }
+    const Found some = found;
+    const std::uint8_t those = groups;
+    const double left_by_some = missed() ? std::numeric_limits<double>::infinity() : left;
+    groups = 0;
+    found = find_step(static_cast<double>(step), least, target, kTolerance, kMaxPasses, bytes);
+    bytes(found.step);
+    if (left_by_some < left) {
+      found = some;
+      groups = those;
+    }
+  }
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Choice& choice = candidates[i].choice;
-    plans[of[i]] = {found.step, choice.factor_step, static_cast<std::uint8_t>(choice.rank)};
+    plans[of[i]] = {found.step, choice.factor_step, static_cast<std::uint8_t>(choice.rank), groups};
   }
   if (alone != nullptr) *alone = std::move(candidates.front().whole);
   return {};

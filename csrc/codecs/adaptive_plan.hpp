@@ -34,10 +34,14 @@ struct Shape2 {
   std::size_t bands() const { return (rows + band_rows() - 1) / band_rows(); }
 };
 
+// Of so many groups of elements that would rather be of points, Plan::groups may be.
+inline constexpr std::uint8_t kAllGroups = 255;
+
 struct Plan {
   float step = 0;  // 0: all elements become 0; NaN: all become NaN
   float factor_step = 0;
   std::uint8_t rank = 0;
+  std::uint8_t groups = kAllGroups;
 
   // As Call::share.
   std::uint64_t pack() const;

@@ -145,6 +145,12 @@ std::uint8_t index_symbol(unsigned of_class, unsigned index) {
                                    (magnitude == 0 ? 0 : 2 * magnitude - 1));
 }
 
+// Which groups are the first to be of points where only some may be: numbers that fill 0 to 255
+// evenly, by the golden ratio.
+std::uint8_t turn_of(std::size_t group) {
+  return static_cast<std::uint8_t>(static_cast<std::uint32_t>(group) * 0x9E3779B1u >> 24);
+}
+
 // Means and squares of what some elements are away from somewhere.
 struct Offsets {
   double sum = 0;
@@ -298,9 +304,11 @@ struct GroupCoder::Band {
 
   unsigned class_of(std::size_t i) const { return symbols[i] / kClassSymbols; }
 
-  void choose_groups(const LevelCosts& costs, const Rules& rules, float inverse, float scale) {
+  void choose_groups(const LevelCosts& costs, const Rules& rules, float inverse, float scale,
+                     std::uint8_t most) {
     groups.assign(rows * groups_in_row(), 0);
     for_groups([&](std::size_t group, std::size_t, std::size_t begin, std::size_t count) {
+      if (most != kAllGroups && turn_of(group) >= most) return;
       float gain = 0;
       float largest = 0;
       for (std::size_t i = begin; i < begin + count; ++i) {
@@ -336,12 +344,12 @@ struct GroupCoder::Band {
   }
 
   // The classes of the symbols decide on groups and halves; those found in the end may differ.
-  void code(const LevelCosts& costs, const Rules& rules, float step) {
+  void code(const LevelCosts& costs, const Rules& rules, float step, std::uint8_t most) {
     const float scale = 16 / (kSpacing * step);
     const DeadZone zone = dead_zone(step);
     found = {};
     excesses.clear();
-    choose_groups(costs, rules, zone.inverse, scale);
+    choose_groups(costs, rules, zone.inverse, scale, most);
     const Codewords codes(found.points);
     const std::vector<std::uint64_t> bits = find_words(rules, scale, codes);
     std::vector<std::int16_t> columns;
@@ -445,8 +453,8 @@ float GroupForm::value(float step, std::int32_t index) const {
 }
 
 GroupCoder::GroupCoder(const Quantized& quantized, const Counted& counted,
-                       const std::uint8_t* symbols)
-    : step_(counted.step) {
+                       const std::uint8_t* symbols, std::uint8_t groups)
+    : step_(counted.step), groups_(groups) {
   const Shape2& shape = quantized.shape();
   for (std::size_t b = 0; b < shape.bands(); ++b) {
     const std::size_t begin = b * shape.band_rows();
@@ -473,7 +481,7 @@ GroupCoder::Found GroupCoder::code(const AdaptiveTables& levels, const AdaptiveT
   const Rules rules(indices);
   std::size_t n = 0;
   for (const Band& band : bands_) n += band.symbols.size();
-  for_bands(bands_.size(), n, [&](std::size_t b) { bands_[b].code(costs, rules, step_); });
+  for_bands(bands_.size(), n, [&](std::size_t b) { bands_[b].code(costs, rules, step_, groups_); });
   Found found;
   for (const Band& band : bands_) found.add(band.found);
   return found;
@@ -482,16 +490,18 @@ GroupCoder::Found GroupCoder::code(const AdaptiveTables& levels, const AdaptiveT
 void GroupCoder::find_form(const Quantized& quantized, const Counted& counted, const Found& found) {
   const double alone = quantized.finish(counted, &tables_);
   bytes_ = alone == 1 ? 1 : alone + 1;
+  LevelOffsets before;
+  for (const Band& band : bands_)
+    before.add(band.x, band.as_levels, band.symbols.size(), 1 / step_);
+  error_ = before.error();
   if (found.points == 0) return;
   Counted levels;
   levels.step = step_;
   std::copy(found.levels, found.levels + kSymbolCounts, levels.counts);
   double bytes = 2;
-  LevelOffsets before;
   for (const Band& band : bands_) {
     levels.excess += static_cast<double>(excess_bits(band.excesses));
     bytes += static_cast<double>(kCountBytes + band.words.size());
-    before.add(band.x, band.as_levels, band.symbols.size(), 1 / step_);
   }
   GroupForm form;
   form.indices = AdaptiveTables::best(found.indices, SymbolKind::kIndices);
@@ -512,8 +522,11 @@ void GroupCoder::find_form(const Quantized& quantized, const Counted& counted, c
   }
   AdaptiveTables tables;
   bytes += quantized.finish(levels, &tables) + (form.indices.bits(found.indices) + least) / 8;
-  if (found.error() - before.error() + kBitWorth * 8 * (bytes - bytes_) >= 0) return;
+  // Where only some groups may be of points, both cost about the same.
+  const double cost = found.error() - error_ + kBitWorth * 8 * (bytes - bytes_);
+  if (groups_ == kAllGroups && cost >= 0) return;
   bytes_ = bytes;
+  error_ = found.error();
   tables_ = tables;
   form_ = form;
   double off = 0;

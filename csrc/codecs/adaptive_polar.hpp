@@ -50,13 +50,17 @@ bool decode_groups(Span<const std::uint8_t> in, const ClassTables& levels, const
 // A tensor whose groups become levels or points, whichever costs less.
 class GroupCoder {
  public:
-  // `symbols` are those of all elements as levels, and `counted` is what they are.
-  GroupCoder(const Quantized& quantized, const Counted& counted, const std::uint8_t* symbols);
+  // `symbols` are those of all elements as levels, and `counted` is what they are. `groups` is that
+  // of the plan.
+  GroupCoder(const Quantized& quantized, const Counted& counted, const std::uint8_t* symbols,
+             std::uint8_t groups);
 
   ~GroupCoder();
 
   // Bytes of the payload, about: 1 where all elements are 0.
   double bytes() const { return bytes_; }
+  // The squared error, in squares of the step.
+  double error() const { return error_; }
   const GroupForm& form() const { return form_; }
   const AdaptiveTables& tables() const { return tables_; }
 
@@ -76,10 +80,12 @@ class GroupCoder {
   void find_form(const Quantized& quantized, const Counted& counted, const Found& found);
 
   float step_;
+  std::uint8_t groups_;
   std::vector<Band> bands_;
   AdaptiveTables tables_;
   GroupForm form_;
   double bytes_ = 0;
+  double error_ = 0;
 };
 
 }  // namespace gradcomp

@@ -63,6 +63,16 @@ def test_on_normal_elements_points_are_better(
     assert decibels(f"adaptive(rate={rate},rank=0,coder=polar)", x) < ecsq - gain
 
 
+@pytest.mark.parametrize("rate", [0.05, 0.15, 0.25, 0.35])
+def test_where_all_groups_change_at_once_the_rate_is_kept(rate: float) -> None:
+    """In noise, no group is busier than the others."""
+    x = normal(256, 512)
+    bits, _, _ = roundtrip(f"adaptive(rate={rate},rank=0,coder=polar)", x)
+    assert abs(bits / rate - 1) < 0.03
+    ecsq = decibels(f"adaptive(rate={rate},rank=0)", x)
+    assert decibels(f"adaptive(rate={rate},rank=0,coder=polar)", x) < ecsq + 0.01
+
+
 @pytest.mark.parametrize("rate", [0.25, 1])
 def test_on_gradients_it_is_never_worse(rate: float) -> None:
     for seed in range(3):
