@@ -448,7 +448,7 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch, Pla
   // The whole tensors.
   const Span<std::uint8_t> symbols = scratch.get<std::uint8_t>(kSymbolSlot, longest);
   if (symbols.empty()) return capacity_error("out of memory while encoding");
-  std::uint8_t groups = kAllGroups;
+  std::uint8_t groups = 0;
   double left = 0;  // with `points`: the squared error of the last step that was tried
   const auto bytes = [&](float trial) {
     double total = 0;
@@ -481,24 +481,31 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch, Pla
     found = find_step(static_cast<double>(step), least, target, kTolerance, kMaxPasses, bytes);
     if (!any || found.value <= (1 + kTolerance) * target) break;
   }
-  const auto missed = [&] { return std::fabs(found.value / target - 1) > kTolerance; };
-  if (points_ && found.too_low > 0 && missed()) {
-    // Many groups change from levels to points at once: then only some of them do, or none.
-    found.step = found.too_low;
-    for (int fewest = 1, most = kAllGroups; fewest < most && missed();) {
-      groups = static_cast<std::uint8_t>((fewest + most) / 2);
-      found.value = bytes(found.step);
-      (found.value < target ? fewest : most) = groups + (found.value < target ? 1 : 0);
-    }
-    const Found some = found;
-    const std::uint8_t those = groups;
-    const double left_by_some = missed() ? std::numeric_limits<double>::infinity() : left;
-    groups = 0;
-    found = find_step(static_cast<double>(step), least, target, kTolerance, kMaxPasses, bytes);
+  if (points_) {
+    // So far without points. With them the step becomes smaller, for less error.
     bytes(found.step);
-    if (left_by_some < left) {
-      found = some;
-      groups = those;
+    const Found levels = found;
+    const auto cost = [&] {
+      const auto squared = static_cast<double>(levels.step) * static_cast<double>(levels.step);
+      return left + 8 * kBitWorth * squared * found.value;
+    };
+    const auto missed = [&] { return std::fabs(found.value / target - 1) > kTolerance; };
+    const double without = cost();
+    groups = kAllGroups;
+    found =
+        find_step(static_cast<double>(levels.step), least, target, kTolerance, kMaxPasses, bytes);
+    if (found.too_low > 0 && missed()) {
+      // Many groups change from levels to points at once: then only some of them do.
+      found.step = found.too_low;
+      for (int fewest = 1, most = kAllGroups; fewest < most && missed();) {
+        groups = static_cast<std::uint8_t>((fewest + most) / 2);
+        found.value = bytes(found.step);
+        (found.value < target ? fewest : most) = groups + (found.value < target ? 1 : 0);
+      }
+    }
+    if (missed() || cost() > without) {
+      found = levels;
+      groups = 0;
     }
   }
   for (std::size_t i = 0; i < candidates.size(); ++i) {
