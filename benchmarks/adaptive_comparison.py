@@ -4,6 +4,7 @@
         python scripts/record_gradients.py --model $model --steps 146:150 runs/late/$model.npz
     done
     python benchmarks/adaptive_comparison.py runs/late/*.npz --output docs/results/adaptive
+    python benchmarks/adaptive_comparison.py --coders runs/late/*.npz
 
 Each file holds the gradients of several steps of a model, as scripts/record_gradients.py records
 them. All tensors of a step travel as one bucket. Two errors are measured: that of the last step's
@@ -225,6 +226,8 @@ def plot(points: Sequence[Point], path: Path) -> None:
                     style = {"color": f"C{number}", "marker": ".", "lw": 1.0}
                     if name == "adaptive":
                         style |= {"color": "black", "lw": 2.0}
+                    if name == "adaptive, coder=polar":
+                        style |= {"color": "black", "ls": "--"}
                     axes.plot(*zip(*own, strict=True), label=name, **style)
             axes.set(xscale="log", yscale="log", xlim=(0.04, 3), ylim=(1e-4, 2))
             axes.set_title(f"{model}{', error feedback' if feedback else ''}", fontsize=10)
