@@ -4,6 +4,7 @@
         python scripts/record_gradients.py --model $model --steps 146:150 runs/late/$model.npz
     done
     python benchmarks/adaptive_comparison.py runs/late/*.npz --output docs/results/adaptive
+    python benchmarks/adaptive_comparison.py --coders runs/late/*.npz
 
 Each file holds the gradients of several steps of a model, as scripts/record_gradients.py records
 them. All tensors of a step travel as one bucket. Two errors are measured: that of the last step's
@@ -174,6 +175,7 @@ def methods(scale: float) -> Iterator[tuple[str, float, Coder]]:
     ecsq = searched(ideal_ecsq, scale, -1.5)
     for rate in RATES:
         yield "adaptive", rate, frames(f"adaptive(rate={rate})")
+        yield "adaptive, coder=polar", rate, frames(f"adaptive(rate={rate},coder=polar)")
         yield "adaptive, rank=0", rate, frames(f"adaptive(rate={rate},rank=0)")
         yield "polar", rate, frames(f"polar(rate={rate})")
         yield "rotate|polar", rate, frames(f"rotate|polar(rate={rate})")
@@ -230,6 +232,8 @@ def plot(points: Sequence[Point], path: Path) -> None:
                     style = {"color": f"C{number}", "marker": ".", "lw": 1.0}
                     if name == "adaptive":
                         style |= {"color": "black", "lw": 2.0}
+                    if name == "adaptive, coder=polar":
+                        style |= {"color": "black", "ls": "--"}
                     axes.plot(*zip(*own, strict=True), label=name, **style)
             axes.set(xscale="log", yscale="log", xlim=(0.04, 3), ylim=(1e-4, 2))
             axes.set_title(f"{model}{', error feedback' if feedback else ''}", fontsize=10)
@@ -272,6 +276,25 @@ def table(points: Sequence[Point]) -> None:
                 )
 
 
+def coders(name: str, bucket: Bucket) -> None:
+    """How much less the error of coder=polar is than that of the usual coder, at its bits."""
+    rates = (0.25, 0.5, 1, 2)
+    bits, errors = np.empty((2, len(rates))), np.empty((2, len(rates)))
+    for row, coder in enumerate(("ecsq", "polar")):
+        for column, rate in enumerate(rates):
+            used, decoded = frames(f"adaptive(rate={rate},coder={coder})")(bucket)
+            left = energy([x - y for x, y in zip(bucket, decoded, strict=True)])
+            bits[row, column], errors[row, column] = used, 10 * np.log10(left / energy(bucket))
+    gains = errors[0] - errors[1] - np.gradient(errors[1], bits[1]) * (bits[0] - bits[1])
+    print(f"\n{name}")
+    print(f"{'rate':>6} {'ecsq: bits':>11} {'dB':>7} {'polar: bits':>12} {'dB':>7} {'gain':>6}")
+    for column, rate in enumerate(rates):
+        print(
+            f"{rate:6g} {bits[0, column]:11.4f} {errors[0, column]:7.2f} {bits[1, column]:12.4f} "
+            f"{errors[1, column]:7.2f} {gains[column]:6.2f}"
+        )
+
+
 def speeds() -> None:
     """Speeds on a matrix of 8 Mi elements, beside a memcpy of it in the same run."""
     rng = np.random.default_rng(0)
@@ -279,24 +302,27 @@ def speeds() -> None:
     pairs = rng.normal(size=(4096, 2)) @ rng.normal(size=(2, 2048))
     x = (scales * rng.normal(size=scales.shape) + 0.5 * pairs).astype(np.float32)
     y = np.empty_like(x)
-    print(f"8 Mi elements, 10^6/s and in multiples of a memcpy\n{'spec':<28} {'rank':>4}", end="")
+    print(f"8 Mi elements, 10^6/s and in multiples of a memcpy\n{'spec':<40} {'rank':>4}", end="")
     print(f" {'encode':>12} {'carried':>12} {'decode':>12}")
-    for rate in (0.1, 0.25, 0.5, 1):
-        for rank in ("auto", "0"):
-            codec = gradcomp.get_codec(f"adaptive(rate={rate},rank={rank})")
-            out = np.empty(codec.max_encoded_size(x.size), np.uint8)
-            frame = codec.encode(x, out=out).copy()
-            copying = fastest(lambda: np.copyto(y, x), 5)
-            encoding = fastest(lambda c=codec, o=out: c.encode(x, out=o), 3)  # type: ignore[misc]
-            carried = np.zeros(codec.carried, np.float32)
-            item = ToEncode(codec, x, carried=carried)
-            encode_batch([item])
-            resuming = fastest(lambda i=item: encode_batch([i]), 5)  # type: ignore[misc]
-            decoding = fastest(lambda c=codec, f=frame: c.decode(f, out=y), 5)  # type: ignore[misc]
-            print(f"{f'adaptive(rate={rate},rank={rank})':<28} {frame[24] >> 3:4}", end="")
-            for taken in (encoding, resuming, decoding):
-                print(f" {x.size / taken / 1e6:6.0f} {copying / taken:5.3f}", end="")
-            print()
+    specs = [
+        f"adaptive(rate={rate},rank={rank})" for rate in (0.1, 0.25, 0.5, 1) for rank in ("auto", 0)
+    ]
+    specs += [f"adaptive(rate={rate},rank=0,coder=polar)" for rate in (0.25, 0.5, 1)]
+    for spec in specs:
+        codec = gradcomp.get_codec(spec)
+        out = np.empty(codec.max_encoded_size(x.size), np.uint8)
+        frame = codec.encode(x, out=out).copy()
+        copying = fastest(lambda: np.copyto(y, x), 5)
+        encoding = fastest(lambda c=codec, o=out: c.encode(x, out=o), 3)  # type: ignore[misc]
+        carried = np.zeros(codec.carried, np.float32)
+        item = ToEncode(codec, x, carried=carried)
+        encode_batch([item])
+        resuming = fastest(lambda i=item: encode_batch([i]), 5)  # type: ignore[misc]
+        decoding = fastest(lambda c=codec, f=frame: c.decode(f, out=y), 5)  # type: ignore[misc]
+        print(f"{spec:<40} {frame[24] >> 3:4}", end="")
+        for taken in (encoding, resuming, decoding):
+            print(f" {x.size / taken / 1e6:6.0f} {copying / taken:5.3f}", end="")
+        print()
 
 
 def bucket_speeds(path: Path) -> None:
@@ -334,14 +360,23 @@ def main() -> None:
     parser.add_argument("files", nargs="*", type=Path, help="of scripts/record_gradients.py")
     parser.add_argument("--output", type=Path, help="of .csv and .png")
     parser.add_argument("--speeds", action="store_true", help="measure speeds instead")
+    parser.add_argument(
+        "--coders", action="store_true", help="compare the coders, also on noise, and nothing else"
+    )
     arguments = parser.parse_args()
+    if arguments.coders:
+        rng = np.random.default_rng(0)
+        coders("normal noise", [rng.normal(size=(512, 512)).astype(np.float32)])
+        for path in arguments.files:
+            coders(path.stem, load(path)[-1])
+        return
     if arguments.speeds:
         speeds()
         for path in arguments.files:
             bucket_speeds(path)
         return
     if not arguments.files or arguments.output is None:
-        parser.error("give files and --output, or --speeds")
+        parser.error("give files and --output, or --speeds, or --coders")
     points = []
     for path in arguments.files:
         points += measure(path.stem, load(path))

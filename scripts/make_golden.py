@@ -119,7 +119,13 @@ SPECS = {
         "polar_ec(rate=1,unbiased=true)",
     ),
     "polar": ("polar(rate=0.25)", "polar(rate=1)", "polar(rate=0.1,unbiased=true)"),
-    "adaptive": ("adaptive(rate=0.25)", "adaptive(rate=2)", "adaptive(rate=1,rank=2)"),
+    "adaptive": (
+        "adaptive(rate=0.25)",
+        "adaptive(rate=2)",
+        "adaptive(rate=1,rank=2)",
+        "adaptive(rate=2,coder=polar)",
+        "adaptive(rate=4,rank=2,coder=polar)",
+    ),
 }
 
 # The spec of a codec's worked example, where the registry's example keeps too little of it.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "codecs/adaptive_plan.hpp"
+#include "codecs/adaptive_polar.hpp"
 #include "codecs/codecs.hpp"
 #include "codecs/payload.hpp"
 #include "coding/bits.hpp"
@@ -83,6 +84,7 @@ Points find_points(const float* x, const std::uint8_t* symbols, std::size_t n, f
 struct Decoded {
   Shape2 shape;
   Points points;
+  GroupForm groups;
   std::size_t rank = 0;
   std::vector<float> p;
   std::vector<float> v;
@@ -95,15 +97,19 @@ struct Decoded {
       std::fill(y, y + (end - begin), points.step);
       return;
     }
-    float table[16];
-    for (int level = -8; level < 8; ++level) table[level & 15] = points.value(level);
+    // Levels take 4 bits, with points 8.
+    float table[256];
+    const unsigned bits = groups.start == GroupForm::kNoPoints ? 4 : 8;
+    const unsigned mask = (1u << bits) - 1;
+    if (bits == 8) groups.fill_values(points.step, table);
+    for (int level = -8; level < 8; ++level) table[level & mask] = points.value(level);
     std::uint8_t symbols[kPiece];
     for (std::size_t at = begin; at < end; at += kPiece) {
       const std::size_t count = std::min(kPiece, end - at);
       for (std::size_t i = 0; i < count; ++i) {
-        symbols[i] = static_cast<std::uint8_t>(levels[at + i] & 15);
+        symbols[i] = static_cast<std::uint8_t>(levels[at + i] & mask);
       }
-      kernels().look_up(symbols, table, 4, y + (at - begin), count);
+      kernels().look_up(symbols, table, bits, y + (at - begin), count);
     }
     patch(begin, end, y);
     if (rank == 0) return;
@@ -135,7 +141,9 @@ struct Decoded {
           escapes.begin(), escapes.end(), first,
           [](const Escape& one, std::size_t position) { return one.at < position; });
       for (; escape != escapes.end() && b * each + escape->at < end; ++escape) {
-        y[b * each + escape->at - begin] = points.value(escape->level);
+        const std::size_t at = b * each + escape->at;
+        y[at - begin] = levels[at] >= kPointCodes ? groups.value(points.step, escape->level)
+                                                  : points.value(escape->level);
       }
     }
   }
@@ -162,7 +170,8 @@ struct Plans final : public BucketWork {
 class Adaptive final : public Codec {
  public:
   explicit Adaptive(const Recipe& recipe)
-      : control_(recipe.params.real("rate"), rank_of(recipe.params.choice("rank"))) {}
+      : points_(recipe.params.has("coder") && recipe.params.choice("coder") == "polar"),
+        control_(recipe.params.real("rate"), rank_of(recipe.params.choice("rank")), points_) {}
 
   Caps caps() const noexcept override {
     Caps caps;
@@ -255,7 +264,7 @@ class Adaptive final : public Codec {
   }
 
   // Sets *written to 0 where the payload does not fit `out`.
-  static Status encode_step(Plan* plan, Span<std::uint8_t> out, std::size_t* written) {
+  Status encode_step(Plan* plan, Span<std::uint8_t> out, std::size_t* written) const {
     const Quantized& quantized = plan->quantized;
     const float step = plan->step;
     const Shape2& shape = quantized.shape();
@@ -267,7 +276,15 @@ class Adaptive final : public Codec {
     std::uint8_t* const symbols = plan->symbols;
     if (plan->counted.step != step) plan->counted = quantized.quantize(step, symbols);
     AdaptiveTables tables;
-    const double expected = quantized.finish(plan->counted, &tables);
+    std::unique_ptr<GroupCoder> groups;  // where there are points
+    double expected = 0;
+    if (points_) {
+      groups = std::make_unique<GroupCoder>(quantized, plan->counted, symbols, plan->groups);
+      expected = groups->bytes();
+      tables = groups->tables();
+    } else {
+      expected = quantized.finish(plan->counted, &tables);
+    }
     if (expected == 1) {
       begin[0] = kAllZero;
       return {};
@@ -275,6 +292,11 @@ class Adaptive final : public Codec {
     *written = 0;
     if (expected > static_cast<double>(out.size())) return {};
     const std::size_t lanes = quantized.lanes(expected);
+    const bool any_points = points_ && groups->form().start != GroupForm::kNoPoints;
+    if (any_points) {
+      groups->put_levels(symbols);
+      plan->counted.step = 0;
+    }
     const Points points = find_points(quantized.rest(), symbols, shape.size(), step);
     begin[0] = static_cast<std::uint8_t>(log2_of(lanes) | rank << 3);
     begin[1] = static_cast<std::uint8_t>((points.first + 8) | (points.other + 8) << 4);
@@ -282,6 +304,7 @@ class Adaptive final : public Codec {
     store(begin + 6, step);
     std::uint8_t* to = begin + kAdaptiveHead;
     to += tables.write(to);
+    if (points_) to += groups->form().write(to);
     if (rank != 0) to = write_factors(quantized.low_rank(), to);
     const std::size_t bands = shape.bands();
     std::uint8_t* const sizes = to;
@@ -293,12 +316,17 @@ class Adaptive final : public Codec {
       const std::size_t first = b * shape.band_rows();
       const std::size_t rows = std::min(shape.band_rows(), shape.rows - first);
       const std::size_t at = first * shape.cols;
-      matrices.push_back({quantized.rest() + at, symbols + at, rows, shape.cols});
-      std::vector<DeadZone> zones(matrices.size() - 1, whole_numbers());
-      zones.push_back(dead_zone(step));
-      const std::size_t size =
-          encode_stream({matrices.data(), matrices.size()}, zones.data(), table, lanes, to,
-                        static_cast<std::size_t>(out.end() - to));
+      const auto left = static_cast<std::size_t>(out.end() - to);
+      std::size_t size = 0;
+      if (any_points) {
+        size = groups->encode_band(b, {matrices.data(), matrices.size()}, lanes, to, left);
+      } else {
+        matrices.push_back({quantized.rest() + at, symbols + at, rows, shape.cols});
+        std::vector<DeadZone> zones(matrices.size() - 1, whole_numbers());
+        zones.push_back(dead_zone(step));
+        size =
+            encode_stream({matrices.data(), matrices.size()}, zones.data(), table, lanes, to, left);
+      }
       if (size == 0) return {};
       if (b + 1 < bands) store(sizes + 4 * b, static_cast<std::uint32_t>(size));
       to += size;
@@ -368,6 +396,14 @@ class Adaptive final : public Codec {
     const std::size_t table_bytes = shapes.read(rest);
     if (table_bytes == 0) return wire_error("the payload ends before its tables");
     skip(table_bytes);
+    if (points_) {
+      const std::size_t form_bytes = decoded->groups.read(rest);
+      if (form_bytes == 0) {
+        return wire_error("the fields of groups are cut short, or their start is above " +
+                          std::to_string(GroupForm::kNoPoints));
+      }
+      skip(form_bytes);
+    }
     Factor p, v;
     if (decoded->rank != 0) {
       std::size_t bytes = 0;
@@ -466,11 +502,12 @@ class Adaptive final : public Codec {
     struct Context {
       const std::vector<Span<const std::uint8_t>>* streams;
       const ClassTables* tables;
+      const GroupForm* groups;
       std::size_t lanes;
       std::vector<LevelMatrix>* factors;
       std::vector<LevelMatrix>* bands;
       std::vector<std::uint8_t>* failed;
-    } context{&streams, &tables, lanes, &factors, &decoded->bands, &failed};
+    } context{&streams, &tables, &decoded->groups, lanes, &factors, &decoded->bands, &failed};
     run_tasks(
         bands,
         [](void* opaque, std::size_t b) {
@@ -478,8 +515,11 @@ class Adaptive final : public Codec {
           std::vector<LevelMatrix> matrices;
           if (b == 0) matrices = *c.factors;
           matrices.push_back((*c.bands)[b]);
-          (*c.failed)[b] = !decode_stream((*c.streams)[b], *c.tables, c.lanes,
-                                          {matrices.data(), matrices.size()});
+          const Span<LevelMatrix> all{matrices.data(), matrices.size()};
+          const Span<const std::uint8_t> stream = (*c.streams)[b];
+          (*c.failed)[b] = !(c.groups->start == GroupForm::kNoPoints
+                                 ? decode_stream(stream, *c.tables, c.lanes, all)
+                                 : decode_groups(stream, *c.tables, *c.groups, c.lanes, all));
           (*c.bands)[b] = std::move(matrices.back());
           matrices.pop_back();
           if (b == 0) *c.factors = std::move(matrices);
@@ -496,6 +536,7 @@ class Adaptive final : public Codec {
     return {};
   }
 
+  bool points_;
   RateControl control_;
 };
 
@@ -521,6 +562,11 @@ StageInfo adaptive_stage() {
                  "alone do not take more than half of it"),
       choice_param("rank", "auto", "auto|0|1|2|4|8|16",
                    "pairs of vectors; auto: what costs least, for each tensor"),
+      // Without a default, so that specs without it, and their hashes in frames, are what they were
+      // before there was a choice.
+      choice_param("coder", nullptr, "ecsq|polar",
+                   "of what pairs leave; polar: points of a lattice, half chosen by polar codes, "
+                   "where that costs less; without: ecsq"),
   };
   stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {
     return std::make_unique<Adaptive>(recipe);

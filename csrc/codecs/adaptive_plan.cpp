@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 
+#include "codecs/adaptive_polar.hpp"
 #include "coding/rans.hpp"
 #include "core/bytes.hpp"
 #include "core/thread_pool.hpp"
@@ -13,9 +14,6 @@
 
 namespace gradcomp {
 namespace {
-
-// What a bit is worth, in squares of the step: the slope of error over rate at low rates.
-constexpr double kBitWorth = 0.12;
 
 // The least magnitude that is not made 0, by class: half a step more than what it gains, at
 // kBitWorth, against the bits that the usual table of the class takes more for it.
@@ -107,7 +105,8 @@ double error_of(const float* x, const std::uint8_t* symbols, std::size_t n, floa
 
 struct Found {
   float step;
-  double value;  // of the function there
+  double value;       // of the function there
+  float too_low = 0;  // the largest step known to be too small, 0: none
 };
 
 // Where a function that is positive and falls with the step becomes `target`, given a first step.
@@ -144,7 +143,7 @@ Found find_step(double step, double least, double target, double tolerance, int 
     const double within = pass % 3 == 2 ? 0.5 : std::min(std::max(part, 0.05), 0.95);
     step = low * std::pow(high / low, within);
   }
-  return {static_cast<float>(best), best_value};
+  return {static_cast<float>(best), best_value, static_cast<float>(low)};
 }
 
 }  // namespace
@@ -287,6 +286,7 @@ struct Choice {
 struct RateControl::Candidate {
   Plan* plan;
   Span<float> kept;  // BucketTensor::carried
+  bool points;       // whether a byte says that there are none
   Carried carried = Carried::from({kept.data(), kept.size()});
   Basis basis = {};
   double scale = 1;  // elements of the tensor for each of the sample
@@ -313,10 +313,15 @@ struct RateControl::Candidate {
            error_of(sample.rest(), symbols.data(), sample.shape().size(), step);
   }
 
-  double bytes(float step) {
+  void quantize(float step) {
     if (plan->counted.step != step) plan->counted = plan->quantized.quantize(step, plan->symbols);
+  }
+  // All elements as levels.
+  double bytes(float step) {
+    quantize(step);
     AdaptiveTables tables;
-    return plan->quantized.finish(plan->counted, &tables);
+    const double bytes = plan->quantized.finish(plan->counted, &tables);
+    return points && bytes != 1 ? bytes + 1 : bytes;
   }
   // Makes the sample one of what is left of the whole tensor.
   void sample_rest() {
@@ -346,6 +351,19 @@ struct RateControl::Bucket {
   double bytes(float at) {
     double sum = 0;
     for (Candidate& one : candidates) sum += one.bytes(at);
+    return sum;
+  }
+  // As bytes(), where so many groups may be of points; finds the squared error, too.
+  double bytes_with_points(float at, std::uint8_t groups, double* error) {
+    double sum = 0;
+    *error = 0;
+    for (Candidate& one : candidates) {
+      one.quantize(at);
+      const Plan& plan = *one.plan;
+      const GroupCoder coder(plan.quantized, plan.counted, plan.symbols, groups);
+      sum += coder.bytes();
+      *error += coder.error() * static_cast<double>(at) * static_cast<double>(at);
+    }
     return sum;
   }
   // By samples of what is left, where they are not all of it anyway.
@@ -574,6 +592,42 @@ Status RateControl::resume(Bucket* bucket, Scratch& scratch) const {
   }
 }
 
+void RateControl::place_points(Bucket* bucket, float level_step, double level_bytes) {
+  std::uint8_t groups = 0;
+  double left = 0;  // the squared error of the last step that was tried
+  const auto bytes = [&](float step) { return bucket->bytes_with_points(step, groups, &left); };
+  bytes(level_step);
+  Found found{level_step, level_bytes};
+  const auto cost = [&] {
+    const auto squared = static_cast<double>(level_step) * static_cast<double>(level_step);
+    return left + 8 * kBitWorth * squared * found.value;
+  };
+  const auto missed = [&] { return std::fabs(found.value / bucket->target - 1) > kTolerance; };
+  const double without = cost();
+  // With points the step becomes smaller, for less error.
+  groups = kAllGroups;
+  found = find_step(static_cast<double>(level_step), bucket->least, bucket->target, kTolerance,
+                    kMaxPasses, bytes);
+  if (found.too_low > 0 && missed()) {
+    // Many groups change from levels to points at once: then only some of them do.
+    found.step = found.too_low;
+    for (int fewest = 1, most = kAllGroups; fewest < most && missed();) {
+      groups = static_cast<std::uint8_t>((fewest + most) / 2);
+      found.value = bytes(found.step);
+      (found.value < bucket->target ? fewest : most) =
+          groups + (found.value < bucket->target ? 1 : 0);
+    }
+  }
+  if (missed() || cost() > without) {
+    found.step = level_step;
+    groups = 0;
+  }
+  for (Candidate& one : bucket->candidates) {
+    one.plan->step = found.step;
+    one.plan->groups = groups;
+  }
+}
+
 Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch,
                          std::vector<Plan>* plans) const {
   plans->assign(tensors.size(), {});
@@ -597,7 +651,7 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch,
       continue;
     }
     largest = std::max(largest, bits_float(bits));
-    bucket.candidates.push_back({&plan, tensors[i].carried});
+    bucket.candidates.push_back({&plan, tensors[i].carried, points_});
   }
   std::vector<Candidate>& candidates = bucket.candidates;
   if (candidates.empty()) return {};
@@ -645,6 +699,8 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch,
       carried.store(one.kept);
     }
   }
+  // Last, as the next step begins from levels.
+  if (points_) place_points(&bucket, found.step, found.value);
   return {};
 }
 

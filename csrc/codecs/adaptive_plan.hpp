@@ -34,6 +34,9 @@ struct Shape2 {
   std::size_t bands() const { return (rows + band_rows() - 1) / band_rows(); }
 };
 
+// Of so many groups of elements that would rather be of points, Plan::groups may be.
+inline constexpr std::uint8_t kAllGroups = 255;
+
 // What quantizing with a step has found.
 struct Counted {
   float step = 0;
@@ -75,6 +78,9 @@ class Quantized {
   std::uint64_t factor_counts_[kSymbolCounts] = {};
 };
 
+// What a bit is worth, in squares of the step: the slope of error over rate at low rates.
+inline constexpr double kBitWorth = 0.12;
+
 // How elements are quantized with this step.
 DeadZone dead_zone(float step);
 // How the factors' numbers are.
@@ -86,6 +92,7 @@ struct Plan {
   Quantized quantized{nullptr, {}};
   std::uint8_t* symbols = nullptr;  // room for them
   Counted counted;                  // of those that are there
+  std::uint8_t groups = kAllGroups;
 };
 
 // What the search leaves of a tensor for that of the next step, BucketTensor::carried.
@@ -105,8 +112,9 @@ struct Carried {
 
 class RateControl {
  public:
-  // With a `rank` of kAuto the one of least cost is chosen.
-  RateControl(double rate, int rank) : rate_(rate), rank_(rank) {}
+  // With a `rank` of kAuto the one of least cost is chosen. With `points`, groups of elements may
+  // become points of a lattice.
+  RateControl(double rate, int rank, bool points) : rate_(rate), rank_(rank), points_(points) {}
   static constexpr int kAuto = -1;
 
   // One plan for each tensor, with memory of the scratch. A bucket takes `rate` bits per element,
@@ -133,9 +141,13 @@ class RateControl {
   Status resume(Bucket* bucket, Scratch& scratch) const;
   // Takes the pairs out of whole tensors.
   static Status take_out(Bucket* bucket, Scratch& scratch);
+  // Given a step for levels alone and the bytes there: lets groups become points, with a smaller
+  // step, where that costs less.
+  static void place_points(Bucket* bucket, float level_step, double level_bytes);
 
   double rate_;
   int rank_;
+  bool points_;
 };
 
 }  // namespace gradcomp

@@ -13,14 +13,17 @@ namespace gradcomp {
 // Symbols by class, as CodingKernels::classify makes them.
 inline constexpr std::size_t kSymbolCounts = kClasses * kClassSymbols;
 
+// What symbols stand for: levels, whose magnitudes have two signs, or indices, which have none.
+enum class SymbolKind { kLevels, kIndices };
+
 class AdaptiveTables {
  public:
   // The usual one of every class.
-  AdaptiveTables();
+  explicit AdaptiveTables(SymbolKind kind = SymbolKind::kLevels);
 
   // The tables that code symbols of these counts in the fewest bits, their own description
   // included.
-  static AdaptiveTables best(const std::uint64_t* counts);
+  static AdaptiveTables best(const std::uint64_t* counts, SymbolKind kind = SymbolKind::kLevels);
   // Bits of symbols of these counts, and of the description.
   double bits(const std::uint64_t* counts) const;
 
@@ -32,7 +35,13 @@ class AdaptiveTables {
   void fill(ClassTables* tables) const;
   RansEncodeTable encode_table() const;
 
+  // How often a class has 0: from 0, seldom, to 31.
+  unsigned level(std::size_t of_class) const { return shapes_[of_class] % 32u; }
+  // What a magnitude costs in a class.
+  double bits(std::size_t of_class, unsigned magnitude) const;
+
  private:
+  SymbolKind kind_;
   std::uint8_t shapes_[kClasses];  // level | tail << 5
 };
 

@@ -17,18 +17,14 @@
 #include "core/bytes.hpp"
 #include "core/thread_pool.hpp"
 #include "kernels/kernels.hpp"
-#include "polar/bec_order.hpp"
 #include "polar/block_coder.hpp"
 #include "polar/lattice.hpp"
+#include "polar/lattice_code.hpp"
 #include "polar/lattice_step.hpp"
 #include "polar/list_coder.hpp"
 
 namespace gradcomp {
 namespace {
-
-// Of 64 inputs of a code so many are free.
-constexpr std::size_t kFree = 29;
-constexpr std::uint32_t kErasure = (64 - kFree) << 25;  // of 2^31
 
 // Elements whose indices are coded together, if a block does not have more.
 constexpr std::size_t kMinChunk = std::size_t{1} << 18;
@@ -62,9 +58,8 @@ static_assert(sizeof(Outlier) == kOutlierBytes, "as on the wire");
 // There is room for one in so many elements.
 constexpr std::size_t kOutlierShare = 64;
 
-std::size_t words_before(std::size_t row) { return kFree * row / kLanes; }
 std::size_t words_of(const Block& block) {
-  return words_before(block.end) - words_before(block.begin);
+  return lattice_words(block.end) - lattice_words(block.begin);
 }
 
 // How a tensor is cut, and where its parts are in a payload.
@@ -76,7 +71,7 @@ class Layout : public BlockCut {
         segments_each_((chunk_ / kLanes) >> log2) {}
 
   std::size_t words_at() const { return 4 * blocks(); }
-  std::size_t digits_at() const { return words_at() + 8 * words_before(rows()); }
+  std::size_t digits_at() const { return words_at() + 8 * lattice_words(rows()); }
   std::size_t chunk() const { return chunk_; }
   std::size_t chunks() const { return (numel() + chunk_ - 1) / chunk_; }
   std::size_t chunk_size(std::size_t chunk) const {
@@ -209,10 +204,10 @@ class PolarEc final : public PolarCodec<PolarEc> {
         design_(rate_),
         normal_(unbiased_ ? Magnitudes::normal() : Magnitudes()) {
     for (unsigned log2 = 0; log2 <= kMaxPolarLog2; ++log2) {
-      nodes_.push_back(tree(log2, std::size_t{1} << log2));
+      nodes_.push_back(lattice_nodes(log2, std::size_t{1} << log2));
     }
     for (std::size_t rows = 1; rows <= kTileRows; ++rows) {
-      short_nodes_.push_back(tree(rows == 1 ? 0 : floor_log2(rows - 1) + 1, rows));
+      short_nodes_.push_back(lattice_nodes(rows == 1 ? 0 : floor_log2(rows - 1) + 1, rows));
     }
   }
 
@@ -259,12 +254,6 @@ class PolarEc final : public PolarCodec<PolarEc> {
 
  private:
   friend PolarCodec<PolarEc>;
-
-  static std::vector<Node> tree(unsigned log2, std::size_t rows) {
-    std::vector<Node> nodes(std::size_t{2} << log2);
-    make_nodes(bec_ranks(log2, kErasure, rows).data(), log2, words_before(rows), nodes.data());
-    return nodes;
-  }
 
   const Node* nodes(const Block& block) const {
     const std::size_t rows = block.end - block.begin;
@@ -431,7 +420,7 @@ class PolarEc final : public PolarCodec<PolarEc> {
     std::int8_t* const llr = space.llr + kLanes * at;
     // What the code has beyond the block may be anything.
     std::memset(llr + elements, 0, (kLanes << block.log2) - elements);
-    std::uint8_t* const words = payload + layout.words_at() + 8 * words_before(block.begin);
+    std::uint8_t* const words = payload + layout.words_at() + 8 * lattice_words(block.begin);
     if (best_) {
       polar_list_encode(nodes(block), block.log2, llr,
                         {space.list_llr, space.work, space.list_bits}, space.bits + at, words);
@@ -513,7 +502,7 @@ class PolarEc final : public PolarCodec<PolarEc> {
     const float scale = step < kMinPolarRms ? 0.0f : std::numeric_limits<float>::quiet_NaN();
     for_blocks(layout, segment, [&](std::size_t index, const Block& block) {
       store(payload + 4 * index, scale);
-      std::memset(payload + layout.words_at() + 8 * words_before(block.begin), 0,
+      std::memset(payload + layout.words_at() + 8 * lattice_words(block.begin), 0,
                   8 * words_of(block));
       std::memset(space.indices + (kLanes * block.begin - unit_begin), 0, layout.elements(block));
     });
@@ -646,7 +635,7 @@ class PolarEc final : public PolarCodec<PolarEc> {
       const Segment segment = layout.segment(index);
       for_blocks(layout, segment, [&](std::size_t, const Block& block) {
         polar_decode(nodes(block), block.log2,
-                     in.data() + layout.words_at() + 8 * words_before(block.begin),
+                     in.data() + layout.words_at() + 8 * lattice_words(block.begin),
                      space.bits + (block.begin - segment.begin));
       });
       draw_mask(segment, rotation.stream(), space.mask);

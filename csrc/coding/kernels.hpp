@@ -59,7 +59,7 @@ struct CodingKernels {
                    std::uint8_t* symbols);
   // Decodes the n elements of a row, signed and up to kTopMagnitude, from words that end at *from;
   // element j has the state j % lanes, of up to 32. False when words from before `begin` would be
-  // needed. Reads up to 64 bytes before it.
+  // needed. Reads up to 64 bytes before it, and up to 32 beyond *from.
   bool (*decode_row)(const std::uint8_t* begin, const std::uint8_t** from,
                      const ClassTables& tables, std::uint32_t* states, std::size_t lanes,
                      Contexts& contexts, std::int8_t* levels, std::size_t n);

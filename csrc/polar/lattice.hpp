@@ -21,6 +21,13 @@ inline std::int8_t lattice_llr(const LatticeRule& rule, int magnitude) {
   return rule.llr[folded];
 }
 
+// Of the nearest point to a magnitude, of the half that has 1/2 with its sign or of the other one:
+// how many pairs of steps away it is, as LatticeRule has it, and its index.
+inline int lattice_pairs(const LatticeRule& rule, int magnitude, bool other) {
+  return (magnitude + (other ? rule.other : rule.same)) >> 5;
+}
+inline int lattice_index(int pairs, bool other) { return std::max(2 * pairs - (other ? 1 : 0), 0); }
+
 // Places of n elements, their LLRs, and the largest magnitude so far.
 inline std::uint32_t finish_places(const float* x, const std::uint64_t* mask, float scale,
                                    const LatticeRule& rule, std::int16_t* places, std::int8_t* llr,
@@ -48,9 +55,9 @@ inline LatticeSums finish_indices(const std::int16_t* places, const std::uint64_
     const int magnitude = negative ? ~places[i] : places[i];
     // Seen from an element that is not negative: whether the point is one of the other half.
     const bool other = ((bits[i / kLanes] >> (i % kLanes) & 1) != 0) != negative;
-    const int pairs = (magnitude + (other ? rule.other : rule.same)) >> 5;
+    const int pairs = lattice_pairs(rule, magnitude, other);
     const int twice = 4 * pairs + (other ? -1 : 1);  // the point
-    indices[i] = static_cast<std::uint8_t>(std::max(2 * pairs - (other ? 1 : 0), 0));
+    indices[i] = static_cast<std::uint8_t>(lattice_index(pairs, other));
     sums.product += (2 * magnitude + 1) * twice;
     sums.energy += twice * twice;
   }

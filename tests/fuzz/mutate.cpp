@@ -49,14 +49,15 @@ Subject make_subject(const char* spec, const std::vector<float>& x, std::size_t 
 }
 
 // What the registry's examples leave out: a matrix in which little is random.
-Subject make_matrix(std::size_t rows, std::size_t cols, Stream* stream, Scratch* scratch) {
+Subject make_matrix(const char* spec, std::size_t rows, std::size_t cols, Stream* stream,
+                    Scratch* scratch) {
   std::vector<float> x(rows * cols);
   for (std::size_t i = 0; i < x.size(); ++i) {
     const auto row = static_cast<float>(i / cols);
     const auto noise = static_cast<float>(stream->below(1000)) / 1000;
     x[i] = row * static_cast<float>(i % cols) + noise * noise * noise * 40;
   }
-  return make_subject("adaptive(rate=3,rank=2)", x, cols, 0, scratch);
+  return make_subject(spec, x, cols, 0, scratch);
 }
 
 // Finite, with heavy tails.
@@ -81,8 +82,10 @@ std::vector<Subject> make_subjects(Scratch* scratch) {
       subjects.push_back(make_subject(info.example, x, kCols, stream.next(), scratch));
     }
   }
-  subjects.push_back(make_matrix(20, 45, &stream, scratch));
-  subjects.push_back(make_matrix(7, 64, &stream, scratch));
+  for (const char* spec : {"adaptive(rate=3,rank=2)", "adaptive(rate=3,rank=2,coder=polar)"}) {
+    subjects.push_back(make_matrix(spec, 20, 45, &stream, scratch));
+    subjects.push_back(make_matrix(spec, 7, 64, &stream, scratch));
+  }
   return subjects;
 }
 

@@ -1026,21 +1026,115 @@ ADAPTIVE_LEVELS = (31, 29, 24, 20, 18, 16, 15, 14, 13, 11, 10, 8, 6, 4, 3, 2)
 ADAPTIVE_TAILS = (1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 6, 6, 7)
 
 
-def adaptive_frequencies(level: int, tail: int) -> list[int]:
-    """Those of the symbols 0, 1, -1, 2, -2, ..., 7, -7."""
+POINT_LEVELS = (31, 29, 26, 24, 22, 19, 16, 14, 12, 11, 9, 7, 6, 4, 2, 1)
+POINT_TAILS = (0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 5, 6, 7, 7, 7)
+POINT_CENTRES = (
+    *(34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 33, 32, 31, 30, 28, 27),
+    *(26, 25, 24, 23, 22, 22, 21, 21, 20, 20, 20, 20, 20, 19, 19, 19),
+)
+GROUPS_OF_POINTS = (40, 200, 900, 3300, 8192, 13084, 15484, 16184, 16344)
+
+
+def adaptive_frequencies(level: int, tail: int, signs: int = 2) -> list[int]:
+    """Those of the symbols 0, 1, -1, 2, -2, ..., 7, -7, or without signs of 0, 1, ..., 7."""
     frequencies = [ADAPTIVE_ZEROS[level]]
-    left = (2**14 - ADAPTIVE_ZEROS[level]) // 2
+    left = (2**14 - ADAPTIVE_ZEROS[level]) // signs
     for m in range(1, 8):
         part = min(max(left * ADAPTIVE_STOPS[tail] >> 8, 1), left - (7 - m)) if m < 7 else left
-        frequencies += [part, part]
+        frequencies += [part] * signs
         left -= part
     return frequencies
 
 
-class AdaptiveStream:
-    """Matrices in one run of rANS."""
+def adaptive_class(means: int) -> int:
+    """Of a column's mean and the row's."""
+    v = means + 164
+    e = v.bit_length() - 1
+    return min(max(2 * e - 14 + (2 * v >= 3 << e), 0), 15)
 
-    def __init__(self, data: bytes, shapes: list[tuple[int, int]], lanes: int) -> None:
+
+def adaptive_shapes(
+    data: bytes, usual: tuple[tuple[int, ...], tuple[int, ...]]
+) -> tuple[list[tuple[int, int]], bytes]:
+    """Of each class, and what follows."""
+    if len(data) < 2:
+        raise FormatError("the payload ends before its tables")
+    described = int.from_bytes(data[:2], "little")
+    end = 2 + described.bit_count()
+    if len(data) < end:
+        raise FormatError("the payload ends before its tables")
+    given = iter(data[2:end])
+    shapes = list(zip(*usual, strict=True))
+    for c in range(16):
+        if described >> c & 1:
+            shape = next(given)
+            shapes[c] = shape % 32, shape // 32
+    return shapes, data[end:]
+
+
+@dataclass(frozen=True)
+class GroupForm:
+    """How the groups of a tensor are described."""
+
+    start: int
+    offsets: int
+    shapes: list[tuple[int, int]]
+
+    def frequency(self, of_class: int) -> int:
+        """Of 2^14 groups, those of points."""
+        return GROUPS_OF_POINTS[min(max(of_class - self.start, -8), 0) + 8]
+
+    def values(self, indices: np.ndarray, classes: np.ndarray, step: np.float32) -> np.ndarray:
+        """The magnitudes of points."""
+        centres = np.array([POINT_CENTRES[level] for level, _ in self.shapes])[classes]
+        first = centres + (self.offsets & 15) - 8
+        others = 64 * indices + 32 + (self.offsets >> 4) - 8
+        parts = np.where(indices == 0, first, others).astype(np.float32)
+        distance = np.float32(0.78125) * step
+        return np.minimum(parts / np.float32(64) * distance, np.finfo(np.float32).max)
+
+
+def read_halves(data: bytes) -> tuple[list[bool], bytes]:
+    """Of each point of a band, whether it is of the half that has -1/2; and what follows."""
+    if len(data) < 4:
+        raise FormatError("a band ends before its points")
+    n = int.from_bytes(data[:4], "little")
+    if n > MAX_NUMEL:
+        raise FormatError(f"{n} points in a band")
+    lanes = 64
+    while lanes > 1 and n < 1024 * lanes:
+        lanes //= 2
+    rows = -(-n // lanes)
+    count = -(-rows // 4096)
+    blocks = [rows * (b + 1) // count - rows * b // count for b in range(count)]
+    size = (sum(29 * block // 64 for block in blocks) * lanes + 7) // 8
+    if len(data) < 4 + size:
+        raise FormatError("a band ends before its codewords")
+    bits = Bits(data[4 : 4 + size])
+    halves = []
+    for block in blocks:
+        words = np.array([bits.get(lanes) for _ in range(29 * block // 64)], np.uint64)
+        free = free_inputs((block - 1).bit_length(), 35 * 2**25, block, len(words))
+        for word in read_codeword(words, free)[0][:block].tolist():
+            halves += [bool(word >> lane & 1) for lane in range(lanes)]
+    bits.finish()
+    return halves[:n], data[4 + size :]
+
+
+class AdaptiveStream:
+    """Matrices in one run of rANS; the last of them may have groups of points."""
+
+    def __init__(
+        self,
+        data: bytes,
+        shapes: list[tuple[int, int]],
+        lanes: int,
+        form: GroupForm | None = None,
+    ) -> None:
+        self.form = form
+        if form is not None:
+            self.halves, data = read_halves(data)
+            self.of_points = [adaptive_frequencies(*shape, 1) for shape in form.shapes]
         if len(data) < 4 * lanes:
             raise FormatError("the states are cut short")
         self.data = data
@@ -1050,11 +1144,10 @@ class AdaptiveStream:
             raise FormatError("a state out of range")
         self.frequencies = [adaptive_frequencies(*shape) for shape in shapes]
 
-    def symbol(self, lane: int, of_class: int) -> int:
+    def symbol(self, lane: int, frequencies: list[int]) -> int:
         state = self.states[lane]
         t = state % 2**14
         start = symbol = 0
-        frequencies = self.frequencies[of_class]
         while t >= start + frequencies[symbol]:
             start += frequencies[symbol]
             symbol += 1
@@ -1067,8 +1160,9 @@ class AdaptiveStream:
         self.states[lane] = state
         return symbol
 
-    def matrix(self, rows: int, cols: int) -> np.ndarray:
-        """Its levels, magnitudes beyond 7 as 7."""
+    def matrix(self, rows: int, cols: int, points: np.ndarray | None = None) -> np.ndarray:
+        """Its levels, magnitudes beyond 7 as 7. Of points, the level is the index, and ``points``
+        becomes 1 + class, or less than 0 for the half with -1/2."""
         lanes = len(self.states)
         means, of_row = [410] * cols, 410
         levels = np.zeros((rows, cols), np.int64)
@@ -1076,26 +1170,37 @@ class AdaptiveStream:
             s = min((i + 1).bit_length(), 5)
             for first in range(0, cols, 32):
                 group = range(first, min(first + 32, cols))
-                classes = {}
-                for j in group:
-                    v = means[j] + of_row + 164
-                    e = v.bit_length() - 1
-                    classes[j] = min(max(2 * e - 14 + (2 * v >= 3 << e), 0), 15)
+                tables, of_points = self.frequencies, False
+                if points is not None and self.form is not None:
+                    mean = sum(means[j] for j in group) // len(group)
+                    ones = self.form.frequency(adaptive_class(mean + of_row))
+                    if self.symbol(0, [2**14 - ones, ones]) == 1:
+                        tables, of_points = self.of_points, True
+                classes = {j: adaptive_class(means[j] + of_row) for j in group}
                 for begin in range(first, group.stop, lanes):
                     for j in reversed(range(begin, min(begin + lanes, group.stop))):
-                        symbol = self.symbol(j % lanes, classes[j])
+                        symbol = self.symbol(j % lanes, tables[classes[j]])
                         m = (symbol + 1) // 2
-                        levels[i, j] = m if symbol % 2 else -m
-                sizes = {j: int(abs(levels[i, j])) for j in group}
+                        levels[i, j] = symbol if of_points else m if symbol % 2 else -m
+                sizes = {j: 4096 * int(abs(levels[i, j])) for j in group}
+                if of_points:
+                    if len(self.halves) < len(group):
+                        raise FormatError("there are fewer points than the groups say")
+                    indices = {j: int(levels[i, j]) for j in group}
+                    sizes = {j: 3200 * k + 800 if k else 200 for j, k in indices.items()}
+                    for j in group:
+                        points[i, j] = -1 - classes[j] if self.halves.pop(0) else 1 + classes[j]
                 for j in group:
-                    means[j] += 4096 * sizes[j] - means[j] >> s
-                of_row += 4096 * sum(sizes.values()) // len(group) - of_row >> 2
+                    means[j] += sizes[j] - means[j] >> s
+                of_row += sum(sizes.values()) // len(group) - of_row >> 2
         return levels
 
     def finish(self, matrices: list[np.ndarray]) -> None:
         """Puts the larger magnitudes in place."""
         if any(state != 2**15 for state in self.states):
             raise FormatError("a state is not where the encoder began")
+        if self.form is not None and self.halves:
+            raise FormatError("there are more points than the groups say")
         bits = Bits(self.data[: self.end])
         for levels in matrices:
             for at in np.argwhere(np.abs(levels) == 7):
@@ -1109,25 +1214,25 @@ def read_adaptive(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray
         return read_identity(payload, n, spec, stream)
     if len(payload) == 1 and payload[0] < 2:
         return np.full(n, np.nan if payload[0] else 0, np.float32)
-    if len(payload) < 12:
+    if len(payload) < 10:
         raise FormatError("the payload ends before its tables")
-    form, points, cols, step, described = struct.unpack_from("<BBIfH", payload)
-    lanes, rank = 1 << (form & 7), form >> 3
+    head, offsets_of_levels, cols, step = struct.unpack_from("<BBIf", payload)
+    lanes, rank = 1 << (head & 7), head >> 3
     if not (cols > 0 and n % cols == 0 and np.isfinite(step) and step > 0):
         raise FormatError(f"rows of {cols} elements, or a step of {step}")
     rows = n // cols
     if lanes > 32 or rank > min(16, rows, cols):
         raise FormatError(f"{lanes} states, or a rank of {rank}")
-    end = 12 + described.bit_count()
-    given = iter(payload[12:end])
-    if len(payload) < end:
-        raise FormatError("the payload ends before its tables")
-    shapes = list(zip(ADAPTIVE_LEVELS, ADAPTIVE_TAILS, strict=True))
-    for c in range(16):
-        if described >> c & 1:
-            shape = next(given)
-            shapes[c] = shape % 32, shape // 32
-    rest = payload[end:]
+    shapes, rest = adaptive_shapes(payload[10:], (ADAPTIVE_LEVELS, ADAPTIVE_TAILS))
+    form = None
+    if spec.params.get("coder") == "polar":
+        if not rest or rest[0] > 24:
+            raise FormatError("no form of groups")
+        start, rest = rest[0], rest[1:]
+        if start < 24:
+            offsets = int.from_bytes(rest[:1], "little")
+            of_points, rest = adaptive_shapes(rest[1:], (POINT_LEVELS, POINT_TAILS))
+            form = GroupForm(start, offsets, of_points)
     steps, lows = [], []
     if rank:
         if len(rest) < 2 + 3 * rank:
@@ -1161,20 +1266,27 @@ def read_adaptive(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray
         raise FormatError("the streams are longer than the payload")
     sizes.append(len(rest) - sum(sizes))
     parts, factors = [], []
+    points = np.zeros((rows, cols), np.int64)
     for b, size in enumerate(sizes):
-        one = AdaptiveStream(rest[:size], shapes, lanes)
+        one = AdaptiveStream(rest[:size], shapes, lanes, form)
         rest = rest[size:]
         if b == 0 and rank:
             factors = [one.matrix(rank, cols), one.matrix(rank, rows)]
-        parts.append(one.matrix(min(band, rows - b * band), cols))
+        of_band = points[b * band : (b + 1) * band]
+        parts.append(one.matrix(len(of_band), cols, of_band))
         one.finish([*(factors if b == 0 else []), parts[-1]])
     levels = np.concatenate(parts)
     sizes_of = np.abs(levels).astype(np.float32)
-    off = np.where(sizes_of == 1, (points & 15) - 8, (points >> 4) - 8).astype(np.float32)
+    off = np.where(sizes_of == 1, (offsets_of_levels & 15) - 8, (offsets_of_levels >> 4) - 8)
+    off = off.astype(np.float32)
     values = np.minimum(
         (sizes_of + off / np.float32(32)) * np.float32(step), np.finfo(np.float32).max
     )
     y = np.where(levels == 0, np.float32(0), np.where(levels < 0, -values, values))
+    if form is not None:
+        of_points = form.values(np.abs(levels), np.abs(points) - 1, np.float32(step))
+        negative = (points < 0) != (levels % 2 == 1)
+        y = np.where(points == 0, y, np.where(negative, -of_points, of_points))
     if rank:
         v, p = (
             np.array(

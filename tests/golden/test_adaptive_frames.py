@@ -12,8 +12,14 @@ import pytest
 import gradcomp
 
 SPECS = [
-    gradcomp.get_codec(f"adaptive(rate={rate},rank={rank})").spec
-    for rate, rank in ((0.5, "auto"), (2, "4"), (4, "0"))
+    gradcomp.get_codec(f"adaptive({params})").spec
+    for params in (
+        "rate=0.5,rank=auto",
+        "rate=2,rank=4",
+        "rate=4,rank=0",
+        "rate=1,rank=2,coder=polar",
+        "rate=4,rank=0,coder=polar",
+    )
 ]
 
 
