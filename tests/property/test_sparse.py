@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -131,16 +132,25 @@ def test_randomk_keeps_every_index_equally_often(n: int, k: int) -> None:
     assert statistic < 43.8, "chi-square with 19 degrees of freedom"
 
 
-@pytest.mark.parametrize("k", [2, 4])
-def test_randomk_keeps_every_subset_equally_often(k: int) -> None:
-    trials = 6000
-    subsets = dict.fromkeys(itertools.combinations(range(6), k), 0)
-    for tensor_id in range(trials):
-        subsets[kept_by_randomk(6, k, 0, seed=7, tensor_id=tensor_id)] += 1
-    expected = trials / len(subsets)
-    statistic = sum((count - expected) ** 2 / expected for count in subsets.values())
-    assert len(subsets) == 15
-    assert statistic < 36.1, "chi-square with 14 degrees of freedom"
+@pytest.mark.parametrize(("k", "possible", "bound"), [(2, 15, 36.1), (4, 9, 26.1)])
+def test_randomk_draws_from_each_part_of_a_ring(k: int, possible: int, bound: float) -> None:
+    n, trials = 6, 6000
+    begins = [i * n // k for i in range(k + 1)]
+    outcomes = Counter(
+        tuple(sorted((place + turn) % n for place in places))
+        for turn in range(n)
+        for places in itertools.product(*itertools.starmap(range, itertools.pairwise(begins)))
+    )
+    subsets = Counter(
+        kept_by_randomk(n, k, 0, seed=7, tensor_id=tensor_id) for tensor_id in range(trials)
+    )
+    assert len(outcomes) == possible
+    assert subsets.keys() == outcomes.keys()
+    scale = trials / outcomes.total()
+    statistic = sum(
+        (subsets[one] - scale * count) ** 2 / (scale * count) for one, count in outcomes.items()
+    )
+    assert statistic < bound, f"chi-square with {possible - 1} degrees of freedom"
 
 
 def test_randomk_of_successive_steps_is_independent() -> None:
