@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, StrictBool, StrictInt
 
@@ -14,14 +14,16 @@ from training.section import Number, Section
 
 __all__ = ["TASKS", "TENSORFLOW_TASKS", "TrainSettings"]
 
-TASKS = (
+_Task = Literal[
     "digits-mlp",
     "digits-cnn",
     "digits-vgg",
     "digits-resnet20",
     "cifar10-resnet20",
     "char-transformer",
-)
+]
+
+TASKS: tuple[str, ...] = get_args(_Task)
 
 TENSORFLOW_TASKS = ("digits-mlp", "digits-cnn")
 
@@ -36,14 +38,7 @@ class TrainSettings(Section):
     section = "train"
     example = "{task: digits-cnn}"
 
-    task: Literal[
-        "digits-mlp",
-        "digits-cnn",
-        "digits-vgg",
-        "digits-resnet20",
-        "cifar10-resnet20",
-        "char-transformer",
-    ] = Field(description=f"one of {', '.join(TASKS)}")
+    task: _Task = Field(description=f"one of {', '.join(TASKS)}")
     data_dir: Annotated[Path | None, BeforeValidator(_path)] = Field(
         None, description="the path of a folder (cifar10-resnet20 only)"
     )
