@@ -147,9 +147,10 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
     rates = _rates(rows)
     x = [bits_per_second(rate) / 1e6 for rate in rates]
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
+    colours = plt.get_cmap("turbo", len(_names(rows)))
     for number, name in enumerate(_names(rows)):
         kind = next(c.kind for c in CONTENDERS if c.name == name)
-        style = {"linestyle": "-" if kind == "ours" else "--", "color": f"C{number % 10}"}
+        style = {"linestyle": "-" if kind == "ours" else "--", "color": colours(number)}
         style["marker"] = "o" if kind == "ours" else "x"
         times = [(at, _of(rows, name, rate), rate) for at, rate in zip(x, rates, strict=True)]
         found = [(at, row["median_seconds"], rate) for at, row, rate in times if row is not None]
