@@ -7,6 +7,7 @@ from e2e.contenders import Contender
 from e2e.model import Synthetic
 from e2e.worker import Run, config_of, optimizer
 from horovod_compressors.torch import Compression
+from horovod_compressors.torch.wait import wait
 
 _OWN = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
 
@@ -20,7 +21,10 @@ class Engine:
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        hvd.barrier()
+        # Not hvd.barrier, in which ranks that are early keep the others' processors busy.
+        done = hvd.allreduce_async(torch.zeros(1), name="e2e.barrier")
+        wait(done)
+        hvd.synchronize(done)
 
     def prepare(self, contender: Contender, model: Synthetic, prefix: str) -> Run:
         """A contender's way to take a step."""

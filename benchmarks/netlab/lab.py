@@ -11,12 +11,13 @@ import fcntl
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import IO
+from types import FrameType, TracebackType
+from typing import IO, Any
 
 __all__ = ["INTERFACE", "Lab", "LabError", "bits_per_second"]
 
@@ -54,7 +55,8 @@ class Lab:
     """Hosts 0, 1, ... with links of the same rate.
 
     A context manager: the hosts are there inside it. What a lab that was killed has left behind is
-    removed first. There can be one lab at a time on a machine.
+    removed first. There can be one lab at a time on a machine, in the main thread: inside of it
+    SIGTERM ends the program as an exception does, so that hosts go, and what runs on them.
 
     Args:
         hosts: how many, 2 to 64.
@@ -73,6 +75,7 @@ class Lab:
         self.hosts = hosts
         self.rate = rate
         self._lock: IO[str] | None = None
+        self._on_term: Any = None
 
     @staticmethod
     def unavailable() -> str:
@@ -100,6 +103,7 @@ class Lab:
         except BlockingIOError:
             self._lock.close()
             raise LabError("another lab is up; wait for it, or end it") from None
+        self._on_term = signal.signal(signal.SIGTERM, _end)
         try:
             self._remove()
             self._make()
@@ -116,6 +120,7 @@ class Lab:
         traceback: TracebackType | None,
     ) -> None:
         self._remove()
+        signal.signal(signal.SIGTERM, self._on_term)
         if self._lock is not None:
             self._lock.close()
 
@@ -195,6 +200,10 @@ class Lab:
             if Path("/sys/class/net", _link(host)).exists():
                 _quietly(["ip", "link", "del", _link(host)])
         _quietly(["ip", "link", "del", _BRIDGE])
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _namespace(host: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,14 +10,12 @@ import torch
 
 from gradcomp.rounds import AllGather, AllToAll, Broadcast, Group, Request
 from gradcomp.wire import split_frames
+from horovod_compressors.torch.wait import wait
 
 __all__ = ["SUMMABLE_DTYPES", "HorovodEngine"]
 
 SUMMABLE_DTYPES = frozenset({torch.float16, torch.float32, torch.float64, torch.int32, torch.int64})
 """What Horovod can all-reduce; it knows no bfloat16."""
-
-_NAP = 5e-5
-"""Seconds between looks at a request; Horovod itself looks at new ones once a millisecond."""
 
 
 class HorovodEngine:
@@ -67,9 +64,7 @@ class HorovodEngine:
         if handle is None:
             return None
         request, number = handle
-        # Horovod's own wait keeps the processor busy, which ranks that still encode may need.
-        while not hvd.poll(number):
-            time.sleep(_NAP)
+        wait(number)
         if isinstance(request, AllToAll):
             received, splits = hvd.synchronize(number)
             return [part.numpy() for part in received.split(splits.tolist())]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from gradcomp.config import Config
 from horovod_compressors.torch import Compression
+from horovod_compressors.torch.wait import wait
 from torch_compressors import DGCSGD
 from training.torch_learner import TorchEngine
 
@@ -46,7 +47,9 @@ class HorovodEngine(TorchEngine):
         return int(hvd.local_size())
 
     def sum(self, tensor: Tensor, name: str) -> Tensor:
-        result: Tensor = hvd.allreduce(tensor, op=hvd.Sum, name=name)
+        handle = hvd.allreduce_async(tensor, op=hvd.Sum, name=name)
+        wait(handle)
+        result: Tensor = hvd.synchronize(handle)
         return result
 
     def allgather_object(self, value: Any, name: str) -> list[Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,22 @@ def test_mpi_between_hosts(tmp_path: Path) -> None:
     with Lab(2, "1gbit") as lab:
         run(lab, "mpi", 2, [sys.executable, "-c", _MPI_JOB], tmp_path, 240)
     assert (tmp_path / "mpirun.log").read_text().count("a host of") == 2
+
+
+def test_terminated_lab_leaves_nothing(tmp_path: Path) -> None:
+    if Lab.unavailable():
+        return
+    benchmark = str(HERE.parents[1] / "benchmarks/netlab")
+    command = [sys.executable, benchmark, "--engine", "torch", "--logs", str(tmp_path), "--"]
+    command += [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+    with subprocess.Popen(command) as lab:
+        logs = [tmp_path / f"rank-{rank}.log" for rank in range(2)]
+        while lab.poll() is None and not all(log.exists() and log.read_text() for log in logs):
+            time.sleep(0.1)
+        lab.terminate()
+        assert lab.wait(60) == 128 + signal.SIGTERM
+    hosts = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    assert "gradcomp" not in hosts.stdout
 
 
 def test_quick(tmp_path: Path) -> None:

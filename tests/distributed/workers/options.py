@@ -12,6 +12,7 @@ from typing import Any
 
 import horovod.torch as hvd
 import numpy as np
+import pytest
 import torch
 from workers import harness, profiles
 from workers.harness import (
@@ -356,15 +357,16 @@ def complex_gradients_are_refused() -> None:
 def missing_gradients() -> None:
     """A parameter that only some ranks use in a step counts as 0 on the others, and what its memory
     holds there is sent all the same; one that nobody uses before step 10 is no different."""
-    params = parameters({"always": MATRIX, "rank0": MATRIX, "late": MATRIX, "frozen": (2,)})
-    always, rank0, late, frozen = params
+    shapes = dict.fromkeys(("always", "rank0", "rank1", "late"), MATRIX)
+    params = parameters({**shapes, "frozen": (2,)})
+    always, rank0, rank1, late, frozen = params
     params[frozen].requires_grad_(False)
     opt = optimizer(params, Compression("residual|topk(k=100,values=fp32)", params.items()))
-    models = {name: TopK(100, hvd.size(), memory=True) for name in (always, rank0, late)}
+    models = {name: TopK(100, hvd.size(), memory=True) for name in (always, rank0, rank1, late)}
 
     def used(name: str, rank: int, step: int) -> bool:
-        if name == rank0:
-            return rank == 0 or step % 4 == 3
+        if name in (rank0, rank1):
+            return rank == (name == rank1) or step % 4 == 3
         return step >= 10 if name == late else name == always
 
     for step in range(15):
@@ -383,6 +385,27 @@ def missing_gradients() -> None:
             ]
             check_equal(params[name].grad, model.average(grads), f"{name}, step {step}")
         opt.zero_grad()
+
+
+@cases
+def steps_begin_with_a_wait() -> None:
+    """Horovod's own wait, which keeps a processor busy, is for collectives that are there."""
+    params = parameters(LAYER)
+    opt = optimizer(params, Compression("residual|topk(k=100,values=fp32)", params.items()))
+    backward(params, gradients(params, 0))
+    opt.step()
+    late = []
+
+    def synchronize(handle: int) -> Any:
+        late.append(not hvd.poll(handle))
+        return hvd.synchronize(handle)
+
+    time.sleep(0.3 * hvd.rank())
+    backward(params, gradients(params, 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("horovod.torch.optimizer.synchronize", synchronize)
+        opt.step()
+    assert late == [False, False]
 
 
 @cases

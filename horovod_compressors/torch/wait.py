@@ -1,0 +1,42 @@
+"""Waiting for Horovod's collectives while others use the processor.
+
+Horovod's own wait, ``hvd.synchronize``, looks at a collective again and again without a pause.
+Ranks that are still computing may need that processor, and so may Horovod's own thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Any
+
+import horovod.torch as hvd
+
+__all__ = ["wait", "wait_before_steps"]
+
+_NAP = 5e-5
+"""Seconds between looks at a collective; Horovod itself looks at new ones once a millisecond."""
+
+
+def wait(handle: int) -> None:
+    """Until ``hvd.synchronize(handle)`` need not wait any more."""
+    while not hvd.poll(handle):
+        time.sleep(_NAP)
+
+
+def wait_before_steps(optimizer: Any) -> None:
+    """Let a stock ``hvd.DistributedOptimizer`` wait so at the beginning of each step."""
+    optimizer.register_step_pre_hook(_wait_for_all)
+
+
+def _wait_for_all(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    submitted = optimizer._handles
+    parameters: set[Any] = set()
+    for key in submitted:
+        parameters.update(key if isinstance(key, tuple) else (key,))  # a tuple is a group
+    handles: Collection[Any] = [handle for handle, _ in submitted.values()]
+    # Where some are left, the optimizer submits them before it waits: waiting for the others here
+    # could be waiting for ranks that wait for these. Otherwise it waits for the same ones next.
+    if optimizer._requires_update <= parameters and all(isinstance(one, int) for one in handles):
+        for handle in handles:
+            wait(handle)
