@@ -8,7 +8,14 @@ Each rank of scripts/train.py is on a host of its own, a network namespace of th
 link of the given rate (benchmarks/netlab, which needs root), under stock Horovod. Time is that of
 the steps; tests in between do not count. The target is the worst final result of the first run's
 seeds: a run is there with the first epoch whose test is as good. Runs that are finished in OUTPUT
-are kept. Exit codes: 0 done, 1 a run failed, 2 wrong arguments.
+are kept.
+
+With --measure-steps N runs train without the links, and each contender takes N steps behind them
+for the time of a step, the median. That is for contenders whose steps are all alike (no warm-up,
+no steps that are dense), as is what they learn, which does not depend on the link: it saves the
+hours that uncompressed runs would take.
+
+Exit codes: 0 done, 1 a run failed, 2 wrong arguments.
 """
 
 from __future__ import annotations
@@ -31,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from compare import Contender, contender_of, job_of
 from gradcomp.errors import ConfigError
-from jobs import ROOT
+from jobs import ROOT, Job
 from netlab import JobError, Lab, LabError, run
 from training.metrics import METRICS, Metric, read_rows
 
@@ -57,17 +64,24 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--np", type=int, default=4, metavar="N", help="ranks (default: 4)")
     parser.add_argument("--rate", default="100mbit", help="of each link (default: 100mbit)")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="default: 3")
+    parser.add_argument(
+        "--measure-steps", type=int, metavar="N", help="take the time of N steps, not of whole runs"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR")
     arguments = parser.parse_args()
     for name, least in (("np", 2), ("seeds", 1)):
         if getattr(arguments, name) < least:
             parser.error(f"--{name}: got {getattr(arguments, name)}; expected at least {least}")
+    if arguments.measure_steps is not None and arguments.measure_steps < 3:
+        parser.error(f"--measure-steps: got {arguments.measure_steps}; expected at least 3")
     return arguments
 
 
-def train(lab: Lab, contender: Contender, seed: int, arguments: argparse.Namespace) -> None:
-    """One run of a contender, unless it is finished."""
+def train(
+    lab: Lab, contender: Contender, seed: int, arguments: argparse.Namespace
+) -> tuple[Job, dict[str, Any]]:
+    """One run of a contender, unless it is finished; the job and its summary."""
     job, _ = job_of(contender, seed, arguments)
     if job.summary() is None:
         print(f"    {job.title} ...", flush=True)
@@ -77,19 +91,25 @@ def train(lab: Lab, contender: Contender, seed: int, arguments: argparse.Namespa
         run(lab, "horovod", arguments.np, command, folder.parent / f"{folder.name}-logs", _TIMEOUT)
     summary = job.summary()
     assert summary is not None  # as the run has ended well
-    contender.add(job, summary)
+    return job, summary
 
 
-def curve_of(rows: Sequence[dict[str, Any]], metric: Metric) -> Curve:
-    """Of the rows that a run has left."""
+def step_seconds(lab: Lab, contender: Contender, arguments: argparse.Namespace) -> float:
+    """The median time of some steps of a contender."""
+    few = argparse.Namespace(**vars(arguments))
+    few.output = arguments.output / "steps"
+    few.set = [*arguments.set, "train.epochs=1", f"train.steps_per_epoch={arguments.measure_steps}"]
+    _, summary = train(lab, contender, 0, few)
+    return float(summary["median_step_seconds"])
+
+
+def curve_of(
+    rows: Sequence[dict[str, Any]], metric: Metric, step_seconds: float | None = None
+) -> Curve:
+    """Of the rows that a run has left; with the time of every step, if it is given."""
     steps = [row for row in rows if row["kind"] == "step"]
-    ends = dict(
-        zip(
-            (row["step"] for row in steps),
-            accumulate(row["seconds"] for row in steps),
-            strict=True,
-        )
-    )
+    seconds = (row["seconds"] if step_seconds is None else step_seconds for row in steps)
+    ends = dict(zip((row["step"] for row in steps), accumulate(seconds), strict=True))
     return [
         (ends[row["step"]], row[metric.key])
         for row in rows
@@ -152,9 +172,15 @@ def main() -> int:
         with Lab(arguments.np, arguments.rate) as lab:
             measured = lab.measure() / 1e6
             print(f"{arguments.np} ranks, links of {measured:.1f} Mbit/s", flush=True)
+            of_step: dict[str, float] = {}
+            if arguments.measure_steps is not None:
+                for contender in contenders:
+                    of_step[contender.name] = step_seconds(lab, contender, arguments)
+                    print(f"        {1e3 * of_step[contender.name]:.1f} ms a step", flush=True)
+                lab.shape(None)
             for seed in range(arguments.seeds):
                 for contender in contenders:
-                    train(lab, contender, seed, arguments)
+                    contender.add(*train(lab, contender, seed, arguments))
     except (ConfigError, LabError) as error:
         print(f"time_to_accuracy: {error}", file=sys.stderr)
         return 2
@@ -169,7 +195,10 @@ def main() -> int:
     worst = min if metric.higher_is_better else max
     target = worst(final[contenders[0].name])
     curves = {
-        one.name: [curve_of(read_rows(folder / "metrics.jsonl"), metric) for folder in one.folders]
+        one.name: [
+            curve_of(read_rows(folder / "metrics.jsonl"), metric, of_step.get(one.name))
+            for folder in one.folders
+        ]
         for one in contenders
     }
     rows = [

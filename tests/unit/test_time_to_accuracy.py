@@ -21,6 +21,7 @@ def rows() -> list[dict[str, Any]]:
 def test_time_is_that_of_the_steps_before_a_test() -> None:
     assert curve_of(rows(), ACCURACY) == [(1.0, 0.7), (2.0, 0.9)]
     assert curve_of(rows(), BITS_PER_CHARACTER) == [(1.0, 3.0), (2.0, 2.0)]
+    assert curve_of(rows(), ACCURACY, 2.0) == [(4.0, 0.7), (8.0, 0.9)]
 
 
 def test_the_first_test_that_is_as_good_counts() -> None:
