@@ -36,6 +36,7 @@ ROWS = [
     ("sign", "gather"),
     ("sign", "sra"),
     ("signsgd_mv", "auto"),
+    ("chunk_allreduce(ratio=0.01)", "auto"),
 ]
 TWO_LEVEL = [
     ("fp16", "two_level(reduce)"),
@@ -46,9 +47,16 @@ TWO_LEVEL = [
     ("topk(ratio=0.01)", "two_level(sparse_allreduce)"),
 ]
 RANKS_PER_NODE = (2, 4)
+HALF = 0
+"""In place of the ranks in a node: there are two nodes, each with half of the ranks."""
 
 Row = tuple[str, str, int]
 """A spec, its exchange, and the ranks in a node."""
+
+
+def ranks_in_node(row: Row, ranks: int) -> int:
+    """Of a row, where there are so many ranks."""
+    return ranks // 2 if row[2] == HALF else row[2]
 
 
 def received(
@@ -81,7 +89,8 @@ def measure(row: Row, ranks: int, *, uneven: bool = False) -> tuple[float, float
     Gradients are standard normal, half of their variance shared by all ranks; uneven ones are 50
     times as large in the first of 64 parts.
     """
-    spec, exchange, ranks_per_node = row
+    spec, exchange, _ = row
+    ranks_per_node = ranks_in_node(row, ranks)
     compress = {"default": spec, "exchange": exchange, "ranks_per_node": ranks_per_node}
     config = Config.from_mapping({"version": 1, "compress": compress})
     rng = np.random.default_rng(0)
@@ -113,14 +122,14 @@ def draw(table: dict[Row, dict[int, float]]) -> Figure:
     for (spec, exchange, ranks_per_node), values in table.items():
         between = exchange.removeprefix("two_level(").removesuffix(")")
         label = spec if exchange == "auto" else f"{spec}, {between}"
-        if ranks_per_node > 1:
-            label += f", {ranks_per_node} ranks a node"
-        (right if ranks_per_node > 1 else left).plot(
+        if ranks_per_node != 1:
+            label += ", 2 nodes" if ranks_per_node == HALF else f", {ranks_per_node} ranks a node"
+        (left if ranks_per_node == 1 else right).plot(
             list(values),
             list(values.values()),
             dashes[between],
             color=f"C{specs.index(spec)}",
-            marker="." if ranks_per_node < 4 else "s",
+            marker={HALF: "x", 4: "s"}.get(ranks_per_node, "."),
             label=label,
         )
     left.set_ylabel("bytes received per element")
@@ -141,28 +150,34 @@ def main() -> None:
     arguments = parser.parse_args()
     numel = SHAPE[0] * SHAPE[1]
     print(f"one tensor of {numel:,} elements; bytes per element that a rank receives, with")
-    print("two_level a node of so many ranks; vNMSE of the average at the least and at the most")
-    print("ranks, and there of uneven gradients; a vote has no scale")
+    print(
+        "two_level a node of so many ranks, or of half of them; vNMSE of the average at the least"
+    )
+    print("and at the most ranks, and there of uneven gradients; a vote has no scale")
     heads = "".join(f"{f'{ranks} ranks':>10}" for ranks in RANKS)
-    print(f"{'spec':17}{'exchange':28}{'node':4}{heads}{'vNMSE':>10}{'vNMSE':>10}{'uneven':>10}")
+    print(f"{'spec':28}{'exchange':28}{'node':4}{heads}{'vNMSE':>10}{'vNMSE':>10}{'uneven':>10}")
     rows: list[Row] = [(spec, exchange, 1) for spec, exchange in ROWS]
-    rows += [(spec, exchange, size) for size in RANKS_PER_NODE for spec, exchange in TWO_LEVEL]
+    sizes = (*RANKS_PER_NODE, HALF)
+    rows += [(spec, exchange, size) for size in sizes for spec, exchange in TWO_LEVEL]
     table = {}
     for row in rows:
         spec, exchange, size = row
         results = {ranks: measure(row, ranks) for ranks in RANKS if ranks >= size}
         table[row] = {
-            ranks: nbytes / numel for ranks, (nbytes, _) in results.items() if ranks > size
+            ranks: nbytes / numel
+            for ranks, (nbytes, _) in results.items()
+            if ranks > ranks_in_node(row, ranks)
         }
         values = "".join(
             f"{table[row][ranks]:10.3f}" if ranks in table[row] else f"{'-':>10}" for ranks in RANKS
         )
         errors = ""
-        if exchange != "auto":
+        if spec != "signsgd_mv":
             found = [error for _, error in results.values()]
             uneven = measure(row, RANKS[-1], uneven=True)[1]
             errors = "".join(f"{error:10.2g}" for error in (found[0], found[-1], uneven))
-        print(f"{spec:17}{exchange:28}{size:4}{values}{errors}", flush=True)
+        node = "half" if size == HALF else str(size)
+        print(f"{spec:28}{exchange:28}{node:>4}{values}{errors}", flush=True)
     if arguments.plot:
         save(draw(table), arguments.plot)
 
