@@ -169,9 +169,19 @@ DeadZone whole_numbers() {
 
 void Quantized::take_out(const Basis& basis, std::size_t rank, float factor_step, float* room) {
   make_low_rank(basis, rank, x_, shape_.rows, factor_step, &low_rank_);
+  subtract(room);
+}
+
+void Quantized::take_out(const SharedBasis& basis, std::size_t rank, float factor_step,
+                         float* room) {
+  make_low_rank(basis, rank, x_, shape_.rows, factor_step, &low_rank_);
+  subtract(room);
+}
+
+void Quantized::subtract(float* room) {
   std::fill(factor_counts_, factor_counts_ + kSymbolCounts, std::uint64_t{0});
   rest_ = x_;
-  if (rank == 0) return;
+  if (low_rank_.rank == 0) return;
   subtract_low_rank(low_rank_, x_, shape_.rows, room);
   rest_ = room;
   std::vector<std::uint8_t> symbols;
@@ -185,7 +195,7 @@ double Quantized::factor_bytes() const {
   const std::size_t low = low_rank_.p.low_bits() + low_rank_.v.low_bits();
   const double bits = AdaptiveTables::best(factor_counts_).bits(factor_counts_) +
                       few_excesses(factor_counts_) + static_cast<double>(low);
-  return bits / 8 + static_cast<double>(factor_fields(low_rank_.rank));
+  return bits / 8 + static_cast<double>(factor_fields(low_rank_.rank, low_rank_.shared));
 }
 
 std::vector<SymbolMatrix> Quantized::factor_symbols(std::vector<std::uint8_t>* symbols) const {
@@ -193,9 +203,9 @@ std::vector<SymbolMatrix> Quantized::factor_symbols(std::vector<std::uint8_t>* s
   const Factor& p = low_rank_.p;
   if (low_rank_.rank == 0) return {};
   symbols->resize(v.high.size() + p.high.size());
-  const std::vector<SymbolMatrix> matrices = {
-      {v.high.data(), symbols->data(), v.rank, v.size},
-      {p.high.data(), symbols->data() + v.high.size(), p.rank, p.size}};
+  std::vector<SymbolMatrix> matrices;
+  if (!low_rank_.shared) matrices.push_back({v.high.data(), symbols->data(), v.rank, v.size});
+  matrices.push_back({p.high.data(), symbols->data() + v.high.size(), p.rank, p.size});
   std::vector<std::int16_t> columns;
   for (const SymbolMatrix& matrix : matrices) classify(matrix, whole_numbers(), &columns);
   return matrices;
@@ -251,8 +261,8 @@ double Quantized::finish(const Counted& counted, AdaptiveTables* tables) const {
   const std::size_t low = low_rank_.p.low_bits() + low_rank_.v.low_bits();
   const double bits = tables->bits(counts) + counted.excess + few_excesses(factor_counts_) +
                       static_cast<double>(low);
-  const double coded =
-      bits / 8 + static_cast<double>(kAdaptiveHead + factor_fields(low_rank_.rank));
+  const std::size_t fields = kAdaptiveHead + factor_fields(low_rank_.rank, low_rank_.shared);
+  const double coded = bits / 8 + static_cast<double>(fields);
   const auto streams = static_cast<double>(shape_.bands());
   return coded + 4 * (streams - 1) + 3 * streams * static_cast<double>(lanes(coded));
 }
@@ -275,18 +285,21 @@ void Carried::store(Span<float> numbers) const {
 bool Carried::usable() const {
   const auto within = [](float x, float least, float most) { return x >= least && x <= most; };
   return within(step, 0x1p-20f, 0x1p20f) && within(factor_step, 0x1p-10f, 0x1p10f) &&
-         within(rank, 0, kMaxAdaptiveRank) && within(due, 0, kRankPeriod) && within(gain, 0.25f, 4);
+         within(rank, -static_cast<float>(kMaxShared), kMaxAdaptiveRank) &&
+         within(due, 0, kRankPeriod) && within(gain, 0.25f, 4);
 }
 
 struct Choice {
   std::size_t rank = 0;
   float factor_step = 0;
+  bool shared = false;  // whether of a shared basis
 };
 
 struct RateControl::Candidate {
   Plan* plan;
   Span<float> kept;  // BucketTensor::carried
   bool points;       // whether a byte says that there are none
+  SharedBasis shared;
   Carried carried = Carried::from({kept.data(), kept.size()});
   Basis basis = {};
   double scale = 1;  // elements of the tensor for each of the sample
@@ -301,6 +314,13 @@ struct RateControl::Candidate {
   // Whether the sample is all of the tensor.
   bool complete() const { return basis.x.size() == shape().size(); }
 
+  void take_out(const Choice& of, Quantized* quantized, float* room) const {
+    if (of.shared) {
+      quantized->take_out(shared, of.rank, of.factor_step, room);
+    } else {
+      quantized->take_out(basis, of.rank, of.factor_step, room);
+    }
+  }
   // Bits of a sample's rest.
   double sample_bits(const Quantized& of, float step) {
     const Counted counted = of.quantize(step, symbols.data());
@@ -407,15 +427,28 @@ std::size_t RateControl::max_rank(const Shape2& shape) const {
   return std::min(most, rank_ == kAuto ? kMaxAdaptiveRank : static_cast<std::size_t>(rank_));
 }
 
-std::vector<std::size_t> RateControl::ranks(const Candidate& candidate, bool first) const {
-  if (rank_ != kAuto) return {candidate.basis.rank};
+std::size_t RateControl::max_shared() const {
+  return rank_ == kAuto ? kMaxShared : static_cast<std::size_t>(rank_);
+}
+
+std::vector<std::size_t> RateControl::ranks(const Candidate& candidate, bool shared,
+                                            bool first) const {
+  const std::size_t least = shared ? 1 : 0;
+  const std::size_t most = shared ? candidate.shared.rank : candidate.basis.rank;
   std::vector<std::size_t> found;
+  if (rank_ != kAuto) {
+    if (most >= least) found.push_back(most);
+    return found;
+  }
   for (const std::size_t rank : kRanks) {
+    if (rank < least || rank > most) continue;
     const std::size_t now = candidate.choice.rank;
     if (first || (rank >= now / 2 && rank <= std::max<std::size_t>(1, 2 * now))) {
       found.push_back(rank);
     }
   }
+  // All of a shared basis, too.
+  if (shared && most > 0 && (found.empty() || found.back() != most)) found.push_back(most);
   return found;
 }
 
@@ -435,42 +468,45 @@ Status RateControl::sample(Candidate* candidate, std::size_t rank, Scratch& scra
   return {};
 }
 
-void RateControl::choose_rank(Candidate* candidate, const std::vector<std::size_t>& ranks,
-                              float step) const {
+void RateControl::choose_rank(Candidate* candidate, bool first, float step) const {
   const Basis& basis = candidate->basis;
   const Shape2 shape{basis.rows, basis.cols};
   const float factor_step = short_float(static_cast<double>(step));
   double least = std::numeric_limits<double>::infinity();
-  int worse = 0;
-  for (const std::size_t rank : ranks) {
-    if (rank > basis.rank || worse == 2) break;
-    Quantized sample(basis.test().data(), shape);
-    std::vector<float> rest(rank == 0 ? 0 : shape.size());
-    sample.take_out(basis, rank, factor_step, rest.data());
-    // What the factors take: those for rows stand for more rows than there are here.
-    double factors = 8 * static_cast<double>(factor_fields(rank));
-    std::vector<std::uint8_t> symbols;
-    const LowRank& low_rank = sample.low_rank();
-    const std::vector<SymbolMatrix> matrices = sample.factor_symbols(&symbols);
-    for (std::size_t i = 0; i < matrices.size(); ++i) {
-      std::uint64_t counts[kSymbolCounts] = {};
-      add_counts(matrices[i].symbols, matrices[i].size(), counts);
-      const double low = static_cast<double>((i == 0 ? low_rank.v : low_rank.p).low_bits());
-      factors += (i == 0 ? 1 : candidate->scale) *
-                 (AdaptiveTables::best(counts).bits(counts) + few_excesses(counts) + low);
-    }
-    const double bits = candidate->sample_bits(sample, step);
-    const double error = error_of(sample.rest(), candidate->symbols.data(), shape.size(), step);
-    const double cost = candidate->scale * (error + kBitWorth * bits) + kBitWorth * factors;
-    if (cost < least) {
+  const std::vector<std::size_t> of_pairs = ranks(*candidate, false, first);
+  const std::vector<std::size_t> of_shared = ranks(*candidate, true, first);
+  for (const bool shared : {false, true}) {
+    double before = std::numeric_limits<double>::infinity();
+    int worse = 0;
+    for (const std::size_t rank : shared ? of_shared : of_pairs) {
+      if (worse == 2) break;
+      const Choice choice{rank, factor_step, shared};
+      Quantized sample(basis.test().data(), shape);
+      std::vector<float> rest(rank == 0 ? 0 : shape.size());
+      candidate->take_out(choice, &sample, rest.data());
+      // What the factors take: those for rows stand for more rows than there are here.
+      double factors = 8 * static_cast<double>(factor_fields(rank, shared));
+      std::vector<std::uint8_t> symbols;
+      const LowRank& low_rank = sample.low_rank();
+      for (const SymbolMatrix& matrix : sample.factor_symbols(&symbols)) {
+        std::uint64_t counts[kSymbolCounts] = {};
+        add_counts(matrix.symbols, matrix.size(), counts);
+        const bool of_rows = matrix.x == low_rank.p.high.data();
+        const double low = static_cast<double>((of_rows ? low_rank.p : low_rank.v).low_bits());
+        factors += (of_rows ? candidate->scale : 1) *
+                   (AdaptiveTables::best(counts).bits(counts) + few_excesses(counts) + low);
+      }
+      const double bits = candidate->sample_bits(sample, step);
+      const double error = error_of(sample.rest(), candidate->symbols.data(), shape.size(), step);
+      const double cost = candidate->scale * (error + kBitWorth * bits) + kBitWorth * factors;
+      worse = cost < before ? 0 : worse + 1;
+      before = std::min(before, cost);
+      if (cost >= least) continue;
       least = cost;
-      worse = 0;
-      candidate->choice = {rank, factor_step};
+      candidate->choice = choice;
       candidate->factor_bytes = factors / 8;
       candidate->rest = std::move(rest);
       candidate->sample = std::move(sample);
-    } else {
-      ++worse;
     }
   }
 }
@@ -487,7 +523,7 @@ Status RateControl::begin(Bucket* bucket, Scratch& scratch) const {
     one.choice = {};
     one.factor_bytes = 0;
     GRADCOMP_TRY(sample(&one, bucket->ranked ? max_rank(one.shape()) : 0, scratch));
-    may_have_rank = may_have_rank || one.basis.rank != 0;
+    may_have_rank = may_have_rank || one.basis.rank != 0 || one.shared.rank != 0;
     // Not all in one step, later.
     one.carried.due = static_cast<float>(1 + i % kRankPeriod);
   }
@@ -509,7 +545,7 @@ Status RateControl::begin(Bucket* bucket, Scratch& scratch) const {
     float trial = step;
     bool first = true;
     for (int round = 0; round < kRounds; ++round) {
-      for (Candidate& one : candidates) choose_rank(&one, ranks(one, first), trial);
+      for (Candidate& one : candidates) choose_rank(&one, first, trial);
       first = false;
       const float solved =
           find_step(static_cast<double>(trial), least, target, 0.02, 8, sampled).step;
@@ -547,7 +583,7 @@ Status RateControl::take_out(Bucket* bucket, Scratch& scratch) {
     Plan& plan = *one.plan;
     plan.symbols = symbol;
     plan.counted = {};
-    plan.quantized.take_out(one.basis, one.choice.rank, one.choice.factor_step, rest);
+    one.take_out(one.choice, &plan.quantized, rest);
     symbol += one.shape().size();
     if (one.choice.rank != 0) rest += one.shape().size();
     if (!one.kept.empty()) one.sample_rest();
@@ -557,8 +593,9 @@ Status RateControl::take_out(Bucket* bucket, Scratch& scratch) {
 
 bool RateControl::resumes(const Bucket& bucket) const {
   const auto usable = [&](const Candidate& one) {
-    return one.carried.usable() &&
-           (rank_ == kAuto || one.carried.rank == static_cast<float>(max_rank(one.shape())));
+    if (!one.carried.usable()) return false;
+    if (one.carried.rank < 0) return -one.carried.rank <= static_cast<float>(one.shared.rank);
+    return rank_ == kAuto || one.carried.rank == static_cast<float>(max_rank(one.shape()));
   };
   return bucket.ranked && std::all_of(bucket.candidates.begin(), bucket.candidates.end(), usable);
 }
@@ -566,10 +603,13 @@ bool RateControl::resumes(const Bucket& bucket) const {
 Status RateControl::resume(Bucket* bucket, Scratch& scratch) const {
   for (Candidate& one : bucket->candidates) {
     const std::size_t most = max_rank(one.shape());
-    one.choice.rank = std::min(most, static_cast<std::size_t>(one.carried.rank));
+    one.choice.shared = one.carried.rank < 0;
+    one.choice.rank = std::min(one.choice.shared ? one.shared.rank : most,
+                               static_cast<std::size_t>(std::fabs(one.carried.rank)));
     const bool tried = one.carried.due <= 1;
     // With more directions than pairs, those of the pairs are found better.
-    GRADCOMP_TRY(sample(&one, tried ? most : std::min(most, 2 * one.choice.rank), scratch));
+    const std::size_t directions = one.choice.shared ? 0 : 2 * one.choice.rank;
+    GRADCOMP_TRY(sample(&one, tried ? most : std::min(most, directions), scratch));
   }
   const auto in_scales = static_cast<double>(bucket->candidates.front().carried.step);
   const double promise =
@@ -651,7 +691,8 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch,
       continue;
     }
     largest = std::max(largest, bits_float(bits));
-    bucket.candidates.push_back({&plan, tensors[i].carried, points_});
+    const SharedBasis shared = SharedBasis::of(tensors[i].basis, plan.quantized.shape().cols);
+    bucket.candidates.push_back({&plan, tensors[i].carried, points_, shared});
   }
   std::vector<Candidate>& candidates = bucket.candidates;
   if (candidates.empty()) return {};
@@ -660,6 +701,9 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch,
   // So that no magnitude is beyond those that can be coded.
   bucket.least = std::max(static_cast<double>(largest) / (kMaxLevel - 2), 0x1p-100);
   bucket.ranked = largest <= kLargest && largest >= 1 / kLargest;
+  if (!bucket.ranked) {
+    for (Candidate& one : candidates) one.shared = {};
+  }
 
   bool resumed = resumes(bucket);
   GRADCOMP_TRY(resumed ? resume(&bucket, scratch) : begin(&bucket, scratch));
@@ -686,7 +730,7 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch,
     for (Candidate& one : candidates) {
       Carried& carried = one.carried;
       if (resumed && --carried.due < 1) {
-        choose_rank(&one, ranks(one, true), found.step);
+        choose_rank(&one, true, found.step);
         carried.factor_step = 1;
         carried.due = kRankPeriod;
       }
@@ -694,7 +738,7 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch,
         carried.factor_step = one.choice.rank == 0 ? 1 : one.choice.factor_step / found.step;
       }
       carried.step = step;
-      carried.rank = static_cast<float>(one.choice.rank);
+      carried.rank = static_cast<float>(one.choice.rank) * (one.choice.shared ? -1 : 1);
       carried.gain = static_cast<float>(found.value / promised);
       carried.store(one.kept);
     }

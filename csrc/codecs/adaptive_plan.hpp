@@ -19,9 +19,13 @@ inline constexpr std::size_t kMinAdaptive = 64;
 inline constexpr std::size_t kBandElements = std::size_t{1} << 20;
 
 // Fields of a payload before the tables; between them and the streams, with a rank, the steps and
-// shifts of the factors.
+// shifts of the factors, and of a shared basis which it is.
 inline constexpr std::size_t kAdaptiveHead = 10;
-inline std::size_t factor_fields(std::size_t rank) { return rank == 0 ? 0 : 2 + 3 * rank; }
+inline constexpr std::size_t kSharedHead = 5;
+inline std::size_t factor_fields(std::size_t rank, bool shared) {
+  if (rank == 0) return 0;
+  return shared ? kSharedHead + 2 + rank : 2 + 3 * rank;
+}
 
 // How a tensor is seen: a vector is a single row.
 struct Shape2 {
@@ -57,6 +61,7 @@ class Quantized {
 
   // Takes out the part of this rank, or nothing. `room` is for the rest, where there is a rank.
   void take_out(const Basis& basis, std::size_t rank, float factor_step, float* room);
+  void take_out(const SharedBasis& basis, std::size_t rank, float factor_step, float* room);
   // Of the payload what the factors take, about.
   double factor_bytes() const;
   // Fills `symbols` with those of the rest.
@@ -67,10 +72,13 @@ class Quantized {
   // States of rANS for a payload of so many bytes.
   std::size_t lanes(double bytes) const;
 
-  // The factors' numbers, V first.
+  // The factors' numbers, V first where it is sent.
   std::vector<SymbolMatrix> factor_symbols(std::vector<std::uint8_t>* symbols) const;
 
  private:
+  // Makes the rest one without low_rank_.
+  void subtract(float* room);
+
   const float* x_;
   const float* rest_;
   Shape2 shape_;
@@ -99,9 +107,9 @@ struct Plan {
 struct Carried {
   float step = 0;         // of the bucket, in root mean squares of its elements; 0: none yet
   float factor_step = 0;  // in steps
-  float rank = 0;
-  float due = 0;   // steps until ranks are tried again
-  float gain = 0;  // the bucket's bytes for each that samples had promised
+  float rank = 0;         // of a shared basis: less than 0
+  float due = 0;          // steps until ranks are tried again
+  float gain = 0;         // the bucket's bytes for each that samples had promised
 
   static constexpr std::size_t kNumbers = 5;
   static Carried from(Span<const float> numbers);
@@ -122,17 +130,21 @@ class RateControl {
   Status find(Span<const BucketTensor> tensors, Scratch& scratch, std::vector<Plan>* plans) const;
   static constexpr std::size_t kSymbolSlot = 2;
 
+  // The most directions that are worth keeping of a matrix.
+  std::size_t max_shared() const;
+
  private:
   struct Candidate;
   struct Bucket;
 
   std::size_t max_rank(const Shape2& shape) const;
-  // Those to choose from: at first all, then those around the rank chosen last.
-  std::vector<std::size_t> ranks(const Candidate& candidate, bool first) const;
+  // Those to choose from, of pairs or of a shared basis: at first all, then those around the rank
+  // chosen last.
+  std::vector<std::size_t> ranks(const Candidate& candidate, bool shared, bool first) const;
   // Finds a sample of a tensor, and directions in it.
   Status sample(Candidate* candidate, std::size_t rank, Scratch& scratch) const;
   // The rank that costs least at this step.
-  void choose_rank(Candidate* candidate, const std::vector<std::size_t>& ranks, float step) const;
+  void choose_rank(Candidate* candidate, bool first, float step) const;
   // Ranks and a first step, by samples.
   Status begin(Bucket* bucket, Scratch& scratch) const;
   // Whether the last step has left what resume() needs.
