@@ -40,6 +40,8 @@ constexpr int kMaxPasses = 12;
 constexpr int kRounds = 7;
 // Where the last step's are taken over, each tensor's are tried again every so many steps.
 constexpr std::size_t kRankPeriod = 16;
+// The same where a basis is kept, which becomes better from step to step.
+constexpr std::size_t kLearningPeriod = 4;
 // How often pairs are taken out anew where their factors' steps turn out not to suit the rest.
 constexpr int kRetakes = 3;
 // Off what samples should promise.
@@ -300,6 +302,7 @@ struct RateControl::Candidate {
   Span<float> kept;  // BucketTensor::carried
   bool points;       // whether a byte says that there are none
   SharedBasis shared;
+  std::size_t period;  // kRankPeriod or kLearningPeriod
   Carried carried = Carried::from({kept.data(), kept.size()});
   Basis basis = {};
   double scale = 1;  // elements of the tensor for each of the sample
@@ -525,7 +528,7 @@ Status RateControl::begin(Bucket* bucket, Scratch& scratch) const {
     GRADCOMP_TRY(sample(&one, bucket->ranked ? max_rank(one.shape()) : 0, scratch));
     may_have_rank = may_have_rank || one.basis.rank != 0 || one.shared.rank != 0;
     // Not all in one step, later.
-    one.carried.due = static_cast<float>(1 + i % kRankPeriod);
+    one.carried.due = static_cast<float>(1 + i % one.period);
   }
   const auto sampled = [&](float step) { return bucket->sample_bytes(step); };
   // Infinite where that takes too many bytes: those of the factors alone may.
@@ -692,7 +695,8 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch,
     }
     largest = std::max(largest, bits_float(bits));
     const SharedBasis shared = SharedBasis::of(tensors[i].basis, plan.quantized.shape().cols);
-    bucket.candidates.push_back({&plan, tensors[i].carried, points_, shared});
+    const std::size_t period = tensors[i].basis.empty() ? kRankPeriod : kLearningPeriod;
+    bucket.candidates.push_back({&plan, tensors[i].carried, points_, shared, period});
   }
   std::vector<Candidate>& candidates = bucket.candidates;
   if (candidates.empty()) return {};
@@ -732,7 +736,7 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch,
       if (resumed && --carried.due < 1) {
         choose_rank(&one, true, found.step);
         carried.factor_step = 1;
-        carried.due = kRankPeriod;
+        carried.due = static_cast<float>(one.period);
       }
       if (!resumed) {
         carried.factor_step = one.choice.rank == 0 ? 1 : one.choice.factor_step / found.step;
