@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "codecs/adaptive_plan.hpp"
 #include "codecs/adaptive_polar.hpp"
+#include "codecs/adaptive_rate.hpp"
 #include "codecs/codecs.hpp"
 #include "codecs/payload.hpp"
 #include "coding/bits.hpp"
