@@ -8,6 +8,7 @@
 
 #include "codecs/adaptive_polar.hpp"
 #include "core/bytes.hpp"
+#include "core/logarithm.hpp"
 #include "kernels/kernels.hpp"
 #include "wire/frame.hpp"
 
@@ -82,14 +83,16 @@ Found find_step(double step, double least, double target, double tolerance, int 
       if (step <= least) break;
     }
     if (low == 0 || high == 0) {
-      step *= std::min(std::max(std::pow(value / target, 0.8), 0.25), 4.0);
+      // Where nothing is left, or far too much, the bounds hold anyway.
+      const double off = std::min(std::max(value / target, 0.125), 8.0);
+      step *= std::min(std::max(portable_exp2(0.8 * portable_log2(off)), 0.25), 4.0);
       continue;
     }
     // Between them, by their logarithms; every third time in the middle, as one of the two may stay
     // far away.
-    const double part = std::log(low_value / target) / std::log(low_value / high_value);
+    const double part = portable_log2(low_value / target) / portable_log2(low_value / high_value);
     const double within = pass % 3 == 2 ? 0.5 : std::min(std::max(part, 0.05), 0.95);
-    step = low * std::pow(high / low, within);
+    step = low * portable_exp2(within * portable_log2(high / low));
   }
   return {static_cast<float>(best), best_value, static_cast<float>(low)};
 }
