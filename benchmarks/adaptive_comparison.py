@@ -1,16 +1,17 @@
 """The adaptive codec beside others on recorded gradients: error by bits on the wire.
 
     for model in digits-cnn char-lstm char-transformer; do
-        python scripts/record_gradients.py --model $model --steps 146:150 runs/late/$model.npz
+        python scripts/record_gradients.py --model $model --steps 111:150 runs/late/$model.npz
     done
     python benchmarks/adaptive_comparison.py runs/late/*.npz --output docs/results/adaptive
     python benchmarks/adaptive_comparison.py --coders runs/late/*.npz
 
 Each file holds the gradients of several steps of a model, as scripts/record_gradients.py records
 them. All tensors of a step travel as one bucket. Two errors are measured: that of the last step's
-gradient by itself (vNMSE), and with error feedback, over all steps, what of their sum has not been
-sent at the end: |residual|^2 / |sum of the gradients|^2. Bits count every byte of the frames, but
-of the methods that are marked as ideal: those are bounds without any framing.
+gradient by itself (vNMSE), and with error feedback, over the last five steps, what of their sum has
+not been sent at the end: |residual|^2 / |sum of the gradients|^2. Bits count every byte of the
+frames, but of the methods that are marked as ideal: those are bounds without any framing. The steps
+before are what preset=basis learns from, as one rank decodes them.
 
     python benchmarks/adaptive_comparison.py --speeds runs/late/*.npz
 
@@ -33,16 +34,18 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import gradcomp
-from gradcomp import ToEncode, encode_batch
+from gradcomp import ToDecode, ToEncode, decode_batch_add, encode_batch
 from gradcomp.wire import split_frames
 from polar_targets import fastest
 
 FloatArray = npt.NDArray[np.float32]
+ByteArray = npt.NDArray[np.uint8]
 Bucket = list[FloatArray]
 # Bits, and what is decoded.
 Coder = Callable[[Bucket], tuple[float, Bucket]]
 
 RATES = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
+FEEDBACK_STEPS = 5
 
 
 class Point(NamedTuple):
@@ -91,6 +94,56 @@ def frames(spec: str) -> Coder:
         return 8 * data.size / numel(bucket), decoded
 
     return run
+
+
+class Learning:
+    """A spec with preset=basis, with what it has learned from the buckets before.
+
+    Unless it ``resumes``, encoding begins anew in each step, as that of the others here does.
+    """
+
+    def __init__(self, rate: float, resumes: bool = False) -> None:
+        self._resumes = resumes
+        self._codec = gradcomp.get_codec(f"adaptive(rate={rate},preset=basis)")
+        self._carried: list[FloatArray | None] = []
+        self._bases: list[FloatArray | None] = []
+
+    def begin(self, steps: Sequence[Bucket]) -> None:
+        """Forget, and then learn from these."""
+        self._carried = [
+            np.zeros(self._codec.carried, np.float32) if self._resumes else None for _ in steps[0]
+        ]
+        sizes = [self._codec.basis_size(x.shape) for x in steps[0]]
+        self._bases = [np.zeros(size, np.float32) if size else None for size in sizes]
+        for bucket in steps:
+            self(bucket)
+
+    def encode(self, bucket: Bucket) -> ByteArray:
+        """The frames."""
+        tensors = zip(bucket, self._carried, self._bases, strict=True)
+        return encode_batch(
+            [ToEncode(self._codec, x, carried=one, basis=basis) for x, one, basis in tensors]
+        )[0]
+
+    def __call__(self, bucket: Bucket) -> tuple[float, Bucket]:
+        """As a `Coder`; learns from what is decoded."""
+        data = self.encode(bucket)
+        decoded = self.decode(data, bucket)
+        self.learn(decoded)
+        return 8 * data.size / numel(bucket), decoded
+
+    def decode(self, data: ByteArray, like: Bucket) -> Bucket:
+        """What the frames of a bucket of these shapes hold."""
+        decoded = [np.zeros_like(x) for x in like]
+        tensors = zip(split_frames(data, len(like)), decoded, self._bases, strict=True)
+        decode_batch_add([ToDecode("", self._codec, [f], y, basis) for f, y, basis in tensors])
+        return decoded
+
+    def learn(self, averages: Bucket) -> None:
+        """Bring the bases up to date."""
+        for average, basis in zip(averages, self._bases, strict=True):
+            if basis is not None:
+                self._codec.learn(average, average.shape, basis)
 
 
 def ideal_ecsq(step: float) -> Coder:
@@ -176,6 +229,7 @@ def methods(scale: float) -> Iterator[tuple[str, float, Coder]]:
     for rate in RATES:
         yield "adaptive", rate, frames(f"adaptive(rate={rate})")
         yield "adaptive, coder=polar", rate, frames(f"adaptive(rate={rate},coder=polar)")
+        yield "adaptive, preset=basis", rate, Learning(rate)
         yield "adaptive, rank=0", rate, frames(f"adaptive(rate={rate},rank=0)")
         yield "polar", rate, frames(f"polar(rate={rate})")
         yield "rotate|polar", rate, frames(f"rotate|polar(rate={rate})")
@@ -193,18 +247,22 @@ def methods(scale: float) -> Iterator[tuple[str, float, Coder]]:
 
 def measure(model: str, steps: Sequence[Bucket]) -> Iterator[Point]:
     """Every method, without and with error feedback."""
-    last = steps[-1]
+    last, used_steps = steps[-1], steps[-FEEDBACK_STEPS:]
     scale = float(np.sqrt(energy(last) / numel(last)))
-    total = [np.sum([step[i] for step in steps], axis=0) for i in range(len(last))]
+    total = [np.sum([step[i] for step in used_steps], axis=0) for i in range(len(last))]
     for name, asked, run in methods(scale):
+        if isinstance(run, Learning):
+            run.begin(steps[:-1])
         bits, decoded = run(last)
         error = energy([x - y for x, y in zip(last, decoded, strict=True)]) / energy(last)
         yield Point(model, False, name, asked, bits, error)
         if name == "QSGD":
             continue  # unbiased, and too far from the gradient for error feedback
+        if isinstance(run, Learning):
+            run.begin(steps[:-FEEDBACK_STEPS])
         residual = [np.zeros_like(x) for x in last]
         used = []
-        for step in steps:
+        for step in used_steps:
             corrected = [r + x for r, x in zip(residual, step, strict=True)]
             bits, decoded = run(corrected)
             residual = [x - y for x, y in zip(corrected, decoded, strict=True)]
@@ -234,6 +292,8 @@ def plot(points: Sequence[Point], path: Path) -> None:
                         style |= {"color": "black", "lw": 2.0}
                     if name == "adaptive, coder=polar":
                         style |= {"color": "black", "ls": "--"}
+                    if name == "adaptive, preset=basis":
+                        style |= {"color": "black", "ls": ":", "lw": 2.0}
                     axes.plot(*zip(*own, strict=True), label=name, **style)
             axes.set(xscale="log", yscale="log", xlim=(0.04, 3), ylim=(1e-4, 2))
             axes.set_title(f"{model}{', error feedback' if feedback else ''}", fontsize=10)
@@ -261,8 +321,8 @@ def table(points: Sequence[Point]) -> None:
             own = [p for p in points if (p.model, p.feedback) == (model, feedback)]
             print(f"\n{model}{', error feedback' if feedback else ''}")
             print(f"{'rate':>6} {'bits':>7} {'error':>9} {'/top-k fp16':>12} {'/ECSQ':>7}")
-            for point in own:
-                if point.method != "adaptive":
+            for point in sorted(own, key=lambda point: point.method):
+                if point.method not in ("adaptive", "adaptive, preset=basis"):
                     continue
                 ratios = [
                     interpolated(own, name, point.bits) / point.error
@@ -272,7 +332,7 @@ def table(points: Sequence[Point]) -> None:
                 ]
                 print(
                     f"{point.asked:6g} {point.bits:7.4f} {point.error:9.5f} {ratios[0]:12.2f} "
-                    f"{ratios[1]:7.2f}"
+                    f"{ratios[1]:7.2f}  {point.method}"
                 )
 
 
@@ -323,6 +383,16 @@ def speeds() -> None:
         for taken in (encoding, resuming, decoding):
             print(f" {x.size / taken / 1e6:6.0f} {copying / taken:5.3f}", end="")
         print()
+    learning = Learning(0.25, resumes=True)
+    learning.begin([[x]] * 2)
+    print("preset=basis, rate 0.25")
+    for what, run in (
+        ("encode", lambda: learning.encode([x])),
+        ("learn", lambda: learning.learn([x])),
+    ):
+        copying = fastest(lambda: np.copyto(y, x), 5)
+        taken = fastest(run, 3)
+        print(f"  {what:<8} {x.size / taken / 1e6:6.0f} {copying / taken:5.3f}")
 
 
 def bucket_speeds(path: Path) -> None:
@@ -354,6 +424,31 @@ def bucket_speeds(path: Path) -> None:
         )
 
 
+def basis_speeds(path: Path) -> None:
+    """CPU time for each step of a file with preset=basis, and the errors' ratio to the default."""
+    steps = load(path)
+    print(f"\n{path.stem}, preset=basis, ms\n{'rate':>6} {'encode':>8} {'learn':>8} {'error':>8}")
+    for rate in (0.1, 0.25, 0.5):
+        usual = frames(f"adaptive(rate={rate})")
+        learning = Learning(rate, resumes=True)
+        learning.begin(steps[:1])
+        times, errors = [], np.zeros(2)
+        for bucket in steps[1:]:
+            start = time.thread_time()
+            data = learning.encode(bucket)
+            encoded = time.thread_time()
+            decoded = learning.decode(data, bucket)
+            before = time.thread_time()
+            learning.learn(decoded)
+            times.append((1e3 * (encoded - start), 1e3 * (time.thread_time() - before)))
+            errors += [
+                energy([x - y for x, y in zip(bucket, found, strict=True)])
+                for found in (decoded, usual(bucket)[1])
+            ]
+        encoding, teaching = np.median(times, axis=0)
+        print(f"{rate:6g} {encoding:8.2f} {teaching:8.2f} {errors[0] / errors[1]:8.3f}")
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -374,6 +469,7 @@ def main() -> None:
         speeds()
         for path in arguments.files:
             bucket_speeds(path)
+            basis_speeds(path)
         return
     if not arguments.files or arguments.output is None:
         parser.error("give files and --output, or --speeds, or --coders")

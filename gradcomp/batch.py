@@ -49,6 +49,8 @@ class ToEncode(NamedTuple):
         carried: C-contiguous float32 of `Codec.carried` elements, zeros in the first step, that
             the encoder replaces by what it begins from in the next one. The bytes are then a
             function of the steps before, too. None: it begins anew.
+        basis: C-contiguous float32 of `Codec.basis_size` elements that `Codec.learn` has made of
+            past averages. The frame can then be decoded with the same basis alone. None: without.
     """
 
     codec: Codec
@@ -61,6 +63,7 @@ class ToEncode(NamedTuple):
     gamma: float = 1.0
     correction: Correction | None = None
     carried: FloatArray | None = None
+    basis: FloatArray | None = None
 
 
 class ToDecode(NamedTuple):
@@ -70,12 +73,14 @@ class ToDecode(NamedTuple):
         name: what errors call it.
         frames: one of each rank.
         out: C-contiguous float32 array that the decoded frames are added to.
+        basis: what the frames were encoded with.
     """
 
     name: str
     codec: Codec
     frames: Sequence[ByteArray]
     out: FloatArray
+    basis: FloatArray | None = None
 
 
 @timed("encode")
@@ -93,7 +98,8 @@ def encode_batch(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
 
     Raises:
         TypeError: an array is not C-contiguous float32.
-        ValueError: a residual has another size than its gradient, or ``carried`` than the codec's.
+        ValueError: a residual has another size than its gradient, or ``carried`` or ``basis`` than
+            the codec's.
         CapacityError: a tensor has 2**30 elements or more.
     """
     room, sizes = _core.encode_batch(
@@ -107,6 +113,7 @@ def encode_batch(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
                 one.gamma,
                 one.correction,
                 one.carried,
+                one.basis,
             )
             for one in tensors
         ]
@@ -119,10 +126,12 @@ def decode_batch_add(tensors: Sequence[ToDecode], weight: float = 1.0) -> None:
     """``out += weight * decode(frame)`` for each frame of each tensor, in the order given.
 
     Raises:
-        WireError: a frame is damaged, or was made by another codec or for another size; the message
-            names the rank (the frame's position) and the tensor. All ``out`` must be discarded.
+        WireError: a frame is damaged, or was made by another codec, for another size or with
+            another basis; the message names the rank (the frame's position) and the tensor. All
+            ``out`` must be discarded.
         TypeError: an array is not C-contiguous, or of another dtype than float32 or uint8.
     """
     _core.decode_batch_add(
-        [(one.name, one.codec.core, list(one.frames), one.out) for one in tensors], weight
+        [(one.name, one.codec.core, list(one.frames), one.out, one.basis) for one in tensors],
+        weight,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from functools import lru_cache
 from typing import Any
@@ -16,6 +17,12 @@ from gradcomp.profiling import timed
 from gradcomp.spec import checked_text, stages
 
 __all__ = ["Codec", "derive_stream", "get_codec", "list_algorithms", "list_codecs"]
+
+
+_CAPS = (
+    *("summable", "nonlinear", "seeded", "sparse", "finite", "private_noise", "shares"),
+    "learns",
+)
 
 
 class Codec:
@@ -38,14 +45,13 @@ class Codec:
         self.spec: str = self.core.spec
         """The canonical spec."""
         self.name: str = self.core.name
-        caps = ("summable", "nonlinear", "seeded", "sparse", "finite", "private_noise", "shares")
-        self.caps: frozenset[str] = frozenset(cap for cap in caps if getattr(self.core, cap))
+        self.caps: frozenset[str] = frozenset(cap for cap in _CAPS if getattr(self.core, cap))
         """``summable``: payloads of ranks may be added and decoded once; ``nonlinear``: summable,
         but the decode of a sum is not the sum of the decodes; ``seeded``: the bytes depend on seed,
         step and tensor_id; ``sparse``: decode_add costs O(payload); ``finite``:
         a finite input decodes to finite values; ``private_noise``: encoding draws noise that ranks
         should not share; ``shares``: tensors that travel together are encoded together, see
-        `gradcomp.encode_batch`."""
+        `gradcomp.encode_batch`; ``learns``: averages of past steps help, see `learn`."""
         self.carried: int = self.core.carried
         """How many numbers the encoder takes over from one step to the next of a tensor, to find
         sooner what it looks for; see `gradcomp.ToEncode`. Decoding never needs them."""
@@ -65,6 +71,22 @@ class Codec:
     def max_payload_size(self, numel: int) -> int:
         """Upper bound of the bytes of a bare payload of ``numel`` elements."""
         return self.core.max_payload_size(_check_numel(numel))
+
+    def basis_size(self, shape: tuple[int, ...]) -> int:
+        """How many numbers `learn` keeps of a tensor of this shape; 0: it learns nothing."""
+        return self.core.basis_size(math.prod(shape), _cols(shape))
+
+    @timed("decode")
+    def learn(self, average: FloatArray, shape: tuple[int, ...], basis: FloatArray) -> None:
+        """Bring a basis up to date with the average of a step, for the frames of the next one.
+
+        Args:
+            average: C-contiguous float32, the same on every rank; then the basis is, too.
+            shape: that of the tensor.
+            basis: C-contiguous float32 of `basis_size` elements, at first zeros; updated in place.
+        """
+        _check_out(basis, np.float32, self.basis_size(shape))
+        self.core.learn(average, _cols(shape), basis)
 
     @timed("encode")
     def encode(
@@ -214,6 +236,11 @@ class Codec:
         _check_out(out, np.float32)
         stream = derive_stream(seed, step, tensor_id)
         self.core.decode_payload_add(as_bytes(payload), stream, float(weight), out)
+
+
+def _cols(shape: tuple[int, ...]) -> int:
+    """Elements of a row of the matrix [shape[0], rest]; 0 for a vector."""
+    return math.prod(shape[1:]) if len(shape) > 1 else 0
 
 
 def get_codec(spec: str) -> Codec:

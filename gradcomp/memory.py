@@ -43,7 +43,9 @@ MemoryState = dict[str, Arrays]
 MOMENTUM_CORRECTION = "momentum_correction"
 """The memory that applies the optimizer's momentum; then it must do so for every tensor."""
 
-REPLICATED_KINDS = ("powersgd_p", "powersgd_q")
+_FACTORS = ("powersgd_p", "powersgd_q")
+
+REPLICATED_KINDS = (*_FACTORS, "basis")
 """Of the kinds of state, those that are equal on all ranks."""
 
 STATE_KINDS = ("residual", "momentum", *REPLICATED_KINDS, "carried")
@@ -61,6 +63,8 @@ def state_of(spec: Spec) -> dict[str, Hashable]:
         codec = get_codec(spec.at(0, 0).codec)
         if codec.carried:
             kinds["carried"] = codec.name
+        if "learns" in codec.caps:
+            kinds["basis"] = codec.name
     if memory is not None:
         if memory.name != "signum":
             kinds["residual"] = None
@@ -68,7 +72,7 @@ def state_of(spec: Spec) -> dict[str, Hashable]:
             kinds["momentum"] = memory.name
     if algorithm is not None and algorithm.name == "powersgd":
         kinds["residual"] = None
-        kinds.update(dict.fromkeys(REPLICATED_KINDS, str(algorithm.params["rank"])))
+        kinds.update(dict.fromkeys(_FACTORS, str(algorithm.params["rank"])))
     return kinds
 
 

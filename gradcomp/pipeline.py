@@ -397,8 +397,9 @@ class Pipeline:
         arrays of memories and algorithms,
         each by tensor name: ``residual`` (error feedback; DGC's velocity), ``momentum`` (signum,
         momentum_correction), ``powersgd_p`` and ``powersgd_q`` (PowerSGD's factors of rows and
-        columns, one vector after the other), ``carried`` (what encoders begin from, see
-        `gradcomp.ToEncode`). The arrays are copies.
+        columns, one vector after the other), ``basis`` (what codecs have learned of averages, see
+        `gradcomp.Codec.learn`), ``carried`` (what encoders begin from, see `gradcomp.ToEncode`).
+        The arrays are copies.
         """
         return {
             "version": STATE_VERSION,

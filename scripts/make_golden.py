@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 import gradcomp
+from gradcomp import ToDecode, ToEncode, decode_batch_add, encode_batch
 from gradcomp.spec import stages
 from gradcomp.wire import inspect
 
@@ -125,6 +126,8 @@ SPECS = {
         "adaptive(rate=1,rank=2)",
         "adaptive(rate=2,coder=polar)",
         "adaptive(rate=4,rank=2,coder=polar)",
+        "adaptive(rate=1,preset=basis)",
+        "adaptive(rate=2,rank=2,preset=basis,coder=polar)",
     ),
 }
 
@@ -212,6 +215,29 @@ def encode(codec: gradcomp.Codec, x: FloatArray, call: dict[str, int]) -> ByteAr
     return codec.encode(x, seed=call["seed"], step=call["step"], tensor_id=call["tensor_id"])
 
 
+def encode_with(
+    codec: gradcomp.Codec, x: FloatArray, call: dict[str, int], basis: FloatArray
+) -> tuple[ByteArray, FloatArray]:
+    """The frame of one call with a basis, and what it decodes to."""
+    item = ToEncode(codec, x, call["seed"], call["step"], call["tensor_id"], basis=basis)
+    frame, _ = encode_batch([item])
+    decoded = np.zeros(x.size, np.float32)
+    decode_batch_add([ToDecode("golden", codec, [frame], decoded, basis)])
+    return frame, decoded
+
+
+def basis_of(codec: gradcomp.Codec, x: FloatArray) -> FloatArray | None:
+    """What is learned from two averages that are like x; None where nothing is."""
+    basis = np.zeros(codec.basis_size(x.shape), np.float32)
+    if basis.size == 0:
+        return None
+    rng = np.random.default_rng(20261123)
+    for _ in range(2):
+        average = x.reshape(len(x), -1)[rng.permutation(len(x))] + rng.normal(size=x.shape)
+        codec.learn(average.astype(np.float32), x.shape, basis)
+    return basis
+
+
 def vectors(codec_name: str) -> dict[str, Any]:
     """The golden vectors of a codec, made by today's encoder."""
     (stage,) = (row for row in stages() if row.kind == "codec" and row.name == codec_name)
@@ -220,7 +246,13 @@ def vectors(codec_name: str) -> dict[str, Any]:
         codec = gradcomp.get_codec(spec)
         for name, x in (inputs() | (matrices() if codec_name in MATRIX_CODECS else {})).items():
             call = CALLS.get(name, EXAMPLE_CALL)
-            frame = encode(codec, x, call)
+            basis = basis_of(codec, x) if x.ndim > 1 else None
+            if basis is None:
+                frame = encode(codec, x, call)
+                decoded = codec.decode(frame)
+            else:
+                frame, decoded = encode_with(codec, x, call, basis)
+            kept: dict[str, Any] = {} if basis is None else {"basis": basis.tobytes().hex()}
             cases.append(
                 {
                     "name": name,
@@ -228,8 +260,9 @@ def vectors(codec_name: str) -> dict[str, Any]:
                     **call,
                     **({"shape": list(x.shape)} if x.ndim > 1 else {}),
                     "input": x.tobytes().hex(),
+                    **kept,
                     "frame": frame.tobytes().hex(),
-                    "decoded": codec.decode(frame).tobytes().hex(),
+                    "decoded": decoded.tobytes().hex(),
                 }
             )
     return {"codec": codec_name, "cases": cases}

@@ -119,6 +119,20 @@ class PyCodec {
     return written;
   }
 
+  std::size_t basis_size(std::size_t n, std::size_t cols) const {
+    return compiled_.codec->basis_size(n, cols);
+  }
+
+  void learn(const Floats& average, std::size_t cols, Floats& basis) const {
+    const Span<const float> in = input(average);
+    const Span<float> to = output(basis);
+    call_without_gil([&] {
+      Call call = make_call(0);
+      call.cols = cols;
+      return compiled_.codec->learn(in, call, to);
+    });
+  }
+
   // The number of elements of a frame that this codec and spec made, and that is undamaged.
   std::size_t frame_numel(const Bytes& bytes) const {
     Frame frame;
@@ -205,10 +219,17 @@ Array array_of(const py::handle& object) {
   return py::reinterpret_borrow<Array>(object);
 }
 
+void check_basis(const CompiledCodec& codec, std::size_t given, std::size_t n, std::size_t cols) {
+  const std::size_t size = codec.codec->basis_size(n, cols);
+  if (given == size) return;
+  throw py::value_error("'" + codec.spec + "' keeps a basis of " + std::to_string(size) +
+                        " numbers of this tensor, not " + std::to_string(given));
+}
+
 // Each tensor: (codec, gradient, stream, residual or None, beta, gamma, None or (momentum, factor,
-// scale, nesterov, masking), carried numbers or None). Residuals, momenta and carried numbers are
-// updated in place. Returns an array that begins with the frames, one after the other, and their
-// sizes.
+// scale, nesterov, masking), carried numbers or None, basis or None). Residuals, momenta and
+// carried numbers are updated in place. Returns an array that begins with the frames, one after the
+// other, and their sizes.
 py::tuple encode_tensors(const std::vector<py::tuple>& tensors) {
   std::deque<Feedback> feedbacks;  // which must not move
   std::vector<EncodeItem> items;
@@ -246,6 +267,10 @@ py::tuple encode_tensors(const std::vector<py::tuple>& tensors) {
                               " numbers of a tensor, not " + std::to_string(item.carried.size()));
       }
     }
+    if (!tensor[8].is_none()) {
+      item.basis = input(array_of<Floats>(tensor[8]));
+      check_basis(*item.codec, item.basis.size(), item.x.size(), item.cols);
+    }
     items.push_back(item);
   }
   const Span<const EncodeItem> all{items.data(), items.size()};
@@ -256,8 +281,8 @@ py::tuple encode_tensors(const std::vector<py::tuple>& tensors) {
   return py::make_tuple(out, sizes);
 }
 
-// Each tensor: (name, codec, the ranks' frames, accumulator). acc += weight * decode(frame), frame
-// after frame.
+// Each tensor: (name, codec, the ranks' frames, accumulator, basis or None). acc += weight *
+// decode(frame), frame after frame.
 void decode_tensors_add(const std::vector<py::tuple>& tensors, float weight) {
   std::deque<std::vector<Span<const std::uint8_t>>> frames;  // which must not move
   std::vector<DecodeItem> items;
@@ -267,9 +292,11 @@ void decode_tensors_add(const std::vector<py::tuple>& tensors, float weight) {
       frames.back().push_back(input(array_of<Bytes>(frame)));
     }
     Floats acc = array_of<Floats>(tensor[3]);
-    items.push_back({&tensor[1].cast<const PyCodec&>().compiled(),
-                     {frames.back().data(), frames.back().size()},
-                     output(acc)});
+    items.push_back(
+        {&tensor[1].cast<const PyCodec&>().compiled(),
+         {frames.back().data(), frames.back().size()},
+         output(acc),
+         tensor[4].is_none() ? Span<const float>() : input(array_of<Floats>(tensor[4]))});
   }
   Status status;
   BatchFault fault;
@@ -468,6 +495,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
       .def_property_readonly("sparse", [](const PyCodec& c) { return c.caps().sparse; })
       .def_property_readonly("finite", [](const PyCodec& c) { return c.caps().finite; })
       .def_property_readonly("shares", [](const PyCodec& c) { return c.caps().shares; })
+      .def_property_readonly("learns", [](const PyCodec& c) { return c.caps().learns; })
       .def_property_readonly("carried",
                              [](const PyCodec& c) { return c.compiled().codec->carried(); })
       .def_property_readonly("private_noise",
@@ -486,6 +514,9 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
                              })
       .def("max_payload_size", &PyCodec::max_payload_size, py::arg("numel"))
       .def("max_frame_size", &PyCodec::max_frame_size, py::arg("numel"))
+      .def("basis_size", &PyCodec::basis_size, py::arg("numel"), py::arg("cols"))
+      .def("learn", &PyCodec::learn, py::arg("average").noconvert(), py::arg("cols"),
+           py::arg("basis").noconvert())
       .def("frame_numel", &PyCodec::frame_numel, py::arg("frame").noconvert())
       .def("encode_frame", &PyCodec::encode_frame, py::arg("x").noconvert(), py::arg("stream"),
            py::arg("out").noconvert())

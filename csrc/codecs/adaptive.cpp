@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "codecs/adaptive_plan.hpp"
 #include "codecs/adaptive_polar.hpp"
+#include "codecs/adaptive_rate.hpp"
 #include "codecs/codecs.hpp"
 #include "codecs/payload.hpp"
 #include "coding/bits.hpp"
@@ -29,6 +29,8 @@ constexpr std::uint8_t kAllZero = 0;
 constexpr std::uint8_t kAllNan = 1;
 
 constexpr unsigned kMaxLanesLog2 = 5;
+// In place of a rank: that of a shared basis, which is among the factors' fields.
+constexpr unsigned kSharedForm = kMaxAdaptiveRank + 1;
 constexpr float kPointUnit = 0x1p-5f;  // of the steps between a level and what it stands for
 
 // Decoded at once, if a row is not longer.
@@ -86,6 +88,7 @@ struct Decoded {
   Points points;
   GroupForm groups;
   std::size_t rank = 0;
+  bool shared = false;  // v is that of the basis
   std::vector<float> p;
   std::vector<float> v;
   const std::int8_t* levels = nullptr;  // nullptr: all elements are `points.step`, 0 or NaN
@@ -171,11 +174,13 @@ class Adaptive final : public Codec {
  public:
   explicit Adaptive(const Recipe& recipe)
       : points_(recipe.params.has("coder") && recipe.params.choice("coder") == "polar"),
+        shares_basis_(recipe.params.has("preset") && recipe.params.choice("preset") == "basis"),
         control_(recipe.params.real("rate"), rank_of(recipe.params.choice("rank")), points_) {}
 
   Caps caps() const noexcept override {
     Caps caps;
     caps.shares = true;
+    caps.learns = shares_basis_;
     return caps;
   }
 
@@ -194,6 +199,22 @@ class Adaptive final : public Codec {
 
   std::size_t carried() const noexcept override { return Carried::kNumbers; }
 
+  std::size_t basis_size(std::size_t n, std::size_t cols) const noexcept override {
+    if (!shares_basis_ || n < kMinAdaptive) return 0;
+    const Shape2 shape = Shape2::of(n, cols);
+    return shared_basis_size(shape.rows, shape.cols, control_.max_shared());
+  }
+
+  Status learn(Span<const float> average, const Call& call, Span<float> basis) const override {
+    const std::size_t size = basis_size(average.size(), call.cols);
+    if (size == 0 || basis.size() != size) {
+      return argument_error("a basis of " + std::to_string(basis.size()) + " numbers; '" +
+                            "adaptive' keeps " + std::to_string(size) + " of this tensor");
+    }
+    const Shape2 shape = Shape2::of(average.size(), call.cols);
+    return learn_basis(average.data(), shape.rows, shape.cols, *call.scratch, basis);
+  }
+
   Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
                 std::size_t* written) const override {
     const std::size_t n = x.size();
@@ -207,7 +228,7 @@ class Adaptive final : public Codec {
     std::vector<Plan> alone;
     Plan* plan = nullptr;
     if (call.work == nullptr) {
-      const BucketTensor tensor{x, call.cols};
+      const BucketTensor tensor{x, call.cols, {}, call.basis};
       GRADCOMP_TRY(control_.find({&tensor, 1}, *call.scratch, &alone));
       plan = alone.data();
     } else {
@@ -268,7 +289,7 @@ class Adaptive final : public Codec {
     const Quantized& quantized = plan->quantized;
     const float step = plan->step;
     const Shape2& shape = quantized.shape();
-    const std::size_t rank = quantized.low_rank().rank;
+    const LowRank& low_rank = quantized.low_rank();
     std::uint8_t* const begin = out.data();
     begin[0] = step == 0 ? kAllZero : kAllNan;
     *written = 1;
@@ -298,14 +319,15 @@ class Adaptive final : public Codec {
       plan->counted.step = 0;
     }
     const Points points = find_points(quantized.rest(), symbols, shape.size(), step);
-    begin[0] = static_cast<std::uint8_t>(log2_of(lanes) | rank << 3);
+    const std::size_t form = low_rank.shared ? kSharedForm : low_rank.rank;
+    begin[0] = static_cast<std::uint8_t>(log2_of(lanes) | form << 3);
     begin[1] = static_cast<std::uint8_t>((points.first + 8) | (points.other + 8) << 4);
     store(begin + 2, static_cast<std::uint32_t>(shape.cols));
     store(begin + 6, step);
     std::uint8_t* to = begin + kAdaptiveHead;
     to += tables.write(to);
     if (points_) to += groups->form().write(to);
-    if (rank != 0) to = write_factors(quantized.low_rank(), to);
+    if (low_rank.rank != 0) to = write_factors(low_rank, to);
     const std::size_t bands = shape.bands();
     std::uint8_t* const sizes = to;
     to += 4 * (bands - 1);
@@ -341,11 +363,19 @@ class Adaptive final : public Codec {
   }
 
   static std::uint8_t* write_factors(const LowRank& low_rank, std::uint8_t* to) {
+    if (low_rank.shared) {
+      *to = static_cast<std::uint8_t>(low_rank.rank);
+      store(to + 1, low_rank.check);
+      to += kSharedHead;
+    }
     store(to, static_cast<std::uint16_t>(float_bits(low_rank.p.step[0]) >> 16));
     to += 2;
-    for (std::size_t k = 0; k < low_rank.rank; ++k, to += 3) {
-      store(to, static_cast<std::uint16_t>(float_bits(low_rank.v.step[k]) >> 16));
-      to[2] = static_cast<std::uint8_t>(low_rank.v.shift[k] | low_rank.p.shift[k] << 4);
+    for (std::size_t k = 0; k < low_rank.rank; ++k) {
+      if (!low_rank.shared) {
+        store(to, static_cast<std::uint16_t>(float_bits(low_rank.v.step[k]) >> 16));
+        to += 2;
+      }
+      *to++ = static_cast<std::uint8_t>(low_rank.v.shift[k] | low_rank.p.shift[k] << 4);
     }
     BitWriter writer(to);
     for (const Factor* factor : {&low_rank.v, &low_rank.p}) {
@@ -376,7 +406,8 @@ class Adaptive final : public Codec {
       return wire_error("the step is " + std::to_string(step) + "; it must be finite and above 0");
     }
     const unsigned lanes_log2 = in[0] & 7u;
-    decoded->rank = in[0] >> 3;
+    decoded->shared = shares_basis_ && in[0] >> 3 == kSharedForm;
+    decoded->rank = decoded->shared ? 0 : in[0] >> 3;
     const std::size_t cols = load<std::uint32_t>(in.data() + 2);
     if (cols == 0 || cols > n || n % cols != 0) {
       return wire_error("rows of " + std::to_string(cols) + " elements do not make up " +
@@ -405,6 +436,10 @@ class Adaptive final : public Codec {
       skip(form_bytes);
     }
     Factor p, v;
+    if (decoded->shared) {
+      GRADCOMP_TRY(read_basis(rest, call.basis, decoded));
+      skip(kSharedHead);
+    }
     if (decoded->rank != 0) {
       std::size_t bytes = 0;
       GRADCOMP_TRY(read_factors(rest, *decoded, &p, &v, &bytes));
@@ -413,25 +448,57 @@ class Adaptive final : public Codec {
     return read_streams(rest, call, shapes, std::size_t{1} << lanes_log2, p, v, decoded);
   }
 
+  // Of a shared basis so many directions are meant, if it is this one.
+  static Status read_basis(Span<const std::uint8_t> in, Span<const float> kept, Decoded* decoded) {
+    const SharedBasis basis = SharedBasis::of(kept, decoded->shape.cols);
+    if (basis.rank == 0) {
+      return wire_error(
+          "the payload needs the basis that ranks keep of this tensor's averages (preset=basis), "
+          "and here is none: only a rank that has taken part in the steps before can decode it");
+    }
+    if (in.size() < kSharedHead) return wire_error("the payload ends before its factors");
+    const auto check = load<std::uint32_t>(in.data() + 1);
+    if (check != basis.check) {
+      return wire_error("the payload was made with another basis, whose CRC-32C is " +
+                        std::to_string(check) + ", and here it is " + std::to_string(basis.check) +
+                        ": the ranks' states differ; load the same checkpoint on all of them");
+    }
+    decoded->rank = in[0];
+    if (decoded->rank == 0 || decoded->rank > basis.rank) {
+      return wire_error(std::to_string(decoded->rank) + " directions of a basis; there are 1 to " +
+                        std::to_string(basis.rank));
+    }
+    decoded->v.assign(basis.v, basis.v + decoded->rank * basis.cols);
+    return {};
+  }
+
   static Status read_factors(Span<const std::uint8_t> in, const Decoded& decoded, Factor* p,
                              Factor* v, std::size_t* bytes) {
-    const std::size_t fields = factor_fields(decoded.rank);
+    const bool shared = decoded.shared;
+    const std::size_t fields = factor_fields(decoded.rank, shared) - (shared ? kSharedHead : 0);
     if (in.size() < fields) return wire_error("the payload ends before its factors");
+    const std::size_t each = shared ? 1 : 3;
     const auto step_at = [&](std::size_t at) {
       return bits_float(std::uint32_t{load<std::uint16_t>(in.data() + at)} << 16);
     };
-    p->rank = v->rank = decoded.rank;
+    p->rank = decoded.rank;
+    v->rank = shared ? 0 : decoded.rank;
     p->size = decoded.shape.rows;
     v->size = decoded.shape.cols;
     bool finite = true;
     for (std::size_t k = 0; k < decoded.rank; ++k) {
       p->step[k] = step_at(0);
-      v->step[k] = step_at(2 + 3 * k);
+      v->step[k] = shared ? 1 : step_at(2 + each * k);
       finite = finite && std::isfinite(p->step[k]) && std::isfinite(v->step[k]);
-      v->shift[k] = in[4 + 3 * k] & 15u;
-      p->shift[k] = in[4 + 3 * k] >> 4;
+      const std::uint8_t shifts = in[1 + each * (k + 1)];
+      v->shift[k] = shifts & 15u;
+      p->shift[k] = shifts >> 4;
     }
     if (!finite) return wire_error("a factor's step is not finite");
+    if (shared &&
+        std::any_of(v->shift, v->shift + decoded.rank, [](auto one) { return one != 0; })) {
+      return wire_error("low bits of a basis' numbers, which are not sent");
+    }
     const std::size_t low_bytes = (p->low_bits() + v->low_bits() + 7) / 8;
     // Both factors have low bits of each number in one stream.
     if (in.size() - fields < low_bytes) {
@@ -485,11 +552,11 @@ class Adaptive final : public Codec {
     }
     const Span<std::int8_t> levels = call.scratch->get<std::int8_t>(kLevelSlot, shape.size());
     if (levels.empty()) return capacity_error("out of memory while decoding");
-    std::vector<std::int8_t> high(decoded->rank * (shape.rows + shape.cols));
+    std::vector<std::int8_t> high(p.rank * shape.rows + v.rank * shape.cols);
     std::vector<LevelMatrix> factors;
-    if (decoded->rank != 0) {
-      factors.push_back({high.data(), decoded->rank, shape.cols});
-      factors.push_back({high.data() + decoded->rank * shape.cols, decoded->rank, shape.rows});
+    if (v.rank != 0) factors.push_back({high.data(), v.rank, shape.cols});
+    if (p.rank != 0) {
+      factors.push_back({high.data() + v.rank * shape.cols, p.rank, shape.rows});
     }
     for (std::size_t b = 0; b < bands; ++b) {
       const std::size_t first = b * shape.band_rows();
@@ -529,14 +596,13 @@ class Adaptive final : public Codec {
       if (failed[b] != 0) return wire_error("band " + std::to_string(b) + " is damaged");
     }
     decoded->levels = levels.data();
-    if (decoded->rank != 0) {
-      decoded->v = factor_values(v, factors[0]);
-      decoded->p = factor_values(p, factors[1]);
-    }
+    if (v.rank != 0) decoded->v = factor_values(v, factors.front());
+    if (p.rank != 0) decoded->p = factor_values(p, factors.back());
     return {};
   }
 
   bool points_;
+  bool shares_basis_;
   RateControl control_;
 };
 
@@ -567,6 +633,9 @@ StageInfo adaptive_stage() {
       choice_param("coder", nullptr, "ecsq|polar",
                    "of what pairs leave; polar: points of a lattice, half chosen by polar codes, "
                    "where that costs less; without: ecsq"),
+      choice_param("preset", nullptr, "default|basis",
+                   "basis: all ranks keep directions of past averages, which need not be sent; "
+                   "without state (Codec.encode, BytePS, gossip) and without: default"),
   };
   stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {
     return std::make_unique<Adaptive>(recipe);

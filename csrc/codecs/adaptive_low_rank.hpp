@@ -6,12 +6,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "codecs/adaptive_basis.hpp"
 #include "core/scratch.hpp"
 #include "core/span.hpp"
 #include "core/status.hpp"
 
 namespace gradcomp {
 
+// The most pairs that are sent.
 inline constexpr std::size_t kMaxAdaptiveRank = 16;
 
 // Some rows of a matrix, evenly spaced, and the directions in which they are largest.
@@ -45,8 +47,8 @@ struct Factor {
   std::size_t rank = 0;
   std::vector<float> high;         // whole numbers
   std::vector<std::uint16_t> low;  // rank x size
-  std::uint8_t shift[kMaxAdaptiveRank] = {};
-  float step[kMaxAdaptiveRank] = {};
+  std::uint8_t shift[kMaxShared] = {};
+  float step[kMaxShared] = {};
   std::vector<float> values;  // number * step
 
   std::size_t low_bits() const;
@@ -64,7 +66,9 @@ inline float factor_value(std::int32_t high, std::uint32_t low, unsigned shift, 
 struct LowRank {
   std::size_t rank = 0;
   Factor p;  // for rows
-  Factor v;  // for columns
+  Factor v;  // for columns; of a shared basis the values alone
+  bool shared = false;
+  std::uint32_t check = 0;  // SharedBasis::check
 };
 
 // The upper half of a float32, rounded down in magnitude: what a step has on the wire.
@@ -73,6 +77,10 @@ float short_float(double x);
 // The pairs of the basis' first `rank` directions for the rows of x, rounded with this step: that
 // of P, and of V as seen in x.
 void make_low_rank(const Basis& basis, std::size_t rank, const float* x, std::size_t rows,
+                   float step, LowRank* result);
+
+// The same of a basis that all ranks have, so that V is exact.
+void make_low_rank(const SharedBasis& basis, std::size_t rank, const float* x, std::size_t rows,
                    float step, LowRank* result);
 
 // e = x - P V

@@ -1,5 +1,4 @@
-// What the encoder of `adaptive` decides before it writes: the step that all tensors of a bucket
-// share, and each one's rank.
+// A tensor on the encoder's way from elements to symbols: what pairs leave, quantized with a step.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +8,6 @@
 #include "codecs/adaptive_low_rank.hpp"
 #include "codecs/adaptive_stream.hpp"
 #include "codecs/adaptive_tables.hpp"
-#include "core/codec.hpp"
 
 namespace gradcomp {
 
@@ -19,9 +17,13 @@ inline constexpr std::size_t kMinAdaptive = 64;
 inline constexpr std::size_t kBandElements = std::size_t{1} << 20;
 
 // Fields of a payload before the tables; between them and the streams, with a rank, the steps and
-// shifts of the factors.
+// shifts of the factors, and of a shared basis which it is.
 inline constexpr std::size_t kAdaptiveHead = 10;
-inline std::size_t factor_fields(std::size_t rank) { return rank == 0 ? 0 : 2 + 3 * rank; }
+inline constexpr std::size_t kSharedHead = 5;
+inline std::size_t factor_fields(std::size_t rank, bool shared) {
+  if (rank == 0) return 0;
+  return shared ? kSharedHead + 2 + rank : 2 + 3 * rank;
+}
 
 // How a tensor is seen: a vector is a single row.
 struct Shape2 {
@@ -57,6 +59,7 @@ class Quantized {
 
   // Takes out the part of this rank, or nothing. `room` is for the rest, where there is a rank.
   void take_out(const Basis& basis, std::size_t rank, float factor_step, float* room);
+  void take_out(const SharedBasis& basis, std::size_t rank, float factor_step, float* room);
   // Of the payload what the factors take, about.
   double factor_bytes() const;
   // Fills `symbols` with those of the rest.
@@ -67,16 +70,26 @@ class Quantized {
   // States of rANS for a payload of so many bytes.
   std::size_t lanes(double bytes) const;
 
-  // The factors' numbers, V first.
+  // The factors' numbers, V first where it is sent.
   std::vector<SymbolMatrix> factor_symbols(std::vector<std::uint8_t>* symbols) const;
 
  private:
+  // Makes the rest one without low_rank_.
+  void subtract(float* room);
+
   const float* x_;
   const float* rest_;
   Shape2 shape_;
   LowRank low_rank_;
   std::uint64_t factor_counts_[kSymbolCounts] = {};
 };
+
+// Bits of the excesses of those symbols that stand for larger magnitudes, about.
+double few_excesses(const std::uint64_t* counts);
+// How often each symbol occurs, added to `counts`.
+void add_counts(const std::uint8_t* symbols, std::size_t n, std::uint64_t* counts);
+// The squared error in squares of the step.
+double error_of(const float* x, const std::uint8_t* symbols, std::size_t n, float step);
 
 // What a bit is worth, in squares of the step: the slope of error over rate at low rates.
 inline constexpr double kBitWorth = 0.12;
@@ -93,61 +106,6 @@ struct Plan {
   std::uint8_t* symbols = nullptr;  // room for them
   Counted counted;                  // of those that are there
   std::uint8_t groups = kAllGroups;
-};
-
-// What the search leaves of a tensor for that of the next step, BucketTensor::carried.
-struct Carried {
-  float step = 0;         // of the bucket, in root mean squares of its elements; 0: none yet
-  float factor_step = 0;  // in steps
-  float rank = 0;
-  float due = 0;   // steps until ranks are tried again
-  float gain = 0;  // the bucket's bytes for each that samples had promised
-
-  static constexpr std::size_t kNumbers = 5;
-  static Carried from(Span<const float> numbers);
-  void store(Span<float> numbers) const;
-  // Whether to begin from it, whatever its numbers are.
-  bool usable() const;
-};
-
-class RateControl {
- public:
-  // With a `rank` of kAuto the one of least cost is chosen. With `points`, groups of elements may
-  // become points of a lattice.
-  RateControl(double rate, int rank, bool points) : rate_(rate), rank_(rank), points_(points) {}
-  static constexpr int kAuto = -1;
-
-  // One plan for each tensor, with memory of the scratch. A bucket takes `rate` bits per element,
-  // frames included, where its frames' headers alone do not take more than half of that.
-  Status find(Span<const BucketTensor> tensors, Scratch& scratch, std::vector<Plan>* plans) const;
-  static constexpr std::size_t kSymbolSlot = 2;
-
- private:
-  struct Candidate;
-  struct Bucket;
-
-  std::size_t max_rank(const Shape2& shape) const;
-  // Those to choose from: at first all, then those around the rank chosen last.
-  std::vector<std::size_t> ranks(const Candidate& candidate, bool first) const;
-  // Finds a sample of a tensor, and directions in it.
-  Status sample(Candidate* candidate, std::size_t rank, Scratch& scratch) const;
-  // The rank that costs least at this step.
-  void choose_rank(Candidate* candidate, const std::vector<std::size_t>& ranks, float step) const;
-  // Ranks and a first step, by samples.
-  Status begin(Bucket* bucket, Scratch& scratch) const;
-  // Whether the last step has left what resume() needs.
-  bool resumes(const Bucket& bucket) const;
-  // The same from what the last step has left.
-  Status resume(Bucket* bucket, Scratch& scratch) const;
-  // Takes the pairs out of whole tensors.
-  static Status take_out(Bucket* bucket, Scratch& scratch);
-  // Given a step for levels alone and the bytes there: lets groups become points, with a smaller
-  // step, where that costs less.
-  static void place_points(Bucket* bucket, float level_step, double level_bytes);
-
-  double rate_;
-  int rank_;
-  bool points_;
 };
 
 }  // namespace gradcomp

@@ -31,6 +31,8 @@ struct Caps {
   bool private_noise = false;
   // Tensors that travel together should share() before any of them is encoded.
   bool shares = false;
+  // Averages of past steps help, where they are given to learn().
+  bool learns = false;
   PayloadType payload_type = PayloadType::kBytes;
 };
 
@@ -52,12 +54,15 @@ struct Call {
   std::uint64_t stream = 0;            // derive_stream(seed, step, tensor_id)
   Scratch* scratch = nullptr;          // required
   const Feedback* feedback = nullptr;  // encode only, see Codec::fuses_feedback
-  // encode only: elements of a row, where the tensor is a matrix [shape[0], rest]; else 0
+  // encode and learn only: elements of a row, where the tensor is a matrix [shape[0], rest]; else 0
   std::size_t cols = 0;
   // encode only: this tensor's part of what share() found, or kNoShare for a tensor by itself
   std::uint64_t share = kNoShare;
   // encode only: what share() left of the bucket, or nullptr
   BucketWork* work = nullptr;
+  // What learn() has made of this tensor's averages, the same where it is encoded and decoded; or
+  // empty, which a payload that was made without decodes with, too.
+  Span<const float> basis = {};
 };
 
 // A tensor of a bucket: its elements, and Call::cols.
@@ -67,6 +72,7 @@ struct BucketTensor {
   // What share() left here in the last step, Codec::carried() numbers: what it begins from now,
   // and replaces. Zeros: nothing yet. Empty: nothing is kept.
   Span<float> carried = {};
+  Span<const float> basis = {};  // Call::basis
 };
 
 // Largest tensor: its float32 image must fit the frame's 32-bit payload length.
@@ -101,6 +107,21 @@ class Codec {
   // How many numbers share() keeps of a tensor from step to step, to find sooner what it looks for.
   // They are the encoder's alone: decoding never needs them.
   virtual std::size_t carried() const noexcept { return 0; }
+
+  // How many numbers learn() keeps of a tensor of n elements, for codecs with caps().learns; `cols`
+  // as in Call. 0: none of this one.
+  virtual std::size_t basis_size(std::size_t n, std::size_t cols) const noexcept {
+    (void)n, (void)cols;
+    return 0;
+  }
+
+  // Brings Call::basis up to date, basis_size() numbers that begin as zeros, with what a step's
+  // payloads have become: the average, which all ranks have alike. So the numbers are, too: a
+  // function of the averages alone.
+  virtual Status learn(Span<const float> average, const Call& call, Span<float> basis) const {
+    (void)average, (void)call, (void)basis;
+    return {Code::kSpec, "this codec keeps nothing of averages"};
+  }
 
   // Whether encode honours call.feedback (core/feedback.hpp): it then corrects every element before
   // it first reads it, and subtracts what decode would make of the payload. It fails before it has

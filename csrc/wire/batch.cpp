@@ -56,7 +56,7 @@ Status find_shares(Span<const EncodeItem> items, Span<Share> shares,
       done[i] = true;
       if (items[i].feedback != nullptr) items[i].feedback->correct_all();
       bucket.push_back(i);
-      tensors.push_back({items[i].x, items[i].cols, items[i].carried});
+      tensors.push_back({items[i].x, items[i].cols, items[i].carried, items[i].basis});
     }
     std::vector<std::uint64_t> found(bucket.size());
     Call call;
@@ -111,6 +111,7 @@ Status encode_batch(Span<const EncodeItem> items, Span<std::uint8_t> out, Span<s
         call.share = shares[i].number;
         call.work = shares[i].work;
         call.cols = items[i].cols;
+        call.basis = items[i].basis;
         statuses[i] = encode_frame(*items[i].codec, items[i].x, call, rooms[i], &sizes[i]);
       });
   std::uint8_t* to = out.data();
@@ -136,6 +137,7 @@ Status decode_batch_add(Span<const DecodeItem> items, float weight, BatchFault* 
           Call call;
           call.stream = frame.stream;
           call.scratch = &thread_scratch();
+          call.basis = item.basis;
           statuses[i] = item.codec->codec->decode_add(frame.payload, call, weight, item.acc);
           if (!statuses[i].ok()) return;
         }

@@ -15,8 +15,9 @@ struct EncodeItem {
   Span<const float> x;  // with a feedback: its residual
   std::uint64_t stream = 0;
   const Feedback* feedback = nullptr;
-  std::size_t cols = 0;      // Call::cols
-  Span<float> carried = {};  // BucketTensor::carried
+  std::size_t cols = 0;          // Call::cols
+  Span<float> carried = {};      // BucketTensor::carried
+  Span<const float> basis = {};  // Call::basis
 };
 
 // Upper bound of the bytes of all frames.
@@ -31,6 +32,7 @@ struct DecodeItem {
   const CompiledCodec* codec = nullptr;
   Span<const Span<const std::uint8_t>> frames;
   Span<float> acc;
+  Span<const float> basis = {};  // Call::basis
 };
 
 // Where a batch failed.

@@ -155,5 +155,4 @@ def make_aggregator(spec: Spec, context: Context, exchange: str = "auto") -> Agg
         return Sra(codec, memory, context)
     if pattern == "sparse_allreduce":
         return SparseAllReduce(spec, memory, context)
-    carried = context.state.setdefault("carried", {})
-    return Gather(codec, memory, context.seed, context.rank, carried)
+    return Gather(codec, memory, context.seed, context.rank, context.state)

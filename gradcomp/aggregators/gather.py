@@ -8,11 +8,11 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.aggregators.base import BucketAggregator, Member
-from gradcomp.arrays import ByteArray
+from gradcomp.arrays import ByteArray, FloatArray
 from gradcomp.batch import ToDecode, ToEncode, decode_batch_add, encode_batch
 from gradcomp.codec import Codec
 from gradcomp.errors import WireError
-from gradcomp.memory import Arrays, Memory, Source
+from gradcomp.memory import Arrays, Memory, MemoryState, Source
 from gradcomp.rounds import AllGather, BucketRound, TensorKey
 from gradcomp.wire import split_frames
 
@@ -33,29 +33,42 @@ class Gather(BucketAggregator):
     """
 
     def __init__(
-        self, codec: Codec, memory: Memory, seed: int, rank: int, carried: Arrays | None = None
+        self, codec: Codec, memory: Memory, seed: int, rank: int, state: MemoryState | None = None
     ) -> None:
         # Frames of different specs may share a bucket, but for codecs that look at all of it.
         self.bucket = self if "shares" in codec.caps else Gather
         self.codec = codec
         self.memory = memory
         self.seed = rank_seed(seed, rank)
-        self._carried = {} if carried is None else carried
+        state = {} if state is None else state
+        self._carried = state.setdefault("carried", {})
+        self._bases = state.setdefault("basis", {})
 
     def to_encode(self, source: Source, key: TensorKey, step: int) -> ToEncode:
         """The codec call for a tensor."""
         item = source.to_encode(self.codec, self.seed, step, key.tensor_id)
-        carried = None
-        if self.codec.carried:
-            carried = self._carried.get(key.name)
-            if carried is None or carried.size != self.codec.carried:
-                carried = self._carried[key.name] = np.zeros(self.codec.carried, np.float32)
+        carried = _kept(self._carried, key, self.codec.carried)
         # Codecs may look at the rows and columns of a matrix.
-        return item._replace(grad=item.grad.reshape(key.shape), carried=carried)
+        grad = item.grad.reshape(key.shape)
+        return item._replace(grad=grad, carried=carried, basis=self.basis(key))
+
+    def basis(self, key: TensorKey) -> FloatArray | None:
+        """What the codec has learned of the averages so far; None where it learns nothing."""
+        return _kept(self._bases, key, self.codec.basis_size(key.shape))
 
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
         """See `BucketAggregator.bucket_round`; the averages are those of one all-gather each."""
         return _gather(name, members)
+
+
+def _kept(arrays: Arrays, key: TensorKey, size: int) -> FloatArray | None:
+    """A tensor's array, zeros where it has none of this size yet; None for size 0."""
+    if size == 0:
+        return None
+    array = arrays.get(key.name)
+    if array is None or array.size != size:
+        array = arrays[key.name] = np.zeros(size, np.float32)
+    return array
 
 
 def _gather(name: str, members: Sequence[Member]) -> BucketRound:
@@ -72,15 +85,19 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
     names = [member.key.name for member in members]
     of_ranks = [frames_of_rank(rank, reply, names) for rank, reply in enumerate(replies)]
     averages = [member.zeros() for member in members]
+    bases = [tensor.basis for tensor in tensors]
     decode_batch_add(
         [
-            ToDecode(member.key.name, gather.codec, frames, average)
-            for gather, member, average, *frames in zip(
-                gathers, members, averages, *of_ranks, strict=True
+            ToDecode(member.key.name, gather.codec, frames, average, basis)
+            for gather, member, average, basis, *frames in zip(
+                gathers, members, averages, bases, *of_ranks, strict=True
             )
         ],
         1.0 / len(replies),
     )
+    for tensor, member, average in zip(tensors, members, averages, strict=True):
+        if tensor.basis is not None:
+            tensor.codec.learn(average, member.key.shape, tensor.basis)
     return averages
 
 

@@ -1,8 +1,10 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <cmath>
 #include <thread>
 
+#include "core/logarithm.hpp"
 #include "core/spec.hpp"
 #include "core/thread_pool.hpp"
 #include "support.hpp"
@@ -24,6 +26,17 @@ TEST_CASE("a bounded draw stays below its bound and reaches all of it") {
   std::vector<int> seen(7, 0);
   for (int i = 0; i < 7000; ++i) ++seen[stream.below(7)];
   for (int count : seen) CHECK(count > 800);
+}
+
+TEST_CASE("portable logarithms and powers are those of the library, but for rounding") {
+  for (int exponent = -1000; exponent <= 1000; exponent += 125) {
+    CHECK(portable_log2(std::ldexp(1, exponent)) == exponent);
+    CHECK(portable_exp2(exponent) == std::ldexp(1, exponent));
+  }
+  for (double x = 1e-30; x < 1e30; x *= 1.37) {
+    CHECK(std::fabs(portable_log2(x) - std::log2(x)) < 1e-13);
+    CHECK(std::fabs(portable_exp2(std::log2(x)) / x - 1) < 1e-13);
+  }
 }
 
 TEST_CASE("specs have one canonical form") {

@@ -26,6 +26,7 @@ struct Subject {
   CompiledCodec codec;
   std::size_t numel;
   std::vector<std::uint8_t> frame;
+  std::vector<float> basis = {};
 };
 
 Subject make_subject(const char* spec, const std::vector<float>& x, std::size_t cols,
@@ -33,10 +34,15 @@ Subject make_subject(const char* spec, const std::vector<float>& x, std::size_t 
   Subject subject;
   subject.numel = x.size();
   if (!compile_codec(spec, &subject.codec).ok()) std::abort();
+  const Codec& codec = *subject.codec.codec;
   Call call;
   call.stream = stream;
   call.scratch = scratch;
   call.cols = cols;
+  subject.basis.resize(codec.basis_size(x.size(), cols));
+  const Span<float> basis{subject.basis.data(), subject.basis.size()};
+  if (!basis.empty() && !codec.learn({x.data(), x.size()}, call, basis).ok()) std::abort();
+  call.basis = {basis.data(), basis.size()};
   subject.frame.resize(max_frame_size(subject.codec, x.size()));
   std::size_t written = 0;
   if (!encode_frame(subject.codec, {x.data(), x.size()}, call,
@@ -82,7 +88,8 @@ std::vector<Subject> make_subjects(Scratch* scratch) {
       subjects.push_back(make_subject(info.example, x, kCols, stream.next(), scratch));
     }
   }
-  for (const char* spec : {"adaptive(rate=3,rank=2)", "adaptive(rate=3,rank=2,coder=polar)"}) {
+  for (const char* spec : {"adaptive(rate=3,rank=2)", "adaptive(rate=3,rank=2,coder=polar)",
+                           "adaptive(rate=3,preset=basis)"}) {
     subjects.push_back(make_matrix(spec, 20, 45, &stream, scratch));
     subjects.push_back(make_matrix(spec, 7, 64, &stream, scratch));
   }
@@ -139,6 +146,7 @@ bool decode(const Subject& subject, const std::vector<std::uint8_t>& bytes, Scra
   Call call;
   call.stream = frame.stream;
   call.scratch = scratch;
+  call.basis = {subject.basis.data(), subject.basis.size()};
   std::vector<float> acc(subject.numel, 1.5f);
   const std::vector<float> before = acc;
   const Status added =

@@ -1209,7 +1209,20 @@ class AdaptiveStream:
         bits.finish()
 
 
-def read_adaptive(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+def adaptive_directions(basis: bytes, cols: int) -> np.ndarray:
+    """Those that are kept of rows of so many elements."""
+    numbers = np.frombuffer(basis, "<f4")
+    count = numbers.size // (cols + 1)
+    if not (0 < count <= 32 and count * (cols + 1) == numbers.size):
+        raise FormatError("no basis of this tensor")
+    if not ((np.abs(numbers) <= 2).all() and numbers[count * cols] > 0):
+        raise FormatError("nothing was learned yet")
+    return numbers[: count * cols].reshape(count, cols)
+
+
+def read_adaptive(
+    payload: bytes, n: int, spec: Spec, stream: int, basis: bytes = b""
+) -> np.ndarray:
     if n < 64:
         return read_identity(payload, n, spec, stream)
     if len(payload) == 1 and payload[0] < 2:
@@ -1221,7 +1234,8 @@ def read_adaptive(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray
     if not (cols > 0 and n % cols == 0 and np.isfinite(step) and step > 0):
         raise FormatError(f"rows of {cols} elements, or a step of {step}")
     rows = n // cols
-    if lanes > 32 or rank > min(16, rows, cols):
+    shared = rank == 17 and spec.params.get("preset") == "basis"
+    if lanes > 32 or (rank > min(16, rows, cols) and not shared):
         raise FormatError(f"{lanes} states, or a rank of {rank}")
     shapes, rest = adaptive_shapes(payload[10:], (ADAPTIVE_LEVELS, ADAPTIVE_TAILS))
     form = None
@@ -1234,21 +1248,32 @@ def read_adaptive(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray
             of_points, rest = adaptive_shapes(rest[1:], (POINT_LEVELS, POINT_TAILS))
             form = GroupForm(start, offsets, of_points)
     steps, lows = [], []
+    if shared:
+        directions = adaptive_directions(basis, cols)
+        if len(rest) < 5:
+            raise FormatError("the payload ends before its factors")
+        rank, check = struct.unpack_from("<BI", rest)
+        if check != crc32c(basis) or not 1 <= rank <= len(directions):
+            raise FormatError("another basis, or more directions than it has")
+        rest = rest[5:]
     if rank:
-        if len(rest) < 2 + 3 * rank:
+        each = 1 if shared else 3
+        if len(rest) < 2 + each * rank:
             raise FormatError("the payload ends before its factors")
         p_step = int.from_bytes(rest[:2], "little")
         v_steps, shifts = [], []
         for k in range(rank):
-            v_step, both = struct.unpack_from("<HB", rest, 2 + 3 * k)
-            v_steps.append(v_step)
+            both = rest[1 + each * (k + 1)]
+            v_steps.append(0 if shared else int.from_bytes(rest[2 + 3 * k : 4 + 3 * k], "little"))
             shifts.append((both & 15, both >> 4))
         numbers = np.array([v_steps, [p_step] * rank], np.uint32) << 16
         steps = numbers.view(np.float32)
         if not np.isfinite(steps).all():
             raise FormatError("a factor's step is not finite")
+        if shared and any(of_v for of_v, _ in shifts):
+            raise FormatError("low bits of what is not sent")
         total = sum(cols * of_v + rows * of_p for of_v, of_p in shifts)
-        rest = rest[2 + 3 * rank :]
+        rest = rest[2 + each * rank :]
         if len(rest) < (total + 7) // 8:
             raise FormatError("the payload ends before its factors")
         bits = Bits(rest[: (total + 7) // 8])
@@ -1271,7 +1296,7 @@ def read_adaptive(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray
         one = AdaptiveStream(rest[:size], shapes, lanes, form)
         rest = rest[size:]
         if b == 0 and rank:
-            factors = [one.matrix(rank, cols), one.matrix(rank, rows)]
+            factors = [one.matrix(rank, size) for size in ([rows] if shared else [cols, rows])]
         of_band = points[b * band : (b + 1) * band]
         parts.append(one.matrix(len(of_band), cols, of_band))
         one.finish([*(factors if b == 0 else []), parts[-1]])
@@ -1288,18 +1313,22 @@ def read_adaptive(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray
         negative = (points < 0) != (levels % 2 == 1)
         y = np.where(points == 0, y, np.where(negative, -of_points, of_points))
     if rank:
-        v, p = (
+        sides = [1] if shared else [0, 1]
+        of_sides = [
             np.array(
                 [
                     (
-                        high[k] * 2 ** shift[side] + np.array(low[k]) - (2 ** shift[side] >> 1)
+                        high[k] * 2 ** shift[side]
+                        + np.array(lows[side][k])
+                        - (2 ** shift[side] >> 1)
                     ).astype(np.float32)
                     * steps[side][k]
                     for k, shift in enumerate(shifts)
                 ]
             )
-            for side, (high, low) in enumerate(zip(factors, lows, strict=True))
-        )
+            for side, high in zip(sides, factors, strict=True)
+        ]
+        v, p = [directions, *of_sides] if shared else of_sides
         total_of = p[0][:, None] * v[0]
         for k in range(1, rank):
             total_of = total_of + p[k][:, None] * v[k]
@@ -1393,8 +1422,11 @@ class Frame:
         return cls(flags, codec_id, spec_hash, numel, stream, frame[start:end], crc)
 
 
-def decode(frame: bytes, spec: str) -> np.ndarray:
-    """Returns the flat float32 tensor; raises FormatError for a frame the document forbids."""
+def decode(frame: bytes, spec: str, basis: bytes = b"") -> np.ndarray:
+    """Returns the flat float32 tensor; raises FormatError for a frame the document forbids.
+
+    ``basis`` is what ranks keep of the tensor with ``preset=basis``.
+    """
     read_spec = Spec.read(spec)
     rules = PAYLOADS[read_spec.name]
     fields = Frame.read(frame)
@@ -1409,4 +1441,6 @@ def decode(frame: bytes, spec: str) -> np.ndarray:
         raise FormatError("flag bit 1 (stream present) does not fit the codec")
     # Hostile scales overflow, and signalling NaN become quiet: neither is an error.
     with np.errstate(over="ignore", invalid="ignore"):
+        if read_spec.name == "adaptive":
+            return read_adaptive(fields.payload, fields.numel, read_spec, 0, basis)
         return rules.read(fields.payload, fields.numel, read_spec, fields.stream or 0)

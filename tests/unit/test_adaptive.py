@@ -145,33 +145,44 @@ def test_specs_that_make_no_sense_are_refused(spec: str) -> None:
         gradcomp.get_codec(spec)
 
 
-def test_bands_are_coded_by_any_number_of_threads() -> None:
+@pytest.mark.parametrize(
+    ("rate", "rank", "rows", "coder"), [(0.3, 2, 1200, "ecsq"), (1, 1, 1100, "polar")]
+)
+def test_bands_are_the_same_on_all_levels_and_threads(
+    rate: float, rank: int, rows: int, coder: str
+) -> None:
     """More than 2^20 elements, so that there are two bands, one of them short."""
-    x = gradient(1200, 1000)
-    codec = gradcomp.get_codec("adaptive(rate=0.3,rank=2)")
-    threads = _core.thread_count()
+    x = gradient(rows, 1000)
+    codec = gradcomp.get_codec(f"adaptive(rate={rate},rank={rank},coder={coder})")
+    level, threads = _core.simd_level(), _core.thread_count()
     results = set()
     try:
-        for count in (1, 3):
-            _core.set_thread_count(count)
-            frame = codec.encode(x)
-            added = np.ones(x.size, np.float32)
-            codec.decode_add(frame, added, 0.5)
-            results.add((frame.tobytes(), codec.decode(frame).tobytes(), added.tobytes()))
+        for name in _core.simd_levels():
+            for count in (1, 3):
+                _core.set_simd_level(name)
+                _core.set_thread_count(count)
+                frame = codec.encode(x)
+                added = np.ones(x.size, np.float32)
+                codec.decode_add(frame, added, 0.5)
+                results.add((frame.tobytes(), codec.decode(frame).tobytes(), added.tobytes()))
     finally:
+        _core.set_simd_level(level)
         _core.set_thread_count(threads)
     ((frame_bytes, decoded, added_bytes),) = results
     y = np.frombuffer(decoded, np.float32)
-    assert abs(8 * len(frame_bytes) / x.size / 0.3 - 1) < 0.03
-    assert rank_of(np.frombuffer(frame_bytes, np.uint8)) == 2
+    assert abs(8 * len(frame_bytes) / x.size / rate - 1) < 0.03
+    assert rank_of(np.frombuffer(frame_bytes, np.uint8)) == rank
+    if coder == "polar":  # behind the tables: whether there are points
+        described = int.from_bytes(frame_bytes[HEAD + 10 : HEAD + 12], "little")
+        assert frame_bytes[HEAD + 12 + described.bit_count()] < 24
     np.testing.assert_array_equal(
         np.frombuffer(added_bytes, np.float32), np.float32(1) + np.float32(0.5) * y
     )
     # The second band is as good as the first.
     error = (x.reshape(-1) - y).reshape(x.shape).astype(np.float64) ** 2
     parts = [
-        np.sum(error[rows]) / np.sum(x[rows].astype(np.float64) ** 2)
-        for rows in (slice(0, 1048), slice(1048, None))
+        np.sum(error[band]) / np.sum(x[band].astype(np.float64) ** 2)
+        for band in (slice(0, 1048), slice(1048, None))
     ]
     assert max(parts) < 2 * min(parts) < 1
 

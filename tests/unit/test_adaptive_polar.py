@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gradcomp
-from gradcomp import SpecError, ToEncode, _core, encode_batch
+from gradcomp import SpecError, ToEncode, encode_batch
 from gradcomp.wire import split_frames
 
 HEAD = 24  # of a frame
@@ -154,32 +154,6 @@ def test_error_feedback_leaves_exactly_what_was_not_sent() -> None:
         corrected = residual + grad.reshape(-1)
         data, _ = encode_batch([ToEncode(codec, grad, residual=residual)])
         np.testing.assert_array_equal(residual, corrected - codec.decode(data))
-
-
-def test_the_bytes_are_the_same_on_all_levels_and_threads() -> None:
-    """More than 2^20 elements, so that there are two bands, one of them short."""
-    x = gradient(1100, 1000)
-    codec = gradcomp.get_codec("adaptive(rate=1,rank=1,coder=polar)")
-    level, threads = _core.simd_level(), _core.thread_count()
-    results = set()
-    try:
-        for name in _core.simd_levels():
-            for count in (1, 3):
-                _core.set_simd_level(name)
-                _core.set_thread_count(count)
-                frame = codec.encode(x)
-                added = np.ones(x.size, np.float32)
-                codec.decode_add(frame, added, 0.5)
-                results.add((frame.tobytes(), codec.decode(frame).tobytes(), added.tobytes()))
-    finally:
-        _core.set_simd_level(level)
-        _core.set_thread_count(threads)
-    ((frame_bytes, decoded, added_bytes),) = results
-    assert start_of(np.frombuffer(frame_bytes, np.uint8)) != NO_POINTS
-    y = np.frombuffer(decoded, np.float32)
-    np.testing.assert_array_equal(
-        np.frombuffer(added_bytes, np.float32), np.float32(1) + np.float32(0.5) * y
-    )
 
 
 def test_steps_that_begin_from_the_last_one_keep_to_the_rate() -> None:

@@ -28,10 +28,12 @@ _ALGORITHMS = [
     "signsgd_mv",
     "signum|signsgd_mv(ties=plus)",
 ]
+_PRESETS = ["residual|adaptive(rate=0.5,preset=basis)"]
 SPECS = [
     *_CODECS,
     *(f"{memory}|{codec}" for memory in _MEMORIES for codec in _CODECS),
     *_ALGORITHMS,
+    *_PRESETS,
 ]
 
 SHAPES = {"matrix": (48, 32), "odd": (701,), "one": (1,), "scalar": (), "empty": (0,)}

@@ -29,7 +29,8 @@ rescale = Cases()
 
 
 class Training:
-    """A model with a sparse, a seeded and a low-precision compressor, and a momentum."""
+    """A model with a sparse, a seeded and a low-precision compressor, one that learns, and a
+    momentum."""
 
     def __init__(self) -> None:
         specs = {
@@ -37,6 +38,7 @@ class Training:
             "seeded": "randomk(ratio=0.1)",
             "both": "residual(beta=0.9)|randomk(ratio=0.1)",
             "half": "residual|fp16",
+            "learned": "residual|adaptive(rate=0.5,preset=basis)",
         }
         rules = [{"match": {"name": name}, "use": spec} for name, spec in specs.items()]
         config = Config.from_mapping(
@@ -90,7 +92,7 @@ def save_at_10_and_at_20() -> None:
         training.train(10)
         training.save(harness.shared / f"step{step}-rank{hvd.rank()}.pt")
     residual = training.compression.state_dict()["residual"]
-    assert sorted(residual) == ["both", "half", "sparse"]
+    assert sorted(residual) == ["both", "half", "learned", "sparse"]
     assert all(value.abs().max() > 0 for value in residual.values())
 
 
