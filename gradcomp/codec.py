@@ -19,10 +19,7 @@ from gradcomp.spec import checked_text, stages
 __all__ = ["Codec", "derive_stream", "get_codec", "list_algorithms", "list_codecs"]
 
 
-_CAPS = (
-    *("summable", "nonlinear", "seeded", "sparse", "finite", "private_noise", "shares"),
-    "learns",
-)
+_CAPS = ["summable", "nonlinear", "seeded", "sparse", "finite", "private_noise", "shares", "learns"]
 
 
 class Codec:
