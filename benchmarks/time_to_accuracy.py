@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import sys
 from collections.abc import Sequence
@@ -86,6 +87,7 @@ def train(
     if job.summary() is None:
         print(f"    {job.title} ...", flush=True)
         folder = ROOT / job.folder
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that did not end
         command = [sys.executable, str(ROOT / "scripts" / "train.py"), *job.arguments]
         command += ["--output", str(folder)]
         run(lab, "horovod", arguments.np, command, folder.parent / f"{folder.name}-logs", _TIMEOUT)
