@@ -54,6 +54,8 @@ class Gather(BucketAggregator):
 
     def basis(self, key: TensorKey) -> FloatArray | None:
         """What the codec has learned of the averages so far; None where it learns nothing."""
+        if "learns" not in self.codec.caps:  # asked first: sizes are the core's to say
+            return None
         return _kept(self._bases, key, self.codec.basis_size(key.shape))
 
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+import decoder
 import numpy as np
 import pytest
 
@@ -239,16 +240,7 @@ def rebuilt(frame: np.ndarray, payload: bytes) -> np.ndarray:
     head = bytearray(frame[:HEAD].tobytes())
     struct.pack_into("<I", head, 12, len(payload))
     body = bytes(head) + payload
-    return np.frombuffer(body + struct.pack("<I", crc32c(body)), np.uint8)
-
-
-def crc32c(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
+    return np.frombuffer(body + struct.pack("<I", decoder.crc32c(body)), np.uint8)
 
 
 def test_another_basis_is_refused() -> None:
