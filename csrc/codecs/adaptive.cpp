@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "codecs/adaptive_basis.hpp"
 #include "codecs/adaptive_polar.hpp"
 #include "codecs/adaptive_rate.hpp"
 #include "codecs/codecs.hpp"
@@ -23,14 +24,15 @@ namespace gradcomp {
 namespace {
 
 constexpr std::size_t kLevelSlot = RateControl::kSymbolSlot;
+constexpr std::size_t kTurnedSlot = kLevelSlot + 1;
 
 // The one byte of a payload without any other.
 constexpr std::uint8_t kAllZero = 0;
 constexpr std::uint8_t kAllNan = 1;
 
 constexpr unsigned kMaxLanesLog2 = 5;
-// In place of a rank: that of a shared basis, which is among the factors' fields.
-constexpr unsigned kSharedForm = kMaxAdaptiveRank + 1;
+// In place of a rank: the matrix is turned, and its rank is in the fields behind the tables.
+constexpr unsigned kTurnedForm = kMaxAdaptiveRank + 1;
 constexpr float kPointUnit = 0x1p-5f;  // of the steps between a level and what it stands for
 
 // Decoded at once, if a row is not longer.
@@ -88,7 +90,7 @@ struct Decoded {
   Points points;
   GroupForm groups;
   std::size_t rank = 0;
-  bool shared = false;  // v is that of the basis
+  SharedBasis basis;  // from which the matrix is seen, if any
   std::vector<float> p;
   std::vector<float> v;
   const std::int8_t* levels = nullptr;  // nullptr: all elements are `points.step`, 0 or NaN
@@ -120,6 +122,12 @@ struct Decoded {
     kernels().linalg->outer(p.data() + row, shape.rows, v.data(), shape.cols, rank,
                             (end - begin) / shape.cols, shape.cols, {nullptr, y, nullptr},
                             shape.cols);
+  }
+
+  // All elements.
+  void fill(float* y) const {
+    for_parts([&](std::size_t begin, std::size_t end) { fill(begin, end, y + begin); });
+    if (basis.rank != 0) turn_back(basis, y);
   }
 
   // Calls fn(begin, end) for parts of all elements, on all threads.
@@ -202,7 +210,7 @@ class Adaptive final : public Codec {
   std::size_t basis_size(std::size_t n, std::size_t cols) const noexcept override {
     if (!shares_basis_ || n < kMinAdaptive) return 0;
     const Shape2 shape = Shape2::of(n, cols);
-    return shared_basis_size(shape.rows, shape.cols, control_.max_shared());
+    return shared_basis_size(shape.rows, shape.cols);
   }
 
   Status learn(Span<const float> average, const Call& call, Span<float> basis) const override {
@@ -237,7 +245,8 @@ class Adaptive final : public Codec {
     for (;; plan->step *= 2) {
       GRADCOMP_TRY(encode_step(plan, {out.data(), room}, written));
       if (*written != 0) return {};
-      plan->quantized = Quantized(x.data(), plan->quantized.shape());  // it did not fit
+      // It did not fit.
+      plan->quantized = Quantized(x.data(), plan->quantized.shape());
       plan->counted = {};
     }
   }
@@ -250,8 +259,7 @@ class Adaptive final : public Codec {
     }
     Decoded decoded;
     GRADCOMP_TRY(open(in, call, y.size(), &decoded));
-    decoded.for_parts(
-        [&](std::size_t begin, std::size_t end) { decoded.fill(begin, end, y.data() + begin); });
+    decoded.fill(y.data());
     return {};
   }
 
@@ -264,6 +272,14 @@ class Adaptive final : public Codec {
     }
     Decoded decoded;
     GRADCOMP_TRY(open(in, call, acc.size(), &decoded));
+    if (decoded.basis.rank != 0) {
+      const Span<float> room = call.scratch->get<float>(kTurnedSlot, acc.size());
+      if (room.empty()) return capacity_error("out of memory while decoding");
+      decoded.fill(room.data());
+      kernels().f32_add(reinterpret_cast<const std::uint8_t*>(room.data()), weight, acc.data(),
+                        acc.size());
+      return {};
+    }
     decoded.for_parts([&](std::size_t begin, std::size_t end) {
       float piece[kPiece];
       std::unique_ptr<float[]> long_row;
@@ -319,7 +335,7 @@ class Adaptive final : public Codec {
       plan->counted.step = 0;
     }
     const Points points = find_points(quantized.rest(), symbols, shape.size(), step);
-    const std::size_t form = low_rank.shared ? kSharedForm : low_rank.rank;
+    const std::size_t form = quantized.turned() ? kTurnedForm : low_rank.rank;
     begin[0] = static_cast<std::uint8_t>(log2_of(lanes) | form << 3);
     begin[1] = static_cast<std::uint8_t>((points.first + 8) | (points.other + 8) << 4);
     store(begin + 2, static_cast<std::uint32_t>(shape.cols));
@@ -327,6 +343,11 @@ class Adaptive final : public Codec {
     std::uint8_t* to = begin + kAdaptiveHead;
     to += tables.write(to);
     if (points_) to += groups->form().write(to);
+    if (quantized.turned()) {
+      *to = static_cast<std::uint8_t>(low_rank.rank);
+      store(to + 1, plan->basis);
+      to += kTurnedHead;
+    }
     if (low_rank.rank != 0) to = write_factors(low_rank, to);
     const std::size_t bands = shape.bands();
     std::uint8_t* const sizes = to;
@@ -363,19 +384,12 @@ class Adaptive final : public Codec {
   }
 
   static std::uint8_t* write_factors(const LowRank& low_rank, std::uint8_t* to) {
-    if (low_rank.shared) {
-      *to = static_cast<std::uint8_t>(low_rank.rank);
-      store(to + 1, low_rank.check);
-      to += kSharedHead;
-    }
     store(to, static_cast<std::uint16_t>(float_bits(low_rank.p.step[0]) >> 16));
     to += 2;
     for (std::size_t k = 0; k < low_rank.rank; ++k) {
-      if (!low_rank.shared) {
-        store(to, static_cast<std::uint16_t>(float_bits(low_rank.v.step[k]) >> 16));
-        to += 2;
-      }
-      *to++ = static_cast<std::uint8_t>(low_rank.v.shift[k] | low_rank.p.shift[k] << 4);
+      store(to, static_cast<std::uint16_t>(float_bits(low_rank.v.step[k]) >> 16));
+      to[2] = static_cast<std::uint8_t>(low_rank.v.shift[k] | low_rank.p.shift[k] << 4);
+      to += 3;
     }
     BitWriter writer(to);
     for (const Factor* factor : {&low_rank.v, &low_rank.p}) {
@@ -406,18 +420,17 @@ class Adaptive final : public Codec {
       return wire_error("the step is " + std::to_string(step) + "; it must be finite and above 0");
     }
     const unsigned lanes_log2 = in[0] & 7u;
-    decoded->shared = shares_basis_ && in[0] >> 3 == kSharedForm;
-    decoded->rank = decoded->shared ? 0 : in[0] >> 3;
+    const bool turned = shares_basis_ && in[0] >> 3 == kTurnedForm;
+    decoded->rank = turned ? 0 : in[0] >> 3;
     const std::size_t cols = load<std::uint32_t>(in.data() + 2);
     if (cols == 0 || cols > n || n % cols != 0) {
       return wire_error("rows of " + std::to_string(cols) + " elements do not make up " +
                         std::to_string(n));
     }
     decoded->shape = {n / cols, cols};
-    if (lanes_log2 > kMaxLanesLog2 || decoded->rank > kMaxAdaptiveRank ||
-        decoded->rank > std::min(decoded->shape.rows, cols)) {
-      return wire_error("a payload with rank " + std::to_string(decoded->rank) + " and 2^" +
-                        std::to_string(lanes_log2) + " states");
+    if (lanes_log2 > kMaxLanesLog2) {
+      return wire_error("2^" + std::to_string(lanes_log2) + " states; there are at most 2^" +
+                        std::to_string(kMaxLanesLog2));
     }
     decoded->points.first = static_cast<int>(in[1] & 15u) - 8;
     decoded->points.other = static_cast<int>(in[1] >> 4) - 8;
@@ -436,9 +449,13 @@ class Adaptive final : public Codec {
       skip(form_bytes);
     }
     Factor p, v;
-    if (decoded->shared) {
+    if (turned) {
       GRADCOMP_TRY(read_basis(rest, call.basis, decoded));
-      skip(kSharedHead);
+      skip(kTurnedHead);
+    }
+    if (decoded->rank > std::min({kMaxAdaptiveRank, decoded->shape.rows, cols})) {
+      return wire_error("a rank of " + std::to_string(decoded->rank) + "; of this matrix it is at most " +
+                        std::to_string(std::min({kMaxAdaptiveRank, decoded->shape.rows, cols})));
     }
     if (decoded->rank != 0) {
       std::size_t bytes = 0;
@@ -448,15 +465,15 @@ class Adaptive final : public Codec {
     return read_streams(rest, call, shapes, std::size_t{1} << lanes_log2, p, v, decoded);
   }
 
-  // Of a shared basis so many directions are meant, if it is this one.
+  // The rank of a turned matrix, and the basis, if it is the one that is meant.
   static Status read_basis(Span<const std::uint8_t> in, Span<const float> kept, Decoded* decoded) {
-    const SharedBasis basis = SharedBasis::of(kept, decoded->shape.cols);
+    const SharedBasis basis = SharedBasis::of(kept, decoded->shape.rows, decoded->shape.cols);
     if (basis.rank == 0) {
       return wire_error(
           "the payload needs the basis that ranks keep of this tensor's averages (preset=basis), "
           "and here is none: only a rank that has taken part in the steps before can decode it");
     }
-    if (in.size() < kSharedHead) return wire_error("the payload ends before its factors");
+    if (in.size() < kTurnedHead) return wire_error("the payload ends before its factors");
     const auto check = load<std::uint32_t>(in.data() + 1);
     if (check != basis.check) {
       return wire_error("the payload was made with another basis, whose CRC-32C is " +
@@ -464,41 +481,31 @@ class Adaptive final : public Codec {
                         ": the ranks' states differ; load the same checkpoint on all of them");
     }
     decoded->rank = in[0];
-    if (decoded->rank == 0 || decoded->rank > basis.rank) {
-      return wire_error(std::to_string(decoded->rank) + " directions of a basis; there are 1 to " +
-                        std::to_string(basis.rank));
-    }
-    decoded->v.assign(basis.v, basis.v + decoded->rank * basis.cols);
+    decoded->basis = basis;
     return {};
   }
 
   static Status read_factors(Span<const std::uint8_t> in, const Decoded& decoded, Factor* p,
                              Factor* v, std::size_t* bytes) {
-    const bool shared = decoded.shared;
-    const std::size_t fields = factor_fields(decoded.rank, shared) - (shared ? kSharedHead : 0);
+    const std::size_t fields = factor_fields(decoded.rank);
     if (in.size() < fields) return wire_error("the payload ends before its factors");
-    const std::size_t each = shared ? 1 : 3;
     const auto step_at = [&](std::size_t at) {
       return bits_float(std::uint32_t{load<std::uint16_t>(in.data() + at)} << 16);
     };
     p->rank = decoded.rank;
-    v->rank = shared ? 0 : decoded.rank;
+    v->rank = decoded.rank;
     p->size = decoded.shape.rows;
     v->size = decoded.shape.cols;
     bool finite = true;
     for (std::size_t k = 0; k < decoded.rank; ++k) {
       p->step[k] = step_at(0);
-      v->step[k] = shared ? 1 : step_at(2 + each * k);
+      v->step[k] = step_at(2 + 3 * k);
       finite = finite && std::isfinite(p->step[k]) && std::isfinite(v->step[k]);
-      const std::uint8_t shifts = in[1 + each * (k + 1)];
+      const std::uint8_t shifts = in[4 + 3 * k];
       v->shift[k] = shifts & 15u;
       p->shift[k] = shifts >> 4;
     }
     if (!finite) return wire_error("a factor's step is not finite");
-    if (shared &&
-        std::any_of(v->shift, v->shift + decoded.rank, [](auto one) { return one != 0; })) {
-      return wire_error("low bits of a basis' numbers, which are not sent");
-    }
     const std::size_t low_bytes = (p->low_bits() + v->low_bits() + 7) / 8;
     // Both factors have low bits of each number in one stream.
     if (in.size() - fields < low_bytes) {
@@ -554,8 +561,8 @@ class Adaptive final : public Codec {
     if (levels.empty()) return capacity_error("out of memory while decoding");
     std::vector<std::int8_t> high(p.rank * shape.rows + v.rank * shape.cols);
     std::vector<LevelMatrix> factors;
-    if (v.rank != 0) factors.push_back({high.data(), v.rank, shape.cols});
     if (p.rank != 0) {
+      factors.push_back({high.data(), v.rank, shape.cols});
       factors.push_back({high.data() + v.rank * shape.cols, p.rank, shape.rows});
     }
     for (std::size_t b = 0; b < bands; ++b) {
@@ -596,8 +603,10 @@ class Adaptive final : public Codec {
       if (failed[b] != 0) return wire_error("band " + std::to_string(b) + " is damaged");
     }
     decoded->levels = levels.data();
-    if (v.rank != 0) decoded->v = factor_values(v, factors.front());
-    if (p.rank != 0) decoded->p = factor_values(p, factors.back());
+    if (p.rank != 0) {
+      decoded->v = factor_values(v, factors.front());
+      decoded->p = factor_values(p, factors.back());
+    }
     return {};
   }
 
@@ -634,7 +643,7 @@ StageInfo adaptive_stage() {
                    "of what pairs leave; polar: points of a lattice, half chosen by polar codes, "
                    "where that costs less; without: ecsq"),
       choice_param("preset", nullptr, "default|basis",
-                   "basis: all ranks keep directions of past averages, which need not be sent; "
+                   "basis: all ranks keep directions of past averages, and see gradients from them; "
                    "without state (Codec.encode, BytePS, gossip) and without: default"),
   };
   stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {

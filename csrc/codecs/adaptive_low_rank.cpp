@@ -23,9 +23,6 @@ constexpr std::size_t kCached = std::size_t{1} << 14;  // elements
 // A vector whose mean magnitude is above this many steps sends its lower bits as they are.
 constexpr double kLargeMean = 1.5;
 
-// Many directions of a shared basis are small; their numbers have a dead zone as the rest has.
-constexpr double kSharedThreshold = 0.65;
-
 // The products only read it.
 Matrix view(const float* x, std::size_t rows, std::size_t cols) {
   return {const_cast<float*>(x), rows, cols};
@@ -110,8 +107,7 @@ void sort_directions(Basis* basis) {
   basis->v = turned;
 }
 
-// Numbers below `threshold` steps, which is at least 1/2, become 0.
-void round_vector(const float* x, float step, double threshold, std::size_t at, Factor* factor) {
+void round_vector(const float* x, float step, std::size_t at, Factor* factor) {
   const std::size_t n = factor->size;
   const double inverse = 1 / static_cast<double>(step);
   double sum = 0;
@@ -127,8 +123,7 @@ void round_vector(const float* x, float step, double threshold, std::size_t at, 
   const double limit = std::ldexp(kMaxLevel - 1, static_cast<int>(shift));
   for (std::size_t i = 0; i < n; ++i) {
     const double wanted = std::min(std::max(static_cast<double>(x[i]) * inverse, -limit), limit);
-    const double rounded = std::fabs(wanted) < threshold ? 0 : std::floor(wanted + 0.5);
-    const auto number = static_cast<std::int64_t>(rounded) + half;
+    const auto number = static_cast<std::int64_t>(std::floor(wanted + 0.5)) + half;
     const auto high = static_cast<std::int32_t>(number >> shift);
     const auto low = static_cast<std::uint32_t>(number - high * (std::int64_t{1} << shift));
     factor->high[at * n + i] = static_cast<float>(high);
@@ -246,31 +241,12 @@ void make_low_rank(const Basis& basis, std::size_t rank, const float* x, std::si
   for (std::size_t k = 0; k < rank; ++k) {
     const double size = std::sqrt(basis.squares[k] * share);
     const float fine = short_float(std::min(static_cast<double>(step) / size, 1.0));
-    round_vector(basis.v.data() + k * cols, fine, 0.5, k, &result->v);
+    round_vector(basis.v.data() + k * cols, fine, k, &result->v);
   }
   std::vector<float> p(rank * rows);
   multiply(view(x, rows, cols), nullptr, result->v.values.data(), rank, p.data());
   solve(result->v.values, rank, cols, rows, &p);
-  for (std::size_t k = 0; k < rank; ++k) {
-    round_vector(p.data() + k * rows, step, 0.5, k, &result->p);
-  }
-}
-
-void make_low_rank(const SharedBasis& basis, std::size_t rank, const float* x, std::size_t rows,
-                   float step, LowRank* result) {
-  *result = {};
-  result->rank = rank;
-  result->shared = rank != 0;
-  result->check = basis.check;
-  open_factor(0, basis.cols, &result->v);
-  result->v.values.assign(basis.v, basis.v + rank * basis.cols);
-  open_factor(rank, rows, &result->p);
-  if (rank == 0) return;
-  std::vector<float> p(rank * rows);
-  multiply(view(x, rows, basis.cols), nullptr, basis.v, rank, p.data());
-  for (std::size_t k = 0; k < rank; ++k) {
-    round_vector(p.data() + k * rows, step, kSharedThreshold, k, &result->p);
-  }
+  for (std::size_t k = 0; k < rank; ++k) round_vector(p.data() + k * rows, step, k, &result->p);
 }
 
 void subtract_low_rank(const LowRank& low_rank, const float* x, std::size_t rows, float* e) {

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "codecs/adaptive_basis.hpp"
 #include "core/scratch.hpp"
 #include "core/span.hpp"
 #include "core/status.hpp"
@@ -47,8 +46,8 @@ struct Factor {
   std::size_t rank = 0;
   std::vector<float> high;         // whole numbers
   std::vector<std::uint16_t> low;  // rank x size
-  std::uint8_t shift[kMaxShared] = {};
-  float step[kMaxShared] = {};
+  std::uint8_t shift[kMaxAdaptiveRank] = {};
+  float step[kMaxAdaptiveRank] = {};
   std::vector<float> values;  // number * step
 
   std::size_t low_bits() const;
@@ -66,9 +65,7 @@ inline float factor_value(std::int32_t high, std::uint32_t low, unsigned shift, 
 struct LowRank {
   std::size_t rank = 0;
   Factor p;  // for rows
-  Factor v;  // for columns; of a shared basis the values alone
-  bool shared = false;
-  std::uint32_t check = 0;  // SharedBasis::check
+  Factor v;  // for columns
 };
 
 // The upper half of a float32, rounded down in magnitude: what a step has on the wire.
@@ -77,10 +74,6 @@ float short_float(double x);
 // The pairs of the basis' first `rank` directions for the rows of x, rounded with this step: that
 // of P, and of V as seen in x.
 void make_low_rank(const Basis& basis, std::size_t rank, const float* x, std::size_t rows,
-                   float step, LowRank* result);
-
-// The same of a basis that all ranks have, so that V is exact.
-void make_low_rank(const SharedBasis& basis, std::size_t rank, const float* x, std::size_t rows,
                    float step, LowRank* result);
 
 // e = x - P V

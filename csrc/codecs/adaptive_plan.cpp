@@ -85,16 +85,6 @@ DeadZone whole_numbers() {
 
 void Quantized::take_out(const Basis& basis, std::size_t rank, float factor_step, float* room) {
   make_low_rank(basis, rank, x_, shape_.rows, factor_step, &low_rank_);
-  subtract(room);
-}
-
-void Quantized::take_out(const SharedBasis& basis, std::size_t rank, float factor_step,
-                         float* room) {
-  make_low_rank(basis, rank, x_, shape_.rows, factor_step, &low_rank_);
-  subtract(room);
-}
-
-void Quantized::subtract(float* room) {
   std::fill(factor_counts_, factor_counts_ + kSymbolCounts, std::uint64_t{0});
   rest_ = x_;
   if (low_rank_.rank == 0) return;
@@ -111,7 +101,7 @@ double Quantized::factor_bytes() const {
   const std::size_t low = low_rank_.p.low_bits() + low_rank_.v.low_bits();
   const double bits = AdaptiveTables::best(factor_counts_).bits(factor_counts_) +
                       few_excesses(factor_counts_) + static_cast<double>(low);
-  return bits / 8 + static_cast<double>(factor_fields(low_rank_.rank, low_rank_.shared));
+  return bits / 8 + static_cast<double>(factor_fields(low_rank_.rank));
 }
 
 std::vector<SymbolMatrix> Quantized::factor_symbols(std::vector<std::uint8_t>* symbols) const {
@@ -119,9 +109,9 @@ std::vector<SymbolMatrix> Quantized::factor_symbols(std::vector<std::uint8_t>* s
   const Factor& p = low_rank_.p;
   if (low_rank_.rank == 0) return {};
   symbols->resize(v.high.size() + p.high.size());
-  std::vector<SymbolMatrix> matrices;
-  if (!low_rank_.shared) matrices.push_back({v.high.data(), symbols->data(), v.rank, v.size});
-  matrices.push_back({p.high.data(), symbols->data() + v.high.size(), p.rank, p.size});
+  std::vector<SymbolMatrix> matrices{
+      {v.high.data(), symbols->data(), v.rank, v.size},
+      {p.high.data(), symbols->data() + v.high.size(), p.rank, p.size}};
   std::vector<std::int16_t> columns;
   for (const SymbolMatrix& matrix : matrices) classify(matrix, whole_numbers(), &columns);
   return matrices;
@@ -177,7 +167,8 @@ double Quantized::finish(const Counted& counted, AdaptiveTables* tables) const {
   const std::size_t low = low_rank_.p.low_bits() + low_rank_.v.low_bits();
   const double bits = tables->bits(counts) + counted.excess + few_excesses(factor_counts_) +
                       static_cast<double>(low);
-  const std::size_t fields = kAdaptiveHead + factor_fields(low_rank_.rank, low_rank_.shared);
+  const std::size_t fields =
+      kAdaptiveHead + (turned_ ? kTurnedHead : 0) + factor_fields(low_rank_.rank);
   const double coded = bits / 8 + static_cast<double>(fields);
   const auto streams = static_cast<double>(shape_.bands());
   return coded + 4 * (streams - 1) + 3 * streams * static_cast<double>(lanes(coded));

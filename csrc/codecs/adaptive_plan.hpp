@@ -16,14 +16,11 @@ inline constexpr std::size_t kMinAdaptive = 64;
 // A band of rows has about so many elements, and contexts and a run of rANS of its own.
 inline constexpr std::size_t kBandElements = std::size_t{1} << 20;
 
-// Fields of a payload before the tables; between them and the streams, with a rank, the steps and
-// shifts of the factors, and of a shared basis which it is.
+// Fields of a payload before the tables; between them and the streams, of a turned matrix its rank
+// and which basis it is, and with a rank the steps and shifts of the factors.
 inline constexpr std::size_t kAdaptiveHead = 10;
-inline constexpr std::size_t kSharedHead = 5;
-inline std::size_t factor_fields(std::size_t rank, bool shared) {
-  if (rank == 0) return 0;
-  return shared ? kSharedHead + 2 + rank : 2 + 3 * rank;
-}
+inline constexpr std::size_t kTurnedHead = 5;
+inline std::size_t factor_fields(std::size_t rank) { return rank == 0 ? 0 : 2 + 3 * rank; }
 
 // How a tensor is seen: a vector is a single row.
 struct Shape2 {
@@ -49,17 +46,19 @@ struct Counted {
 // A tensor on its way to symbols.
 class Quantized {
  public:
-  Quantized(const float* x, Shape2 shape) : x_(x), rest_(x), shape_(shape) {}
+  // Of a matrix that is `turned`, x is that.
+  Quantized(const float* x, Shape2 shape, bool turned = false)
+      : x_(x), rest_(x), shape_(shape), turned_(turned) {}
 
   const Shape2& shape() const { return shape_; }
   const float* x() const { return x_; }
+  bool turned() const { return turned_; }
   const LowRank& low_rank() const { return low_rank_; }
   // What is left without the low rank part.
   const float* rest() const { return rest_; }
 
   // Takes out the part of this rank, or nothing. `room` is for the rest, where there is a rank.
   void take_out(const Basis& basis, std::size_t rank, float factor_step, float* room);
-  void take_out(const SharedBasis& basis, std::size_t rank, float factor_step, float* room);
   // Of the payload what the factors take, about.
   double factor_bytes() const;
   // Fills `symbols` with those of the rest.
@@ -70,16 +69,14 @@ class Quantized {
   // States of rANS for a payload of so many bytes.
   std::size_t lanes(double bytes) const;
 
-  // The factors' numbers, V first where it is sent.
+  // The factors' numbers, V first.
   std::vector<SymbolMatrix> factor_symbols(std::vector<std::uint8_t>* symbols) const;
 
  private:
-  // Makes the rest one without low_rank_.
-  void subtract(float* room);
-
   const float* x_;
   const float* rest_;
   Shape2 shape_;
+  bool turned_;
   LowRank low_rank_;
   std::uint64_t factor_counts_[kSymbolCounts] = {};
 };
@@ -103,6 +100,7 @@ DeadZone whole_numbers();
 struct Plan {
   float step = 0;  // 0: all elements become 0; NaN: all become NaN
   Quantized quantized{nullptr, {}};
+  std::uint32_t basis = 0;          // of a turned matrix, SharedBasis::check
   std::uint8_t* symbols = nullptr;  // room for them
   Counted counted;                  // of those that are there
   std::uint8_t groups = kAllGroups;

@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "codecs/adaptive_basis.hpp"
 #include "codecs/adaptive_polar.hpp"
 #include "core/bytes.hpp"
 #include "core/logarithm.hpp"
@@ -16,6 +17,7 @@ namespace gradcomp {
 namespace {
 
 constexpr std::size_t kRestSlot = RateControl::kSymbolSlot + 1;
+constexpr std::size_t kTurnedSlot = kRestSlot + 1;
 
 // Elements of a tensor that rank and first step are chosen by, about.
 constexpr std::size_t kSample = std::size_t{1} << 15;
@@ -109,26 +111,30 @@ void Carried::store(Span<float> numbers) const {
   if (numbers.size() == kNumbers) std::copy(all, all + kNumbers, numbers.data());
 }
 
+std::size_t Carried::pairs() const {
+  return static_cast<std::size_t>(rank < 0 ? -1 - rank : rank);
+}
+
 bool Carried::usable() const {
   const auto within = [](float x, float least, float most) { return x >= least && x <= most; };
   return within(step, 0x1p-20f, 0x1p20f) && within(factor_step, 0x1p-10f, 0x1p10f) &&
-         within(rank, -static_cast<float>(kMaxShared), kMaxAdaptiveRank) &&
+         within(rank, -1 - static_cast<float>(kMaxAdaptiveRank), kMaxAdaptiveRank) &&
          within(due, 0, kRankPeriod) && within(gain, 0.25f, 4);
 }
 
 struct Choice {
   std::size_t rank = 0;
   float factor_step = 0;
-  bool shared = false;  // whether of a shared basis
 };
 
 struct RateControl::Candidate {
   Plan* plan;
-  Span<float> kept;  // BucketTensor::carried
-  bool points;       // whether a byte says that there are none
-  SharedBasis shared;
-  std::size_t period;  // kRankPeriod or kLearningPeriod
+  const BucketTensor* tensor;
+  bool points;         // whether a byte says that there are none
+  SharedBasis shared;  // none where it has nothing for this step
+  Span<float> kept = tensor->carried;
   Carried carried = Carried::from({kept.data(), kept.size()});
+  bool turned = false;
   Basis basis = {};
   double scale = 1;  // elements of the tensor for each of the sample
   Choice choice = {};
@@ -141,13 +147,18 @@ struct RateControl::Candidate {
   const Shape2& shape() const { return plan->quantized.shape(); }
   // Whether the sample is all of the tensor.
   bool complete() const { return basis.x.size() == shape().size(); }
+  // Steps from one choice of the rank to the next.
+  std::size_t period() const { return tensor->basis.empty() ? kRankPeriod : kLearningPeriod; }
 
-  void take_out(const Choice& of, Quantized* quantized, float* room) const {
-    if (of.shared) {
-      quantized->take_out(shared, of.rank, of.factor_step, room);
-    } else {
-      quantized->take_out(basis, of.rank, of.factor_step, room);
-    }
+  // The matrix as it is seen from the basis; false where that leaves the range of float32, which a
+  // damaged basis may do.
+  bool turn_to(float* room, Plan* turned_plan) const {
+    std::copy(tensor->x.begin(), tensor->x.end(), room);
+    gradcomp::turn(shared, room);
+    if (kernels().max_magnitude(room, tensor->x.size()) >= kInfBits) return false;
+    turned_plan->quantized = Quantized(room, shape(), true);
+    turned_plan->basis = shared.check;
+    return true;
   }
   // Bits of a sample's rest.
   double sample_bits(const Quantized& of, float step) {
@@ -255,28 +266,17 @@ std::size_t RateControl::max_rank(const Shape2& shape) const {
   return std::min(most, rank_ == kAuto ? kMaxAdaptiveRank : static_cast<std::size_t>(rank_));
 }
 
-std::size_t RateControl::max_shared() const {
-  return rank_ == kAuto ? kMaxShared : static_cast<std::size_t>(rank_);
-}
-
-std::vector<std::size_t> RateControl::ranks(const Candidate& candidate, bool shared,
-                                            bool first) const {
-  const std::size_t least = shared ? 1 : 0;
-  const std::size_t most = shared ? candidate.shared.rank : candidate.basis.rank;
+std::vector<std::size_t> RateControl::ranks(const Candidate& candidate, bool first) const {
+  const std::size_t most = candidate.basis.rank;
+  if (rank_ != kAuto) return {most};
   std::vector<std::size_t> found;
-  if (rank_ != kAuto) {
-    if (most >= least) found.push_back(most);
-    return found;
-  }
   for (const std::size_t rank : kRanks) {
-    if (rank < least || rank > most) continue;
+    if (rank > most) break;
     const std::size_t now = candidate.choice.rank;
     if (first || (rank >= now / 2 && rank <= std::max<std::size_t>(1, 2 * now))) {
       found.push_back(rank);
     }
   }
-  // All of a shared basis, too.
-  if (shared && most > 0 && (found.empty() || found.back() != most)) found.push_back(most);
   return found;
 }
 
@@ -287,7 +287,10 @@ Status RateControl::sample(Candidate* candidate, std::size_t rank, Scratch& scra
   if (shape.cols > kLongRow && (rank == 0 || rank_ == kAuto)) {
     take_runs(x, shape.size(), &basis);
   } else {
-    GRADCOMP_TRY(find_basis(x, shape.rows, shape.cols, rank, kSample, scratch, &basis));
+    // The first rows of a turned matrix are those of the directions that are kept, unlike the rest;
+    // so all of it is looked at.
+    const std::size_t sample = candidate->plan->quantized.turned() ? shape.size() : kSample;
+    GRADCOMP_TRY(find_basis(x, shape.rows, shape.cols, rank, sample, scratch, &basis));
   }
   const std::size_t taken = basis.x.size();
   candidate->scale = static_cast<double>(shape.size()) / static_cast<double>(taken);
@@ -296,47 +299,62 @@ Status RateControl::sample(Candidate* candidate, std::size_t rank, Scratch& scra
   return {};
 }
 
-void RateControl::choose_rank(Candidate* candidate, bool first, float step) const {
+double RateControl::choose_rank(Candidate* candidate, bool first, float step) const {
   const Basis& basis = candidate->basis;
   const Shape2 shape{basis.rows, basis.cols};
   const float factor_step = short_float(static_cast<double>(step));
   double least = std::numeric_limits<double>::infinity();
-  const std::vector<std::size_t> of_pairs = ranks(*candidate, false, first);
-  const std::vector<std::size_t> of_shared = ranks(*candidate, true, first);
-  for (const bool shared : {false, true}) {
-    double before = std::numeric_limits<double>::infinity();
-    int worse = 0;
-    for (const std::size_t rank : shared ? of_shared : of_pairs) {
-      if (worse == 2) break;
-      const Choice choice{rank, factor_step, shared};
-      Quantized sample(basis.test().data(), shape);
-      std::vector<float> rest(rank == 0 ? 0 : shape.size());
-      candidate->take_out(choice, &sample, rest.data());
-      // What the factors take: those for rows stand for more rows than there are here.
-      double factors = 8 * static_cast<double>(factor_fields(rank, shared));
-      std::vector<std::uint8_t> symbols;
-      const LowRank& low_rank = sample.low_rank();
-      for (const SymbolMatrix& matrix : sample.factor_symbols(&symbols)) {
-        std::uint64_t counts[kSymbolCounts] = {};
-        add_counts(matrix.symbols, matrix.size(), counts);
-        const bool of_rows = matrix.x == low_rank.p.high.data();
-        const double low = static_cast<double>((of_rows ? low_rank.p : low_rank.v).low_bits());
-        factors += (of_rows ? candidate->scale : 1) *
-                   (AdaptiveTables::best(counts).bits(counts) + few_excesses(counts) + low);
-      }
-      const double bits = candidate->sample_bits(sample, step);
-      const double error = error_of(sample.rest(), candidate->symbols.data(), shape.size(), step);
-      const double cost = candidate->scale * (error + kBitWorth * bits) + kBitWorth * factors;
-      worse = cost < before ? 0 : worse + 1;
-      before = std::min(before, cost);
-      if (cost >= least) continue;
-      least = cost;
-      candidate->choice = choice;
-      candidate->factor_bytes = factors / 8;
-      candidate->rest = std::move(rest);
-      candidate->sample = std::move(sample);
+  double before = std::numeric_limits<double>::infinity();
+  int worse = 0;
+  for (const std::size_t rank : ranks(*candidate, first)) {
+    if (worse == 2) break;
+    Quantized sample(basis.test().data(), shape);
+    std::vector<float> rest(rank == 0 ? 0 : shape.size());
+    sample.take_out(basis, rank, factor_step, rest.data());
+    // What the factors take: those for rows stand for more rows than there are here.
+    double factors = 8 * static_cast<double>(factor_fields(rank));
+    std::vector<std::uint8_t> symbols;
+    const LowRank& low_rank = sample.low_rank();
+    for (const SymbolMatrix& matrix : sample.factor_symbols(&symbols)) {
+      std::uint64_t counts[kSymbolCounts] = {};
+      add_counts(matrix.symbols, matrix.size(), counts);
+      const bool of_rows = matrix.x == low_rank.p.high.data();
+      const double low = static_cast<double>((of_rows ? low_rank.p : low_rank.v).low_bits());
+      factors += (of_rows ? candidate->scale : 1) *
+                 (AdaptiveTables::best(counts).bits(counts) + few_excesses(counts) + low);
     }
+    const double bits = candidate->sample_bits(sample, step);
+    const double error = error_of(sample.rest(), candidate->symbols.data(), shape.size(), step);
+    const double cost = candidate->scale * (error + kBitWorth * bits) + kBitWorth * factors;
+    worse = cost < before ? 0 : worse + 1;
+    before = std::min(before, cost);
+    if (cost >= least) continue;
+    least = cost;
+    candidate->choice = {rank, factor_step};
+    candidate->factor_bytes = factors / 8;
+    candidate->rest = std::move(rest);
+    candidate->sample = std::move(sample);
   }
+  return least;
+}
+
+Status RateControl::compare_turned(Candidate* candidate, double cost, float step,
+                                   Scratch& scratch) const {
+  if (candidate->shared.rank == 0) return {};
+  std::vector<float> room;
+  Plan plan;
+  Candidate other{&plan, candidate->tensor, points_, candidate->shared};
+  other.turned = !candidate->turned;
+  plan.quantized = Quantized(candidate->tensor->x.data(), candidate->shape());
+  if (other.turned) {
+    room.resize(other.shape().size());
+    if (!other.turn_to(room.data(), &plan)) return {};
+  }
+  GRADCOMP_TRY(sample(&other, max_rank(other.shape()), scratch));
+  if (choose_rank(&other, true, step) >= cost) return {};
+  candidate->turned = other.turned;
+  candidate->choice = other.choice;
+  return {};
 }
 
 Status RateControl::begin(Bucket* bucket, Scratch& scratch) const {
@@ -351,9 +369,10 @@ Status RateControl::begin(Bucket* bucket, Scratch& scratch) const {
     one.choice = {};
     one.factor_bytes = 0;
     GRADCOMP_TRY(sample(&one, bucket->ranked ? max_rank(one.shape()) : 0, scratch));
-    may_have_rank = may_have_rank || one.basis.rank != 0 || one.shared.rank != 0;
-    // Not all in one step, later.
-    one.carried.due = static_cast<float>(1 + i % one.period);
+    may_have_rank = may_have_rank || one.basis.rank != 0;
+    // Not all in one step, later; but soon where a basis begins.
+    const bool begins = !one.tensor->basis.empty() && one.shared.rank == 0;
+    one.carried.due = static_cast<float>(begins ? 1 : 1 + i % one.period());
   }
   const auto sampled = [&](float step) { return bucket->sample_bytes(step); };
   // Infinite where that takes too many bytes: those of the factors alone may.
@@ -395,6 +414,21 @@ Status RateControl::begin(Bucket* bucket, Scratch& scratch) const {
   return {};
 }
 
+Status RateControl::turn_all(Bucket* bucket, Scratch& scratch) {
+  std::size_t all = 0;
+  for (const Candidate& one : bucket->candidates) all += one.turned ? one.shape().size() : 0;
+  if (all == 0) return {};
+  const Span<float> rooms = scratch.get<float>(kTurnedSlot, all);
+  if (rooms.empty()) return capacity_error("out of memory while encoding");
+  float* room = rooms.data();
+  for (Candidate& one : bucket->candidates) {
+    if (!one.turned) continue;
+    one.turned = one.turn_to(room, one.plan);
+    room += one.shape().size();
+  }
+  return {};
+}
+
 Status RateControl::take_out(Bucket* bucket, Scratch& scratch) {
   std::size_t all = 0;
   std::size_t ranked = 0;
@@ -411,7 +445,7 @@ Status RateControl::take_out(Bucket* bucket, Scratch& scratch) {
     Plan& plan = *one.plan;
     plan.symbols = symbol;
     plan.counted = {};
-    one.take_out(one.choice, &plan.quantized, rest);
+    plan.quantized.take_out(one.basis, one.choice.rank, one.choice.factor_step, rest);
     symbol += one.shape().size();
     if (one.choice.rank != 0) rest += one.shape().size();
     if (!one.kept.empty()) one.sample_rest();
@@ -421,9 +455,8 @@ Status RateControl::take_out(Bucket* bucket, Scratch& scratch) {
 
 bool RateControl::resumes(const Bucket& bucket) const {
   const auto usable = [&](const Candidate& one) {
-    if (!one.carried.usable()) return false;
-    if (one.carried.rank < 0) return -one.carried.rank <= static_cast<float>(one.shared.rank);
-    return rank_ == kAuto || one.carried.rank == static_cast<float>(max_rank(one.shape()));
+    if (!one.carried.usable() || (one.carried.rank < 0 && one.shared.rank == 0)) return false;
+    return rank_ == kAuto || one.carried.pairs() == max_rank(one.shape());
   };
   return bucket.ranked && std::all_of(bucket.candidates.begin(), bucket.candidates.end(), usable);
 }
@@ -431,13 +464,11 @@ bool RateControl::resumes(const Bucket& bucket) const {
 Status RateControl::resume(Bucket* bucket, Scratch& scratch) const {
   for (Candidate& one : bucket->candidates) {
     const std::size_t most = max_rank(one.shape());
-    one.choice.shared = one.carried.rank < 0;
-    one.choice.rank = std::min(one.choice.shared ? one.shared.rank : most,
-                               static_cast<std::size_t>(std::fabs(one.carried.rank)));
+    one.choice.rank = std::min(most, one.carried.pairs());
     const bool tried = one.carried.due <= 1;
     // With more directions than pairs, those of the pairs are found better.
-    const std::size_t directions = one.choice.shared ? 0 : 2 * one.choice.rank;
-    GRADCOMP_TRY(sample(&one, tried ? most : std::min(most, directions), scratch));
+    const std::size_t directions = std::min(most, 2 * one.choice.rank);
+    GRADCOMP_TRY(sample(&one, tried ? most : directions, scratch));
   }
   const auto in_scales = static_cast<double>(bucket->candidates.front().carried.step);
   const double promise =
@@ -519,22 +550,32 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch,
       continue;
     }
     largest = std::max(largest, bits_float(bits));
-    const SharedBasis shared = SharedBasis::of(tensors[i].basis, plan.quantized.shape().cols);
-    const std::size_t period = tensors[i].basis.empty() ? kRankPeriod : kLearningPeriod;
-    bucket.candidates.push_back({&plan, tensors[i].carried, points_, shared, period});
+    const Shape2& shape = plan.quantized.shape();
+    const SharedBasis shared = SharedBasis::of(tensors[i].basis, shape.rows, shape.cols);
+    bucket.candidates.push_back({&plan, &tensors[i], points_, shared});
   }
   std::vector<Candidate>& candidates = bucket.candidates;
   if (candidates.empty()) return {};
   const double asked = rate_ * bucket.elements / 8;
   bucket.target = std::max({asked - fixed, asked / 2, kLeastBytes});
-  // So that no magnitude is beyond those that can be coded.
-  bucket.least = std::max(static_cast<double>(largest) / (kMaxLevel - 2), 0x1p-100);
   bucket.ranked = largest <= kLargest && largest >= 1 / kLargest;
   if (!bucket.ranked) {
     for (Candidate& one : candidates) one.shared = {};
   }
-
   bool resumed = resumes(bucket);
+  for (Candidate& one : candidates) {
+    one.turned = resumed ? one.carried.rank < 0 : one.shared.rank != 0;
+  }
+  GRADCOMP_TRY(turn_all(&bucket, scratch));
+  // So that no magnitude is beyond those that can be coded.
+  for (const Candidate& one : candidates) {
+    const Quantized& quantized = one.plan->quantized;
+    if (!quantized.turned()) continue;
+    const std::uint32_t bits = kernels().max_magnitude(quantized.x(), one.shape().size());
+    largest = std::max(largest, bits_float(bits));
+  }
+  bucket.least = std::max(static_cast<double>(largest) / (kMaxLevel - 2), 0x1p-100);
+
   GRADCOMP_TRY(resumed ? resume(&bucket, scratch) : begin(&bucket, scratch));
   Found found{};
   for (int coarser = 0; coarser <= kMaxCoarser;) {
@@ -559,15 +600,17 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch,
     for (Candidate& one : candidates) {
       Carried& carried = one.carried;
       if (resumed && --carried.due < 1) {
-        choose_rank(&one, true, found.step);
+        const double cost = choose_rank(&one, true, found.step);
+        GRADCOMP_TRY(compare_turned(&one, cost, found.step, scratch));
         carried.factor_step = 1;
-        carried.due = static_cast<float>(one.period);
+        carried.due = static_cast<float>(one.period());
       }
       if (!resumed) {
         carried.factor_step = one.choice.rank == 0 ? 1 : one.choice.factor_step / found.step;
       }
       carried.step = step;
-      carried.rank = static_cast<float>(one.choice.rank) * (one.choice.shared ? -1 : 1);
+      const auto rank = static_cast<float>(one.choice.rank);
+      carried.rank = one.turned ? -1 - rank : rank;
       carried.gain = static_cast<float>(found.value / promised);
       carried.store(one.kept);
     }

@@ -15,13 +15,15 @@ namespace gradcomp {
 struct Carried {
   float step = 0;         // of the bucket, in root mean squares of its elements; 0: none yet
   float factor_step = 0;  // in steps
-  float rank = 0;         // of a shared basis: less than 0
+  float rank = 0;         // of a turned matrix -1 - rank
   float due = 0;          // steps until ranks are tried again
   float gain = 0;         // the bucket's bytes for each that samples had promised
 
   static constexpr std::size_t kNumbers = 5;
   static Carried from(Span<const float> numbers);
   void store(Span<float> numbers) const;
+  // Of the tensor as it travels.
+  std::size_t pairs() const;
   // Whether to begin from it, whatever its numbers are.
   bool usable() const;
 };
@@ -38,27 +40,27 @@ class RateControl {
   Status find(Span<const BucketTensor> tensors, Scratch& scratch, std::vector<Plan>* plans) const;
   static constexpr std::size_t kSymbolSlot = 2;
 
-  // The most directions that are worth keeping of a matrix.
-  std::size_t max_shared() const;
-
  private:
   struct Candidate;
   struct Bucket;
 
   std::size_t max_rank(const Shape2& shape) const;
-  // Those to choose from, of pairs or of a shared basis: at first all, then those around the rank
-  // chosen last.
-  std::vector<std::size_t> ranks(const Candidate& candidate, bool shared, bool first) const;
+  // Those to choose from: at first all, then those around the rank chosen last.
+  std::vector<std::size_t> ranks(const Candidate& candidate, bool first) const;
   // Finds a sample of a tensor, and directions in it.
   Status sample(Candidate* candidate, std::size_t rank, Scratch& scratch) const;
-  // The rank that costs least at this step.
-  void choose_rank(Candidate* candidate, bool first, float step) const;
+  // The rank that costs least at this step; returns that cost.
+  double choose_rank(Candidate* candidate, bool first, float step) const;
+  // Lets the next step turn the matrix, or no longer, where that costs less than `cost`.
+  Status compare_turned(Candidate* candidate, double cost, float step, Scratch& scratch) const;
   // Ranks and a first step, by samples.
   Status begin(Bucket* bucket, Scratch& scratch) const;
   // Whether the last step has left what resume() needs.
   bool resumes(const Bucket& bucket) const;
   // The same from what the last step has left.
   Status resume(Bucket* bucket, Scratch& scratch) const;
+  // Turns the matrices that are to be.
+  static Status turn_all(Bucket* bucket, Scratch& scratch);
   // Takes the pairs out of whole tensors.
   static Status take_out(Bucket* bucket, Scratch& scratch);
   // Given a step for levels alone and the bytes there: lets groups become points, with a smaller

@@ -1209,15 +1209,54 @@ class AdaptiveStream:
         bits.finish()
 
 
-def adaptive_directions(basis: bytes, cols: int) -> np.ndarray:
-    """Those that are kept of rows of so many elements."""
+@dataclass(frozen=True)
+class Reflection:
+    """One side of a basis: y, float32 [R, size], and t, float32 [R, R]."""
+
+    y: np.ndarray
+    t: np.ndarray
+
+    def sums(self, matrix: np.ndarray) -> np.ndarray:
+        """T y m for a matrix whose rows are this side: float32 [R, columns of m]."""
+        found = np.zeros((len(self.y), matrix.shape[1]), np.float32)
+        for one, row in zip(self.y.T, matrix, strict=True):
+            found += one[:, None] * row
+        return rank_by_rank(self.t.T, found)
+
+    def sums_of_columns(self, matrix: np.ndarray) -> np.ndarray:
+        """The same for a matrix whose columns are this side: float32 [R, rows of m]."""
+        pad = -matrix.shape[1] % 16
+        wide, y = np.pad(matrix, ((0, 0), (0, pad))), np.pad(self.y, ((0, 0), (0, pad)))
+        found = np.zeros((len(y), len(wide), 16), np.float32)
+        for at in range(0, wide.shape[1], 16):
+            found += y[:, None, at : at + 16] * wide[None, :, at : at + 16]
+        for width in (8, 4, 2, 1):
+            found = found[..., :width] + found[..., width : 2 * width]
+        return rank_by_rank(self.t.T, found[..., 0])
+
+
+def rank_by_rank(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """The sum of p[k][i] * q[k][j], k ascending: float32."""
+    total = p[0][:, None] * q[0]
+    for one, other in zip(p[1:], q[1:], strict=True):
+        total = total + one[:, None] * other
+    return total
+
+
+def adaptive_basis(basis: bytes, rows: int, cols: int) -> tuple[Reflection, Reflection]:
+    """That of columns and that of rows."""
     numbers = np.frombuffer(basis, "<f4")
-    count = numbers.size // (cols + 1)
-    if not (0 < count <= 32 and count * (cols + 1) == numbers.size):
+    count = 0 if max(rows, cols) > 65536 else min(32, rows // 2, cols // 2)
+    if count < 4 or numbers.size != count * (rows + cols + 2 * count + 2):
         raise FormatError("no basis of this tensor")
-    if not ((np.abs(numbers) <= 2).all() and numbers[count * cols] > 0):
+    if not ((np.abs(numbers) <= 64).all() and numbers[-count] > 0):
         raise FormatError("nothing was learned yet")
-    return numbers[: count * cols].reshape(count, cols)
+    sides = []
+    for size in (cols, rows):
+        y, numbers = numbers[: count * size], numbers[count * size :]
+        t, numbers = numbers[: count * count], numbers[count * (count + 1) :]
+        sides.append(Reflection(y.reshape(count, size), t.reshape(count, count)))
+    return sides[0], sides[1]
 
 
 def read_adaptive(
@@ -1234,9 +1273,9 @@ def read_adaptive(
     if not (cols > 0 and n % cols == 0 and np.isfinite(step) and step > 0):
         raise FormatError(f"rows of {cols} elements, or a step of {step}")
     rows = n // cols
-    shared = rank == 17 and spec.params.get("preset") == "basis"
-    if lanes > 32 or (rank > min(16, rows, cols) and not shared):
-        raise FormatError(f"{lanes} states, or a rank of {rank}")
+    turned = rank == 17 and spec.params.get("preset") == "basis"
+    if lanes > 32:
+        raise FormatError(f"{lanes} states")
     shapes, rest = adaptive_shapes(payload[10:], (ADAPTIVE_LEVELS, ADAPTIVE_TAILS))
     form = None
     if spec.params.get("coder") == "polar":
@@ -1248,32 +1287,31 @@ def read_adaptive(
             of_points, rest = adaptive_shapes(rest[1:], (POINT_LEVELS, POINT_TAILS))
             form = GroupForm(start, offsets, of_points)
     steps, lows = [], []
-    if shared:
-        directions = adaptive_directions(basis, cols)
+    if turned:
+        of_cols, of_rows = adaptive_basis(basis, rows, cols)
         if len(rest) < 5:
             raise FormatError("the payload ends before its factors")
         rank, check = struct.unpack_from("<BI", rest)
-        if check != crc32c(basis) or not 1 <= rank <= len(directions):
-            raise FormatError("another basis, or more directions than it has")
+        if check != crc32c(basis):
+            raise FormatError("another basis")
         rest = rest[5:]
+    if rank > min(16, rows, cols):
+        raise FormatError(f"a rank of {rank}")
     if rank:
-        each = 1 if shared else 3
-        if len(rest) < 2 + each * rank:
+        if len(rest) < 2 + 3 * rank:
             raise FormatError("the payload ends before its factors")
         p_step = int.from_bytes(rest[:2], "little")
         v_steps, shifts = [], []
         for k in range(rank):
-            both = rest[1 + each * (k + 1)]
-            v_steps.append(0 if shared else int.from_bytes(rest[2 + 3 * k : 4 + 3 * k], "little"))
+            both = rest[4 + 3 * k]
+            v_steps.append(int.from_bytes(rest[2 + 3 * k : 4 + 3 * k], "little"))
             shifts.append((both & 15, both >> 4))
         numbers = np.array([v_steps, [p_step] * rank], np.uint32) << 16
         steps = numbers.view(np.float32)
         if not np.isfinite(steps).all():
             raise FormatError("a factor's step is not finite")
-        if shared and any(of_v for of_v, _ in shifts):
-            raise FormatError("low bits of what is not sent")
         total = sum(cols * of_v + rows * of_p for of_v, of_p in shifts)
-        rest = rest[2 + each * rank :]
+        rest = rest[2 + 3 * rank :]
         if len(rest) < (total + 7) // 8:
             raise FormatError("the payload ends before its factors")
         bits = Bits(rest[: (total + 7) // 8])
@@ -1296,7 +1334,7 @@ def read_adaptive(
         one = AdaptiveStream(rest[:size], shapes, lanes, form)
         rest = rest[size:]
         if b == 0 and rank:
-            factors = [one.matrix(rank, size) for size in ([rows] if shared else [cols, rows])]
+            factors = [one.matrix(rank, size) for size in (cols, rows)]
         of_band = points[b * band : (b + 1) * band]
         parts.append(one.matrix(len(of_band), cols, of_band))
         one.finish([*(factors if b == 0 else []), parts[-1]])
@@ -1313,8 +1351,7 @@ def read_adaptive(
         negative = (points < 0) != (levels % 2 == 1)
         y = np.where(points == 0, y, np.where(negative, -of_points, of_points))
     if rank:
-        sides = [1] if shared else [0, 1]
-        of_sides = [
+        v, p = (
             np.array(
                 [
                     (
@@ -1326,13 +1363,12 @@ def read_adaptive(
                     for k, shift in enumerate(shifts)
                 ]
             )
-            for side, high in zip(sides, factors, strict=True)
-        ]
-        v, p = [directions, *of_sides] if shared else of_sides
-        total_of = p[0][:, None] * v[0]
-        for k in range(1, rank):
-            total_of = total_of + p[k][:, None] * v[k]
-        y = y + total_of
+            for side, high in enumerate(factors)
+        )
+        y = y + rank_by_rank(p, v)
+    if turned:
+        y = y - rank_by_rank(of_rows.y, of_rows.sums(y))
+        y = y - rank_by_rank(of_cols.sums_of_columns(y), of_cols.y)
     return y.ravel()
 
 

@@ -26,17 +26,17 @@ SPEC = "adaptive(rate=0.5,preset=basis)"
 CODEC = gradcomp.get_codec(SPEC)
 SHAPES = [(96, 80), (120, 5, 8), (700,), (3, 50), (20,)]
 HEAD = 24  # of a frame
-SHARED = 17  # in place of a rank
+TURNED = 17  # in place of a rank
 
 
 def gradients(step: int, rank: int = 0) -> list[np.ndarray]:
-    """Rows that lie in a few directions, the same in every step; everything else changes."""
+    """Rows and columns that lie in a few directions, the same in every step; all else changes."""
     bucket = []
     for number, shape in enumerate(SHAPES):
         fixed, rng = np.random.default_rng(number), np.random.default_rng([number, rank, step])
         rows, cols = shape[0], int(np.prod(shape[1:]))
-        directions = np.linspace(4, 1, 6)[:, None] * fixed.normal(size=(6, cols))
-        x = rng.normal(size=(rows, 6)) @ directions + rng.normal(size=(rows, cols))
+        of_rows, of_cols = fixed.normal(size=(rows, 6)), fixed.normal(size=(6, cols))
+        x = of_rows @ rng.normal(size=(6, 6)) @ of_cols + rng.normal(size=(rows, cols))
         bucket.append(x.reshape(shape).astype(np.float32))
     return bucket
 
@@ -65,7 +65,7 @@ def one_frame(codec: gradcomp.Codec = CODEC) -> tuple[np.ndarray, np.ndarray, np
     codec.learn(gradients(0)[0], SHAPES[0], basis)
     x = gradients(1)[0]
     frame, _ = encode_batch([ToEncode(codec, x, basis=basis)])
-    assert frame[HEAD] >> 3 == SHARED
+    assert frame[HEAD] >> 3 == TURNED
     return x, basis, frame
 
 
@@ -109,7 +109,7 @@ def test_a_gradient_is_what_was_sent_and_the_residual_to_the_last_bit() -> None:
         for whole, y, residual in zip(corrected, sent, residuals, strict=True):
             assert residual.tobytes() == (whole - y.reshape(-1)).tobytes()
         learn(sent, bases)
-    assert SHARED in forms
+    assert TURNED in forms
 
 
 def test_directions_that_last_pay() -> None:
@@ -127,20 +127,36 @@ def test_directions_that_last_pay() -> None:
     assert error_of(grads, sent) < 0.8 * error_of(grads, anew)
 
 
+def turned_fields(payload: bytes) -> int:
+    """Where they are: behind the head and the shapes of the tables."""
+    return 12 + int.from_bytes(payload[10:12], "little").bit_count()
+
+
 @pytest.mark.parametrize("rank", [0, 1, 4])
-def test_a_fixed_rank_holds_for_the_basis_too(rank: int) -> None:
+def test_a_fixed_rank_is_that_of_the_turned_matrix(rank: int) -> None:
     codec = gradcomp.get_codec(f"adaptive(rate=1,rank={rank},preset=basis)")
-    assert codec.basis_size(SHAPES[0]) == rank * 81
-    if rank:
-        _, _, frame = one_frame(codec)
-        assert (
-            frame[
-                HEAD
-                + 12
-                + int.from_bytes(frame[HEAD + 10 : HEAD + 12].tobytes(), "little").bit_count()
-            ]
-            == rank
-        )
+    _, _, frame = one_frame(codec)
+    payload = frame[HEAD:-4].tobytes()
+    assert payload[turned_fields(payload)] == rank
+
+
+def test_matrices_that_are_simpler_as_they_are_stay_so() -> None:
+    """Some rows, other ones in every step: seen from the directions of past ones they are more."""
+    basis = np.zeros(CODEC.basis_size((256, 128)), np.float32)
+    carried = np.zeros(CODEC.carried, np.float32)
+    forms = []
+    for step in range(10):
+        rng = np.random.default_rng(step)
+        x = np.zeros((256, 128), np.float32)
+        x[rng.integers(256, size=30)] = rng.normal(size=(30, 128))
+        frame, _ = encode_batch([ToEncode(CODEC, x, carried=carried, basis=basis)])
+        forms.append(frame[HEAD] >> 3)
+        out = np.zeros_like(x)
+        decode_batch_add([ToDecode("w", CODEC, [frame], out, basis)])
+        CODEC.learn(out, x.shape, basis)
+    assert TURNED not in forms
+    usual, _ = encode_batch([ToEncode(CODEC, x, basis=basis)])
+    assert usual[HEAD] >> 3 == TURNED, "where nothing is carried there is no choice"
 
 
 def test_without_a_basis_payloads_are_those_of_the_default() -> None:
@@ -188,7 +204,7 @@ def test_frames_and_bases_are_the_same_at_any_level_and_number_of_threads() -> N
 
 def test_only_matrices_with_enough_rows_and_columns_have_a_basis() -> None:
     sizes = [CODEC.basis_size(shape) for shape in SHAPES]
-    assert sizes == [20 * 81, 10 * 41, 0, 0, 0]
+    assert sizes == [32 * (96 + 80 + 66), 20 * (120 + 40 + 42), 0, 0, 0]
     assert gradcomp.get_codec("adaptive(preset=default)").basis_size((96, 80)) == 0
     x = gradients(0)[2]
     with pytest.raises(ValueError, match="keeps a basis of 0 numbers of this tensor, not 7"):
@@ -199,16 +215,26 @@ def test_only_matrices_with_enough_rows_and_columns_have_a_basis() -> None:
 
 def test_directions_are_orthonormal_and_those_of_the_averages() -> None:
     rng = np.random.default_rng(0)
-    true = np.linalg.qr(rng.normal(size=(80, 3)))[0].T
+    of_rows = np.linalg.qr(rng.normal(size=(96, 3)))[0].T
+    of_cols = np.linalg.qr(rng.normal(size=(80, 3)))[0].T
     basis = np.zeros(CODEC.basis_size((96, 80)), np.float32)
+    weights = np.array([4, 2, 1])
     for _ in range(5):
-        x = rng.normal(size=(96, 3)) @ (np.array([[4], [2], [1]]) * true)
-        CODEC.learn((1e3 * x).astype(np.float32), (96, 80), basis)
-    v, sizes = basis[: 20 * 80].reshape(20, 80), basis[20 * 80 :]
-    np.testing.assert_allclose(v @ v.T, np.eye(20), atol=1e-5)
-    np.testing.assert_allclose(np.abs(np.sum(v[:3] * true, axis=1)), 1, atol=0.02)
-    assert sorted(sizes, reverse=True) == list(sizes)
-    assert sizes[0] < 1
+        core = weights[:, None] * rng.normal(size=(3, 3)) * weights
+        CODEC.learn((1e3 * of_rows.T @ core @ of_cols).astype(np.float32), (96, 80), basis)
+    numbers = basis
+    for true, size in ((of_cols, 80), (of_rows, 96)):
+        y, numbers = numbers[: 32 * size].reshape(32, size), numbers[32 * size :]
+        t, numbers = numbers[: 32 * 32].reshape(32, 32), numbers[32 * 32 :]
+        sizes, numbers = numbers[:32], numbers[32:]
+        whole = np.eye(size) - y.T @ t @ y
+        np.testing.assert_allclose(whole.T @ whole, np.eye(size), atol=1e-5)
+        v = y - np.eye(32, size)
+        np.testing.assert_allclose(whole[:, :32], -v.T, atol=1e-5)
+        assert np.linalg.svd(v[:3] @ true.T)[1].min() > 0.98  # the same three dimensions
+        assert sorted(sizes, reverse=True) == list(sizes)
+        assert 0 < sizes[0] < 1
+    assert numbers.size == 0
 
 
 def test_averages_that_teach_nothing_leave_the_basis_alone() -> None:
@@ -260,22 +286,16 @@ def test_another_basis_is_refused() -> None:
 def test_damaged_fields_of_a_basis_are_refused() -> None:
     _, basis, frame = one_frame()
     payload = frame[HEAD:-4].tobytes()
-    # Behind the head and the tables' shapes: directions, CRC, the step of P, shifts.
-    at = 12 + int.from_bytes(payload[10:12], "little").bit_count()
-    assert 1 <= payload[at] <= 20
+    at = turned_fields(payload)  # the rank, then the CRC of the basis
 
     def with_byte(where: int, value: int) -> np.ndarray:
         return rebuilt(frame, payload[:where] + bytes([value]) + payload[where + 1 :])
 
-    for count in (0, 21, 255):
-        with pytest.raises(WireError, match=f"{count} directions of a basis; there are 1 to 20"):
-            decoded(with_byte(at, count), basis)
+    for rank in (17, 255):
+        with pytest.raises(WireError, match=f"a rank of {rank}; of this matrix it is at most 16"):
+            decoded(with_byte(at, rank), basis)
     with pytest.raises(WireError, match="another basis"):
         decoded(with_byte(at + 2, payload[at + 2] ^ 1), basis)
-    with pytest.raises(WireError, match="step is not finite"):
-        decoded(rebuilt(frame, payload[: at + 5] + b"\x80\x7f" + payload[at + 7 :]), basis)
-    with pytest.raises(WireError, match="which are not sent"):
-        decoded(with_byte(at + 7, payload[at + 7] | 1), basis)
     for end in range(len(payload)):
         with pytest.raises(WireError):
             decoded(rebuilt(frame, payload[:end]), basis)
@@ -285,7 +305,7 @@ def test_the_default_does_not_know_such_frames() -> None:
     _, _, frame = one_frame()
     usual = gradcomp.get_codec("adaptive(rate=0.5)")
     own = usual.encode(gradients(0)[0])
-    with pytest.raises(WireError, match="a payload with rank 17"):
+    with pytest.raises(WireError, match="a rank of 17"):
         usual.decode(rebuilt(own, frame[HEAD:-4].tobytes()))
 
 
