@@ -102,9 +102,9 @@ class Learning:
     Unless it ``resumes``, encoding begins anew in each step, as that of the others here does.
     """
 
-    def __init__(self, rate: float, resumes: bool = False) -> None:
+    def __init__(self, rate: float, coder: str = "ecsq", resumes: bool = False) -> None:
         self._resumes = resumes
-        self._codec = gradcomp.get_codec(f"adaptive(rate={rate},preset=basis)")
+        self._codec = gradcomp.get_codec(f"adaptive(rate={rate},preset=basis,coder={coder})")
         self._carried: list[FloatArray | None] = []
         self._bases: list[FloatArray | None] = []
 
@@ -230,6 +230,7 @@ def methods(scale: float) -> Iterator[tuple[str, float, Coder]]:
         yield "adaptive", rate, frames(f"adaptive(rate={rate})")
         yield "adaptive, coder=polar", rate, frames(f"adaptive(rate={rate},coder=polar)")
         yield "adaptive, preset=basis", rate, Learning(rate)
+        yield "adaptive, preset=basis, coder=polar", rate, Learning(rate, "polar")
         yield "adaptive, rank=0", rate, frames(f"adaptive(rate={rate},rank=0)")
         yield "polar", rate, frames(f"polar(rate={rate})")
         yield "rotate|polar", rate, frames(f"rotate|polar(rate={rate})")
@@ -293,7 +294,9 @@ def plot(points: Sequence[Point], path: Path) -> None:
                     if name == "adaptive, coder=polar":
                         style |= {"color": "black", "ls": "--"}
                     if name == "adaptive, preset=basis":
-                        style |= {"color": "black", "ls": ":", "lw": 2.0}
+                        style |= {"color": "tab:red", "lw": 2.0}
+                    if name == "adaptive, preset=basis, coder=polar":
+                        style |= {"color": "tab:red", "ls": "--"}
                     axes.plot(*zip(*own, strict=True), label=name, **style)
             axes.set(xscale="log", yscale="log", xlim=(0.04, 3), ylim=(1e-4, 2))
             axes.set_title(f"{model}{', error feedback' if feedback else ''}", fontsize=10)
@@ -336,17 +339,25 @@ def table(points: Sequence[Point]) -> None:
                 )
 
 
-def coders(name: str, bucket: Bucket) -> None:
-    """How much less the error of coder=polar is than that of the usual coder, at its bits."""
+def coders(name: str, steps: Sequence[Bucket], learns: bool = False) -> None:
+    """How much less the error of coder=polar is than that of the usual coder, at its bits.
+
+    Of the last step; with ``learns`` with preset=basis, which has learned from those before.
+    """
+    bucket = steps[-1]
     rates = (0.25, 0.5, 1, 2)
     bits, errors = np.empty((2, len(rates))), np.empty((2, len(rates)))
     for row, coder in enumerate(("ecsq", "polar")):
         for column, rate in enumerate(rates):
-            used, decoded = frames(f"adaptive(rate={rate},coder={coder})")(bucket)
+            run = frames(f"adaptive(rate={rate},coder={coder})")
+            if learns:
+                run = learning = Learning(rate, coder)
+                learning.begin(steps[:-1])
+            used, decoded = run(bucket)
             left = energy([x - y for x, y in zip(bucket, decoded, strict=True)])
             bits[row, column], errors[row, column] = used, 10 * np.log10(left / energy(bucket))
     gains = errors[0] - errors[1] - np.gradient(errors[1], bits[1]) * (bits[0] - bits[1])
-    print(f"\n{name}")
+    print(f"\n{name}{', preset=basis' if learns else ''}")
     print(f"{'rate':>6} {'ecsq: bits':>11} {'dB':>7} {'polar: bits':>12} {'dB':>7} {'gain':>6}")
     for column, rate in enumerate(rates):
         print(
@@ -385,9 +396,11 @@ def speeds() -> None:
         print()
     learning = Learning(0.25, resumes=True)
     learning.begin([[x]] * 2)
-    print("preset=basis, rate 0.25")
+    data = learning.encode([x])
+    print(f"preset=basis, rate 0.25, {'turned' if data[24] >> 3 == 17 else 'as it is'}")
     for what, run in (
         ("encode", lambda: learning.encode([x])),
+        ("decode", lambda: learning.decode(data, [x])),
         ("learn", lambda: learning.learn([x])),
     ):
         copying = fastest(lambda: np.copyto(y, x), 5)
@@ -461,9 +474,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.coders:
         rng = np.random.default_rng(0)
-        coders("normal noise", [rng.normal(size=(512, 512)).astype(np.float32)])
+        coders("normal noise", [[rng.normal(size=(512, 512)).astype(np.float32)]])
         for path in arguments.files:
-            coders(path.stem, load(path)[-1])
+            for learns in (False, True):
+                coders(path.stem, load(path), learns)
         return
     if arguments.speeds:
         speeds()

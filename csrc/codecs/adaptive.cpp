@@ -454,7 +454,8 @@ class Adaptive final : public Codec {
       skip(kTurnedHead);
     }
     if (decoded->rank > std::min({kMaxAdaptiveRank, decoded->shape.rows, cols})) {
-      return wire_error("a rank of " + std::to_string(decoded->rank) + "; of this matrix it is at most " +
+      return wire_error("a rank of " + std::to_string(decoded->rank) +
+                        "; of this matrix it is at most " +
                         std::to_string(std::min({kMaxAdaptiveRank, decoded->shape.rows, cols})));
     }
     if (decoded->rank != 0) {
@@ -642,9 +643,10 @@ StageInfo adaptive_stage() {
       choice_param("coder", nullptr, "ecsq|polar",
                    "of what pairs leave; polar: points of a lattice, half chosen by polar codes, "
                    "where that costs less; without: ecsq"),
-      choice_param("preset", nullptr, "default|basis",
-                   "basis: all ranks keep directions of past averages, and see gradients from them; "
-                   "without state (Codec.encode, BytePS, gossip) and without: default"),
+      choice_param(
+          "preset", nullptr, "default|basis",
+          "basis: all ranks keep directions of past averages, and see gradients from them; "
+          "without state (Codec.encode, BytePS, gossip) and without: default"),
   };
   stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {
     return std::make_unique<Adaptive>(recipe);

@@ -159,8 +159,7 @@ Status learn_side(const Matrix& average, float scale, bool of_rows, bool first, 
       side.sizes[k] = order[k].first;
       std::memcpy(side.y + k * n, next.data() + order[k].second * n, sizeof(float) * n);
     }
-    GRADCOMP_TRY(
-        orthonormalize({side.y, rank * n}, rank, Orthonormalization::kCholesky, scratch));
+    GRADCOMP_TRY(orthonormalize({side.y, rank * n}, rank, Orthonormalization::kCholesky, scratch));
   }
   complete(side);
   return {};

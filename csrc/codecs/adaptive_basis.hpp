@@ -6,7 +6,8 @@
 // Such a Q is I - Y T Y^T, with Y = V + E for the directions V and as many unit vectors E, and
 // T = Y_1^-T for the first R elements Y_1 of each vector of Y. (Sun and Bischof: "A Basis-Kernel
 // Representation of Orthogonal Matrices", SIAM J. Matrix Anal. Appl. 1995; the signs that make Y_1
-// well conditioned: Ballard et al., "Reconstructing Householder Vectors from Tall-Skinny QR", 2015.)
+// well conditioned: Ballard et al., "Reconstructing Householder Vectors from Tall-Skinny QR",
+// 2015.)
 #pragma once
 
 #include <cstddef>

@@ -111,9 +111,7 @@ void Carried::store(Span<float> numbers) const {
   if (numbers.size() == kNumbers) std::copy(all, all + kNumbers, numbers.data());
 }
 
-std::size_t Carried::pairs() const {
-  return static_cast<std::size_t>(rank < 0 ? -1 - rank : rank);
-}
+std::size_t Carried::pairs() const { return static_cast<std::size_t>(rank < 0 ? -1 - rank : rank); }
 
 bool Carried::usable() const {
   const auto within = [](float x, float least, float most) { return x >= least && x <= most; };
