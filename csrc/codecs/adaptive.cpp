@@ -24,7 +24,7 @@ namespace gradcomp {
 namespace {
 
 constexpr std::size_t kLevelSlot = RateControl::kSymbolSlot;
-constexpr std::size_t kTurnedSlot = kLevelSlot + 1;
+constexpr std::size_t kDecodedSlot = kLevelSlot + 1;
 
 // The one byte of a payload without any other.
 constexpr std::uint8_t kAllZero = 0;
@@ -273,7 +273,7 @@ class Adaptive final : public Codec {
     Decoded decoded;
     GRADCOMP_TRY(open(in, call, acc.size(), &decoded));
     if (decoded.basis.rank != 0) {
-      const Span<float> room = call.scratch->get<float>(kTurnedSlot, acc.size());
+      const Span<float> room = call.scratch->get<float>(kDecodedSlot, acc.size());
       if (room.empty()) return capacity_error("out of memory while decoding");
       decoded.fill(room.data());
       kernels().f32_add(reinterpret_cast<const std::uint8_t*>(room.data()), weight, acc.data(),
