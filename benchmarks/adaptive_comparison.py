@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,14 @@ Coder = Callable[[Bucket], tuple[float, Bucket]]
 
 RATES = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 FEEDBACK_STEPS = 5
+
+OWN_STYLES: dict[str, dict[str, Any]] = {
+    "adaptive": {"color": "black", "lw": 2.0},
+    "adaptive, coder=polar": {"color": "black", "ls": "--"},
+    "adaptive, preset=basis": {"color": "red", "lw": 2.0},
+    "adaptive, preset=basis, coder=polar": {"color": "red", "ls": "--"},
+}
+OTHER_COLORS = ("C0", "C1", "C2", "C4", "C5", "C6", "C7", "C8", "C9", "navy")
 
 
 class Point(NamedTuple):
@@ -275,28 +284,23 @@ def measure(model: str, steps: Sequence[Bucket]) -> Iterator[Point]:
 def plot(points: Sequence[Point], path: Path) -> None:
     """A panel for each model, raw above and with error feedback below."""
     models = list(dict.fromkeys(point.model for point in points))
-    figure = Figure(figsize=(4.2 * len(models), 7.2), layout="constrained")
+    figure = Figure(figsize=(4.2 * len(models), 8), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(2, len(models), squeeze=False, sharex=True)
     names = list(dict.fromkeys(point.method for point in points))
+    others = [name for name in names if name not in OWN_STYLES]
+    colors = dict(zip(others, itertools.cycle(OTHER_COLORS), strict=False))
     for row, feedback in enumerate((False, True)):
         for axes, model in zip(panels[row], models, strict=True):
-            for number, name in enumerate(names):
+            for name in names:
                 own = sorted(
                     (point.bits, point.error)
                     for point in points
                     if (point.model, point.feedback, point.method) == (model, feedback, name)
                 )
                 if own:
-                    style = {"color": f"C{number}", "marker": ".", "lw": 1.0}
-                    if name == "adaptive":
-                        style |= {"color": "black", "lw": 2.0}
-                    if name == "adaptive, coder=polar":
-                        style |= {"color": "black", "ls": "--"}
-                    if name == "adaptive, preset=basis":
-                        style |= {"color": "tab:red", "lw": 2.0}
-                    if name == "adaptive, preset=basis, coder=polar":
-                        style |= {"color": "tab:red", "ls": "--"}
+                    style = OWN_STYLES.get(name) or {"color": colors[name]}
+                    style = {"marker": ".", "lw": 1.0} | style
                     axes.plot(*zip(*own, strict=True), label=name, **style)
             axes.set(xscale="log", yscale="log", xlim=(0.04, 3), ylim=(1e-4, 2))
             axes.set_title(f"{model}{', error feedback' if feedback else ''}", fontsize=10)
@@ -304,7 +308,8 @@ def plot(points: Sequence[Point], path: Path) -> None:
         panels[row][0].set_ylabel("part of the sum not sent" if feedback else "vNMSE")
     for axes in panels[1]:
         axes.set_xlabel("bits per element on the wire")
-    panels[0][0].legend(fontsize=7)
+    lines, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(lines, labels, loc="outside lower center", ncols=5, fontsize=8)
     figure.savefig(path, dpi=80)
 
 
