@@ -71,8 +71,8 @@ def plot_comparison(runs: Mapping[str, Sequence[Path]], metric: Metric, picture:
     mpl.rcParams["font.size"] = 10
     figure = Figure(figsize=(12, 5), dpi=130, layout="constrained")
     left, right = figure.subplots(1, 2)
-    lowest = least = np.inf
-    highest = 0.0
+    lowest = np.inf
+    means: list[float] = []
     for index, (label, folders) in enumerate(runs.items()):
         style = _style(index, label)
         rows = [_epochs(folder) for folder in folders]
@@ -81,7 +81,7 @@ def plot_comparison(runs: Mapping[str, Sequence[Path]], metric: Metric, picture:
             [[row[metric.key] for row in seed if row[metric.key] is not None] for seed in rows]
         )
         mean, spread = values.mean(axis=0), values.std(axis=0, ddof=1 if len(rows) > 1 else 0)
-        least, highest = min(least, mean.min()), max(highest, mean.max())
+        means += mean.tolist()
         left.plot(tested, mean, **style)
         left.fill_between(
             tested, mean - spread, mean + spread, color=style["color"], alpha=0.15, linewidth=0
@@ -103,9 +103,12 @@ def plot_comparison(runs: Mapping[str, Sequence[Path]], metric: Metric, picture:
     left.set_xlabel("epoch")
     left.set_ylabel(f"{metric.title}: mean and standard deviation over seeds")
     left.xaxis.get_major_locator().set_params(integer=True)
+    least, most, highest = np.quantile(means, (0, 0.95, 1))
     if highest > 10 * least > 0:  # a loss that falls so far
         left.set_yscale("log")
         left.set_ylim(least / 1.5, highest * 1.5)  # bands may go down to 0
+    elif highest - least > 1.5 * (most - least):  # a few points, far above all others
+        left.set_ylim(least - 0.05 * (most - least), most + 0.1 * (most - least))
     left.legend(frameon=False, fontsize=9)
     right.set_title("Gradient bytes of a step, one rank", loc="left", fontweight="bold")
     right.set_xlabel("bytes (log scale): in the last epoch; pale: mean of the whole run")
