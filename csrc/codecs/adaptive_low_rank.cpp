@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "codecs/adaptive_stream.hpp"
 #include "core/bytes.hpp"
@@ -23,6 +24,10 @@ constexpr std::size_t kCached = std::size_t{1} << 14;  // elements
 // A vector whose mean magnitude is above this many steps sends its lower bits as they are.
 constexpr double kLargeMean = 1.5;
 
+// Of two directions whose product is smaller, in parts of their own (squared), none is turned: its
+// vectors are kept as float32.
+constexpr double kNoTurn = 0x1p-48;
+
 // The products only read it.
 Matrix view(const float* x, std::size_t rows, std::size_t cols) {
   return {const_cast<float*>(x), rows, cols};
@@ -35,11 +40,14 @@ void eigen(std::vector<double>& a, std::size_t n, std::vector<double>* vectors) 
   std::vector<double>& v = *vectors;
   v.assign(n * n, 0);
   for (std::size_t i = 0; i < n; ++i) v[i * n + i] = 1;
-  for (int sweep = 0; sweep < 12; ++sweep) {
+  bool turned = true;
+  for (int sweep = 0; sweep < 12 && turned; ++sweep) {
+    turned = false;
     for (std::size_t p = 0; p + 1 < n; ++p) {
       for (std::size_t q = p + 1; q < n; ++q) {
         const double off = a[p * n + q];
-        if (off == 0) continue;
+        if (!(off * off > kNoTurn * std::fabs(a[p * n + p] * a[q * n + q]))) continue;
+        turned = true;
         const double theta = (a[q * n + q] - a[p * n + p]) / (2 * off);
         if (!std::isfinite(theta)) continue;
         const double t = (theta < 0 ? -1 : 1) / (std::fabs(theta) + std::sqrt(theta * theta + 1));
@@ -140,8 +148,8 @@ void open_factor(std::size_t rank, std::size_t size, Factor* factor) {
   factor->values.assign(rank * size, 0);
 }
 
-// Of the least squares' equations p V V^T = x V^T. A direction that rounding has left nearly
-// nothing of has no part.
+// Of the least squares' equations p V V^T = x V^T, from p = x V^T. A direction that rounding has
+// left nearly nothing of has no part.
 void solve(const std::vector<float>& v, std::size_t rank, std::size_t cols, std::size_t rows,
            std::vector<float>* p) {
   std::vector<double> gram(rank * rank);
@@ -164,10 +172,12 @@ void solve(const std::vector<float>& v, std::size_t rank, std::size_t cols, std:
     usable[i] = whole > 0.25 && left > 0.05 * whole;
     gram[i * rank + i] = usable[i] ? std::sqrt(left) : 1;
   }
+  // The inverse, column after column; it is symmetric.
+  std::vector<float> inverse(rank * rank);
   std::vector<double> y(rank);
-  for (std::size_t row = 0; row < rows; ++row) {
+  for (std::size_t column = 0; column < rank; ++column) {
     for (std::size_t i = 0; i < rank; ++i) {
-      double sum = static_cast<double>((*p)[i * rows + row]);
+      double sum = i == column ? 1 : 0;
       for (std::size_t j = 0; j < i; ++j) sum -= gram[i * rank + j] * y[j];
       y[i] = usable[i] ? sum / gram[i * rank + i] : 0;
     }
@@ -175,9 +185,12 @@ void solve(const std::vector<float>& v, std::size_t rank, std::size_t cols, std:
       double sum = y[i];
       for (std::size_t j = i + 1; j < rank; ++j) sum -= gram[j * rank + i] * y[j];
       y[i] = usable[i] ? sum / gram[i * rank + i] : 0;
-      (*p)[i * rows + row] = static_cast<float>(y[i]);
+      inverse[column * rank + i] = static_cast<float>(y[i]);
     }
   }
+  std::vector<float> solved(p->size());
+  outer(inverse.data(), p->data(), rank, rank, rows, {solved.data(), nullptr, nullptr});
+  *p = std::move(solved);
 }
 
 }  // namespace

@@ -70,6 +70,11 @@ void count_symbols(Span<const std::uint8_t> symbols, std::uint32_t* counts) {
   std::size_t i = 0;
   for (; i + 8 <= symbols.size(); i += 8) {
     const auto word = load<std::uint64_t>(symbols.data() + i);
+    const std::uint64_t first = word & 0xFF;
+    if (word == first * 0x0101010101010101u) {  // as runs of zeros are
+      parts[0][first] += 8;
+      continue;
+    }
     for (unsigned j = 0; j < 8; ++j) ++parts[j % 4][word >> 8 * j & 0xFF];
   }
   for (; i < symbols.size(); ++i) ++parts[0][symbols[i]];
