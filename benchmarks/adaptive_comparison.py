@@ -445,7 +445,10 @@ def bucket_speeds(path: Path) -> None:
 def basis_speeds(path: Path) -> None:
     """CPU time for each step of a file with preset=basis, and the errors' ratio to the default."""
     steps = load(path)
-    print(f"\n{path.stem}, preset=basis, ms\n{'rate':>6} {'encode':>8} {'learn':>8} {'error':>8}")
+    codec = gradcomp.get_codec("adaptive(preset=basis)")
+    share = sum(codec.basis_size(x.shape) for x in steps[0]) / numel(steps[0])
+    print(f"\n{path.stem}, preset=basis of {share:.0%} of the elements, ms")
+    print(f"{'rate':>6} {'encode':>8} {'learn':>8} {'error':>8}")
     for rate in (0.1, 0.25, 0.5):
         usual = frames(f"adaptive(rate={rate})")
         learning = Learning(rate, resumes=True)

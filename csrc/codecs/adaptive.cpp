@@ -474,7 +474,7 @@ class Adaptive final : public Codec {
           "the payload needs the basis that ranks keep of this tensor's averages (preset=basis), "
           "and here is none: only a rank that has taken part in the steps before can decode it");
     }
-    if (in.size() < kTurnedHead) return wire_error("the payload ends before its factors");
+    if (in.size() < kTurnedHead) return wire_error("the payload ends before its rank and basis");
     const auto check = load<std::uint32_t>(in.data() + 1);
     if (check != basis.check) {
       return wire_error("the payload was made with another basis, whose CRC-32C is " +

@@ -199,15 +199,19 @@ void reflect_rows(const SharedBasis& basis, bool transposed, const Matrix& x) {
   outer(side.y, q.data(), basis.rank, x.rows, x.cols, {nullptr, nullptr, x.data});
 }
 
+// Whether something was learned; not by damaged numbers, either.
+bool is_learned(Span<const float> kept, std::size_t rank) {
+  const float largest = bits_float(kernels().max_magnitude(kept.data(), kept.size()));
+  return largest <= kLargestNumber && kept[kept.size() - rank] > 0;  // the rows' first size
+}
+
 }  // namespace
 
 SharedBasis SharedBasis::of(Span<const float> kept, std::size_t rows, std::size_t cols) {
   if (kept.empty() || kept.size() != shared_basis_size(rows, cols)) return {};
   const std::size_t rank = directions(rows, cols);
+  if (!is_learned(kept, rank)) return {};
   const float* const of_rows = kept.data() + side_size(rank, cols);
-  const float* const sizes = of_rows + rank * (rows + rank);
-  const float largest = bits_float(kernels().max_magnitude(kept.data(), kept.size()));
-  if (!(largest <= kLargestNumber) || !(sizes[0] > 0)) return {};
   const auto* const bytes = reinterpret_cast<const std::uint8_t*>(kept.data());
   return {rank,
           {kept.data(), kept.data() + rank * cols, cols},
@@ -226,7 +230,7 @@ Status learn_basis(const float* average, std::size_t rows, std::size_t cols, Scr
   const float largest = bits_float(kernels().max_magnitude(average, n));
   if (!(largest >= kLeast && largest <= kMost)) return {};
   const std::size_t rank = directions(rows, cols);
-  const bool first = SharedBasis::of({kept.data(), kept.size()}, rows, cols).rank == 0;
+  const bool first = !is_learned({kept.data(), kept.size()}, rank);
   // Every average counts by its directions, not by its size.
   const auto scale = static_cast<float>(1 / kernels().sum_squares(average, n));
   const Matrix m{const_cast<float*>(average), rows, cols};  // which the products only read

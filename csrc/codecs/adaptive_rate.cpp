@@ -130,8 +130,7 @@ struct RateControl::Candidate {
   const BucketTensor* tensor;
   bool points;         // whether a byte says that there are none
   SharedBasis shared;  // none where it has nothing for this step
-  Span<float> kept = tensor->carried;
-  Carried carried = Carried::from({kept.data(), kept.size()});
+  Carried carried = Carried::from({tensor->carried.data(), tensor->carried.size()});
   bool turned = false;
   Basis basis = {};
   double scale = 1;  // elements of the tensor for each of the sample
@@ -148,15 +147,16 @@ struct RateControl::Candidate {
   // Steps from one choice of the rank to the next.
   std::size_t period() const { return tensor->basis.empty() ? kRankPeriod : kLearningPeriod; }
 
-  // The matrix as it is seen from the basis; false where that leaves the range of float32, which a
-  // damaged basis may do.
-  bool turn_to(float* room, Plan* turned_plan) const {
+  // The matrix as it is seen from the basis. Returns its largest magnitude, or 0 where that leaves
+  // the range of float32, which a damaged basis may do: then the plan stays what it was.
+  float turn_to(float* room, Plan* turned_plan) const {
     std::copy(tensor->x.begin(), tensor->x.end(), room);
-    gradcomp::turn(shared, room);
-    if (kernels().max_magnitude(room, tensor->x.size()) >= kInfBits) return false;
+    turn(shared, room);
+    const std::uint32_t largest = kernels().max_magnitude(room, tensor->x.size());
+    if (largest >= kInfBits) return 0;
     turned_plan->quantized = Quantized(room, shape(), true);
     turned_plan->basis = shared.check;
-    return true;
+    return bits_float(largest);
   }
   // Bits of a sample's rest.
   double sample_bits(const Quantized& of, float step) {
@@ -243,7 +243,7 @@ struct RateControl::Bucket {
   }
   bool carries() const {
     return std::any_of(candidates.begin(), candidates.end(),
-                       [](const Candidate& one) { return !one.kept.empty(); });
+                       [](const Candidate& one) { return !one.tensor->carried.empty(); });
   }
 };
 
@@ -346,7 +346,7 @@ Status RateControl::compare_turned(Candidate* candidate, double cost, float step
   plan.quantized = Quantized(candidate->tensor->x.data(), candidate->shape());
   if (other.turned) {
     room.resize(other.shape().size());
-    if (!other.turn_to(room.data(), &plan)) return {};
+    if (other.turn_to(room.data(), &plan) == 0) return {};
   }
   GRADCOMP_TRY(sample(&other, max_rank(other.shape()), scratch));
   if (choose_rank(&other, true, step) >= cost) return {};
@@ -412,7 +412,7 @@ Status RateControl::begin(Bucket* bucket, Scratch& scratch) const {
   return {};
 }
 
-Status RateControl::turn_all(Bucket* bucket, Scratch& scratch) {
+Status RateControl::turn_all(Bucket* bucket, float* largest, Scratch& scratch) {
   std::size_t all = 0;
   for (const Candidate& one : bucket->candidates) all += one.turned ? one.shape().size() : 0;
   if (all == 0) return {};
@@ -421,7 +421,9 @@ Status RateControl::turn_all(Bucket* bucket, Scratch& scratch) {
   float* room = rooms.data();
   for (Candidate& one : bucket->candidates) {
     if (!one.turned) continue;
-    one.turned = one.turn_to(room, one.plan);
+    const float found = one.turn_to(room, one.plan);
+    one.turned = found > 0;
+    *largest = std::max(*largest, found);
     room += one.shape().size();
   }
   return {};
@@ -446,7 +448,7 @@ Status RateControl::take_out(Bucket* bucket, Scratch& scratch) {
     plan.quantized.take_out(one.basis, one.choice.rank, one.choice.factor_step, rest);
     symbol += one.shape().size();
     if (one.choice.rank != 0) rest += one.shape().size();
-    if (!one.kept.empty()) one.sample_rest();
+    if (!one.tensor->carried.empty()) one.sample_rest();
   }
   return {};
 }
@@ -564,14 +566,8 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch,
   for (Candidate& one : candidates) {
     one.turned = resumed ? one.carried.rank < 0 : one.shared.rank != 0;
   }
-  GRADCOMP_TRY(turn_all(&bucket, scratch));
+  GRADCOMP_TRY(turn_all(&bucket, &largest, scratch));
   // So that no magnitude is beyond those that can be coded.
-  for (const Candidate& one : candidates) {
-    const Quantized& quantized = one.plan->quantized;
-    if (!quantized.turned()) continue;
-    const std::uint32_t bits = kernels().max_magnitude(quantized.x(), one.shape().size());
-    largest = std::max(largest, bits_float(bits));
-  }
   bucket.least = std::max(static_cast<double>(largest) / (kMaxLevel - 2), 0x1p-100);
 
   GRADCOMP_TRY(resumed ? resume(&bucket, scratch) : begin(&bucket, scratch));
@@ -610,7 +606,7 @@ Status RateControl::find(Span<const BucketTensor> tensors, Scratch& scratch,
       const auto rank = static_cast<float>(one.choice.rank);
       carried.rank = one.turned ? -1 - rank : rank;
       carried.gain = static_cast<float>(found.value / promised);
-      carried.store(one.kept);
+      carried.store(one.tensor->carried);
     }
   }
   // Last, as the next step begins from levels.

@@ -59,8 +59,8 @@ class RateControl {
   bool resumes(const Bucket& bucket) const;
   // The same from what the last step has left.
   Status resume(Bucket* bucket, Scratch& scratch) const;
-  // Turns the matrices that are to be.
-  static Status turn_all(Bucket* bucket, Scratch& scratch);
+  // Turns the matrices that are to be; raises `largest` to their largest magnitude.
+  static Status turn_all(Bucket* bucket, float* largest, Scratch& scratch);
   // Takes the pairs out of whole tensors.
   static Status take_out(Bucket* bucket, Scratch& scratch);
   // Given a step for levels alone and the bytes there: lets groups become points, with a smaller

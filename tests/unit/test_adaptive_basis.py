@@ -301,6 +301,17 @@ def test_damaged_fields_of_a_basis_are_refused() -> None:
             decoded(rebuilt(frame, payload[:end]), basis)
 
 
+def test_steps_of_a_turned_matrix_are_finite() -> None:
+    codec = gradcomp.get_codec("adaptive(rate=0.5,rank=1,preset=basis)")
+    _, basis, frame = one_frame(codec)
+    payload = frame[HEAD:-4].tobytes()
+    at = turned_fields(payload) + 5  # the step of P, then that of V
+    for step in (at, at + 2):
+        bad = rebuilt(frame, payload[:step] + b"\x80\x7f" + payload[step + 2 :])
+        with pytest.raises(WireError, match="step is not finite"):
+            decode_batch_add([ToDecode("w", codec, [bad], np.zeros(SHAPES[0], "f4"), basis)])
+
+
 def test_the_default_does_not_know_such_frames() -> None:
     _, _, frame = one_frame()
     usual = gradcomp.get_codec("adaptive(rate=0.5)")
