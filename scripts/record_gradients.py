@@ -29,6 +29,7 @@ class Model(StrEnum):
     DIGITS_CNN = "digits-cnn"
     CHAR_LSTM = "char-lstm"
     CHAR_TRANSFORMER = "char-transformer"
+    CHAR_TRANSFORMER_1M = "char-transformer-1m"
 
 
 class Training(NamedTuple):
@@ -62,10 +63,10 @@ def _char_lstm() -> Training:
     )
 
 
-def _char_transformer() -> Training:
+def _char_transformer(width: int = 128) -> Training:
     length = 64
     text = load_python_topics()
-    model = CharTransformer(len(text.vocabulary), length)
+    model = CharTransformer(len(text.vocabulary), length, width)
     return Training(
         model,
         torch.optim.AdamW(model.parameters(), lr=1e-3),
@@ -78,6 +79,7 @@ _TRAININGS = {
     Model.DIGITS_CNN: _digits_cnn,
     Model.CHAR_LSTM: _char_lstm,
     Model.CHAR_TRANSFORMER: _char_transformer,
+    Model.CHAR_TRANSFORMER_1M: lambda: _char_transformer(width=200),
 }
 
 
@@ -127,7 +129,8 @@ def main(
         typer.Option(
             help="digits-cnn: 151,306 parameters, scikit-learn's digits, SGD; a few seconds. "
             "char-transformer: two causal layers of width 128, about 430,000 parameters, the "
-            "texts of Python's own help() (pydoc_data.topics), AdamW; about a minute. char-lstm: "
+            "texts of Python's own help() (pydoc_data.topics), AdamW; about a minute. "
+            "char-transformer-1m: the same of width 200, about 1,020,000 parameters. char-lstm: "
             "one layer of width 256, about 360,000 parameters, the same text and optimizer."
         ),
     ] = Model.DIGITS_CNN,

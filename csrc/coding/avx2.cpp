@@ -341,6 +341,16 @@ GRADCOMP_AVX2 bool decode_row(const std::uint8_t* begin, const std::uint8_t** fr
     }
     take_note(now, at, kGroup, magnitudes);
   }
+  for (; lanes == kPart && at + kGroup <= n && words >= begin; at += kGroup) {
+    std::uint8_t classes[kGroup];
+    std::uint8_t magnitudes[kGroup];
+    find_classes(now, at, classes);
+    for (std::size_t k = 0; k < kGroup; k += kPart) {
+      parts[0] =
+          pop_class(parts[0], classes + k, tables, move, &words, levels + at + k, magnitudes + k);
+    }
+    take_note(now, at, kGroup, magnitudes);
+  }
   for (std::size_t k = 0; k < kParts; ++k) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(states + kPart * k), parts[k]);
   }

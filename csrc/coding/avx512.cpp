@@ -12,6 +12,7 @@ namespace gradcomp {
 namespace {
 
 constexpr std::size_t kHalf = kRansLanes / 2;  // of the states, in one vector
+constexpr std::size_t kFewLanes = 8;           // that contexts also have a loop of vectors for
 constexpr std::size_t kStepBytes = kRansWord * kRansLanes;
 
 // The entries of eight symbols. Gather instructions are slower than this where the processor guards
@@ -221,10 +222,6 @@ GRADCOMP_AVX512 inline void note(Contexts& contexts, std::size_t at, const Means
   contexts.row += ((sum << kMeanBits) / kCount - contexts.row) >> kRowShift;
 }
 
-GRADCOMP_AVX512 inline void narrow(__m512i numbers, void* bytes) {
-  _mm_storeu_si128(static_cast<__m128i*>(bytes), _mm512_cvtepi32_epi8(numbers));
-}
-
 GRADCOMP_AVX512 void classify(const float* x, std::size_t n, const DeadZone& zone,
                               Contexts& contexts, std::uint8_t* symbols) {
   const __m512 thresholds = _mm512_loadu_ps(zone.threshold);
@@ -242,10 +239,12 @@ GRADCOMP_AVX512 void classify(const float* x, std::size_t n, const DeadZone& zon
   contexts = now;
 }
 
-// As decode_group() for 16 states.
+// As decode_group() for so many states, 8 or 16.
+template <std::size_t kLanes>
 GRADCOMP_AVX512 inline __m512i pop_class(__m512i state, __m512i classes, const __m512i* tables,
                                          const std::uint8_t** from, std::int8_t* levels,
                                          __m512i* magnitudes) {
+  constexpr auto kUsed = static_cast<__mmask16>((1u << kLanes) - 1);
   const __m512i slot = _mm512_and_si512(state, _mm512_set1_epi32(kRansTotal - 1));
   // Above the start of an interval, whatever its frequency.
   const __m512i key = _mm512_or_si512(_mm512_slli_epi32(slot, 16), _mm512_set1_epi32(0xFFFF));
@@ -254,7 +253,7 @@ GRADCOMP_AVX512 inline __m512i pop_class(__m512i state, __m512i classes, const _
   __m512i magnitude = _mm512_setzero_si512();
   for (unsigned m = 1; m <= kTopMagnitude; ++m) {
     const __m512i next = _mm512_permutexvar_epi32(classes, tables[m]);
-    const __mmask16 reached = _mm512_cmpge_epu32_mask(key, next);
+    const __mmask16 reached = _mm512_mask_cmpge_epu32_mask(kUsed, key, next);
     if (reached == 0) break;
     interval = _mm512_mask_mov_epi32(interval, reached, next);
     magnitude = _mm512_mask_add_epi32(magnitude, reached, magnitude, one);
@@ -264,16 +263,34 @@ GRADCOMP_AVX512 inline __m512i pop_class(__m512i state, __m512i classes, const _
   const __mmask16 negative = _mm512_cmpge_epu32_mask(offset, frequency);
   offset = _mm512_mask_sub_epi32(offset, negative, offset, frequency);
   *magnitudes = magnitude;
-  narrow(_mm512_mask_sub_epi32(magnitude, negative, _mm512_setzero_si512(), magnitude), levels);
+  const __m128i bytes = _mm512_cvtepi32_epi8(
+      _mm512_mask_sub_epi32(magnitude, negative, _mm512_setzero_si512(), magnitude));
+  auto* const to = reinterpret_cast<__m128i*>(levels);
+  if (kLanes == kHalf) {
+    _mm_storeu_si128(to, bytes);
+  } else {
+    _mm_storel_epi64(to, bytes);
+  }
   state =
       _mm512_add_epi32(_mm512_mullo_epi32(frequency, _mm512_srli_epi32(state, kRansBits)), offset);
-  const __mmask16 empty = _mm512_cmplt_epu32_mask(state, _mm512_set1_epi32(kRansLowest));
+  const __mmask16 empty =
+      _mm512_mask_cmplt_epu32_mask(kUsed, state, _mm512_set1_epi32(kRansLowest));
   *from -= kRansWord * static_cast<unsigned>(__builtin_popcount(empty));
   const __m512i words =
       _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(*from)));
   const __m512i filled =
       _mm512_or_si512(_mm512_slli_epi32(state, 16), _mm512_maskz_expand_epi32(empty, words));
   return _mm512_mask_mov_epi32(state, empty, filled);
+}
+
+// Half of a group with 8 states: first its lower elements, then the others.
+GRADCOMP_AVX512 inline __m512i pop_half(__m512i* state, __m512i classes, const __m512i* tables,
+                                        const std::uint8_t** from, std::int8_t* levels) {
+  __m512i first, second;
+  *state = pop_class<kFewLanes>(*state, classes, tables, from, levels, &first);
+  const __m512i others = _mm512_castsi256_si512(_mm512_extracti64x4_epi64(classes, 1));
+  *state = pop_class<kFewLanes>(*state, others, tables, from, levels + kFewLanes, &second);
+  return _mm512_inserti64x4(first, _mm512_castsi512_si256(second), 1);
 }
 
 GRADCOMP_AVX512 bool decode_row(const std::uint8_t* begin, const std::uint8_t** from,
@@ -289,10 +306,18 @@ GRADCOMP_AVX512 bool decode_row(const std::uint8_t* begin, const std::uint8_t** 
   for (; lanes == kRansLanes && at + kGroup <= n && words >= begin; at += kGroup) {
     const Means means = load_means(now, at);
     __m512i low_magnitudes, high_magnitudes;
-    high = pop_class(high, classes_of(means.high, now), of, &words, levels + at + kHalf,
-                     &high_magnitudes);
-    low = pop_class(low, classes_of(means.low, now), of, &words, levels + at, &low_magnitudes);
+    high = pop_class<kHalf>(high, classes_of(means.high, now), of, &words, levels + at + kHalf,
+                            &high_magnitudes);
+    low =
+        pop_class<kHalf>(low, classes_of(means.low, now), of, &words, levels + at, &low_magnitudes);
     note(now, at, means, low_magnitudes, high_magnitudes);
+  }
+  for (; lanes == kFewLanes && at + kGroup <= n && words >= begin; at += kGroup) {
+    const Means means = load_means(now, at);
+    const __m512i first = pop_half(&low, classes_of(means.low, now), of, &words, levels + at);
+    const __m512i second =
+        pop_half(&low, classes_of(means.high, now), of, &words, levels + at + kHalf);
+    note(now, at, means, first, second);
   }
   _mm512_storeu_si512(states, low);
   _mm512_storeu_si512(states + kHalf, high);

@@ -54,6 +54,48 @@ GRADCOMP_LEVEL inline void classify_group(const float* x, std::size_t at, std::s
   take_note(contexts, at, count, magnitudes);
 }
 
+// The next element, which is of this class: signed.
+GRADCOMP_LEVEL inline int pop_level(const ClassTables& tables, std::size_t in_class,
+                                    const std::uint8_t** from, std::uint32_t* state) {
+  const std::uint32_t slot = *state & (kRansTotal - 1);
+  unsigned magnitude = 0;
+  while (magnitude < kTopMagnitude && slot >= tables.of[magnitude + 1][in_class] >> 16) {
+    ++magnitude;
+  }
+  const std::uint32_t interval = tables.of[magnitude][in_class];
+  const std::uint32_t frequency = interval & 0xFFFFu;
+  std::uint32_t offset = slot - (interval >> 16);
+  const bool negative = offset >= frequency;
+  if (negative) offset -= frequency;
+  std::uint32_t next = frequency * (*state >> kRansBits) + offset;
+  // Unlike where symbols have many bits, this can be predicted: a word is that of many elements.
+  if (next < kRansLowest) {
+    *from -= kRansWord;
+    next = next << 16 | load<std::uint16_t>(*from);
+  }
+  *state = next;
+  const int level = static_cast<int>(magnitude);
+  return negative ? -level : level;
+}
+
+// The elements of a whole group with so few states that they stay in registers.
+template <std::size_t kLanes>
+GRADCOMP_LEVEL inline void pop_group(const std::uint8_t** from, const ClassTables& tables,
+                                     std::uint32_t* states, const std::uint8_t* classes,
+                                     std::int8_t* levels) {
+  std::uint32_t own[kLanes];
+  std::memcpy(own, states, sizeof own);
+  const std::uint8_t* words = *from;
+  for (std::size_t begin = 0; begin < kGroup; begin += kLanes) {
+    for (std::size_t k = kLanes; k-- > 0;) {
+      const int level = pop_level(tables, classes[begin + k], &words, own + k);
+      levels[begin + k] = static_cast<std::int8_t>(level);
+    }
+  }
+  *from = words;
+  std::memcpy(states, own, sizeof own);
+}
+
 // As CodingKernels::decode_row, for one group of `count` elements and any number of states: element
 // k has the state k % lanes.
 GRADCOMP_LEVEL inline void decode_group(const std::uint8_t** from, const ClassTables& tables,
@@ -61,31 +103,23 @@ GRADCOMP_LEVEL inline void decode_group(const std::uint8_t** from, const ClassTa
                                         std::size_t count, Contexts& contexts,
                                         std::int8_t* levels) {
   std::uint8_t classes[kGroup];
-  std::uint8_t magnitudes[kGroup] = {};
   find_classes(contexts, at, classes);
-  for (std::size_t begin = 0; begin < count; begin += lanes) {
-    const std::size_t end = begin + lanes < count ? begin + lanes : count;
-    for (std::size_t k = end; k-- > begin;) {
-      std::uint32_t state = states[k - begin];
-      const std::uint32_t slot = state & (kRansTotal - 1);
-      unsigned magnitude = 0;
-      while (magnitude < kTopMagnitude && slot >= tables.of[magnitude + 1][classes[k]] >> 16) {
-        ++magnitude;
+  if (count == kGroup && lanes == 1) {
+    pop_group<1>(from, tables, states, classes, levels);
+  } else if (count == kGroup && lanes == 2) {
+    pop_group<2>(from, tables, states, classes, levels);
+  } else {
+    for (std::size_t begin = 0; begin < count; begin += lanes) {
+      const std::size_t end = begin + lanes < count ? begin + lanes : count;
+      for (std::size_t k = end; k-- > begin;) {
+        const int level = pop_level(tables, classes[k], from, states + (k - begin));
+        levels[k] = static_cast<std::int8_t>(level);
       }
-      const std::uint32_t interval = tables.of[magnitude][classes[k]];
-      const std::uint32_t frequency = interval & 0xFFFFu;
-      std::uint32_t offset = slot - (interval >> 16);
-      const bool negative = offset >= frequency;
-      if (negative) offset -= frequency;
-      state = frequency * (state >> kRansBits) + offset;
-      const unsigned empty = state < kRansLowest ? 1 : 0;
-      const std::uint32_t word = load<std::uint16_t>(*from - kRansWord);
-      *from -= kRansWord * empty;
-      states[k - begin] = state << 16 * empty | (word & ~(empty - 1));
-      magnitudes[k] = static_cast<std::uint8_t>(magnitude);
-      const int level = static_cast<int>(magnitude);
-      levels[k] = static_cast<std::int8_t>(negative ? -level : level);
     }
+  }
+  std::uint8_t magnitudes[kGroup] = {};
+  for (std::size_t k = 0; k < count; ++k) {
+    magnitudes[k] = static_cast<std::uint8_t>(levels[k] < 0 ? -levels[k] : levels[k]);
   }
   take_note(contexts, at, count, magnitudes);
 }

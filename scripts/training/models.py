@@ -129,16 +129,15 @@ class CharLSTM(nn.Module):
 
 
 class CharTransformer(nn.Module):
-    """A causal transformer over characters: two layers of width 128, four heads, GELU.
+    """A causal transformer over characters: two layers, of width 128, four heads, GELU.
 
     Normalisation comes before attention and perceptron, places are learned. With 64 places
     404 992 parameters, and 257 more for each character of the vocabulary.
     """
 
-    def __init__(self, characters: int, length: int) -> None:
+    def __init__(self, characters: int, length: int, width: int = 128) -> None:
         """For a vocabulary of ``characters`` and pieces of at most ``length`` of them."""
         super().__init__()
-        width = 128
         self.character = nn.Embedding(characters, width)
         self.place = nn.Embedding(length, width)
         layer = nn.TransformerEncoderLayer(
