@@ -54,6 +54,10 @@ struct Points {
   }
 };
 
+// Of a large tensor, so many elements tell what its levels stand for: runs, evenly spaced.
+constexpr std::size_t kLookedAt = std::size_t{1} << 18;
+constexpr std::size_t kLookedRun = 4096;
+
 // The means of what the levels stand for.
 Points find_points(const float* x, const std::uint8_t* symbols, std::size_t n, float step) {
   double sums[2] = {};
@@ -66,16 +70,20 @@ Points find_points(const float* x, const std::uint8_t* symbols, std::size_t n, f
     sums[which] += std::fabs(static_cast<double>(x[i])) * inverse - magnitude;
     ++counts[which];
   };
-  std::size_t i = 0;
-  for (; i + 8 <= n; i += 8) {
-    // The upper bit of each byte whose symbol is not 0.
-    const std::uint64_t levels = load<std::uint64_t>(symbols + i) & 0x0F0F0F0F0F0F0F0Fu;
-    std::uint64_t left = (levels + 0x7F7F7F7F7F7F7F7Fu) & 0x8080808080808080u;
-    for (; left != 0; left &= left - 1) {
-      look(i + static_cast<std::size_t>(__builtin_ctzll(left)) / 8);
+  const std::size_t every = std::max<std::size_t>(1, n / kLookedAt) * kLookedRun;
+  for (std::size_t begin = 0; begin < n; begin += every) {
+    const std::size_t end = std::min(begin + kLookedRun, n);
+    std::size_t i = begin;
+    for (; i + 8 <= end; i += 8) {
+      // The upper bit of each byte whose symbol is not 0.
+      const std::uint64_t levels = load<std::uint64_t>(symbols + i) & 0x0F0F0F0F0F0F0F0Fu;
+      std::uint64_t left = (levels + 0x7F7F7F7F7F7F7F7Fu) & 0x8080808080808080u;
+      for (; left != 0; left &= left - 1) {
+        look(i + static_cast<std::size_t>(__builtin_ctzll(left)) / 8);
+      }
     }
+    for (; i < end; ++i) look(i);
   }
-  for (; i < n; ++i) look(i);
   const auto mean = [&](int which) {
     if (counts[which] == 0) return 0;
     const double off = sums[which] / static_cast<double>(counts[which]) * 32;
