@@ -1,8 +1,10 @@
-"""The adaptive codec beside others on recorded gradients: error by bits on the wire.
+r"""The adaptive codec beside others on recorded gradients: error by bits on the wire.
 
     for model in digits-cnn char-lstm char-transformer; do
         python scripts/record_gradients.py --model $model --steps 111:150 runs/late/$model.npz
     done
+    python scripts/record_gradients.py --model char-transformer-1m --steps 161:200 \
+        runs/late/char-transformer-1m.npz
     python benchmarks/adaptive_comparison.py runs/late/*.npz --output docs/results/adaptive
     python benchmarks/adaptive_comparison.py --coders runs/late/*.npz
 
@@ -417,11 +419,12 @@ def bucket_speeds(path: Path) -> None:
     """CPU time for each step of a file, anew and from the step before, and the errors' ratio."""
     steps = load(path)
     print(f"\n{path.stem}, {numel(steps[0])} elements in {len(steps[0])} tensors, ms")
-    print(f"{'rate':>6} {'anew':>8} {'carried':>8} {'largest':>8} {'error':>8}")
+    print(f"{'rate':>6} {'anew':>8} {'carried':>8} {'largest':>8} {'decode':>8} {'error':>8}")
     for rate in (0.1, 0.25, 0.5):
         codec = gradcomp.get_codec(f"adaptive(rate={rate})")
         carried = [np.zeros(codec.carried, np.float32) for _ in steps[0]]
         times: dict[bool, list[float]] = {False: [], True: []}
+        decoding: list[float] = []
         errors: dict[bool, list[float]] = {False: [], True: []}
         for bucket in steps:
             for resumes in (False, True):
@@ -432,13 +435,16 @@ def bucket_speeds(path: Path) -> None:
                 start = time.thread_time()
                 data, _ = encode_batch(items)
                 times[resumes].append(1e3 * (time.thread_time() - start))
-                decoded = map(codec.decode, split_frames(data, len(bucket)))
+                start = time.thread_time()
+                decoded = [codec.decode(frame) for frame in split_frames(data, len(bucket))]
+                decoding.append(1e3 * (time.thread_time() - start))
                 off = [x - y.reshape(x.shape) for x, y in zip(bucket, decoded, strict=True)]
                 errors[resumes].append(energy(off))
         later = times[True][1:]
         print(
             f"{rate:6g} {np.median(times[False]):8.2f} {np.median(later):8.2f} "
-            f"{max(later):8.2f} {np.sum(errors[True]) / np.sum(errors[False]):8.3f}"
+            f"{max(later):8.2f} {np.median(decoding):8.2f} "
+            f"{np.sum(errors[True]) / np.sum(errors[False]):8.3f}"
         )
 
 

@@ -75,7 +75,7 @@ def _char_transformer(width: int = 128) -> Training:
     )
 
 
-_TRAININGS = {
+_TRAININGS: dict[Model, Callable[[], Training]] = {
     Model.DIGITS_CNN: _digits_cnn,
     Model.CHAR_LSTM: _char_lstm,
     Model.CHAR_TRANSFORMER: _char_transformer,

@@ -129,10 +129,10 @@ class CharLSTM(nn.Module):
 
 
 class CharTransformer(nn.Module):
-    """A causal transformer over characters: two layers, of width 128, four heads, GELU.
+    """A causal transformer over characters: two layers, four heads, GELU.
 
-    Normalisation comes before attention and perceptron, places are learned. With 64 places
-    404 992 parameters, and 257 more for each character of the vocabulary.
+    Normalisation comes before attention and perceptron, places are learned. Of width 128 and with
+    64 places 404 992 parameters, and 257 more for each character of the vocabulary.
     """
 
     def __init__(self, characters: int, length: int, width: int = 128) -> None:

@@ -193,6 +193,30 @@ SHAPES = [(150, 120), (300, 90), (3000,), (64, 9), (20,)]
 CODEC = gradcomp.get_codec("adaptive(rate=0.25)")
 
 
+@pytest.mark.parametrize("coder", ["ecsq", "polar"])
+@pytest.mark.parametrize(
+    ("rows", "cols", "states"), [(64, 64, 1), (64, 100, 2), (128, 200, 8), (400, 201, 32)]
+)
+def test_any_number_of_states_decodes_the_same_on_all_levels(
+    rows: int, cols: int, states: int, coder: str
+) -> None:
+    codec = gradcomp.get_codec(f"adaptive(rate={0.5 if states == 1 else 1},coder={coder})")
+    x = gradient(rows, cols)
+    frame = codec.encode(x)
+    assert 1 << (int(frame[24]) & 7) == states
+    level = _core.simd_level()
+    results = set()
+    try:
+        for name in _core.simd_levels():
+            _core.set_simd_level(name)
+            results.add(codec.decode(frame).tobytes())
+    finally:
+        _core.set_simd_level(level)
+    (decoded,) = results
+    error = np.linalg.norm(np.frombuffer(decoded, np.float32) - x.reshape(-1))
+    assert error < 0.6 * np.linalg.norm(x)
+
+
 def bucket_of(step: int) -> list[np.ndarray]:
     """Gradients that change from step to step, and keep what they have of structure."""
     bucket = []
