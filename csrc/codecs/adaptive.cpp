@@ -54,7 +54,8 @@ struct Points {
   }
 };
 
-// Of a large tensor, so many elements tell what its levels stand for: runs, evenly spaced.
+// Of a large tensor, about so many elements tell what its levels stand for: runs, evenly spaced,
+// and an odd number of runs apart, so that they are not of the same columns of each row.
 constexpr std::size_t kLookedAt = std::size_t{1} << 18;
 constexpr std::size_t kLookedRun = 4096;
 
@@ -70,7 +71,7 @@ Points find_points(const float* x, const std::uint8_t* symbols, std::size_t n, f
     sums[which] += std::fabs(static_cast<double>(x[i])) * inverse - magnitude;
     ++counts[which];
   };
-  const std::size_t every = std::max<std::size_t>(1, n / kLookedAt) * kLookedRun;
+  const std::size_t every = (n / kLookedAt | 1) * kLookedRun;
   for (std::size_t begin = 0; begin < n; begin += every) {
     const std::size_t end = std::min(begin + kLookedRun, n);
     std::size_t i = begin;
