@@ -55,6 +55,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--engines", type=words, metavar="NAME,...", help="default: all")
     parser.add_argument("--contenders", type=words, metavar="NAME,...", help="default: all")
     parser.add_argument("--steps", type=int, help="default: 2 to 8, fewer on slow links")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before; default: %(default)s")
     parser.add_argument("--output", type=Path, default=Path("runs/e2e"), help="default: runs/e2e")
     parser.add_argument("--simulate", action="store_true", help="no hosts, computed times")
     parser.add_argument("--quick", action="store_true", help="a minute, with two ranks")
@@ -95,7 +96,9 @@ def main() -> int:
     # Horovod's ranks talk to each other in every cycle, 1 ms by default, also when there is nothing
     # to do. What that sends is not the contenders'.
     environment = {"HOROVOD_CYCLE_TIME": "50"} if arguments.quick else {}
-    sweep = Sweep(contenders, arguments.output / "logs", arguments.steps, environment)
+    sweep = Sweep(
+        contenders, arguments.output / "logs", arguments.steps, arguments.warmup, environment
+    )
     measured = []
     try:
         for ranks in map(int, arguments.ranks):

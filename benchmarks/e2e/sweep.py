@@ -18,7 +18,6 @@ from netlab import Lab, bits_per_second, hosts_of, run
 __all__ = ["Cell", "Results", "Sweep"]
 
 _TIMEOUT = 3600.0
-_WARMUP = 2
 
 # Memory of gradients is used again in the next step, as accelerators' allocators do it; by default
 # the C library gives it back to the system, which takes longer than a step's arithmetic.
@@ -73,6 +72,7 @@ class Sweep:
     Args:
         logs: folder for the logs of all jobs.
         steps: timed steps of each contender; None: 2 to 8, fewer on slow links.
+        warmup: steps before these; contenders may need more.
         environment: further variables of all ranks.
     """
 
@@ -81,11 +81,13 @@ class Sweep:
         contenders: Sequence[Contender],
         logs: Path,
         steps: int | None = None,
+        warmup: int = 2,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._contenders = contenders
         self._logs = logs
         self._steps = steps
+        self._warmup = warmup
         variables = {**_MEMORY, **(environment or {})}
         self._environment = [f"{name}={value}" for name, value in variables.items()]
 
@@ -120,7 +122,7 @@ class Sweep:
             "contenders": [asdict(contender) for contender in own],
             "model": cell.model,
             "compute_ms": cell.compute_ms,
-            "warmup": _WARMUP,
+            "warmup": self._warmup,
             "steps": steps,
         }
         with tempfile.TemporaryDirectory() as folder:

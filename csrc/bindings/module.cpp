@@ -448,6 +448,14 @@ bool compensate(Floats& residual, const Floats& grad, float beta, float gamma) {
   return finite.load();
 }
 
+void zero(Floats& x) {
+  const Span<float> y = output(x);
+  py::gil_scoped_release release;
+  for_ranges(y.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
+    kernels().zero(y.data() + begin, end - begin);
+  });
+}
+
 void zero_nonfinite(Floats& x) {
   const Span<float> y = output(x);
   py::gil_scoped_release release;
@@ -549,6 +557,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   m.def("norm", &norm, py::arg("x").noconvert());
   m.def("compensate", &compensate, py::arg("residual").noconvert(), py::arg("grad").noconvert(),
         py::arg("beta"), py::arg("gamma"));
+  m.def("zero", &zero, py::arg("x").noconvert());
   m.def("zero_nonfinite", &zero_nonfinite, py::arg("x").noconvert());
   m.def("bfloat16_bits", &dlpack::bfloat16_bits, py::arg("capsule"));
   m.def("bfloat16_to_float32", &bfloat16_to_float32, py::arg("bits").noconvert());

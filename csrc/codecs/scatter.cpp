@@ -33,26 +33,16 @@ void gather(Span<const float> x, Span<const std::uint32_t> indices, float* value
 
 void scatter(Span<const std::uint32_t> indices, std::size_t unit, const float* values,
              Span<float> y) {
-  // Zeroed a little before it is written, so that a cache still holds it.
-  constexpr std::size_t kZeroed = 16384;
-  const std::size_t n = y.size();
-  std::size_t zeroed = 0;
-  const auto zero_to = [&](std::size_t end) {
-    if (end > zeroed) std::memset(y.data() + zeroed, 0, 4 * (end - zeroed));
-    zeroed = std::max(zeroed, end);
-  };
-  for (const std::uint32_t index : indices) {
-    const std::size_t begin = index * unit;
-    const std::size_t end = std::min(begin + unit, n);
-    if (end > zeroed) zero_to(std::min(end + kZeroed, n));
-    if (unit == 1) {
-      y[begin] = *values;
-    } else {
-      std::memcpy(y.data() + begin, values, 4 * (end - begin));
-    }
-    values += end - begin;
+  kernels().zero(y.data(), y.size());
+  const auto touch = [&](std::size_t i) { __builtin_prefetch(y.data() + indices[i] * unit, 1); };
+  if (unit == 1) {
+    for_touched(indices.size(), touch, [&](std::size_t i) { y[indices[i]] = values[i]; });
+    return;
   }
-  zero_to(n);
+  for_touched(indices.size(), touch, [&](std::size_t i) {
+    const std::size_t begin = indices[i] * unit;
+    std::memcpy(y.data() + begin, values + i * unit, 4 * std::min(unit, y.size() - begin));
+  });
 }
 
 void scatter_add(Span<const std::uint32_t> indices, std::size_t unit, const float* values,

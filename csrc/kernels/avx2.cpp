@@ -158,6 +158,18 @@ GRADCOMP_AVX2 bool correct_momentum(float* velocity, float* momentum, const floa
   return tail_finite && _mm256_testz_si256(bad, bad) != 0;
 }
 
+GRADCOMP_AVX2 void zero(float* y, std::size_t n) {
+  if (n < kUncachedFrom) return kScalarKernels.zero(y, n);
+  std::size_t i = until_line(y, n);
+  kScalarKernels.zero(y, i);
+  for (; i + 16 <= n; i += 16) {
+    _mm256_stream_ps(y + i, _mm256_setzero_ps());
+    _mm256_stream_ps(y + i + 8, _mm256_setzero_ps());
+  }
+  _mm_sfence();
+  kScalarKernels.zero(y + i, n - i);
+}
+
 GRADCOMP_AVX2 void zero_nonfinite(float* x, std::size_t n) {
   std::size_t i = 0;
   for (; i + 8 <= n; i += 8) {

@@ -153,6 +153,15 @@ GRADCOMP_AVX512 bool correct_momentum(float* velocity, float* momentum, const fl
   return tail_finite && bad == 0;
 }
 
+GRADCOMP_AVX512 void zero(float* y, std::size_t n) {
+  if (n < kUncachedFrom) return kScalarKernels.zero(y, n);
+  std::size_t i = until_line(y, n);
+  kScalarKernels.zero(y, i);
+  for (; i + 16 <= n; i += 16) _mm512_stream_ps(y + i, _mm512_setzero_ps());
+  _mm_sfence();
+  kScalarKernels.zero(y + i, n - i);
+}
+
 GRADCOMP_AVX512 void zero_nonfinite(float* x, std::size_t n) {
   std::size_t i = 0;
   for (; i + 16 <= n; i += 16) {

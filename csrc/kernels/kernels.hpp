@@ -44,6 +44,9 @@ struct FixedCounts {
 // Bytes beyond the elements of each width that fixed_encode may write and fixed_decode may read.
 inline constexpr std::size_t kFixedSlack = 64;
 
+// So many floats do not stay in a core's cache until somebody reads them.
+inline constexpr std::size_t kUncachedFrom = std::size_t{1} << 16;
+
 // Buffers of uint8_t hold little-endian elements at any alignment. Buffers of one call may not
 // overlap, except where it is said that they may be equal.
 struct Kernels {
@@ -70,6 +73,8 @@ struct Kernels {
   // Returns whether all velocities are finite.
   bool (*correct_momentum)(float* velocity, float* momentum, const float* grad, float factor,
                            float scale, bool nesterov, std::size_t n);
+  // y[i] = 0. Large ones are written past the caches, which would read them first.
+  void (*zero)(float* y, std::size_t n);
   // x[i] = 0 where x[i] is NaN or Inf.
   void (*zero_nonfinite)(float* x, std::size_t n);
 

@@ -25,6 +25,13 @@
 
 namespace gradcomp {
 
+// How many floats lie before y's first whole cache line; n where there is none, as y is not
+// aligned.
+inline std::size_t until_line(const float* y, std::size_t n) noexcept {
+  const std::uintptr_t before = (0 - reinterpret_cast<std::uintptr_t>(y)) % 64;
+  return before % sizeof(float) == 0 ? before / sizeof(float) : n;
+}
+
 // Brings x[from, from + n) to the cache. May lie beyond the end of x.
 inline void prefetch(const float* x, std::size_t from, std::size_t n) {
   const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(x) + sizeof(float) * from;

@@ -13,6 +13,9 @@ struct OuterOutput {
   float* assigned;    // nullptr or: = sum
   float* added;       // nullptr or: += sum
   float* subtracted;  // nullptr or: -= sum
+  // Assign past the caches, which would first read what is there; only where `assigned` begins with
+  // a cache line, and each of its rows.
+  bool uncached = false;
 };
 
 struct LinalgKernels {

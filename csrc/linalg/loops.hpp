@@ -4,7 +4,9 @@
 //   GRADCOMP_WIDTH    floats in a register,
 //   GRADCOMP_ROWS     rows and
 //   GRADCOMP_COLUMNS  vectors of a tile of multiply(), whose partial sums should fit the registers,
-//   GRADCOMP_BLOCK    rows that the other two take at once.
+//   GRADCOMP_BLOCK    rows that the other two take at once,
+//   GRADCOMP_STREAM   what stores a vector past the caches, and
+//   GRADCOMP_FENCE    what makes all such stores seen.
 // Tiles say what is computed when, never in which order a sum is added up.
 
 typedef float Vector __attribute__((vector_size(4 * GRADCOMP_WIDTH)));
@@ -134,10 +136,14 @@ GRADCOMP_LEVEL void multiply_transposed(const float* m, std::size_t ld, std::siz
 }
 
 // Number is Vector or float.
-template <typename Number>
+template <bool kUncached, typename Number>
 GRADCOMP_LEVEL inline void put(const Number& sum, const OuterOutput& out, std::size_t at) {
   Number old;
-  if (out.assigned != nullptr) std::memcpy(out.assigned + at, &sum, sizeof sum);
+  if constexpr (kUncached) {
+    GRADCOMP_STREAM(out.assigned + at, sum);
+  } else if (out.assigned != nullptr) {
+    std::memcpy(out.assigned + at, &sum, sizeof sum);
+  }
   if (out.added != nullptr) {
     std::memcpy(&old, out.added + at, sizeof old);
     old += sum;
@@ -150,7 +156,7 @@ GRADCOMP_LEVEL inline void put(const Number& sum, const OuterOutput& out, std::s
   }
 }
 
-template <std::size_t kRows>
+template <std::size_t kRows, bool kUncached>
 GRADCOMP_LEVEL inline void outer_rows(const float* p, std::size_t p_stride, const float* q,
                                       std::size_t q_stride, std::size_t rank, std::size_t cols,
                                       const OuterOutput& out, std::size_t at, std::size_t ld) {
@@ -164,23 +170,38 @@ GRADCOMP_LEVEL inline void outer_rows(const float* p, std::size_t p_stride, cons
       load(q + c * q_stride + j, y);
       for (std::size_t r = 0; r < kRows; ++r) sums[r] += y * p[c * p_stride + r];
     }
-    for (std::size_t r = 0; r < kRows; ++r) put(sums[r], out, at + r * ld + j);
+    for (std::size_t r = 0; r < kRows; ++r) put<kUncached>(sums[r], out, at + r * ld + j);
   }
   for (; j < cols; ++j) {
     for (std::size_t r = 0; r < kRows; ++r) {
       float sum = q[j] * p[r];
       for (std::size_t c = 1; c < rank; ++c) sum += q[c * q_stride + j] * p[c * p_stride + r];
-      put(sum, out, at + r * ld + j);
+      put<false>(sum, out, at + r * ld + j);
     }
+  }
+}
+
+template <bool kUncached>
+GRADCOMP_LEVEL inline void outer_blocks(const float* p, std::size_t p_stride, const float* q,
+                                        std::size_t q_stride, std::size_t rank, std::size_t rows,
+                                        std::size_t cols, const OuterOutput& out, std::size_t ld) {
+  std::size_t i = 0;
+  for (; i + GRADCOMP_BLOCK <= rows; i += GRADCOMP_BLOCK) {
+    outer_rows<GRADCOMP_BLOCK, kUncached>(p + i, p_stride, q, q_stride, rank, cols, out, i * ld,
+                                          ld);
+  }
+  for (; i < rows; ++i) {
+    outer_rows<1, kUncached>(p + i, p_stride, q, q_stride, rank, cols, out, i * ld, ld);
   }
 }
 
 GRADCOMP_LEVEL void outer(const float* p, std::size_t p_stride, const float* q,
                           std::size_t q_stride, std::size_t rank, std::size_t rows,
                           std::size_t cols, const OuterOutput& out, std::size_t ld) {
-  std::size_t i = 0;
-  for (; i + GRADCOMP_BLOCK <= rows; i += GRADCOMP_BLOCK) {
-    outer_rows<GRADCOMP_BLOCK>(p + i, p_stride, q, q_stride, rank, cols, out, i * ld, ld);
+  if (out.uncached) {
+    outer_blocks<true>(p, p_stride, q, q_stride, rank, rows, cols, out, ld);
+    GRADCOMP_FENCE();
+  } else {
+    outer_blocks<false>(p, p_stride, q, q_stride, rank, rows, cols, out, ld);
   }
-  for (; i < rows; ++i) outer_rows<1>(p + i, p_stride, q, q_stride, rank, cols, out, i * ld, ld);
 }

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gradcomp import _core
 from gradcomp.arrays import FloatArray
 from gradcomp.memory import MemoryState
 from gradcomp.nodes import Node
@@ -114,5 +115,5 @@ class Member(NamedTuple):
 
     def zeros(self) -> FloatArray:
         """The room, with zeros."""
-        self.room.fill(0)
+        _core.zero(self.room)
         return self.room

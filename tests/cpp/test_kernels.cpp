@@ -51,6 +51,25 @@ const std::vector<std::size_t> kSizes = {0, 1, 7, 8, 15, 16, 17, 31, 33, 63, 64,
 
 }  // namespace
 
+TEST_CASE("zeros end where they should, however many and wherever they begin") {
+  for (const std::string& name : level_names()) {
+    LevelScope scope(name);
+    REQUIRE(scope.selected());
+    for (std::size_t n : {std::size_t{0}, std::size_t{100}, kUncachedFrom, kUncachedFrom + 37}) {
+      for (std::ptrdiff_t offset : {0, 1, 5, 15, 16}) {
+        CAPTURE(name);
+        CAPTURE(n);
+        CAPTURE(offset);
+        std::vector<float> y(static_cast<std::size_t>(offset) + n + 1, 1.0f);
+        std::vector<float> expected = y;
+        std::fill_n(expected.begin() + offset, n, 0.0f);
+        kernels().zero(y.data() + offset, n);
+        CHECK(y == expected);
+      }
+    }
+  }
+}
+
 TEST_CASE("every level equals the scalar one bit for bit") {
   for (const std::string& name : level_names()) {
     LevelScope scope(name);

@@ -1,11 +1,14 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 
 #include "core/scratch.hpp"
 #include "core/thread_pool.hpp"
+#include "kernels/kernels.hpp"
 #include "linalg/orthonormalize.hpp"
 #include "linalg/products.hpp"
 #include "support.hpp"
@@ -103,6 +106,33 @@ TEST_CASE("products are what they are called") {
   const float inf = std::numeric_limits<float>::infinity();
   const std::vector<float> grad = {0, 0, 0, 0, inf, 0};
   CHECK(!multiply({m.data(), 2, 3}, grad.data(), q.data(), 2, p.data()));
+}
+
+TEST_CASE("outer products are the same wherever and however they are written") {
+  constexpr std::size_t kRows = 259;
+  constexpr std::size_t kCols = 272;
+  static_assert(kRows * kCols >= kUncachedFrom, "past the caches");
+  std::vector<float> p(2 * kRows), q(2 * kCols);
+  Stream stream(3);
+  for (float& x : p) x = static_cast<float>(stream.below(1000)) - 499.5f;
+  for (float& x : q) x = static_cast<float>(stream.below(1000)) - 499.5f;
+  for (const std::string& name : level_names()) {
+    LevelScope scope(name);
+    REQUIRE(scope.selected());
+    CAPTURE(name);
+    std::vector<float> room(kRows * kCols + 32);
+    const std::size_t line = (0 - reinterpret_cast<std::uintptr_t>(room.data())) % 64 / 4;
+    std::vector<float> added(kRows * kCols);
+    std::vector<float> subtracted(kRows * kCols);
+    outer(p.data(), q.data(), 2, kRows, kCols, {nullptr, added.data(), nullptr});
+    for (const std::size_t offset : {line, line + 1}) {
+      room[offset + kRows * kCols] = 7.0f;
+      outer(p.data(), q.data(), 2, kRows, kCols, {&room[offset], nullptr, subtracted.data()});
+      CHECK(std::equal(added.begin(), added.end(), &room[offset]));
+      CHECK(room[offset + kRows * kCols] == 7.0f);
+    }
+    CHECK(subtracted[5] == -2 * added[5]);
+  }
 }
 
 TEST_CASE("any vectors become orthonormal, and span what they spanned") {
