@@ -105,9 +105,11 @@ def main() -> int:
             for rate in arguments.rates:
                 cell = Cell(arguments.model, arguments.compute_ms, ranks, rate)
                 print(f"{cell.model}, {ranks} ranks, {rate} ...", flush=True)
-                rows = sweep.simulate(cell) if simulate else sweep.run(cell)
+                rows = []
+                for some in [sweep.simulate(cell)] if simulate else sweep.run(cell):
+                    results.add(some)
+                    rows += some
                 print(f"{how(rows)}\n\n{table(rows)}\n", flush=True)
-                results.add(rows)
                 measured += rows
     except LabError as error:
         print(f"e2e: {error}", file=sys.stderr)

@@ -28,6 +28,11 @@ class Contender:
     same_as: str = ""
     warmup: int = 0
 
+    @property
+    def dense(self) -> bool:
+        """Whether it takes as long as the link takes for all gradients."""
+        return self.kind in ("none", "fp16")
+
 
 _DGC = "dgc(ratio=0.001,warmup_epochs=0,momentum=0.9)"
 
@@ -48,10 +53,13 @@ CONTENDERS = (
     Contender("MPI", "mpi", "none"),
     Contender("MPI fp16", "mpi", "fp16"),
     Contender("MPI top-k 0.1%", "mpi", "ours", "residual|topk(ratio=0.001)", "plain top-k 0.1%"),
+    Contender("MPI DGC 0.1%", "mpi", "ours", _DGC),
+    Contender("MPI polar 1/16", "mpi", "ours", "residual|polar(rate=0.0625)"),
+    Contender("MPI PowerSGD 4", "mpi", "ours", "powersgd(rank=4,start_step=0)", "DDP PowerSGD 4"),
     Contender("DDP alone", "torch", "alone"),
     Contender("DDP", "torch", "none"),
     Contender("DDP fp16", "torch", "fp16"),
-    Contender("DDP PowerSGD 4", "torch", "powersgd", "4"),
+    Contender("DDP PowerSGD 4", "torch", "powersgd", "4", warmup=3),
     Contender(
         "DDP with our PowerSGD 4",
         "torch",

@@ -34,7 +34,8 @@ class Engine:
         # On Gloo several buckets of powerSGD_hook abort: their collectives change places.
         ours = None
         bucket_mb = _ONE_BUCKET_MB if contender.kind == "powersgd" else None
-        ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_mb)
+        # All parameters are zeros already.
+        ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_mb, init_sync=False)
         if contender.kind == "alone":
             ddp.register_comm_hook(None, _kept)
         elif contender.kind == "fp16":

@@ -46,6 +46,16 @@ def _baseline(rows: Sequence[Row], rate: str, names: Sequence[str] = BASELINES) 
     return min((row["median_seconds"] for row in found if row is not None), default=None)
 
 
+def _own_baseline(rows: Sequence[Row], rate: str, engine: str) -> float | None:
+    """Seconds of the faster one of what an engine itself does, in float32 and in fp16."""
+    own = [one.name for one in CONTENDERS if one.engine == engine and one.dense]
+    return _baseline(rows, rate, own)
+
+
+def _times(baseline: float | None, row: Row) -> str:
+    return f"{baseline / row['median_seconds']:.1f}x" if baseline else ""
+
+
 def _present(rows: Sequence[Row]) -> list[Contender]:
     return [c for c in CONTENDERS if any(row["contender"] == c.name for row in rows)]
 
@@ -56,25 +66,25 @@ def _names(rows: Sequence[Row]) -> list[str]:
 
 def table(rows: Sequence[Row]) -> str:
     """Markdown: a line for each contender, with the median step at each rate, and how many times as
-    fast as the better baseline that is; the bytes that a host sends in a step."""
+    fast that is as the better baseline and as the better one of its own engine; the bytes that a
+    host sends in a step."""
     rates = _rates(rows)
     lines = [
-        "| | MB a step | " + " | ".join(f"{rate}, ms | speed-up" for rate in rates) + " |",
-        "|---|---:|" + "---:|---:|" * len(rates),
+        "| | MB a step | " + " | ".join(f"{rate}, ms | speed-up | own" for rate in rates) + " |",
+        "|---|---:|" + "---:|---:|---:|" * len(rates),
     ]
-    for name in _names(rows):
-        own = [_of(rows, name, rate) for rate in rates]
+    for one in _present(rows):
+        own = [_of(rows, one.name, rate) for rate in rates]
         sent = next(row["interface_bytes"] for row in own if row is not None)
         cells = []
         for row, rate in zip(own, rates, strict=True):
-            baseline = _baseline(rows, rate)
             if row is None:
-                cells += ["", ""]
+                cells += ["", "", ""]
                 continue
-            seconds = row["median_seconds"]
-            cells.append(f"{1e3 * seconds:.0f}")
-            cells.append(f"{baseline / seconds:.1f}x" if baseline else "")
-        lines.append(f"| {name} | {sent / 1e6:.2f} | " + " | ".join(cells) + " |")
+            cells.append(f"{1e3 * row['median_seconds']:.0f}")
+            cells.append(_times(_baseline(rows, rate), row))
+            cells.append(_times(_own_baseline(rows, rate, one.engine), row))
+        lines.append(f"| {one.name} | {sent / 1e6:.2f} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -143,27 +153,39 @@ def bookkeeping(rows: Sequence[Row], dense_bytes: int) -> list[str]:
 
 
 def draw(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Step time and speed-up against the links' rate."""
+    """Step time and speed-up against the links' rate, a column for each engine."""
     rates = _rates(rows)
-    x = [bits_per_second(rate) / 1e6 for rate in rates]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
-    colours = plt.get_cmap("turbo", len(_names(rows)))
-    for number, name in enumerate(_names(rows)):
-        kind = next(c.kind for c in CONTENDERS if c.name == name)
-        style = {"linestyle": "-" if kind == "ours" else "--", "color": colours(number)}
-        style["marker"] = "o" if kind == "ours" else "x"
-        times = [(at, _of(rows, name, rate), rate) for at, rate in zip(x, rates, strict=True)]
-        found = [(at, row["median_seconds"], rate) for at, row, rate in times if row is not None]
-        left.plot([at for at, _, _ in found], [s for _, s, _ in found], label=name, **style)
-        gains = [(at, base / s) for at, s, r in found if (base := _baseline(rows, r)) is not None]
-        right.plot([at for at, _ in gains], [gain for _, gain in gains], **style)
-    left.set(xlabel="Mbit/s", ylabel="s", title="Median step")
-    right.set(xlabel="Mbit/s", title="Times as fast as the better of Horovod and Horovod fp16")
-    for axis in (left, right):
-        if any(len(line.get_xdata()) for line in axis.lines):  # the right one needs baselines
-            axis.set(xscale="log", yscale="log")
-        axis.grid(visible=True, which="both", alpha=0.3)
+    engines = list(dict.fromkeys(one.engine for one in _present(rows)))
+    figure, grid = plt.subplots(
+        2, len(engines), figsize=(1 + 4.5 * len(engines), 9), squeeze=False, layout="constrained"
+    )
+    for engine, (upper, lower) in zip(engines, grid.T, strict=True):
+        own = [one for one in _present(rows) if one.engine == engine]
+        for number, one in enumerate(own):
+            style = _style(one, number)
+            found = [row for rate in rates if (row := _of(rows, one.name, rate)) is not None]
+            x = [bits_per_second(row["rate"]) / 1e6 for row in found]
+            upper.plot(x, [row["median_seconds"] for row in found], label=one.name, **style)
+            bases = [_own_baseline(rows, row["rate"], engine) for row in found]
+            if one.kind != "alone" and None not in bases:
+                gains = [b / row["median_seconds"] for b, row in zip(bases, found, strict=True)]
+                lower.plot(x, gains, **style)
+        upper.set(title=engine, ylabel="s, median step")
+        lower.set(xlabel="Mbit/s", ylabel="times as fast as the engine's own better way")
+        upper.legend(fontsize="small")
+        for axis in (upper, lower):
+            if any(len(line.get_xdata()) for line in axis.lines):  # the lower one needs baselines
+                axis.set(xscale="log", yscale="log")
+            axis.grid(visible=True, which="both", alpha=0.3)
     figure.suptitle(title)
-    figure.legend(loc="outside right center", fontsize="small")
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=90)
     plt.close(figure)
+
+
+def _style(one: Contender, number: int) -> dict[str, Any]:
+    """Lines: this project's solid, others' dashed, one that sends nothing dotted and grey."""
+    if one.kind == "alone":
+        return {"linestyle": ":", "color": "grey"}
+    ours = one.kind == "ours"
+    look = {"linestyle": "-", "marker": "o"} if ours else {"linestyle": "--", "marker": "x"}
+    return {**look, "color": f"C{number}"}

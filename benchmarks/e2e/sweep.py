@@ -6,7 +6,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -71,8 +71,9 @@ class Sweep:
 
     Args:
         logs: folder for the logs of all jobs.
-        steps: timed steps of each contender; None: 2 to 8, fewer on slow links.
-        warmup: steps before these; contenders may need more.
+        steps: timed steps of each contender, at least 5 of those that compress; None: 2 to 8, fewer
+            on slow links.
+        warmup: steps before these, at least 3 of those that compress.
         environment: further variables of all ranks.
     """
 
@@ -91,21 +92,19 @@ class Sweep:
         variables = {**_MEMORY, **(environment or {})}
         self._environment = [f"{name}={value}" for name, value in variables.items()]
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
-        """The rows of one cell.
+    def run(self, cell: Cell) -> Iterator[list[dict[str, Any]]]:
+        """The rows of one cell, engine by engine.
 
         Raises:
             LabError, JobError: see netlab.
         """
         engines = list(dict.fromkeys(contender.engine for contender in self._contenders))
         hosts = max(hosts_of(engine, cell.ranks) for engine in engines)
-        rows = []
         with Lab(hosts, cell.rate) as lab:
             measured = lab.measure()
             for engine in engines:
-                for row in self._job(lab, engine, cell):
-                    rows.append({**asdict(cell), "measured_bits_per_second": measured, **row})
-        return rows
+                of_all = {**asdict(cell), "measured_bits_per_second": measured}
+                yield [{**of_all, **row} for row in self._job(lab, engine, cell)]
 
     def simulate(self, cell: Cell) -> list[dict[str, Any]]:
         """The same, computed; of the contenders that can be."""

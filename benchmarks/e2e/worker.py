@@ -30,6 +30,8 @@ from netlab.lab import INTERFACE
 from torch_compressors import DGCSGD
 
 _IDLE_SECONDS = 1.0
+_LEAST_WARMUP = 3
+_LEAST_STEPS = 5
 
 
 class Engine(Protocol):
@@ -140,8 +142,10 @@ def main() -> None:
         contender = Contender(**fields)
         model = Synthetic(order["model"], order["compute_ms"] / 1e3, engine.rank)
         run = engine.prepare(contender, model, f"{i}.")
-        warmup = max(order["warmup"], contender.warmup)
-        measured = measure(engine, run, warmup, order["steps"])
+        warmup, steps = max(order["warmup"], contender.warmup), order["steps"]
+        if not contender.dense:  # short steps
+            warmup, steps = max(warmup, _LEAST_WARMUP), max(steps, _LEAST_STEPS)
+        measured = measure(engine, run, warmup, steps)
         results[contender.name] = {**measured, "idle_bytes_per_second": idle}
         del run, model
         gc.collect()

@@ -91,17 +91,20 @@ def test_contenders_stand_beside_the_same_algorithm() -> None:
     assert peers(rows[:2]) == ""
 
 
-def test_speed_ups_are_over_the_better_baseline(tmp_path: Path) -> None:
+def test_speed_ups_are_over_the_better_baseline_and_the_engine_s_own(tmp_path: Path) -> None:
     rows = [
         *[row("Horovod", "1gbit", 1.0), row("Horovod fp16", "1gbit", 0.5)],
         *[row("Horovod", "100mbit", 4.0), row("top-k 1%", "1gbit", 0.1)],
+        *[row("MPI fp16", "1gbit", 0.2), row("MPI top-k 0.1%", "1gbit", 0.1)],
     ]
     lines = table(rows).splitlines()
-    assert lines[0].startswith("| | MB a step | 100mbit, ms | speed-up | 1gbit, ms |")
+    assert lines[0].startswith("| | MB a step | 100mbit, ms | speed-up | own | 1gbit, ms |")
     assert lines[2:] == [
-        "| Horovod | 1.00 | 4000 | 1.0x | 1000 | 0.5x |",
-        "| Horovod fp16 | 1.00 |  |  | 500 | 1.0x |",
-        "| top-k 1% | 1.00 |  |  | 100 | 5.0x |",
+        "| Horovod | 1.00 | 4000 | 1.0x | 1.0x | 1000 | 0.5x | 0.5x |",
+        "| Horovod fp16 | 1.00 |  |  |  | 500 | 1.0x | 1.0x |",
+        "| top-k 1% | 1.00 |  |  |  | 100 | 5.0x | 5.0x |",
+        "| MPI fp16 | 1.00 |  |  |  | 200 | 2.5x | 1.0x |",
+        "| MPI top-k 0.1% | 1.00 |  |  |  | 100 | 5.0x | 2.0x |",
     ]
     draw(rows, "a title", tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000
