@@ -172,7 +172,10 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
                 lower.plot(x, gains, **style)
         upper.set(title=engine, ylabel="s, median step")
         lower.set(xlabel="Mbit/s", ylabel="times as fast as the engine's own better way")
-        upper.legend(fontsize="small")
+        named = upper.get_legend_handles_labels()
+        lower.legend(
+            *named, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2, fontsize="small"
+        )
         for axis in (upper, lower):
             if any(len(line.get_xdata()) for line in axis.lines):  # the lower one needs baselines
                 axis.set(xscale="log", yscale="log")
