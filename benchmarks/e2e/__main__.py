@@ -54,8 +54,17 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--engines", type=words, metavar="NAME,...", help="default: all")
     parser.add_argument("--contenders", type=words, metavar="NAME,...", help="default: all")
-    parser.add_argument("--steps", type=int, help="default: 2 to 8, fewer on slow links")
-    parser.add_argument("--warmup", type=int, default=2, help="steps before; default: %(default)s")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        help="default: 2 to 8, fewer on slow links; where gradients are compressed at least 5",
+    )
+    parser.add_argument(
+        "--warmup",
+        type=int,
+        default=2,
+        help="steps before these, at least 3 where gradients are compressed; default: %(default)s",
+    )
     parser.add_argument("--output", type=Path, default=Path("runs/e2e"), help="default: runs/e2e")
     parser.add_argument("--simulate", action="store_true", help="no hosts, computed times")
     parser.add_argument("--quick", action="store_true", help="a minute, with two ranks")

@@ -60,10 +60,6 @@ def _present(rows: Sequence[Row]) -> list[Contender]:
     return [c for c in CONTENDERS if any(row["contender"] == c.name for row in rows)]
 
 
-def _names(rows: Sequence[Row]) -> list[str]:
-    return [one.name for one in _present(rows)]
-
-
 def table(rows: Sequence[Row]) -> str:
     """Markdown: a line for each contender, with the median step at each rate, and how many times as
     fast that is as the better baseline and as the better one of its own engine; the bytes that a

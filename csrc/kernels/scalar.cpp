@@ -1,7 +1,7 @@
 // The reference level: what every other level must equal bit for bit.
+#include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 
 #include "core/rng.hpp"
 #include "kernels/crc32c_tables.hpp"
@@ -76,7 +76,7 @@ bool correct_momentum(float* velocity, float* momentum, const float* grad, float
   return finite;
 }
 
-void zero(float* y, std::size_t n) { std::memset(y, 0, sizeof(float) * n); }
+void zero(float* y, std::size_t n) { std::fill_n(y, n, 0.0f); }
 
 void zero_nonfinite(float* x, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) {
