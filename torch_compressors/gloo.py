@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -55,7 +56,8 @@ class _Fused:
         self.together = torch.cat(self.parts)
         self.ranks = group.size()
         self.parts.clear()
-        self.work = group.allreduce([self.together])
+        with _answered(self.first):
+            self.work = group.allreduce([self.together])
         return self.work
 
     def average(self, member: _Member) -> npt.NDArray[Any]:
@@ -101,15 +103,22 @@ def _message(data: ByteArray) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([size, data]))
 
 
-def _wait(work: dist.Work, name: str, peer: int | None = None) -> None:
+@contextmanager
+def _answered(name: str, peer: int | None = None) -> Iterator[None]:
+    """Says who is lost, where waiting for its answer fails, or already asking for it."""
     try:
-        work.wait()
+        yield
     except RuntimeError as error:
         lost = "another rank" if peer is None else f"rank {peer}"
         raise ProtocolError(
             f"{lost} does not answer in the exchange '{name}': see what it has printed, and give "
             f"ddp_hook a longer timeout if it is merely slow ({error})"
         ) from error
+
+
+def _wait(work: dist.Work, name: str, peer: int | None = None) -> None:
+    with _answered(name, peer):
+        work.wait()
 
 
 class GlooEngine:
@@ -137,7 +146,11 @@ class GlooEngine:
         self._works: deque[dist.Work] = deque(maxlen=_KEPT_WORKS)
 
     def start(self, request: Request) -> _Handle | None:
-        """Start a request without waiting, unless this rank is outside its group."""
+        """Start a request without waiting, unless this rank is outside its group.
+
+        Raises:
+            ProtocolError: another rank has gone.
+        """
         group = self._groups.get(request.group)
         if group is None:
             return None
@@ -188,8 +201,9 @@ class GlooEngine:
             room = self._room_of(request.name, rank, peer)
             own_room = self._room_of(request.name, peer, rank)
             sent.buffers[peer] = torch.empty(own_room, dtype=torch.uint8)
-            sent.receiving[peer] = group.recv([sent.buffers[peer]], peer, _BEGINNING)
-            sent.sending.append((peer, group.send([message[:room]], peer, _BEGINNING), message))
+            with _answered(request.name, peer):
+                sent.receiving[peer] = group.recv([sent.buffers[peer]], peer, _BEGINNING)
+                sent.sending.append((peer, group.send([message[:room]], peer, _BEGINNING), message))
             sent.rests[peer] = message[room:]
             self._make_room(request.name, rank, peer, message.numel())
         return sent
@@ -199,14 +213,16 @@ class GlooEngine:
         replies: list[ByteArray] = [sent.own] * group.size()
         for peer, rest in sent.rests.items():
             if rest.numel():
-                sent.sending.append((peer, group.send([rest], peer, _REST), rest))
+                with _answered(request.name, peer):
+                    sent.sending.append((peer, group.send([rest], peer, _REST), rest))
         for peer, work in sent.receiving.items():
             _wait(work, request.name, peer)
             data = sent.buffers[peer].numpy()
             total = _SIZE.itemsize + int(data[: _SIZE.itemsize].view(_SIZE)[0])
             if total > data.size:
                 rest = torch.empty(total - data.size, dtype=torch.uint8)
-                _wait(group.recv([rest], peer, _REST), request.name, peer)
+                with _answered(request.name, peer):
+                    group.recv([rest], peer, _REST).wait()
                 data = np.concatenate([data, rest.numpy()])
             replies[peer] = data[_SIZE.itemsize : total]
             self._make_room(request.name, peer, group.rank(), total)

@@ -35,7 +35,7 @@ def test_replicas(name: str, spec: str, request: pytest.FixtureRequest) -> None:
     assert of_ranks[0]["differences"] == []
 
 
-@pytest.mark.parametrize("way", ["kill", "raise"])
+@pytest.mark.parametrize("way", ["kill", "raise", "gone"])
 def test_rank_that_ends(way: str) -> None:
     """The other one does not wait for it: it says whom it has lost, and where."""
     job = run(["-m", "workers.ddp_dying", way], 2, "torchrun", limit=120)

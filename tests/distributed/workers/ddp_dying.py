@@ -1,9 +1,15 @@
-"""Trains in DDP until rank 1 ends in the backward pass of step 5: by a ``kill``, or a ``raise``."""
+"""Trains in DDP until rank 1 ends in the backward pass of step 5.
+
+  python -m workers.ddp_dying WAY
+
+It ends by a ``kill``, by a ``raise``, or is ``gone``: killed before the other one begins that step.
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -23,7 +29,9 @@ def main(way: str) -> None:
     model.register_comm_hook(*ddp_hook("residual|topk(ratio=0.01)", model))
     for step in range(1000):
         if dist.get_rank() == 1 and step == 5:
-            model.module[1].weight.register_hook(make_end(way))
+            model.module[1].weight.register_hook(make_end("kill" if way == "gone" else way))
+        elif way == "gone" and step == 5:
+            time.sleep(2)
         model(torch.randn(4, 80)).square().mean().backward()
         with torch.no_grad():
             for p in model.parameters():
