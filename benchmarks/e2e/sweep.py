@@ -101,9 +101,8 @@ class Sweep:
         engines = list(dict.fromkeys(contender.engine for contender in self._contenders))
         hosts = max(hosts_of(engine, cell.ranks) for engine in engines)
         with Lab(hosts, cell.rate) as lab:
-            measured = lab.measure()
+            of_all = {**asdict(cell), "measured_bits_per_second": lab.measure()}
             for engine in engines:
-                of_all = {**asdict(cell), "measured_bits_per_second": measured}
                 yield [{**of_all, **row} for row in self._job(lab, engine, cell)]
 
     def simulate(self, cell: Cell) -> list[dict[str, Any]]:
