@@ -14,14 +14,18 @@ import horovod.torch as hvd
 
 __all__ = ["wait", "wait_before_steps"]
 
-_NAP = 5e-5
+_FIRST_NAP = 5e-5
+_LONGEST_NAP = 1e-3
 """Seconds between looks at a collective; Horovod itself looks at new ones once a millisecond."""
 
 
 def wait(handle: int) -> None:
     """Until ``hvd.synchronize(handle)`` need not wait any more."""
+    nap = _FIRST_NAP
     while not hvd.poll(handle):
-        time.sleep(_NAP)
+        time.sleep(nap)
+        # Each look takes others some of the processor: in a long wait there are few.
+        nap = min(1.25 * nap, _LONGEST_NAP)
 
 
 def wait_before_steps(optimizer: Any) -> None:
