@@ -232,22 +232,79 @@ GRADCOMP_AVX2 inline __m256i look_up(const void* table, __m256i classes) {
   return _mm256_blendv_epi8(low, high, _mm256_cmpgt_epi32(classes, _mm256_set1_epi32(7)));
 }
 
-// The numbers are below 256.
-GRADCOMP_AVX2 inline void narrow(__m256i numbers, void* bytes) {
-  const __m256i halves = _mm256_packs_epi32(numbers, numbers);
-  const __m256i packed = _mm256_packs_epi16(halves, halves);
-  const std::uint64_t low = static_cast<std::uint32_t>(_mm256_extract_epi32(packed, 0));
-  const std::uint64_t high = static_cast<std::uint32_t>(_mm256_extract_epi32(packed, 4));
-  const std::uint64_t all = low | high << 32;
-  std::memcpy(bytes, &all, sizeof all);
+// One vector of 32 bytes from four of 8 numbers, which are those that a byte can hold.
+GRADCOMP_AVX2 inline __m256i in_order(__m256i parts) {
+  return _mm256_permutevar8x32_epi32(parts, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+GRADCOMP_AVX2 inline __m256i to_bytes(const __m256i* numbers) {
+  return in_order(_mm256_packus_epi16(_mm256_packus_epi32(numbers[0], numbers[1]),
+                                      _mm256_packus_epi32(numbers[2], numbers[3])));
+}
+GRADCOMP_AVX2 inline __m256i to_signed_bytes(const __m256i* numbers) {
+  return in_order(_mm256_packs_epi16(_mm256_packs_epi32(numbers[0], numbers[1]),
+                                     _mm256_packs_epi32(numbers[2], numbers[3])));
 }
 
-// 8 elements of a group, as classify_group() has them.
-GRADCOMP_AVX2 inline void quantize(const float* from, const std::uint8_t* classes_at,
-                                   const DeadZone& zone, std::uint8_t* symbols,
-                                   std::uint8_t* magnitudes) {
-  const __m256i classes = load_bytes(classes_at);
-  const __m256 x = _mm256_loadu_ps(from);
+// Columns' means, in the halves of a group.
+struct Means {
+  __m256i low;
+  __m256i high;
+};
+
+GRADCOMP_AVX2 inline Means load_means(const Contexts& contexts, std::size_t at) {
+  const auto* const means = reinterpret_cast<const __m256i*>(contexts.columns + at);
+  return {_mm256_loadu_si256(means), _mm256_loadu_si256(means + 1)};
+}
+
+// As find_classes() has them, of 8 columns. Both means' sum is below 2^16, as each is of magnitudes
+// of at most kTopMagnitude.
+static_assert(2 * (kTopMagnitude << kMeanBits) + kMeanFloor < 1u << 16, "so it is");
+GRADCOMP_AVX2 inline __m256i classes_of(__m128i sums) {
+  const __m256i bits = _mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_cvtepu16_epi32(sums)));
+  const __m256i halves =
+      _mm256_sub_epi32(_mm256_srli_epi32(bits, 22), _mm256_set1_epi32(2 * 127 + kFirstClass));
+  return _mm256_min_epi32(_mm256_max_epi32(halves, _mm256_setzero_si256()),
+                          _mm256_set1_epi32(kClasses - 1));
+}
+GRADCOMP_AVX2 inline void classes_of(const Means& means, const Contexts& contexts,
+                                     __m256i* classes) {
+  const __m256i row = _mm256_set1_epi16(static_cast<std::int16_t>(contexts.row + kMeanFloor));
+  const __m256i low = _mm256_add_epi16(means.low, row);
+  const __m256i high = _mm256_add_epi16(means.high, row);
+  classes[0] = classes_of(_mm256_castsi256_si128(low));
+  classes[1] = classes_of(_mm256_extracti128_si256(low, 1));
+  classes[2] = classes_of(_mm256_castsi256_si128(high));
+  classes[3] = classes_of(_mm256_extracti128_si256(high, 1));
+}
+
+GRADCOMP_AVX2 inline __m256i grown(__m256i mean, __m256i magnitude, __m128i shift) {
+  const __m256i difference = _mm256_sub_epi16(_mm256_slli_epi16(magnitude, kMeanBits), mean);
+  return _mm256_add_epi16(mean, _mm256_sra_epi16(difference, shift));
+}
+
+// As take_note() does, for a whole group.
+GRADCOMP_AVX2 inline void note(Contexts& contexts, std::size_t at, const Means& means,
+                               const __m256i* magnitudes) {
+  constexpr int kInOrder = 0b11'01'10'00;
+  const __m256i low =
+      _mm256_permute4x64_epi64(_mm256_packs_epi32(magnitudes[0], magnitudes[1]), kInOrder);
+  const __m256i high =
+      _mm256_permute4x64_epi64(_mm256_packs_epi32(magnitudes[2], magnitudes[3]), kInOrder);
+  const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(contexts.shift));
+  auto* const columns = reinterpret_cast<__m256i*>(contexts.columns + at);
+  _mm256_storeu_si256(columns, grown(means.low, low, shift));
+  _mm256_storeu_si256(columns + 1, grown(means.high, high, shift));
+  const __m256i parts = _mm256_sad_epu8(_mm256_packs_epi16(low, high), _mm256_setzero_si256());
+  const __m128i halves =
+      _mm_add_epi64(_mm256_castsi256_si128(parts), _mm256_extracti128_si256(parts, 1));
+  constexpr std::int32_t kCount = kGroup;
+  const std::int32_t sum = _mm_cvtsi128_si32(_mm_add_epi64(halves, _mm_srli_si128(halves, 8)));
+  contexts.row += ((sum << kMeanBits) / kCount - contexts.row) >> kRowShift;
+}
+
+// 8 elements of a group, as classify_group() has them; returns their magnitudes.
+GRADCOMP_AVX2 inline __m256i quantize(__m256 x, __m256i classes, const DeadZone& zone,
+                                      __m256i* symbol) {
   const __m256 size =
       _mm256_mul_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), x), _mm256_set1_ps(zone.inverse));
   const __m256i one = _mm256_set1_epi32(1);
@@ -257,14 +314,11 @@ GRADCOMP_AVX2 inline void quantize(const float* from, const std::uint8_t* classe
   const __m256i sent = _mm256_castps_si256(_mm256_cmp_ps(size, thresholds, _CMP_NLT_UQ));
   magnitude = _mm256_and_si256(magnitude, sent);
   const __m256i negative = _mm256_srli_epi32(_mm256_castps_si256(x), 31);
-  const __m256i symbol = _mm256_and_si256(
+  const __m256i of_class = _mm256_and_si256(
       sent,
       _mm256_sub_epi32(_mm256_add_epi32(_mm256_add_epi32(magnitude, magnitude), negative), one));
-  narrow(magnitude, magnitudes);
-  // The packs of narrow() saturate as signed bytes: the class joins afterwards.
-  narrow(symbol, symbols);
-  const auto all = load<std::uint64_t>(symbols) | load<std::uint64_t>(classes_at) << 4;
-  store(symbols, all);
+  *symbol = _mm256_add_epi32(_mm256_slli_epi32(classes, 4), of_class);
+  return magnitude;
 }
 
 GRADCOMP_AVX2 void classify(const float* x, std::size_t n, const DeadZone& zone, Contexts& contexts,
@@ -272,24 +326,25 @@ GRADCOMP_AVX2 void classify(const float* x, std::size_t n, const DeadZone& zone,
   Contexts now = contexts;
   std::size_t at = 0;
   for (; at + kGroup <= n; at += kGroup) {
-    std::uint8_t classes[kGroup];
-    std::uint8_t magnitudes[kGroup];
-    find_classes(now, at, classes);
-    for (std::size_t k = 0; k < kGroup; k += kPart) {
-      quantize(x + at + k, classes + k, zone, symbols + at + k, magnitudes + k);
+    const Means means = load_means(now, at);
+    __m256i classes[kParts];
+    __m256i magnitudes[kParts];
+    __m256i found[kParts];
+    classes_of(means, now, classes);
+    for (std::size_t k = 0; k < kParts; ++k) {
+      magnitudes[k] = quantize(_mm256_loadu_ps(x + at + kPart * k), classes[k], zone, found + k);
     }
-    take_note(now, at, kGroup, magnitudes);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(symbols + at), to_bytes(found));
+    note(now, at, means, magnitudes);
   }
   if (at < n) classify_group(x + at, at, n - at, zone, now, symbols + at);
   contexts = now;
 }
 
 // As decode_group() for 8 states.
-GRADCOMP_AVX2 inline __m256i pop_class(__m256i state, const std::uint8_t* classes_at,
-                                       const ClassTables& tables, const Moves& move,
-                                       const std::uint8_t** from, std::int8_t* levels,
-                                       std::uint8_t* magnitudes) {
-  const __m256i classes = load_bytes(classes_at);
+GRADCOMP_AVX2 inline __m256i pop_class(__m256i state, __m256i classes, const ClassTables& tables,
+                                       const Moves& move, const std::uint8_t** from, __m256i* level,
+                                       __m256i* found) {
   const __m256i slot = _mm256_and_si256(state, _mm256_set1_epi32(kRansTotal - 1));
   // Above the start of an interval, whatever its frequency.
   const __m256i key = _mm256_or_si256(_mm256_slli_epi32(slot, 16), _mm256_set1_epi32(0xFFFF));
@@ -306,9 +361,9 @@ GRADCOMP_AVX2 inline __m256i pop_class(__m256i state, const std::uint8_t* classe
   __m256i offset = _mm256_sub_epi32(slot, _mm256_srli_epi32(interval, 16));
   const __m256i positive = _mm256_cmpgt_epi32(frequency, offset);
   offset = _mm256_sub_epi32(offset, _mm256_andnot_si256(positive, frequency));
-  narrow(magnitude, magnitudes);
+  *found = magnitude;
   const __m256i sign = _mm256_or_si256(positive, _mm256_set1_epi32(1));
-  narrow(_mm256_sign_epi32(magnitude, _mm256_sub_epi32(_mm256_setzero_si256(), sign)), levels);
+  *level = _mm256_sign_epi32(magnitude, _mm256_sub_epi32(_mm256_setzero_si256(), sign));
   state =
       _mm256_add_epi32(_mm256_mullo_epi32(frequency, _mm256_srli_epi32(state, kRansBits)), offset);
   const __m256i empty = _mm256_cmpgt_epi32(_mm256_set1_epi32(kRansLowest), state);
@@ -331,25 +386,24 @@ GRADCOMP_AVX2 bool decode_row(const std::uint8_t* begin, const std::uint8_t** fr
   Contexts now = contexts;
   const std::uint8_t* words = *from;
   std::size_t at = 0;
-  for (; lanes == kRansLanes && at + kGroup <= n && words >= begin; at += kGroup) {
-    std::uint8_t classes[kGroup];
-    std::uint8_t magnitudes[kGroup];
-    find_classes(now, at, classes);
-    for (std::size_t k = kParts; k-- > 0;) {
-      parts[k] = pop_class(parts[k], classes + kPart * k, tables, move, &words,
-                           levels + at + kPart * k, magnitudes + kPart * k);
+  const bool in_vectors = lanes == kRansLanes || lanes == kPart;
+  for (; in_vectors && at + kGroup <= n && words >= begin; at += kGroup) {
+    const Means means = load_means(now, at);
+    __m256i classes[kParts];
+    __m256i magnitudes[kParts];
+    __m256i found[kParts];
+    classes_of(means, now, classes);
+    if (lanes == kRansLanes) {
+      for (std::size_t k = kParts; k-- > 0;) {
+        parts[k] = pop_class(parts[k], classes[k], tables, move, &words, found + k, magnitudes + k);
+      }
+    } else {
+      for (std::size_t k = 0; k < kParts; ++k) {
+        parts[0] = pop_class(parts[0], classes[k], tables, move, &words, found + k, magnitudes + k);
+      }
     }
-    take_note(now, at, kGroup, magnitudes);
-  }
-  for (; lanes == kPart && at + kGroup <= n && words >= begin; at += kGroup) {
-    std::uint8_t classes[kGroup];
-    std::uint8_t magnitudes[kGroup];
-    find_classes(now, at, classes);
-    for (std::size_t k = 0; k < kGroup; k += kPart) {
-      parts[0] =
-          pop_class(parts[0], classes + k, tables, move, &words, levels + at + k, magnitudes + k);
-    }
-    take_note(now, at, kGroup, magnitudes);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(levels + at), to_signed_bytes(found));
+    note(now, at, means, magnitudes);
   }
   for (std::size_t k = 0; k < kParts; ++k) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(states + kPart * k), parts[k]);
