@@ -37,7 +37,7 @@ import matplotlib.pyplot as plt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from compare import Contender, contender_of, job_of
+from compare import Contender, check_same, contender_of, job_of
 from gradcomp.errors import ConfigError
 from jobs import ROOT, Job
 from netlab import JobError, Lab, LabError, run
@@ -83,8 +83,11 @@ def train(
     lab: Lab, contender: Contender, seed: int, arguments: argparse.Namespace
 ) -> tuple[Job, dict[str, Any]]:
     """One run of a contender, unless it is finished; the job and its summary."""
-    job, _ = job_of(contender, seed, arguments)
-    if job.summary() is None:
+    job, config = job_of(contender, seed, arguments)
+    finished = job.summary()
+    if finished is not None:
+        check_same(job, config, finished)
+    else:
         print(f"    {job.title} ...", flush=True)
         folder = ROOT / job.folder
         shutil.rmtree(folder, ignore_errors=True)  # of a run that did not end

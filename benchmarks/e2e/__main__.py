@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from e2e.contenders import chosen
-from e2e.report import bookkeeping, draw, groups, overheads, peers, table
+from e2e.report import bookkeeping, draw, groups, machines, overheads, peers, table
 from e2e.sweep import Cell, Results, Sweep
 from gradcomp.shapes import MODELS, model_shapes
 from netlab import ENGINES, JobError, Lab, LabError
@@ -132,7 +132,7 @@ def main() -> int:
         if any(row.get("simulated") for row in rows):
             title += ", SIMULATED"
         draw(rows, title, arguments.output / f"{name}.png")
-        parts = [title, table(rows), peers(rows), overheads(rows)]
+        parts = [title, machines(rows), table(rows), peers(rows), overheads(rows)]
         text = "\n\n".join(part for part in parts if part)
         (arguments.output / f"{name}.md").write_text(f"{text}\n", encoding="utf-8")
     if not arguments.quick:

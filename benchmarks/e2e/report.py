@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 from e2e.contenders import BASELINES, CONTENDERS, FP16, Contender, alone
 from netlab import bits_per_second
 
-__all__ = ["bookkeeping", "draw", "groups", "overheads", "peers", "table"]
+__all__ = ["bookkeeping", "draw", "groups", "machines", "overheads", "peers", "table"]
 
 Row = dict[str, Any]
 
@@ -82,6 +82,20 @@ def table(rows: Sequence[Row]) -> str:
             cells.append(_times(_own_baseline(rows, rate, one.engine), row))
         lines.append(f"| {one.name} | {sent / 1e6:.2f} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def machines(rows: Sequence[Row]) -> str:
+    """Where the rows were measured, as each has its ``machine``; empty where none has."""
+    where: dict[str, list[str]] = {}
+    for rate in _rates(rows):
+        for row in rows:
+            if row["rate"] == rate and "machine" in row:
+                cells = where.setdefault(row["machine"], [])
+                if (cell := f"{row['engine']} at {rate}") not in cells:
+                    cells.append(cell)
+    if len(where) < 2:
+        return "".join(f"On {name}." for name in where)
+    return "\n".join(f"- {', '.join(cells)}: on {name}" for name, cells in where.items())
 
 
 def overheads(rows: Sequence[Row]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.contenders import Contender
+from e2e.machine import machine
 from e2e.simulated import simulate
 from netlab import Lab, bits_per_second, hosts_of, run
 
@@ -101,7 +102,12 @@ class Sweep:
         engines = list(dict.fromkeys(contender.engine for contender in self._contenders))
         hosts = max(hosts_of(engine, cell.ranks) for engine in engines)
         with Lab(hosts, cell.rate) as lab:
-            of_all = {**asdict(cell), "measured_bits_per_second": lab.measure()}
+            measured = lab.measure()
+            of_all = {
+                **asdict(cell),
+                "machine": machine(),
+                "measured_bits_per_second": measured,
+            }
             for engine in engines:
                 yield [{**of_all, **row} for row in self._job(lab, engine, cell)]
 

@@ -17,7 +17,7 @@ from gradcomp.rounds import AllReduce, Group, Round
 from horovod_compressors.compression import BaseCompression
 from horovod_compressors.torch.engine import SUMMABLE_DTYPES, HorovodEngine
 from horovod_compressors.torch.names import ParameterNames, calling_optimizer
-from horovod_compressors.torch.wait import wait_before_steps
+from horovod_compressors.torch.wait import wait_first
 from torch_compressors.dgc_sgd import check_momentum
 from torch_compressors.state import TensorControls
 
@@ -221,7 +221,7 @@ class Compression(TensorControls, BaseCompression):
         optimizer = calling_optimizer()
         if optimizer is not None:
             self._check_optimizer(optimizer)
-            wait_before_steps(optimizer)
+            wait_first(optimizer)
         self._collector = self._agree(self._names.shapes())
         return self._collector
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from types import MethodType
 from typing import Any
 
 import horovod.torch as hvd
 
-__all__ = ["wait", "wait_before_steps"]
+__all__ = ["wait", "wait_first"]
 
 _FIRST_NAP = 5e-5
 _LONGEST_NAP = 1e-3
@@ -28,12 +29,21 @@ def wait(handle: int) -> None:
         nap = min(1.25 * nap, _LONGEST_NAP)
 
 
-def wait_before_steps(optimizer: Any) -> None:
-    """Let a stock ``hvd.DistributedOptimizer`` wait so at the beginning of each step."""
-    optimizer.register_step_pre_hook(_wait_for_all)
+def wait_first(optimizer: Any) -> None:
+    """Let a stock ``hvd.DistributedOptimizer`` wait so before it synchronizes.
+
+    That is in ``step()``, and before it where gradients are clipped or looked at.
+    """
+    # A bound method: copies of the optimizer then have one of their own.
+    optimizer.synchronize = MethodType(_synchronize, optimizer)
 
 
-def _wait_for_all(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+def _synchronize(optimizer: Any) -> None:
+    _wait_for_all(optimizer)
+    type(optimizer).synchronize(optimizer)
+
+
+def _wait_for_all(optimizer: Any) -> None:
     submitted = optimizer._handles
     parameters: set[Any] = set()
     for key in submitted:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from e2e.contenders import CONTENDERS, Contender, chosen
-from e2e.report import bookkeeping, draw, groups, overheads, peers, table
+from e2e.machine import machine
+from e2e.report import bookkeeping, draw, groups, machines, overheads, peers, table
 from e2e.simulated import simulate
 from e2e.sweep import Results
 from netlab import Lab, LabError, bits_per_second
@@ -110,6 +112,22 @@ def test_speed_ups_are_over_the_better_baseline_and_the_engine_s_own(tmp_path: P
     assert (tmp_path / "picture.png").stat().st_size > 10_000
     draw([row("DDP", "1gbit", 1.0)], "no baseline", tmp_path / "other.png")
     assert (tmp_path / "other.png").exists()
+
+
+def test_tables_say_where_they_were_measured() -> None:
+    assert re.fullmatch(r".+, (scalar|avx2|avx512|neon), \d+ cores", machine())
+    rows = [
+        row("DDP", "1gbit", 1.0, engine="torch", machine="A"),
+        row("DDP fp16", "1gbit", 1.0, engine="torch", machine="A"),
+        row("Horovod", "100mbit", 1.0, engine="horovod", machine="A"),
+    ]
+    assert machines(rows) == "On A."
+    rows.append(row("MPI", "100mbit", 1.0, engine="mpi", machine="B"))
+    assert machines(rows).splitlines() == [
+        "- horovod at 100mbit, torch at 1gbit: on A",
+        "- mpi at 100mbit: on B",
+    ]
+    assert machines([row("DDP", "1gbit", 1.0)]) == ""
 
 
 def test_miscounted_bytes_are_named() -> None:

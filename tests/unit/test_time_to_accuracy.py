@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
-from time_to_accuracy import curve_of, seconds_to, table_of
+import pytest
+
+from compare import contender_of, job_of
+from gradcomp.errors import ConfigError
+from jobs import ROOT
+from netlab import Lab
+from time_to_accuracy import curve_of, seconds_to, table_of, train
 from training.metrics import ACCURACY, BITS_PER_CHARACTER
 
 
@@ -43,3 +52,16 @@ def test_a_median_stands_only_where_all_seeds_got_there() -> None:
         "| fast | 0.9000 ± 0.0000 | 1 | 2 of 2 | 1.5 | 6.0x |",
         "| lost | 0.8500 ± 0.0707 | 1 | 1 of 2 |  |  |",
     ]
+
+
+def test_only_the_same_run_is_kept(tmp_path: Path) -> None:
+    arguments = Namespace(task=ROOT / "configs/digits/cnn.yaml", set=[], output=tmp_path, np=2)
+    lab = Lab(2)  # not entered: nothing runs
+    contender = contender_of("top-k=topk(ratio=0.01)")
+    job, config = job_of(contender, 0, arguments)
+    summary = {"config": config, "world_size": 2}
+    (ROOT / job.folder).mkdir(parents=True)
+    (ROOT / job.folder / "summary.json").write_text(json.dumps(summary), "utf-8")
+    assert train(lab, contender, 0, arguments) == (job, summary)
+    with pytest.raises(ConfigError, match="holds a run of another configuration"):
+        train(lab, contender_of("top-k=topk(ratio=0.02)"), 0, arguments)

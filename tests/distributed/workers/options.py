@@ -388,7 +388,7 @@ def missing_gradients() -> None:
 
 
 @cases
-def steps_begin_with_a_wait() -> None:
+def synchronize_begins_with_a_wait() -> None:
     """Horovod's own wait, which keeps a processor busy, is for collectives that are there."""
     params = parameters(LAYER)
     opt = optimizer(params, Compression("residual|topk(k=100,values=fp32)", params.items()))
@@ -400,12 +400,19 @@ def steps_begin_with_a_wait() -> None:
         late.append(not hvd.poll(handle))
         return hvd.synchronize(handle)
 
-    time.sleep(0.3 * hvd.rank())
-    backward(params, gradients(params, 1))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("horovod.torch.optimizer.synchronize", synchronize)
-        opt.step()
-    assert late == [False, False]
+    for clips in (False, True):
+        time.sleep(0.3 * hvd.rank())
+        backward(params, gradients(params, 1))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("horovod.torch.optimizer.synchronize", synchronize)
+            if clips:
+                opt.synchronize()
+                with opt.skip_synchronize():
+                    opt.step()
+            else:
+                opt.step()
+        assert late == [False, False], f"clips: {clips}"
+        late.clear()
 
 
 @cases

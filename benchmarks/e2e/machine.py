@@ -1,0 +1,23 @@
+"""What figures were measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+from gradcomp import _core
+
+__all__ = ["machine"]
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def machine() -> str:
+    """The processor, the instructions of it that are used, and how many cores this may use."""
+    found = None
+    if _CPUINFO.exists():
+        found = re.search(r"^model name\s*: (.+)$", _CPUINFO.read_text("utf-8"), re.MULTILINE)
+    name = found[1].strip() if found else platform.machine()
+    return f"{name}, {_core.simd_level()}, {len(os.sched_getaffinity(0))} cores"
