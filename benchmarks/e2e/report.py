@@ -40,6 +40,11 @@ def _of(rows: Sequence[Row], contender: str, rate: str) -> Row | None:
     return None
 
 
+def _beside(rows: Sequence[Row], row: Row) -> list[Row]:
+    """Rows that are compared with this one: those of the same machine."""
+    return [other for other in rows if other.get("machine") == row.get("machine")]
+
+
 def _baseline(rows: Sequence[Row], rate: str, names: Sequence[str] = BASELINES) -> float | None:
     """Seconds of the faster one of the baselines."""
     found = [_of(rows, name, rate) for name in names]
@@ -78,8 +83,9 @@ def table(rows: Sequence[Row]) -> str:
                 cells += ["", "", ""]
                 continue
             cells.append(f"{1e3 * row['median_seconds']:.0f}")
-            cells.append(_times(_baseline(rows, rate), row))
-            cells.append(_times(_own_baseline(rows, rate, one.engine), row))
+            beside = _beside(rows, row)
+            cells.append(_times(_baseline(beside, rate), row))
+            cells.append(_times(_own_baseline(beside, rate, one.engine), row))
         lines.append(f"| {one.name} | {sent / 1e6:.2f} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -105,12 +111,16 @@ def overheads(rows: Sequence[Row]) -> str:
     lines = []
     for one in _present(rows):
         for rate in _rates(rows):
-            row, idle = _of(rows, one.name, rate), _of(rows, alone(one.engine), rate)
-            if one.kind != "ours" or row is None or idle is None or row.get("simulated"):
+            row = _of(rows, one.name, rate)
+            if one.kind != "ours" or row is None or row.get("simulated"):
+                continue
+            beside = _beside(rows, row)
+            idle = _of(beside, alone(one.engine), rate)
+            if idle is None:
                 continue
             wire = 8 * row["interface_bytes"] / row["measured_bits_per_second"]
             rest = row["median_seconds"] - idle["median_seconds"] - wire
-            fp16 = _baseline(rows, rate, FP16)
+            fp16 = _baseline(beside, rate, FP16)
             cells = [row["median_seconds"], idle["median_seconds"], wire, rest]
             part = f"{rest / fp16:.0%}" if fp16 else ""
             numbers = " | ".join(f"{1e3 * cell:.0f}" for cell in cells)
@@ -127,12 +137,12 @@ def peers(rows: Sequence[Row]) -> str:
     rates = _rates(rows)
     lines = []
     for one in _present(rows):
-        pairs = [(_of(rows, one.name, rate), _of(rows, one.same_as, rate)) for rate in rates]
-        if any(row is not None and peer is not None for row, peer in pairs):
-            cells = [
-                f"{peer['median_seconds'] / row['median_seconds']:.1f}x" if row and peer else ""
-                for row, peer in pairs
-            ]
+        cells = []
+        for rate in rates:
+            row = _of(rows, one.name, rate)
+            peer = _of(_beside(rows, row), one.same_as, rate) if row else None
+            cells.append(_times(peer["median_seconds"], row) if row and peer else "")
+        if any(cells):
             lines.append(f"| {one.name} | {one.same_as} | " + " | ".join(cells) + " |")
     if not lines:
         return ""
@@ -176,7 +186,7 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
             found = [row for rate in rates if (row := _of(rows, one.name, rate)) is not None]
             x = [bits_per_second(row["rate"]) / 1e6 for row in found]
             upper.plot(x, [row["median_seconds"] for row in found], label=one.name, **style)
-            bases = [_own_baseline(rows, row["rate"], engine) for row in found]
+            bases = [_own_baseline(_beside(rows, row), row["rate"], engine) for row in found]
             if one.kind != "alone" and None not in bases:
                 gains = [b / row["median_seconds"] for b, row in zip(bases, found, strict=True)]
                 lower.plot(x, gains, **style)

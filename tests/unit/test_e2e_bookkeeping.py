@@ -91,6 +91,7 @@ def test_contenders_stand_beside_the_same_algorithm() -> None:
         "| DDP with our top-k 0.1% | plain top-k 0.1% |  | 4.0x |",
     ]
     assert peers(rows[:2]) == ""
+    assert peers([{**one, "machine": str(at)} for at, one in enumerate(rows)]) == ""
 
 
 def test_speed_ups_are_over_the_better_baseline_and_the_engine_s_own(tmp_path: Path) -> None:
@@ -108,6 +109,8 @@ def test_speed_ups_are_over_the_better_baseline_and_the_engine_s_own(tmp_path: P
         "| MPI fp16 | 1.00 |  |  |  | 200 | 2.5x | 1.0x |",
         "| MPI top-k 0.1% | 1.00 |  |  |  | 100 | 5.0x | 2.0x |",
     ]
+    elsewhere = [{**one, "machine": "B"} for one in rows if one["contender"] == "MPI top-k 0.1%"]
+    assert table([*rows[:5], *elsewhere]).endswith("| MPI top-k 0.1% | 1.00 |  |  |  | 100 |  |  |")
     draw(rows, "a title", tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000
     draw([row("DDP", "1gbit", 1.0)], "no baseline", tmp_path / "other.png")
