@@ -50,6 +50,9 @@ POLL_SECONDS = 0.05
 FAREWELL_SECONDS = 25.0
 """How much earlier or later than the workers servers and the scheduler may end."""
 
+CAUSE_SECONDS = 2.0
+"""How much later than what it has made fail the process that failed first may be seen."""
+
 SSH_SECONDS = 2.0
 """What ssh may take to end a connection."""
 
@@ -92,17 +95,27 @@ class Role:
         """Whether it runs the user's command."""
         return self.name.startswith("worker")
 
+    @property
+    def killed_by(self) -> int:
+        """The signal that has ended it; 0 or less: none."""
+        code = self.process.returncode
+        return -code if code < 0 else code - BY_SIGNAL
+
+    @property
+    def aborted(self) -> bool:
+        """Whether it has ended itself in the way of a failed check in C++."""
+        return self.killed_by == signal.SIGABRT
+
     def end(self) -> str:
         """How it has ended, in words."""
         code = self.process.returncode
         at = f" on {self.machine}" if self.machine else ""
         if self.machine and code == EXIT_SSH:
             return f"has no connection by ssh to {self.machine}"
-        killed_by = -code if code < 0 else code - BY_SIGNAL
-        if killed_by > 0:
+        if self.killed_by > 0:
             with suppress(ValueError):
-                name = signal.Signals(killed_by).name
-                return f"was killed by signal {killed_by} ({name}){at}"
+                name = signal.Signals(self.killed_by).name
+                return f"was killed by signal {self.killed_by} ({name}){at}"
         return f"ended with exit code {code}{at}"
 
     def last_words(self) -> str:
@@ -241,7 +254,7 @@ class Job:
         workers = [role for role in self._roles if role.is_worker]
         with workers[0].log.open("rb") as shown:
             while True:
-                ended = [role for role in self._roles if role.process.poll() is not None]
+                ended = self._which_ended()
                 _show(shown)
                 self._check(ended)
                 if all(role in ended for role in workers):
@@ -249,8 +262,13 @@ class Job:
                 time.sleep(POLL_SECONDS)
         self._say_farewell()
 
+    def _which_ended(self) -> list[Role]:
+        return [role for role in self._roles if role.process.poll() is not None]
+
     def _check(self, ended: Sequence[Role]) -> None:
         """Go on, unless a role has failed, or time is up."""
+        if any(role.process.returncode != 0 for role in ended):
+            ended = self._with_the_cause(ended)
         working = [role.name for role in self._roles if role not in ended and role.is_worker]
         for role in ended:
             code = role.process.returncode
@@ -267,6 +285,21 @@ class Job:
                 f"was ended; the logs are in {self._logs}",
                 EXIT_TIMEOUT,
             )
+
+    def _with_the_cause(self, ended: Sequence[Role]) -> Sequence[Role]:
+        """Those that have ended, what failed first in front.
+
+        BytePS' network layer aborts a process that has lost another one, and on a busy machine
+        that may be seen before the other one's end is. So an abort may be a consequence; any other
+        failure is taken for the cause.
+        """
+        deadline = time.monotonic() + CAUSE_SECONDS
+        while time.monotonic() < deadline and all(
+            role.process.returncode == 0 or role.aborted for role in ended
+        ):
+            time.sleep(POLL_SECONDS)
+            ended = self._which_ended()
+        return sorted(ended, key=lambda role: role.aborted)
 
     def _too_early(self, role: Role) -> bool:
         """Whether a server or the scheduler has left its workers; they may be about to end, too."""

@@ -233,6 +233,23 @@ class TestDeaths:
         assert "launch: worker 1 ended with exit code 1" in done.stderr
         assert "ValueError: worker 1 gives up" in done.stderr
 
+    @pytest.mark.parametrize(
+        ("other", "blamed", "exit_code"),
+        [
+            ("time.sleep(0.5); sys.exit(5)", "worker 1 ended with exit code 5", 5),
+            ("time.sleep(60)", "worker 0 was killed by signal 6 (SIGABRT) while worker 1", 1),
+        ],
+    )
+    def test_an_abort_is_blamed_on_what_fails_beside_it(
+        self, tmp_path: Path, other: str, blamed: str, exit_code: int
+    ) -> None:
+        script = (
+            f"import os, sys, time\nif os.environ['DMLC_WORKER_ID'] == '0': os.abort()\n{other}\n"
+        )
+        done = run(tmp_path, 2, 1, "-c", script)
+        assert done.returncode == exit_code
+        assert f"launch: {blamed}" in done.stderr
+
     def test_the_exit_code_is_the_workers(self, tmp_path: Path) -> None:
         assert run(tmp_path, 1, 1, "-m", "workers.byteps_failing", "5").returncode == 5
 
