@@ -45,6 +45,9 @@ class TrainSettings(Section):
     text_file: Annotated[Path | None, BeforeValidator(_path)] = Field(
         None, description="the path of a text file in UTF-8 (char-transformer only)"
     )
+    width: StrictInt | None = Field(
+        None, ge=4, multiple_of=4, description="a multiple of 4, or none: 128"
+    )
     epochs: StrictInt = Field(10, ge=1, description="an integer >= 1")
     steps_per_epoch: StrictInt | None = Field(
         None, ge=1, description="an integer >= 1, or none: all samples"
@@ -111,6 +114,11 @@ class TrainSettings(Section):
             raise ConfigError(
                 f"train.text_file: got {str(self.text_file)!r}, but {self.task} reads no text; "
                 "remove the key"
+            )
+        if self.task != "char-transformer" and self.width is not None:
+            raise ConfigError(
+                f"train.width: got {self.width}, but the width of {self.task} is fixed; remove the "
+                "key, or set train.task=char-transformer"
             )
         if self.schedule == "step" and not self.milestones:
             raise ConfigError(

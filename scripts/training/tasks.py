@@ -37,7 +37,7 @@ def task_of(settings: TrainSettings) -> Task:
     if settings.task == "char-transformer":
         file = settings.text_file
         return Task(
-            lambda characters: CharTransformer(characters, PIECE),
+            lambda characters: CharTransformer(characters, PIECE, settings.width or 128),
             lambda: TextPieces(load_python_topics() if file is None else load_text(file)),
             BITS_PER_CHARACTER,
         )

@@ -124,6 +124,8 @@ def test_number_that_yaml_reads_as_text():
         ({"data_dir": "x"}, "remove the key"),
         ({"task": "char-transformer", "data_dir": "x"}, "remove the key"),
         ({"text_file": "x"}, "digits-mlp reads no text; remove the key"),
+        ({"width": 64}, "got 64, but the width of digits-mlp is fixed; remove the key"),
+        ({"task": "char-transformer", "width": 66}, "expected a multiple of 4"),
         ({"schedule": "step"}, r"such as \[5, 8\]"),
         ({"milestones": [3]}, "train.schedule=step"),
         ({"schedule": "step", "milestones": [3, 2]}, "increasing"),
@@ -412,6 +414,8 @@ def test_the_transformer_fits_its_text(tmp_path):
     batch = dataset.train_batch(np.arange(2), np.random.default_rng(0))
     assert task.model(dataset.classes)(batch.inputs).shape == (2, 4, PIECE)
     assert task.metric is BITS_PER_CHARACTER
+    wide = task_of(settings_of(task="char-transformer", width=512)).model(4)
+    assert sum(p.numel() for p in wide.parameters()) == 6_338_560 + 4 * 1025
     help_topics = task_of(settings_of(task="char-transformer")).load()
     assert help_topics.classes == len(load_python_topics().vocabulary)
 
