@@ -211,6 +211,7 @@ def main() -> int:
             "name": one.name,
             "final": final[one.name],
             "seconds": [seconds_to(target, curve, metric) for curve in curves[one.name]],
+            "step_seconds": of_step.get(one.name),
             "sent_bytes_per_step": statistics.fmean(
                 summary["sent_bytes_per_step"] for summary in one.summaries
             ),

@@ -37,6 +37,9 @@ constexpr float kPointUnit = 0x1p-5f;  // of the steps between a level and what 
 
 // Decoded at once, if a row is not longer.
 constexpr std::size_t kPiece = 4096;
+// With pairs a piece has eight rows if that is no more than this, as products then use what they
+// load of a vector more than once.
+constexpr std::size_t kLongPiece = 8 * 3072;
 
 // What the levels stand for.
 struct Points {
@@ -143,7 +146,8 @@ struct Decoded {
   template <typename Fn>
   void for_parts(const Fn& fn) const {
     const std::size_t unit = rank == 0 ? 1 : shape.cols;
-    const std::size_t piece = std::max<std::size_t>(1, kPiece / unit) * unit;
+    const std::size_t eight = std::min<std::size_t>(8, kLongPiece / unit);
+    const std::size_t piece = std::max<std::size_t>({1, kPiece / unit, eight}) * unit;
     for_ranges(shape.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
       // A piece belongs to the range it begins in.
       std::size_t at = (begin + piece - 1) / piece * piece;

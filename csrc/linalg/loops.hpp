@@ -156,21 +156,40 @@ GRADCOMP_LEVEL inline void put(const Number& sum, const OuterOutput& out, std::s
   }
 }
 
+// kVectors * kWidth columns of kRows rows.
+template <std::size_t kRows, std::size_t kVectors, bool kUncached>
+GRADCOMP_LEVEL inline void outer_tile(const float* p, std::size_t p_stride, const float* q,
+                                      std::size_t q_stride, std::size_t rank,
+                                      const OuterOutput& out, std::size_t at, std::size_t ld) {
+  Vector sums[kRows][kVectors];
+  Vector y;
+  for (std::size_t v = 0; v < kVectors; ++v) {
+    load(q + v * kWidth, y);
+    for (std::size_t r = 0; r < kRows; ++r) sums[r][v] = y * p[r];
+  }
+  for (std::size_t c = 1; c < rank; ++c) {
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      load(q + c * q_stride + v * kWidth, y);
+      for (std::size_t r = 0; r < kRows; ++r) sums[r][v] += y * p[c * p_stride + r];
+    }
+  }
+  for (std::size_t r = 0; r < kRows; ++r) {
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      put<kUncached>(sums[r][v], out, at + r * ld + v * kWidth);
+    }
+  }
+}
+
 template <std::size_t kRows, bool kUncached>
 GRADCOMP_LEVEL inline void outer_rows(const float* p, std::size_t p_stride, const float* q,
                                       std::size_t q_stride, std::size_t rank, std::size_t cols,
                                       const OuterOutput& out, std::size_t at, std::size_t ld) {
   std::size_t j = 0;
+  for (; j + kPartials <= cols; j += kPartials) {
+    outer_tile<kRows, kPieces, kUncached>(p, p_stride, q + j, q_stride, rank, out, at + j, ld);
+  }
   for (; j + kWidth <= cols; j += kWidth) {
-    Vector sums[kRows];
-    Vector y;
-    load(q + j, y);
-    for (std::size_t r = 0; r < kRows; ++r) sums[r] = y * p[r];
-    for (std::size_t c = 1; c < rank; ++c) {
-      load(q + c * q_stride + j, y);
-      for (std::size_t r = 0; r < kRows; ++r) sums[r] += y * p[c * p_stride + r];
-    }
-    for (std::size_t r = 0; r < kRows; ++r) put<kUncached>(sums[r], out, at + r * ld + j);
+    outer_tile<kRows, 1, kUncached>(p, p_stride, q + j, q_stride, rank, out, at + j, ld);
   }
   for (; j < cols; ++j) {
     for (std::size_t r = 0; r < kRows; ++r) {
@@ -181,11 +200,49 @@ GRADCOMP_LEVEL inline void outer_rows(const float* p, std::size_t p_stride, cons
   }
 }
 
+// Where the number of columns is a power of two, the same columns of many vectors are in lines of
+// one set of the cache and push each other out; so with rows. Hence what kPackedRows rows and
+// kPartials columns need is first put together.
+constexpr std::size_t kPackedRows = 8;
+constexpr std::size_t kPackedFrom = 5;
+constexpr std::size_t kPackedMost = 32;
+
 template <bool kUncached>
-GRADCOMP_LEVEL inline void outer_blocks(const float* p, std::size_t p_stride, const float* q,
-                                        std::size_t q_stride, std::size_t rank, std::size_t rows,
-                                        std::size_t cols, const OuterOutput& out, std::size_t ld) {
+GRADCOMP_LEVEL inline void outer_packed(const float* p, std::size_t p_stride, const float* q,
+                                        std::size_t q_stride, std::size_t rank, std::size_t cols,
+                                        const OuterOutput& out, std::size_t at, std::size_t ld) {
+  static_assert(kPackedRows % GRADCOMP_BLOCK == 0, "whole blocks");
+  float x[kPackedMost * kPackedRows];
+  float y[kPackedMost * kPartials];
+  for (std::size_t c = 0; c < rank; ++c) {
+    std::memcpy(x + c * kPackedRows, p + c * p_stride, sizeof(float) * kPackedRows);
+  }
+  std::size_t j = 0;
+  for (; j + kPartials <= cols; j += kPartials) {
+    for (std::size_t c = 0; c < rank; ++c) {
+      std::memcpy(y + c * kPartials, q + c * q_stride + j, sizeof(float) * kPartials);
+    }
+    for (std::size_t r = 0; r < kPackedRows; r += GRADCOMP_BLOCK) {
+      outer_tile<GRADCOMP_BLOCK, kPieces, kUncached>(x + r, kPackedRows, y, kPartials, rank, out,
+                                                     at + r * ld + j, ld);
+    }
+  }
+  for (std::size_t r = 0; r < kPackedRows; r += GRADCOMP_BLOCK) {
+    outer_rows<GRADCOMP_BLOCK, kUncached>(x + r, kPackedRows, q + j, q_stride, rank, cols - j, out,
+                                          at + r * ld + j, ld);
+  }
+}
+
+template <bool kUncached>
+GRADCOMP_LEVEL inline void outer_all(const float* p, std::size_t p_stride, const float* q,
+                                     std::size_t q_stride, std::size_t rank, std::size_t rows,
+                                     std::size_t cols, const OuterOutput& out, std::size_t ld) {
   std::size_t i = 0;
+  if (rank >= kPackedFrom && rank <= kPackedMost) {
+    for (; i + kPackedRows <= rows; i += kPackedRows) {
+      outer_packed<kUncached>(p + i, p_stride, q, q_stride, rank, cols, out, i * ld, ld);
+    }
+  }
   for (; i + GRADCOMP_BLOCK <= rows; i += GRADCOMP_BLOCK) {
     outer_rows<GRADCOMP_BLOCK, kUncached>(p + i, p_stride, q, q_stride, rank, cols, out, i * ld,
                                           ld);
@@ -199,9 +256,9 @@ GRADCOMP_LEVEL void outer(const float* p, std::size_t p_stride, const float* q,
                           std::size_t q_stride, std::size_t rank, std::size_t rows,
                           std::size_t cols, const OuterOutput& out, std::size_t ld) {
   if (out.uncached) {
-    outer_blocks<true>(p, p_stride, q, q_stride, rank, rows, cols, out, ld);
+    outer_all<true>(p, p_stride, q, q_stride, rank, rows, cols, out, ld);
     GRADCOMP_FENCE();
   } else {
-    outer_blocks<false>(p, p_stride, q, q_stride, rank, rows, cols, out, ld);
+    outer_all<false>(p, p_stride, q, q_stride, rank, rows, cols, out, ld);
   }
 }

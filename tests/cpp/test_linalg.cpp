@@ -135,6 +135,36 @@ TEST_CASE("outer products are the same wherever and however they are written") {
   }
 }
 
+TEST_CASE("outer products are what they are called, of any number of vectors") {
+  Stream stream(4);
+  for (const std::size_t rank : {1, 4, 5, 16, 32, 33}) {
+    for (const std::size_t rows : {1, 7, 8, 19}) {
+      for (const std::size_t cols : {5, 16, 37, 64}) {
+        // Whole numbers, of which every order of addition makes the same sum.
+        std::vector<float> p(rank * rows), q(rank * cols), expected(rows * cols);
+        for (float& x : p) x = static_cast<float>(stream.below(100)) - 50;
+        for (float& x : q) x = static_cast<float>(stream.below(100)) - 50;
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          for (std::size_t c = 0; c < rank; ++c) {
+            expected[i] += p[c * rows + i / cols] * q[c * cols + i % cols];
+          }
+        }
+        for (const std::string& name : level_names()) {
+          LevelScope scope(name);
+          REQUIRE(scope.selected());
+          CAPTURE(name, rank, rows, cols);
+          std::vector<float> assigned(expected.size());
+          std::vector<float> added(expected.size(), 1.0f);
+          outer(p.data(), q.data(), rank, rows, cols, {assigned.data(), added.data(), nullptr});
+          CHECK(assigned == expected);
+          for (float& x : added) x -= 1;
+          CHECK(added == expected);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("any vectors become orthonormal, and span what they spanned") {
   Scratch scratch;
   for (const Orthonormalization method : kMethods) {
