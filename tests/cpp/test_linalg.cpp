@@ -152,7 +152,10 @@ TEST_CASE("outer products are what they are called, of any number of vectors") {
         for (const std::string& name : level_names()) {
           LevelScope scope(name);
           REQUIRE(scope.selected());
-          CAPTURE(name, rank, rows, cols);
+          CAPTURE(name);
+          CAPTURE(rank);
+          CAPTURE(rows);
+          CAPTURE(cols);
           std::vector<float> assigned(expected.size());
           std::vector<float> added(expected.size(), 1.0f);
           outer(p.data(), q.data(), rank, rows, cols, {assigned.data(), added.data(), nullptr});
