@@ -84,9 +84,11 @@ def how(rows: list[dict[str, Any]]) -> str:
     """How rows came about."""
     if rows[0].get("simulated"):
         return "SIMULATED: times on the wire are computed"
-    idle = {row["engine"]: row["idle_bytes_per_second"] / 1e3 for row in rows}
-    own = "".join(f"; idle, a rank of {name} sends {kb:.0f} kB/s" for name, kb in idle.items())
-    return f"a link carries {rows[0]['measured_bits_per_second'] / 1e6:.1f} Mbit/s{own}"
+    lines = [f"a link carries {rows[0]['measured_bits_per_second'] / 1e6:.1f} Mbit/s"]
+    for engine, row in {row["engine"]: row for row in rows}.items():
+        sent, busy = row["idle_bytes_per_second"] / 1e3, row["idle_processors"]
+        lines.append(f"a rank of {engine}, idle: {sent:.0f} kB/s, {busy:.0%} of a processor")
+    return "\n".join(lines)
 
 
 def main() -> int:

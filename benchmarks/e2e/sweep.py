@@ -155,6 +155,6 @@ def _merged(of_ranks: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
         "sent_bytes": None if None in counted else statistics.mean(counted),
         **{
             key: statistics.mean(result[key] for result in own)
-            for key in ("interface_bytes", "idle_bytes_per_second")
+            for key in ("interface_bytes", "idle_bytes_per_second", "idle_processors")
         },
     }

@@ -5,7 +5,8 @@
 The order has the engine, the contenders, the model and how many steps; see sweep.py, which starts
 the ranks. Each rank writes RESULTS/rank-N.json: for each contender the seconds of each step, the
 bytes that it handed to collectives (of this project's contenders), and those that the host's
-interface sent, in a step and in a second without any.
+interface sent, in a step and in a second without any; of such a second, what of a processor its
+engine takes.
 """
 
 from __future__ import annotations
@@ -123,12 +124,16 @@ def measure(engine: Engine, run: Run, warmup: int, steps: int) -> dict[str, Any]
     }
 
 
-def idle_bytes_per_second(engine: Engine) -> float:
-    """What the host's interface sends while there is nothing to do: the engine's own messages."""
+def idle(engine: Engine) -> dict[str, float]:
+    """What goes on while there is nothing to do: the engine's own messages and its threads."""
     engine.barrier()
-    began, seen = time.perf_counter(), interface_bytes()
+    began, seen, busy = time.perf_counter(), interface_bytes(), time.process_time()
     time.sleep(_IDLE_SECONDS)
-    return (interface_bytes() - seen) / (time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    return {
+        "idle_bytes_per_second": (interface_bytes() - seen) / seconds,
+        "idle_processors": (time.process_time() - busy) / seconds,
+    }
 
 
 def main() -> None:
@@ -136,7 +141,7 @@ def main() -> None:
     order = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     torch.set_num_threads(1)
     engine: Engine = importlib.import_module(f"e2e.on_{order['engine']}").Engine()
-    idle = idle_bytes_per_second(engine)
+    of_all = idle(engine)
     results = {}
     for i, fields in enumerate(order["contenders"]):
         contender = Contender(**fields)
@@ -146,7 +151,7 @@ def main() -> None:
         if not contender.dense:  # short steps
             warmup, steps = max(warmup, _LEAST_WARMUP), max(steps, _LEAST_STEPS)
         measured = measure(engine, run, warmup, steps)
-        results[contender.name] = {**measured, "idle_bytes_per_second": idle}
+        results[contender.name] = {**measured, **of_all}
         del run, model
         gc.collect()
     path = Path(sys.argv[2], f"rank-{engine.rank}.json")
