@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
+import numpy as np
 import torch
 
 from gradcomp.shapes import model_shapes
 
-__all__ = ["Synthetic"]
+__all__ = ["Synthetic", "random_numbers"]
+
+_APART = 8 << 20
+"""From the numbers of one rank to the next one's: too far for them to meet in a cache."""
+
+
+def random_numbers(name: str, ranks: int) -> torch.Tensor:
+    """Normal numbers, from which all ranks take their gradients; of one of gradcomp.shapes.MODELS.
+
+    Each rank begins elsewhere, so they can share the memory and still have different gradients.
+    """
+    count = _numel(name) + (ranks - 1) * _APART
+    return torch.randn(count, generator=torch.Generator().manual_seed(0))
+
+
+def _numel(name: str) -> int:
+    return sum(map(math.prod, model_shapes(name).values()))
 
 
 class _Layer(torch.autograd.Function):
@@ -40,20 +58,24 @@ class Synthetic(torch.nn.Module):
     Args:
         name: one of gradcomp.shapes.MODELS.
         seconds: of one step's forward and backward pass together; a third is the forward pass.
-        seed: of the gradients, which are the same in every step: normal numbers whose size falls
-            from layer to layer.
+        numbers: what `random_numbers` gave; the gradients are the same in every step.
+        rank: whose gradients.
     """
 
-    def __init__(self, name: str, seconds: float, seed: int) -> None:
+    def __init__(self, name: str, seconds: float, numbers: torch.Tensor, rank: int) -> None:
         super().__init__()
-        random = torch.Generator().manual_seed(seed)
-        self.names = list(model_shapes(name))
+        shapes = model_shapes(name)
+        self.names = list(shapes)
         self.weights = torch.nn.ParameterList()
         self.grads = []
-        for i, shape in enumerate(model_shapes(name).values()):
-            self.weights.append(torch.nn.Parameter(torch.zeros(shape)))
-            scale = 0.1 / (1 + i)
-            self.grads.append(torch.randn(shape, generator=random) * scale)
+        # So much of NumPy's zeros takes no memory until somebody looks at it, which nobody does.
+        zeros = torch.from_numpy(np.zeros(_numel(name), np.float32))
+        numbers = numbers[rank * _APART :]
+        for shape in shapes.values():
+            size = math.prod(shape)
+            self.weights.append(torch.nn.Parameter(zeros[:size].view(shape)))
+            self.grads.append(numbers[:size].view(shape))
+            zeros, numbers = zeros[size:], numbers[size:]
         layers = sum(weight.ndim > 1 for weight in self.weights)
         self.forward_seconds = seconds / 3
         self.layer_seconds = 2 * seconds / 3 / layers

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from e2e.contenders import Contender
-from e2e.model import Synthetic
+from e2e.model import Synthetic, random_numbers
 from e2e.worker import config_of
 from gradcomp import Loopback
 from gradcomp.shapes import model_shapes
@@ -63,7 +63,8 @@ def simulate(
 def _arithmetic(contender: Contender, model: str, ranks: int) -> tuple[Counter[str], list[float]]:
     """What a rank hands over in a step, and the seconds of its own work in some steps."""
     torch.set_num_threads(1)
-    models = [Synthetic(model, 0.0, rank) for rank in range(ranks)]
+    numbers = random_numbers(model, ranks)
+    models = [Synthetic(model, 0.0, numbers, rank) for rank in range(ranks)]
     gradients = {name: [one.grads[i] for one in models] for i, name in enumerate(models[0].names)}
     loopback = Loopback(config_of(contender.spec), ranks)
     loopback.step(gradients)  # allocates

@@ -13,6 +13,7 @@ from typing import Any
 
 from e2e.contenders import Contender
 from e2e.machine import machine
+from e2e.model import random_numbers
 from e2e.simulated import simulate
 from netlab import Lab, bits_per_second, hosts_of, run
 
@@ -121,7 +122,7 @@ class Sweep:
         own = [contender for contender in self._contenders if contender.engine == engine]
         speed = bits_per_second(cell.rate)
         steps = self._steps or (2 if speed < 5e7 else 4 if speed < 5e8 else 8)
-        order = {
+        order: dict[str, Any] = {
             "engine": engine,
             "contenders": [asdict(contender) for contender in own],
             "model": cell.model,
@@ -130,6 +131,8 @@ class Sweep:
             "steps": steps,
         }
         with tempfile.TemporaryDirectory() as folder:
+            order["numbers"] = str(Path(folder, "numbers"))
+            random_numbers(cell.model, cell.ranks).numpy().tofile(order["numbers"])
             path = Path(folder, "order.json")
             path.write_text(json.dumps(order), encoding="utf-8")
             worker = str(Path(__file__).with_name("worker.py"))

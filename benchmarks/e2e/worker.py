@@ -2,11 +2,11 @@
 
   python worker.py ORDER.json RESULTS
 
-The order has the engine, the contenders, the model and how many steps; see sweep.py, which starts
-the ranks. Each rank writes RESULTS/rank-N.json: for each contender the seconds of each step, the
-bytes that it handed to collectives (of this project's contenders), and those that the host's
-interface sent, in a step and in a second without any; of such a second, what of a processor its
-engine takes.
+The order has the engine, the contenders, the model, the file of its gradients' numbers and how many
+steps; see sweep.py, which starts the ranks. Each rank writes RESULTS/rank-N.json: for each
+contender the seconds of each step, the bytes that it handed to collectives (of this project's
+contenders), and those that the host's interface sent, in a step and in a second without any; of
+such a second, what of a processor its engine takes.
 """
 
 from __future__ import annotations
@@ -139,13 +139,14 @@ def idle(engine: Engine) -> dict[str, float]:
 def main() -> None:
     """Take all contenders' steps, one contender after the other."""
     order = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    numbers = torch.from_file(order["numbers"], size=Path(order["numbers"]).stat().st_size // 4)
     torch.set_num_threads(1)
     engine: Engine = importlib.import_module(f"e2e.on_{order['engine']}").Engine()
     of_all = idle(engine)
     results = {}
     for i, fields in enumerate(order["contenders"]):
         contender = Contender(**fields)
-        model = Synthetic(order["model"], order["compute_ms"] / 1e3, engine.rank)
+        model = Synthetic(order["model"], order["compute_ms"] / 1e3, numbers, engine.rank)
         run = engine.prepare(contender, model, f"{i}.")
         warmup, steps = max(order["warmup"], contender.warmup), order["steps"]
         if not contender.dense:  # short steps
