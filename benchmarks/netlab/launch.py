@@ -100,16 +100,16 @@ def _run_all(started: Sequence[_Process], logs: Path, timeout: float) -> None:
                     preexec_fn=_end_with_parent,
                 )
             processes.append(process)
-        while any(process.poll() is None for process in processes):
-            for one, process in zip(started, processes, strict=True):
-                if process.returncode not in (None, 0):
-                    raise JobError(_failure(one.name, process.returncode, logs))
+        while True:
+            codes = [process.poll() for process in processes]
+            failed = {one.name: code for one, code in zip(started, codes, strict=True) if code}
+            if failed:
+                raise JobError(_failure(failed, logs))
+            if None not in codes:
+                break
             if time.monotonic() > deadline:
                 raise JobError(f"the job still ran after {timeout:g} s; its logs are in {logs}")
             time.sleep(_POLL_SECONDS)
-        for one, process in zip(started, processes, strict=True):
-            if process.returncode != 0:
-                raise JobError(_failure(one.name, process.returncode, logs))
     finally:
         for process in processes:
             with suppress(ProcessLookupError):
@@ -126,10 +126,15 @@ def _end_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _failure(name: str, code: int, logs: Path) -> str:
+def _failure(failed: Mapping[str, int], logs: Path) -> str:
+    """About one of those that failed: others' errors follow where one was killed."""
+    name = min(failed, key=lambda one: failed[one] != -signal.SIGKILL)
+    end = f"ended with exit code {failed[name]}"
+    if failed[name] == -signal.SIGKILL:
+        end = "was killed, as the system does with the largest process when memory runs out"
     log = logs / f"{name}.log"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
-    return f"{name} ended with exit code {code}; the end of {log}:\n" + "\n".join(lines)
+    return f"{name} {end}; the end of {log}:\n" + "\n".join(lines)
 
 
 def _torch(lab: Lab, rank: int, ranks: int) -> dict[str, str]:

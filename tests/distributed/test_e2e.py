@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from launch import HERE
 
-from netlab import Lab, LabError, run
+from netlab import JobError, Lab, LabError, run
 
 _MPI_JOB = """
 import horovod.torch as hvd, torch
@@ -22,6 +22,13 @@ total = hvd.allreduce(torch.ones(1000) * hvd.rank(), name="x", op=hvd.Sum)
 assert float(total.sum()) == 1000 and hvd.mpi_enabled() and hvd.local_size() == 1
 hvd.shutdown()
 print("a host of", hvd.__name__)
+"""
+
+_DYING = """
+import os, signal, time
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(600)
 """
 
 
@@ -33,6 +40,13 @@ def test_mpi_between_hosts(tmp_path: Path) -> None:
     with Lab(2, "1gbit") as lab:
         run(lab, "mpi", 2, [sys.executable, "-c", _MPI_JOB], tmp_path, 240)
     assert (tmp_path / "mpirun.log").read_text().count("a host of") == 2
+
+
+def test_killed_rank_is_named_while_others_wait(tmp_path: Path) -> None:
+    if Lab.unavailable():
+        return
+    with Lab(2, "1gbit") as lab, pytest.raises(JobError, match=r"rank-1 was killed, .* memory"):
+        run(lab, "torch", 2, [sys.executable, "-c", _DYING], tmp_path, 60)
 
 
 def test_terminated_lab_leaves_nothing(tmp_path: Path) -> None:
