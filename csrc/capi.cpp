@@ -2,11 +2,13 @@
 #include <string>
 #include <type_traits>
 
-#include "core/compiled.hpp"
-#include "core/feedback.hpp"
-#include "core/memory.hpp"
-#include "core/rng.hpp"
+#include "base/rng.hpp"
+#include "codec/feedback.hpp"
+#include "codec/memory.hpp"
 #include "gradcomp/gradcomp.h"
+#include "stages/compile.hpp"
+#include "stages/registry.hpp"
+#include "stages/spec.hpp"
 #include "wire/frame.hpp"
 
 struct gradcomp_codec {
@@ -193,7 +195,7 @@ void gradcomp_spec_destroy(gradcomp_spec* spec) { delete spec; }
 const char* gradcomp_spec_text(const gradcomp_spec* spec) { return spec->text.c_str(); }
 
 uint32_t gradcomp_spec_keeps(const gradcomp_spec* spec) {
-  const gradcomp::Memory memory(spec->spec);
+  const gradcomp::Memory memory(spec->spec.find(gradcomp::StageKind::kMemory));
   return (memory.keeps_residual() ? GRADCOMP_KEEPS_RESIDUAL : 0) |
          (memory.keeps_momentum() ? GRADCOMP_KEEPS_MOMENTUM : 0);
 }
@@ -224,7 +226,7 @@ gradcomp_status gradcomp_spec_encode(const gradcomp_spec* spec, const gradcomp_c
     GRADCOMP_TRY(check(written, out, capacity));
     if (spec == nullptr) return gradcomp::argument_error("spec is NULL");
     if (n > gradcomp::kMaxNumel) return gradcomp::capacity_error("too many elements");
-    const gradcomp::Memory kept(spec->spec);
+    const gradcomp::Memory kept(spec->spec.find(gradcomp::StageKind::kMemory));
     float* const residual = memory == nullptr ? nullptr : memory->residual;
     float* const momentum = memory == nullptr ? nullptr : memory->momentum;
     if (kept.keeps_residual()) GRADCOMP_TRY(check(spec, residual, n));

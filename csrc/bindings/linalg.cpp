@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "core/rng.hpp"
-#include "core/scratch.hpp"
+#include "base/rng.hpp"
+#include "base/scratch.hpp"
 #include "kernels/kernels.hpp"
 #include "linalg/orthonormalize.hpp"
 #include "linalg/products.hpp"

@@ -12,17 +12,18 @@
 #include <string>
 #include <vector>
 
+#include "base/rng.hpp"
+#include "base/thread_pool.hpp"
 #include "bindings/dlpack.hpp"
 #include "bindings/linalg.hpp"
 #include "bindings/polar.hpp"
 #include "bindings/rooms.hpp"
-#include "core/compiled.hpp"
-#include "core/feedback.hpp"
-#include "core/rng.hpp"
-#include "core/spec.hpp"
-#include "core/thread_pool.hpp"
+#include "codec/feedback.hpp"
 #include "kernels/half.hpp"
 #include "kernels/kernels.hpp"
+#include "stages/compile.hpp"
+#include "stages/registry.hpp"
+#include "stages/spec.hpp"
 #include "wire/batch.hpp"
 #include "wire/frame.hpp"
 

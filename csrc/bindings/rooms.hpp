@@ -1,4 +1,4 @@
-// Memory of averages, used again: what gradcomp.pipeline hands to aggregators.
+// Memory of averages, used again: what gradcomp.runtime.pipeline hands to aggregators.
 #pragma once
 
 #include <pybind11/pybind11.h>

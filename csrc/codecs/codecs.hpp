@@ -1,8 +1,8 @@
 // The registry rows of all codecs; each is defined in the codec's own file.
 #pragma once
 
-#include "core/codec.hpp"
-#include "core/spec.hpp"
+#include "codec/codec.hpp"
+#include "codec/stage.hpp"
 
 namespace gradcomp {
 

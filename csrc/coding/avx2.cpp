@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "coding/digits_pack.hpp"
-#include "coding/kernels.hpp"
 #include "coding/rans_step.hpp"
+#include "kernels/coding.hpp"
 #include "kernels/x86.hpp"
 
 namespace gradcomp {

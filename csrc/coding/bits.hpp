@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/bytes.hpp"
-#include "core/span.hpp"
+#include "base/bytes.hpp"
+#include "base/span.hpp"
 
 namespace gradcomp {
 

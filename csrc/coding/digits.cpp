@@ -4,8 +4,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "base/bytes.hpp"
 #include "coding/rans.hpp"
-#include "core/bytes.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <string_view>
 
-#include "core/span.hpp"
-#include "core/status.hpp"
+#include "base/span.hpp"
+#include "base/status.hpp"
 
 namespace gradcomp {
 

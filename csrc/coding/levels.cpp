@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "base/bytes.hpp"
+#include "base/thread_pool.hpp"
 #include "coding/bits.hpp"
 #include "coding/elias.hpp"
 #include "coding/rans.hpp"
-#include "core/bytes.hpp"
-#include "core/thread_pool.hpp"
 
 namespace gradcomp {
 namespace {
@@ -166,10 +166,10 @@ bool decode_chunk(LevelCoding coding, Span<const std::uint8_t> in, unsigned bits
 
 }  // namespace
 
-LevelCoder::LevelCoder(const Stage* coder) : coding_(LevelCoding::kPacked) {
-  const std::string_view name = coder == nullptr ? "packed" : coder->info->name;
-  if (name == "rans") coding_ = LevelCoding::kRans;
-  if (name == "elias_delta") coding_ = LevelCoding::kEliasDelta;
+LevelCoder LevelCoder::named(std::string_view name) {
+  if (name == "rans") return LevelCoder(LevelCoding::kRans);
+  if (name == "elias_delta") return LevelCoder(LevelCoding::kEliasDelta);
+  return LevelCoder(LevelCoding::kPacked);
 }
 
 std::size_t LevelCoder::max_bytes(std::size_t count, unsigned bits) const {

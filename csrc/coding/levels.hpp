@@ -3,9 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
-#include "core/codec.hpp"
-#include "core/spec.hpp"
+#include "base/span.hpp"
+#include "base/status.hpp"
 
 namespace gradcomp {
 
@@ -23,8 +24,8 @@ enum class LevelCoding : std::uint8_t {
 // code of what comes after, is the code of both together. So a codec may code chunk by chunk.
 class LevelCoder {
  public:
-  // From the recipe's coder stage; fixed width when there is none.
-  explicit LevelCoder(const Stage* coder);
+  // "packed", "rans" or "elias_delta".
+  static LevelCoder named(std::string_view name);
 
   LevelCoding coding() const { return coding_; }
   // Whether coded symbols are the symbols themselves, one byte each.
@@ -40,6 +41,8 @@ class LevelCoder {
   Status decode(Span<const std::uint8_t> in, unsigned bits, Span<std::uint8_t> symbols) const;
 
  private:
+  explicit LevelCoder(LevelCoding coding) : coding_(coding) {}
+
   LevelCoding coding_;
 };
 

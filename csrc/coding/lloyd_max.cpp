@@ -3,7 +3,7 @@
 namespace gradcomp {
 namespace {
 
-// Printed by scripts/lloyd_max.py.
+// Printed by scripts/golden/lloyd_max.py.
 constexpr float kCentroids[255] = {
     // 1 bit
     0.797884583f,

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/bytes.hpp"
 #include "coding/bits.hpp"
 #include "coding/elias.hpp"
 #include "coding/rans_step.hpp"
-#include "core/bytes.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {

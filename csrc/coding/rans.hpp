@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "coding/kernels.hpp"
-#include "core/span.hpp"
+#include "base/span.hpp"
+#include "kernels/coding.hpp"
 
 namespace gradcomp {
 

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "coding/kernels.hpp"
-#include "core/bytes.hpp"
+#include "base/bytes.hpp"
+#include "kernels/coding.hpp"
 
 namespace gradcomp {
 

@@ -2,8 +2,8 @@
 #include <cstring>
 
 #include "coding/digits_pack.hpp"
-#include "coding/kernels.hpp"
 #include "coding/rans_step.hpp"
+#include "kernels/coding.hpp"
 
 namespace gradcomp {
 namespace {

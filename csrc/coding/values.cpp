@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "core/bytes.hpp"
+#include "base/bytes.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "core/span.hpp"
+#include "base/span.hpp"
 
 namespace gradcomp {
 

@@ -1,6 +1,6 @@
 #if defined(__x86_64__)
 
-#include "core/rng.hpp"
+#include "base/rng.hpp"
 #include "kernels/dynamic8.hpp"
 #include "kernels/fixed.hpp"
 #include "kernels/half.hpp"

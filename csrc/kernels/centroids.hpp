@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/span.hpp"
+#include "base/span.hpp"
 
 namespace gradcomp {
 

@@ -1,6 +1,6 @@
 #if defined(__x86_64__)
 
-#include "core/bytes.hpp"
+#include "base/bytes.hpp"
 #include "kernels/crc32c_tables.hpp"
 #include "kernels/x86.hpp"
 

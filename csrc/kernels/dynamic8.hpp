@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/bytes.hpp"
+#include "base/bytes.hpp"
 
 namespace gradcomp {
 

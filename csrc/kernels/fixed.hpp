@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/bytes.hpp"
+#include "base/bytes.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/bytes.hpp"
+#include "base/bytes.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {

@@ -4,10 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "coding/kernels.hpp"
 #include "kernels/centroids.hpp"
-#include "linalg/kernels.hpp"
-#include "polar/kernels.hpp"
+#include "kernels/coding.hpp"
+#include "kernels/linalg.hpp"
+#include "kernels/polar.hpp"
 
 namespace gradcomp {
 
@@ -94,11 +94,11 @@ struct Kernels {
   double (*sum_magnitudes)(const float* x, std::size_t n);
   double (*sum_squares)(const float* x, std::size_t n);
 
-  // out[i] = random word first + i of a stream (see core/rng.hpp); `first` is a multiple of 4.
+  // out[i] = random word first + i of a stream (see base/rng.hpp); `first` is a multiple of 4.
   void (*random_words)(std::uint64_t stream, std::uint64_t first, std::uint32_t* out,
                        std::size_t n);
 
-  // out[i] = rounding word of element first + i (see core/rng.hpp). `first` is a multiple of
+  // out[i] = rounding word of element first + i (see base/rng.hpp). `first` is a multiple of
   // kRoundingStep, first + n is at most 2^32, and `out` has room for n rounded up to a multiple of
   // kRoundingStep. Meanwhile the caches are told to fetch the n elements at `ahead`, those that the
   // caller will read next; they need not exist.
@@ -178,7 +178,7 @@ struct Kernels {
   void (*look_up)(const std::uint8_t* symbols, const float* table, unsigned bits, float* y,
                   std::size_t n);
   // out[2 i] and out[2 i + 1] = lower and upper half of sequential draw first + i of a stream (see
-  // Stream in core/rng.hpp); `first` is even, and n counts words.
+  // Stream in base/rng.hpp); `first` is even, and n counts words.
   void (*draw_words)(std::uint64_t stream, std::uint64_t first, std::uint32_t* out, std::size_t n);
   // out[i] = offset, plus the place that words[i] chooses from part i: the parts begin at
   // floor((begin + i step) / 2^32), each where the last one ends, and have fewer than 2^32 places.

@@ -3,7 +3,7 @@
 #include <array>
 #include <cmath>
 
-#include "core/rng.hpp"
+#include "base/rng.hpp"
 #include "kernels/crc32c_tables.hpp"
 #include "kernels/dynamic8.hpp"
 #include "kernels/fixed.hpp"

@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "kernels/linalg.hpp"
 #include "kernels/x86.hpp"
-#include "linalg/kernels.hpp"
 
 namespace gradcomp {
 namespace {

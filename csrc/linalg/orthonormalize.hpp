@@ -4,9 +4,9 @@
 
 #include <cstddef>
 
-#include "core/scratch.hpp"
-#include "core/span.hpp"
-#include "core/status.hpp"
+#include "base/scratch.hpp"
+#include "base/span.hpp"
+#include "base/status.hpp"
 
 namespace gradcomp {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "core/thread_pool.hpp"
+#include "base/thread_pool.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {

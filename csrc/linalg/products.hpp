@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "linalg/kernels.hpp"
+#include "kernels/linalg.hpp"
 
 namespace gradcomp {
 

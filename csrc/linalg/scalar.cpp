@@ -1,7 +1,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "linalg/kernels.hpp"
+#include "kernels/linalg.hpp"
 
 namespace gradcomp {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/polar.hpp"
 #include "kernels/x86.hpp"
-#include "polar/kernels.hpp"
 #include "polar/lattice.hpp"
 #include "polar/quantize.hpp"
 

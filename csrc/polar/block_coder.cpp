@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "kernels/kernels.hpp"
-#include "polar/kernels.hpp"
+#include "kernels/polar.hpp"
 
 namespace gradcomp {
 namespace {

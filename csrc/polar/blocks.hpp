@@ -6,8 +6,8 @@
 #include <new>
 #include <vector>
 
-#include "core/status.hpp"
-#include "core/thread_pool.hpp"
+#include "base/status.hpp"
+#include "base/thread_pool.hpp"
 
 namespace gradcomp::polar_code {
 

@@ -5,7 +5,7 @@
 #include <new>
 #include <numeric>
 
-#include "core/rng.hpp"
+#include "base/rng.hpp"
 #include "polar/boxplus.hpp"
 #include "polar/uniform.hpp"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/status.hpp"
+#include "base/status.hpp"
 #include "polar/transform.hpp"
 
 namespace gradcomp::polar_code {

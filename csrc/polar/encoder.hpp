@@ -1,7 +1,7 @@
 // Encoding, which for lossy compression is the decompressor.
 #pragma once
 
-#include "core/span.hpp"
+#include "base/span.hpp"
 #include "polar/construction.hpp"
 
 namespace gradcomp::polar_code {

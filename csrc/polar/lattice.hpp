@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "polar/kernels.hpp"
+#include "kernels/polar.hpp"
 
 namespace gradcomp {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/bytes.hpp"
+#include "base/bytes.hpp"
 #include "polar/elementary.hpp"
 #include "polar/lattice.hpp"
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "polar/kernels.hpp"
+#include "kernels/polar.hpp"
 
 namespace gradcomp {
 

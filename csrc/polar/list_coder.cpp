@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "kernels/kernels.hpp"
+#include "kernels/polar.hpp"
 #include "polar/block_coder.hpp"
-#include "polar/kernels.hpp"
 
 namespace gradcomp {
 namespace {

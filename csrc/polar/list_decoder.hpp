@@ -4,7 +4,7 @@
 // 63(19), 2015.
 #pragma once
 
-#include "core/span.hpp"
+#include "base/span.hpp"
 #include "polar/construction.hpp"
 #include "polar/sc_decoder.hpp"
 

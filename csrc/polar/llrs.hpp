@@ -5,8 +5,8 @@
 #include <cmath>
 #include <string>
 
-#include "core/span.hpp"
-#include "core/status.hpp"
+#include "base/span.hpp"
+#include "base/status.hpp"
 #include "polar/boxplus.hpp"
 #include "polar/construction.hpp"
 

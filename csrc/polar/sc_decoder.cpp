@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "core/rng.hpp"
+#include "base/rng.hpp"
 #include "polar/blocks.hpp"
 #include "polar/boxplus.hpp"
 #include "polar/encoder.hpp"

@@ -4,7 +4,7 @@
 // 56(4), 2010. Frozen bits are 0.
 #pragma once
 
-#include "core/span.hpp"
+#include "base/span.hpp"
 #include "polar/construction.hpp"
 
 namespace gradcomp::polar_code {

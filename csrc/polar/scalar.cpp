@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "polar/kernels.hpp"
+#include "kernels/polar.hpp"
 #include "polar/lattice.hpp"
 #include "polar/quantize.hpp"
 

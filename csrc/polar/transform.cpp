@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/bytes.hpp"
+#include "base/bytes.hpp"
 
 namespace gradcomp::polar_code {
 namespace {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/thread_pool.hpp"
+#include "base/thread_pool.hpp"
 #include "wire/frame.hpp"
 
 namespace gradcomp {

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/compiled.hpp"
-#include "core/feedback.hpp"
+#include "codec/compiled.hpp"
+#include "codec/feedback.hpp"
 
 namespace gradcomp {
 

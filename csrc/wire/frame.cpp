@@ -4,9 +4,11 @@
 #include <cstring>
 #include <string>
 
-#include "core/bytes.hpp"
-#include "core/feedback.hpp"
-#include "wire/crc32c.hpp"
+#include "base/bytes.hpp"
+#include "codec/feedback.hpp"
+#include "codec/frame_layout.hpp"
+#include "kernels/crc32c.hpp"
+#include "stages/registry.hpp"
 
 namespace gradcomp {
 namespace {
@@ -23,7 +25,7 @@ std::string codec_text(std::uint16_t id) {
 }
 
 std::size_t header_size(std::uint8_t flags) {
-  return kFrameHeader + ((flags & kFlagStream) != 0 ? 8 : 0);
+  return kFrameHeader + ((flags & kFlagStream) != 0 ? kFrameStream : 0);
 }
 
 // What an encoder sets.
@@ -84,12 +86,12 @@ Status parse_frame(Span<const std::uint8_t> bytes, Frame* frame) {
 
 bool frame_crc_ok(Span<const std::uint8_t> bytes, const Frame& frame) noexcept {
   if ((frame.flags & kFlagCrc) == 0) return true;
-  const std::size_t covered = bytes.size() - 4;
+  const std::size_t covered = bytes.size() - kFrameCrc;
   return crc32c(bytes.data(), covered) == load<std::uint32_t>(bytes.data() + covered);
 }
 
 std::size_t max_frame_size(const CompiledCodec& codec, std::size_t n) noexcept {
-  return header_size(frame_flags(codec)) + codec.codec->max_encoded_size(n) + 4;
+  return header_size(frame_flags(codec)) + codec.codec->max_encoded_size(n) + kFrameCrc;
 }
 
 Status encode_frame(const CompiledCodec& codec, Span<const float> x, const Call& call,
@@ -103,8 +105,8 @@ Status encode_frame(const CompiledCodec& codec, Span<const float> x, const Call&
                           " bytes; this frame may need " + std::to_string(needed));
   }
   std::size_t payload_size = 0;
-  GRADCOMP_TRY(
-      encode_payload(*codec.codec, x, call, {out.data() + head, needed - head - 4}, &payload_size));
+  GRADCOMP_TRY(encode_payload(*codec.codec, x, call, {out.data() + head, needed - head - kFrameCrc},
+                              &payload_size));
   std::uint8_t* const p = out.data();
   std::memcpy(p, kFrameMagic, sizeof kFrameMagic);
   p[4] = kFrameVersion;
@@ -116,7 +118,7 @@ Status encode_frame(const CompiledCodec& codec, Span<const float> x, const Call&
   if ((flags & kFlagStream) != 0) store(p + kFrameHeader, call.stream);
   const std::size_t covered = head + payload_size;
   store(p + covered, crc32c(p, covered));
-  *written = covered + 4;
+  *written = covered + kFrameCrc;
   return {};
 }
 

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/codec.hpp"
-#include "core/compiled.hpp"
+#include "codec/codec.hpp"
+#include "codec/compiled.hpp"
 
 namespace gradcomp {
 
@@ -13,7 +13,6 @@ inline constexpr std::uint8_t kFrameMagic[4] = {'G', 'C', 'M', 'P'};
 inline constexpr std::uint8_t kFrameVersion = 1;
 inline constexpr std::uint8_t kFlagCrc = 1;     // a CRC-32C of everything before it ends the frame
 inline constexpr std::uint8_t kFlagStream = 2;  // the header is followed by the random stream's key
-inline constexpr std::size_t kFrameHeader = 24;
 
 struct Frame {
   std::uint8_t version = 0;

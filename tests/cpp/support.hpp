@@ -5,10 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "core/bytes.hpp"
-#include "core/compiled.hpp"
-#include "core/rng.hpp"
+#include "base/bytes.hpp"
+#include "base/rng.hpp"
 #include "kernels/kernels.hpp"
+#include "stages/compile.hpp"
+#include "stages/registry.hpp"
 
 namespace gradcomp::test {
 

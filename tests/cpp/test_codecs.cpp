@@ -4,7 +4,8 @@
 #include <cmath>
 #include <deque>
 
-#include "core/thread_pool.hpp"
+#include "base/thread_pool.hpp"
+#include "codec/frame_layout.hpp"
 #include "support.hpp"
 #include "wire/batch.hpp"
 #include "wire/frame.hpp"

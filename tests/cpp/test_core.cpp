@@ -4,9 +4,10 @@
 #include <cmath>
 #include <thread>
 
-#include "core/logarithm.hpp"
-#include "core/spec.hpp"
-#include "core/thread_pool.hpp"
+#include "base/logarithm.hpp"
+#include "base/thread_pool.hpp"
+#include "stages/registry.hpp"
+#include "stages/spec.hpp"
 #include "support.hpp"
 
 namespace gradcomp::test {

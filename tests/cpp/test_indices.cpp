@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/rng.hpp"
+#include "codec/codec.hpp"
 #include "coding/indices.hpp"
-#include "core/codec.hpp"
-#include "core/rng.hpp"
 
 namespace gradcomp::test {
 namespace {

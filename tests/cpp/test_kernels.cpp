@@ -4,10 +4,10 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/crc32c.hpp"
 #include "kernels/crc32c_tables.hpp"
 #include "kernels/dynamic8.hpp"
 #include "support.hpp"
-#include "wire/crc32c.hpp"
 
 namespace gradcomp::test {
 namespace {

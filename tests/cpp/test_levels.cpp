@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/thread_pool.hpp"
 #include "coding/digits.hpp"
 #include "coding/elias.hpp"
 #include "coding/levels.hpp"
-#include "core/thread_pool.hpp"
 #include "support.hpp"
 
 namespace gradcomp::test {
@@ -14,12 +14,7 @@ namespace {
 
 using Bytes = std::vector<std::uint8_t>;
 
-LevelCoder coder(const char* name) {
-  Stage stage;
-  stage.info = find_stage(name);
-  REQUIRE(stage.info != nullptr);
-  return LevelCoder(&stage);
-}
+LevelCoder coder(const char* name) { return LevelCoder::named(name); }
 
 const char* const kCoders[] = {"packed", "rans", "elias_delta"};
 

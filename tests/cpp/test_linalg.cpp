@@ -6,8 +6,8 @@
 #include <cstring>
 #include <limits>
 
-#include "core/scratch.hpp"
-#include "core/thread_pool.hpp"
+#include "base/scratch.hpp"
+#include "base/thread_pool.hpp"
 #include "kernels/kernels.hpp"
 #include "linalg/orthonormalize.hpp"
 #include "linalg/products.hpp"

@@ -6,10 +6,10 @@
 #include <initializer_list>
 #include <vector>
 
+#include "kernels/polar.hpp"
 #include "polar/bec_order.hpp"
 #include "polar/block_coder.hpp"
 #include "polar/elementary.hpp"
-#include "polar/kernels.hpp"
 #include "polar/lattice_step.hpp"
 #include "polar/list_coder.hpp"
 #include "support.hpp"

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "core/thread_pool.hpp"
+#include "base/thread_pool.hpp"
 #include "polar/encoder.hpp"
 #include "polar/list_decoder.hpp"
 #include "polar/sc_decoder.hpp"

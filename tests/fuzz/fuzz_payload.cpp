@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
-#include "core/compiled.hpp"
-#include "core/registry.hpp"
+#include "stages/compile.hpp"
+#include "stages/registry.hpp"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "core/spec.hpp"
+#include "stages/spec.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string text(reinterpret_cast<const char*>(data), size);

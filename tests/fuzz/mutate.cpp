@@ -6,11 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "core/bytes.hpp"
-#include "core/compiled.hpp"
-#include "core/rng.hpp"
-#include "core/spec.hpp"
-#include "wire/crc32c.hpp"
+#include "base/bytes.hpp"
+#include "base/rng.hpp"
+#include "codec/frame_layout.hpp"
+#include "kernels/crc32c.hpp"
+#include "stages/compile.hpp"
+#include "stages/registry.hpp"
+#include "stages/spec.hpp"
 #include "wire/frame.hpp"
 
 namespace {

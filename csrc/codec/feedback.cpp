@@ -1,0 +1,66 @@
+#include "codec/feedback.hpp"
+
+#include "base/thread_pool.hpp"
+#include "kernels/kernels.hpp"
+
+namespace gradcomp {
+
+void Feedback::correct(std::size_t begin, std::size_t end) const {
+  float* const residual = residual_.data() + begin;
+  const float* const grad = grad_ + begin;
+  const std::size_t count = end - begin;
+  const bool finite =
+      corrects_ ? kernels().correct_momentum(residual, correction_.momentum.data() + begin, grad,
+                                             correction_.factor, correction_.scale,
+                                             correction_.nesterov, count)
+                : kernels().compensate(residual, grad, beta_, gamma_, count);
+  if (!finite) {
+    finite_.store(false, std::memory_order_relaxed);
+  }
+}
+
+void Feedback::correct_all() const {
+  if (corrected_) return;
+  for_ranges(residual_.size(),
+             [&](std::size_t, std::size_t begin, std::size_t end) { correct(begin, end); });
+  corrected_ = true;
+}
+
+namespace {
+
+void zero_nonfinite(Span<float> x) {
+  for_ranges(x.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
+    kernels().zero_nonfinite(x.data() + begin, end - begin);
+  });
+}
+
+}  // namespace
+
+Status encode_payload(const Codec& codec, Span<const float> x, const Call& call,
+                      Span<std::uint8_t> out, std::size_t* written) {
+  const Feedback* const feedback = call.feedback;
+  if (feedback == nullptr) return codec.encode(x, call, out, written);
+  const Span<float> residual = feedback->residual();
+  if (codec.fuses_feedback()) {
+    GRADCOMP_TRY(codec.encode(x, call, out, written));
+  } else {
+    feedback->correct_all();
+    Call plain = call;
+    plain.feedback = nullptr;
+    GRADCOMP_TRY(codec.encode(x, plain, out, written));
+    GRADCOMP_TRY(codec.decode_add({out.data(), *written}, plain, -1.0f, residual));
+  }
+  const Correction* const correction = feedback->correction();
+  if (correction != nullptr && correction->masking) {
+    Call plain = call;
+    plain.feedback = nullptr;
+    GRADCOMP_TRY(codec.zero_sent({out.data(), *written}, plain, correction->momentum));
+  }
+  if (!feedback->finite() || !codec.caps().finite) {
+    zero_nonfinite(residual);
+    if (correction != nullptr) zero_nonfinite(correction->momentum);
+  }
+  return {};
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,65 @@
+// Stages of a spec: a row of the registry describes each, and a spec holds them with parameters.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "codec/codec.hpp"
+#include "codec/params.hpp"
+
+namespace gradcomp {
+
+struct Stage;
+
+// In the order in which stages may stand in a spec; at most one of each, and exactly one codec. An
+// algorithm stands where a codec would: a reduction of several phases that aggregators run. A
+// preset is short for a memory and a codec, and does not appear in a parsed spec.
+enum class StageKind { kPreset, kMemory, kTransform, kCodec, kAlgorithm, kCoder };
+// What a codec leaves to a lossless coder, and what a coder codes.
+enum class Symbols { kNone, kIndices, kLevels };
+// What a codec is made from: its parameters, and the stages around it.
+struct Recipe {
+  const Params& params;
+  const Stage* transform;  // nullptr when the spec has none
+  const Stage* coder;      // nullptr when the spec has none
+
+  // The name of the coder; `standard` when the spec has none.
+  const char* coder_name(const char* standard) const;
+};
+
+struct StageInfo {
+  const char* name = "";
+  StageKind kind = StageKind::kCodec;
+  std::uint16_t id = 0;  // of a codec: its frames' codec id; else 0
+  const char* summary = "";
+  const char* paper = "";
+  const char* nonfinite = "";  // what happens to NaN and Inf
+  const char* example = "";    // a valid spec; of a codec or an algorithm alone
+  std::vector<ParamInfo> params = {};
+  std::vector<const char*> exactly_one_of = {};  // parameters of which a spec gives exactly one
+  std::unique_ptr<Codec> (*make)(const Recipe&) = nullptr;  // codecs only
+  // Codecs and algorithms only: why these parameters make no sense, or make none after this memory
+  // (nullptr: the spec has none); nullptr when they do.
+  const char* (*refuse)(const Params&, const StageInfo* memory) = nullptr;
+  std::string (*expand)(const Params&) = nullptr;  // presets only: the spec it is short for
+  Symbols symbols = Symbols::kNone;                // codecs and coders only
+  bool is_default = false;     // coders only: a spec without a coder means this one
+  bool rotatable = false;      // codecs only: after 'rotate'
+  bool needs_indices = false;  // memories only: must know which elements a payload carries
+};
+
+struct Stage {
+  const StageInfo* info = nullptr;
+  Params params;
+
+  std::string text() const;
+};
+
+// Frame codec ids: 1..0x7FFF are gradcomp's own, from 0x8000 on they are free for users.
+inline constexpr std::uint16_t kFirstUserCodecId = 0x8000;
+
+const char* kind_name(StageKind kind) noexcept;
+
+}  // namespace gradcomp

@@ -1,0 +1,247 @@
+#include "codecs/adaptive/stream.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/bytes.hpp"
+#include "coding/elias.hpp"
+#include "coding/rans_step.hpp"
+#include "kernels/kernels.hpp"
+
+namespace gradcomp {
+namespace {
+
+constexpr std::size_t kStateBytes = 4;
+// What reading a row's words may touch before the first and after the last of them.
+constexpr std::size_t kMargin = 64;
+
+bool is_top(std::uint8_t symbol) { return symbol % kClassSymbols >= 2 * kTopMagnitude - 1; }
+
+// Calls fn(excess) with each top magnitude's excess.
+template <typename Fn>
+void for_excesses(const SymbolMatrix& matrix, const DeadZone& zone, const Fn& fn) {
+  constexpr std::uint64_t kOnes = 0x0101010101010101u;
+  for (std::size_t i = 0; i < matrix.size(); ++i) {
+    if (i % 8 == 0 && i + 8 <= matrix.size()) {
+      // Most runs of eight have no symbol that both these bits are set in, as they are in a top.
+      const auto eight = load<std::uint64_t>(matrix.symbols + i);
+      if ((eight >> 3 & eight >> 2 & kOnes) == 0) {
+        i += 7;
+        continue;
+      }
+    }
+    if (!is_top(matrix.symbols[i])) continue;
+    const float size = std::fabs(matrix.x[i]) * zone.inverse + zone.bias;
+    const auto magnitude = static_cast<std::uint32_t>(size);
+    fn(std::min(magnitude - kTopMagnitude, kMaxExcess));
+  }
+}
+
+// Excesses travel as Elias delta codes of the next number.
+EliasCode excess_code(std::uint32_t excess) { return elias_delta(excess + 1); }
+
+}  // namespace
+
+Contexts first_contexts(std::size_t cols, std::vector<std::int16_t>* columns) {
+  const std::size_t padded = (cols + kGroup - 1) / kGroup * kGroup;
+  columns->assign(padded, static_cast<std::int16_t>(kFirstMean));
+  return {columns->data(), kFirstMean, 1};
+}
+
+void classify(const SymbolMatrix& matrix, const DeadZone& zone,
+              std::vector<std::int16_t>* columns) {
+  Contexts contexts = first_contexts(matrix.cols, columns);
+  for (std::size_t i = 0; i < matrix.rows; ++i) {
+    contexts.shift = column_shift(i);
+    const std::size_t at = i * matrix.cols;
+    kernels().coding->classify(matrix.x + at, matrix.cols, zone, contexts, matrix.symbols + at);
+  }
+}
+
+std::size_t excess_bits(const SymbolMatrix& matrix, const DeadZone& zone) {
+  std::size_t bits = 0;
+  for_excesses(matrix, zone, [&](std::uint32_t excess) { bits += excess_code(excess).bits; });
+  return bits;
+}
+
+std::size_t excess_bits(const std::vector<std::uint32_t>& excesses) {
+  std::size_t bits = 0;
+  for (const std::uint32_t excess : excesses) bits += excess_code(excess).bits;
+  return bits;
+}
+
+void find_excesses(const SymbolMatrix& matrix, const DeadZone& zone,
+                   std::vector<std::uint32_t>* excesses) {
+  for_excesses(matrix, zone, [&](std::uint32_t excess) { excesses->push_back(excess); });
+}
+
+bool write_excesses(const std::vector<std::uint32_t>& excesses, std::uint8_t** to,
+                    const std::uint8_t* end) {
+  if ((excess_bits(excesses) + 7) / 8 > static_cast<std::size_t>(end - *to)) return false;
+  BitWriter writer(*to);
+  for (const std::uint32_t excess : excesses) {
+    const EliasCode code = excess_code(excess);
+    writer.put(code.code, code.bits);
+  }
+  *to += writer.finish();
+  return true;
+}
+
+bool read_excesses(Span<const std::uint8_t> in, Span<LevelMatrix> matrices) {
+  constexpr int kTop = static_cast<int>(kTopMagnitude);
+  const auto stands_for_more = [](int level) {
+    return level == kTop || level == -kTop || level >= kTopPointCode;
+  };
+  BitReader reader(in);
+  for (LevelMatrix& matrix : matrices) {
+    constexpr std::size_t kRun = 4096;
+    for (std::size_t begin = 0; begin < matrix.size(); begin += kRun) {
+      const std::size_t end = std::min(begin + kRun, matrix.size());
+      unsigned found = 0;
+      for (std::size_t i = begin; i < end; ++i) {
+        found |= static_cast<unsigned>(matrix.levels[i] == kTop) |
+                 static_cast<unsigned>(matrix.levels[i] == -kTop) |
+                 static_cast<unsigned>(matrix.levels[i] >= kTopPointCode);
+      }
+      if (found == 0) continue;
+      for (std::size_t i = begin; i < end; ++i) {
+        const int level = matrix.levels[i];
+        if (!stands_for_more(level)) continue;
+        const std::uint32_t value = read_elias_delta(&reader);
+        if (value == 0) return false;
+        if (value == 1) continue;
+        const auto magnitude = static_cast<std::int32_t>(kTopMagnitude + value - 1);
+        const bool is_point = level >= kTopPointCode;
+        // Points of even and of odd indices have opposite signs in the same half.
+        const bool negative =
+            is_point ? (level > kTopPointCode) != (magnitude % 2 == 0) : level < 0;
+        matrix.escapes.push_back({i, negative ? -magnitude : magnitude});
+      }
+    }
+  }
+  return reader.finished();
+}
+
+SymbolWriter::SymbolWriter(std::uint8_t* out, const std::uint8_t* end, std::size_t lanes)
+    : lanes_(lanes), to_(out), end_(end) {
+  std::fill(states_, states_ + lanes, kRansLowest);
+}
+
+bool SymbolWriter::push(const std::uint8_t* symbols, std::size_t n, const RansEncodeTable& table) {
+  while (n != 0) {
+    if (lanes_ == kRansLanes && n % lanes_ == 0) {
+      n = kernels().coding->rans_encode(symbols, n, table, states_, &to_, end_);
+      if (n == 0) return true;
+    }
+    const std::size_t count = n % lanes_ != 0 ? n % lanes_ : lanes_;
+    n -= count;
+    std::uint8_t words[kRansWord * kRansLanes];
+    const auto size = static_cast<std::size_t>(
+        rans_encode_step(symbols + n, count, table, states_, words) - words);
+    if (size > static_cast<std::size_t>(end_ - to_)) return false;
+    std::memcpy(to_, words, size);
+    to_ += size;
+  }
+  return true;
+}
+
+bool SymbolWriter::push(const SymbolMatrix& matrix, const RansEncodeTable& table) {
+  // Where rows end with whole steps of all states, all of them are one run.
+  const std::size_t run = matrix.cols % lanes_ == 0 ? matrix.size() : matrix.cols;
+  for (std::size_t end = matrix.size(); end != 0; end -= run) {
+    if (!push(matrix.symbols + end - run, run, table)) return false;
+  }
+  return true;
+}
+
+std::uint8_t* SymbolWriter::finish() {
+  const std::size_t size = kStateBytes * lanes_;
+  if (size > static_cast<std::size_t>(end_ - to_)) return nullptr;
+  std::memcpy(to_, states_, size);
+  return to_ + size;
+}
+
+std::size_t encode_stream(Span<const SymbolMatrix> matrices, const DeadZone* zones,
+                          const RansEncodeTable& table, std::size_t lanes, std::uint8_t* out,
+                          std::size_t room) {
+  std::uint8_t* to = out;
+  std::vector<std::uint32_t> excesses;
+  for (std::size_t m = 0; m < matrices.size(); ++m) {
+    find_excesses(matrices[m], zones[m], &excesses);
+  }
+  if (!write_excesses(excesses, &to, out + room)) return 0;
+  SymbolWriter writer(to, out + room, lanes);
+  for (std::size_t m = matrices.size(); m-- > 0;) {
+    if (!writer.push(matrices[m], table)) return 0;
+  }
+  const std::uint8_t* const end = writer.finish();
+  return end == nullptr ? 0 : static_cast<std::size_t>(end - out);
+}
+
+bool SymbolReader::open(Span<const std::uint8_t> in, std::size_t lanes) {
+  const std::size_t state_bytes = kStateBytes * lanes;
+  if (in.size() < state_bytes) return false;
+  lanes_ = lanes;
+  std::memcpy(states_, in.end() - state_bytes, state_bytes);
+  if (!std::all_of(states_, states_ + lanes,
+                   [](std::uint32_t state) { return state >= kRansLowest && state >> 31 == 0; })) {
+    return false;
+  }
+  const std::size_t size = in.size() - state_bytes;
+  padded_.resize(kMargin + size + kMargin);
+  std::memcpy(padded_.data() + kMargin, in.data(), size);
+  from_ = padded_.data() + kMargin + size;
+  return true;
+}
+
+bool SymbolReader::row(const ClassTables& tables, Contexts& contexts, std::int8_t* levels,
+                       std::size_t n) {
+  return kernels().coding->decode_row(padded_.data() + kMargin, &from_, tables, states_, lanes_,
+                                      contexts, levels, n);
+}
+
+bool SymbolReader::matrix(const ClassTables& tables, const LevelMatrix& matrix) {
+  Contexts contexts = first_contexts(matrix.cols, &columns_);
+  for (std::size_t i = 0; i < matrix.rows; ++i) {
+    contexts.shift = column_shift(i);
+    if (!row(tables, contexts, matrix.levels + i * matrix.cols, matrix.cols)) return false;
+  }
+  return true;
+}
+
+bool SymbolReader::flag(std::uint32_t ones, bool* set) {
+  const std::uint32_t zeros = kRansTotal - ones;
+  const std::uint32_t slot = states_[0] & (kRansTotal - 1);
+  *set = slot >= zeros;
+  std::uint32_t state = *set ? ones * (states_[0] >> kRansBits) + slot - zeros
+                             : zeros * (states_[0] >> kRansBits) + slot;
+  if (state < kRansLowest) {
+    if (left() < kRansWord) return false;
+    from_ -= kRansWord;
+    state = state << 16 | load<std::uint16_t>(from_);
+  }
+  states_[0] = state;
+  return true;
+}
+
+bool SymbolReader::finished() const {
+  return std::all_of(states_, states_ + lanes_,
+                     [](std::uint32_t state) { return state == kRansLowest; });
+}
+
+std::size_t SymbolReader::left() const {
+  return static_cast<std::size_t>(from_ - (padded_.data() + kMargin));
+}
+
+bool decode_stream(Span<const std::uint8_t> in, const ClassTables& tables, std::size_t lanes,
+                   Span<LevelMatrix> matrices) {
+  SymbolReader reader;
+  if (!reader.open(in, lanes)) return false;
+  for (const LevelMatrix& matrix : matrices) {
+    if (!reader.matrix(tables, matrix)) return false;
+  }
+  return reader.finished() && read_excesses({in.data(), reader.left()}, matrices);
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,199 @@
+#include "codecs/adaptive/tables.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/bytes.hpp"
+#include "coding/rans.hpp"
+
+namespace gradcomp {
+namespace {
+
+constexpr std::size_t kLevels = 32;
+constexpr std::size_t kTails = 8;
+
+// Of 2^14, how often an element is 0: odds from 2^-3 to 2^10.2, at equal distances of their
+// logarithm.
+constexpr std::uint16_t kZeros[kLevels] = {1820,  2356,  3016,  3810,  4740,  5792,  6938,  8138,
+                                           9338,  10492, 11554, 12494, 13302, 13974, 14520, 14954,
+                                           15296, 15560, 15762, 15916, 16034, 16122, 16188, 16238,
+                                           16274, 16302, 16324, 16338, 16350, 16358, 16366, 16370};
+// Of 2^8, how often a magnitude is m where it is m or more.
+constexpr std::uint8_t kStops[kTails] = {236, 212, 189, 166, 143, 120, 97, 74};
+
+constexpr std::size_t kKinds = 2;
+
+// As found on recorded gradients.
+constexpr std::uint8_t kUsualLevel[kKinds][kClasses] = {
+    {31, 29, 24, 20, 18, 16, 15, 14, 13, 11, 10, 8, 6, 4, 3, 2},
+    {31, 29, 26, 24, 22, 19, 16, 14, 12, 11, 9, 7, 6, 4, 2, 1}};
+constexpr std::uint8_t kUsualTail[kKinds][kClasses] = {
+    {1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 6, 6, 7},
+    {0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 5, 6, 7, 7, 7}};
+
+constexpr std::size_t index_of(SymbolKind kind) { return static_cast<std::size_t>(kind); }
+constexpr std::uint32_t signs_of(SymbolKind kind) { return kind == SymbolKind::kLevels ? 2 : 1; }
+
+constexpr std::uint8_t shape(std::size_t level, std::size_t tail) {
+  return static_cast<std::uint8_t>(level | tail << 5);
+}
+
+// The frequency of each magnitude; those above 0 for each of its signs.
+struct Shape {
+  std::uint32_t of[kTopMagnitude + 1];
+
+  Shape(std::uint8_t shape, SymbolKind kind) {
+    of[0] = kZeros[shape % kLevels];
+    std::uint32_t left = (kRansTotal - of[0]) / signs_of(kind);
+    for (unsigned m = 1; m < kTopMagnitude; ++m) {
+      const std::uint32_t part = left * kStops[shape / kLevels] >> 8;
+      of[m] = std::min(std::max(part, 1u), left - (kTopMagnitude - m));
+      left -= of[m];
+    }
+    of[kTopMagnitude] = left;
+  }
+};
+
+// The bits of each symbol, by shape.
+struct Costs {
+  float of[kLevels * kTails][kTopMagnitude + 1];
+
+  explicit Costs(SymbolKind kind) {
+    for (std::size_t i = 0; i < kLevels * kTails; ++i) {
+      const Shape frequencies(static_cast<std::uint8_t>(i), kind);
+      for (unsigned m = 0; m <= kTopMagnitude; ++m) {
+        // Which table is chosen must not depend on the library's rounding.
+        const double bits = 14 - std::log2(static_cast<double>(frequencies.of[m]));
+        of[i][m] = static_cast<float>(std::round(bits * 4096) / 4096);
+      }
+    }
+  }
+};
+
+const Costs& costs(SymbolKind kind) {
+  static const Costs of[kKinds] = {Costs(SymbolKind::kLevels), Costs(SymbolKind::kIndices)};
+  return of[index_of(kind)];
+}
+
+using Magnitudes = double[kTopMagnitude + 1];
+
+// Of the symbols of one class; returns whether there are any.
+bool count_magnitudes(const std::uint64_t* counts, Magnitudes& magnitudes) {
+  std::uint64_t all = counts[0];
+  magnitudes[0] = static_cast<double>(counts[0]);
+  for (unsigned m = 1; m <= kTopMagnitude; ++m) {
+    const std::uint64_t both = counts[2 * m - 1] + counts[2 * m];
+    magnitudes[m] = static_cast<double>(both);
+    all += both;
+  }
+  return all != 0;
+}
+
+double bits_of(const Magnitudes& magnitudes, std::uint8_t shape, SymbolKind kind) {
+  const float* const each = costs(kind).of[shape];
+  double sum = 0;
+  for (unsigned m = 0; m <= kTopMagnitude; ++m) sum += magnitudes[m] * static_cast<double>(each[m]);
+  return sum;
+}
+
+std::uint8_t usual(std::size_t of, SymbolKind kind) {
+  return shape(kUsualLevel[index_of(kind)][of], kUsualTail[index_of(kind)][of]);
+}
+
+}  // namespace
+
+AdaptiveTables::AdaptiveTables(SymbolKind kind) : kind_(kind) {
+  for (std::size_t c = 0; c < kClasses; ++c) shapes_[c] = usual(c, kind);
+}
+
+AdaptiveTables AdaptiveTables::best(const std::uint64_t* counts, SymbolKind kind) {
+  AdaptiveTables tables(kind);
+  for (std::size_t c = 0; c < kClasses; ++c) {
+    Magnitudes magnitudes;
+    if (!count_magnitudes(counts + c * kClassSymbols, magnitudes)) continue;
+    std::uint8_t found = usual(c, kind);
+    double least = bits_of(magnitudes, found, kind);
+    const double before = least - 8;
+    const auto consider = [&](std::uint8_t shape) {
+      const double bits = bits_of(magnitudes, shape, kind);
+      if (bits < least) {
+        least = bits;
+        found = shape;
+      }
+    };
+    const std::size_t usual_tail = found / kLevels;
+    for (std::size_t level = 0; level < kLevels; ++level) consider(shape(level, usual_tail));
+    const std::size_t level = found % kLevels;
+    for (std::size_t tail = 0; tail < kTails; ++tail) consider(shape(level, tail));
+    if (least < before) tables.shapes_[c] = found;
+  }
+  return tables;
+}
+
+double AdaptiveTables::bits(const std::uint64_t* counts) const {
+  double sum = 16;
+  for (std::size_t c = 0; c < kClasses; ++c) {
+    Magnitudes magnitudes;
+    count_magnitudes(counts + c * kClassSymbols, magnitudes);
+    sum += bits_of(magnitudes, shapes_[c], kind_) + (shapes_[c] == usual(c, kind_) ? 0 : 8);
+  }
+  return sum;
+}
+
+double AdaptiveTables::bits(std::size_t of_class, unsigned magnitude) const {
+  return static_cast<double>(costs(kind_).of[shapes_[of_class]][magnitude]);
+}
+
+std::size_t AdaptiveTables::write(std::uint8_t* out) const {
+  std::uint16_t described = 0;
+  std::uint8_t* to = out + 2;
+  for (std::size_t c = 0; c < kClasses; ++c) {
+    if (shapes_[c] == usual(c, kind_)) continue;
+    described = static_cast<std::uint16_t>(described | 1u << c);
+    *to++ = shapes_[c];
+  }
+  store(out, described);
+  return static_cast<std::size_t>(to - out);
+}
+
+std::size_t AdaptiveTables::read(Span<const std::uint8_t> in) {
+  if (in.size() < 2) return 0;
+  const auto described = load<std::uint16_t>(in.data());
+  const auto size = 2 + static_cast<std::size_t>(__builtin_popcount(described));
+  if (in.size() < size) return 0;
+  const std::uint8_t* from = in.data() + 2;
+  for (std::size_t c = 0; c < kClasses; ++c) {
+    if ((described >> c & 1) != 0) shapes_[c] = *from++;
+  }
+  return size;
+}
+
+void AdaptiveTables::fill(ClassTables* tables) const {
+  for (std::size_t c = 0; c < kClasses; ++c) {
+    const Shape frequencies(shapes_[c], kind_);
+    std::uint32_t start = 0;
+    for (unsigned m = 0; m <= kTopMagnitude; ++m) {
+      tables->of[m][c] = start << 16 | frequencies.of[m];
+      start += (m == 0 ? 1 : signs_of(kind_)) * frequencies.of[m];
+    }
+  }
+}
+
+RansEncodeTable AdaptiveTables::encode_table() const {
+  RansEncodeTable table{};
+  for (std::size_t c = 0; c < kClasses; ++c) {
+    const Shape frequencies(shapes_[c], kind_);
+    RansSymbol* const symbols = table.of + c * kClassSymbols;
+    symbols[0] = rans_symbol(0, frequencies.of[0]);
+    std::uint32_t start = frequencies.of[0];
+    for (unsigned m = 1; m <= kTopMagnitude; ++m) {
+      for (unsigned negative = 0; negative < signs_of(kind_); ++negative) {
+        symbols[2 * m - 1 + negative] = rans_symbol(start, frequencies.of[m]);
+        start += frequencies.of[m];
+      }
+    }
+  }
+  return table;
+}
+
+}  // namespace gradcomp

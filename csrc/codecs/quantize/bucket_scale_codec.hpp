@@ -1,0 +1,50 @@
+// What codecs with a scale per bucket of elements share. Payload: bucket after bucket (the last one
+// may be shorter), each an f32 scale and its codes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/bytes.hpp"
+#include "base/chunks.hpp"
+#include "codec/codec.hpp"
+#include "codec/payload.hpp"
+#include "kernels/kernels.hpp"
+
+namespace gradcomp {
+
+inline constexpr std::size_t kScaleBytes = 4;
+
+class BucketCodec : public Codec {
+ public:
+  explicit BucketCodec(std::size_t bucket) : bucket_(bucket) {}
+
+  bool fuses_feedback() const noexcept final { return true; }
+  std::size_t max_encoded_size(std::size_t n) const noexcept final;
+  Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
+                std::size_t* written) const final;
+  Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const final;
+  Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
+                    Span<float> acc) const final;
+
+ private:
+  virtual std::size_t code_bytes(std::size_t n) const noexcept = 0;
+  // Quantizes n finite numbers, the largest of magnitude `largest` > 0, of which the first is
+  // element `first` of the tensor. Returns the scale.
+  virtual float quantize(const float* x, float largest, const Call& call, std::size_t first,
+                         std::uint8_t* codes, std::size_t n) const = 0;
+  // The codes of n numbers that decode to 0.
+  virtual void zeros(std::uint8_t* codes, std::size_t n) const = 0;
+  // Whether n codes are in range, and the bits beyond them 0.
+  virtual bool valid(const std::uint8_t* codes, std::size_t n) const = 0;
+  virtual void expand(const std::uint8_t* codes, float scale, float* y, std::size_t n) const = 0;
+  virtual void expand_add(const std::uint8_t* codes, float scale, float weight, float* acc,
+                          std::size_t n) const = 0;
+
+  Status check(Span<const std::uint8_t> in, std::size_t n) const;
+  std::size_t stride() const noexcept { return kScaleBytes + code_bytes(bucket_); }
+
+  std::size_t bucket_;
+};
+
+}  // namespace gradcomp

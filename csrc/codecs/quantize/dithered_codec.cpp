@@ -1,0 +1,303 @@
+#include "codecs/quantize/dithered_codec.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "base/bytes.hpp"
+#include "base/thread_pool.hpp"
+#include "codec/feedback.hpp"
+#include "codec/payload.hpp"
+#include "kernels/kernels.hpp"
+
+namespace gradcomp {
+namespace {
+
+// Just below the largest float, so that a level times norm / levels stays finite when the quotient
+// was rounded up.
+constexpr float kLargestNorm = 0x1.FFFFFp127f;
+// Buckets below travel as zeros: the inverse of a smaller norm would not be finite.
+constexpr float kSmallestNorm = 0x1p-96f;
+
+constexpr std::size_t kWords = 1024;  // random words at a time
+
+constexpr std::size_t kChunkSlot = 0;
+constexpr std::size_t kMeasureSlot = 1;
+constexpr std::size_t kSymbolSlot = 2;
+
+float unit_of(Partition partition, unsigned levels, float norm) {
+  return partition == Partition::kLinear ? norm / static_cast<float>(levels) : norm;
+}
+
+}  // namespace
+
+const char* const kDitheredNonfinite =
+    "a bucket that holds NaN or Inf decodes to NaN, on every rank";
+
+ParamInfo levels_param(const char* default_text, const char* doc) {
+  return integer_param("levels", default_text, 1, 127, doc);
+}
+
+ParamInfo bucket_param(const char* default_text, const char* doc) {
+  return integer_param("bucket", default_text, 16, kMaxNumel, doc);
+}
+
+Dithered::Dithered(const Recipe& recipe, Norm norm, Partition partition)
+    : levels_(static_cast<unsigned>(recipe.params.integer("levels"))),
+      bits_(symbol_bits(2 * levels_)),
+      bucket_(static_cast<std::size_t>(recipe.params.integer("bucket"))),
+      norm_(norm),
+      partition_(partition),
+      coder_(LevelCoder::named(recipe.coder_name("packed"))) {
+  for (int symbol = 0; symbol < 256; ++symbol) {
+    const int level = (symbol + 1) / 2;
+    const float magnitude = partition == Partition::kLinear ? static_cast<float>(level)
+                            : level == 0 ? 0.0f
+                                         : std::ldexp(1.0f, level - static_cast<int>(levels_));
+    values_[symbol] = symbol % 2 == 0 ? magnitude : -magnitude;
+  }
+}
+
+Caps Dithered::caps() const noexcept {
+  Caps caps;
+  caps.private_noise = true;
+  return caps;
+}
+
+// Two threads may need the norm of a bucket that lies across a chunk's border.
+bool Dithered::fuses_feedback() const noexcept { return bucket_ > kChunk || kChunk % bucket_ == 0; }
+
+std::size_t Dithered::max_encoded_size(std::size_t n) const noexcept {
+  return 4 * buckets(n) + coder_.max_bytes(n, bits_);
+}
+
+// Norms ------------------------------------------------------------------------------------------
+// A bucket is measured in the pieces that multiples of kChunk cut it into, joined in order, so that
+// threads can share the work and the sum does not depend on how many there are.
+
+double Dithered::measure(const float* x, std::size_t n) const {
+  if (norm_ == Norm::kL2) return kernels().sum_squares(x, n);
+  return static_cast<double>(bits_float(kernels().max_magnitude(x, n)));
+}
+
+double Dithered::join(double a, double b) const {
+  if (norm_ == Norm::kL2) return a + b;
+  return a >= b || std::isnan(a) ? a : b;
+}
+
+float Dithered::norm_of(double measure) const {
+  if (!std::isfinite(measure)) return bits_float(kNanBits);
+  const double norm = norm_ == Norm::kL2 ? std::sqrt(measure) : measure;
+  if (norm > static_cast<double>(kLargestNorm)) return kLargestNorm;
+  const auto rounded = static_cast<float>(norm);
+  return rounded < kSmallestNorm ? 0.0f : rounded;
+}
+
+float Dithered::bucket_norm(Span<const float> x, std::size_t bucket) const {
+  const std::size_t end = std::min((bucket + 1) * bucket_, x.size());
+  double total = 0;
+  for (std::size_t begin = bucket * bucket_; begin < end;) {
+    const std::size_t stop = std::min(end, (begin / kChunk + 1) * kChunk);
+    total = join(total, measure(x.data() + begin, stop - begin));
+    begin = stop;
+  }
+  return norm_of(total);
+}
+
+// The norms of buckets that are longer than a chunk.
+Status Dithered::write_long_norms(Span<const float> x, const Call& call, std::uint8_t* out) const {
+  const std::size_t n = x.size();
+  // Piece i of the tensor is in chunk c and bucket b with c + b = i; where a bucket begins with a
+  // chunk, one i is left out.
+  const std::size_t pieces = (n + kChunk - 1) / kChunk + buckets(n);
+  Span<double> measures = call.scratch->get<double>(kMeasureSlot, pieces + 1);
+  if (measures.empty()) return capacity_error("out of memory while measuring buckets");
+  std::fill(measures.begin(), measures.end(), 0.0);
+  for_ranges(n, [&](std::size_t, std::size_t begin, std::size_t end) {
+    while (begin < end) {
+      const std::size_t chunk = begin / kChunk;
+      const std::size_t bucket = begin / bucket_;
+      const std::size_t stop = std::min({end, (chunk + 1) * kChunk, (bucket + 1) * bucket_});
+      correct(call, begin, stop);
+      measures[chunk + bucket] = measure(x.data() + begin, stop - begin);
+      begin = stop;
+    }
+  });
+  for (std::size_t bucket = 0; bucket < buckets(n); ++bucket) {
+    const std::size_t last = std::min((bucket + 1) * bucket_, n) - 1;
+    double total = 0;
+    for (std::size_t chunk = bucket * bucket_ / kChunk; chunk <= last / kChunk; ++chunk) {
+      total = join(total, measures[chunk + bucket]);
+    }
+    store(out + 4 * bucket, norm_of(total));
+  }
+  return {};
+}
+
+// Encoding ---------------------------------------------------------------------------------------
+
+void Dithered::round(const float* x, const std::uint32_t* words, float norm, std::uint8_t* symbols,
+                     std::size_t n) const {
+  if (!(norm > 0)) {
+    std::memset(symbols, 0, n);
+  } else if (partition_ == Partition::kLinear) {
+    const float scale = static_cast<float>(levels_) * 0x1p24f / norm;
+    kernels().f32_to_zigzag(x, words, scale, levels_, symbols, n);
+  } else {
+    kernels().f32_to_natural_zigzag(x, words, 1.0f / norm, levels_, symbols, n);
+  }
+}
+
+// The symbols of one chunk, x[begin, end), and the norms of the buckets that begin in it, unless
+// they are longer than a chunk and written already.
+void Dithered::write_symbols(Span<const float> x, const Call& call, std::size_t begin,
+                             std::size_t end, std::uint8_t* norms, std::uint8_t* symbols) const {
+  alignas(64) std::uint32_t words[kWords];
+  std::size_t bucket_end = begin;
+  float* const residual = residual_of(call);
+  std::size_t words_begin = begin;
+  float norm = 0;
+  for (std::size_t at = begin; at < end;) {
+    if (at == bucket_end) {
+      const std::size_t bucket = at / bucket_;
+      bucket_end = (bucket + 1) * bucket_;
+      if (bucket_ > kChunk) {
+        norm = load<float>(norms + 4 * bucket);
+      } else {
+        correct(call, at, std::min(bucket_end, end));
+        norm = bucket_norm(x, bucket);
+        if (bucket * bucket_ >= begin) store(norms + 4 * bucket, norm);
+      }
+    }
+    if ((at - begin) % kWords == 0) {
+      words_begin = at;
+      const std::size_t count = std::min(kWords, end - at);
+      kernels().rounding_words(call.stream, at, words, count, x.data() + at + count);
+    }
+    const std::size_t stop = std::min({bucket_end, words_begin + kWords, end});
+    round(x.data() + at, words + (at - words_begin), norm, symbols + (at - begin), stop - at);
+    if (residual != nullptr) {
+      add(symbols + (at - begin), norm, -1.0f, residual + at, stop - at);
+    }
+    at = stop;
+  }
+}
+
+Status Dithered::encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
+                        std::size_t* written) const {
+  const std::size_t n = x.size();
+  GRADCOMP_TRY(check_room(out, max_encoded_size(n)));
+  const std::size_t ranges = range_count(n);
+  Span<std::uint8_t> chunks = call.scratch->get<std::uint8_t>(kChunkSlot, ranges * kChunk);
+  if (chunks.empty()) return capacity_error("out of memory while encoding levels");
+  std::uint8_t* const norms = out.data();
+  std::uint8_t* const coded = norms + 4 * buckets(n);
+  if (bucket_ > kChunk) GRADCOMP_TRY(write_long_norms(x, call, norms));
+
+  std::vector<Span<std::uint8_t>> parts(ranges);
+  for_ranges(n, ranges, [&](std::size_t range, std::size_t begin, std::size_t end) {
+    // Where the code of this range begins if none before it gets shorter than it may be.
+    std::uint8_t* const start = coded + coder_.max_bytes(begin, bits_);
+    std::uint8_t* to = start;
+    std::uint8_t* const chunk = chunks.data() + range * kChunk;
+    for (; begin < end; begin += kChunk) {
+      const std::size_t stop = std::min(begin + kChunk, end);
+      std::uint8_t* const symbols = coder_.plain(bits_) ? to : chunk;
+      write_symbols(x, call, begin, stop, norms, symbols);
+      to += symbols == to ? stop - begin : coder_.encode({symbols, stop - begin}, bits_, to);
+    }
+    parts[range] = {start, static_cast<std::size_t>(to - start)};
+  });
+  std::uint8_t* to = coded;
+  for (const Span<std::uint8_t>& part : parts) {
+    if (to != part.data()) std::memmove(to, part.data(), part.size());
+    to += part.size();
+  }
+  *written = static_cast<std::size_t>(to - out.data());
+  return {};
+}
+
+// Decoding ---------------------------------------------------------------------------------------
+
+Status Dithered::read(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+                      Span<const std::uint8_t>* symbols) const {
+  const std::size_t head = 4 * buckets(n);
+  if (in.size() < head) {
+    return wire_error("the payload has " + std::to_string(in.size()) + " bytes; the norms of " +
+                      std::to_string(n) + " elements alone have " + std::to_string(head));
+  }
+  for (std::size_t bucket = 0; bucket < buckets(n); ++bucket) {
+    const auto norm = load<std::uint32_t>(in.data() + 4 * bucket);
+    if (norm > float_bits(kLargestNorm) && norm != kNanBits) {
+      return wire_error("the norm of bucket " + std::to_string(bucket) +
+                        " is negative or beyond the largest");
+    }
+  }
+  const Span<const std::uint8_t> coded{in.data() + head, in.size() - head};
+  if (coder_.plain(bits_)) {
+    GRADCOMP_TRY(check_payload_size(in, head + n, n));
+    *symbols = coded;
+  } else {
+    Span<std::uint8_t> decoded = call.scratch->get<std::uint8_t>(kSymbolSlot, n + 1);
+    if (decoded.empty()) return capacity_error("out of memory while decoding levels");
+    GRADCOMP_TRY(coder_.decode(coded, bits_, {decoded.data(), n}));
+    *symbols = {decoded.data(), n};
+  }
+  std::uint8_t largest = 0;
+  for (std::uint8_t symbol : *symbols) largest = symbol > largest ? symbol : largest;
+  if (largest <= 2 * levels_) return {};
+  return wire_error("level symbol " + std::to_string(largest) + "; " + std::to_string(levels_) +
+                    " levels have symbols up to " + std::to_string(2 * levels_));
+}
+
+// Calls fn(bucket, begin, end) for the part of each bucket that is in one range of elements.
+template <typename Fn>
+void Dithered::for_buckets(std::size_t n, const Fn& fn) const {
+  for_ranges(n, [&](std::size_t, std::size_t begin, std::size_t end) {
+    while (begin < end) {
+      const std::size_t bucket = begin / bucket_;
+      const std::size_t stop = std::min(end, (bucket + 1) * bucket_);
+      fn(bucket, begin, stop);
+      begin = stop;
+    }
+  });
+}
+
+Status Dithered::decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const {
+  Span<const std::uint8_t> symbols;
+  GRADCOMP_TRY(read(in, call, y.size(), &symbols));
+  for_buckets(y.size(), [&](std::size_t bucket, std::size_t begin, std::size_t end) {
+    const float unit = unit_of(partition_, levels_, load<float>(in.data() + 4 * bucket));
+    if (partition_ == Partition::kLinear) {
+      kernels().zigzag_to_f32(symbols.data() + begin, unit, y.data() + begin, end - begin);
+    } else {
+      for (std::size_t i = begin; i < end; ++i) y[i] = unit * values_[symbols[i]];
+    }
+  });
+  return {};
+}
+
+void Dithered::add(const std::uint8_t* symbols, float norm, float weight, float* acc,
+                   std::size_t n) const {
+  const float unit = unit_of(partition_, levels_, norm);
+  if (partition_ == Partition::kLinear) {
+    kernels().zigzag_add(symbols, unit, weight, acc, n);
+  } else {
+    for (std::size_t i = 0; i < n; ++i) acc[i] += weight * (unit * values_[symbols[i]]);
+  }
+}
+
+Status Dithered::decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
+                            Span<float> acc) const {
+  Span<const std::uint8_t> symbols;
+  GRADCOMP_TRY(read(in, call, acc.size(), &symbols));
+  for_buckets(acc.size(), [&](std::size_t bucket, std::size_t begin, std::size_t end) {
+    add(symbols.data() + begin, load<float>(in.data() + 4 * bucket), weight, acc.data() + begin,
+        end - begin);
+  });
+  return {};
+}
+
+}  // namespace gradcomp

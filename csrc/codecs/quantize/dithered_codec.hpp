@@ -1,0 +1,70 @@
+// What quantizers share that round each element at random to a level of its bucket's norm: the
+// payload, the rounding, and decoding.
+//
+// Payload: float32 norms, one per bucket, then the coded levels of all elements.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "codec/codec.hpp"
+#include "codec/stage.hpp"
+#include "coding/levels.hpp"
+
+namespace gradcomp {
+
+enum class Norm { kMax, kL2 };
+enum class Partition {
+  kLinear,   // levels 0, 1/s, 2/s, ..., 1 of the norm
+  kNatural,  // levels 0, 2^(1-s), ..., 1/2, 1 of the norm
+};
+
+class Dithered final : public Codec {
+ public:
+  // Reads the parameters `levels` and `bucket`, and the coder stage.
+  Dithered(const Recipe& recipe, Norm norm, Partition partition);
+
+  Caps caps() const noexcept override;
+  bool fuses_feedback() const noexcept override;
+  std::size_t max_encoded_size(std::size_t n) const noexcept override;
+  Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
+                std::size_t* written) const override;
+  Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const override;
+  Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
+                    Span<float> acc) const override;
+
+ private:
+  std::size_t buckets(std::size_t n) const { return n / bucket_ + (n % bucket_ != 0 ? 1 : 0); }
+  double measure(const float* x, std::size_t n) const;
+  double join(double a, double b) const;
+  float norm_of(double measure) const;
+  float bucket_norm(Span<const float> x, std::size_t bucket) const;
+  Status write_long_norms(Span<const float> x, const Call& call, std::uint8_t* out) const;
+  void write_symbols(Span<const float> x, const Call& call, std::size_t begin, std::size_t end,
+                     std::uint8_t* norms, std::uint8_t* symbols) const;
+  void round(const float* x, const std::uint32_t* words, float norm, std::uint8_t* symbols,
+             std::size_t n) const;
+
+  // acc += weight * what the symbols of (a part of) a bucket stand for.
+  void add(const std::uint8_t* symbols, float norm, float weight, float* acc, std::size_t n) const;
+
+  Status read(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+              Span<const std::uint8_t>* symbols) const;
+  template <typename Fn>
+  void for_buckets(std::size_t n, const Fn& fn) const;
+
+  unsigned levels_;
+  unsigned bits_;
+  std::size_t bucket_;
+  Norm norm_;
+  Partition partition_;
+  LevelCoder coder_;
+  float values_[256];  // of each symbol, in units of unit(norm)
+};
+
+ParamInfo levels_param(const char* default_text, const char* doc);
+ParamInfo bucket_param(const char* default_text, const char* doc);
+// How NaN and Inf in a bucket show.
+extern const char* const kDitheredNonfinite;
+
+}  // namespace gradcomp

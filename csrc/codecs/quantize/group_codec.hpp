@@ -1,0 +1,69 @@
+// What quantizers with a scale per group of elements share: the payload, rotation, and decoding.
+//
+// Payload: a float32 scale per group, then the coded levels. After a rotation the groups are those
+// of coding/rotation.hpp; else they are runs of kGroup elements.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "codec/codec.hpp"
+#include "codec/stage.hpp"
+#include "coding/levels.hpp"
+#include "coding/rotation.hpp"
+
+namespace gradcomp {
+
+class GroupedCodec : public Codec {
+ public:
+  static constexpr std::size_t kGroup = 512;
+
+  bool fuses_feedback() const noexcept final { return true; }
+  std::size_t max_encoded_size(std::size_t n) const noexcept final;
+  Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
+                std::size_t* written) const final;
+  Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const final;
+  Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
+                    Span<float> acc) const final;
+
+ protected:
+  // Tensors of fewer than `min_numel` elements travel as float32.
+  GroupedCodec(unsigned bits, bool rotated, std::size_t min_numel, LevelCoder coder)
+      : bits_(bits), rotated_(rotated), min_numel_(min_numel), coder_(coder) {}
+
+  // Up to it no sum of the inverse rotation overflows.
+  static constexpr float kMaxRotatedScale = 0x1p100f;
+
+  unsigned bits() const noexcept { return bits_; }
+  bool rotated() const noexcept { return rotated_; }
+
+ private:
+  // Writes n symbols below 2^bits and returns the group's scale; `first` is the index of the
+  // group's first element. A group with an element that is not finite gets NaN, and so does one of
+  // a rotated vector whose scale would be above kMaxRotatedScale.
+  virtual float quantize(const float* v, std::size_t n, std::size_t first, const Call& call,
+                         std::uint8_t* symbols) const = 0;
+  // The 2^bits values that the symbols of a group stand for.
+  virtual void values(float scale, float* table) const = 0;
+
+  std::size_t groups(std::size_t n) const noexcept;
+  // Decodes `count` elements of a group, not rotated back.
+  void decode_group(float scale, const std::uint8_t* symbols, std::size_t count, float* v) const;
+  // Decodes a tile of a rotation, of which one or two groups' scales begin at `scales`.
+  void decode_tile(const Rotation& rotation, std::size_t tile, const std::uint8_t* scales,
+                   const std::uint8_t* symbols, float* v) const;
+  Status unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+                Span<std::uint8_t>* symbols) const;
+  // Calls sink(begin, values, count) for runs of decoded elements, in parallel. `place(begin)` says
+  // where they are decoded to, or is nullptr for a buffer.
+  template <typename Place, typename Sink>
+  void expand(const std::uint8_t* scales, Span<const std::uint8_t> symbols, const Call& call,
+              const Place& place, const Sink& sink) const;
+
+  unsigned bits_;
+  bool rotated_;
+  std::size_t min_numel_;
+  LevelCoder coder_;
+};
+
+}  // namespace gradcomp

@@ -1,0 +1,30 @@
+// QSGD: linear levels of a bucket's norm, rounded at random.
+#include "codecs/codecs.hpp"
+#include "codecs/quantize/dithered_codec.hpp"
+
+namespace gradcomp {
+
+StageInfo qsgd_stage() {
+  StageInfo stage;
+  stage.name = "qsgd";
+  stage.id = 14;
+  stage.summary = "signed multiples of norm / levels per bucket, rounded at random: unbiased";
+  stage.paper =
+      "Alistarh, Grubic, Li, Tomioka, Vojnovic: QSGD: Communication-Efficient SGD via Gradient "
+      "Quantization and Encoding, NeurIPS 2017, section 3.1";
+  stage.nonfinite = kDitheredNonfinite;
+  stage.example = "qsgd(levels=127)";
+  stage.params = {
+      levels_param("127", "levels above zero; a level has ceil(log2(2 * levels + 1)) bits"),
+      bucket_param("512", "elements that share a norm"),
+      choice_param("norm", "max", "max|l2", "what the levels are fractions of"),
+  };
+  stage.symbols = Symbols::kLevels;
+  stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {
+    const bool l2 = recipe.params.choice("norm") == "l2";
+    return std::make_unique<Dithered>(recipe, l2 ? Norm::kL2 : Norm::kMax, Partition::kLinear);
+  };
+  return stage;
+}
+
+}  // namespace gradcomp

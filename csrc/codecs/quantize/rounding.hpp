@@ -1,0 +1,30 @@
+// Random words for codecs that round at random.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "codec/codec.hpp"
+#include "kernels/kernels.hpp"
+
+namespace gradcomp {
+
+// Elements at a time: their rounding words and they themselves stay in the first-level cache.
+inline constexpr std::size_t kRoundingPiece = 1280;
+
+// Calls fn(done, words, count) for pieces of n elements at x, from x[done] on, with the rounding
+// words of the elements. x[0] is element `first` of the tensor.
+template <typename Fn>
+void for_rounding(const float* x, std::size_t n, std::size_t first, const Call& call,
+                  const Fn& fn) {
+  alignas(64) std::uint32_t words[kRoundingPiece + kRoundingStep];
+  for (std::size_t done = 0; done < n; done += kRoundingPiece) {
+    const std::size_t count = n - done < kRoundingPiece ? n - done : kRoundingPiece;
+    const std::size_t skip = (first + done) % kRoundingStep;
+    kernels().rounding_words(call.stream, first + done - skip, words, skip + count,
+                             x + done + count);
+    fn(done, words + skip, count);
+  }
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,66 @@
+// What codecs share that send one of two values per element. Payload: what says the values, then
+// one bit per element that tells whether it is below 0.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/chunks.hpp"
+#include "codec/codec.hpp"
+#include "codec/feedback.hpp"
+#include "codecs/sign/bits.hpp"
+#include "kernels/kernels.hpp"
+
+namespace gradcomp {
+
+class OneBitCodec : public Codec {
+ public:
+  Caps caps() const noexcept final { return {}; }
+
+  std::size_t max_encoded_size(std::size_t n) const noexcept final { return head_ + bit_bytes(n); }
+
+  bool fuses_feedback() const noexcept final { return true; }
+
+  Status decode(Span<const std::uint8_t> in, const Call&, Span<float> y) const final {
+    GRADCOMP_TRY(check_bits(in, head_, y.size()));
+    const Values values = read(in.data());
+    for_ranges(y.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
+      kernels().select_bits(in.data() + head_ + begin / 8, values.others, values.negative,
+                            y.data() + begin, end - begin);
+    });
+    return {};
+  }
+
+  Status decode_add(Span<const std::uint8_t> in, const Call&, float weight,
+                    Span<float> acc) const final {
+    GRADCOMP_TRY(check_bits(in, head_, acc.size()));
+    const Values values = read(in.data());
+    for_ranges(acc.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
+      kernels().select_bits_add(in.data() + head_ + begin / 8, weight * values.others,
+                                weight * values.negative, acc.data() + begin, end - begin);
+    });
+    return {};
+  }
+
+ protected:
+  // What elements below 0 decode to, and all others.
+  struct Values {
+    float negative;
+    float others;
+  };
+
+  explicit OneBitCodec(std::size_t head) : head_(head) {}
+
+  // Subtracts what a finished payload says from the residual, if there is one.
+  Status subtract_sent(Span<std::uint8_t> out, std::size_t size, const Call& call) const {
+    if (call.feedback == nullptr) return {};
+    return decode_add({out.data(), size}, call, -1.0f, call.feedback->residual());
+  }
+
+ private:
+  virtual Values read(const std::uint8_t* head) const = 0;
+
+  std::size_t head_;
+};
+
+}  // namespace gradcomp

@@ -1,0 +1,158 @@
+// About k elements of large magnitude: the threshold is estimated on a sample and adapted when it
+// is too far off (Lin et al.: Deep Gradient Compression).
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "base/bytes.hpp"
+#include "base/rng.hpp"
+#include "codecs/codecs.hpp"
+#include "codecs/sparse/keep.hpp"
+#include "codecs/sparse/sparse_codec.hpp"
+#include "kernels/kernels.hpp"
+
+namespace gradcomp {
+namespace {
+
+struct Sample {
+  std::size_t stride;  // 1: the whole tensor
+  std::size_t rank;    // which one of the sampled magnitudes, from the largest, is the threshold
+};
+
+class SampledTopK final : public SparseCodec {
+ public:
+  explicit SampledTopK(const Recipe& recipe)
+      : SparseCodec(recipe),
+        keep_(recipe.params),
+        sample_ratio_(recipe.params.real("sample_ratio")),
+        upper_(recipe.params.real("upper_bound")),
+        lower_(recipe.params.real("lower_bound")),
+        iterations_(recipe.params.integer("max_adaptation_iters")),
+        resample_(recipe.params.boolean("resample")) {}
+
+  Caps caps() const noexcept override {
+    Caps caps = SparseCodec::caps();
+    caps.private_noise = true;
+    return caps;
+  }
+
+ private:
+  std::size_t min_kept(std::size_t n) const noexcept override {
+    const std::size_t k = keep_.count(n);
+    const Sample sample = plan(n, k);
+    if (sample.stride == 1) return k;
+    // The sample itself has `rank` elements that reach the threshold, and with `resample` it only
+    // ever falls.
+    return resample_ ? std::min(k, sample.rank) : 0;
+  }
+  std::size_t max_kept(std::size_t n) const noexcept override { return keep_.count(n); }
+
+  // The reference implementation's sizes, with k / n for its ratio.
+  Sample plan(std::size_t n, std::size_t k) const noexcept {
+    if (k == 0 || sample_ratio_ >= 1.0) return {1, k};
+    const std::size_t two_kept = (2 * n + k - 1) / k;  // so large a sample holds 2 of the k
+    if (n <= two_kept) return {1, k};
+    const auto wanted = static_cast<std::size_t>(std::ceil(static_cast<double>(n) * sample_ratio_));
+    const std::size_t least = std::max(wanted, two_kept);
+    // Odd, so that it is no multiple of a matrix's row length, and a little too small at worst.
+    std::size_t stride = (n + 32 * least - 1) / (32 * least) * 32 + 1;
+    while (n / stride < least) stride -= 8;
+    return {stride, (n / stride * k + n - 1) / n};
+  }
+
+  Status select(Span<const float> x, const Call& call, Selection* kept) const override {
+    const std::size_t k = keep_.count(x.size());
+    const Sample sample = plan(x.size(), k);
+    if (sample.stride == 1) return select_largest(x, k, call, kept);
+    std::uint32_t threshold = 0;
+    GRADCOMP_TRY(estimate(x, sample, call, &threshold));
+    const double most = upper_ * static_cast<double>(k);
+    const std::size_t cap = std::max(2 * k, static_cast<std::size_t>(most)) + 4096;
+    const Excess excess = resample_ ? Excess::kLargest : Excess::kFirst;
+    Candidates found;
+    for (std::int64_t i = 0;; ++i) {
+      GRADCOMP_TRY(find_candidates(x, threshold, k, cap, excess, call, &found));
+      const bool many = found.more || static_cast<double>(found.size) > most;
+      if (many && resample_) {
+        keep_largest(&found, k);
+        break;
+      }
+      const bool few = static_cast<double>(found.size) < lower_ * static_cast<double>(k);
+      if ((!many && !few) || i == iterations_) break;
+      threshold = scaled(threshold, many ? upper_ : lower_);
+    }
+    *kept = found.first(std::min(found.size, k));
+    return {};
+  }
+
+  // At most the largest finite magnitude, so that NaN and Inf always reach it.
+  Status estimate(Span<const float> x, const Sample& sample, const Call& call,
+                  std::uint32_t* threshold) const {
+    const auto start = static_cast<std::size_t>(Stream(call.stream).below(sample.stride));
+    const std::size_t size = (x.size() - start + sample.stride - 1) / sample.stride;
+    Span<std::uint32_t> magnitudes = call.scratch->get<std::uint32_t>(0, size);
+    if (magnitudes.empty()) {
+      return capacity_error("out of memory: a sample of " + std::to_string(size) + " elements");
+    }
+    // Each may be in a cache line of its own, so they are asked for early.
+    const std::size_t ahead = 32 * sample.stride;
+    for (std::size_t i = 0; i < size; ++i) {
+      const std::size_t at = start + i * sample.stride;
+      __builtin_prefetch(x.data() + std::min(at + ahead, x.size() - 1));
+      magnitudes[i] = float_bits(x[at]) & kMagnitudeMask;
+    }
+    const std::uint32_t reached = kth_largest(magnitudes.data(), size, sample.rank).number;
+    *threshold = std::min(reached, kInfBits - 1);
+    return {};
+  }
+
+  static std::uint32_t scaled(std::uint32_t threshold, double factor) {
+    const float product = bits_float(threshold) * static_cast<float>(factor);
+    return std::min(float_bits(product), kInfBits - 1);
+  }
+
+  Keep keep_;
+  double sample_ratio_;
+  double upper_;
+  double lower_;
+  std::int64_t iterations_;
+  bool resample_;
+};
+
+}  // namespace
+
+StageInfo sampled_topk_stage() {
+  StageInfo stage;
+  stage.name = "sampled_topk";
+  stage.id = 6;
+  stage.summary =
+      "at most k elements of large magnitude, above a threshold that is estimated on a sample";
+  stage.paper =
+      "Lin, Han, Mao, Wang, Dally: Deep Gradient Compression, ICLR 2018, section 5; sample size "
+      "and "
+      "adaptation as in the authors' code";
+  stage.nonfinite = "NaN and Inf reach every threshold";
+  stage.example = "sampled_topk(ratio=0.01)";
+  stage.params = {
+      ratio_param(),
+      k_param(),
+      real_param("sample_ratio", "0.01", 0, 1,
+                 "fraction of the elements that is sampled, at least 2 numel/k of them", true),
+      real_param("upper_bound", "1.3", 1, 100,
+                 "more than upper_bound * k elements above the threshold: resample, or raise the "
+                 "threshold by this factor"),
+      real_param("lower_bound", "0.8", 0, 1,
+                 "fewer than lower_bound * k: lower the threshold by this factor", true),
+      integer_param("max_adaptation_iters", "10", 0, 100, "how often the threshold is adapted"),
+      boolean_param("resample", "true",
+                    "too many elements: keep exactly the k largest; else raise the threshold"),
+      values_param()};
+  stage.exactly_one_of = {"ratio", "k"};
+  stage.symbols = Symbols::kIndices;
+  stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {
+    return std::make_unique<SampledTopK>(recipe);
+  };
+  return stage;
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,106 @@
+#include "codecs/sparse/seeded_codec.hpp"
+
+#include <string>
+
+#include "codec/payload.hpp"
+#include "codecs/sparse/scatter.hpp"
+#include "codecs/sparse/sparse_codec.hpp"
+
+namespace gradcomp {
+namespace {
+
+constexpr std::size_t kIndexSlot = 4;
+constexpr std::size_t kValueSlot = 5;
+
+}  // namespace
+
+SeededCodec::SeededCodec(const Params& params)
+    : keep_(params),
+      value_type_(value_type(params.choice("values"))),
+      unbiased_(params.boolean("unbiased")) {}
+
+Caps SeededCodec::caps() const noexcept {
+  Caps caps;
+  caps.summable = value_type_ == ValueType::kFp32 || value_type_ == ValueType::kFp16;
+  caps.seeded = true;
+  caps.sparse = true;
+  caps.finite = value_finite(value_type_) && !unbiased_;  // x * n / k may overflow
+  if (value_type_ == ValueType::kFp32) caps.payload_type = PayloadType::kFloat32;
+  if (value_type_ == ValueType::kFp16) caps.payload_type = PayloadType::kFloat16;
+  return caps;
+}
+
+std::size_t SeededCodec::max_encoded_size(std::size_t n) const noexcept {
+  return value_bytes(value_type_, keep_.count(n));
+}
+
+Status SeededCodec::encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
+                           std::size_t* written) const {
+  GRADCOMP_TRY(check_room(out, max_encoded_size(x.size())));
+  Kept kept;
+  GRADCOMP_TRY(choose_kept(x.size(), call, &kept));
+  const std::size_t k = kept.indices.size();
+  gather(x, {kept.indices.data(), k}, kept.values.data());
+  if (unbiased_ && k > 0) {
+    const float scale = static_cast<float>(static_cast<double>(x.size()) / static_cast<double>(k));
+    for (float& value : kept.values) value *= scale;
+  }
+  encode_values(value_type_, {kept.values.data(), k}, out.data());
+  *written = value_bytes(value_type_, k);
+  return {};
+}
+
+Status SeededCodec::decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const {
+  Kept kept;
+  GRADCOMP_TRY(unpack(in, call, y.size(), &kept));
+  scatter({kept.indices.data(), kept.indices.size()}, 1, kept.values.data(), y);
+  return {};
+}
+
+Status SeededCodec::decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
+                               Span<float> acc) const {
+  Kept kept;
+  GRADCOMP_TRY(unpack(in, call, acc.size(), &kept));
+  scatter_add({kept.indices.data(), kept.indices.size()}, 1, kept.values.data(), weight, acc);
+  return {};
+}
+
+Status SeededCodec::choose_kept(std::size_t n, const Call& call, Kept* kept) const {
+  const std::size_t k = keep_.count(n);
+  Span<std::uint32_t> indices = call.scratch->get<std::uint32_t>(kIndexSlot, k + 1);
+  Span<float> values = call.scratch->get<float>(kValueSlot, k + 1);
+  if (indices.empty() || values.empty()) {
+    return capacity_error("out of memory: " + std::to_string(k) + " indices and values");
+  }
+  kept->indices = {indices.data(), k};
+  kept->values = {values.data(), k};
+  return choose(n, call, kept->indices);
+}
+
+Status SeededCodec::unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+                           Kept* kept) const {
+  GRADCOMP_TRY(check_payload_size(in, max_encoded_size(n), n));
+  GRADCOMP_TRY(choose_kept(n, call, kept));
+  decode_values(value_type_, in.data(), kept->values);
+  return {};
+}
+
+std::vector<ParamInfo> seeded_params() {
+  return {ratio_param(), k_param(), values_param(),
+          boolean_param("unbiased", "false",
+                        "scale by numel/k, so that the expectation over streams is the gradient")};
+}
+
+const char* refuse_seeded(const Params& params, const StageInfo* memory) {
+  if (!params.boolean("unbiased")) return nullptr;
+  if (memory != nullptr) {
+    return "error feedback after scaling by numel/k diverges, since what is sent exceeds the "
+           "gradient; leave out the memory, or unbiased=true";
+  }
+  if (params.choice("values") == "sign") {
+    return "values=sign are not unbiased, so scaling them by numel/k makes no sense";
+  }
+  return nullptr;
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,129 @@
+#include "codecs/sparse/sparse_codec.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "base/bytes.hpp"
+#include "codec/payload.hpp"
+#include "codecs/sparse/scatter.hpp"
+
+namespace gradcomp {
+namespace {
+
+constexpr std::size_t kHeader = 8;
+constexpr std::size_t kIndexSlot = kSelectionSlots;
+constexpr std::size_t kValueSlot = kSelectionSlots + 1;
+
+}  // namespace
+
+SparseCodec::SparseCodec(const Recipe& recipe, std::size_t unit)
+    : SparseCodec(recipe, value_type(recipe.params.choice("values"))) {
+  unit_ = unit;
+}
+
+SparseCodec::SparseCodec(const Recipe& recipe, ValueType values)
+    : coder_(IndexCoder::named(recipe.coder_name("auto"))), value_type_(values), unit_(1) {}
+
+Caps SparseCodec::caps() const noexcept {
+  Caps caps;
+  caps.sparse = true;
+  caps.finite = value_finite(value_type_);
+  return caps;
+}
+
+std::size_t SparseCodec::max_encoded_size(std::size_t n) const noexcept {
+  const std::size_t kept = max_kept(units(n));
+  return kHeader + coder_.max_bytes(units(n), kept) +
+         value_bytes(value_type_, std::min(n, kept * unit_));
+}
+
+Status SparseCodec::encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
+                           std::size_t* written) const {
+  GRADCOMP_TRY(check_room(out, max_encoded_size(x.size())));
+  Selection kept;
+  GRADCOMP_TRY(select(x, call, &kept));
+  IndexCoding used = IndexCoding::kRaw32;
+  std::uint8_t* const coded = out.data() + kHeader;
+  const std::size_t index_bytes = coder_.encode(kept.indices, units(x.size()), coded, &used);
+  encode_values(value_type_, kept.values, coded + index_bytes);
+  store(out.data(), static_cast<std::uint32_t>(kept.indices.size()));
+  out[4] = static_cast<std::uint8_t>(used);
+  out[5] = static_cast<std::uint8_t>(value_type_);
+  const std::size_t shortfall = kept.indices.size() * unit_ - kept.values.size();
+  store(out.data() + 6, static_cast<std::uint16_t>(shortfall));
+  *written = kHeader + index_bytes + value_bytes(value_type_, kept.values.size());
+  return {};
+}
+
+Status SparseCodec::decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const {
+  Kept kept;
+  GRADCOMP_TRY(unpack(in, call, y.size(), &kept));
+  scatter({kept.indices.data(), kept.indices.size()}, unit_, kept.values.data(), y);
+  return {};
+}
+
+Status SparseCodec::decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
+                               Span<float> acc) const {
+  Kept kept;
+  GRADCOMP_TRY(unpack(in, call, acc.size(), &kept));
+  scatter_add({kept.indices.data(), kept.indices.size()}, unit_, kept.values.data(), weight, acc);
+  return {};
+}
+
+Status SparseCodec::zero_sent(Span<const std::uint8_t> in, const Call& call, Span<float> y) const {
+  Kept kept;
+  GRADCOMP_TRY(unpack(in, call, y.size(), &kept));
+  scatter_zeros({kept.indices.data(), kept.indices.size()}, unit_, y);
+  return {};
+}
+
+Status SparseCodec::unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+                           Kept* kept) const {
+  if (in.size() < kHeader) {
+    return wire_error("a sparse payload of " + std::to_string(in.size()) +
+                      " bytes; its header alone has " + std::to_string(kHeader));
+  }
+  const std::size_t all = units(n);
+  const std::size_t count = load<std::uint32_t>(in.data());
+  if (count < min_kept(all) || count > max_kept(all)) {
+    return wire_error("the payload says that it keeps " + std::to_string(count) + " of " +
+                      std::to_string(all) + "; this spec keeps " + std::to_string(min_kept(all)) +
+                      " to " + std::to_string(max_kept(all)));
+  }
+  const auto coding = static_cast<IndexCoding>(in[4]);
+  if (in[4] >= kIndexCodings || !coder_.allows(coding) ||
+      in[5] != static_cast<std::uint8_t>(value_type_)) {
+    return wire_error("index coding " + std::to_string(in[4]) + " or value type " +
+                      std::to_string(in[5]) + ", which this spec does not allow");
+  }
+  const std::size_t last_short = all * unit_ - n;
+  const std::size_t shortfall = load<std::uint16_t>(in.data() + 6);
+  if (shortfall != 0 && (shortfall != last_short || count == 0)) {
+    return wire_error("reserved bits, or a last unit that is short by " +
+                      std::to_string(shortfall) + " elements");
+  }
+  const std::size_t value_count = count * unit_ - shortfall;
+  const std::size_t tail = value_bytes(value_type_, value_count);
+  if (in.size() < kHeader + tail) {
+    return wire_error("the payload has " + std::to_string(in.size()) + " bytes; its values alone " +
+                      "need " + std::to_string(tail));
+  }
+  Span<std::uint32_t> indices = call.scratch->get<std::uint32_t>(kIndexSlot, count + 1);
+  Span<float> values = call.scratch->get<float>(kValueSlot, value_count + 1);
+  if (indices.empty() || values.empty()) {
+    return capacity_error("out of memory while decoding a sparse payload");
+  }
+  kept->indices = {indices.data(), count};
+  kept->values = {values.data(), value_count};
+  const std::size_t index_bytes = in.size() - kHeader - tail;
+  GRADCOMP_TRY(decode_indices(coding, {in.data() + kHeader, index_bytes}, all, kept->indices));
+  const bool last_kept = count > 0 && indices[count - 1] + std::size_t{1} == all;
+  if (shortfall != (last_kept ? last_short : 0)) {
+    return wire_error("the last unit is short by " + std::to_string(last_short) +
+                      " elements, and the payload says " + std::to_string(shortfall));
+  }
+  decode_values(value_type_, in.data() + kHeader + index_bytes, kept->values);
+  return {};
+}
+
+}  // namespace gradcomp

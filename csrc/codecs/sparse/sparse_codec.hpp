@@ -1,0 +1,64 @@
+// What all sparsifiers that send indices share: the payload, and decoding. An index stands for a
+// unit: one element, or a chunk of consecutive ones, of which the tensor's last may be shorter.
+//
+// Payload: u32 count of units, u8 index coding, u8 value type, u16 number of elements by which the
+// last unit kept is short, the coded indices, the values.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "codec/codec.hpp"
+#include "codec/stage.hpp"
+#include "codecs/sparse/selection.hpp"
+#include "coding/indices.hpp"
+#include "coding/values.hpp"
+
+namespace gradcomp {
+
+class SparseCodec : public Codec {
+ public:
+  // Reads the parameter `values` and the coder stage. A unit has 1 to kMaxUnit elements.
+  explicit SparseCodec(const Recipe& recipe, std::size_t unit = 1);
+  // Reads the coder stage; units are elements.
+  SparseCodec(const Recipe& recipe, ValueType values);
+
+  Caps caps() const noexcept override;
+  std::size_t max_encoded_size(std::size_t n) const noexcept final;
+  Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
+                std::size_t* written) const final;
+  Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const final;
+  Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
+                    Span<float> acc) const final;
+  Status zero_sent(Span<const std::uint8_t> in, const Call& call, Span<float> y) const final;
+
+ private:
+  struct Kept {
+    Span<std::uint32_t> indices;
+    Span<float> values;
+  };
+
+  // The least and the most units that are kept of n.
+  virtual std::size_t min_kept(std::size_t n) const noexcept = 0;
+  virtual std::size_t max_kept(std::size_t n) const noexcept = 0;
+  // Which units are kept, and the values of all their elements. May use scratch slots 0 to
+  // kSelectionSlots - 1, and leave the result there.
+  virtual Status select(Span<const float> x, const Call& call, Selection* kept) const = 0;
+
+  std::size_t units(std::size_t n) const { return (n + unit_ - 1) / unit_; }
+  Status unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n, Kept* kept) const;
+
+  IndexCoder coder_;
+  ValueType value_type_;
+  std::size_t unit_;
+};
+
+inline constexpr std::size_t kMaxUnit = 65536;  // so that the shortfall fits its field
+
+inline ParamInfo values_param() {
+  return choice_param(
+      "values", "fp32", "fp32|fp16|bf16|int8|sign",
+      "how kept values travel; int8 has a shared step, sign a shared magnitude (their mean)");
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,69 @@
+#include "stages/rows.hpp"
+
+namespace gradcomp {
+
+StageInfo residual_stage() {
+  StageInfo stage;
+  stage.name = "residual";
+  stage.kind = StageKind::kMemory;
+  stage.summary = "error feedback: what one step does not send is added to the next";
+  stage.paper =
+      "Stich, Cordonnier, Jaggi: Sparsified SGD with Memory, NeurIPS 2018; Karimireddy et al.: "
+      "Error Feedback Fixes SignSGD, ICML 2019";
+  stage.nonfinite =
+      "an element that is not finite after the update is reset to 0: it never stays in memory";
+  stage.example = "residual|topk(ratio=0.01)";
+  stage.params = {
+      real_param("beta", "1.0", 0, 1, "weight of the residual in the corrected gradient"),
+      real_param("gamma", "1.0", 1e-6, 1e6, "weight of the gradient in the corrected gradient"),
+  };
+  return stage;
+}
+
+StageInfo signum_stage() {
+  StageInfo stage;
+  stage.name = "signum";
+  stage.kind = StageKind::kMemory;
+  stage.summary = "momentum before compression: a rank sends the moving average of its gradients";
+  stage.paper =
+      "Bernstein, Wang, Azizzadenesheli, Anandkumar: signSGD: Compressed Optimisation for "
+      "Non-Convex Problems, ICML 2018, algorithm 2 (Signum)";
+  stage.nonfinite = "an element that is not finite is sent once and then reset to 0";
+  stage.example = "signum|sign";
+  stage.params = {
+      real_param("momentum", "0.9", 0, 0.9999, "weight of the past; the gradient has the rest")};
+  return stage;
+}
+
+std::vector<ParamInfo> momentum_params(const char* masking) {
+  return {
+      real_param("momentum", "0.9", 0, 0.9999, "the optimizer's momentum, which this replaces"),
+      boolean_param("nesterov", "false", "Nesterov's momentum"),
+      boolean_param(masking, "true", "what is sent leaves the momentum, too (factor masking)"),
+      choice_param("clip", "none", "none|local_norm|scaled_norm",
+                   "cut a tensor's gradient down before it is accumulated: on each rank to "
+                   "clip_norm, or to sqrt(world size) * clip_norm (the paper's N^-1/2 of the "
+                   "threshold for the share g/N of a sum)"),
+      real_param("clip_norm", "1.0", 0, 1e30, "largest L2 norm of a tensor's averaged gradient",
+                 true),
+  };
+}
+
+StageInfo momentum_correction_stage() {
+  StageInfo stage;
+  stage.name = "momentum_correction";
+  stage.kind = StageKind::kMemory;
+  stage.summary =
+      "error feedback that accumulates the momentum instead of the gradient: each rank applies the "
+      "optimizer's momentum itself, before elements are chosen";
+  stage.paper =
+      "Lin, Han, Mao, Wang, Dally: Deep Gradient Compression, ICLR 2018, sections 3.1 to 3.3";
+  stage.nonfinite =
+      "an element that is not finite after the update is reset to 0: it never stays in memory";
+  stage.example = "momentum_correction|topk(ratio=0.001)";
+  stage.params = momentum_params("masking");
+  stage.needs_indices = true;
+  return stage;
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,138 @@
+#include <cmath>
+#include <cstdio>
+#include <initializer_list>
+
+#include "stages/rows.hpp"
+
+namespace gradcomp {
+namespace {
+
+// "name=value" of a parameter, under another name.
+std::string given(const Params& params, const char* name, const char* as) {
+  return std::string(as) + "=" + params.values().find(name)->second.text();
+}
+std::string given(const Params& params, const char* name) { return given(params, name, name); }
+
+std::string ratio_text(const Params& params) {
+  const double ratio = params.real("ratio");
+  const std::int64_t steps = params.integer("warmup_steps");
+  const std::int64_t epochs = params.integer("warmup_epochs");
+  Schedule warmup;
+  warmup.unit = steps > 0 ? Schedule::Unit::kSteps : Schedule::Unit::kEpochs;
+  warmup.length = steps > 0 ? steps : epochs;
+  if (warmup.length == 0) return number_text(ratio);
+  if (!params.list("warmup_coeff").empty()) {
+    warmup.shape = Schedule::Shape::kStairs;
+    warmup.length = 1;
+    warmup.values = params.list("warmup_coeff");
+    warmup.values.push_back(ratio);
+    return warmup.text();
+  }
+  // In E epochs the authors' code sends ratio^((e + 1) / (E + 1)) in epoch e. By steps it starts
+  // where five epochs, the paper's number, would.
+  const double stairs = 1.0 + static_cast<double>(steps > 0 ? 5 : epochs);
+  char buffer[32];
+  std::snprintf(buffer, sizeof buffer, "%.6g", std::pow(ratio, 1.0 / stairs));
+  return std::string("ramp(from=") + buffer + ",to=" + number_text(ratio) + "," +
+         (steps > 0 ? "steps=" : "epochs=") + std::to_string(warmup.length) + ")";
+}
+
+std::string expand(const Params& params, const char* stage,
+                   std::initializer_list<const char*> stage_params) {
+  std::string text = "momentum_correction(";
+  for (const char* name : {"momentum", "nesterov", "clip", "clip_norm"}) {
+    text += given(params, name) + ",";
+  }
+  text += given(params, "momentum_masking", "masking") + ")|" + stage + "(";
+  for (const char* name : stage_params) text += given(params, name) + ",";
+  return text + "ratio=" + ratio_text(params) + ")";
+}
+
+std::string expand_dgc(const Params& params) {
+  return expand(
+      params, "sampled_topk",
+      {"sample_ratio", "resample", "upper_bound", "lower_bound", "max_adaptation_iters", "values"});
+}
+
+std::string expand_chunk_dgc(const Params& params) {
+  return expand(params, "chunk_allreduce", {"chunk", "values"});
+}
+
+// What all presets have, and theirs between.
+std::vector<ParamInfo> preset_params(const std::vector<ParamInfo>& between) {
+  std::vector<ParamInfo> params = {
+      real_param("ratio", "0.001", 0, 1, "fraction of the elements that is sent after warm-up",
+                 true),
+      integer_param("warmup_epochs", "5", 0, 1000000, "epochs over which the ratio falls"),
+      integer_param("warmup_steps", "0", 0, std::int64_t{1} << 53,
+                    "steps over which the ratio falls; above 0 it is used instead of epochs"),
+      list_param("warmup_coeff", 0, 1, "the ratio of each warm-up epoch; auto: by equal factors",
+                 true),
+  };
+  params.insert(params.end(), between.begin(), between.end());
+  for (const ParamInfo& param : momentum_params("momentum_masking")) params.push_back(param);
+  return params;
+}
+
+const char* refuse(const Params& params, const StageInfo*) {
+  const std::size_t listed = params.list("warmup_coeff").size();
+  if (listed == 0) return nullptr;
+  if (params.integer("warmup_steps") > 0) {
+    return "warmup_coeff holds one ratio for each epoch: use it without warmup_steps";
+  }
+  return listed == static_cast<std::size_t>(params.integer("warmup_epochs"))
+             ? nullptr
+             : "warmup_coeff must hold one ratio for each of the warmup_epochs";
+}
+
+}  // namespace
+
+StageInfo dgc_stage() {
+  StageInfo stage;
+  stage.name = "dgc";
+  stage.kind = StageKind::kPreset;
+  stage.summary =
+      "Deep Gradient Compression: momentum correction, factor masking, a sampled top-k, and a "
+      "ratio "
+      "that falls during warm-up";
+  stage.paper =
+      "Lin, Han, Mao, Wang, Dally: Deep Gradient Compression, ICLR 2018; defaults as in the "
+      "authors' "
+      "code";
+  stage.nonfinite = "as in the stages that it is short for";
+  stage.example = "dgc(ratio=0.001)";
+  stage.params = preset_params({
+      real_param("sample_ratio", "0.01", 0, 1, "see sampled_topk", true),
+      boolean_param("resample", "true", "see sampled_topk"),
+      real_param("upper_bound", "1.3", 1, 100, "see sampled_topk"),
+      real_param("lower_bound", "0.8", 0, 1, "see sampled_topk", true),
+      integer_param("max_adaptation_iters", "10", 0, 100, "see sampled_topk"),
+      choice_param("values", "fp32", "fp32|fp16|bf16|int8|sign", "see sampled_topk"),
+  });
+  stage.expand = expand_dgc;
+  stage.refuse = refuse;
+  return stage;
+}
+
+StageInfo chunk_dgc_stage() {
+  StageInfo stage;
+  stage.name = "chunk_dgc";
+  stage.kind = StageKind::kPreset;
+  stage.summary =
+      "Deep Gradient Compression of whole chunks that all ranks choose together, so that they are "
+      "all-reduced: the volume does not grow with the ranks";
+  stage.paper =
+      "Sun, Feng, Han, Yan, Wen: Optimizing Network Performance for Distributed DNN Training on "
+      "GPU "
+      "Clusters, arXiv:1902.06855, section 3.2";
+  stage.nonfinite = "as in the stages that it is short for";
+  stage.example = "chunk_dgc(ratio=0.001)";
+  stage.params =
+      preset_params({integer_param("chunk", "512", 1, 65536, "see chunk_allreduce"),
+                     choice_param("values", "fp32", "fp32|fp16", "see chunk_allreduce")});
+  stage.expand = expand_chunk_dgc;
+  stage.refuse = refuse;
+  return stage;
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,17 @@
+// The table of every stage that a spec may name. Explicit: static registrars vanish in static
+// links.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "codec/stage.hpp"
+
+namespace gradcomp {
+
+const std::vector<StageInfo>& registry();
+const StageInfo* find_stage(std::string_view name) noexcept;
+const StageInfo* find_stage(std::uint16_t codec_id) noexcept;
+
+}  // namespace gradcomp

@@ -1,0 +1,30 @@
+// The registry rows of stages that are no codecs; codecs/codecs.hpp has those of codecs.
+#pragma once
+
+#include <vector>
+
+#include "codec/stage.hpp"
+
+namespace gradcomp {
+
+// presets.cpp
+StageInfo dgc_stage();
+StageInfo chunk_dgc_stage();
+// memories.cpp
+StageInfo residual_stage();
+StageInfo signum_stage();
+StageInfo momentum_correction_stage();
+// transforms.cpp
+StageInfo rotate_stage();
+// algorithms.cpp
+StageInfo powersgd_stage();
+StageInfo atomo_stage();
+StageInfo chunk_allreduce_stage();
+StageInfo signsgd_mv_stage();
+// coders.cpp
+std::vector<StageInfo> coder_stages();
+
+// Parameters of momentum correction; the preset `dgc` has them, with `masking` under another name.
+std::vector<ParamInfo> momentum_params(const char* masking);
+
+}  // namespace gradcomp

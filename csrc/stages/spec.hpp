@@ -1,0 +1,31 @@
+// Spec strings: "residual(beta=0.9)|topk(ratio=0.01)|rice". Left to right is data flow: memory,
+// transform, codec, coder; all but the codec are optional. An algorithm replaces transform, codec
+// and coder. A preset stands for several stages. The one parser of the project;
+// docs/spec-grammar.md has the grammar.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.hpp"
+#include "codec/stage.hpp"
+
+namespace gradcomp {
+
+struct Spec {
+  std::vector<Stage> stages;
+
+  const Stage* find(StageKind kind) const;  // nullptr when the spec has none
+  std::string text() const;                 // canonical: keys sorted, defaults filled in, no spaces
+  std::string text_without_memory() const;
+  bool scheduled_by(Schedule::Unit unit) const;  // some parameter has a schedule that counts these
+  // What the spec is at a step (how often the tensor was averaged before) of an epoch.
+  Spec at(std::int64_t step, std::int64_t epoch) const;
+};
+
+inline constexpr std::size_t kMaxSpecLength = 1024;
+
+Status parse_spec(std::string_view text, Spec* spec);
+
+}  // namespace gradcomp
