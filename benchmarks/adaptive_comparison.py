@@ -1,14 +1,14 @@
 r"""The adaptive codec beside others on recorded gradients: error by bits on the wire.
 
     for model in digits-cnn char-lstm char-transformer; do
-        python scripts/record_gradients.py --model $model --steps 111:150 runs/late/$model.npz
+        python scripts/results/record_gradients.py --model $model --steps 111:150 runs/late/$model.npz
     done
-    python scripts/record_gradients.py --model char-transformer-1m --steps 161:200 \
+    python scripts/results/record_gradients.py --model char-transformer-1m --steps 161:200 \
         runs/late/char-transformer-1m.npz
     python benchmarks/adaptive_comparison.py runs/late/*.npz --output docs/results/adaptive
     python benchmarks/adaptive_comparison.py --coders runs/late/*.npz
 
-Each file holds the gradients of several steps of a model, as scripts/record_gradients.py records
+Each file holds the gradients of several steps of a model, as scripts/results/record_gradients.py records
 them. All tensors of a step travel as one bucket. Two errors are measured: that of the last step's
 gradient by itself (vNMSE), and with error feedback, over the last five steps, what of their sum has
 not been sent at the end: |residual|^2 / |sum of the gradients|^2. Bits count every byte of the
@@ -38,7 +38,7 @@ from matplotlib.figure import Figure
 
 import gradcomp
 from gradcomp import ToDecode, ToEncode, decode_batch_add, encode_batch
-from gradcomp.wire import split_frames
+from gradcomp.codec.frame import split_frames
 from polar_targets import fastest
 
 FloatArray = npt.NDArray[np.float32]
@@ -479,7 +479,9 @@ def basis_speeds(path: Path) -> None:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", nargs="*", type=Path, help="of scripts/record_gradients.py")
+    parser.add_argument(
+        "files", nargs="*", type=Path, help="of scripts/results/record_gradients.py"
+    )
     parser.add_argument("--output", type=Path, help="of .csv and .png")
     parser.add_argument("--speeds", action="store_true", help="measure speeds instead")
     parser.add_argument(

@@ -26,11 +26,11 @@ from matplotlib.ticker import NullLocator
 from PIL import Image
 
 from gradcomp import SpecError, ToEncode, encode_batch, get_codec
-from gradcomp.bench import vnmse
-from gradcomp.memory import Signum
-from gradcomp.rounds import TensorKey
-from gradcomp.spec import StageInfo, parse, stages
-from gradcomp.wire import split_frames
+from gradcomp.codec.frame import split_frames
+from gradcomp.codec.spec import StageInfo, parse, stages
+from gradcomp.exchange.memory import Signum
+from gradcomp.exchange.rounds import TensorKey
+from gradcomp.tools.bench import vnmse
 from index_coding import CODERS, FIXED_BYTES, log2_binomial
 
 FloatArray = npt.NDArray[np.float32]

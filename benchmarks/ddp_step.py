@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_powersgd
 from torch.nn.parallel import DistributedDataParallel
 
-from gradcomp.shapes import MODELS, model_shapes
+from gradcomp.tools.model_shapes import MODELS, model_shapes
 from layers import Layer
 from torch_compressors import ddp_hook
 

@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 
 from codec_figures import save
 from gradcomp import Config, Pipeline
-from gradcomp.arrays import FloatArray
-from gradcomp.loopback import run_rounds
-from gradcomp.rounds import AllReduce, Request
+from gradcomp.codec.arrays import FloatArray
+from gradcomp.exchange.rounds import AllReduce, Request
+from gradcomp.runtime.loopback import run_rounds
 
 RANKS = (2, 4, 8, 16)
 SHAPE = (1024, 1024)

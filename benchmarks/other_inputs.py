@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gradcomp import ToEncode, encode_batch, get_codec
-from gradcomp.bench import vnmse
-from gradcomp.wire import split_frames
+from gradcomp.codec.frame import split_frames
+from gradcomp.tools.bench import vnmse
 
 FloatArray = npt.NDArray[np.float32]
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 import gradcomp
 from gradcomp import _core
-from gradcomp.gaussian_demo import measure
+from gradcomp.tools.rate_distortion import measure
 
 FloatArray = npt.NDArray[np.float32]
 

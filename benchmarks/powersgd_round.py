@@ -12,8 +12,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_p
 from torch.nn.parallel import DistributedDataParallel
 
 from gradcomp import Config, Pipeline, _core
-from gradcomp.loopback import run_rounds
-from gradcomp.shapes import model_shapes
+from gradcomp.runtime.loopback import run_rounds
+from gradcomp.tools.model_shapes import model_shapes
 
 RANK = 4
 ROUNDS = 15

@@ -15,7 +15,7 @@ import horovod.torch as hvd
 import torch
 
 from gradcomp import load_config
-from gradcomp.shapes import MODELS, model_shapes
+from gradcomp.tools.model_shapes import MODELS, model_shapes
 from horovod_compressors.torch import Compression
 from layers import Layer
 

@@ -39,8 +39,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from compare import Contender, check_same, contender_of, job_of
 from gradcomp.errors import ConfigError
-from jobs import ROOT, Job
 from netlab import JobError, Lab, LabError, run
+from results.jobs import ROOT, Job
 from training.metrics import METRICS, Metric, read_rows
 
 _TIMEOUT = 3600.0

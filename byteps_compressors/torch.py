@@ -33,12 +33,12 @@ import torch
 
 from byteps_compressors import native, process
 from gradcomp import Config, Pipeline, get_codec, list_codecs
-from gradcomp.arrays import FloatArray
+from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.spec import Spec
 from gradcomp.errors import ConfigError, GradcompError, ProtocolError, StateError
-from gradcomp.memory import STATE_KINDS
-from gradcomp.rounds import AllReduce, Round
-from gradcomp.spec import Spec
-from gradcomp.stats import Stats
+from gradcomp.exchange.memory import STATE_KINDS
+from gradcomp.exchange.rounds import AllReduce, Round
+from gradcomp.runtime.stats import Stats
 from torch_compressors.dgc_sgd import check_momentum
 from torch_compressors.state import with_arrays
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from gradcomp.batch import ToDecode, ToEncode, decode_batch_add, encode_batch
-from gradcomp.codec import Codec, get_codec, list_algorithms, list_codecs
-from gradcomp.config import Config, load_config
+from gradcomp.codec.batch import ToDecode, ToEncode, decode_batch_add, encode_batch
+from gradcomp.codec.codec import Codec, get_codec, list_algorithms, list_codecs
+from gradcomp.config.schema import Config, load_config
 from gradcomp.errors import (
     CapacityError,
     ConfigError,
@@ -20,10 +20,10 @@ from gradcomp.errors import (
     StateError,
     WireError,
 )
-from gradcomp.explain import explain
-from gradcomp.loopback import Loopback
-from gradcomp.pipeline import Pipeline
-from gradcomp.stats import Stats
+from gradcomp.exchange.explain import explain
+from gradcomp.runtime.loopback import Loopback
+from gradcomp.runtime.pipeline import Pipeline
+from gradcomp.runtime.stats import Stats
 
 __version__ = version("gradcomp")
 

@@ -1,5 +1,5 @@
 """``python -m gradcomp``: the gradcomp command."""
 
-from gradcomp.cli import app
+from gradcomp.cli.app import app
 
 app(prog_name="gradcomp")

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from gradcomp import Config, list_algorithms, list_codecs, load_config
-from gradcomp.aggregators import exchange_pattern
-from gradcomp.agreement import check_lines, line_of
-from gradcomp.controls import Controls
-from gradcomp.driver import Collector, Driver, Engine
 from gradcomp.errors import ConfigError, GradcompError
-from gradcomp.pipeline import Pipeline
-from gradcomp.profile_files import profile_as_configured
-from gradcomp.profiling import ProfiledEngine
-from gradcomp.rounds import Group
+from gradcomp.exchange.engine import Driver, Engine
+from gradcomp.exchange.rounds import Group
+from gradcomp.exchange.select import exchange_pattern
+from gradcomp.runtime.agreement import check_lines, line_of
+from gradcomp.runtime.collector import Collector
+from gradcomp.runtime.controls import Controls
+from gradcomp.runtime.pipeline import Pipeline
+from gradcomp.runtime.profile_files import profile_as_configured
+from gradcomp.runtime.profiled_engine import ProfiledEngine
 from horovod_compressors.nodes import group_sets, node_problem, ranks_per_node
 
 __all__ = ["BaseCompression"]

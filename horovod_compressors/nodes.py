@@ -10,7 +10,7 @@ from typing import Any
 
 from gradcomp import Config
 from gradcomp.errors import ConfigError
-from gradcomp.rounds import Group
+from gradcomp.exchange.rounds import Group
 
 __all__ = ["group_sets", "node_problem", "ranks_per_node"]
 

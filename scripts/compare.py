@@ -30,13 +30,13 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from gradcomp.compose import compose
-from gradcomp.config import Config
+from gradcomp.config.compose import compose
+from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError, GradcompError
-from jobs import ROOT, Job, JobFailedError, progress_on, run_job
-from plots import plot_comparison
+from results.jobs import ROOT, Job, JobFailedError, progress_on, run_job
+from results.plots import plot_comparison
 from training.metrics import CROSS_ENTROPY, METRICS, Metric, read_rows
-from training.settings import TrainSettings
+from training.settings.train import TrainSettings
 
 UNCOMPRESSED = "uncompressed"
 

@@ -19,10 +19,10 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
+from gradcomp.codec.spec import parse
 from gradcomp.errors import SpecError
-from gradcomp.spec import parse
-from jobs import ROOT, Job, JobFailedError, progress_on, run_job
-from plots import plot_runs
+from results.jobs import ROOT, Job, JobFailedError, progress_on, run_job
+from results.plots import plot_runs
 
 OUTPUT = Path("runs") / "quickstart"
 RANKS = 2

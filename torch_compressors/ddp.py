@@ -22,14 +22,15 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from gradcomp import Config
-from gradcomp.agreement import check_lines, line_of
-from gradcomp.driver import Collector, Driver
 from gradcomp.errors import ConfigError
-from gradcomp.nodes import Node
-from gradcomp.pipeline import Pipeline
-from gradcomp.profile_files import profile_as_configured
-from gradcomp.profiling import ProfiledEngine
-from gradcomp.rounds import AllReduce, Group
+from gradcomp.exchange.engine import Driver
+from gradcomp.exchange.nodes import Node
+from gradcomp.exchange.rounds import AllReduce, Group
+from gradcomp.runtime.agreement import check_lines, line_of
+from gradcomp.runtime.collector import Collector
+from gradcomp.runtime.pipeline import Pipeline
+from gradcomp.runtime.profile_files import profile_as_configured
+from gradcomp.runtime.profiled_engine import ProfiledEngine
 from torch_compressors.dgc_sgd import check_optional
 from torch_compressors.gloo import GlooEngine
 from torch_compressors.nodes import check_nodes, ranks_per_node
@@ -139,7 +140,7 @@ class DDPCompression(TensorControls):
 
     @property
     def pipeline(self) -> Pipeline:
-        """See `gradcomp.controls.Controls`."""
+        """See `gradcomp.runtime.controls.Controls`."""
         return self._pipeline
 
     @cached_property

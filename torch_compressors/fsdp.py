@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from gradcomp import Config
-from gradcomp.agreement import check_lines, line_of
-from gradcomp.driver import Driver
 from gradcomp.errors import ConfigError
-from gradcomp.pipeline import Pipeline
+from gradcomp.exchange.engine import Driver
+from gradcomp.runtime.agreement import check_lines, line_of
+from gradcomp.runtime.pipeline import Pipeline
 from torch_compressors.dgc_sgd import check_optional
 from torch_compressors.gloo import GlooEngine
 from torch_compressors.state import TensorControls
@@ -109,7 +109,7 @@ class FSDPCompression(TensorControls):
 
     @property
     def pipeline(self) -> Pipeline:
-        """See `gradcomp.controls.Controls`."""
+        """See `gradcomp.runtime.controls.Controls`."""
         return self._pipeline
 
     @torch.no_grad()

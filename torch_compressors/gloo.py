@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from gradcomp.arrays import ByteArray
+from gradcomp.codec.arrays import ByteArray
 from gradcomp.errors import ProtocolError
-from gradcomp.rounds import AllGather, AllReduce, AllToAll, Broadcast, Group, Request
+from gradcomp.exchange.rounds import AllGather, AllReduce, AllToAll, Broadcast, Group, Request
 
 __all__ = ["GlooEngine"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from gradcomp.controls import Controls
-from gradcomp.memory import STATE_KINDS
+from gradcomp.exchange.memory import STATE_KINDS
+from gradcomp.runtime.controls import Controls
 
 __all__ = ["TensorControls", "with_arrays"]
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from e2e.contenders import chosen
 from e2e.report import bookkeeping, draw, groups, machines, overheads, peers, table
 from e2e.sweep import Cell, Results, Sweep
-from gradcomp.shapes import MODELS, model_shapes
+from gradcomp.tools.model_shapes import MODELS, model_shapes
 from netlab import ENGINES, JobError, Lab, LabError
 
 # Enough bytes that what Horovod's ranks say to each other besides hardly counts.

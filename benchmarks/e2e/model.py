@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradcomp.shapes import model_shapes
+from gradcomp.tools.model_shapes import model_shapes
 
 __all__ = ["Synthetic", "random_numbers"]
 
@@ -18,7 +18,7 @@ _APART = 8 << 20
 
 
 def random_numbers(name: str, ranks: int) -> torch.Tensor:
-    """Normal numbers, from which all ranks take their gradients; of one of gradcomp.shapes.MODELS.
+    """Normal numbers, from which all ranks take their gradients; of one of gradcomp.tools.model_shapes.MODELS.
 
     Each rank begins elsewhere, so they can share the memory and still have different gradients.
     """
@@ -56,7 +56,7 @@ class Synthetic(torch.nn.Module):
     The processor is free meanwhile, as it is while an accelerator computes.
 
     Args:
-        name: one of gradcomp.shapes.MODELS.
+        name: one of gradcomp.tools.model_shapes.MODELS.
         seconds: of one step's forward and backward pass together; a third is the forward pass.
         numbers: what `random_numbers` gave; the gradients are the same in every step.
         rank: whose gradients.

@@ -18,7 +18,7 @@ from e2e.contenders import Contender
 from e2e.model import Synthetic, random_numbers
 from e2e.worker import config_of
 from gradcomp import Loopback
-from gradcomp.shapes import model_shapes
+from gradcomp.tools.model_shapes import model_shapes
 from netlab import bits_per_second
 
 __all__ = ["simulate"]

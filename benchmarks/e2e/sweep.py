@@ -36,7 +36,7 @@ class Cell:
     """Where contenders are compared.
 
     Attributes:
-        model: one of gradcomp.shapes.MODELS.
+        model: one of gradcomp.tools.model_shapes.MODELS.
         compute_ms: what a step's forward and backward pass take.
         ranks: each on a host of its own.
         rate: of each host's link.

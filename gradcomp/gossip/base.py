@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from gradcomp.arrays import ByteArray, FloatArray, as_bytes
+from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes
 from gradcomp.errors import ProtocolError, StateError, TopologyError
+from gradcomp.exchange.rounds import Exchange, GossipRound, TensorKey
 from gradcomp.gossip.topology import Topology
-from gradcomp.rounds import Exchange, GossipRound, TensorKey
 
 __all__ = ["CompressedGossip", "Gossip", "Layout", "Tensor", "Traffic"]
 

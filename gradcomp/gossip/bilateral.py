@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import numpy.typing as npt
 
-from gradcomp.arrays import ByteArray, FloatArray, as_bytes
+from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes
 from gradcomp.errors import ProtocolError, TopologyError
 from gradcomp.gossip.base import Traffic
 from gradcomp.gossip.topology import Topology

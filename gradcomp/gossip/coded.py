@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from gradcomp.aggregators.gather import rank_seed
-from gradcomp.arrays import ByteArray, FloatArray
-from gradcomp.codec import Codec, get_codec
+from gradcomp.codec.arrays import ByteArray, FloatArray
+from gradcomp.codec.codec import Codec, get_codec
+from gradcomp.codec.frame import split_frames
 from gradcomp.errors import SpecError, TopologyError
+from gradcomp.exchange.patterns.gather import rank_seed
 from gradcomp.gossip.base import CompressedGossip, Tensor, arrays_like
 from gradcomp.gossip.topology import Topology
-from gradcomp.wire import split_frames
 
 __all__ = ["Choco", "DeepSqueeze"]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from gradcomp.arrays import ByteArray, FloatArray, as_bytes
+from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes
 from gradcomp.errors import StateError, TopologyError
+from gradcomp.exchange.rounds import Exchange, GossipRound
 from gradcomp.gossip.base import Gossip
 from gradcomp.gossip.topology import Topology
-from gradcomp.rounds import Exchange, GossipRound
 
 __all__ = ["PushSum", "SimpleGossip"]
 

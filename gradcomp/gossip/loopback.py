@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradcomp.arrays import ByteArray
+from gradcomp.codec.arrays import ByteArray
 from gradcomp.errors import ProtocolError
-from gradcomp.rounds import Exchange, GossipRound
+from gradcomp.exchange.rounds import Exchange, GossipRound
 
 __all__ = ["run_gossip"]
 

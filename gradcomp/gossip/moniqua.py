@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gradcomp import _core
-from gradcomp.arrays import ByteArray, FloatArray
-from gradcomp.codec import derive_stream
+from gradcomp.codec.arrays import ByteArray, FloatArray
+from gradcomp.codec.codec import derive_stream
 from gradcomp.gossip.base import CompressedGossip, Tensor
 from gradcomp.gossip.topology import Topology
 

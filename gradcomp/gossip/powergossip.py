@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from gradcomp import _core
-from gradcomp.aggregators.matrices import matrix_shape
-from gradcomp.arrays import ByteArray, FloatArray, as_bytes
-from gradcomp.codec import derive_stream
+from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes
+from gradcomp.codec.codec import derive_stream
 from gradcomp.errors import StateError, TopologyError
+from gradcomp.exchange.algorithms.low_rank import matrix_shape
+from gradcomp.exchange.rounds import GossipRound
 from gradcomp.gossip.base import Gossip, Layout, Tensor, arrays_like
 from gradcomp.gossip.topology import Topology
-from gradcomp.rounds import GossipRound
 
 __all__ = ["PowerGossip"]
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from gradcomp.errors import TopologyError
-from gradcomp.figures import new_figure
 
 __all__ = ["WEIGHTS", "Matrix", "Peers", "Topology", "mixing_matrix"]
 
@@ -142,30 +139,6 @@ class Topology:
         # root would make much of it.
         second = 0.0 if second < 1e-7 else min(second, 1.0)
         return 1.0 - float(second ** (1 / self.period))
-
-    def plot(self, path: Path) -> None:
-        """Draw the graph of each round (at most the first eight) as one PNG.
-
-        Raises:
-            GradcompError: matplotlib is not installed.
-        """
-        rounds = min(self.period, 8)
-        columns = min(rounds, 4)
-        rows = -(-rounds // columns)
-        figure = new_figure(3.2 * columns, 3.2 * rows)
-        angles = [2 * math.pi * rank / self.world_size for rank in range(self.world_size)]
-        x, y = [math.sin(angle) for angle in angles], [math.cos(angle) for angle in angles]
-        for step in range(rounds):
-            axes = figure.add_subplot(rows, columns, step + 1)
-            for rank in range(self.world_size):
-                for peer in self.peers(rank, step).out:
-                    arrow = {"arrowstyle": "->", "color": "#999999", "shrinkA": 9, "shrinkB": 9}
-                    axes.annotate("", (x[peer], y[peer]), (x[rank], y[rank]), arrowprops=arrow)
-                axes.text(x[rank], y[rank], str(rank), ha="center", va="center", fontsize=8)
-            axes.set(xlim=(-1.2, 1.2), ylim=(-1.2, 1.2), aspect="equal")
-            axes.set_title(self.name if self.period == 1 else f"{self.name}, round {step}")
-            axes.axis("off")
-        figure.savefig(path, dpi=110, format="png")
 
 
 def mixing_matrix(

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from gradcomp.errors import StateError
-from gradcomp.memory import STATE_KINDS
+from gradcomp.exchange.memory import STATE_KINDS
 from horovod_compressors.tensorflow.compression import Compression
 
 __all__ = ["CompressionState"]

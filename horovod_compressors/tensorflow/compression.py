@@ -14,11 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from gradcomp import Config
-from gradcomp.aggregators import exchange_pattern
-from gradcomp.arrays import FloatArray, as_float32
-from gradcomp.driver import Collector
+from gradcomp.codec.arrays import FloatArray, as_float32
 from gradcomp.errors import ConfigError
-from gradcomp.rounds import Group
+from gradcomp.exchange.rounds import Group
+from gradcomp.exchange.select import exchange_pattern
+from gradcomp.runtime.collector import Collector
 from horovod_compressors.compression import BaseCompression
 from horovod_compressors.tensorflow.engine import HorovodEngine, gather_bytes
 from horovod_compressors.tensorflow.seam import (

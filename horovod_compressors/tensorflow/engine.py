@@ -10,8 +10,8 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from gradcomp.rounds import AllGather, AllReduce, AllToAll, Broadcast, Group, Request
-from gradcomp.wire import split_frames
+from gradcomp.codec.frame import split_frames
+from gradcomp.exchange.rounds import AllGather, AllReduce, AllToAll, Broadcast, Group, Request
 
 __all__ = ["HorovodEngine", "gather_bytes"]
 

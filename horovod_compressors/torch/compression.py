@@ -10,10 +10,10 @@ import horovod.torch as hvd
 import torch
 
 from gradcomp import Config
-from gradcomp.aggregators import exchange_pattern
-from gradcomp.driver import Collector
 from gradcomp.errors import ConfigError, ProtocolError
-from gradcomp.rounds import AllReduce, Group, Round
+from gradcomp.exchange.rounds import AllReduce, Group, Round
+from gradcomp.exchange.select import exchange_pattern
+from gradcomp.runtime.collector import Collector
 from horovod_compressors.compression import BaseCompression
 from horovod_compressors.torch.engine import SUMMABLE_DTYPES, HorovodEngine
 from horovod_compressors.torch.names import ParameterNames, calling_optimizer

@@ -8,8 +8,8 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from gradcomp.rounds import AllGather, AllToAll, Broadcast, Group, Request
-from gradcomp.wire import split_frames
+from gradcomp.codec.frame import split_frames
+from gradcomp.exchange.rounds import AllGather, AllToAll, Broadcast, Group, Request
 from horovod_compressors.torch.wait import wait
 
 __all__ = ["SUMMABLE_DTYPES", "HorovodEngine"]

@@ -16,7 +16,7 @@ import torch
 
 from gradcomp.errors import ConfigError
 from training.cluster import together
-from training.engine import engine
+from training.engines.engine import engine
 
 __all__ = ["Checkpoints", "random_state", "set_random_state"]
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy.typing as npt
 
 from gradcomp.errors import GradcompError
-from training.engine import engine
+from training.engines.engine import engine
 
 __all__ = [
     "EXIT_CONFIG",

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 import gradcomp
-from gradcomp.compose import compose
-from gradcomp.config import Config
+from gradcomp.config.compose import compose
+from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
 from training.checkpoint import Checkpoints
 from training.cluster import (
@@ -31,10 +31,10 @@ from training.cluster import (
     together,
 )
 from training.display import Display
-from training.engine import choose, engine
-from training.gossip_settings import GossipSettings
+from training.engines.engine import choose, engine
 from training.metrics import MetricsLog, write_json
-from training.settings import TrainSettings
+from training.settings.gossip import GossipSettings
+from training.settings.train import TrainSettings
 from training.trainer import Trainer
 
 __all__ = ["Arguments", "run"]

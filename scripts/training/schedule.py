@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from training.settings import TrainSettings
+from training.settings.train import TrainSettings
 
 __all__ = ["learning_rate"]
 

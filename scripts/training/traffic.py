@@ -6,8 +6,8 @@ import socket
 import struct
 from pathlib import Path
 
-from training.engine import engine
-from training.learner import Learner
+from training.engines.engine import engine
+from training.learners.learner import Learner
 
 __all__ = ["TrafficMeter", "tcp_bytes_sent"]
 

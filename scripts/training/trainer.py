@@ -12,20 +12,20 @@ from typing import Any
 
 import torch
 
-from gradcomp.config import Config
+from gradcomp.config.schema import Config
 from gradcomp.errors import StateError
 from training import checkpoint
 from training.checkpoint import Checkpoints
 from training.cluster import EXIT_CONFIG, EXIT_FAILED, AbortError, together
-from training.data import Batch, steps_per_epoch, train_batches
 from training.display import Display
-from training.engine import engine
-from training.gossip_settings import GossipSettings
-from training.learner import Learner
+from training.engines.engine import engine
+from training.learners.learner import Learner
 from training.metrics import EpochRow, MetricsLog, Score, StepRow
 from training.schedule import learning_rate
-from training.settings import TrainSettings
-from training.tasks import task_of
+from training.settings.gossip import GossipSettings
+from training.settings.train import TrainSettings
+from training.tasks.data import Batch, steps_per_epoch, train_batches
+from training.tasks.tasks import task_of
 from training.traffic import TrafficMeter, tcp_bytes_sent
 
 __all__ = ["Progress", "Trainer"]

@@ -1,7 +1,7 @@
 """A second decoder for docs/wire-format.md, written from that document alone.
 
 It shares no code with gradcomp: it needs numpy, the standard library and, for the levels of eden,
-scripts/lloyd_max.py. It is the second opinion for everybody who implements the format, so it is
+scripts/golden/lloyd_max.py. It is the second opinion for everybody who implements the format, so it is
 written to be read, not to be fast.
 
     decode(frame: bytes, spec: str) -> numpy.ndarray
@@ -21,9 +21,9 @@ from functools import cache
 import numpy as np
 
 # The document defines the levels of eden by their optimality and names this script for the numbers,
-# so it is a part of the document, and shares no code with gradcomp. tests/unit/test_rotated.py
+# so it is a part of the document, and shares no code with gradcomp. tests/codecs/test_rotated.py
 # checks it against the table that Max published.
-from lloyd_max import centroids
+from golden.lloyd_max import centroids
 
 MAGIC = b"GCMP"
 VERSION = 1

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import gradcomp
-import make_golden
+from golden import make_golden
 from gradcomp import _core
-from gradcomp.spec import stages
+from gradcomp.codec.spec import stages
 
 SPECS = [
     *(

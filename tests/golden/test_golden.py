@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import gradcomp
-import make_golden
+from golden import make_golden
 from gradcomp import ToDecode, _core, decode_batch_add
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +25,7 @@ CODECS = gradcomp.list_codecs()
 def cases_of(codec_name: str) -> list[dict[str, Any]]:
     path = make_golden.VECTORS / f"{codec_name}.json"
     if not path.exists():
-        pytest.fail(f"no golden vectors: run scripts/make_golden.py {codec_name}")
+        pytest.fail(f"no golden vectors: run scripts/golden/make_golden.py {codec_name}")
     golden = json.loads(path.read_text())
     assert golden["codec"] == codec_name
     cases: list[dict[str, Any]] = golden["cases"]
@@ -144,7 +144,7 @@ def test_the_examples_are_what_the_script_prints() -> None:
 
 def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, ROOT / "scripts" / "make_golden.py", *arguments],
+        [sys.executable, ROOT / "scripts" / "golden" / "make_golden.py", *arguments],
         capture_output=True,
         text=True,
         check=False,

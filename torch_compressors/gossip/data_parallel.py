@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gradcomp.arrays import FloatArray
+from gradcomp.codec.arrays import FloatArray
 from gradcomp.errors import GradcompError, StateError
+from gradcomp.exchange.nodes import Node
+from gradcomp.exchange.rounds import GossipRound
 from gradcomp.gossip import (
     PeersSchedule,
     PushSum,
@@ -22,8 +24,6 @@ from gradcomp.gossip import (
     make_topologies,
     topology_at,
 )
-from gradcomp.nodes import Node
-from gradcomp.rounds import GossipRound
 from torch_compressors.gossip.background import Background
 from torch_compressors.gossip.module import DecentralizedModule
 from torch_compressors.gossip.node import NodeRanks, agreed_node

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gradcomp.arrays import FloatArray, as_bytes
+from gradcomp.codec.arrays import FloatArray, as_bytes
 from gradcomp.errors import ConfigError
+from gradcomp.exchange.nodes import Node
 from gradcomp.gossip import Traffic
-from gradcomp.nodes import Node
 from torch_compressors.gossip.groups import own_groups
 from torch_compressors.gossip.transport import naming_the_lost
 from torch_compressors.nodes import check_nodes, ranks_per_node

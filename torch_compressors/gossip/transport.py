@@ -13,9 +13,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gradcomp.arrays import ByteArray
+from gradcomp.codec.arrays import ByteArray
 from gradcomp.errors import GradcompError, PeerError
-from gradcomp.rounds import Exchange, GossipRound
+from gradcomp.exchange.rounds import Exchange, GossipRound
 
 __all__ = ["Transport", "check_times", "lost", "naming_the_lost", "patiently", "wait_for"]
 

@@ -1,0 +1,1 @@
+"""Codecs: spec strings, frames, and batches of tensors, over the C++ core."""

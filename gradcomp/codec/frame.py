@@ -1,0 +1,74 @@
+"""Looking into frames without decoding them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradcomp import _core
+from gradcomp.codec.arrays import ByteArray, as_bytes
+from gradcomp.errors import WireError
+
+__all__ = ["FrameInfo", "inspect", "split_frames"]
+
+
+@dataclass(frozen=True)
+class FrameInfo:
+    """The header of a frame; ``docs/wire-format.md`` explains the fields.
+
+    ``codec_name`` is None for an unknown codec, ``stream`` for a codec without randomness, and
+    ``crc_ok`` for a frame without a CRC.
+    """
+
+    version: int
+    flags: int
+    codec_id: int
+    codec_name: str | None
+    spec_hash: int
+    numel: int
+    payload_bytes: int
+    stream: int | None
+    crc_ok: bool | None
+    total_bytes: int
+
+
+def inspect(frame: Any) -> FrameInfo:
+    """The checked header of a frame of any codec.
+
+    Raises:
+        WireError: the bytes are no frame, or not a whole one. A wrong CRC is no error here:
+            ``crc_ok`` tells.
+    """
+    return FrameInfo(**_core.parse_frame(as_bytes(frame)))
+
+
+def split_frames(data: Any, count: int, each: int | Sequence[int] = 1) -> list[ByteArray]:
+    """Cut a concatenation apart, as an all-gather delivers it.
+
+    Args:
+        count: number of parts.
+        each: number of frames in a part, or in each of the parts.
+
+    Raises:
+        WireError: a header is damaged, or the frames do not fill ``data`` exactly.
+    """
+    buffer = as_bytes(data)
+    in_parts = [each] * count if isinstance(each, int) else each
+    frames = sum(in_parts)
+    ends = [0]
+    begin = 0
+    for position in range(frames):
+        end = begin + _core.frame_size(buffer[begin:])
+        if end > buffer.size:
+            raise WireError(
+                f"frame {position} of {frames} claims {end - begin} bytes, and "
+                f"{buffer.size - begin} are left"
+            )
+        ends.append(end)
+        begin = end
+    if begin != buffer.size:
+        raise WireError(f"{buffer.size - begin} bytes follow the last of {frames} frames")
+    borders = [ends[last] for last in itertools.accumulate(in_parts, initial=0)]
+    return [buffer[begin:end] for begin, end in itertools.pairwise(borders)]

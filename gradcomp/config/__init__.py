@@ -1,0 +1,1 @@
+"""Configurations: YAML files, rules by tensor, and schedules of specs."""

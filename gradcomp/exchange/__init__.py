@@ -1,0 +1,1 @@
+"""How the compressed gradients of all ranks become one average, whatever the engine."""

@@ -1,0 +1,130 @@
+"""ATOMO in the spectral domain: a few singular triples of every rank's gradient, all-gathered.
+
+Wang, Sievert, Charles, Liu, Wright, Papailiopoulos: "ATOMO: Communication-efficient Learning via
+Atomic Sparsification" (NeurIPS 2018). docs/algorithms/atomo.md has the formulas and the deviations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gradcomp import _core
+from gradcomp.codec.arrays import FloatArray, split
+from gradcomp.codec.codec import derive_stream
+from gradcomp.codec.spec import Spec
+from gradcomp.exchange.algorithms.low_rank import (
+    buffer,
+    dense_to_factors,
+    matrix_shape,
+    values_codec,
+)
+from gradcomp.exchange.memory import make_memory
+from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
+from gradcomp.exchange.patterns.gather import rank_seed
+from gradcomp.exchange.rounds import AllGather, BucketRound
+from gradcomp.stopwatch import timed
+
+__all__ = ["Atomo"]
+
+
+class Atomo(BucketAggregator):
+    """Every rank sends its own vectors, and adds up the products of all ranks' in rank order."""
+
+    exchange: ClassVar[str] = (
+        "each rank's singular vectors are all-gathered; every rank adds up their products; vectors "
+        "and matrices that would hardly shrink travel dense"
+    )
+
+    def __init__(self, spec: Spec, context: Context) -> None:
+        assert spec.algorithm is not None
+        params: dict[str, Any] = dict(spec.algorithm.params)
+        self._rank: int = params["rank"]
+        self._unbiased: bool = params["unbiased"]
+        self._min_rate: float = params["min_compression_rate"]
+        self._codec = values_codec(params["values"])
+        self._memory = make_memory(spec.memory, context.state, context.world_size)
+        self._seed = rank_seed(context.seed, context.rank)
+        self.bucket = self
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Matrices, and tensors seen as such, that shrink by more than min_compression_rate."""
+        if len(shape) < 2 or 0 in shape:
+            return False
+        return dense_to_factors(shape, self._rank, self._codec) > self._min_rate
+
+    def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
+        """See `BucketAggregator.bucket_round`."""
+        shapes = [matrix_shape(member.key.shape) for member in members]
+        sizes = [n * min(self._rank, *shape) for shape in shapes for n in shape]
+        flat, parts = buffer(sizes)
+        for member, shape, p, q in zip(members, shapes, parts[::2], parts[1::2], strict=True):
+            matrix = self._memory.compensate(member.grad, member.key).reshape(shape)
+            self._factorize(matrix, member, p, q)
+        frame = self._codec.encode(flat)
+        own = split(self._codec.decode(frame), sizes)
+        for member, shape, p, q in zip(members, shapes, own[::2], own[1::2], strict=True):
+            sent = np.empty(shape, np.float32)
+            _core.outer(p, q, assigned=sent)
+            self._memory.update(member.key, sent.reshape(-1))
+        frames = yield AllGather(name, frame)
+        averages = [
+            member.zeros().reshape(shape) for member, shape in zip(members, shapes, strict=True)
+        ]
+        for of_rank in frames:
+            factors = split(self._codec.decode(of_rank, numel=flat.size), sizes)
+            for average, p, q in zip(averages, factors[::2], factors[1::2], strict=True):
+                _core.outer(p * np.float32(1.0 / len(frames)), q, added=average)
+        return [average.reshape(-1) for average in averages]
+
+    @timed("encode")
+    def _factorize(self, matrix: FloatArray, member: Member, p: FloatArray, q: FloatArray) -> None:
+        """Singular vectors, those for rows scaled; all NaN where there are none."""
+        rank = min(self._rank, *matrix.shape)
+        try:
+            left, values, right = np.linalg.svd(matrix, full_matrices=False)
+        except np.linalg.LinAlgError:  # of a NaN or Inf, too
+            p.fill(np.nan)
+            q.fill(np.nan)
+            return
+        chosen, scale = np.arange(rank), values[:rank]
+        if self._unbiased:
+            stream = derive_stream(self._seed, member.step, member.key.tensor_id)
+            probability = sampling_probabilities(values, rank)
+            chosen = sample(probability, rank, stream / 2.0**64)
+            with np.errstate(invalid="ignore"):
+                scale = np.where(values[chosen] > 0, values[chosen] / probability[chosen], 0)
+        p[:] = (left[:, chosen] * scale).T.reshape(-1)
+        q[:] = right[chosen].reshape(-1)
+
+
+def sampling_probabilities(values: FloatArray, count: int) -> npt.NDArray[np.float64]:
+    """The paper's algorithm 1: proportional to the values, descending, but at most 1; their sum is
+    ``count``."""
+    values = values.astype(np.float64)
+    probability = np.zeros(values.size)
+    left = values[::-1].cumsum()[::-1]
+    for i in range(values.size):
+        if count * values[i] < left[i]:
+            probability[i:] = count * values[i:] / left[i]
+            break
+        if count == 0:
+            break
+        probability[i] = 1
+        count -= 1
+    return probability
+
+
+def sample(
+    probability: npt.NDArray[np.float64], count: int, uniform: float
+) -> npt.NDArray[np.intp]:
+    """Systematic sampling: ``count`` indices, each with its own probability, by one uniform number
+    in [0, 1)."""
+    ends = probability.cumsum()
+    found = np.searchsorted(ends, uniform + np.arange(count), side="right")
+    last = np.flatnonzero(probability)[-1]
+    found[found > last] = last  # where rounding leaves the last end below count
+    return found

@@ -1,0 +1,95 @@
+"""Coarse-grained sparsification: all ranks send the same chunks, so that they can be all-reduced.
+
+Sun, Feng, Han, Yan, Wen: "Optimizing Network Performance for Distributed DNN Training on GPU
+Clusters" (arXiv:1902.06855), section 3.2. docs/algorithms/chunk_allreduce.md has the details.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gradcomp import _core
+from gradcomp.codec.arrays import FloatArray, split
+from gradcomp.codec.spec import Spec
+from gradcomp.exchange.algorithms.low_rank import values_codec
+from gradcomp.exchange.memory import make_memory
+from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
+from gradcomp.exchange.rounds import AllReduce, BucketRound
+from gradcomp.stopwatch import timed
+
+__all__ = ["ChunkAllReduce"]
+
+
+class ChunkAllReduce(BucketAggregator):
+    """Two all-reduces for all tensors of a bucket: the chunks' norms, then the chosen chunks."""
+
+    exchange: ClassVar[str] = (
+        "norms of chunks are all-reduced, then the elements of those with the largest ones; the "
+        "volume does not grow with the number of ranks"
+    )
+
+    def __init__(self, spec: Spec, context: Context) -> None:
+        assert spec.algorithm is not None
+        params: dict[str, Any] = dict(spec.algorithm.params)
+        self._ratio: float = params["ratio"]
+        self._chunk: int = params["chunk"]
+        self._codec = values_codec(params["values"])
+        self._memory = make_memory(spec.memory, context.state, context.world_size)
+        # Tensors of one spec may be at different ratios of a schedule.
+        self.bucket = (ChunkAllReduce, self._codec.name)
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """All but empty tensors."""
+        return 0 not in shape
+
+    def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
+        """See `BucketAggregator.bucket_round`."""
+        chunked = [one.aggregator for one in members if isinstance(one.aggregator, ChunkAllReduce)]
+        assert len(chunked) == len(members)  # as the bucket says
+        corrected = [
+            one._memory.compensate(member.grad, member.key)
+            for one, member in zip(chunked, members, strict=True)
+        ]
+        counts = [-(-flat.size // one._chunk) for one, flat in zip(chunked, corrected, strict=True)]
+        norms = np.empty(sum(counts), np.float32)
+        for one, flat, part in zip(chunked, corrected, split(norms, counts), strict=True):
+            _core.chunk_norms(flat, one._chunk, part)
+        norms = yield AllReduce(f"{name}.norms", norms)
+        chosen = [
+            one._elements(part, flat.size)
+            for one, part, flat in zip(chunked, split(norms, counts), corrected, strict=True)
+        ]
+        values = [flat[elements] for flat, elements in zip(corrected, chosen, strict=True)]
+        sizes = [value.size for value in values]
+        payload = self._codec.encode_payload(np.concatenate(values))
+        own = split(self._codec.decode_payload(payload, sum(sizes)), sizes)
+        for one, member, elements, sent in zip(chunked, members, chosen, own, strict=True):
+            whole = np.zeros(member.key.numel, np.float32)
+            one._memory.update(member.key, _scattered(elements, sent, whole))
+        mean = yield AllReduce(name, payload)
+        averages = split(self._codec.decode_payload(mean, sum(sizes)), sizes)
+        return [
+            _scattered(elements, average, member.zeros())
+            for member, elements, average in zip(members, chosen, averages, strict=True)
+        ]
+
+    @timed("encode")
+    def _elements(self, norms: FloatArray, numel: int) -> npt.NDArray[np.intp]:
+        """Those of the chunks with the largest norms, the first of equal ones; the same on all
+        ranks."""
+        count = max(1, round(self._ratio * norms.size))
+        # What is not finite comes first, so that it leaves the memory.
+        order = np.argsort(-np.where(np.isfinite(norms), norms, np.inf), kind="stable")
+        starts = np.sort(order[:count]) * self._chunk
+        elements = (starts[:, np.newaxis] + np.arange(self._chunk)).reshape(-1)
+        return elements[elements < numel]
+
+
+def _scattered(elements: npt.NDArray[np.intp], values: FloatArray, whole: FloatArray) -> FloatArray:
+    """A tensor of zeros, with these elements."""
+    whole[elements] = values
+    return whole

@@ -1,0 +1,36 @@
+"""What low-rank algorithms share: tensors as matrices, and their factors in one array."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from gradcomp.codec.arrays import FloatArray, split
+from gradcomp.codec.codec import Codec, get_codec
+
+__all__ = ["buffer", "dense_to_factors", "matrix_shape", "values_codec"]
+
+
+def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """A tensor of at least one dimension as [shape[0], rest]."""
+    return shape[0], math.prod(shape[1:])
+
+
+def values_codec(values: str) -> Codec:
+    """What carries the elements of factors: ``"fp32"``, ``"fp16"`` or ``"bf16"``."""
+    return get_codec("identity" if values == "fp32" else values)
+
+
+def dense_to_factors(shape: tuple[int, ...], rank: int, codec: Codec) -> float:
+    """Bytes of a matrix over those of two factors of ``rank`` vectors, as the codec has them."""
+    rows, cols = matrix_shape(shape)
+    item = 4 if codec.name == "identity" else 2
+    return 4 * rows * cols / (item * min(rank, rows, cols) * (rows + cols))
+
+
+def buffer(sizes: Sequence[int]) -> tuple[FloatArray, list[FloatArray]]:
+    """An array for several others, and its parts."""
+    flat = np.empty(sum(sizes), np.float32)
+    return flat, split(flat, sizes)

@@ -1,0 +1,253 @@
+"""PowerSGD: low-rank averages by power iteration.
+
+Vogels, Karimireddy, Jaggi: "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+Optimization" (NeurIPS 2019). docs/algorithms/powersgd.md has the formulas and the deviations.
+
+A tensor is a matrix M of shape [shape[0], rest]; a factor of r vectors for its rows is called P and
+one for its columns Q, both flat, one vector after the other. All matrix arithmetic is that of
+csrc/linalg: the same bits on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gradcomp import _core
+from gradcomp.codec.arrays import FloatArray, split
+from gradcomp.codec.codec import Codec, derive_stream
+from gradcomp.codec.spec import Spec
+from gradcomp.errors import StateError
+from gradcomp.exchange.algorithms.low_rank import (
+    buffer,
+    dense_to_factors,
+    matrix_shape,
+    values_codec,
+)
+from gradcomp.exchange.memory import array_of
+from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
+from gradcomp.exchange.patterns.dense import dense_bucket
+from gradcomp.exchange.rounds import AllGather, AllReduce, BucketRound, Request, TensorKey
+from gradcomp.stopwatch import timed
+
+__all__ = ["PowerSGD"]
+
+_P, _Q = "powersgd_p", "powersgd_q"
+
+# Products of factors below this cannot overflow.
+_SAFE = 1e30
+
+_orthonormalize = timed("encode")(_core.orthonormalize)
+
+
+class PowerSGD(BucketAggregator):
+    """Both variants: the library's, one product a step, and the paper's, a pair of them.
+
+    State, by tensor name: ``residual``, the part of M that no step has applied yet;
+    ``powersgd_p``, [r, rows], and ``powersgd_q``, [r, cols]: the factors, equal on all ranks.
+    """
+
+    exchange: ClassVar[str] = (
+        "matrices travel as averages of thin factors, those of a bucket in one request; first "
+        "steps, vectors and matrices that would hardly shrink travel dense"
+    )
+
+    def __init__(self, spec: Spec, context: Context) -> None:
+        assert spec.algorithm is not None
+        params: dict[str, Any] = dict(spec.algorithm.params)
+        self._rank: int = params["rank"]
+        self._iterations: int = params["iters_per_step"]
+        self._min_rate: float = params["min_compression_rate"]
+        self.start_step = params["start_step"]
+        self._method: str = params["orthogonalization"]
+        self._paper = params["variant"] == "paper"
+        self._warm_start: bool = params["warm_start"]
+        self._codec = values_codec(params["values"])
+        self._residuals = context.state.setdefault("residual", {})
+        self._factors = {kind: context.state.setdefault(kind, {}) for kind in (_P, _Q)}
+        self._seed = context.seed
+        self.bucket = self
+
+    def compression_rate(self, shape: tuple[int, ...]) -> float:
+        """Bytes of a gradient over those that a rank hands over in a step, as a mean of steps."""
+        sides = 2 if self._paper else 1
+        pair = dense_to_factors(shape, self._rank, self._codec)
+        return 2 * pair / (sides * self._iterations)
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Matrices, and tensors seen as such, that shrink by more than min_compression_rate."""
+        return len(shape) >= 2 and 0 not in shape and self.compression_rate(shape) > self._min_rate
+
+    def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
+        """See `BucketAggregator.bucket_round`."""
+        averages: dict[str, FloatArray] = {}
+        dense = [member for member in members if member.step < self.start_step]
+        if dense:
+            results = yield from dense_bucket(name, dense)
+            averages.update(zip((member.key.name for member in dense), results, strict=True))
+        low_rank = [member for member in members if member.step >= self.start_step]
+        if low_rank:
+            matrices = [self._open(member) for member in low_rank]
+            yield from (self._both_sides if self._paper else self._sides_in_turn)(name, matrices)
+            averages.update((one.key.name, one.average.reshape(-1)) for one in matrices)
+        return [averages[member.key.name] for member in members]
+
+    def _open(self, member: Member) -> _Matrix:
+        rows, cols = shape = matrix_shape(member.key.shape)
+        step = member.step - self.start_step
+        residual = array_of(self._residuals, member.key, "residual").reshape(shape)
+        rank = min(self._rank, rows, cols)
+        grad = member.grad.reshape(shape)
+        return _Matrix(member.key, step, rank, grad, residual, member.room.reshape(shape))
+
+    def _sides_in_turn(
+        self, name: str, matrices: Sequence[_Matrix]
+    ) -> Generator[Request, Any, None]:
+        """The library's variant: in every iteration one product, from the side of the last one."""
+        for iteration in range(self._iterations):
+            # Matrices whose steps differ may be at different sides.
+            left = [(one.step * self._iterations + iteration) % 2 == 0 for one in matrices]
+            known, outputs = [], []
+            for one, from_left in zip(matrices, left, strict=True):
+                fresh = iteration == 0 and not self._warm_start
+                factor = self._factor(_P if from_left else _Q, one, fresh)
+                _orthonormalize(factor, one.rank, self._method)
+                known.append(factor)
+                outputs.append(one.size(_Q if from_left else _P))
+            flat, parts = buffer(outputs)
+            for one, from_left, factor, part in zip(matrices, left, known, parts, strict=True):
+                (one.multiply_transposed if from_left else one.multiply)(factor, part)
+            own, mean = yield from _average(f"{name}.{iteration}", flat, self._codec)
+            own_parts, means = split(own, outputs), split(mean, outputs)
+            for one, from_left, factor, sent, average in zip(
+                matrices, left, known, own_parts, means, strict=True
+            ):
+                if from_left:
+                    one.apply(factor, average, factor, sent)
+                else:
+                    one.apply(average, factor, sent, factor)
+                self._keep(_Q if from_left else _P, one, average)
+
+    def _both_sides(self, name: str, matrices: Sequence[_Matrix]) -> Generator[Request, Any, None]:
+        """The paper's variant: P = M Q, then Q = M^T P; P Q^T is applied and subtracted."""
+        rows, cols = [one.size(_P) for one in matrices], [one.size(_Q) for one in matrices]
+        for iteration in range(self._iterations):
+            flat, parts = buffer(rows)
+            for one, part in zip(matrices, parts, strict=True):
+                fresh = iteration == 0 and not self._warm_start
+                factor = self._factor(_Q, one, fresh)
+                _orthonormalize(factor, one.rank, self._method)
+                one.multiply(factor, part)
+            _, mean = yield from _average(f"{name}.p{iteration}", flat, self._codec)
+            for one, left in zip(matrices, split(mean, rows), strict=True):
+                self._keep(_P, one, left)
+            flat, parts = buffer(cols)
+            for one, part in zip(matrices, parts, strict=True):
+                left = self._factors[_P][one.key.name]
+                _orthonormalize(left, one.rank, self._method)
+                one.multiply_transposed(left, part)
+            _, mean = yield from _average(f"{name}.q{iteration}", flat, self._codec)
+            for one, right in zip(matrices, split(mean, cols), strict=True):
+                if iteration == self._iterations - 1:
+                    left = self._factors[_P][one.key.name]
+                    one.apply(left, right, left, right)
+                self._keep(_Q, one, right)
+
+    def _factor(self, kind: str, one: _Matrix, fresh: bool) -> FloatArray:
+        """What the last step left, or else random numbers that all ranks draw alike."""
+        factor = self._factors[kind].get(one.key.name)
+        if factor is None or fresh:
+            factor = self._factors[kind][one.key.name] = self.draw(kind, one)
+        if factor.size != one.size(kind):
+            raise StateError(
+                f"the {kind} of '{one.key.name}' has {factor.size} elements instead of "
+                f"{one.size(kind)}: the state was saved with another rank or from another model"
+            )
+        return factor
+
+    def draw(self, kind: str, one: _Matrix) -> FloatArray:
+        """A random factor: independent and uniform in [-1, 1), which serves as well as normal."""
+        step = 0 if self._warm_start else one.step
+        stream = derive_stream(self._seed, step, one.key.tensor_id)
+        side = (_P, _Q).index(kind)
+        return _core.uniform_signed(derive_stream(stream, side, 0), one.size(kind))
+
+    def _keep(self, kind: str, one: _Matrix, factor: FloatArray) -> None:
+        kept = self._factors[kind][one.key.name] = factor.copy()
+        _core.zero_nonfinite(kept)
+
+
+class _Matrix:
+    """One tensor in one step: M, in the residual's own memory, and its average in the making."""
+
+    def __init__(
+        self,
+        key: TensorKey,
+        step: int,
+        rank: int,
+        grad: FloatArray,
+        residual: FloatArray,
+        average: FloatArray,
+    ) -> None:
+        self.key = key
+        self.step = step
+        self.rank = rank
+        self.average = average
+        self._sides: tuple[int, ...] = grad.shape
+        self._m = residual
+        self._grad: FloatArray | None = grad
+        self._begun = False
+        self._finite = True
+
+    def size(self, kind: str) -> int:
+        """Elements of a factor."""
+        return self.rank * self._sides[0 if kind == _P else 1]
+
+    @timed("encode")
+    def multiply(self, q: FloatArray, p: FloatArray) -> None:
+        """p = M q; the first product also adds the gradient to the residual."""
+        self._finite &= _core.multiply(self._m, self._grad, q, p)
+        self._grad = None
+
+    @timed("encode")
+    def multiply_transposed(self, p: FloatArray, q: FloatArray) -> None:
+        """q = M^T p; as `multiply`."""
+        self._finite &= _core.multiply_transposed(self._m, self._grad, p, q)
+        self._grad = None
+
+    @timed("decode")
+    def apply(self, p: FloatArray, q: FloatArray, own_p: FloatArray, own_q: FloatArray) -> None:
+        """Add p q^T to the average, and subtract own_p own_q^T from M."""
+        output = {"added" if self._begun else "assigned": self.average}
+        self._begun = True
+        if own_p is p and own_q is q:
+            _core.outer(p, q, **output, subtracted=self._m)
+        else:
+            _core.outer(p, q, **output)
+            _core.outer(own_p, own_q, subtracted=self._m)
+        if not (self._finite and _is_safe(own_p) and _is_safe(own_q)):
+            _core.zero_nonfinite(self._m.reshape(-1))
+
+
+def _is_safe(factor: FloatArray) -> bool:
+    """False for NaN, too."""
+    return bool(max(factor.max(), -factor.min()) < _SAFE)
+
+
+def _average(
+    name: str, flat: FloatArray, codec: Codec
+) -> Generator[Request, Any, tuple[FloatArray, FloatArray]]:
+    """What this rank's elements are on the wire, and their average over the ranks."""
+    if "summable" in codec.caps:
+        payload = codec.encode_payload(flat)
+        own = flat if codec.name == "identity" else codec.decode_payload(payload, flat.size)
+        mean = yield AllReduce(name, payload)
+        return own, codec.decode_payload(mean, flat.size)
+    frame = codec.encode(flat)
+    frames = yield AllGather(name, frame)
+    mean = np.zeros(flat.size, np.float32)
+    for one in frames:
+        codec.decode_add(one, mean, 1.0 / len(frames))
+    return codec.decode(frame), mean

@@ -1,0 +1,109 @@
+"""Runs rounds over the asynchronous collectives of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from gradcomp.codec.arrays import FloatArray
+from gradcomp.errors import ProtocolError
+from gradcomp.exchange.rounds import Request
+
+__all__ = ["Driver", "Engine", "came_twice"]
+
+
+_Result = TypeVar("_Result")
+
+
+class Engine(Protocol):
+    """The collectives of one engine and framework."""
+
+    def start(self, request: Request) -> Any:
+        """Start a request without waiting; returns a handle."""
+        ...
+
+    def finish(self, handle: Any) -> Any:
+        """Wait for a started request; returns its reply."""
+        ...
+
+
+@dataclass
+class _Running:
+    round: Generator[Request, Any, Any]
+    members: Sequence[str]
+    handle: Any
+
+
+class Driver:
+    """Keeps all rounds of a step in flight and advances them together.
+
+    Every rank must have started the same rounds before the first `finish`. From then on phases
+    advance in the order of names, which is the same on every rank; waiting for one tensor's later
+    phase before all ranks have started it could deadlock.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._running: dict[str, _Running] = {}
+        self._averages: dict[str, FloatArray] = {}
+
+    def start(
+        self, name: str, one: Generator[Request, Any, Any], members: Sequence[str] = ()
+    ) -> None:
+        """Start a round: its first request is on its way when this returns.
+
+        Args:
+            members: the tensors whose averages the round returns; without any it returns that of
+                the tensor ``name``.
+        """
+        if name in self._running:
+            raise came_twice(name)
+        self._running[name] = _Running(one, members, self._engine.start(next(one)))
+
+    def run(self, one: Generator[Request, Any, _Result]) -> _Result:
+        """Run a round to its end at once; what it returns. Every rank must come here."""
+        reply = None
+        try:
+            while True:
+                reply = self._engine.finish(self._engine.start(one.send(reply)))
+        except StopIteration as stop:
+            result: _Result = stop.value
+            return result
+
+    def finish(self, name: str) -> FloatArray:
+        """The average of a started round; runs all started rounds to their ends."""
+        self.finish_all()
+        return self._averages.pop(name)
+
+    def finish_all(self) -> None:
+        """Run all started rounds to their ends."""
+        try:
+            while self._running:
+                self._advance()
+        except BaseException:
+            self._running.clear()
+            self._averages.clear()
+            raise
+
+    def _advance(self) -> None:
+        """One phase of every round."""
+        for name in sorted(self._running):
+            running = self._running[name]
+            reply = self._engine.finish(running.handle)
+            try:
+                running.handle = self._engine.start(running.round.send(reply))
+            except StopIteration as stop:
+                del self._running[name]
+                if running.members:
+                    self._averages.update(zip(running.members, stop.value, strict=True))
+                else:
+                    self._averages[name] = stop.value
+
+
+def came_twice(name: str) -> ProtocolError:
+    """The error for a second gradient of one tensor in one step."""
+    return ProtocolError(
+        f"the gradient of '{name}' came twice in one step: call step() or synchronize() between "
+        "backward passes, or set backward_passes_per_step"
+    )

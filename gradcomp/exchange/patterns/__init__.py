@@ -1,0 +1,1 @@
+"""Exchange patterns: rounds that average the payloads of any codec."""

@@ -1,0 +1,125 @@
+"""Scatter-reduce-allgather: a rank averages a chunk of all tensors, and all gather the chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradcomp.codec.arrays import ByteArray, FloatArray
+from gradcomp.codec.batch import ToDecode, ToEncode, decode_batch_add, encode_batch
+from gradcomp.codec.codec import Codec, derive_stream
+from gradcomp.errors import WireError
+from gradcomp.exchange.patterns.gather import frames_of_rank
+from gradcomp.exchange.rounds import AllGather, AllToAll, Request, TensorKey
+
+__all__ = ["Chunk", "Piece", "cut", "encode_pieces", "scatter_reduce_allgather"]
+
+
+class Piece(NamedTuple):
+    """A run of a tensor's elements, as far as it lies in one chunk.
+
+    Attributes:
+        member: the tensor's position in its bucket.
+        key: the tensor.
+        begin, end: its elements.
+    """
+
+    member: int
+    key: TensorKey
+    begin: int
+    end: int
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.end - self.begin
+
+    def tensor_id(self, phase: int) -> int:
+        """For seeded codecs: another one for each piece, and in each phase."""
+        return derive_stream(self.key.tensor_id, self.begin, phase)
+
+
+Chunk = list[Piece]
+"""What one rank averages."""
+
+
+def cut(keys: Sequence[TensorKey], ranks: int) -> list[Chunk]:
+    """Chunks of about equal numbers of elements, one for each rank; some may be empty.
+
+    The tensors are seen as one after the other. A piece ends with its tensor, so most tensors of a
+    large bucket are one piece, and what a codec sees never mixes two of them.
+    """
+    numel = sum(key.numel for key in keys)
+    borders = [numel * rank // ranks for rank in range(ranks + 1)]
+    chunks: list[Chunk] = [[] for _ in range(ranks)]
+    first = 0
+    for member, key in enumerate(keys):
+        for chunk, (low, high) in zip(chunks, pairwise(borders), strict=True):
+            begin, end = max(low - first, 0), min(high - first, key.numel)
+            if begin < end:
+                chunk.append(Piece(member, key, begin, end))
+        first += key.numel
+    return chunks
+
+
+def encode_pieces(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
+    """As `encode_batch`; the ranks of empty chunks have nothing to encode."""
+    return encode_batch(tensors) if tensors else (np.empty(0, np.uint8), [])
+
+
+def scatter_reduce_allgather(
+    name: str,
+    chunks: Sequence[Chunk],
+    codecs: Sequence[Codec],
+    rank: int,
+    data: tuple[ByteArray, list[int]],
+    weight: float,
+    settle: Callable[[Chunk, list[FloatArray]], ByteArray],
+    rooms: list[FloatArray],
+) -> Generator[Request, Any, list[FloatArray]]:
+    """Average the chunks, and give every rank all of them.
+
+    Args:
+        name: of the bucket.
+        chunks: one for each rank, in rank order.
+        codecs: of the bucket's tensors.
+        data: the frames of this rank's pieces, those of all chunks in order, and their sizes.
+        weight: of each rank's pieces in the sum.
+        settle: from this rank's chunk and the sums of its pieces to the frames that all ranks
+            decode in their place, one after the other.
+        rooms: for what these decode to, one flat array for each of the bucket's tensors.
+
+    Returns:
+        The rooms.
+    """
+    frames, sizes = data
+    remaining = iter(sizes)
+    splits = [sum(next(remaining) for _ in chunk) for chunk in chunks]
+    replies: list[ByteArray] = yield AllToAll(f"{name}.scatter", frames, splits)
+    own = chunks[rank]
+    of_ranks = [_frames(source, reply, own) for source, reply in enumerate(replies)]
+    sums = [np.zeros(piece.numel, np.float32) for piece in own]
+    decode_batch_add(
+        [
+            ToDecode(piece.key.name, codecs[piece.member], list(of_piece), total)
+            for piece, total, *of_piece in zip(own, sums, *of_ranks, strict=True)
+        ],
+        weight,
+    )
+    counts = [len(chunk) for chunk in chunks]
+    replies = yield AllGather(f"{name}.gather", settle(own, sums), counts)
+    for owner, (reply, chunk) in enumerate(zip(replies, chunks, strict=True)):
+        for piece, frame in zip(chunk, _frames(owner, reply, chunk), strict=True):
+            out = rooms[piece.member][piece.begin : piece.end]
+            try:
+                codecs[piece.member].decode(frame, out)
+            except WireError as error:
+                raise WireError(f"rank {owner}'s average of '{piece.key.name}': {error}") from error
+    return rooms
+
+
+def _frames(rank: int, data: ByteArray, chunk: Chunk) -> list[ByteArray]:
+    return frames_of_rank(rank, data, [piece.key.name for piece in chunk])

@@ -1,0 +1,116 @@
+"""All-gather of frames, for codecs whose payloads cannot be added."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gradcomp import _core
+from gradcomp.codec.arrays import ByteArray, FloatArray
+from gradcomp.codec.batch import ToDecode, ToEncode, decode_batch_add, encode_batch
+from gradcomp.codec.codec import Codec
+from gradcomp.codec.frame import split_frames
+from gradcomp.errors import WireError
+from gradcomp.exchange.memory import Arrays, Memory, MemoryState, Source
+from gradcomp.exchange.patterns.base import BucketAggregator, Member
+from gradcomp.exchange.rounds import AllGather, BucketRound, TensorKey
+
+__all__ = ["Gather", "frames_of_rank", "rank_seed"]
+
+
+def rank_seed(seed: int, rank: int) -> int:
+    """The seed of a rank's own random numbers, for a job seeded with ``seed``."""
+    return _core.derive_stream(seed, rank, 0)
+
+
+class Gather(BucketAggregator):
+    """Every rank decodes every rank's frame and adds them in rank order, in float32.
+
+    The volume that a rank receives grows with the number of ranks. Each rank draws random numbers
+    of its own: rounding noise and rotations that all ranks share would not average out. Frames
+    carry what decoding needs.
+    """
+
+    def __init__(
+        self, codec: Codec, memory: Memory, seed: int, rank: int, state: MemoryState | None = None
+    ) -> None:
+        # Frames of different specs may share a bucket, but for codecs that look at all of it.
+        self.bucket = self if "shares" in codec.caps else Gather
+        self.codec = codec
+        self.memory = memory
+        self.seed = rank_seed(seed, rank)
+        state = {} if state is None else state
+        self._carried = state.setdefault("carried", {})
+        self._bases = state.setdefault("basis", {})
+
+    def to_encode(self, source: Source, key: TensorKey, step: int) -> ToEncode:
+        """The codec call for a tensor."""
+        item = source.to_encode(self.codec, self.seed, step, key.tensor_id)
+        carried = _kept(self._carried, key, self.codec.carried)
+        # Codecs may look at the rows and columns of a matrix.
+        grad = item.grad.reshape(key.shape)
+        return item._replace(grad=grad, carried=carried, basis=self.basis(key))
+
+    def basis(self, key: TensorKey) -> FloatArray | None:
+        """What the codec has learned of the averages so far; None where it learns nothing."""
+        if "learns" not in self.codec.caps:  # asked first: sizes are the core's to say
+            return None
+        return _kept(self._bases, key, self.codec.basis_size(key.shape))
+
+    def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
+        """See `BucketAggregator.bucket_round`; the averages are those of one all-gather each."""
+        return _gather(name, members)
+
+
+def _kept(arrays: Arrays, key: TensorKey, size: int) -> FloatArray | None:
+    """A tensor's array, zeros where it has none of this size yet; None for size 0."""
+    if size == 0:
+        return None
+    array = arrays.get(key.name)
+    if array is None or array.size != size:
+        array = arrays[key.name] = np.zeros(size, np.float32)
+    return array
+
+
+def _gather(name: str, members: Sequence[Member]) -> BucketRound:
+    tensors = []
+    gathers = []
+    for gather, grad, key, step, _ in members:
+        assert isinstance(gather, Gather)  # as the bucket says
+        gathers.append(gather)
+        tensors.append(gather.to_encode(gather.memory.source(grad, key), key, step))
+    data, _ = encode_batch(tensors)
+    for gather, member in zip(gathers, members, strict=True):
+        gather.memory.sent(member.key)
+    replies: list[ByteArray] = yield AllGather(name, data, len(members))
+    names = [member.key.name for member in members]
+    of_ranks = [frames_of_rank(rank, reply, names) for rank, reply in enumerate(replies)]
+    averages = [member.zeros() for member in members]
+    bases = [tensor.basis for tensor in tensors]
+    decode_batch_add(
+        [
+            ToDecode(member.key.name, gather.codec, frames, average, basis)
+            for gather, member, average, basis, *frames in zip(
+                gathers, members, averages, bases, *of_ranks, strict=True
+            )
+        ],
+        1.0 / len(replies),
+    )
+    for tensor, member, average in zip(tensors, members, averages, strict=True):
+        if tensor.basis is not None:
+            tensor.codec.learn(average, member.key.shape, tensor.basis)
+    return averages
+
+
+def frames_of_rank(rank: int, data: ByteArray, names: Sequence[str]) -> list[ByteArray]:
+    """A rank's frames, one for each of the tensors named.
+
+    Raises:
+        WireError: naming the rank and the tensors.
+    """
+    try:
+        return split_frames(data, len(names))
+    except WireError as error:
+        listed = ", ".join(f"'{name}'" for name in names)
+        raise WireError(f"the frames of rank {rank} for {listed}: {error}") from error

@@ -1,0 +1,213 @@
+"""All-reduce of sparse gradients whose volume does not grow with the number of ranks.
+
+After Li, Hoefler: "Near-Optimal Sparse Allreduce for Distributed Deep Learning" (Ok-topk, PPoPP
+2022). docs/exchange.md has the details, and where this differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gradcomp import _core
+from gradcomp.codec.arrays import ByteArray, FloatArray, split
+from gradcomp.codec.batch import ToDecode, ToEncode, decode_batch_add, encode_batch
+from gradcomp.codec.codec import get_codec
+from gradcomp.codec.frame import split_frames
+from gradcomp.codec.spec import Spec
+from gradcomp.errors import WireError
+from gradcomp.exchange.memory import Memory
+from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
+from gradcomp.exchange.patterns.gather import Gather, frames_of_rank
+from gradcomp.exchange.rounds import AllGather, AllToAll, BucketRound
+
+__all__ = ["BLOCK", "MIN_SHARE", "SparseAllReduce"]
+
+BLOCK = 64
+"""Elements that go to one rank, one after the other; the next ones go to the next rank."""
+
+MIN_SHARE = 4096
+"""Buckets that give a rank fewer elements than this are gathered."""
+
+_POINTS = 64
+"""Magnitudes by which a rank describes its share to the others."""
+
+_LARGEST = np.finfo(np.float32).max
+
+_EXACT = get_codec("identity")
+
+
+class SparseAllReduce(BucketAggregator):
+    """Ranks choose elements of their own, add up what they chose, and choose anew from the sums.
+
+    A rank adds up its share of all elements, a block here and a block there, so that shares are
+    alike wherever large gradients lie. From descriptions of all shares the ranks learn above which
+    magnitude there are as many sums as a rank sends elements, on average; those are the average.
+
+    As with `Sra`, what the second choice leaves out stays in the residual of the rank that made
+    the sum, times the number of ranks.
+    """
+
+    def __init__(self, spec: Spec, memory: Memory, context: Context) -> None:
+        self.codec = get_codec(spec.codec)
+        self.memory = memory
+        self.gather = Gather(self.codec, memory, context.seed, context.rank)
+        # Sends what is not 0, and nothing else.
+        self.carrier = get_codec(f"threshold(tau=0,values={_values(spec)})")
+        shares = "shares" in self.codec.caps
+        self.bucket = self if shares else (SparseAllReduce, self.carrier.spec)
+        self._rank = context.rank
+        self._world_size = context.world_size
+
+    def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
+        """See `BucketAggregator.bucket_round`."""
+        aggregators = [_checked(member) for member in members]
+        sizes = [member.key.numel for member in members]
+        ranks, carrier = self._world_size, self.carrier
+        if ranks == 1 or sum(sizes) < MIN_SHARE * ranks:
+            gathers = [
+                member._replace(aggregator=one.gather)
+                for member, one in zip(members, aggregators, strict=True)
+            ]
+            return (yield from self.gather.bucket_round(name, gathers))
+
+        shares = _dealt(self._choose(aggregators, members), ranks)
+        data, nbytes = encode_batch([ToEncode(carrier, share) for share in shares])
+        own = np.empty_like(shares)
+        for frame, share in zip(split_frames(data, ranks), own, strict=True):
+            carrier.decode(frame, share)
+        sent = split(_collected(own, sum(sizes)), sizes)
+        for one, member, values in zip(aggregators, members, sent, strict=True):
+            one.memory.update(member.key, values)
+        count = int(np.count_nonzero(own))
+        replies: list[ByteArray] = yield AllToAll(f"{name}.scatter", data, nbytes)
+        total = np.zeros(shares.shape[1], np.float32)
+        frames = [frames_of_rank(rank, reply, [name])[0] for rank, reply in enumerate(replies)]
+        decode_batch_add([ToDecode(name, carrier, frames, total)], 1.0 / ranks)
+
+        magnitudes = np.where(np.isfinite(total), np.abs(total), np.float32(np.inf))
+        replies = yield AllGather(f"{name}.choice", _EXACT.encode(_description(magnitudes, count)))
+        least = _least_chosen([_read(rank, reply, name) for rank, reply in enumerate(replies)])
+        frame = carrier.encode(np.where(magnitudes >= least, total, np.float32(0)))
+        replies = yield AllGather(f"{name}.gather", frame)
+        chosen = np.empty_like(shares)
+        for rank, reply in enumerate(replies):
+            try:
+                carrier.decode(reply, chosen[rank])
+            except WireError as error:
+                raise WireError(f"rank {rank}'s sums of '{name}': {error}") from error
+        lost = np.zeros_like(shares)
+        with np.errstate(over="ignore", invalid="ignore"):
+            lost[self._rank] = np.float32(ranks) * (total - chosen[self._rank])
+            losses = split(_collected(lost, sum(sizes)), sizes)
+            for one, member, loss in zip(aggregators, members, losses, strict=True):
+                residual = one.memory.unsent(member.key)
+                if residual is not None:
+                    residual += loss
+                    _core.zero_nonfinite(residual)
+        return split(_collected(chosen, sum(sizes)), sizes)
+
+    def _choose(
+        self, aggregators: Sequence[SparseAllReduce], members: Sequence[Member]
+    ) -> FloatArray:
+        """All tensors, one after the other, with what their codecs do not send set to 0."""
+        data, _ = encode_batch(
+            [
+                ToEncode(
+                    one.codec,
+                    one.memory.compensate(member.grad, member.key),
+                    one.gather.seed,
+                    member.step,
+                    member.key.tensor_id,
+                )
+                for one, member in zip(aggregators, members, strict=True)
+            ]
+        )
+        sizes = [member.key.numel for member in members]
+        together = np.zeros(sum(sizes), np.float32)
+        decode_batch_add(
+            [
+                ToDecode(member.key.name, one.codec, [frame], part)
+                for one, member, frame, part in zip(
+                    aggregators,
+                    members,
+                    split_frames(data, len(members)),
+                    split(together, sizes),
+                    strict=True,
+                )
+            ]
+        )
+        return together
+
+
+def _checked(member: Member) -> SparseAllReduce:
+    assert isinstance(member.aggregator, SparseAllReduce)  # as the bucket says
+    return member.aggregator
+
+
+def _values(spec: Spec) -> str:
+    """How values travel: as the codec would send them."""
+    asked = [stage.params["values"] for stage in spec.stages if "values" in stage.params]
+    return str(asked[0]) if asked else "fp32"
+
+
+def _dealt(flat: FloatArray, ranks: int) -> FloatArray:
+    """The shares of all ranks, as rows; the last blocks are filled up with 0."""
+    turns = -(-flat.size // (ranks * BLOCK))
+    padded = np.zeros(turns * ranks * BLOCK, np.float32)
+    padded[: flat.size] = flat
+    blocks = padded.reshape(turns, ranks, BLOCK).transpose(1, 0, 2)
+    return np.ascontiguousarray(blocks).reshape(ranks, -1)
+
+
+def _collected(shares: FloatArray, numel: int) -> FloatArray:
+    """What `_dealt` dealt."""
+    ranks = len(shares)
+    return shares.reshape(ranks, -1, BLOCK).transpose(1, 0, 2).reshape(-1)[:numel]
+
+
+def _places(count: int) -> FloatArray:
+    """Which of so many magnitudes, the largest being the first, describe them: more of the large
+    ones."""
+    if count == 0:
+        return np.empty(0, np.float32)
+    return np.unique(np.rint(np.geomspace(1, count, _POINTS))).astype(np.float32)
+
+
+def _description(magnitudes: FloatArray, count: int) -> FloatArray:
+    """Of a share: how many elements its rank has sent, how many sums are not 0, and some of them,
+    in descending order."""
+    ordered = np.sort(magnitudes[magnitudes > 0])[::-1]
+    result = np.zeros(2 + _POINTS, np.float32)
+    result[:2] = count, ordered.size
+    places = _places(ordered.size)
+    result[2 : 2 + places.size] = ordered[places.astype(np.intp) - 1]
+    return result
+
+
+def _read(rank: int, reply: ByteArray, name: str) -> FloatArray:
+    """A rank's description."""
+    try:
+        return _EXACT.decode(reply, numel=2 + _POINTS)
+    except WireError as error:
+        raise WireError(f"rank {rank}'s description of '{name}': {error}") from error
+
+
+def _least_chosen(descriptions: Sequence[FloatArray]) -> np.float32:
+    """The magnitude above which there are about as many sums as a rank has sent elements.
+
+    A magnitude stands for those around it, up to halfway to the next ones that are known.
+    """
+    wanted = np.mean([one[0] for one in descriptions])
+    magnitudes, weights = [np.zeros(1)], [np.zeros(1)]  # nothing is smaller
+    for _, count, *known in descriptions:
+        places = _places(int(count))
+        if places.size:
+            ends = np.concatenate([[0.0], (places[1:] + places[:-1]) / 2, [count]])
+            weights.append(np.diff(ends))
+            magnitudes.append(np.minimum(known[: places.size], _LARGEST))
+    every, weight = np.concatenate(magnitudes), np.concatenate(weights)
+    order = np.argsort(-every, kind="stable")
+    above = np.cumsum(weight[order]) - weight[order] / 2
+    return np.float32(np.interp(wanted, above, every[order]))

@@ -1,0 +1,118 @@
+"""Scatter-reduce-allgather of frames: a volume that does not grow with the number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gradcomp import _core
+from gradcomp.codec.arrays import ByteArray, FloatArray
+from gradcomp.codec.batch import ToEncode
+from gradcomp.codec.codec import Codec
+from gradcomp.exchange.memory import Memory
+from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
+from gradcomp.exchange.patterns.chunks import Chunk, cut, encode_pieces, scatter_reduce_allgather
+from gradcomp.exchange.patterns.gather import Gather
+from gradcomp.exchange.rounds import BucketRound
+
+__all__ = ["MIN_CHUNK", "Sra"]
+
+MIN_CHUNK = 256
+"""Buckets that give a rank fewer elements than this are gathered: headers would outweigh them."""
+
+_SCATTER, _GATHER = 0, 1
+
+
+class Sra(BucketAggregator):
+    """Each rank decodes all ranks' frames of its own chunk, averages them in rank order, in
+    float32, and encodes the average; every rank decodes the same frames of all chunks.
+
+    A rank sends and receives about two payloads whatever the number of ranks; `Gather` receives one
+    from each rank. The price is a second loss, that of the average. A memory that keeps what was
+    not sent takes it up at the rank that made it, times the number of ranks: so as before, what all
+    ranks keep is what the averages lack.
+
+    Codecs see pieces of tensors: a ``k`` is of a piece, a scale is that of a piece.
+    """
+
+    def __init__(self, codec: Codec, memory: Memory, context: Context) -> None:
+        self.bucket = Sra
+        self.codec = codec
+        self.memory = memory
+        self.gather = Gather(codec, memory, context.seed, context.rank)
+        self._rank = context.rank
+        self._world_size = context.world_size
+
+    def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
+        """See `BucketAggregator.bucket_round`; the chunks are those of the bucket as a whole."""
+        aggregators = [_checked(member) for member in members]
+        numel = sum(member.key.numel for member in members)
+        if self._world_size == 1 or numel < MIN_CHUNK * self._world_size:
+            gathers = [
+                member._replace(aggregator=one.gather)
+                for member, one in zip(members, aggregators, strict=True)
+            ]
+            return (yield from self.gather.bucket_round(name, gathers))
+
+        chunks = cut([member.key for member in members], self._world_size)
+        sources = [
+            one.memory.source(member.grad, member.key)
+            for one, member in zip(aggregators, members, strict=True)
+        ]
+        seed = self.gather.seed
+        data = encode_pieces(
+            [
+                sources[piece.member]
+                .part(piece.begin, piece.end)
+                .to_encode(
+                    aggregators[piece.member].codec,
+                    seed,
+                    members[piece.member].step,
+                    piece.tensor_id(_SCATTER),
+                )
+                for chunk in chunks
+                for piece in chunk
+            ]
+        )
+        for one, member in zip(aggregators, members, strict=True):
+            one.memory.sent(member.key)
+
+        def settle(chunk: Chunk, averages: list[FloatArray]) -> ByteArray:
+            tensors = []
+            for piece, average in zip(chunk, averages, strict=True):
+                kept = sources[piece.member].residual is not None
+                tensors.append(
+                    ToEncode(
+                        aggregators[piece.member].codec,
+                        average,
+                        seed,
+                        members[piece.member].step,
+                        piece.tensor_id(_GATHER),
+                        residual=np.zeros_like(average) if kept else None,
+                        beta=0.0,
+                    )
+                )
+            frames, _ = encode_pieces(tensors)
+            for piece, tensor in zip(chunk, tensors, strict=True):
+                residual = sources[piece.member].residual
+                if residual is not None and tensor.residual is not None:
+                    own = residual[piece.begin : piece.end]
+                    with np.errstate(over="ignore", invalid="ignore"):
+                        own += np.float32(self._world_size) * tensor.residual
+                    _core.zero_nonfinite(own)
+            return frames
+
+        codecs = [one.codec for one in aggregators]
+        weight = 1.0 / self._world_size
+        rooms = [member.room for member in members]
+        return (
+            yield from scatter_reduce_allgather(
+                name, chunks, codecs, self._rank, data, weight, settle, rooms
+            )
+        )
+
+
+def _checked(member: Member) -> Sra:
+    assert isinstance(member.aggregator, Sra)  # as the bucket says
+    return member.aggregator

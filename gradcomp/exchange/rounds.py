@@ -1,0 +1,164 @@
+"""Rounds: what one tensor's aggregation asks of the network, as a generator.
+
+A round yields requests and is resumed with the replies; it returns the average gradient. It knows
+no engine, so one algorithm serves Horovod, torch.distributed, the loopback and the tests. Request
+names are the same on every rank, and neither their number nor their order depends on local data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy.typing as npt
+
+from gradcomp.codec.arrays import ByteArray, FloatArray
+
+__all__ = [
+    "AllGather",
+    "AllReduce",
+    "AllToAll",
+    "Broadcast",
+    "BucketRound",
+    "Exchange",
+    "GossipRound",
+    "Group",
+    "Request",
+    "Round",
+    "TensorKey",
+]
+
+Group: TypeAlias = Literal["all", "node", "leaders"]
+"""Who exchanges: all ranks, those of each node among themselves, or the first rank of each node.
+
+Every rank makes the request; one outside the group gets None at once.
+"""
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """Average an array over the ranks of a group. Reply: the average, of the same dtype and shape.
+
+    The sum is formed in the array's own dtype. For float16 it may overflow to Inf, as in every
+    engine that adds half precision.
+    """
+
+    kind: ClassVar[str] = "allreduce"
+    name: str
+    array: npt.NDArray[Any]
+    group: Group = "all"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this rank contributes."""
+        return self.array.nbytes
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """Give every rank all ranks' frames. Reply: what each rank gave, as a list in rank order.
+
+    As with the other requests, ranks are those of the group.
+
+    ``frame`` holds ``count`` frames, one after the other; where ranks give different numbers of
+    them, ``count`` lists these in rank order.
+    """
+
+    kind: ClassVar[str] = "allgather"
+    name: str
+    frame: ByteArray
+    count: int | Sequence[int] = 1
+    group: Group = "all"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this rank contributes."""
+        return self.frame.nbytes
+
+
+@dataclass(frozen=True)
+class AllToAll:
+    """Give every rank bytes of its own. Reply: what each rank gave to this one, in rank order.
+
+    ``data`` holds what each rank gets, one after the other; ``splits`` the number of bytes of each.
+    """
+
+    kind: ClassVar[str] = "alltoall"
+    name: str
+    data: ByteArray
+    splits: Sequence[int]
+    group: Group = "all"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this rank contributes, those for itself included."""
+        return self.data.nbytes
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """Give every rank the bytes of one rank, whose number only that rank need know.
+
+    ``data`` is empty on the others.
+    """
+
+    kind: ClassVar[str] = "broadcast"
+    name: str
+    data: ByteArray
+    group: Group = "all"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this rank contributes."""
+        return self.data.nbytes
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Send bytes to some ranks and receive from some: gossip. Reply: bytes by the rank they are of.
+
+    Attributes:
+        name: as of the other requests.
+        messages: what each of the receivers gets.
+        sources: the ranks that send to this one.
+        nbytes: how many bytes each of these sends, where that is known beforehand; otherwise an
+            engine sends the numbers first.
+    """
+
+    name: str
+    messages: Mapping[int, ByteArray]
+    sources: Sequence[int]
+    nbytes: int | None = None
+
+
+Request: TypeAlias = AllReduce | AllGather | AllToAll | Broadcast
+Round: TypeAlias = Generator[Request, Any, FloatArray]
+BucketRound: TypeAlias = Generator[Request, Any, list[FloatArray]]
+"""A round of several tensors at once; it returns their averages."""
+
+
+GossipRound: TypeAlias = Generator[Exchange, Mapping[int, ByteArray], None]
+"""A round between peers. It changes the rank's own values in place; no rank learns the average."""
+
+
+@dataclass(frozen=True)
+class TensorKey:
+    """Which tensor a round is about.
+
+    Attributes:
+        name: unique, and the same on every rank.
+        shape: its shape; all ranks have the same.
+        numel: its number of elements.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    numel: int
+
+    @cached_property
+    def tensor_id(self) -> int:
+        """A 64-bit digest of the name, for seeded codecs."""
+        return int.from_bytes(blake2b(self.name.encode(), digest_size=8).digest(), "little")

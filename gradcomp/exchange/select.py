@@ -1,0 +1,158 @@
+"""Exchange patterns: how compressed gradients of all ranks become one average."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gradcomp.codec.codec import get_codec
+from gradcomp.codec.spec import Spec
+from gradcomp.exchange.algorithms.atomo import Atomo
+from gradcomp.exchange.algorithms.chunk_allreduce import ChunkAllReduce
+from gradcomp.exchange.algorithms.powersgd import PowerSGD
+from gradcomp.exchange.algorithms.signsgd_mv import MajorityVote
+from gradcomp.exchange.memory import MOMENTUM_CORRECTION, MomentumCorrection, make_memory
+from gradcomp.exchange.patterns.base import Aggregator, BucketAggregator, Context, Member
+from gradcomp.exchange.patterns.dense import Dense
+from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
+from gradcomp.exchange.patterns.gather import Gather
+from gradcomp.exchange.patterns.reduce import NonlinearReduce, Reduce
+from gradcomp.exchange.patterns.sparse_allreduce import SparseAllReduce
+from gradcomp.exchange.patterns.sra import Sra
+from gradcomp.exchange.patterns.two_level import two_level
+
+__all__ = [
+    "ALGORITHMS",
+    "EXCHANGES",
+    "FLAT_EXCHANGES",
+    "Aggregator",
+    "Algorithm",
+    "BucketAggregator",
+    "Context",
+    "Dense",
+    "DenseMomentum",
+    "Gather",
+    "Member",
+    "NonlinearReduce",
+    "Reduce",
+    "Sra",
+    "exchange_pattern",
+    "exchange_refusal",
+    "make_aggregator",
+    "pattern_between_nodes",
+]
+
+
+class Algorithm(Protocol):
+    """The class of an aggregator that a stage of kind "algorithm" names."""
+
+    exchange: str
+    """What ranks exchange, in words."""
+
+    def __call__(self, spec: Spec, context: Context) -> Aggregator:
+        """The aggregator of a spec with this algorithm."""
+        ...
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "powersgd": PowerSGD,
+    "atomo": Atomo,
+    "chunk_allreduce": ChunkAllReduce,
+    "signsgd_mv": MajorityVote,
+}
+"""By the name of the stage."""
+
+
+FLAT_EXCHANGES = ("auto", "reduce", "gather", "sra", "sparse_allreduce")
+"""Patterns in which all ranks are alike."""
+
+EXCHANGES = (*FLAT_EXCHANGES, "two_level", *(f"two_level({flat})" for flat in FLAT_EXCHANGES[1:]))
+"""What a configuration may ask for; "auto" is "reduce" for summable codecs, "gather" for others,
+also between nodes, where nothing else is said."""
+
+
+def pattern_between_nodes(exchange: str) -> str | None:
+    """What "two_level" or "two_level(...)" asks for between nodes; None for other exchanges."""
+    if not exchange.startswith("two_level"):
+        return None
+    return exchange.removeprefix("two_level").strip("()") or "auto"
+
+
+def exchange_pattern(spec: Spec, exchange: str = "auto") -> str:
+    """How gradients of this spec travel: "dense", "algorithm", "reduce", "gather", "sra",
+    "sparse_allreduce", or one of the last five between nodes: "two_level(gather)".
+
+    Args:
+        exchange: one of `EXCHANGES`, which says nothing about specs that do not compress.
+    """
+    between = pattern_between_nodes(exchange)
+    if between is not None and not _sums_gradients(spec):
+        return f"two_level({exchange_pattern(spec, between)})"
+    if spec.algorithm is not None:
+        return "algorithm"
+    if _sums_gradients(spec):
+        return "reduce" if spec.stateful else "dense"
+    if exchange != "auto":
+        return exchange
+    return "reduce" if "summable" in get_codec(spec.at(0, 0).codec).caps else "gather"
+
+
+def _sums_gradients(spec: Spec) -> bool:
+    """Whether gradients are all-reduced as they are: by `Dense` or `DenseMomentum`."""
+    if spec.algorithm is not None or get_codec(spec.at(0, 0).codec).name != "identity":
+        return False
+    memory = spec.memory
+    return memory is None or memory.name == MOMENTUM_CORRECTION
+
+
+def exchange_refusal(spec: Spec, exchange: str) -> str | None:
+    """Why gradients of this spec cannot travel so, and what to do; None where they can."""
+    between = pattern_between_nodes(exchange)
+    if between is not None:
+        return exchange_refusal(spec, between)
+    pattern = exchange_pattern(spec, exchange)
+    if pattern == "algorithm":
+        if exchange == "auto":
+            return None
+        return (
+            f"'{spec}' has exchanges of its own; give its rule `exchange: auto`, or two_level "
+            "for nodes of several ranks"
+        )
+    if pattern == "dense":
+        return None
+    codec = get_codec(spec.at(0, 0).codec)
+    if pattern == "reduce" and "summable" not in codec.caps:
+        return f"payloads of '{codec.name}' cannot be added; take gather or sra"
+    if pattern == "sra" and "shares" in codec.caps:
+        return (
+            f"'{codec.name}' chooses among all elements that travel together, and sra cuts them "
+            "into chunks; take gather"
+            + (", sparse_allreduce, or topk" if "sparse" in codec.caps else "")
+        )
+    if pattern == "sparse_allreduce" and "sparse" not in codec.caps:
+        return f"'{codec.name}' sends all elements, and it adds up chosen ones; take sra"
+    return None
+
+
+def make_aggregator(spec: Spec, context: Context, exchange: str = "auto") -> Aggregator:
+    """The aggregator of a spec without schedules; what it keeps lives in the context's state."""
+    between = pattern_between_nodes(exchange)
+    if between is not None and not _sums_gradients(spec):
+        aggregator = make_aggregator(spec, context.of_nodes(), between)
+        return aggregator if context.node.size == 1 else two_level(aggregator, context.node)
+    if spec.algorithm is not None:
+        return ALGORITHMS[spec.algorithm.name](spec, context)
+    pattern = exchange_pattern(spec, exchange)
+    if pattern == "dense":
+        return Dense()
+    codec = get_codec(spec.codec)
+    memory = make_memory(spec.memory, context.state, context.world_size)
+    if pattern == "reduce":
+        if isinstance(memory, MomentumCorrection):
+            return DenseMomentum(memory)
+        kind = NonlinearReduce if "nonlinear" in codec.caps else Reduce
+        return kind(codec, memory, context.seed)
+    if pattern == "sra":
+        return Sra(codec, memory, context)
+    if pattern == "sparse_allreduce":
+        return SparseAllReduce(spec, memory, context)
+    return Gather(codec, memory, context.seed, context.rank, context.state)

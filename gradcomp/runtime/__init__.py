@@ -1,0 +1,1 @@
+"""One rank at work: its state, its policy, its statistics, and the collection of gradients."""

@@ -1,0 +1,49 @@
+"""What ranks compare before the first of them sends a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+
+from gradcomp.config.schema import Config
+from gradcomp.errors import ConfigError, ProtocolError
+
+__all__ = ["check_lines", "line_of"]
+
+
+def line_of(config: Config, shapes: Mapping[str, tuple[int, ...]], problem: str | None) -> str:
+    """What a rank tells the others, without a line break.
+
+    Args:
+        shapes: of all parameters, by name, in the order of the model.
+        problem: why this rank cannot take part in the exchange ``two_level``.
+    """
+    digest = blake2b(repr(list(shapes.items())).encode(), digest_size=8).hexdigest()
+    # Not of the digest: checkpoints do not depend on it.
+    compared = " with stats.error" if config.stats.error else ""
+    return f"{config.digest_text()}{compared}\t{digest}\t{problem or ''}"
+
+
+def check_lines(lines: Sequence[str]) -> None:
+    """Refuse ranks that mean different things.
+
+    Args:
+        lines: of all ranks, in rank order.
+
+    Raises:
+        ProtocolError: their configurations or models differ.
+        ConfigError: some cannot take part in the exchange ``two_level``.
+    """
+    texts, models, problems = zip(*(one.split("\t") for one in lines), strict=True)
+    if len(set(texts)) > 1:
+        listed = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(texts))
+        raise ProtocolError(f"the ranks run different compression:\n{listed}")
+    if len(set(models)) > 1:
+        raise ProtocolError(
+            "the ranks' parameters differ in names, shapes or order, so their gradients cannot "
+            "be averaged: build the same model on every rank, and name its parameters in the "
+            "same order"
+        )
+    if any(problems):
+        listed = "\n".join(f"  rank {n}: {text}" for n, text in enumerate(problems) if text)
+        raise ConfigError(f"the exchange two_level cannot be:\n{listed}")

@@ -1,0 +1,195 @@
+"""All ranks in one process: for tests, for `gradcomp simulate`, and for a first try."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gradcomp.codec.arrays import ByteArray, FloatArray, as_float32
+from gradcomp.config.schema import Config
+from gradcomp.errors import ProtocolError
+from gradcomp.exchange.rounds import AllGather, AllReduce, AllToAll, Broadcast, Group, Request
+from gradcomp.runtime.pipeline import Pipeline
+from gradcomp.runtime.stats import Stats
+
+__all__ = ["Loopback", "run_rounds"]
+
+_Result = TypeVar("_Result")
+
+
+class Loopback:
+    """Averages gradients of ``world_size`` ranks in one process, exactly as engines do.
+
+    Args:
+        config: a configuration, or a spec string for all tensors. Each rank is a node of its own,
+            unless ``compress.ranks_per_node`` says otherwise.
+        world_size: number of ranks, at least 1.
+
+    Example:
+        >>> import numpy as np
+        >>> from gradcomp import Loopback
+        >>> loop = Loopback("fp16", world_size=2)
+        >>> result = loop.step({"w": [np.full((64, 64), 1.0), np.full((64, 64), 3.0)]})
+        >>> float(result["w"][0][0, 0])
+        2.0
+    """
+
+    def __init__(self, config: Config | str, world_size: int) -> None:
+        if world_size < 1:
+            raise ValueError(f"world_size is {world_size}; it must be at least 1")
+        self.ranks = [Pipeline(config, rank, world_size) for rank in range(world_size)]
+
+    @property
+    def stats(self) -> list[Stats]:
+        """Each rank's statistics."""
+        return [rank.stats for rank in self.ranks]
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `Pipeline.set_epoch`."""
+        for rank in self.ranks:
+            rank.set_epoch(epoch)
+
+    def begin_at(self, step: int, names: Iterable[str]) -> None:
+        """Go on as if the tensors had so many steps, and epochs, behind them: for schedules."""
+        self.set_epoch(step)
+        for rank in self.ranks:
+            rank.load_state_dict({**rank.state_dict(), "rounds": dict.fromkeys(names, step)})
+
+    def step(self, grads: Mapping[str, Sequence[Any]]) -> dict[str, list[FloatArray]]:
+        """Average one step's gradients.
+
+        Args:
+            grads: for each tensor name, the gradients of all ranks, of equal shapes.
+
+        Returns:
+            For each name, what each rank computed as the average, in the gradients' shape.
+        """
+        arrays: dict[str, list[FloatArray]] = {}
+        for name, of_ranks in grads.items():
+            if len(of_ranks) != len(self.ranks):
+                raise ValueError(
+                    f"'{name}' has {len(of_ranks)} gradients for {len(self.ranks)} ranks"
+                )
+            arrays[name] = [as_float32(grad) for grad in of_ranks]
+        for stats in self.stats:
+            if stats.profile is not None:
+                stats.profile.begin_step()
+        averages: dict[str, list[FloatArray]] = {name: [] for name in grads}
+        shapes = {name: of_ranks[0].shape for name, of_ranks in arrays.items()}
+        for names in self.ranks[0].buckets(shapes):
+            rounds = [
+                pipeline.bucket_round(names[0], {name: arrays[name][rank] for name in names})
+                for rank, pipeline in enumerate(self.ranks)
+            ]
+            for of_rank in run_rounds(rounds, self.ranks[0].ranks_per_node):
+                for name, average in zip(names, of_rank, strict=True):
+                    averages[name].append(average.reshape(shapes[name]))
+        return averages
+
+
+def run_rounds(
+    rounds: Sequence[Generator[Request, Any, _Result]], ranks_per_node: int = 1
+) -> list[_Result]:
+    """Run one round per rank to its end, in lockstep; returns what each of them does.
+
+    Args:
+        ranks_per_node: how many ranks, one after the other, make up each node.
+
+    Raises:
+        ProtocolError: the ranks ask for different things; each rank's request is named.
+    """
+    outcomes = [_advance(one, None) for one in rounds]
+    while not isinstance(outcomes[0], _Ended):
+        replies = _replies(outcomes, ranks_per_node)
+        outcomes = [_advance(one, reply) for one, reply in zip(rounds, replies, strict=True)]
+    _check_equal(outcomes)
+    return [outcome.result for outcome in outcomes if isinstance(outcome, _Ended)]
+
+
+@dataclass(frozen=True)
+class _Ended(Generic[_Result]):
+    result: _Result
+
+
+def _advance(one: Generator[Request, Any, _Result], reply: Any) -> Request | _Ended[_Result]:
+    try:
+        return one.send(reply)
+    except StopIteration as stop:
+        return _Ended(stop.value)
+
+
+def _describe(outcome: Request | _Ended[Any]) -> str:
+    if isinstance(outcome, _Ended):
+        return "nothing more: it has its average"
+    group = _AMONG[outcome.group]
+    if isinstance(outcome, AllReduce):
+        array = outcome.array
+        return f"all-reduce of '{outcome.name}'{group}, {array.dtype}, shape {array.shape}"
+    if isinstance(outcome, AllGather):
+        frames = "" if outcome.count == 1 else f", {outcome.count} frames"
+        return f"all-gather of '{outcome.name}'{group}{frames}"
+    if isinstance(outcome, AllToAll):
+        return f"all-to-all of '{outcome.name}'{group}"
+    return f"broadcast of '{outcome.name}'{group}"
+
+
+def _check_equal(outcomes: Sequence[Request | _Ended[Any]]) -> None:
+    wishes = [_describe(outcome) for outcome in outcomes]
+    if len(set(wishes)) > 1:
+        lines = "\n".join(f"  rank {rank}: {wish}" for rank, wish in enumerate(wishes))
+        raise ProtocolError(f"the ranks ask for different things:\n{lines}")
+
+
+_AMONG: dict[Group, str] = {"all": "", "node": " inside nodes", "leaders": " between nodes"}
+
+
+def _replies(outcomes: Sequence[Request | _Ended[Any]], ranks_per_node: int) -> list[Any]:
+    _check_equal(outcomes)
+    ranks = range(len(outcomes))
+    group = next(outcome.group for outcome in outcomes if not isinstance(outcome, _Ended))
+    groups = {
+        "all": [ranks],
+        "node": [ranks[first:][:ranks_per_node] for first in ranks[::ranks_per_node]],
+        "leaders": [ranks[::ranks_per_node]],
+    }[group]
+    replies: list[Any] = [None] * len(outcomes)
+    for members in groups:
+        of_members = _of_group([outcomes[rank] for rank in members])
+        for rank, reply in zip(members, of_members, strict=True):
+            replies[rank] = reply
+    return replies
+
+
+def _of_group(outcomes: Sequence[Request | _Ended[Any]]) -> list[Any]:
+    arrays = [outcome.array for outcome in outcomes if isinstance(outcome, AllReduce)]
+    if arrays:
+        return [_average(arrays) for _ in outcomes]
+    parts = [_parts(outcome) for outcome in outcomes if isinstance(outcome, AllToAll)]
+    if parts:
+        return [list(of_rank) for of_rank in zip(*parts, strict=True)]
+    data = [outcome.data for outcome in outcomes if isinstance(outcome, Broadcast)]
+    if data:
+        return [np.concatenate(data) for _ in outcomes]
+    frames = [outcome.frame for outcome in outcomes if isinstance(outcome, AllGather)]
+    return [list(frames) for _ in outcomes]
+
+
+def _parts(request: AllToAll) -> list[ByteArray]:
+    """What each rank gets."""
+    ends = itertools.accumulate(request.splits, initial=0)
+    return [request.data[begin:end] for begin, end in itertools.pairwise(ends)]
+
+
+def _average(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Sum in rank order, then divide, all in the arrays' dtype."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = arrays[0].copy()
+        for array in arrays[1:]:
+            total += array
+        total *= total.dtype.type(1.0 / len(arrays))
+    return total

@@ -1,0 +1,256 @@
+"""Whether to compress at all: figures of the first steps decide.
+
+docs/policy.md says what is measured and when. All ranks call the same methods in the same steps and
+agree on every figure before they decide by it, so they decide alike.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradcomp.codec.spec import Spec, parse
+from gradcomp.exchange.memory import MOMENTUM_CORRECTION
+from gradcomp.exchange.rounds import AllReduce, Request
+
+__all__ = ["COMPRESSED", "DENSE", "Decision", "Group", "Policy", "alternatives"]
+
+COMPRESSED, DENSE, HALF = "compressed", "dense", "fp16"
+
+_CANDIDATES = (DENSE, HALF, COMPRESSED)
+"""The first of the fastest wins."""
+
+_GAIN = 0.97
+"""What takes more of the time of dense gradients is not worth its losses, and may be noise: what is
+chosen is slower by 3 % only where figures are off by 6."""
+
+_REPEATS = 3
+"""Steps in which a candidate's exchanges are timed, after one to get warm."""
+
+_LAPS = 4
+"""Whole steps that are timed in a row, after one to get warm; twice for each side of the race."""
+
+_MEASURING = [(name, turn > 0) for name in _CANDIDATES for turn in range(1 + _REPEATS)]
+_RACE = [(name, turn > 0) for name in 2 * (DENSE, COMPRESSED) for turn in range(1 + _LAPS)]
+
+
+class Group(NamedTuple):
+    """Tensors that are decided together.
+
+    Attributes:
+        spec: canonical; of a spec with schedules, the last one once it has come to its end.
+        exchange: what the configuration asks for.
+        size: half the binary digits of the number of elements: a factor of 4 in each class.
+    """
+
+    spec: str
+    exchange: str
+    size: int
+
+    @classmethod
+    def of(cls, spec: Spec, exchange: str, numel: int) -> Group:
+        """That of a tensor."""
+        return cls(spec.canonical, exchange, numel.bit_length() // 2)
+
+    def __str__(self) -> str:
+        low, high = (max(1, 2 ** (2 * size - 1)) for size in (self.size, self.size + 1))
+        return f"'{self.spec}' on tensors of {low} to {high - 1} elements"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How the tensors of a group travel, and why.
+
+    Attributes:
+        choice: ``"compressed"``, ``"dense"`` or ``"fp16"``.
+        seconds: of all exchanges of the group in a step, one after the other, with encoding and
+            decoding, by choice; the least of some steps, the mean over the ranks.
+        step_seconds: of whole steps, from the first gradient to the last average, with this group
+            and those decided with it dense, and as chosen; medians, the mean over the ranks. None
+            where dense won before.
+    """
+
+    group: Group
+    choice: str
+    seconds: Mapping[str, float]
+    step_seconds: tuple[float, float] | None
+
+    def __str__(self) -> str:
+        times = ", ".join(f"{name} {1e3 * value:.3f} ms" for name, value in self.seconds.items())
+        text = f"{self.group}: {self.choice} (exchanges of a step: {times}"
+        if self.step_seconds is not None:
+            dense, chosen = self.step_seconds
+            text += f"; a whole step: dense {1e3 * dense:.3f} ms, as chosen {1e3 * chosen:.3f} ms"
+        return text + ")"
+
+    def to_state(self) -> dict[str, Any]:
+        """Plain data for a checkpoint."""
+        return {
+            **self.group._asdict(),
+            "choice": self.choice,
+            "seconds": dict(self.seconds),
+            "step_seconds": None if self.step_seconds is None else list(self.step_seconds),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Decision:
+        """What `to_state` gave."""
+        laps = state["step_seconds"]
+        return cls(
+            Group(*(state[key] for key in Group._fields)),
+            state["choice"],
+            dict(state["seconds"]),
+            None if laps is None else (laps[0], laps[1]),
+        )
+
+
+@lru_cache(maxsize=1024)
+def alternatives(spec: Spec) -> dict[str, Spec]:
+    """What a spec may be replaced by, by choice.
+
+    With momentum correction all tensors keep it, and there is no float16.
+    """
+    memory = spec.memory
+    if memory is not None and memory.name == MOMENTUM_CORRECTION:
+        return {DENSE: parse(f"{memory.text}|identity")}
+    found = {DENSE: parse("identity"), HALF: parse("fp16")}
+    return {name: one for name, one in found.items() if one.canonical != spec.canonical}
+
+
+class _Trial:
+    """Measures some groups: first each candidate's exchanges, then whole steps."""
+
+    def __init__(self, groups: Iterable[Group]) -> None:
+        self.groups = sorted(groups)
+        self.position = -1
+        self.exchanges: dict[tuple[Group, str], list[float]] = {}
+        self.laps: dict[str, list[float]] = {DENSE: [], COMPRESSED: []}
+        self.seconds: dict[Group, dict[str, float]] = {}
+        self.chosen: dict[Group, str] = {}
+
+    @property
+    def measuring(self) -> bool:
+        return 0 <= self.position < len(_MEASURING)
+
+    @property
+    def turn(self) -> tuple[str, bool]:
+        """The candidate of this step, and whether it counts."""
+        return (_MEASURING + _RACE)[self.position]
+
+    def choice(self, group: Group) -> str:
+        name, _ = self.turn
+        return name if self.measuring or name == DENSE else self.chosen[group]
+
+
+class Policy:
+    """Of each group of tensors, the fastest of dense, float16, and what the configuration says."""
+
+    def __init__(self) -> None:
+        self.decisions: dict[Group, Decision] = {}
+        self._trial: _Trial | None = None
+        self._began = 0.0
+
+    def choice(self, group: Group) -> str:
+        """How the tensors of a group travel in this step; compressed before the first one."""
+        if group in self.decisions:
+            return self.decisions[group].choice
+        trial = self._trial
+        return COMPRESSED if trial is None or group not in trial.groups else trial.choice(group)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being measured."""
+        return self._trial is None
+
+    @property
+    def measured(self) -> tuple[Group, ...]:
+        """The groups whose exchanges are to be timed in this step; see `record`."""
+        trial = self._trial
+        return tuple(trial.groups) if trial is not None and trial.measuring else ()
+
+    def record(self, group: Group, seconds: float) -> None:
+        """The time of all exchanges of a group in this step."""
+        assert self._trial is not None  # as `measured` says
+        name, counts = self._trial.turn
+        if counts:
+            self._trial.exchanges.setdefault((group, name), []).append(seconds)
+
+    def begin_step(
+        self, groups: Iterable[Group], ended: float, now: float
+    ) -> Generator[Request, Any, None]:
+        """Say that a step begins; a round, as ranks may have to agree.
+
+        Args:
+            groups: those of the step, the same on every rank.
+            ended: when the last average of the step before was there, in seconds.
+            now: when the first gradient of this step was there, by the same clock.
+        """
+        undecided = sorted(set(groups) - self.decisions.keys())
+        if not undecided:
+            self._trial = None
+            return
+        trial = self._trial
+        if trial is None or trial.groups != undecided:
+            trial = self._trial = _Trial(undecided)
+        elif not trial.measuring:
+            name, counts = trial.turn
+            if counts:
+                trial.laps[name].append(ended - self._began)
+        trial.position += 1
+        self._began = now
+        if trial.position == len(_MEASURING):
+            yield from self._choose(trial)
+        elif trial.position == len(_MEASURING + _RACE):
+            yield from self._decide(trial)
+
+    def _choose(self, trial: _Trial) -> Generator[Request, Any, None]:
+        names = {
+            group: [
+                name
+                for name in _CANDIDATES
+                if name in {*alternatives(parse(group.spec)), COMPRESSED}
+            ]
+            for group in trial.groups
+        }
+        figures = [
+            min(trial.exchanges.get((group, name), [0.0]))
+            for group in trial.groups
+            for name in names[group]
+        ]
+        agreed = iter((yield from _mean("exchanges", figures)))
+        for group in trial.groups:
+            seconds = trial.seconds[group] = {name: next(agreed) for name in names[group]}
+            fastest = min(seconds, key=seconds.__getitem__)
+            gains = seconds[fastest] < _GAIN * seconds[DENSE]
+            trial.chosen[group] = fastest if gains else DENSE
+        if set(trial.chosen.values()) == {DENSE}:
+            self._end(trial, None)
+
+    def _decide(self, trial: _Trial) -> Generator[Request, Any, None]:
+        figures = [statistics.median(trial.laps[name]) for name in (DENSE, COMPRESSED)]
+        dense, chosen = yield from _mean("steps", figures)
+        if not chosen < _GAIN * dense:
+            trial.chosen = dict.fromkeys(trial.groups, DENSE)
+        self._end(trial, (dense, chosen))
+
+    def _end(self, trial: _Trial, step_seconds: tuple[float, float] | None) -> None:
+        for group in trial.groups:
+            self.decisions[group] = Decision(
+                group, trial.chosen[group], trial.seconds[group], step_seconds
+            )
+        self._trial = None
+
+    def restart(self, decisions: Iterable[Decision] = ()) -> None:
+        """Forget all but some decisions; other groups are measured from the next step on."""
+        self.decisions = {one.group: one for one in decisions}
+        self._trial = None
+
+
+def _mean(what: str, figures: list[float]) -> Generator[Request, Any, list[float]]:
+    reply = yield AllReduce(f"policy.{what}", np.array(figures, np.float64))
+    return [float(value) for value in reply]

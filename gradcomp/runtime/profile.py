@@ -1,0 +1,259 @@
+"""Where the time of a step goes, on one rank."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gradcomp.codec.arrays import FloatArray
+from gradcomp.exchange.rounds import AllReduce, Request
+from gradcomp.stopwatch import PHASES, Phase, active
+
+__all__ = ["Counters", "Event", "Profile", "StepProfile"]
+
+KEPT_STEPS = 1000
+KEPT_EVENTS = 200_000
+"""The newest ones; older ones are forgotten, but for the totals."""
+
+_EXACT = ".exact"
+
+_Params = ParamSpec("_Params")
+_Result = TypeVar("_Result")
+
+
+class Event(NamedTuple):
+    """Something that began and ended; times in seconds of ``time.perf_counter``.
+
+    Attributes:
+        tensor: the tensor; of a bucket, its first one and how many others (``first+3``).
+        phase: one of `PHASES`; of a request that was under way, its kind.
+        request: the request's name, which Horovod's timeline shows too; "" of a phase.
+        nbytes: of a request, the bytes that this rank contributed.
+    """
+
+    tensor: str
+    phase: str
+    begin: float
+    end: float
+    request: str = ""
+    nbytes: int = 0
+
+
+@dataclass
+class StepProfile:
+    """One step, or several together.
+
+    Attributes:
+        step: counted from 0, since profiling began.
+        begin: in seconds of ``time.perf_counter``.
+        seconds: from its beginning to the last average, with all that other code did meanwhile.
+        tensors: seconds of phases, by tensor or bucket. No second is in two of them.
+        sent_bytes: as in `Stats`.
+        dense_bytes: as in `Stats`.
+        requests: how many this rank took part in.
+        squared_error, squared_norm: of the averages to the exact ones, and of these, summed.
+    """
+
+    step: int
+    begin: float = 0.0
+    seconds: float = 0.0
+    tensors: dict[str, dict[Phase, float]] = field(default_factory=dict)
+    sent_bytes: Counter[str] = field(default_factory=Counter)
+    dense_bytes: int = 0
+    requests: int = 0
+    squared_error: float = 0.0
+    squared_norm: float = 0.0
+
+    @property
+    def phases(self) -> dict[Phase, float]:
+        """Seconds of each phase."""
+        return {
+            phase: sum(one.get(phase, 0.0) for one in self.tensors.values()) for phase in PHASES
+        }
+
+    @property
+    def vnmse(self) -> float | None:
+        """||average - exact average||^2 / ||exact average||^2; None where it was not measured."""
+        return self.squared_error / self.squared_norm if self.squared_norm else None
+
+    def add(self, tensor: str, phase: Phase, seconds: float) -> None:
+        """Count time."""
+        phases = self.tensors.setdefault(tensor, {})
+        phases[phase] = phases.get(phase, 0.0) + seconds
+
+
+class Counters(Protocol):
+    """Bytes of a rank since its start; `gradcomp.runtime.stats.Stats` has them."""
+
+    sent_bytes: Counter[str]
+    dense_bytes: int
+
+
+class Profile:
+    """The steps of one rank since profiling began. `Stats.start_profile` makes it.
+
+    Args:
+        stats: the rank's statistics.
+        error: also measure errors.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        stats: Counters,
+        *,
+        error: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.error = error
+        self.events: deque[Event] = deque(maxlen=KEPT_EVENTS)
+        self._stats = stats
+        self._clock = clock
+        self._ended: deque[StepProfile] = deque(maxlen=KEPT_STEPS)
+        self._total = StepProfile(0)
+        self._now: StepProfile | None = None
+        self._last = 0.0
+        self._count = 0
+        # Of phases that have begun: whose they are, and the time of phases inside them.
+        self._open: list[tuple[str, list[float]]] = []
+        self._under_way: dict[str, tuple[float, Request]] = {}
+        self._tensor_of: dict[str, str] = {}
+        self._seen = Counter(stats.sent_bytes), stats.dense_bytes
+
+    # What the parts of a rank report.
+
+    def begin_step(self) -> None:
+        """Say that a step begins; the one before ended with its last average."""
+        self._under_way.clear()  # of a step that has failed
+        self._end_step()
+        self._begin()
+
+    def measure(
+        self,
+        phase: Phase,
+        tensor: str | None,
+        function: Callable[_Params, _Result],
+        *args: _Params.args,
+        **kwargs: _Params.kwargs,
+    ) -> _Result:
+        """Call a function, whose time is that of a phase, but for phases inside.
+
+        Args:
+            tensor: whose time it is; None for that of the phase around it.
+        """
+        whose = self._open[-1][0] if tensor is None else tensor
+        inside = [0.0]
+        step = self._now or self._begin()
+        self._open.append((whose, inside))
+        begin = self._clock()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            end = self._clock()
+            self._open.pop()
+            step.add(whose, phase, end - begin - inside[0])
+            if self._open:
+                self._open[-1][1][0] += end - begin
+            self._last = end
+            self.events.append(Event(whose, phase, begin, end))
+
+    def resume(self, tensor: str, one: Generator[Request, Any, _Result], reply: Any) -> Request:
+        """Send a reply into a round; the request that it yields then."""
+        began = self._under_way.pop(tensor, None)
+        if began is not None:
+            at, request = began
+            self.events.append(
+                Event(tensor, request.kind, at, self._clock(), request.name, request.nbytes)
+            )
+        before, active.stopwatch = active.stopwatch, self
+        try:
+            return self.measure("copy", tensor, one.send, reply)
+        finally:
+            active.stopwatch = before
+
+    def requested(self, tensor: str, request: Request) -> None:
+        """Say that a round has made a request that this rank takes part in; `resume` ends it."""
+        self._tensor_of[request.name] = tensor
+        self._under_way[tensor] = self._clock(), request
+        (self._now or self._begin()).requests += 1
+
+    def exact(
+        self, tensor: str, grads: Sequence[FloatArray]
+    ) -> Generator[Request, Any, npt.NDArray[np.float64]]:
+        """A round that averages gradients exactly, for `compare`."""
+        flat = np.concatenate([grad.reshape(-1) for grad in grads])
+        return np.array((yield AllReduce(f"{tensor}{_EXACT}", flat)), np.float64)
+
+    def compare(self, tensor: str, exact: npt.NDArray[np.float64], averages: Any) -> None:
+        """Take note of an error.
+
+        Args:
+            averages: that of a tensor, or those of a bucket in a list.
+        """
+        self.measure("error", tensor, self._compare, exact, averages)
+
+    def _compare(self, exact: npt.NDArray[np.float64], averages: Any) -> None:
+        several = averages if isinstance(averages, list) else [averages]
+        found = np.concatenate([average.reshape(-1) for average in several])
+        step = self._now or self._begin()
+        with np.errstate(over="ignore", invalid="ignore"):
+            step.squared_error += float(np.sum((found - exact) ** 2))
+            step.squared_norm += float(np.sum(exact**2))
+
+    def of_request(self, request: Request) -> tuple[Phase, str]:
+        """The phase that waits for a request, and whose request it is."""
+        if request.name.endswith(_EXACT):
+            return "error", request.name.removesuffix(_EXACT)
+        return "wait", self._tensor_of.get(request.name, request.name)
+
+    # What there is to see.
+
+    @property
+    def steps(self) -> list[StepProfile]:
+        """The newest steps; the last one once it has all its averages."""
+        self._settle()
+        return list(self._ended)
+
+    @property
+    def total(self) -> StepProfile:
+        """All these steps and older ones together; its ``step`` is their number."""
+        self._settle()
+        return self._total
+
+    def _settle(self) -> None:
+        if not self._open and not self._under_way:
+            self._end_step()
+
+    def _begin(self) -> StepProfile:
+        self._now = StepProfile(self._count, self._clock())
+        self._last = self._now.begin
+        return self._now
+
+    def _end_step(self) -> None:
+        step, self._now = self._now, None
+        if step is None or not (step.tensors or self._stats.dense_bytes != self._seen[1]):
+            return
+        step.seconds = self._last - step.begin
+        sent, dense = self._stats.sent_bytes, self._stats.dense_bytes
+        step.sent_bytes = sent - self._seen[0]
+        step.dense_bytes = dense - self._seen[1]
+        self._seen = Counter(sent), dense
+        self._count += 1
+        self._ended.append(step)
+        total = self._total
+        total.step = self._count
+        total.seconds += step.seconds
+        total.sent_bytes += step.sent_bytes
+        total.dense_bytes += step.dense_bytes
+        total.requests += step.requests
+        total.squared_error += step.squared_error
+        total.squared_norm += step.squared_norm
+        for tensor, phases in step.tensors.items():
+            for phase, seconds in phases.items():
+                total.add(tensor, phase, seconds)

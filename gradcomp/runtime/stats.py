@@ -1,0 +1,74 @@
+"""Bytes sent, counted where they are handed over."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from gradcomp.runtime.policy import Decision
+from gradcomp.runtime.profile import Profile
+
+__all__ = ["Stats"]
+
+
+@dataclass
+class Stats:
+    """What one rank has contributed to collectives so far.
+
+    Attributes:
+        sent_bytes: bytes by kind of request (``"allreduce"``, ``"allgather"``, ...; inside a node
+            ``"node allreduce"``, ...): payloads, indices and frame headers included. An engine
+            moves them on more than once; how often depends on its algorithm (a ring all-reduce of
+            P bytes sends 2 (n-1)/n P per rank).
+        dense_bytes: bytes that the same gradients have uncompressed.
+        decisions: what the policy ``auto`` has decided, group by group.
+        steps: optimization steps so far (the largest number of rounds of any one tensor).
+        profile: where the time goes, since `start_profile`; None where that is not measured.
+    """
+
+    sent_bytes: Counter[str] = field(default_factory=Counter)
+    dense_bytes: int = 0
+    steps: int = 0
+    decisions: tuple[Decision, ...] = ()
+    profile: Profile | None = field(default=None, repr=False, compare=False)
+
+    def start_profile(self, *, error: bool = False) -> Profile:
+        """Measure from the next step on where its time goes; between two steps only.
+
+        Args:
+            error: also average all compressed gradients exactly, and compare. That takes as long as
+                no compression at all, and every rank must ask for it before the same step.
+
+        Returns:
+            What `profile` is from now on.
+        """
+        self.profile = Profile(self, error=error)
+        return self.profile
+
+    def stop_profile(self) -> None:
+        """Measure no longer; between two steps only, on every rank where errors were measured."""
+        self.profile = None
+
+    def count(self, kind: str, nbytes: int) -> None:
+        """Count ``nbytes`` sent by a request of some kind."""
+        self.sent_bytes[kind] += nbytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes sent, all kinds together, but for what ``two_level`` sends inside a node."""
+        return self.sent_bytes.total() - self.node_bytes
+
+    @property
+    def node_bytes(self) -> int:
+        """Bytes that ``two_level`` sent inside a node."""
+        return sum(n for kind, n in self.sent_bytes.items() if kind.startswith("node "))
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Mean bytes sent in a step; 0 before the first."""
+        return self.total_bytes / self.steps if self.steps else 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Compression ratio: uncompressed bytes over bytes sent; 1 before anything was sent."""
+        return self.dense_bytes / self.total_bytes if self.total_bytes else 1.0

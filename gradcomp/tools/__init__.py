@@ -1,0 +1,1 @@
+"""Tools behind the command line: benchmarks, simulations, surveys and demonstrations."""

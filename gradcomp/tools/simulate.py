@@ -1,0 +1,148 @@
+"""What a configuration costs on the shapes of a model, measured on synthetic gradients."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradcomp.codec.arrays import FloatArray
+from gradcomp.config.schema import Config
+from gradcomp.errors import GradcompError
+from gradcomp.runtime.loopback import Loopback
+
+__all__ = ["Group", "SimulationResult", "simulate", "synthetic_gradients"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The tensors that one rule takes.
+
+    Attributes:
+        rule: what chose the spec: a key path or a default rule.
+        spec: the canonical spec.
+        tensors: how many there are.
+        numel: their elements in all.
+        dense_bytes: bytes of one rank's gradients.
+        sent_bytes: bytes that one rank hands to the collectives in a step, headers included; the
+            mean over ranks and steps.
+        ratio: dense_bytes / sent_bytes.
+    """
+
+    rule: str
+    spec: str
+    tensors: int
+    numel: int
+    dense_bytes: int
+    sent_bytes: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """A whole model.
+
+    Attributes:
+        groups: one for each rule that takes a tensor, in the order of the model.
+        dense_bytes, sent_bytes, ratio: as in `Group`, of all groups together.
+        vnmse: ||average - exact average||^2 / ||exact average||^2 over all tensors; the mean over
+            the steps.
+        node_bytes: what one rank hands over inside its node, for ``two_level``, which
+            ``sent_bytes`` leaves out; the mean over ranks and steps.
+        seconds_per_step: of compression and averaging, all ranks one after the other.
+    """
+
+    workers: int
+    steps: int
+    groups: tuple[Group, ...]
+    dense_bytes: int
+    sent_bytes: float
+    ratio: float
+    vnmse: float
+    node_bytes: float
+    seconds_per_step: float
+
+
+def simulate(
+    config: Config,
+    shapes: Mapping[str, tuple[int, ...]],
+    workers: int,
+    steps: int = 3,
+    tick: Callable[[], None] = lambda: None,
+) -> SimulationResult:
+    """Average ``steps`` gradients of ``shapes`` over ``workers`` ranks under ``config``.
+
+    Each rank's gradient is a standard normal vector that all ranks share plus one of its own, both
+    drawn anew in each step from ``config.seed``. ``tick`` is called after each tensor of each step.
+
+    Raises:
+        GradcompError: ``workers`` or ``steps`` is below 1.
+    """
+    for name, value in (("workers", workers), ("steps", steps)):
+        if value < 1:
+            raise GradcompError(f"{name} is {value}; it must be at least 1")
+    members: dict[str, list[str]] = {}  # rule -> names
+    for name, shape in shapes.items():
+        members.setdefault(config.resolve(name, shape).rule, []).append(name)
+    # A loopback for each rule, because statistics are kept for each loopback.
+    loops = {rule: Loopback(config, workers) for rule in members}
+
+    vnmse = seconds = 0.0
+    for step in range(steps):
+        rng = np.random.default_rng([config.seed, step])
+        error = norm = 0.0
+        for rule, names in members.items():
+            # Bucket by bucket, as no more of the model need be in memory at once.
+            buckets = loops[rule].ranks[0].buckets({name: shapes[name] for name in names})
+            for bucket in buckets:
+                grads = {name: synthetic_gradients(rng, shapes[name], workers) for name in bucket}
+                began = time.perf_counter()
+                averages = loops[rule].step({name: grads[name] for name in reversed(bucket)})
+                seconds += time.perf_counter() - began
+                for name in bucket:
+                    exact = np.mean(grads[name], axis=0, dtype=np.float64)
+                    error += float(np.sum((averages[name][0] - exact) ** 2))
+                    norm += float(np.sum(exact**2))
+                    tick()
+        vnmse += error / norm / steps
+
+    groups = []
+    for rule, names in members.items():
+        numel = sum(math.prod(shapes[name]) for name in names)
+        sent = sum(stats.bytes_per_step for stats in loops[rule].stats) / workers
+        groups.append(
+            Group(
+                rule=rule,
+                spec=config.spec_for(names[0], shapes[names[0]]).canonical,
+                tensors=len(names),
+                numel=numel,
+                dense_bytes=4 * numel,
+                sent_bytes=sent,
+                ratio=4 * numel / sent,
+            )
+        )
+    dense = sum(group.dense_bytes for group in groups)
+    sent = sum(group.sent_bytes for group in groups)
+    return SimulationResult(
+        workers=workers,
+        steps=steps,
+        groups=tuple(groups),
+        dense_bytes=dense,
+        sent_bytes=sent,
+        ratio=dense / sent,
+        vnmse=vnmse,
+        node_bytes=sum(one.node_bytes for loop in loops.values() for one in loop.stats)
+        / (workers * steps),
+        seconds_per_step=seconds / steps,
+    )
+
+
+def synthetic_gradients(
+    rng: np.random.Generator, shape: tuple[int, ...], workers: int
+) -> list[FloatArray]:
+    """One tensor's gradients on all ranks: normal values that all share, plus their own."""
+    shared = rng.standard_normal(shape, np.float32)
+    return [shared + rng.standard_normal(shape, np.float32) for _ in range(workers)]

@@ -1,0 +1,140 @@
+"""Compressors as one writes them in plain PyTorch, to be measured beside ours.
+
+Top-k, QSGD, TernGrad and 1-bit SGD follow the definitions of GRACE (Xu et al., ICDCS 2021), the
+quantizers those of torch.distributed.algorithms.ddp_comm_hooks.quantization_hooks. All are written
+anew, with whole-tensor operations only. What travels has the types that GRACE and the hooks send:
+int64 indices, and a byte for every level, ternary digit and sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from gradcomp.codec.arrays import FloatArray
+from gradcomp.tools.baselines import Peer
+
+__all__ = ["PEERS"]
+
+_RATIO = 0.01
+_LEVELS = 127
+_CLIP = 2.5
+_BUCKET = 512
+
+_Parts = Sequence[Tensor]
+
+
+def _topk(x: Tensor) -> _Parts:
+    """The elements of largest magnitude, in no order, and their indices."""
+    k = max(1, int(_RATIO * x.numel()))
+    indices = torch.topk(x.abs(), k, sorted=False).indices
+    return x[indices], indices
+
+
+def _from_topk(parts: _Parts, numel: int) -> Tensor:
+    values, indices = parts
+    return torch.zeros(numel).scatter_(0, indices, values)
+
+
+def _qsgd(x: Tensor) -> _Parts:
+    """Levels of the whole tensor's Euclidean norm, rounded at random."""
+    norm = torch.linalg.vector_norm(x)
+    scaled = x.abs() * (_LEVELS / norm)
+    below = scaled.floor()
+    levels = below + (torch.rand_like(x) < scaled - below)
+    return torch.copysign(levels, x).to(torch.int8), norm
+
+
+def _from_qsgd(parts: _Parts, numel: int) -> Tensor:
+    levels, norm = parts
+    return levels * (norm / _LEVELS)
+
+
+def _terngrad(x: Tensor) -> _Parts:
+    """Signs of the elements that survive a draw, after a cut at some standard deviations."""
+    bound = _CLIP * x.std(correction=0)
+    magnitudes = x.abs().clamp(max=bound)
+    scale = magnitudes.max()
+    kept = torch.rand_like(x) * scale < magnitudes
+    return (x.sign() * kept).to(torch.int8), scale
+
+
+def _from_terngrad(parts: _Parts, numel: int) -> Tensor:
+    digits, scale = parts
+    return digits * scale
+
+
+def _onebit(x: Tensor) -> _Parts:
+    """Which elements are below zero, their mean and that of the others (0 for none)."""
+    negative = x < 0
+    means = torch.stack([x[negative].mean(), x[~negative].mean()])
+    return negative, means.nan_to_num()
+
+
+def _from_onebit(parts: _Parts, numel: int) -> Tensor:
+    negative, means = parts
+    return torch.where(negative, means[0], means[1])
+
+
+def _quantize(x: Tensor, low: Tensor, high: Tensor) -> _Parts:
+    """256 levels between ``low`` and ``high``, widened so that 0 is one of them."""
+    low, high = low.clamp(max=0), high.clamp(min=0)
+    scale = ((high - low) / 255).clamp(min=torch.finfo(torch.float32).eps)
+    zero = (low / scale).round().neg().clamp(0, 255)
+    levels = ((x / scale).round() + zero).clamp(0, 255).to(torch.uint8)
+    return levels, torch.stack([scale, zero])
+
+
+def _dequantize(parts: _Parts) -> Tensor:
+    levels, (scale, zero) = parts
+    y: Tensor = (levels - zero) * scale
+    return y
+
+
+def _per_tensor(x: Tensor) -> _Parts:
+    return _quantize(x, *torch.aminmax(x))
+
+
+def _from_per_tensor(parts: _Parts, numel: int) -> Tensor:
+    return _dequantize(parts)
+
+
+def _per_channel(x: Tensor) -> _Parts:
+    """Each bucket by itself, the last filled up with zeros.
+
+    The hook quantizes the buckets in a Python loop; this is faster and computes the same.
+    """
+    rows = torch.nn.functional.pad(x, (0, -x.numel() % _BUCKET)).view(-1, _BUCKET)
+    return _quantize(rows, *torch.aminmax(rows, dim=1, keepdim=True))
+
+
+def _from_per_channel(parts: _Parts, numel: int) -> Tensor:
+    return _dequantize(parts).view(-1)[:numel]
+
+
+def _peer(
+    method: str,
+    codec: str | None,
+    encode: Callable[[Tensor], _Parts],
+    decode: Callable[[_Parts, int], Tensor],
+) -> Peer:
+    def numpy_encode(x: FloatArray) -> _Parts:
+        return encode(torch.from_numpy(x))
+
+    def numpy_decode(parts: _Parts, numel: int) -> FloatArray:
+        y: FloatArray = decode(parts, numel).numpy()
+        return y
+
+    return Peer(f"torch {method}", codec, numpy_encode, numpy_decode, torch.set_num_threads)
+
+
+PEERS = (
+    _peer(f"topk(ratio={_RATIO})", "topk", _topk, _from_topk),
+    _peer(f"qsgd(levels={_LEVELS})", "qsgd", _qsgd, _from_qsgd),
+    _peer(f"terngrad(clip={_CLIP})", "terngrad", _terngrad, _from_terngrad),
+    _peer("onebit", "onebit", _onebit, _from_onebit),
+    _peer("quantization_pertensor", None, _per_tensor, _from_per_tensor),
+    _peer(f"quantization_perchannel(bucket={_BUCKET})", None, _per_channel, _from_per_channel),
+)

@@ -1,0 +1,1 @@
+"""Generators of golden vectors and of tables in the core."""

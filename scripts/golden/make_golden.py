@@ -1,0 +1,516 @@
+#!/usr/bin/env python3
+"""Write golden vectors: frames that every future encoder must reproduce byte for byte.
+
+    python scripts/golden/make_golden.py topk          write tests/golden/vectors/topk.json
+    python scripts/golden/make_golden.py --all         the same for every registered codec
+    python scripts/golden/make_golden.py --examples    print the worked examples of docs/wire-format.md
+
+A golden vector that exists is a promise to users whose frames are stored or in flight: it is
+overwritten only with --force, and then docs/wire-format.md needs a new version of the format.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import gradcomp
+from gradcomp import ToDecode, ToEncode, decode_batch_add, encode_batch
+from gradcomp.codec.frame import inspect
+from gradcomp.codec.spec import stages
+
+VECTORS = Path(__file__).resolve().parents[2] / "tests" / "golden" / "vectors"
+
+FloatArray = npt.NDArray[np.float32]
+ByteArray = npt.NDArray[np.uint8]
+
+# Specs to keep vectors of, where the registry's example alone leaves a branch of the format out.
+SPECS = {
+    "fp16": ("fp16", "fp16(overflow=saturate)"),
+    "topk": (
+        "topk(ratio=0.1)",
+        "topk(k=5)|raw32",
+        "topk(ratio=0.4,values=int8)|bitmask",
+        "topk(ratio=0.05,values=fp16)|elias_fano",
+        "topk(ratio=0.6,values=bf16)|rice",
+        "topk(ratio=0.1,values=sign)",
+    ),
+    "randomk": (
+        "randomk(ratio=0.1)",
+        "randomk(ratio=0.7,values=fp16)",
+        "randomk(k=5,unbiased=true,values=int8)",
+        "randomk(ratio=0.3,values=sign)",
+        "randomk(k=7,values=bf16)",
+    ),
+    "terngrad": ("terngrad", "terngrad(clip=0)"),
+    "int8": ("int8", "int8(bucket=16,rounding=stochastic)"),
+    "int4": ("int4", "int4(bucket=33,rounding=stochastic)"),
+    "qsgd": (
+        "qsgd(levels=127)",
+        "qsgd(levels=5,bucket=100,norm=l2)",
+        "qsgd(levels=7)|rans",
+        "qsgd(levels=4,norm=l2)|elias_delta",
+    ),
+    "dither": (
+        "dither(levels=4)",
+        "dither(levels=9,partition=natural,bucket=300)",
+        "dither(levels=3,normalize=l2)|rans",
+        "dither(levels=7,normalize=l2,partition=natural)|elias_delta",
+    ),
+    "uniform": (
+        "uniform(bits=4)",
+        "uniform(bits=3,clip=2.5,rounding=stochastic)|rans",
+        "rotate|uniform(bits=2)",
+        "rotate|uniform(bits=4,rounding=stochastic)|rans",
+        "rotate|uniform(bits=8)",
+    ),
+    "eden": ("eden(bits=1)", "eden(bits=2,unbiased=false)", "eden(bits=4)|rans", "eden(bits=8)"),
+    "drive": ("drive", "drive(unbiased=false)"),
+    "sampled_topk": (
+        "sampled_topk(ratio=0.1)",
+        "sampled_topk(ratio=0.05,sample_ratio=0.3,resample=false,values=int8)|rice",
+        "sampled_topk(k=20,lower_bound=0.95,upper_bound=1.05,max_adaptation_iters=3)|elias_fano",
+    ),
+    "threshold": (
+        "threshold(tau=0.01)",
+        "threshold(tau=0.02,values=bf16)|rice",
+        "threshold(tau=0)",
+    ),
+    "randomblock": (
+        "randomblock(ratio=0.1)",
+        "randomblock(ratio=0.6,values=fp16)",
+        "randomblock(k=5,unbiased=true,values=bf16)",
+    ),
+    "chunktopk": (
+        "chunktopk(ratio=0.1,chunk=7)",
+        "chunktopk(ratio=0.5,chunk=64,values=int8)|bitmask",
+        "chunktopk(ratio=0.01)",
+    ),
+    "globaltopk": ("globaltopk(ratio=0.1)", "globaltopk(k=9,values=fp16)|elias_fano"),
+    "adaq": ("adaq(ratio=0.1)", "adaq(ratio=0.5)|bitmask", "adaq(ratio=0.02)|rice"),
+    "inceptionn": (
+        "inceptionn",
+        "inceptionn(error_bound=0.0000152587890625)",
+        "inceptionn(error_bound=0.3)",
+    ),
+    "sketch": (
+        "sketch(ratio=0.1,rows=1)",
+        "sketch(ratio=0.1)",
+        "sketch(ratio=0.5,rows=5)",
+        "sketch(ratio=0.3,rows=1,unbiased=true)",
+        "sketch(ratio=0.3,unbiased=true)",
+    ),
+    "polar_b": (
+        "polar_b(rate=0.5)",
+        "polar_b(rate=0.03125,n=4096)",
+        "rotate|polar_b(rate=0.25)",
+        "polar_b(rate=0.4,unbiased=true)",
+    ),
+    "polar_ec": (
+        "polar_ec(rate=1)",
+        "polar_ec(rate=0.5,n=4096)",
+        "polar_ec(rate=4)",
+        "rotate|polar_ec(rate=2)",
+        "polar_ec(rate=1,unbiased=true)",
+    ),
+    "polar": ("polar(rate=0.25)", "polar(rate=1)", "polar(rate=0.1,unbiased=true)"),
+    "adaptive": (
+        "adaptive(rate=0.25)",
+        "adaptive(rate=2)",
+        "adaptive(rate=1,rank=2)",
+        "adaptive(rate=2,coder=polar)",
+        "adaptive(rate=4,rank=2,coder=polar)",
+        "adaptive(rate=1,preset=basis)",
+        "adaptive(rate=2,rank=2,preset=basis,coder=polar)",
+    ),
+}
+
+# The spec of a codec's worked example, where the registry's example keeps too little of it.
+EXAMPLE_SPECS = {
+    "topk": "topk(k=2)",
+    "randomk": "randomk(k=2)",
+    "qsgd": "qsgd(levels=7,norm=l2)",
+    "sampled_topk": "sampled_topk(k=2)",
+    "threshold": "threshold(tau=0.2,values=int8)|bitmask",
+    "randomblock": "randomblock(k=2)",
+    "chunktopk": "chunktopk(ratio=0.5,chunk=3)",
+    "globaltopk": "globaltopk(k=2)",
+    "uniform": "rotate|uniform(bits=4)",
+    "adaq": "adaq(ratio=0.5)",
+}
+EXAMPLE_INPUT = np.array([0.1, -3.0, 0.25, 2.0], np.float32)
+EXAMPLE_CALL = {"seed": 1, "step": 2, "tensor_id": 3}
+
+
+def from_bits(*bits: int) -> FloatArray:
+    """Float32 numbers from their bit patterns."""
+    return np.array(bits, np.uint32).view(np.float32)
+
+
+def special_values() -> FloatArray:
+    """64 values at the edges: NaN, Inf, zeros, denormals, rounding ties, overflows."""
+    values = [
+        # NaN: quiet, negative, signalling, with payload in the upper and in the lower bits.
+        from_bits(0x7FC00000, 0xFFC00000, 0x7F800001, 0xFFBFFFFF, 0x7FD5A000, 0x7F802000),
+        # Infinities and zeros; the smallest and the largest denormal; the smallest normal number.
+        from_bits(0x7F800000, 0xFF800000, 0x00000000, 0x80000000),
+        from_bits(0x00000001, 0x807FFFFF, 0x007F8000, 0x00800000),
+        # Around the largest binary16 and where rounding to it overflows.
+        np.array([65504, -65504, 65519, 65519.996, 65520, -65520, 65536, 1e9], np.float32),
+        # Around where rounding to bfloat16 overflows, and the largest float32.
+        from_bits(0x7F7F0000, 0x7F7F7FFF, 0x7F7F8000, 0xFF7F8000, 0x7F7FFFFF),
+        # Denormal binary16: the smallest, its half (a tie), just above the half, odd and even ties.
+        np.array([2**-24, 2**-25, -(2**-25), 1.5 * 2**-24, 2.5 * 2**-24, 2**-14], np.float32),
+        from_bits(0x33000001, 0x32FFFFFF, 0x387FE000, 0x387FEFFF, 0x387FF000),
+        # Ties between normal binary16, to even downwards and upwards, and just beside them.
+        from_bits(0x3F801000, 0x3F803000, 0x3F801001, 0x3F800FFF, 0xBF801000),
+        # Ties between bfloat16, to even downwards and upwards, and just beside them.
+        from_bits(0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 0x7F008000),
+    ]
+    edges = np.concatenate(values)
+    return np.concatenate([edges, np.linspace(-2, 2, 64 - edges.size, dtype=np.float32)])
+
+
+def inputs() -> dict[str, FloatArray]:
+    """The inputs of the vectors, by name."""
+    rng = np.random.default_rng(20261121)
+    signs = np.where(rng.integers(2, size=64) == 0, -1, 1)
+    return {
+        "empty": np.empty(0, np.float32),
+        "one": np.array([1.5], np.float32),
+        "seven": np.array([0.5, -3.0, 0.25, 2.0, -0.125, 0.0, 7.0], np.float32),
+        "ties": (signs * rng.choice([0.25, 1.0, 1.0, 4.0], size=64)).astype(np.float32),
+        "specials": special_values(),
+        "laplace": rng.laplace(scale=0.01, size=1000).astype(np.float32),
+    }
+
+
+def matrices() -> dict[str, FloatArray]:
+    """Inputs for the codecs that see rows and columns."""
+    rng = np.random.default_rng(20261122)
+    scales = np.exp(rng.normal(size=(20, 1)) + rng.normal(size=45))
+    pairs = rng.normal(size=(20, 2)) @ rng.normal(size=(2, 45))
+    return {
+        "matrix": (scales * rng.laplace(size=(20, 45))).astype(np.float32),
+        "low rank": (8 * pairs + rng.normal(size=(20, 45))).astype(np.float32),
+    }
+
+
+MATRIX_CODECS = ("adaptive",)
+
+CALLS = {
+    "empty": {"seed": 0, "step": 0, "tensor_id": 0},
+    "specials": {"seed": 2**64 - 1, "step": 2**40 + 7, "tensor_id": 0x0123456789ABCDEF},
+}
+
+
+def encode(codec: gradcomp.Codec, x: FloatArray, call: dict[str, int]) -> ByteArray:
+    """The frame of one call."""
+    return codec.encode(x, seed=call["seed"], step=call["step"], tensor_id=call["tensor_id"])
+
+
+def encode_with(
+    codec: gradcomp.Codec, x: FloatArray, call: dict[str, int], basis: FloatArray
+) -> tuple[ByteArray, FloatArray]:
+    """The frame of one call with a basis, and what it decodes to."""
+    item = ToEncode(codec, x, call["seed"], call["step"], call["tensor_id"], basis=basis)
+    frame, _ = encode_batch([item])
+    decoded = np.zeros(x.size, np.float32)
+    decode_batch_add([ToDecode("golden", codec, [frame], decoded, basis)])
+    return frame, decoded
+
+
+def basis_of(codec: gradcomp.Codec, x: FloatArray) -> FloatArray | None:
+    """What is learned from two averages that are like x; None where nothing is."""
+    basis = np.zeros(codec.basis_size(x.shape), np.float32)
+    if basis.size == 0:
+        return None
+    rng = np.random.default_rng(20261123)
+    for _ in range(2):
+        average = x.reshape(len(x), -1)[rng.permutation(len(x))] + rng.normal(size=x.shape)
+        codec.learn(average.astype(np.float32), x.shape, basis)
+    return basis
+
+
+def vectors(codec_name: str) -> dict[str, Any]:
+    """The golden vectors of a codec, made by today's encoder."""
+    (stage,) = (row for row in stages() if row.kind == "codec" and row.name == codec_name)
+    cases = []
+    for spec in SPECS.get(codec_name, (stage.example,)):
+        codec = gradcomp.get_codec(spec)
+        for name, x in (inputs() | (matrices() if codec_name in MATRIX_CODECS else {})).items():
+            call = CALLS.get(name, EXAMPLE_CALL)
+            basis = basis_of(codec, x) if x.ndim > 1 else None
+            if basis is None:
+                frame = encode(codec, x, call)
+                decoded = codec.decode(frame)
+            else:
+                frame, decoded = encode_with(codec, x, call, basis)
+            kept: dict[str, Any] = {} if basis is None else {"basis": basis.tobytes().hex()}
+            cases.append(
+                {
+                    "name": name,
+                    "spec": codec.spec,
+                    **call,
+                    **({"shape": list(x.shape)} if x.ndim > 1 else {}),
+                    "input": x.tobytes().hex(),
+                    **kept,
+                    "frame": frame.tobytes().hex(),
+                    "decoded": decoded.tobytes().hex(),
+                }
+            )
+    return {"codec": codec_name, "cases": cases}
+
+
+# Worked examples ----------------------------------------------------------------------------------
+
+Row = tuple[int, str]  # bytes of a field, and what it is
+
+
+Fields = Callable[[bytes, FloatArray], list[Row]]  # of a payload and what it decodes to
+
+
+def number(payload: bytes, offset: int) -> str:
+    """The float32 at an offset."""
+    return str(np.frombuffer(payload, "<f4", 1, offset)[0])
+
+
+def halves(data: bytes) -> list[int]:
+    """Symbols of 4 bits."""
+    return [half for byte in data for half in (byte & 15, byte >> 4)]
+
+
+def dense_fields(size: int, dtype: str) -> Fields:
+    """The fields of a payload that holds every element."""
+    return lambda _, decoded: [(size, f"{value!s} as {dtype}") for value in decoded]
+
+
+def scaled_fields(*names: str, rest: Callable[[bytes], str]) -> Fields:
+    """Some float32 and one more field, which ``rest`` describes."""
+
+    def fields(payload: bytes, decoded: FloatArray) -> list[Row]:
+        del decoded
+        head = 4 * len(names)
+        rows = [(4, f"{name} {number(payload, 4 * i)}") for i, name in enumerate(names)]
+        return [*rows, (len(payload) - head, rest(payload[head:]))]
+
+    return fields
+
+
+def bits_text(data: bytes) -> str:
+    """One bit per element of the example."""
+    return "bits " + " ".join(str(data[0] >> i & 1) for i in range(EXAMPLE_INPUT.size))
+
+
+def digits_text(data: bytes) -> str:
+    """Base-3 digits of the example's elements."""
+    return "digits " + " ".join(str(data[0] // 3**i % 3) for i in range(EXAMPLE_INPUT.size))
+
+
+def signed_text(bits: int) -> Callable[[bytes], str]:
+    """Levels in two's complement."""
+
+    def text(data: bytes) -> str:
+        levels = list(data) if bits == 8 else halves(data)
+        return "levels " + " ".join(str((z ^ 1 << bits - 1) - (1 << bits - 1)) for z in levels)
+
+    return text
+
+
+def zigzag_text(data: bytes) -> str:
+    """Symbols of 4 bits, and the signed levels that they stand for."""
+    levels = [-(z + 1) // 2 if z % 2 else z // 2 for z in halves(data)]
+    return f"symbols {' '.join(map(str, halves(data)))}: levels {' '.join(map(str, levels))}"
+
+
+def natural_fields(payload: bytes, decoded: FloatArray) -> list[Row]:
+    """The fields of one byte per element."""
+    return [
+        (1, f"code {byte & 127}{', negative' if byte & 128 else ''}: {value!s}")
+        for byte, value in zip(payload, decoded, strict=True)
+    ]
+
+
+def sparse_fields(payload: bytes, decoded: FloatArray) -> list[Row]:
+    """The fields of a sparse payload."""
+    del decoded
+    count, coding, kind = payload[0], payload[4], payload[5]
+    coder = ("raw32", "bitmask", "elias_fano", "rice")[coding]
+    shortfall = int.from_bytes(payload[6:8], "little")
+    rows = [
+        (4, f"count {count}"),
+        (1, f"index coding: {coder}"),
+        (1, f"value type: {('fp32', 'fp16', 'bf16', 'int8', 'sign', 'means')[kind]}"),
+        (2, f"shortfall {shortfall}"),
+        (1, f"indices, {payload[8]:08b} in binary"),
+    ]
+    if kind == 5:
+        low, high = number(payload, 9), number(payload, 13)
+        return [*rows, (4, f"low {low}"), (4, f"high {high}"), (1, f"bits, {payload[17]:08b}")]
+    if kind == 3:
+        steps = np.frombuffer(payload[13:], np.int8)
+        return [*rows, (4, f"step {number(payload, 9)}"), *[(1, f"{q} steps") for q in steps]]
+    return [*rows, *[(4, f"value {value!s}") for value in np.frombuffer(payload[9:], "<f4")]]
+
+
+def fixed_fields(payload: bytes, decoded: FloatArray) -> list[Row]:
+    """The fields of one block of fixed point of less than 8 elements."""
+    low, high = payload[0], payload[1]
+    rows = [(1, f"lower tag bits, {low:08b} in binary"), (1, f"upper tag bits, {high:08b}")]
+    for tag, size, form in ((1, 1, "8 bits"), (2, 2, "16 bits"), (3, 4, "float32")):
+        where = [i for i in range(decoded.size) if (low >> i & 1) + 2 * (high >> i & 1) == tag]
+        rows += [(size, f"{decoded[i]!s} of index {i} as {form}") for i in where]
+    return rows
+
+
+def drawn_fields(payload: bytes, decoded: FloatArray) -> list[Row]:
+    """The fields of a payload of values other than 0, without indices."""
+    del payload
+    return [(4, f"value {decoded[index]!s} of index {index}") for index in np.flatnonzero(decoded)]
+
+
+PAYLOAD_FIELDS: dict[str, Fields] = {
+    "identity": dense_fields(4, "float32"),
+    "fp16": dense_fields(2, "binary16"),
+    "bf16": dense_fields(2, "bfloat16"),
+    "topk": sparse_fields,
+    "randomk": drawn_fields,
+    "sign": scaled_fields("scale", rest=bits_text),
+    "onebit": scaled_fields("low", "high", rest=bits_text),
+    "terngrad": scaled_fields("scale", rest=digits_text),
+    "natural": natural_fields,
+    "int8": scaled_fields("scale", rest=signed_text(8)),
+    "int4": scaled_fields("scale", rest=signed_text(4)),
+    "blockwise8": scaled_fields("scale", rest=lambda data: f"codes {' '.join(map(str, data))}"),
+    "qsgd": scaled_fields("norm", rest=zigzag_text),
+    "dither": scaled_fields("norm", rest=zigzag_text),
+    "uniform": scaled_fields(
+        "scale", rest=lambda data: f"symbols {' '.join(map(str, halves(data)))}, rotated"
+    ),
+    "eden": dense_fields(4, "float32, as all tensors of n < 64"),
+    "drive": dense_fields(4, "float32, as all tensors of n < 64"),
+    "sampled_topk": sparse_fields,
+    "threshold": sparse_fields,
+    "randomblock": drawn_fields,
+    "chunktopk": sparse_fields,
+    "globaltopk": sparse_fields,
+    "adaq": sparse_fields,
+    "inceptionn": fixed_fields,
+    "sketch": dense_fields(4, "float32, as all tensors that are not larger than their sketch"),
+    "polar_b": dense_fields(4, "float32, as all tensors of n < 64"),
+    "polar_ec": dense_fields(4, "float32, as all tensors of n < 64"),
+    "polar": dense_fields(4, "float32, as all tensors of n < 64"),
+    "adaptive": dense_fields(4, "float32, as all tensors of n < 64"),
+}
+
+
+def call_text(call: dict[str, int]) -> str:
+    """The numbers of a call, as the examples write them."""
+    return ", ".join(f"{key} {value}" for key, value in call.items())
+
+
+def example(codec_name: str) -> str:
+    """One codec's worked example: a heading and a code block with every field of a frame."""
+    (stage,) = (row for row in stages() if row.kind == "codec" and row.name == codec_name)
+    codec = gradcomp.get_codec(EXAMPLE_SPECS.get(codec_name, stage.example))
+    frame = encode(codec, EXAMPLE_INPUT, EXAMPLE_CALL).tobytes()
+    decoded = codec.decode(frame)
+    info = inspect(frame)
+    flags = ["CRC"] + (["stream"] if info.stream is not None else [])
+    rows: list[Row] = [
+        (4, "magic"),
+        (1, f"version {info.version}"),
+        (1, f"flags: {', '.join(flags)}"),
+        (2, f"codec id {info.codec_id}"),
+        (4, "spec hash"),
+        (4, f"payload length {info.payload_bytes}"),
+        (8, f"numel {info.numel}"),
+    ]
+    if info.stream is not None:
+        rows.append((8, f"stream {info.stream:#018x}"))
+    fields = PAYLOAD_FIELDS.get(codec_name)
+    payload = frame[-4 - info.payload_bytes : -4]
+    rows += [(len(payload), "payload")] if fields is None else fields(payload, decoded)
+    rows.append((4, "CRC"))
+    lines = [
+        f"### Frame of {codec_name}",
+        "",
+        "```",
+        f"spec    {codec.spec}",
+        f"call    {call_text(EXAMPLE_CALL)}",
+        f"input   {' '.join(str(value) for value in EXAMPLE_INPUT)}",
+        f"output  {' '.join(str(value) for value in decoded)}",
+        "",
+    ]
+    offset = 0
+    for size, meaning in rows:
+        for begin in range(0, size, 8):
+            part = frame[offset : offset + min(8, size - begin)]
+            text = f"{offset:3}  {part.hex(' ').upper():23}  {meaning if begin == 0 else ''}"
+            lines.append(text.rstrip())
+            offset += len(part)
+    if offset != len(frame):
+        raise ValueError(f"the fields of {codec_name} cover {offset} of {len(frame)} bytes")
+    return "\n".join([*lines, "```"])
+
+
+def examples(codec_names: Iterable[str]) -> str:
+    """The section "Worked examples" of docs/wire-format.md, below its heading."""
+    intro = (
+        "Each is a whole frame: offset, bytes and meaning of every field. "
+        "`scripts/golden/make_golden.py --examples` prints this section."
+    )
+    return "\n\n".join([intro, *(example(name) for name in codec_names)])
+
+
+# Command line -------------------------------------------------------------------------------------
+
+
+def write(codec_names: Sequence[str], force: bool) -> None:
+    """Write the vectors of several codecs, or, if one exists and `force` is not given, none."""
+    paths = {name: VECTORS / f"{name}.json" for name in codec_names}
+    existing = [path.name for path in paths.values() if path.exists()]
+    if existing and not force:
+        raise SystemExit(
+            f"make_golden.py: exists already: {', '.join(existing)}. New bytes make old frames "
+            "unreadable; where that is meant, say --force, and see docs/wire-format.md"
+        )
+    VECTORS.mkdir(parents=True, exist_ok=True)
+    for name, path in paths.items():
+        path.write_text(json.dumps(vectors(name), indent=1) + "\n")
+        print(path)
+
+
+def main() -> None:
+    """Parse the command line and do as it says."""
+    known = gradcomp.list_codecs()
+    parser = argparse.ArgumentParser(description="Write golden vectors of codecs.")
+    parser.add_argument("codec", nargs="*", help=f"names of codecs: {', '.join(known)}")
+    parser.add_argument("--all", action="store_true", help="every registered codec")
+    parser.add_argument("--force", action="store_true", help="overwrite vectors that exist")
+    parser.add_argument(
+        "--examples",
+        action="store_true",
+        help="write nothing; print the worked examples of docs/wire-format.md",
+    )
+    arguments = parser.parse_args()
+    names = known if arguments.all else arguments.codec
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        parser.error(f"no codec is called {', '.join(unknown)}; known: {', '.join(known)}")
+    if arguments.examples:
+        print(examples(names or known))
+    elif not names:
+        parser.error("name codecs, or say --all")
+    else:
+        write(names, arguments.force)
+
+
+if __name__ == "__main__":
+    main()

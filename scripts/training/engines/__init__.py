@@ -1,0 +1,1 @@
+"""The engines that can carry a training: Horovod, BytePS, torch.distributed."""

@@ -1,0 +1,104 @@
+"""BytePS as the engine of training."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import os
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import byteps.torch as bps
+import numpy as np
+import torch
+from byteps.torch import ops
+from torch import Tensor, nn
+
+from byteps_compressors.torch import attach
+from gradcomp.config.schema import Config
+from gradcomp.errors import ConfigError
+from torch_compressors import DGCSGD
+from training.learners.torch import TorchEngine
+
+__all__ = ["ENGINE"]
+
+
+class BytePSEngine(TorchEngine):
+    """Stock BytePS, which has one operation: the sum of tensors of equal sizes."""
+
+    name = "byteps"
+    title = "BytePS"
+
+    def __init__(self) -> None:
+        self._sizes: dict[tuple[str, int], int] = {}
+        self._calls = itertools.count()
+
+    def init(self) -> None:
+        """See `Engine`, also below.
+
+        Raises:
+            ConfigError: BytePS' launcher has not started this process.
+        """
+        if "DMLC_ROLE" not in os.environ:
+            raise ConfigError(
+                "BytePS needs a scheduler and servers: start this with "
+                "python -m byteps_compressors.launch --workers 2 --servers 1 -- python ..."
+            )
+        bps.init()
+
+    def versions(self) -> dict[str, str]:
+        return {"byteps": importlib.metadata.version("byteps")}
+
+    def rank(self) -> int:
+        return int(bps.rank())
+
+    def size(self) -> int:
+        return int(bps.size())
+
+    def local_size(self) -> int:
+        # BytePS counts the processes of a worker, of which each rank here is one.
+        return self.size() if os.environ.get("DMLC_PS_ROOT_URI") == "127.0.0.1" else 1
+
+    def sum(self, tensor: Tensor, name: str) -> Tensor:
+        result = tensor.clone()
+        if self.size() > 1:
+            ops.synchronize(ops.push_pull_async_inplace(result, average=False, name=name))
+        return result
+
+    def allgather_object(self, value: Any, name: str) -> list[Any]:
+        data = pickle.dumps(value)
+        lengths = torch.zeros(self.size(), dtype=torch.int64)
+        lengths[self.rank()] = len(data)
+        lengths = self.sum(lengths, f"{name}.lengths")
+        # A name has one size for ever: take the next power of two, and say it in the name.
+        room = 1 << int(lengths.max()).bit_length()
+        table = torch.zeros(self.size(), room, dtype=torch.uint8)
+        table[self.rank(), : len(data)] = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+        table = self.sum(table, f"{name}.{room}")
+        return [
+            pickle.loads(row[:length].numpy().tobytes())
+            for row, length in zip(table, lengths.tolist(), strict=True)
+        ]
+
+    def broadcast_parameters(self, state: Mapping[str, Tensor]) -> None:
+        for name, tensor in state.items():
+            mine = tensor if self.rank() == 0 else torch.zeros_like(tensor)
+            tensor.copy_(self.sum(mine, f"broadcast.{name}"))
+
+    def compression(self, config: Config, trained: nn.Module, inner: torch.optim.Optimizer) -> Any:
+        return attach(trained.named_parameters(), config)
+
+    def optimizer(
+        self, inner: torch.optim.Optimizer, model: nn.Module, compression: Any
+    ) -> torch.optim.Optimizer:
+        result: torch.optim.Optimizer = bps.DistributedOptimizer(
+            inner, named_parameters=model.named_parameters()
+        )
+        return result
+
+    def momentum_free_sgd(self) -> type[torch.optim.SGD]:
+        return DGCSGD
+
+
+ENGINE = BytePSEngine()

@@ -1,0 +1,85 @@
+"""Horovod as the engine of training."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import horovod
+import horovod.torch as hvd
+import torch
+from horovod.common.exceptions import HorovodInternalError
+from torch import Tensor, nn
+
+from gradcomp.config.schema import Config
+from horovod_compressors.torch import Compression
+from horovod_compressors.torch.wait import wait
+from torch_compressors import DGCSGD
+from training.learners.torch import TorchEngine
+
+__all__ = ["ENGINE"]
+
+
+class HorovodEngine(TorchEngine):
+    """Stock Horovod."""
+
+    name = "horovod"
+    title = "Horovod"
+    lost_rank = (HorovodInternalError,)
+
+    def init(self) -> None:
+        """See `Engine`, also below."""
+        # The exchange two_level makes process sets, and the configuration is read after this.
+        os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
+        hvd.init()
+
+    def versions(self) -> dict[str, str]:
+        return {"horovod": str(horovod.__version__)}
+
+    def rank(self) -> int:
+        return int(hvd.rank())
+
+    def size(self) -> int:
+        return int(hvd.size())
+
+    def local_size(self) -> int:
+        return int(hvd.local_size())
+
+    def sum(self, tensor: Tensor, name: str) -> Tensor:
+        handle = hvd.allreduce_async(tensor, op=hvd.Sum, name=name)
+        wait(handle)
+        result: Tensor = hvd.synchronize(handle)
+        return result
+
+    def allgather_object(self, value: Any, name: str) -> list[Any]:
+        result: list[Any] = hvd.allgather_object(value, name=name)
+        return result
+
+    def broadcast_object(self, value: Any, name: str) -> Any:
+        return hvd.broadcast_object(value, root_rank=0, name=name)
+
+    def barrier(self) -> None:
+        hvd.barrier()
+
+    def broadcast_parameters(self, state: Mapping[str, Tensor]) -> None:
+        hvd.broadcast_parameters(state, root_rank=0)
+
+    def compression(self, config: Config, trained: nn.Module, inner: torch.optim.Optimizer) -> Any:
+        return Compression(config, named_parameters=trained.named_parameters())
+
+    def optimizer(
+        self, inner: torch.optim.Optimizer, model: nn.Module, compression: Any
+    ) -> torch.optim.Optimizer:
+        result: torch.optim.Optimizer = hvd.DistributedOptimizer(
+            inner,
+            named_parameters=model.named_parameters(),
+            compression=compression or hvd.Compression.none,
+        )
+        return result
+
+    def momentum_free_sgd(self) -> type[torch.optim.SGD]:
+        return DGCSGD
+
+
+ENGINE = HorovodEngine()

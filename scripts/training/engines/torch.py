@@ -1,0 +1,92 @@
+"""torch.distributed as the engine of training: DistributedDataParallel, or gossip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradcomp.config.schema import Config
+from gradcomp.errors import PeerError, ProtocolError
+from torch_compressors import DGCSGD, ddp_hook, init_process_group
+from torch_compressors.launch import local_world_size
+from training.learners.gossip import GossipLearner
+from training.learners.torch import TorchEngine
+from training.settings.gossip import GossipSettings
+from training.settings.train import TrainSettings
+
+__all__ = ["ENGINE"]
+
+
+class DDPEngine(TorchEngine):
+    """Stock DistributedDataParallel on Gloo, with our communication hook; or our gossip."""
+
+    name = "torch"
+    title = "torch.distributed"
+    lost_rank = (ProtocolError, PeerError)
+
+    def init(self) -> None:
+        """See `Engine`, also below."""
+        init_process_group("gloo")
+
+    def versions(self) -> dict[str, str]:
+        return {}  # it is a part of torch
+
+    def rank(self) -> int:
+        return dist.get_rank()
+
+    def size(self) -> int:
+        return dist.get_world_size()
+
+    def local_size(self) -> int:
+        return local_world_size()
+
+    def sum(self, tensor: Tensor, name: str) -> Tensor:
+        result = tensor.clone()
+        try:
+            dist.all_reduce(result)
+        except RuntimeError as error:
+            raise ProtocolError(f"another rank does not answer in '{name}': {error}") from error
+        return result
+
+    def allgather_object(self, value: Any, name: str) -> list[Any]:
+        values: list[Any] = [None] * self.size()
+        dist.all_gather_object(values, value)
+        return values
+
+    def broadcast_parameters(self, state: Mapping[str, Tensor]) -> None:
+        for tensor in state.values():
+            dist.broadcast(tensor, 0)
+
+    def trained(self, model: nn.Module) -> nn.Module:
+        if self.size() == 1:
+            return model
+        # The trainer averages buffers itself.
+        return DistributedDataParallel(model, broadcast_buffers=False)
+
+    def compression(self, config: Config, trained: nn.Module, inner: torch.optim.Optimizer) -> Any:
+        if not isinstance(trained, DistributedDataParallel):
+            return None
+        state, hook = ddp_hook(config, trained, inner)
+        trained.register_comm_hook(state, hook)
+        return state
+
+    def optimizer(
+        self, inner: torch.optim.Optimizer, model: nn.Module, compression: Any
+    ) -> torch.optim.Optimizer:
+        return inner
+
+    def gossip_learner(
+        self, settings: TrainSettings, gossip: GossipSettings, classes: int, steps_per_epoch: int
+    ) -> GossipLearner:
+        return GossipLearner(self, settings, gossip, classes, steps_per_epoch)
+
+    def momentum_free_sgd(self) -> type[torch.optim.SGD]:
+        return DGCSGD
+
+
+ENGINE = DDPEngine()

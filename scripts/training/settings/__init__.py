@@ -1,0 +1,1 @@
+"""Sections of a configuration that the trainer reads."""

@@ -1,0 +1,174 @@
+"""The policy auto on real Horovod: whether compression pays is measured, on all ranks alike."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from horovod.torch import optimizer as stock
+from workers import harness
+from workers.harness import Cases
+
+from gradcomp import Config
+from gradcomp.exchange.rounds import Request
+from horovod_compressors.torch import Compression, compression
+from horovod_compressors.torch.engine import HorovodEngine
+
+cases = Cases()
+
+STEPS = 40
+"""More than a decision takes."""
+
+BANDWIDTH = 2.5e6
+"""Bytes per second of the slow link."""
+
+
+def config(spec: str) -> Config:
+    return Config.from_mapping(
+        {"version": 1, "compress": {"default": spec, "policy": "auto", "bucket_bytes": 10**6}}
+    )
+
+
+@contextlib.contextmanager
+def slow_link() -> Iterator[None]:
+    """Whatever travels, Horovod's own all-reduces included, takes its time."""
+
+    class Slow(HorovodEngine):
+        def start(self, request: Request) -> Any:
+            time.sleep(request.nbytes / BANDWIDTH)
+            return super().start(request)
+
+    send = stock.allreduce_async_
+
+    def slow(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        time.sleep(tensor.nbytes / BANDWIDTH)
+        return send(tensor, *args, **kwargs)
+
+    with (
+        mock.patch.object(compression, "HorovodEngine", Slow),
+        mock.patch.object(stock, "allreduce_async_", slow),
+    ):
+        yield
+
+
+class Training:
+    """A model whose gradients come in an order of the rank's own."""
+
+    def __init__(self, spec: str, shapes: dict[str, tuple[int, ...]]) -> None:
+        self.params = harness.parameters(shapes)
+        self.compression = Compression(config(spec), self.params.items())
+        self.opt = harness.optimizer(self.params, self.compression)
+        self.order = np.random.default_rng(hvd.rank())
+        self.sent: dict[str, Any] = dict.fromkeys(self.params, 0)
+        self.exact: dict[str, Any] = dict.fromkeys(self.params, 0)
+        self.step = 0
+
+    def train(self, steps: int) -> str:
+        """Steps with what they should do on average; returns what was logged."""
+        log = io.StringIO()
+        results = []
+        with contextlib.redirect_stderr(log):
+            for step in range(self.step, self.step + steps):
+                mine = harness.gradients(self.params, step)
+                names = self.order.permutation(list(self.params)).tolist()
+                results.append(
+                    harness.averages(self.opt, self.params, {name: mine[name] for name in names})
+                )
+        for averages in results:  # afterwards, as it takes time
+            of_ranks = [harness.gradients(self.params, self.step, r) for r in range(hvd.size())]
+            for name, average in averages.items():
+                harness.check_same_on_all_ranks(average, name)
+                self.sent[name] += average.double()
+                self.exact[name] += sum(grads[name].double() for grads in of_ranks) / hvd.size()
+            self.step += 1
+        return log.getvalue()
+
+    def check_nothing_is_lost(self) -> None:
+        residuals = self.compression.state_dict()["residual"]
+        for name, p in self.params.items():
+            late = residuals.get(name, torch.zeros(p.numel())).view(p.shape)
+            mean = hvd.allreduce(late, name=f"late.{name}", op=hvd.Average)
+            torch.testing.assert_close(
+                self.sent[name] + mean, self.exact[name], rtol=0, atol=0.05, check_dtype=False
+            )
+
+    def choices(self) -> list[str]:
+        decisions = self.compression.stats.decisions
+        texts = hvd.allgather_object([str(one) for one in decisions])
+        assert all(one == texts[0] for one in texts), texts
+        return [one.choice for one in decisions]
+
+
+def check_log(log: str, *parts: str) -> None:
+    assert log.count("gradcomp: policy auto:") == (1 if hvd.rank() == 0 else 0), log
+    if hvd.rank() == 0:
+        for part in parts:
+            assert part in log, log
+
+
+@cases
+def a_codec_that_costs_more_than_the_link_is_left_out() -> str:
+    """Singular values of matrices that hardly take time to send."""
+    training = Training(
+        "residual|atomo(rank=1,unbiased=false)", {"a": (128, 130), "b": (130, 128), "c": (50,)}
+    )
+    log = training.train(STEPS)
+    (choice,) = training.choices()
+    assert choice != "compressed", log
+    check_log(log, "atomo", f"elements: {choice} (exchanges of a step: dense ")
+    training.check_nothing_is_lost()
+    return log
+
+
+@cases
+def a_slow_link_makes_compression_pay_and_a_resumed_run_remembers() -> str:
+    shapes = {"a": (256, 256), "b": (250, 256), "c": (50,)}
+    with slow_link():
+        training = Training("residual|topk(ratio=0.01)", shapes)
+        log = training.train(STEPS)
+        assert training.choices() == ["compressed"], log
+        check_log(log, "compressed (exchanges of a step: dense ", "a whole step: dense ")
+        training.check_nothing_is_lost()
+    (decision,) = training.compression.stats.decisions
+    bytes_before = training.compression.stats.total_bytes
+    assert training.train(1) == "", "it is decided once"
+    assert training.compression.stats.total_bytes - bytes_before < 20_000
+
+    # A new process: the link is fast now, and nobody asks.
+    resumed = Training("residual|topk(ratio=0.01)", shapes)
+    state = training.compression.state_dict()
+    names = dict(zip(training.params, resumed.params, strict=True))
+    for kind, value in state.items():
+        if isinstance(value, dict):
+            state[kind] = {names[name]: one for name, one in value.items()}
+    resumed.compression.load_state_dict(state)
+    assert resumed.train(2) == ""
+    assert resumed.compression.stats.decisions == (decision,)
+    assert resumed.compression.stats.ratio > 20
+    return log
+
+
+@cases
+def sums_are_sums_while_it_measures() -> None:
+    params = harness.parameters({"w": harness.MATRIX})
+    compression_ = Compression(config("residual|topk(k=5)"), params.items())
+    opt = harness.optimizer(params, compression_, op=hvd.Sum)
+    for step in range(3):  # dense at first
+        of_ranks = [harness.gradients(params, step, rank) for rank in range(hvd.size())]
+        (actual,) = harness.averages(opt, params, of_ranks[hvd.rank()]).values()
+        torch.testing.assert_close(actual, sum(next(iter(one.values())) for one in of_ranks))
+
+
+@cases
+def names_are_needed() -> None:
+    """Also where no spec keeps state."""
+    harness.refused(
+        lambda: Compression(config("topk(k=5)")), ValueError, "policy 'auto'", "named_parameters"
+    )

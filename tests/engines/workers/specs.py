@@ -1,0 +1,54 @@
+"""Every codec, alone and with every memory, and algorithms, as rules for tensors of one model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gradcomp import Config
+from gradcomp.codec import spec
+from gradcomp.config.schema import MOMENTUM_CORRECTION
+
+STEPS = 100
+
+_CODECS = [stage.example for stage in spec.stages() if stage.kind == "codec"]
+_MEMORIES = [
+    spec.parse(stage.example).stages[0].text
+    for stage in spec.stages()
+    # All specs of a job have momentum correction or none; see dgc.py.
+    if stage.kind == "memory" and stage.name != MOMENTUM_CORRECTION
+]
+_ALGORITHMS = [
+    "powersgd(rank=2,start_step=10)",
+    "residual|chunk_allreduce(ratio=0.05,chunk=16)",
+    "powersgd(rank=1,start_step=0,variant=paper,orthogonalization=qr,values=bf16)",
+    "powersgd(rank=3,start_step=5,iters_per_step=2,warm_start=false,orthogonalization=cholesky)",
+    "atomo(rank=2)",
+    "residual|atomo(rank=1,unbiased=false,values=bf16)",
+    "signsgd_mv",
+    "signum|signsgd_mv(ties=plus)",
+]
+_PRESETS = ["residual|adaptive(rate=0.5,preset=basis)"]
+SPECS = [
+    *_CODECS,
+    *(f"{memory}|{codec}" for memory in _MEMORIES for codec in _CODECS),
+    *_ALGORITHMS,
+    *_PRESETS,
+]
+
+SHAPES = {"matrix": (48, 32), "odd": (701,), "one": (1,), "scalar": (), "empty": (0,)}
+
+
+def config() -> Config:
+    """Tensors whose names begin with ``N.`` take spec N."""
+    rules = [
+        {"match": {"name": f"{position}.*"}, "use": text} for position, text in enumerate(SPECS)
+    ]
+    compress = {"default": "identity", "rules": rules}
+    return Config.from_mapping({"version": 1, "compress": compress, "seed": 7})
+
+
+def normal(size: int, *seed: int) -> Any:
+    """Normal values that all ranks can tell."""
+    return np.random.default_rng(seed).standard_normal(size, np.float32)

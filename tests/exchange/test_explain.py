@@ -1,0 +1,58 @@
+"""`gradcomp.explain`: what a spec means, in words."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gradcomp
+from gradcomp import SpecError, get_codec
+from gradcomp.codec.spec import parse, stages
+from gradcomp.exchange.explain import explain
+
+
+def test_a_spec_with_memory_and_codec() -> None:
+    lines = explain("residual|topk(ratio=0.01)").split("\n")
+    assert lines[0] == "residual(beta=1.0,gamma=1.0)|topk(ratio=0.01,values=fp32)"
+    text = "\n".join(lines)
+    assert "memory residual: error feedback" in text
+    assert "  beta = 1.0, in [0, 1]: weight of the residual" in text
+    assert "codec topk: the k elements of largest magnitude" in text
+    assert "  ratio = 0.01, in (0, 1]: fraction of the elements that is kept" in text
+    assert "  k = " not in text, "k was not given"
+    assert "exchange: frames are all-gathered; every rank decodes all of them" in text
+    assert lines[-1].startswith("size: at most ")
+    assert lines[-1].endswith(" bytes for 1000000 elements (78.8x smaller)")
+
+
+@pytest.mark.parametrize(
+    ("spec", "exchange"),
+    [
+        ("identity", "the gradient itself is all-reduced"),
+        ("residual|identity", "payloads are all-reduced and decoded once"),
+        ("fp16", "payloads are all-reduced and decoded once"),
+        ("randomk(k=5)", "payloads are all-reduced and decoded once"),
+        ("bf16", "frames are all-gathered"),
+    ],
+)
+def test_exchange_patterns(spec: str, exchange: str) -> None:
+    assert f"exchange: {exchange}" in explain(spec)
+
+
+@pytest.mark.parametrize("name", gradcomp.list_codecs())
+def test_every_codec_is_explained_with_a_true_size(name: str) -> None:
+    (stage,) = (stage for stage in stages() if stage.name == name)
+    text = explain(stage.example)
+    assert text.startswith(parse(stage.example).canonical + "\n")
+    for part in (stage.summary, stage.paper, stage.nonfinite):
+        assert part in text
+    claimed = int(text.rsplit("at most ", 1)[1].split()[0])
+    x = np.ones(1_000_000, np.float32)
+    codec = get_codec(stage.example)
+    sent = codec.encode_payload(x) if "summable" in codec.caps else codec.encode(x)
+    assert sent.nbytes <= claimed
+
+
+def test_a_wrong_spec_is_a_spec_error() -> None:
+    with pytest.raises(SpecError, match="did you mean 'topk'"):
+        explain("topc(k=3)")

@@ -1,0 +1,346 @@
+"""Exchange patterns chosen by the configuration, and scatter-reduce-allgather above all."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradcomp import Config, Loopback, Pipeline, get_codec
+from gradcomp.codec.frame import inspect, split_frames
+from gradcomp.config.schema import load_config
+from gradcomp.errors import ConfigError, ProtocolError, WireError
+from gradcomp.exchange.patterns.chunks import cut
+from gradcomp.exchange.patterns.sra import MIN_CHUNK
+from gradcomp.exchange.rounds import AllGather, AllReduce, AllToAll, Request, TensorKey
+from gradcomp.runtime.loopback import run_rounds
+from support import exchange_cases
+from support.exchange_cases import SHAPES, gradients
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "exchange.md"
+
+# Seeded ones, one with shared random numbers, one that is not linear, and one for each kind of
+# error feedback in the core.
+CODECS = [
+    "topk(ratio=0.02)",
+    "randomk(ratio=0.05)",
+    "qsgd(levels=7)",
+    "int8",
+    "sign",
+    "fp16",
+    "bf16",
+    "polar_b(rate=0.5)",
+    "sketch(ratio=0.2)",
+    "rotate|uniform(bits=4)",
+]
+
+
+def config_of(spec: str, exchange: str = "sra", **others: Any) -> Config:
+    return exchange_cases.config_of(spec, exchange, **others)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("memory", ["", "residual|", "residual(beta=0.7,gamma=0.5)|", "signum|"])
+@pytest.mark.parametrize("codec", CODECS)
+def test_replicas_are_identical(codec: str, memory: str, ranks: int) -> None:
+    loop = Loopback(config_of(memory + codec), ranks)
+    for step in range(2):
+        for averages in loop.step(gradients(ranks, step)).values():
+            assert all(average.tobytes() == averages[0].tobytes() for average in averages)
+            assert np.isfinite(averages[0]).all()
+    assert loop.stats[0].sent_bytes.keys() == {"alltoall", "allgather"}
+
+
+@pytest.mark.parametrize("exchange", ["gather", "sra"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize(("beta", "gamma"), [(1.0, 1.0), (0.7, 0.5)])
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_averages_lack_is_in_the_residuals(
+    codec: str, beta: float, gamma: float, ranks: int, exchange: str
+) -> None:
+    """sum(corrected) = ranks * average + sum(residuals), of both losses."""
+    loop = Loopback(config_of(f"residual(beta={beta},gamma={gamma})|{codec}", exchange), ranks)
+    kept = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    for step in range(3):
+        grads = gradients(ranks, step)
+        for name, averages in loop.step(grads).items():
+            corrected = beta * kept[name] + gamma * np.sum(grads[name], axis=0, dtype=np.float64)
+            residuals = [rank.state_dict()["residual"][name] for rank in loop.ranks]
+            kept[name] = np.sum(residuals, axis=0, dtype=np.float64).reshape(SHAPES[name])
+            np.testing.assert_allclose(
+                ranks * averages[0].astype(np.float64) + kept[name], corrected, rtol=0, atol=3e-4
+            )
+
+
+@pytest.mark.parametrize("exchange", ["sra", "sparse_allreduce"])
+def test_the_same_holds_for_the_velocity_of_momentum_correction(exchange: str) -> None:
+    loop = Loopback(config_of("momentum_correction(momentum=0)|topk(ratio=0.05)", exchange), 3)
+    kept = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    for step in range(3):
+        grads = gradients(3, step)
+        for name, averages in loop.step(grads).items():
+            velocities = [rank.state_dict()["residual"][name] for rank in loop.ranks]
+            total = np.sum(velocities, axis=0, dtype=np.float64).reshape(SHAPES[name])
+            sent = kept[name] + np.sum(grads[name], axis=0, dtype=np.float64) - total
+            np.testing.assert_allclose(3 * averages[0], sent, rtol=0, atol=1e-5)
+            kept[name] = total
+
+
+def test_the_average_is_that_of_encoded_chunks() -> None:
+    """A tensor by itself, against a few lines of its own."""
+    ranks, codec = 3, get_codec("topk(ratio=0.1)")
+    grads = gradients(ranks)["odd"]
+    (averages,) = Loopback(config_of(codec.spec), ranks).step({"odd": grads}).values()
+    borders = [grads[0].size * rank // ranks for rank in range(ranks + 1)]
+    chunks = []
+    for begin, end in itertools.pairwise(borders):
+        total = np.zeros(end - begin, np.float32)
+        for grad in grads:
+            codec.decode_add(codec.encode(grad.reshape(-1)[begin:end]), total, 1 / ranks)
+        chunks.append(codec.decode(codec.encode(total)))
+    np.testing.assert_array_equal(averages[0].reshape(-1), np.concatenate(chunks))
+
+
+@pytest.mark.parametrize("codec", ["qsgd(levels=1)", "randomk(ratio=0.2,unbiased=true)"])
+def test_an_unbiased_codec_stays_unbiased(codec: str) -> None:
+    """Over steps the mean of the averages comes close to the average, of which a second phase with
+    the first one's random numbers would stay away."""
+    loop = Loopback(config_of(codec), 3)
+    rng = np.random.default_rng(0)
+    grads = [rng.standard_normal((64, 64), np.float32) for _ in range(3)]
+    exact = np.mean(grads, axis=0)
+    single, mean, steps = 0.0, np.zeros_like(exact), 200
+    for _ in range(steps):
+        average = loop.step({"w": grads})["w"][0]
+        single += float(np.sum((average - exact) ** 2)) / steps
+        mean += average / steps
+    # An unbiased mean's error is 1 / steps of a single one's.
+    assert np.sum((mean - exact) ** 2) < 1.3 * single / steps
+
+
+def test_half_precision_is_added_in_single_precision() -> None:
+    """60000 + 60000 overflows float16, their average does not."""
+    grads = {"w": [np.full((64, 64), 60000.0)] * 2}
+    assert np.isinf(Loopback("fp16", 2).step(grads)["w"][0]).all()
+    (average, _) = Loopback(config_of("fp16"), 2).step(grads)["w"]
+    assert (average == 60000).all()
+
+
+def requests_of(
+    inner: Generator[Request, Any, Any], seen: list[Request]
+) -> Generator[Request, Any, Any]:
+    try:
+        request = next(inner)
+        while True:
+            seen.append(request)
+            request = inner.send((yield request))
+    except StopIteration as stop:
+        return stop.value
+
+
+def run_bucket(config: Config, ranks: int, names: Sequence[str]) -> list[list[Request]]:
+    """The requests of each rank."""
+    grads = gradients(ranks)
+    seen: list[list[Request]] = [[] for _ in range(ranks)]
+    run_rounds(
+        [
+            requests_of(
+                Pipeline(config, rank, ranks).bucket_round(
+                    "bucket", {name: grads[name][rank] for name in names}
+                ),
+                seen[rank],
+            )
+            for rank in range(ranks)
+        ]
+    )
+    return seen
+
+
+def test_random_numbers_are_those_of_one_piece_rank_and_phase() -> None:
+    seen = run_bucket(config_of("randomk(ratio=0.1)"), 3, list(SHAPES))
+    streams = []
+    for rank, (scatter, gather) in enumerate(seen):
+        assert isinstance(scatter, AllToAll)
+        assert isinstance(gather, AllGather)
+        assert sum(scatter.splits) == scatter.data.size == scatter.nbytes
+        assert not isinstance(gather.count, int)
+        frames = split_frames(scatter.data, sum(gather.count))  # of all pieces
+        frames += split_frames(gather.frame, gather.count[rank])
+        streams += [inspect(frame).stream for frame in frames]
+    assert len(set(streams)) == len(streams)
+
+
+def test_volume_does_not_grow_with_the_ranks() -> None:
+    sent = {}
+    for exchange, ranks in itertools.product(["gather", "sra"], [2, 8]):
+        seen = run_bucket(config_of("int8", exchange), ranks, list(SHAPES))
+        received = sum(one[-1].nbytes for one in seen[1:])
+        if exchange == "sra":
+            received += sum(one[0].splits[0] for one in seen[1:])  # type: ignore[union-attr]
+        sent[exchange, ranks] = received
+    assert sent["gather", 8] == 7 * sent["gather", 2]
+    # 2 (n - 1) / n payloads.
+    assert sent["sra", 8] < 1.85 * sent["sra", 2]
+
+
+def test_tensors_without_elements_travel_along() -> None:
+    rules = [{"match": {}, "use": "residual|int8"}]
+    loop = Loopback(config_of("residual|int8", rules=rules), 3)
+    averages = loop.step({"none": [np.ones((0, 3))] * 3, "all": [np.ones((3, MIN_CHUNK))] * 3})
+    assert averages["none"][2].shape == (0, 3)
+    assert (averages["all"][2] == 1).all()
+    assert loop.stats[0].sent_bytes["alltoall"]
+
+
+@pytest.mark.parametrize(("missing", "kinds"), [(1, {"allgather"}), (0, {"alltoall", "allgather"})])
+def test_few_elements_are_gathered(missing: int, kinds: set[str]) -> None:
+    shape = (3 * MIN_CHUNK - missing,)
+    loop = Loopback(config_of("int8", rules=[{"match": {}, "use": "residual|topk(k=5)"}]), 3)
+    grads = [np.random.default_rng(rank).standard_normal(shape) for rank in range(3)]
+    averages = loop.step({"w": grads})["w"]
+    assert set(loop.stats[0].sent_bytes) == kinds
+    assert all(np.array_equal(average, averages[0]) for average in averages)
+
+
+def test_one_rank_has_nobody_to_divide_the_work_with() -> None:
+    loop = Loopback(config_of("topk(ratio=0.1)"), 1)
+    loop.step(gradients(1))
+    assert set(loop.stats[0].sent_bytes) == {"allgather"}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+@pytest.mark.parametrize("sizes", [[10], [3, 0, 4], [1], [5000, 1, 37, 9000], [1] * 5])
+def test_chunks_hold_each_element_once(sizes: list[int], ranks: int) -> None:
+    keys = [TensorKey(f"t{n}", (size,), size) for n, size in enumerate(sizes)]
+    chunks = cut(keys, ranks)
+    pieces = [piece for chunk in chunks for piece in chunk]
+    elements = [(p.member, i) for p in pieces for i in range(p.begin, p.end)]
+    assert elements == [(m, i) for m, size in enumerate(sizes) for i in range(size)]
+    loads = [sum(piece.numel for piece in chunk) for chunk in chunks]
+    assert max(loads) - min(loads) <= 1
+    assert len({piece.tensor_id(phase) for piece in pieces for phase in (0, 1)}) == 2 * len(pieces)
+
+
+@pytest.mark.parametrize(("phase", "says"), [(0, "the frames of rank 1"), (1, "rank 1's average")])
+def test_a_damaged_frame_is_named(phase: int, says: str) -> None:
+    config = config_of("topk(ratio=0.1)")
+    grads = gradients(2)
+    rounds = [
+        Pipeline(config, rank, 2).bucket_round("bucket", {"odd": grads["odd"][rank]})
+        for rank in range(2)
+    ]
+    replies: list[Any] = [None, None]
+    for current in range(2):
+        requests = [one.send(reply) for one, reply in zip(rounds, replies, strict=True)]
+        parts: list[Any] = []
+        for request in requests:
+            if isinstance(request, AllToAll):
+                borders = [0, *itertools.accumulate(request.splits)]
+                parts.append([request.data[b:e] for b, e in itertools.pairwise(borders)])
+            else:
+                assert isinstance(request, AllGather)
+                parts.append([request.frame, request.frame])
+        replies = [list(of_rank) for of_rank in zip(*parts, strict=True)]
+        if current == phase:
+            bad = replies[0][1].copy()
+            if phase == 0:
+                bad = bad[:-1]
+            else:
+                bad[-3] ^= 0xFF
+                bad[len(bad) // 2 :] = 0xFF
+            replies[0][1] = bad
+            with pytest.raises(WireError, match=says) as caught:
+                rounds[0].send(replies[0])
+            assert "'odd'" in str(caught.value)
+            return
+
+
+def test_the_loopback_tells_apart_what_ranks_ask_for() -> None:
+    def asks(request: Request) -> Generator[Request, Any, None]:
+        yield request
+
+    one = AllToAll("w", np.zeros(2, np.uint8), [1, 1])
+    other = AllReduce("w", np.zeros(2, np.float32))
+    with pytest.raises(ProtocolError, match="rank 0: all-to-all of 'w'"):
+        run_rounds([asks(one), asks(other)])
+
+
+def test_rules_have_exchanges_of_their_own() -> None:
+    config = config_of(
+        "topk(ratio=0.01)",
+        rules=[
+            {"match": {"name": "a*"}, "use": "fp16", "exchange": "auto"},
+            {"match": {"name": "b*"}, "use": "fp16", "exchange": "gather"},
+            {"match": {"name": "c*"}, "use": "fp16"},
+            {"match": {"name": "d*"}, "use": "powersgd", "exchange": "auto"},
+            {"match": {"name": "e*"}, "use": "identity"},
+        ],
+    )
+    kinds = {"a": "allreduce", "b": "allgather", "c": "alltoall", "e": "allreduce", "x": "alltoall"}
+    for name, kind in kinds.items():
+        pipeline = Pipeline(config, 0, 2)
+        assert next(pipeline.round(name, np.ones((64, 64), np.float32))).kind == kind
+    assert config.resolve("b", (64, 64)).exchange == "gather"
+    assert config.resolve("bias", (64,)).rule == "compress.rules[1]"
+    assert config.resolve("x", (64,)).exchange == "auto"  # of a default rule
+
+
+def test_the_example_of_the_document(tmp_path: Path) -> None:
+    path = tmp_path / "example.yaml"
+    path.write_text(DOCUMENT.read_text().split("```yaml\n")[1].split("```")[0])
+    config = load_config([path])
+    assert config.compress.exchange == "sra"
+    assert [exchange for _, _, exchange in config.compress.choices] == ["sra", "auto", "reduce"]
+
+
+def test_the_same_spec_may_travel_in_several_ways() -> None:
+    rules = [{"match": {"name": "a"}, "use": "residual|fp16", "exchange": "sra"}]
+    loop = Loopback(config_of("residual|fp16", "auto", rules=rules), 2)
+    loop.step({name: [np.ones((64, 64))] * 2 for name in "ab"})
+    assert set(loop.stats[0].sent_bytes) == {"alltoall", "allgather", "allreduce"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "exchange", "says"),
+    [
+        ("topk(k=5)", "reduce", "payloads of 'topk' cannot be added; take gather or sra"),
+        ("globaltopk(ratio=0.1)", "sra", "take gather, sparse_allreduce, or topk"),
+        ("powersgd", "sra", "give its rule `exchange: auto`"),
+        ("powersgd", "gather", "give its rule `exchange: auto`"),
+        (
+            "topk(k=5)",
+            "ring",
+            "expected auto, reduce, gather, sra, sparse_allreduce, two_",
+        ),
+    ],
+)
+def test_what_cannot_be(spec: str, exchange: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_of(spec, exchange)
+    assert says in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        config_of("fp16", "auto", rules=[{"match": {}, "use": spec, "exchange": exchange}])
+    assert says in str(caught.value)
+    assert "compress.rules[0]" in str(caught.value)
+
+
+def test_the_digest_sees_exchanges() -> None:
+    rule = {"match": {}, "use": "fp16"}
+    texts = {
+        config_of("fp16", "auto").digest_text(),
+        config_of("fp16", "sra").digest_text(),
+        config_of("fp16", "auto", rules=[rule]).digest_text(),
+        config_of("fp16", "auto", rules=[{**rule, "exchange": "gather"}]).digest_text(),
+    }
+    assert len(texts) == 4
+    same = [
+        config_of("fp16", "auto", rules=[rule]),
+        config_of("fp16", "auto", rules=[{**rule, "exchange": "auto"}]),
+    ]
+    assert len({config.digest_text() for config in same}) == 1
+    assert json.loads(same[0].digest_text())["compress"]["exchange"] == "auto"

@@ -1,0 +1,38 @@
+"""What is imported for what: frameworks take seconds, and commands should not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import torch_compressors
+
+
+def imported(program: str) -> set[str]:
+    """The modules that a Python program has imported at its end."""
+    names = "import sys; print('\\n'.join(sys.modules), file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}\n{names}"], capture_output=True, text=True, check=True
+    )
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["explain", "residual|topk(ratio=0.01)"]])
+def test_commands_import_no_framework(arguments: list[str]) -> None:
+    modules = imported(f"from gradcomp.cli.app import app\napp({arguments}, standalone_mode=False)")
+    assert "gradcomp.cli.app" in modules
+    assert not modules & {"torch", "tensorflow", "horovod", "byteps", "matplotlib", "scipy"}
+
+
+def test_other_adapters_import_neither_ddp_nor_gossip() -> None:
+    modules = imported("import torch_compressors.state, torch_compressors.dgc_sgd")
+    assert not modules & {"torch_compressors.ddp", "torch_compressors.gossip", "gradcomp.gossip"}
+
+
+def test_the_public_names_are_there() -> None:
+    for name in torch_compressors.__all__:
+        assert getattr(torch_compressors, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'ddphook'"):
+        torch_compressors.ddphook  # noqa: B018

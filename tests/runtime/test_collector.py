@@ -1,0 +1,173 @@
+"""Gradients that come one by one travel in buckets, over an engine of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradcomp import Config, Loopback, Pipeline, ProtocolError
+from gradcomp.codec.arrays import FloatArray
+from gradcomp.exchange.engine import Driver
+from gradcomp.runtime.collector import Collector
+from support.thread_engine import RANKS, Board, Engine, on_all_ranks
+
+SHAPES = {"a": (40, 10), "b": (300,), "c": (20, 20), "d": (5,), "e": (100, 3)}
+
+
+def config(spec: Any, bucket_bytes: int) -> Config:
+    compress = {
+        "default": spec,
+        "rules": [{"match": {}, "use": spec}],
+        "bucket_bytes": bucket_bytes,
+    }
+    return Config.from_mapping({"version": 1, "compress": compress})
+
+
+def gradient(name: str, step: int, rank: int) -> FloatArray:
+    seed = [ord(name), step, rank]
+    return np.random.default_rng(seed).standard_normal(SHAPES[name], np.float32)
+
+
+def train(
+    settings: Config, names: Mapping[int, list[str]], steps: int = 3
+) -> tuple[list[list[dict[str, FloatArray]]], list[Engine]]:
+    """What each rank's collector gives, step by step, and the engines with what they started."""
+    board = Board()
+    engines = [Engine(board, rank) for rank in range(RANKS)]
+
+    def rank_main(rank: int) -> list[dict[str, FloatArray]]:
+        pipeline = Pipeline(settings, rank, RANKS)
+        collector = Collector(Driver(engines[rank]), pipeline, SHAPES)
+        random = np.random.default_rng([rank, 7])
+        results = []
+        for step in range(steps):
+            collector.begin_step()
+            for name in random.permutation(names[step]).tolist():
+                collector.add(name, gradient(name, step, rank), 1)
+            averages = {
+                name: collector.finish(name) for name in random.permutation(names[step]).tolist()
+            }
+            results.append(averages)
+        return results
+
+    return on_all_ranks(rank_main), engines
+
+
+ALL = {step: list(SHAPES) for step in range(3)}
+
+
+@pytest.mark.parametrize("bucket_bytes", [0, 1, 2000, 4 * 2**20])
+@pytest.mark.parametrize("spec", ["residual|topk(ratio=0.1)", "residual|sign", "int4"])
+def test_averages_are_those_of_single_tensors(spec: str, bucket_bytes: int) -> None:
+    results, _ = train(config(spec, bucket_bytes), ALL)
+    loop = Loopback(config(spec, 0), RANKS)
+    for step in range(3):
+        grads = {name: [gradient(name, step, rank) for rank in range(RANKS)] for name in SHAPES}
+        expected = loop.step(grads)
+        for of_rank in results:
+            for name, average in of_rank[step].items():
+                assert average.tobytes() == expected[name][0].tobytes()
+
+
+def test_buckets_follow_the_specs() -> None:
+    plan = ["sign", {"from_step": 1, "use": "residual|globaltopk(k=3)"}]
+    settings = config([*plan, {"from_step": 2, "use": "identity"}], 2000)
+    results, engines = train(settings, ALL)
+    loop = Loopback(settings, RANKS)
+    for step in range(3):
+        grads = {name: [gradient(name, step, rank) for rank in range(RANKS)] for name in SHAPES}
+        expected = loop.step(grads)
+        for of_rank in results:
+            for name, average in of_rank[step].items():
+                assert average.tobytes() == expected[name][0].tobytes()
+    for engine in engines:
+        assert sorted(engine.started[:2]) == ["b+1", "e+2"]
+        assert sorted(engine.started[-5:]) == sorted(SHAPES)
+
+
+def test_buckets_are_filled_from_the_last_tensor_on() -> None:
+    _, engines = train(config("sign", 2000), ALL, steps=1)
+    # e and d have 1,220 bytes, c brings them to 2,820; b and a have 2,800.
+    for engine in engines:
+        assert sorted(engine.started) == ["b+1", "e+2"]
+    _, engines = train(config("sign", 0), ALL, steps=1)
+    for engine in engines:
+        assert sorted(engine.started) == sorted(SHAPES)
+
+
+def test_globaltopk_chooses_over_the_bucket_as_in_the_loopback() -> None:
+    settings = config("residual|globaltopk(ratio=0.05)", 4 * 2**20)
+    results, _ = train(settings, ALL)
+    loop = Loopback(settings, RANKS)
+    for step in range(3):
+        grads = {name: [gradient(name, step, rank) for rank in range(RANKS)] for name in SHAPES}
+        expected = loop.step(grads)
+        for of_rank in results:
+            assert {name: average.tobytes() for name, average in of_rank[step].items()} == {
+                name: averages[0].tobytes() for name, averages in expected.items()
+            }
+
+
+def test_parameters_without_a_gradient_hold_nothing_up() -> None:
+    names = {0: list("abcde"), 1: list("ace"), 2: list("bd")}
+    results, engines = train(config("topk(ratio=0.1)", 2000), names)
+    for of_rank in results:
+        assert [sorted(averages) for averages in of_rank] == [
+            list("abcde"),
+            list("ace"),
+            list("bd"),
+        ]
+    # A tensor that is alone in its bucket goes by its own name.
+    assert engines[0].started[2:4] == ["e+2", "a"]
+    assert sorted(engines[0].started[4:]) == ["b", "d"]
+
+
+def alone(spec: str = "sign") -> tuple[Collector, Engine]:
+    engine = Engine(Board(ranks=1), 0)
+    return Collector(Driver(engine), Pipeline(config(spec, 2000)), SHAPES), engine
+
+
+def test_a_full_bucket_starts_at_once() -> None:
+    collector, engine = alone()
+    for name in ("c", "d"):
+        collector.add(name, gradient(name, 0, 0), 1)
+    assert engine.started == []
+    collector.add("e", gradient("e", 0, 0), 1)
+    assert engine.started == ["e+2"]
+
+
+def test_a_tensor_that_comes_twice_in_a_step_is_refused() -> None:
+    collector, _ = alone()
+    collector.add("a", gradient("a", 0, 0), 1)
+    with pytest.raises(ProtocolError, match=r"'a' came twice .* backward_passes_per_step"):
+        collector.add("a", gradient("a", 0, 0), 1)
+    for name in "bcde":
+        collector.add(name, gradient(name, 0, 0), 1)
+    for name in SHAPES:
+        collector.finish(name)
+    collector.add("a", gradient("a", 1, 0), 1)  # the next step
+
+
+def test_a_step_that_fails_can_be_followed_by_another() -> None:
+    collector, engine = alone()
+    for name in SHAPES:
+        collector.add(name, gradient(name, 0, 0), 1)
+    engine.board.ranks = 2  # one who never comes
+    engine.patience = 0.1
+    with pytest.raises(TimeoutError):
+        collector.finish("a")
+    engine.board.ranks = 1
+    for name in SHAPES:
+        collector.add(name, gradient(name, 1, 0), 1)
+    for name in SHAPES:
+        assert collector.finish(name).size == np.prod(SHAPES[name])
+
+
+def test_a_tensor_that_nobody_announced_travels_alone() -> None:
+    collector, engine = alone()
+    collector.add("z", np.ones(10, np.float32), 40)
+    assert engine.started == ["z"]
+    assert collector.finish("z").tolist() == [1] * 10

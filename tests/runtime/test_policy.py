@@ -1,0 +1,433 @@
+"""Measured decisions: by a mocked clock, over a simulated link, on ranks that are threads."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradcomp import Config, ConfigError, Loopback, Pipeline
+from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.spec import parse
+from gradcomp.exchange.engine import Driver
+from gradcomp.exchange.patterns.dense import Dense
+from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
+from gradcomp.exchange.rounds import AllReduce, Request
+from gradcomp.runtime.collector import Collector
+from gradcomp.runtime.loopback import run_rounds
+from gradcomp.runtime.policy import (
+    _MEASURING,
+    _RACE,
+    COMPRESSED,
+    DENSE,
+    HALF,
+    Decision,
+    Group,
+    Policy,
+    alternatives,
+)
+from support.thread_engine import RANKS, Board, Engine, on_all_ranks
+
+SPEC = parse("residual|topk(ratio=0.1)")
+STEPS = len(_MEASURING) + len(_RACE)
+"""Of a trial; the step after them knows the decision."""
+
+
+def config(spec: Any = SPEC.canonical, **compress: Any) -> Config:
+    rules = [{"match": {"name": "bias*"}, "use": "identity"}, {"match": {}, "use": spec}]
+    compress = {"default": spec, "rules": rules, "policy": "auto", **compress}
+    return Config.from_mapping({"version": 1, "compress": compress})
+
+
+# ----------------------------------------------------------------------------------- the decisions
+
+GROUPS = [Group.of(SPEC, "auto", 5000), Group.of(SPEC, "auto", 100_000)]
+
+
+class Trial:
+    """Policies of several ranks, whose steps take the time that a function of the choices says."""
+
+    def __init__(self, ranks: int = 2) -> None:
+        self.policies = [Policy() for _ in range(ranks)]
+        self.now = [100.0 * rank for rank in range(ranks)]
+        self.between = 8.0  # from the last average to the next step's first gradient
+
+    def step(
+        self,
+        exchange: Callable[[int, Group, str], float],
+        whole: Callable[[dict[Group, str]], float] = lambda _: 1.0,
+        groups: list[Group] = GROUPS,
+    ) -> None:
+        run_rounds(
+            [
+                one.begin_step(groups, now, now + self.between)
+                for one, now in zip(self.policies, self.now, strict=True)
+            ]
+        )
+        choices = [{group: one.choice(group) for group in groups} for one in self.policies]
+        assert all(one == choices[0] for one in choices)
+        for rank, one in enumerate(self.policies):
+            for group in one.measured:
+                one.record(group, exchange(rank, group, choices[0][group]))
+            self.now[rank] += self.between + whole(choices[0])
+
+    def decided(self) -> list[dict[Group, Decision]]:
+        return [one.decisions for one in self.policies]
+
+
+def test_each_group_takes_what_was_fastest_for_it() -> None:
+    trial = Trial()
+    small, large = GROUPS
+    times = {(small, DENSE): 1, (small, HALF): 2, (small, COMPRESSED): 3}
+    times |= {(large, DENSE): 3, (large, HALF): 2, (large, COMPRESSED): 1}
+    for _ in range(STEPS):
+        # Ranks disagree; their mean decides.
+        trial.step(
+            lambda rank, group, name: times[group, name] + 0.4 * rank,
+            lambda chosen: 5 - (chosen[large] == COMPRESSED),
+        )
+        assert trial.decided() == [{}, {}]
+    trial.step(lambda *_: 0)
+    for decisions in trial.decided():
+        assert {group: one.choice for group, one in decisions.items()} == {
+            small: DENSE,
+            large: COMPRESSED,
+        }
+        assert decisions[large].seconds == pytest.approx({DENSE: 3.2, HALF: 2.2, COMPRESSED: 1.2})
+        assert decisions[large].step_seconds == (5, 4)
+    assert trial.decided()[0] == trial.decided()[1]
+    text = str(trial.decided()[0][large])
+    assert (
+        "'residual(beta=1.0,gamma=1.0)|topk(ratio=0.1,values=fp32)' on tensors of 32768 to 131071"
+        in text
+    )
+    assert "compressed (exchanges of a step: dense 3200.000 ms, fp16 2200.000 ms" in text
+    assert "a whole step: dense 5000.000 ms, as chosen 4000.000 ms" in text
+
+
+@pytest.mark.parametrize(("lap", "choice"), [(1.1, DENSE), (0.98, DENSE), (0.96, HALF)])
+def test_whole_steps_have_the_last_word(lap: float, choice: str) -> None:
+    trial = Trial()
+    for _ in range(STEPS + 1):
+        trial.step(
+            lambda rank, group, name: name == DENSE,
+            lambda chosen: 1.0 if DENSE in chosen.values() else lap,
+        )
+    for one in trial.policies:
+        for decision in one.decisions.values():
+            # Exchanges in float16 are as fast as compressed ones here, and come first.
+            assert decision.choice == choice
+            assert decision.step_seconds == pytest.approx((1.0, lap))
+
+
+@pytest.mark.parametrize("compressed", [1.2, 1.0, 0.98])
+def test_no_race_where_nothing_gains_more_than_noise(compressed: float) -> None:
+    trial = Trial()
+    for _ in range(len(_MEASURING) + 1):
+        trial.step(lambda rank, group, name: compressed if name == COMPRESSED else 1.0)
+    for one in trial.policies:
+        assert {decision.choice for decision in one.decisions.values()} == {DENSE}
+        assert {decision.step_seconds for decision in one.decisions.values()} == {None}
+
+
+def test_first_turns_do_not_count_and_the_least_of_the_others_does() -> None:
+    trial = Trial(1)
+    turns: list[str] = []
+
+    def seconds(rank: int, group: Group, name: str) -> float:
+        turns.append(name)
+        own = turns.count(name)
+        return 0.0 if own == 1 else own + (name != COMPRESSED)
+
+    for _ in range(STEPS + 1):
+        trial.step(seconds, groups=GROUPS[:1])
+    assert trial.decided()[0][GROUPS[0]].seconds == {DENSE: 3.0, HALF: 3.0, COMPRESSED: 2.0}
+
+
+def test_groups_that_appear_later_are_measured_then() -> None:
+    trial = Trial()
+    small, large = GROUPS
+
+    def fast(rank: int, group: Group, name: str) -> float:
+        return float(name != COMPRESSED)
+
+    def whole(chosen: dict[Group, str]) -> float:
+        return 1.0 + (DENSE in chosen.values())
+
+    for _ in range(STEPS + 1):
+        trial.step(fast, whole, [small])
+    kept = trial.decided()[0][small]
+    for _ in range(3):  # an abandoned trial leaves nothing
+        trial.step(fast, whole)
+    trial.step(fast, whole, [small])
+    for _ in range(STEPS + 1):
+        trial.step(fast, whole)
+    assert trial.decided()[0].keys() == {small, large}
+    assert trial.decided()[0][small] is kept
+
+
+def test_alternatives() -> None:
+    assert {name: one.canonical for name, one in alternatives(SPEC).items()} == {
+        DENSE: "identity",
+        HALF: "fp16(overflow=inf)",
+    }
+    assert alternatives(parse("fp16")).keys() == {DENSE}
+    (dense,) = alternatives(parse("dgc(momentum=0.8)")).values()
+    assert dense.codec == "identity"
+    assert dense.memory is not None
+    assert dense.memory.params["momentum"] == 0.8
+
+
+@pytest.mark.parametrize("numel", [1, 3, 4, 4095, 4096, 100_000, 2**29])
+def test_the_sizes_of_a_group_are_what_it_says(numel: int) -> None:
+    low, high = (
+        str(Group.of(SPEC, "auto", numel))
+        .split(" tensors of ")[1]
+        .split(" elements")[0]
+        .split(" to ")
+    )
+    assert int(low) <= numel <= int(high)
+    for other in (int(low), int(high)):
+        assert Group.of(SPEC, "auto", other) == Group.of(SPEC, "auto", numel)
+
+
+# ------------------------------------------------------------------------- in a job's own machinery
+
+SHAPES = {"w1": (300, 200), "bias1": (50,), "w2": (90, 80), "w3": (200, 310)}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Link(Engine):
+    """Every request takes its time, on the rank's own clock."""
+
+    def __init__(self, board: Board, rank: int, clock: Clock, bandwidth: float) -> None:
+        super().__init__(board, rank)
+        self.clock = clock
+        self.bandwidth = bandwidth
+
+    def start(self, request: Request) -> Any:
+        self.clock.now += request.nbytes / self.bandwidth
+        return super().start(request)
+
+
+class Costly(Pipeline):
+    """Encoding takes its time, too."""
+
+    clock: Clock
+    speed: float
+
+    def bucket_round(self, label: str, grads: Mapping[str, FloatArray], *others: Any) -> Any:
+        for name, grad in grads.items():
+            if not isinstance(self.aggregator(name, grad.shape), Dense | DenseMomentum):
+                self.clock.now += grad.nbytes / self.speed
+        return super().bucket_round(label, grads, *others)
+
+
+def gradient(name: str, step: int, rank: int) -> FloatArray:
+    rng = np.random.default_rng([step, rank, *name.encode()])
+    return rng.standard_normal(SHAPES[name], np.float32)
+
+
+class Job:
+    """All ranks' collectors; steps go on where the last ones ended."""
+
+    def __init__(self, settings: Config, bandwidth: float, speed: float) -> None:
+        self.pipelines = []
+        self.collectors = []
+        board = Board()
+        for rank in range(RANKS):
+            pipeline = Costly(settings, rank, RANKS)
+            pipeline.clock, pipeline.speed = Clock(), speed
+            engine = Link(board, rank, pipeline.clock, bandwidth)
+            self.pipelines.append(pipeline)
+            self.collectors.append(Collector(Driver(engine), pipeline, SHAPES, pipeline.clock))
+        self.step = 0
+
+    def train(self, steps: int) -> list[list[dict[str, FloatArray]]]:
+        """What each rank is given, after a check that it is the same on all."""
+
+        def rank_main(rank: int) -> list[dict[str, FloatArray]]:
+            random = np.random.default_rng([rank, self.step])
+            results = []
+            for step in range(self.step, self.step + steps):
+                self.collectors[rank].begin_step()
+                for name in random.permutation(list(SHAPES)).tolist():
+                    self.collectors[rank].add(name, gradient(name, step, rank), 1)
+                results.append(
+                    {
+                        name: self.collectors[rank].finish(name)
+                        for name in random.permutation(list(SHAPES)).tolist()
+                    }
+                )
+                self.collectors[rank].end_step()
+                self.pipelines[rank].clock.now += random.uniform(0.0, 0.1)  # of computing
+            return results
+
+        results = on_all_ranks(rank_main)
+        for of_rank in results:
+            for one, first in zip(of_rank, results[0], strict=True):
+                assert all(one[name].tobytes() == first[name].tobytes() for name in SHAPES)
+        self.step += steps
+        return results
+
+    def choices(self) -> dict[int, str]:
+        (first, *others) = [pipeline.stats.decisions for pipeline in self.pipelines]
+        assert all(other == first for other in others)
+        return {one.group.size: one.choice for one in first}
+
+
+MB = 1e6
+SIZES = {name: Group.of(SPEC, "auto", int(np.prod(shape))).size for name, shape in SHAPES.items()}
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "speed", "choice"),
+    [
+        (10 * MB, 1000 * MB, COMPRESSED),  # a slow link
+        (1000 * MB, 10 * MB, DENSE),  # a slow codec
+    ],
+)
+def test_links_and_codecs_decide(bandwidth: float, speed: float, choice: str) -> None:
+    job = Job(config(), bandwidth, speed)
+    results = job.train(STEPS + 4)[0]
+    assert job.choices() == {SIZES["w1"]: choice, SIZES["w2"]: choice}
+    for step in (STEPS + 1, STEPS + 3):
+        sparse = np.count_nonzero(results[step]["w1"] == 0)
+        assert (sparse > 0.5 * results[step]["w1"].size) == (choice == COMPRESSED)
+
+
+def test_nothing_is_lost_whatever_is_tried() -> None:
+    job = Job(config("residual|int4", bucket_bytes=50_000), 10 * MB, 1000 * MB)
+    results = job.train(STEPS + 4)[0]
+    for name in SHAPES:
+        total = sum(one[name].astype(np.float64).reshape(SHAPES[name]) for one in results)
+        residuals = [one.state_dict()["residual"].get(name) for one in job.pipelines]
+        late = sum(one.reshape(SHAPES[name]) for one in residuals) / RANKS if name != "bias1" else 0
+        exact = sum(
+            np.mean([gradient(name, step, rank) for rank in range(RANKS)], axis=0, dtype=np.float64)
+            for step in range(len(results))
+        )
+        # float16 was tried in some steps.
+        np.testing.assert_allclose(total + late, exact, atol=0.02)
+
+
+def test_a_resumed_run_keeps_the_decision_and_measures_nothing() -> None:
+    job = Job(config(), 10 * MB, 1000 * MB)
+    job.train(STEPS + 1)
+    states = [pickle.loads(pickle.dumps(one.state_dict())) for one in job.pipelines]
+    other = Job(config(), 1000 * MB, 10 * MB)  # which would decide otherwise
+    for pipeline, state in zip(other.pipelines, states, strict=True):
+        pipeline.load_state_dict(copy.deepcopy(state))
+    other.step = job.step
+    assert other.choices() == job.choices() == dict.fromkeys(other.choices(), COMPRESSED)
+    again, whole = other.train(3), job.train(3)
+    for one, two in zip(again[0], whole[0], strict=True):
+        assert all(one[name].tobytes() == two[name].tobytes() for name in SHAPES)
+    for pipeline in other.pipelines:
+        pipeline.decide_again()
+    assert other.choices() == {}
+    other.train(STEPS + 1)
+    assert other.choices() == dict.fromkeys(job.choices(), DENSE)
+
+
+def test_another_number_of_ranks_measures_anew() -> None:
+    job = Job(config(), 10 * MB, 1000 * MB)
+    job.train(STEPS + 1)
+    states = [one.state_dict() for one in job.pipelines]
+    for size, left in ((RANKS, 2), (RANKS + 1, 0)):
+        pipeline = Pipeline(config(), 0, size)
+        pipeline.load_state_dict(states)
+        assert len(pipeline.stats.decisions) == left
+
+
+def test_powersgd_is_measured_when_it_compresses() -> None:
+    job = Job(config("powersgd(rank=1,start_step=5)"), 10 * MB, 1000 * MB)
+    results = job.train(STEPS + 6)[0]
+    assert set(job.choices().values()) == {COMPRESSED}
+    for step in range(5):
+        exact = np.mean([gradient("w1", step, rank) for rank in range(RANKS)], axis=0)
+        np.testing.assert_allclose(results[step]["w1"].reshape(exact.shape), exact, atol=1e-5)
+
+
+def test_schedules_are_measured_at_their_beginnings_and_their_ends() -> None:
+    spec = f"residual|topk(ratio=steps([0.9,0.01],every={STEPS + 5}))"
+    job = Job(config(spec), 10 * MB, 1000 * MB)
+    job.train(STEPS + 2)
+    # 0.9 of the elements with their indices are more than all of them.
+    assert set(job.choices().values()) <= {DENSE, HALF}
+    job.train(STEPS + 6)
+    by_spec: dict[str, set[str]] = {}
+    for one in job.pipelines[0].stats.decisions:
+        by_spec.setdefault(one.group.spec, set()).add(one.choice)
+    last = parse("residual|topk(ratio=0.01)").canonical
+    assert by_spec.keys() == {parse(spec).canonical, last}
+    assert by_spec[last] == {COMPRESSED}
+
+
+def test_momentum_correction_stays_when_tensors_go_dense() -> None:
+    spec = "momentum_correction(masking=false)|topk(ratio=0.1)"
+    settings = config(spec, rules=[{"match": {}, "use": spec}])
+    job = Job(settings, 1000 * MB, 10 * MB)
+    results = job.train(len(_MEASURING) + 3)[0]
+    assert set(job.choices().values()) == {DENSE}
+    loop = Loopback(
+        config(spec, policy="always", rules=[{"match": {}, "use": "momentum_correction|identity"}]),
+        RANKS,
+    )
+    exact = []
+    for step in range(len(results)):
+        grads = {name: [gradient(name, step, rank) for rank in range(RANKS)] for name in SHAPES}
+        exact.append({name: of_ranks[0] for name, of_ranks in loop.step(grads).items()})
+    for name, shape in SHAPES.items():
+        total = sum(one[name].reshape(shape) for one in results)
+        np.testing.assert_allclose(total, sum(one[name] for one in exact), atol=2e-3)
+
+
+def test_the_loopback_has_no_link_and_compresses() -> None:
+    auto, always = (Loopback(config(policy=policy), 2) for policy in ("auto", "always"))
+    for step in range(3):
+        grads = {name: [gradient(name, step, rank) for rank in range(2)] for name in SHAPES}
+        left, right = auto.step(grads), always.step(grads)
+        assert all(left[name][0].tobytes() == right[name][0].tobytes() for name in SHAPES)
+
+
+def test_requests_of_the_policy_are_the_same_on_every_rank_whatever_it_measured() -> None:
+    policies = [Policy(), Policy()]
+    names = []
+    for step in range(STEPS + 1):
+        rounds = [
+            one.begin_step(GROUPS, step * (rank + 1), float(step))
+            for rank, one in enumerate(policies)
+        ]
+        requests = [next(one, None) for one in rounds]
+        assert len({type(one) for one in requests}) == 1
+        if isinstance(requests[0], AllReduce):
+            names.append(requests[0].name)
+            mean = sum(one.array for one in requests if isinstance(one, AllReduce)) / 2
+            for one in rounds:
+                with pytest.raises(StopIteration):
+                    one.send(mean)
+        for rank, one in enumerate(policies):
+            for group in one.measured:
+                one.record(group, float(rank + (one.choice(group) != COMPRESSED)))
+    assert names == ["policy.exchanges", "policy.steps"]
+    assert policies[0].decisions == policies[1].decisions
+
+
+def test_the_setting_is_checked_and_part_of_the_digest() -> None:
+    assert config().digest_text() != config(policy="always").digest_text()
+    with pytest.raises(
+        ConfigError, match=r"compress\.policy: got 'sometimes'; expected always or auto"
+    ):
+        config(policy="sometimes")

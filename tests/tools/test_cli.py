@@ -1,0 +1,650 @@
+"""The gradcomp command, run as users run it."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from gradcomp import Loopback, __version__, get_codec
+from gradcomp.cli.app import app
+from gradcomp.codec.spec import StageInfo, parse, stages
+from gradcomp.config.schema import MOMENTUM_CORRECTION, load_config
+from gradcomp.tools.baselines import Peer
+from gradcomp.tools.model_shapes import model_shapes
+
+CODECS = [stage.example for stage in stages() if stage.kind == "codec"]
+# Momentum correction does not take every codec; its example stands for it.
+ANY_CODEC = [
+    stage.name for stage in stages() if stage.kind == "memory" and stage.name != MOMENTUM_CORRECTION
+]
+SPECS = [
+    *CODECS,
+    *(f"{memory}|{codec}" for memory in ANY_CODEC for codec in CODECS),
+    *(
+        stage.example
+        for stage in stages()
+        if stage.kind in ("memory", "preset") and parse(stage.example).algorithm is None
+    ),
+]
+
+HALF = Peer(
+    name="numpy half",
+    codec="fp16",
+    encode=lambda x: [x.astype(np.float16)],
+    decode=lambda parts, numel: parts[0].astype(np.float32),
+    set_threads=lambda count: None,
+)
+
+CONFIG = """\
+version: 1
+compress:
+  default: residual|topk(ratio=0.01)
+  rules:
+    - {match: {name: "*.bias"}, use: fp16}
+    - {match: {regex: "^conv", min_numel: 10, ndim: [2, 4]}, use: bf16}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE", "GRADCOMP_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_text(CONFIG)
+    return "a.yaml"
+
+
+def run(*args: str, stdin: bytes | None = None) -> str:
+    """What a command that must succeed prints."""
+    result = CliRunner().invoke(app, args, input=stdin)
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    assert result.stdout.isascii()
+    # A line that is one long word, such as a spec, has no place to break.
+    assert all(len(line) <= 80 or " " not in line for line in result.stdout.splitlines())
+    return result.stdout
+
+
+def run_json(*args: str) -> Any:
+    result = CliRunner().invoke(app, [*args, "--json"])
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    return json.loads(result.stdout)
+
+
+def fail(*args: str) -> str:
+    """The message of a command that must refuse its input."""
+    result = CliRunner().invoke(app, args)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+# ---------------------------------------------------------------- the command itself
+
+
+def test_version_and_help() -> None:
+    assert run("--version") == f"gradcomp {__version__}\n"
+    text = run("--help")
+    for command in ("list", "explain", "check", "inspect", "bench", "simulate", "polar-demo"):
+        assert f"\n  {command} " in text
+        assert "--help" in run(command, "--help")
+
+
+def test_as_a_process() -> None:
+    command = [sys.executable, "-W", "error", "-m", "gradcomp"]
+    result = subprocess.run([*command, "explain", "topkk"], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("gradcomp: unknown stage 'topkk'")
+    assert "Traceback" not in result.stderr
+    result = subprocess.run([*command, "--version"], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, f"gradcomp {__version__}\n")
+
+
+# ---------------------------------------------------------------- list, explain
+
+
+def test_list_shows_every_stage() -> None:
+    text = run("list").split()
+    for stage in stages():
+        assert stage.name in text
+    rows = run_json("list")
+    assert [row["name"] for row in rows] == [stage.name for stage in stages()]
+    assert {row["name"]: row["exchange"] for row in rows}["topk"] == "gather"
+
+
+@pytest.mark.parametrize("stage", stages(), ids=lambda stage: stage.name)
+def test_list_shows_a_stage_in_full(stage: StageInfo) -> None:
+    text = " ".join(run("list", stage.name).split())
+    assert " ".join(stage.paper.split()) in text
+    for param in stage.params:
+        default = "" if param.default is None else f" = {param.default}"
+        assert f"{param.name}{default}, in {param.range}: {param.doc}" in text
+    assert [row["name"] for row in run_json("list", stage.name)] == [stage.name]
+
+
+def test_list_of_an_unknown_stage() -> None:
+    assert "unknown stage 'topkk': did you mean 'topk'? known: dgc" in fail("list", "topkk")
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_explain_every_stage(spec: str) -> None:
+    text = run("explain", spec)
+    canonical = parse(spec).canonical
+    assert text.startswith(canonical + "\n")
+    data = run_json("explain", spec)
+    assert data["canonical"] == canonical
+    assert "|".join(stage["name"] for stage in data["stages"]) == "|".join(
+        stage.name for stage in parse(spec).stages
+    )
+    for numel, size in data["max_bytes"].items():
+        assert f"{int(numel):,}" in text
+        assert f"{size:,}" in text
+
+
+@pytest.mark.parametrize("spec", CODECS)
+def test_explain_bounds_what_is_sent(spec: str) -> None:
+    x = np.random.default_rng(0).standard_normal((50, 20), np.float32)
+    data = run_json("explain", spec)
+    codec = get_codec(spec)
+    sent = codec.encode(x) if data["exchange"] == "gather" else codec.encode_payload(x)
+    assert sent.nbytes <= data["max_bytes"]["1000"]
+
+
+COMPARED = [
+    "identity",
+    "residual|topk(ratio=0.01)",
+    "powersgd(rank=2,start_step=9)",
+    "qsgd(levels=7)|rans",
+]
+
+
+def test_explain_compares_specs_by_what_a_step_sends() -> None:
+    rows = run_json("explain", *COMPARED, "--model", "digits-mlp")
+    text = run("explain", *COMPARED, "--model", "digits-mlp")
+    shapes = model_shapes("digits-mlp")
+    vectors = sum(shape[0] for shape in shapes.values() if len(shape) == 1)
+    elements = sum(math.prod(shape) for shape in shapes.values())
+    for spec, row in zip(COMPARED, rows, strict=True):
+        step = row.pop("step")
+        assert row == run_json("explain", spec)
+        assert step["model"] == "digits-mlp"
+        assert step["exchange"] == row["exchange"]
+        # The warm-up is over, in which powersgd sends everything.
+        spec = spec.replace("start_step=9", "start_step=0")
+        settings = ("--workers", "2", "--model", "digits-mlp", "--steps", "2")
+        simulated = run_json("simulate", spec, *settings)
+        assert step["sent_bytes"] == pytest.approx(simulated["sent_bytes"], rel=1e-3)
+        assert f"{step['sent_bytes']:,.0f}" in text
+        if spec == "identity":
+            assert (step["dense_bytes"], step["dense_tensors"]) == (4 * elements, len(shapes))
+            assert step["bits_per_element"] is None
+        else:
+            assert (step["dense_bytes"], step["dense_tensors"]) == (4 * vectors, 3)
+            sent = 8 * (step["sent_bytes"] - 4 * vectors) / (elements - vectors)
+            assert step["bits_per_element"] == pytest.approx(sent)
+            assert f"{sent:.3f}" in text
+
+
+def test_explain_of_a_model_comes_after_the_explanation() -> None:
+    alone = run("explain", "fp16")
+    assert run("explain", "fp16", "--model", "digits-mlp").startswith(alone)
+    assert "step" not in run_json("explain", "fp16")
+    assert run_json("explain", "fp16", "--model", "digits-mlp")["step"]["dense_tensors"] == 3
+    assert "expected one of digits-mlp" in fail("explain", "fp16", "--model", "vgg")
+
+
+def test_a_bad_spec_is_shown_with_a_caret() -> None:
+    _, spec, caret = fail("explain", "residual|topk(ratio=7)").splitlines()
+    assert spec[caret.index("^")] == "7"
+    assert "ratio" in fail("bench", "topk")
+
+
+# ---------------------------------------------------------------- check
+
+
+def test_check_shows_the_rules_in_order(config_file: str) -> None:
+    text = run("check", config_file)
+    names = [
+        "compress.rules[0]",
+        "compress.rules[1]",
+        "default rule: ndim <= 1",
+        "default rule: numel < 4096",
+        "compress.default",
+    ]
+    assert sorted(names, key=text.index) == names
+    for part in ("name: *.bias", "regex: ^conv", "min_numel: 10", "ndim: 2, 4", "all others"):
+        assert part in text
+    assert [rule["rule"] for rule in run_json("check", config_file)["rules"]] == names
+
+
+TENSORS = {"fc.weight": (512, 64), "fc.bias": (512,), "conv1.weight": (8, 1, 3, 3), "scale": ()}
+
+
+def test_check_tells_what_each_tensor_takes(config_file: str) -> None:
+    args = []
+    for name, shape in TENSORS.items():
+        args += ["--tensor", f"{name}={'x'.join(map(str, shape))}"]
+    config = load_config([config_file])
+    taken = run_json("check", config_file, *args)["tensors"]
+    assert [tensor["name"] for tensor in taken] == list(TENSORS)
+    for tensor in taken:
+        expected = config.resolve(tensor["name"], TENSORS[tensor["name"]])
+        assert tuple(tensor["shape"]) == TENSORS[tensor["name"]]
+        assert (tensor["rule"], tensor["spec"]) == (expected.rule, expected.spec.canonical)
+    text = run("check", config_file, *args)
+    assert "512x64" in text
+    assert "scalar" in text
+
+
+def test_check_composes_files_specs_and_overrides(config_file: str) -> None:
+    Path("b.yaml").write_text("seed: 4\n")
+    data = run_json("check", config_file, "b.yaml", "--set", "compress.rules=[]", "randomk(k=3)")
+    assert data["seed"] == 4
+    assert data["rules"][-1]["spec"] == parse("randomk(k=3)").canonical
+    assert len(data["rules"]) == 3
+
+
+def test_check_shows_exchanges_where_they_are_asked_for(config_file: str) -> None:
+    assert "exchange" not in run("check", config_file)
+    assert "exchange" in run("check", "int8", "--set", "compress.exchange=sra")
+    args = ("int8", "--set", "compress.exchange=sra", "--tensor", "w=64x64", "--tensor", "b=64")
+    data = run_json("check", *args)
+    assert [rule["exchange"] for rule in data["rules"]] == ["dense", "dense", "sra"]
+    assert [tensor["exchange"] for tensor in data["tensors"]] == ["sra", "dense"]
+
+
+def test_check_shows_specs_that_follow_one_another(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "version: 1\ncompress:\n  default:\n    - fp16\n"
+        "    - {from_step: 9, use: residual|sign, exchange: sra}\n"
+        "    - {from_step: 20, use: powersgd, state: drop}\n"
+    )
+    text = run("check", str(path), "--tensor", "w=64x64")
+    for part in ("from step 9:", "from step 20, state dropped:", "sra"):
+        assert part in text
+    data = run_json("check", str(path), "--tensor", "w=64x64")
+    for row in (data["rules"][-1], data["tensors"][0]):
+        assert row["spec"] == parse("fp16").canonical
+        assert row["exchange"] == "reduce"
+        assert [(one["exchange"], one["state"]) for one in row["then"]] == [
+            ("sra", "carry"),
+            ("algorithm", "drop"),
+        ]
+        assert [one["from_step"] for one in row["then"]] == [9, 20]
+    assert "then" not in data["rules"][0]
+
+
+def test_check_takes_a_bare_spec_and_its_overrides() -> None:
+    assert "policy" not in run("check", "fp16")
+    assert "policy: auto" in run("check", "fp16", "--set", "compress.policy=auto")
+    data = run_json("check", "fp16", "--set", "seed=9")
+    assert data["policy"] == "always"
+    assert data["seed"] == 9
+    assert data["rules"][-1]["spec"].startswith("fp16")
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (["nope.yaml"], "nope.yaml: cannot be read (No such file"),
+        (["configs/nope"], "configs/nope: cannot be read"),
+        (["fp17"], "unknown stage 'fp17'"),
+        (["fp16", "bf16"], "got 2 specs, 'fp16', 'bf16'; give one at most"),
+        (["a.yaml", "--set", "sed=3"], "override 'sed=3': sed: unknown key, did you mean 'seed'?"),
+        (["fp16", "--tensor", "w"], "--tensor 'w': expected NAME=SHAPE"),
+        (["fp16", "--tensor", "w=3x"], "--tensor 'w=3x': expected NAME=SHAPE"),
+        (["fp16", "--tensor", "=3"], "--tensor '=3': expected NAME=SHAPE"),
+        (["fp16", "--tensor", "w=-3"], "--tensor 'w=-3': expected NAME=SHAPE"),
+        ([], "Missing argument 'CONFIG'"),
+    ],
+)
+def test_check_refuses(config_file: str, args: list[str], part: str) -> None:
+    assert part in fail("check", *args)
+
+
+# ---------------------------------------------------------------- inspect
+
+
+@pytest.fixture(params=CODECS)
+def frame(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "frame.bin"
+    get_codec(request.param).encode(np.arange(1000.0), seed=1).tofile(path)
+    return path
+
+
+def test_inspect_shows_the_header(frame: Path) -> None:
+    data = frame.read_bytes()
+    info = run_json("inspect", str(frame))
+    assert info["numel"] == 1000
+    assert info["total_bytes"] == len(data)
+    assert info["crc_ok"] is True
+    text = run("inspect", str(frame))
+    assert info["codec_name"] in text
+    assert f"{info['payload_bytes']:,} bytes" in text
+    dump = text[text.index("header:") :].splitlines()[1:]
+    header = b"".join(bytes.fromhex(line[8:56]) for line in dump)
+    assert header == data[: len(data) - info["payload_bytes"] - 4]
+
+
+def test_inspect_reads_standard_input(frame: Path) -> None:
+    assert run("inspect", "-", stdin=frame.read_bytes()) == run("inspect", str(frame))
+
+
+def test_inspect_fails_on_a_damaged_frame(frame: Path) -> None:
+    data = bytearray(frame.read_bytes())
+    data[-5] ^= 1
+    frame.write_bytes(data)
+    result = CliRunner().invoke(app, ["inspect", str(frame)])
+    assert result.exit_code == 1
+    assert "DOES NOT MATCH" in result.stdout
+    result = CliRunner().invoke(app, ["inspect", str(frame), "--json"])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["crc_ok"] is False
+
+
+def test_inspect_refuses_what_is_no_frame(frame: Path) -> None:
+    frame.write_bytes(frame.read_bytes()[:9])
+    assert "9 bytes" in fail("inspect", str(frame))
+    assert "No such file" in fail("inspect", str(frame.with_name("nope")))
+
+
+# ---------------------------------------------------------------- bench
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_bench_measures_every_spec(spec: str) -> None:
+    result = run_json("bench", spec, "--numel", "5000", "--repeats", "2")
+    encode = "compensate+encode+update" if parse(spec).stateful else "encode"
+    assert [row["operation"] for row in result["timings"]] == [
+        "memcpy",
+        encode,
+        "decode",
+        "decode_add",
+    ]
+    for row in result["timings"]:
+        assert row["ns_per_element"] > 0
+        assert row["ns_iqr"] >= 0
+        assert math.isclose(row["gb_per_s"] * row["ns_per_element"], 4)
+    assert result["timings"][0]["speed_to_memcpy"] == 1
+    assert result["spec"] == parse(spec).at(0, 0).canonical
+    assert result["bits_per_element"] == 8 * result["wire_bytes"] / 5000
+
+
+def test_bench_all_has_a_row_for_every_codec_and_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradcomp.cli.app.load_peers", lambda: ([HALF], []))
+    gradients = [tmp_path / "net.npz", tmp_path / "text.npz"]
+    for gradient, end in zip(gradients, (1, 2), strict=True):
+        np.savez(gradient, w=np.linspace(-1, end, 5000, dtype=np.float16))
+    picture = tmp_path / "survey.png"
+    result = run_json(
+        *("bench", "--all", "--numel", "5000", "--repeats", "1", "--plot", str(picture)),
+        *(argument for gradient in gradients for argument in ("--data", str(gradient))),
+    )
+    assert (result["numel"], result["repeats"], result["threads"]) == (5000, 1, [1])
+    *codecs, peer = result["rows"]
+    assert [row["spec"] for row in codecs] == [parse(codec).canonical for codec in CODECS]
+    for row in codecs:
+        assert not row["peer"]
+        assert set(row["vnmse"]) == {"gauss", "laplace", "net", "text"}
+        assert [timing["operation"] for timing in row["timings"]] == [
+            *("memcpy", "encode", "decode", "decode_add")
+        ]
+    assert peer["spec"] == "numpy half"
+    assert peer["peer"]
+    assert peer["bits_per_element"] == 16
+    assert set(peer["vnmse"]) == {"gauss", "laplace", "net", "text"}
+    assert peer["vnmse"]["gauss"] == pytest.approx(4.3e-8, rel=0.1)
+    [comparison] = result["comparisons"]
+    assert comparison["spec"] == "fp16(overflow=inf)"
+    assert comparison["peer"] == "numpy half"
+    ours = next(row for row in codecs if row["codec"] == "fp16")
+    for place, operation in enumerate(("encode", "decode"), start=1):
+        times = [row["timings"][place]["speed_to_memcpy"] for row in (ours, peer)]
+        assert comparison[operation] == pytest.approx(times[0] / times[1])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_all_as_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradcomp.cli.app.load_peers", lambda: ([HALF], ["other: no module"]))
+    monkeypatch.setattr("gradcomp.tools.survey.survey_specs", lambda: ["fp16", "bf16"])
+    result = CliRunner().invoke(
+        app,
+        [*("bench", "--all", "--numel", "5000", "--repeats", "1"), "--threads=1", "--threads=2"],
+    )
+    assert result.exit_code == 0
+    assert result.stderr == "peers left out: other: no module\n"
+    survey, scaling, comparison = (
+        [line.split() for line in table.splitlines()] for table in result.stdout.split("\n\n")[1::2]
+    )
+    assert [row[0] for row in survey] == ["spec", "fp16(overflow=inf)", "bf16", "numpy"]
+    assert survey[-1][-2:] == ["-", "-"]
+    assert [row[-7] for row in scaling[1:]] == ["1", "2"] * 3
+    assert [row[-5] for row in scaling[1::2]] == ["1.00"] * 3
+    assert [row[3] for row in comparison[1:]] == ["1", "2"]
+
+
+def test_bench_all_wants_columns_of_different_names(tmp_path: Path) -> None:
+    first, second = tmp_path / "a" / "net.npz", tmp_path / "net.npz"
+    first.parent.mkdir()
+    for path in (first, second):
+        np.savez(path, w=np.ones(3, np.float32))
+    message = fail("bench", "--all", "--data", str(first), "--data", str(second))
+    assert f"{second}: there is a column 'net' already" in message
+    gauss = second.rename(tmp_path / "gauss.npz")
+    assert "column 'gauss'" in fail("bench", "--all", "--data", str(gauss))
+
+
+def test_bench_wants_a_spec_or_all() -> None:
+    for args in (["bench"], ["bench", "fp16", "--all"], ["bench", "fp16", "--plot", "x.png"]):
+        result = CliRunner().invoke(app, args)
+        assert result.exit_code == 2
+        assert "--all" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("spec", "wire_bytes", "vnmse"),  # frames have 28 bytes of their own, top-k a count of 8
+    [
+        ("identity", 4000, 0.0),
+        ("fp16", 2000, 4e-8),
+        ("bf16", 2028, 3e-6),
+        ("topk(k=1000)|raw32", 8036, 0.0),
+        ("randomk(ratio=0.5)", 2000, 0.5),
+        ("residual|randomk(ratio=0.5)", 2000, 0.5),
+    ],
+)
+def test_bench_reports_bytes_and_loss(spec: str, wire_bytes: int, vnmse: float) -> None:
+    result = run_json("bench", spec, "--numel", "1000", "--repeats", "1")
+    assert result["wire_bytes"] == wire_bytes
+    assert math.isclose(result["vnmse"], vnmse, rel_tol=0.3)
+
+
+def test_bench_as_a_table() -> None:
+    text = run("bench", "residual|topk(ratio=0.01)", "--numel", "5000", "--repeats", "2")
+    for part in ("residual(", "5,000 elements", "memcpy", "compensate+encode+update", "IQR"):
+        assert part in text
+
+
+def test_bench_measures_with_several_numbers_of_threads() -> None:
+    args = ("bench", "fp16", "--numel", "200000", "--repeats", "2")
+    result = run_json(*args, "--threads", "2", "--threads", "1", "--threads", "2")
+    assert result["threads"] == [2, 1]
+    rows = [(row["operation"], row["threads"]) for row in result["timings"]]
+    operations = ("encode", "decode", "decode_add")
+    assert rows == [("memcpy", 1), *((name, count) for count in (2, 1) for name in operations)]
+    assert all(row["scaling"] == 1 for row in result["timings"][:4])
+    assert all(row["scaling"] > 0 for row in result["timings"])
+    assert run_json(*args)["threads"] == [1]  # what was set before
+    text = run(*args, "--threads", "1", "--threads", "2")
+    for part in ("1 and 2 thread(s)", "threads  scaling"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (["--numel", "0"], "numel is 0; it must be at least 1"),
+        (["--repeats", "0"], "repeats is 0; it must be at least 1"),
+        (["--threads", "1", "--threads", "0"], "threads is 0; it must be at least 1"),
+        (["--threads", "100000"], "threads is 100000; it must be at most"),
+        (["--numel", str(2**40)], str(2**40)),
+        (["--numel", "many"], "Invalid value for '--numel'"),
+    ],
+)
+def test_bench_refuses(args: list[str], part: str) -> None:
+    assert part in fail("bench", "fp16", *args)
+
+
+# ---------------------------------------------------------------- simulate
+
+
+@pytest.mark.parametrize(
+    ("model", "numel"),
+    # As published, but for the digits models: those of scripts/train.py.
+    [
+        *[("resnet20", 269_722), ("resnet50", 25_557_032), ("digits-mlp", 301_066)],
+        *[("vgg16", 138_357_544), ("bert-base", 109_482_240), ("gpt2", 124_439_808)],
+    ],
+)
+def test_model_shapes_have_the_published_size(model: str, numel: int) -> None:
+    assert sum(map(math.prod, model_shapes(model).values())) == numel
+
+
+def test_simulate_counts_what_a_loopback_sends(config_file: str) -> None:
+    shapes = model_shapes("digits-mlp")
+    # Raw indices: the size of coded ones depends on the gradients.
+    plain = "compress.default=residual|topk(ratio=0.01)|raw32"
+    result = run_json(
+        *("simulate", config_file, "--set", plain),
+        *("--workers", "2", "--steps", "2", "--model", "digits-mlp"),
+    )
+    loop = Loopback(load_config([config_file], [plain]), 2)
+    for _ in range(2):
+        loop.step({name: [np.ones(shape)] * 2 for name, shape in shapes.items()})
+    assert result["sent_bytes"] == loop.stats[0].bytes_per_step
+    assert result["dense_bytes"] == sum(4 * math.prod(shape) for shape in shapes.values())
+    assert math.isclose(result["ratio"], loop.stats[0].ratio)
+    assert sum(group["sent_bytes"] for group in result["groups"]) == result["sent_bytes"]
+    assert sum(group["tensors"] for group in result["groups"]) == len(shapes)
+    assert {group["rule"] for group in result["groups"]} == {
+        "compress.rules[0]",
+        "compress.default",
+    }
+    assert 0 < result["vnmse"] < 2
+
+
+def test_simulate_without_compression_loses_and_saves_nothing() -> None:
+    result = run_json("simulate", "identity", "--workers", "3", "--model", "digits-cnn")
+    assert result["ratio"] == 1
+    assert result["vnmse"] < 1e-12
+    assert {group["spec"] for group in result["groups"]} == {"identity"}
+
+
+def test_simulate_draws_the_same_gradients_again() -> None:
+    args = ["simulate", "topk(ratio=0.1)", "--workers", "2", "--model", "digits-cnn"]
+    first, again = (run_json(*args) for _ in range(2))
+    other = run_json(*args, "--set", "seed=1")
+    assert first["vnmse"] == again["vnmse"] != other["vnmse"]
+
+
+@pytest.mark.parametrize("model", ["digits-cnn", "digits-mlp", "resnet20"])
+def test_simulate_as_a_table(config_file: str, model: str) -> None:
+    text = run("simulate", config_file, "--workers", "2", "--steps", "1", "--model", model)
+    total = sum(map(math.prod, model_shapes(model).values()))
+    for part in (f"{model}, 2 workers", "compress.default", f"{total:,}", "vNMSE of the average"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (["--workers", "0"], "workers is 0; it must be at least 1"),
+        (["--workers", "2", "--steps", "0"], "steps is 0; it must be at least 1"),
+        (["--workers", "2", "--model", "vgg"], "model 'vgg': expected one of digits-mlp"),
+        ([], "Missing option '--workers'"),
+    ],
+)
+def test_simulate_refuses(args: list[str], part: str) -> None:
+    assert part in fail("simulate", "fp16", *args)
+
+
+# ---------------------------------------------------------------- polar-demo
+
+
+def test_polar_demo_measures_draws_and_repeats(tmp_path: Path) -> None:
+    picture = tmp_path / "demo.png"
+    args = ["polar-demo", "--length", "64", "--length", "1000", "--bits", "20000", "--seed", "3"]
+    args += ["--rate", "0.25", "--rate", "0.5"]
+    measured = run_json(*args, "--plot", str(picture))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert (measured["bits"], measured["seed"]) == (20000, 3)
+    points = measured["points"]
+    assert [(p["length"], p["rate"]) for p in points] == [
+        (64, 0.25),
+        (64, 0.5),
+        (1000, 0.25),
+        (1000, 0.5),
+    ]
+    for point in points:
+        assert point["bound"] < point["distortion"] < (1 - point["rate"]) / 2
+    assert points[2]["distortion"] < points[0]["distortion"]
+    assert points[3]["bound"] == pytest.approx(0.1100278644)
+    assert run_json(*args) == measured
+    text = run(*args)
+    assert f"{points[0]['distortion']:.4f}" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (["--length", "0"], "--length is 0; it must be from 1 to 1048576"),
+        (["--length", "1048577"], "--length is 1048577; it must be from 1 to 1048576"),
+        (["--rate", "1.5"], "--rate is 1.5; it must be from 0 to 1"),
+        (["--rate", "nan"], "--rate is nan"),
+        (["--bits", "0"], "--bits is 0; it must be from 1 to 2^30"),
+        (["--seed", "-1"], "--seed is -1; it must not be negative"),
+        (["--source", "noise"], "--source is 'noise'; it must be bits or normal"),
+        (["--source", "normal", "--rate", "5"], "it must be from 1/32 to 4"),
+        (["--source", "normal", "--length", "64"], "it must be 1024, 4096 or 16384"),
+        (["--source", "normal", "--bits", "0"], "it must be 4096 to 2^28"),
+        (["--source", "normal", "--seed", "-1"], "--seed is -1; it must not be negative"),
+    ],
+)
+def test_polar_demo_refuses(args: list[str], part: str) -> None:
+    assert part in fail("polar-demo", *args)
+
+
+def test_polar_demo_of_normal_values(tmp_path: Path) -> None:
+    picture = tmp_path / "demo.png"
+    args = ["polar-demo", "--source", "normal", "--length", "1024", "--bits", "65536"]
+    args += ["--rate", "0.25", "--rate", "1"]
+    measured = run_json(*args, "--plot", str(picture))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    points = measured["points"]
+    polar, ecsq, topk = points[:3]
+    assert polar["name"] == "polar(n=1024,rate=0.25,unbiased=false)"
+    assert 0 < polar["gap"] < ecsq["gap"] < topk["gap"]
+    # What theory says of the best quantizer of normal values at 1 bit (1.44 dB).
+    assert points[4]["gap"] == pytest.approx(1.44, abs=0.01)
+    assert points[3]["gap"] < 0.5
+    assert points[6]["name"] == "sign"
+    assert f"{polar['vnmse']:.4f}" in run(*args)
+
+
+def test_polar_demo_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    args = ["--length", "8", "--rate", "0.5", "--bits", "8", "--plot", "x.png"]
+    assert "a plot needs matplotlib: pip install matplotlib" in fail("polar-demo", *args)
