@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from gradcomp.codec.arrays import FloatArray
-from gradcomp.tools.baselines import Peer
+from gradcomp.tools.baselines import Baseline
 
-__all__ = ["PEERS"]
+__all__ = ["BASELINES"]
 
 _RATIO = 0.01
 _LEVELS = 127
@@ -119,7 +119,7 @@ def _peer(
     codec: str | None,
     encode: Callable[[Tensor], _Parts],
     decode: Callable[[_Parts, int], Tensor],
-) -> Peer:
+) -> Baseline:
     def numpy_encode(x: FloatArray) -> _Parts:
         return encode(torch.from_numpy(x))
 
@@ -127,10 +127,10 @@ def _peer(
         y: FloatArray = decode(parts, numel).numpy()
         return y
 
-    return Peer(f"torch {method}", codec, numpy_encode, numpy_decode, torch.set_num_threads)
+    return Baseline(f"torch {method}", codec, numpy_encode, numpy_decode, torch.set_num_threads)
 
 
-PEERS = (
+BASELINES = (
     _peer(f"topk(ratio={_RATIO})", "topk", _topk, _from_topk),
     _peer(f"qsgd(levels={_LEVELS})", "qsgd", _qsgd, _from_qsgd),
     _peer(f"terngrad(clip={_CLIP})", "terngrad", _terngrad, _from_terngrad),

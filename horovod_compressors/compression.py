@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Self
 from gradcomp import Config, list_algorithms, list_codecs, load_config
 from gradcomp.errors import ConfigError, GradcompError
 from gradcomp.exchange.engine import Driver, Engine
-from gradcomp.exchange.rounds import Group
+from gradcomp.exchange.rounds import RankGroup
 from gradcomp.exchange.select import exchange_pattern
-from gradcomp.runtime.agreement import check_lines, line_of
+from gradcomp.runtime.agreement import agreement_line, check_agreement
 from gradcomp.runtime.collector import Collector
 from gradcomp.runtime.controls import Controls
 from gradcomp.runtime.pipeline import Pipeline
@@ -157,11 +157,11 @@ class BaseCompression(Controls, metaclass=_Codecs):
             )
         )
 
-    def _engine(self, prefix: str, process_sets: Mapping[Group, Any]) -> Engine:
+    def _engine(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> Engine:
         return ProfiledEngine(self._collectives(prefix, process_sets), self.stats)
 
     @abstractmethod
-    def _collectives(self, prefix: str, process_sets: Mapping[Group, Any]) -> Engine:
+    def _collectives(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> Engine:
         """Those of the framework."""
 
     @abstractmethod
@@ -195,8 +195,8 @@ class BaseCompression(Controls, metaclass=_Codecs):
         prefix = f"gradcomp.{next(_instances[self.process_set.process_set_id])}"
         problem = node_problem(self.HOROVOD, self.config, self.process_set)
         # One line of text per rank; a ragged gather delivers them one after the other.
-        line = bytearray(f"{line_of(self.config, shapes, problem)}\n".encode())
-        check_lines(self._gather_text(line, f"{prefix}.spec").decode().splitlines())
+        line = bytearray(f"{agreement_line(self.config, shapes, problem)}\n".encode())
+        check_agreement(self._gather_text(line, f"{prefix}.spec").decode().splitlines())
         sets = group_sets(self.HOROVOD, self.process_set, self.pipeline.ranks_per_node)
         driver = Driver(self._engine(prefix, sets))
         return Collector(driver, self.pipeline, shapes, overwrite=self.OVERWRITE)

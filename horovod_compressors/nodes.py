@@ -10,7 +10,7 @@ from typing import Any
 
 from gradcomp import Config
 from gradcomp.errors import ConfigError
-from gradcomp.exchange.rounds import Group
+from gradcomp.exchange.rounds import RankGroup
 
 __all__ = ["group_sets", "node_problem", "ranks_per_node"]
 
@@ -54,7 +54,7 @@ def node_problem(hvd: Any, config: Config, process_set: Any) -> str | None:
     return None
 
 
-def group_sets(hvd: Any, world: Any, size: int) -> Mapping[Group, Any]:
+def group_sets(hvd: Any, world: Any, size: int) -> Mapping[RankGroup, Any]:
     """The process set of each group that this rank is in.
 
     All ranks must call it, as process sets are made by all.
@@ -66,7 +66,7 @@ def group_sets(hvd: Any, world: Any, size: int) -> Mapping[Group, Any]:
     Raises:
         ConfigError: Horovod was not started for new process sets, and has not got these.
     """
-    sets: dict[Group, Any] = {"all": world}
+    sets: dict[RankGroup, Any] = {"all": world}
     if size == 1:
         return sets
     if size == hvd.size():

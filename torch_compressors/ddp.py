@@ -25,8 +25,8 @@ from gradcomp import Config
 from gradcomp.errors import ConfigError
 from gradcomp.exchange.engine import Driver
 from gradcomp.exchange.nodes import Node
-from gradcomp.exchange.rounds import AllReduce, Group
-from gradcomp.runtime.agreement import check_lines, line_of
+from gradcomp.exchange.rounds import AllReduce, RankGroup
+from gradcomp.runtime.agreement import agreement_line, check_agreement
 from gradcomp.runtime.collector import Collector
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.profile_files import profile_as_configured
@@ -255,15 +255,15 @@ def _agreed_ranks_per_node(
     if config.compress.two_level:
         size, problem = ranks_per_node(config.compress.ranks_per_node, world, _SETTING)
     lines: list[tuple[str, int]] = [("", 0)] * world.size()
-    dist.all_gather_object(lines, (line_of(config, shapes, problem), size), group=world)
-    check_lines([line for line, _ in lines])
+    dist.all_gather_object(lines, (agreement_line(config, shapes, problem), size), group=world)
+    check_agreement([line for line, _ in lines])
     check_nodes([one for _, one in lines], _SETTING)
     return size
 
 
 def _groups(
     world: dist.ProcessGroup, size: int, timeout: timedelta | None
-) -> dict[Group, dist.ProcessGroup]:
+) -> dict[RankGroup, dist.ProcessGroup]:
     """Groups of Gloo of all ranks, of those in this node, and of the nodes' first ones.
 
     They are this compression's alone: nothing else comes between its exchanges.
@@ -271,7 +271,7 @@ def _groups(
     ranks = dist.get_process_group_ranks(world)
     node = Node.of(world.rank(), world.size(), size)
     first = node.index * size
-    members: dict[Group, list[int]] = {"all": ranks}
+    members: dict[RankGroup, list[int]] = {"all": ranks}
     if size > 1:
         members["node"] = ranks[first : first + size]
         # Names of groups count those that a rank is in: all must be in equally many.

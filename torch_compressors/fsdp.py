@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from gradcomp import Config
 from gradcomp.errors import ConfigError
 from gradcomp.exchange.engine import Driver
-from gradcomp.runtime.agreement import check_lines, line_of
+from gradcomp.runtime.agreement import agreement_line, check_agreement
 from gradcomp.runtime.pipeline import Pipeline
 from torch_compressors.dgc_sgd import check_optional
 from torch_compressors.gloo import GlooEngine
@@ -96,8 +96,8 @@ class FSDPCompression(TensorControls):
             problem += "remove it"
         shapes = {name: tuple(one.shape) for name, one in model.named_parameters()}
         lines = [""] * group.size()
-        dist.all_gather_object(lines, line_of(self.config, shapes, problem), group=group)
-        check_lines(lines)
+        dist.all_gather_object(lines, agreement_line(self.config, shapes, problem), group=group)
+        check_agreement(lines)
         self._pipeline = Pipeline(self.config, group.rank(), group.size(), 1)
         if self._pipeline.measures:
             raise ConfigError("compress.policy: auto is for ddp_hook; fsdp_hook takes specs alone")

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from gradcomp.codec.arrays import ByteArray
 from gradcomp.errors import ProtocolError
-from gradcomp.exchange.rounds import AllGather, AllReduce, AllToAll, Broadcast, Group, Request
+from gradcomp.exchange.rounds import AllGather, AllReduce, AllToAll, Broadcast, RankGroup, Request
 
 __all__ = ["GlooEngine"]
 
@@ -136,9 +136,9 @@ class GlooEngine:
         groups: that this rank is in.
     """
 
-    def __init__(self, groups: Mapping[Group, dist.ProcessGroup]) -> None:
+    def __init__(self, groups: Mapping[RankGroup, dist.ProcessGroup]) -> None:
         self._groups = groups
-        self._fused: dict[tuple[Group, np.dtype[Any]], _Fused] = {}
+        self._fused: dict[tuple[RankGroup, np.dtype[Any]], _Fused] = {}
         self._room: dict[tuple[str, int, int], int] = {}
         # A thread of PyTorch's that is the last one to let go of an all-reduce started in a
         # backward pass needs the interpreter for it, and aborts the process where that is at its

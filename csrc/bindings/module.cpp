@@ -17,7 +17,7 @@
 #include "bindings/dlpack.hpp"
 #include "bindings/linalg.hpp"
 #include "bindings/polar.hpp"
-#include "bindings/rooms.hpp"
+#include "bindings/buffer_pool.hpp"
 #include "codec/feedback.hpp"
 #include "kernels/half.hpp"
 #include "kernels/kernels.hpp"
@@ -569,7 +569,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   m.def("set_thread_count", &set_thread_count, py::arg("count"));
   bind_linalg(m);
   bind_polar(m);
-  bind_rooms(m);
+  bind_buffer_pool(m);
 }
 
 }  // namespace gradcomp

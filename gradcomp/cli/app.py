@@ -24,7 +24,7 @@ import gradcomp
 from gradcomp import _core
 from gradcomp.codec import frame as wire
 from gradcomp.codec import spec as specs
-from gradcomp.config.plan import Phase, Plan, Resolution
+from gradcomp.config.plan import Resolution, SpecPhase, SpecSchedule
 from gradcomp.config.schema import (
     DEFAULT_RULES,
     Config,
@@ -41,7 +41,7 @@ from gradcomp.tools import polar_demo as demo
 from gradcomp.tools import profile_model as profiling
 from gradcomp.tools import rate_distortion as gaussian_demo
 from gradcomp.tools import survey as surveying
-from gradcomp.tools.baselines import load_peers
+from gradcomp.tools.baselines import load_baselines
 from gradcomp.tools.model_shapes import MODELS, model_shapes
 from gradcomp.tools.simulate import simulate as run_simulation
 from gradcomp.tools.step_bytes import ModelBytes, model_bytes
@@ -263,7 +263,7 @@ def check(
     """Validate a configuration and show its rules, in order."""
     loaded = _load(config, overrides)
     default, *plans = loaded.compress.plans
-    small = Plan.of(loaded.compress.small)
+    small = SpecSchedule.of(loaded.compress.small)
     rules: list[tuple[Resolution, Match]] = [
         *zip(plans, (rule.match for rule in loaded.compress.rules), strict=True),
         *(
@@ -315,7 +315,7 @@ def check(
         _print("", table)
 
 
-def _phases(chosen: Resolution) -> list[tuple[Phase, str]]:
+def _phases(chosen: Resolution) -> list[tuple[SpecPhase, str]]:
     """What a rule's tensors take one after the other, each with its exchange pattern."""
     return [
         (phase, exchange_pattern(phase.use, phase.exchange or chosen.exchange))
@@ -337,7 +337,7 @@ def _plan_json(chosen: Resolution) -> dict[str, Any]:
     return {"spec": first.use.canonical, "exchange": pattern} | ({"then": then} if then else {})
 
 
-def _since(phase: Phase) -> str:
+def _since(phase: SpecPhase) -> str:
     unit, begin = phase.begin
     dropping = ", state dropped" if phase.state == "drop" else ""
     return f"from {unit} {begin}{dropping}: " if unit else ""
@@ -438,7 +438,7 @@ def _bench_all(
 ) -> None:
     recorded = surveying.load_gradients(data)
     specs_of_all = surveying.survey_specs()
-    peers, missing = load_peers()
+    peers, missing = load_baselines()
     rows = []
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:

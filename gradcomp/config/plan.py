@@ -25,9 +25,9 @@ __all__ = [
     "EXCHANGE_FORM",
     "PLAN_FORM",
     "Exchange",
-    "Phase",
-    "Plan",
     "Resolution",
+    "SpecPhase",
+    "SpecSchedule",
     "StrictModel",
     "corrects_momentum",
 ]
@@ -73,7 +73,7 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Phase(StrictModel):
+class SpecPhase(StrictModel):
     """A spec, and from when on it holds; without ``from_step`` and ``from_epoch``, from the start.
 
     Steps are those of the tensor: how often it was averaged before, in the whole training.
@@ -99,10 +99,10 @@ class Phase(StrictModel):
         return "", 0
 
 
-class Plan(RootModel[tuple[Phase, ...]]):
+class SpecSchedule(RootModel[tuple[SpecPhase, ...]]):
     """What the tensors of a rule use: one spec, or several that follow one another.
 
-    In a configuration a spec, or a list of a spec and `Phase` s.
+    In a configuration a spec, or a list of a spec and `SpecPhase` s.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -112,10 +112,10 @@ class Plan(RootModel[tuple[Phase, ...]]):
     def _listed(cls, value: object) -> object:
         if isinstance(value, list | tuple):
             return [{"use": one} if isinstance(one, str | Spec) else one for one in value]
-        return [Phase(use=_to_spec(value))]
+        return [SpecPhase(use=_to_spec(value))]
 
     @model_validator(mode="after")
-    def _in_order(self) -> Plan:
+    def _in_order(self) -> SpecSchedule:
         if not self.phases:
             raise ValueError("the list is empty")
         first, *later = self.phases
@@ -147,12 +147,12 @@ class Plan(RootModel[tuple[Phase, ...]]):
         return self
 
     @classmethod
-    def of(cls, spec: Spec) -> Plan:
+    def of(cls, spec: Spec) -> SpecSchedule:
         """One spec from the start to the end."""
-        return cls((Phase(use=spec),))
+        return cls((SpecPhase(use=spec),))
 
     @property
-    def phases(self) -> tuple[Phase, ...]:
+    def phases(self) -> tuple[SpecPhase, ...]:
         """In their order."""
         return self.root
 
@@ -176,7 +176,7 @@ class Plan(RootModel[tuple[Phase, ...]]):
         """Whether the epoch decides which spec holds."""
         return self.phases[-1].from_epoch is not None
 
-    def at(self, step: int, epoch: int) -> Phase:
+    def at(self, step: int, epoch: int) -> SpecPhase:
         """What holds in a step of an epoch, both counted from 0."""
         now = epoch if self.by_epochs else step
         return next(phase for phase in reversed(self.phases) if phase.begin[1] <= now)
@@ -202,7 +202,7 @@ class Resolution(NamedTuple):
     """
 
     rule: str
-    plan: Plan
+    plan: SpecSchedule
     exchange: Exchange = "auto"
 
     @property

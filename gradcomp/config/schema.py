@@ -36,9 +36,9 @@ from gradcomp.config.plan import (
     EXCHANGE_FORM,
     PLAN_FORM,
     Exchange,
-    Phase,
-    Plan,
     Resolution,
+    SpecPhase,
+    SpecSchedule,
     StrictModel,
     corrects_momentum,
 )
@@ -138,7 +138,7 @@ class Rule(StrictModel):
     """One entry of ``compress.rules``: tensors that ``match`` use the spec ``use``."""
 
     match: Match = Field(description='a mapping such as {name: "*.bias"}; {} takes every tensor')
-    use: Plan = Field(description=PLAN_FORM)
+    use: SpecSchedule = Field(description=PLAN_FORM)
     exchange: Exchange | None = Field(
         default=None, description=f"{EXCHANGE_FORM}; that of compress.exchange if left out"
     )
@@ -151,7 +151,7 @@ DEFAULT_BUCKET_BYTES = 4 * 2**20
 class Compress(StrictModel):
     """The ``compress`` section: rules tried in order, then the default rules, then ``default``."""
 
-    default: Plan = Field(description=PLAN_FORM)
+    default: SpecSchedule = Field(description=PLAN_FORM)
     rules: tuple[Rule, ...] = Field(default=(), description="a list of {match: ..., use: ...}")
     bucket_bytes: StrictInt = Field(
         default=DEFAULT_BUCKET_BYTES,
@@ -264,7 +264,7 @@ class Config(StrictModel):
         Raises SpecError when ``spec`` does not parse.
         """
         parsed = specs.parse(spec) if isinstance(spec, str) else spec
-        return cls(version=VERSION, compress=Compress(default=Plan.of(parsed)))
+        return cls(version=VERSION, compress=Compress(default=SpecSchedule.of(parsed)))
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], *, source: str = "configuration") -> Config:
@@ -286,7 +286,7 @@ class Config(StrictModel):
                 return plan
         for label, match in DEFAULT_RULES.items():
             if match.matches(name, shape):
-                return Resolution(f"default rule: {label}", Plan.of(self.compress.small))
+                return Resolution(f"default rule: {label}", SpecSchedule.of(self.compress.small))
         return default
 
     @property
@@ -341,7 +341,7 @@ class Config(StrictModel):
         return json.dumps(content, sort_keys=True, separators=(",", ":"))
 
 
-def _digest(plan: Plan) -> str | list[dict[str, object]]:
+def _digest(plan: SpecSchedule) -> str | list[dict[str, object]]:
     if not plan.switches:
         return plan.canonical
     return [
@@ -404,10 +404,10 @@ def _section(path: Sequence[object]) -> type[StrictModel]:
     sections: dict[str, type[StrictModel]] = {
         "compress": Compress,
         "stats": StatsSection,
-        "default": Phase,
+        "default": SpecPhase,
         "rules": Rule,
         "match": Match,
-        "use": Phase,
+        "use": SpecPhase,
     }
     return sections[names[-1]] if names else Config
 

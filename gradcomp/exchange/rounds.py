@@ -25,13 +25,13 @@ __all__ = [
     "BucketRound",
     "Exchange",
     "GossipRound",
-    "Group",
+    "RankGroup",
     "Request",
     "Round",
     "TensorKey",
 ]
 
-Group: TypeAlias = Literal["all", "node", "leaders"]
+RankGroup: TypeAlias = Literal["all", "node", "leaders"]
 """Who exchanges: all ranks, those of each node among themselves, or the first rank of each node.
 
 Every rank makes the request; one outside the group gets None at once.
@@ -49,7 +49,7 @@ class AllReduce:
     kind: ClassVar[str] = "allreduce"
     name: str
     array: npt.NDArray[Any]
-    group: Group = "all"
+    group: RankGroup = "all"
 
     @property
     def nbytes(self) -> int:
@@ -71,7 +71,7 @@ class AllGather:
     name: str
     frame: ByteArray
     count: int | Sequence[int] = 1
-    group: Group = "all"
+    group: RankGroup = "all"
 
     @property
     def nbytes(self) -> int:
@@ -90,7 +90,7 @@ class AllToAll:
     name: str
     data: ByteArray
     splits: Sequence[int]
-    group: Group = "all"
+    group: RankGroup = "all"
 
     @property
     def nbytes(self) -> int:
@@ -108,7 +108,7 @@ class Broadcast:
     kind: ClassVar[str] = "broadcast"
     name: str
     data: ByteArray
-    group: Group = "all"
+    group: RankGroup = "all"
 
     @property
     def nbytes(self) -> int:

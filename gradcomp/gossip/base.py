@@ -71,11 +71,6 @@ class Layout:
         """The others, such as biases, which travel dense and are averaged without a step size."""
         return [one for one in self.tensors if len(one.key.shape) < 2 and one.key.numel]
 
-    @cached_property
-    def small_numel(self) -> int:
-        """Elements of the small ones."""
-        return sum(one.key.numel for one in self.small)
-
     def small_values(self, flat: FloatArray) -> FloatArray:
         """A copy of the small tensors, one after the other."""
         parts = [one.of(flat) for one in self.small]
@@ -97,9 +92,6 @@ class Gossip(ABC):
         rank: this rank, in [0, topology.world_size).
         traffic: what it has sent.
     """
-
-    debiases = False
-    """Whether values must be divided by a weight to be read; see `PushSum`."""
 
     def __init__(self, topology: Topology, rank: int) -> None:
         if not 0 <= rank < topology.world_size:

@@ -73,8 +73,6 @@ class PushSum(Gossip):
     8 bytes, only where some row of the matrices does not add up to 1, because otherwise it stays 1.
     """
 
-    debiases = True
-
     def __init__(self, topology: Topology, rank: int) -> None:
         super().__init__(topology, rank)
         self.weight = 1.0

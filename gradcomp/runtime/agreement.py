@@ -8,10 +8,12 @@ from hashlib import blake2b
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError, ProtocolError
 
-__all__ = ["check_lines", "line_of"]
+__all__ = ["agreement_line", "check_agreement"]
 
 
-def line_of(config: Config, shapes: Mapping[str, tuple[int, ...]], problem: str | None) -> str:
+def agreement_line(
+    config: Config, shapes: Mapping[str, tuple[int, ...]], problem: str | None
+) -> str:
     """What a rank tells the others, without a line break.
 
     Args:
@@ -24,7 +26,7 @@ def line_of(config: Config, shapes: Mapping[str, tuple[int, ...]], problem: str 
     return f"{config.digest_text()}{compared}\t{digest}\t{problem or ''}"
 
 
-def check_lines(lines: Sequence[str]) -> None:
+def check_agreement(lines: Sequence[str]) -> None:
     """Refuse ranks that mean different things.
 
     Args:

@@ -13,7 +13,7 @@ from gradcomp.codec.arrays import FloatArray
 from gradcomp.exchange.engine import Driver, came_twice
 from gradcomp.exchange.rounds import AllReduce, Request
 from gradcomp.runtime.pipeline import Pipeline
-from gradcomp.runtime.policy import Decision, Group
+from gradcomp.runtime.policy import Decision, PolicyGroup
 
 __all__ = ["Collector"]
 
@@ -50,7 +50,7 @@ class Collector:
         self._tensors = tensors
         self._group()
         self._waiting: dict[tuple[str, ...], _Waiting] = {}
-        self._measured: dict[Group, dict[str, _Waiting]] = {}
+        self._measured: dict[PolicyGroup, dict[str, _Waiting]] = {}
         self._of_this_step: set[str] = set()
 
     def _group(self) -> None:

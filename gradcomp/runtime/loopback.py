@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gradcomp.codec.arrays import ByteArray, FloatArray, as_float32
 from gradcomp.config.schema import Config
 from gradcomp.errors import ProtocolError
-from gradcomp.exchange.rounds import AllGather, AllReduce, AllToAll, Broadcast, Group, Request
+from gradcomp.exchange.rounds import AllGather, AllReduce, AllToAll, Broadcast, RankGroup, Request
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.stats import Stats
 
@@ -145,7 +145,7 @@ def _check_equal(outcomes: Sequence[Request | _Ended[Any]]) -> None:
         raise ProtocolError(f"the ranks ask for different things:\n{lines}")
 
 
-_AMONG: dict[Group, str] = {"all": "", "node": " inside nodes", "leaders": " between nodes"}
+_AMONG: dict[RankGroup, str] = {"all": "", "node": " inside nodes", "leaders": " between nodes"}
 
 
 def _replies(outcomes: Sequence[Request | _Ended[Any]], ranks_per_node: int) -> list[Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.spec import Spec, parse
-from gradcomp.config.plan import Phase, Resolution
+from gradcomp.config.plan import Resolution, SpecPhase
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError, StateError
 from gradcomp.exchange.memory import REPLICATED_KINDS, STATE_KINDS, Arrays, MemoryState, state_of
@@ -23,7 +23,7 @@ from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
 from gradcomp.exchange.rounds import BucketRound, Request, Round, TensorKey
 from gradcomp.exchange.select import make_aggregator
 from gradcomp.runtime.buckets import make_buckets
-from gradcomp.runtime.policy import COMPRESSED, DENSE, Decision, Group, Policy, alternatives
+from gradcomp.runtime.policy import COMPRESSED, DENSE, Decision, Policy, PolicyGroup, alternatives
 from gradcomp.runtime.stats import Stats
 
 __all__ = ["STATE_VERSION", "Pipeline", "State"]
@@ -70,10 +70,10 @@ class Pipeline:
         self._specs: dict[str, str] = {}
         self._choices: dict[tuple[str, tuple[int, ...]], Resolution] = {}
         # What does not change from step to step, until a policy says so.
-        self._lasting: dict[tuple[str, tuple[int, ...]], _Taken] = {}
-        self._aggregators: dict[tuple[str, str], _Made] = {}
+        self._lasting: dict[tuple[str, tuple[int, ...]], Resolved] = {}
+        self._aggregators: dict[tuple[str, str], CachedAggregator] = {}
         self._dense = Dense()
-        self._rooms = _core.Rooms()
+        self._pool = _core.BufferPool()
         self._epoch: int | None = None
         self._policy = Policy() if self.config.compress.policy == "auto" else None
 
@@ -94,46 +94,46 @@ class Pipeline:
         Raises:
             ConfigError: a schedule counts epochs, and `set_epoch` was never called.
         """
-        return self._taken(name, shape).aggregator
+        return self._resolved(name, shape).aggregator
 
-    def _taken(self, name: str, shape: tuple[int, ...]) -> _Taken:
+    def _resolved(self, name: str, shape: tuple[int, ...]) -> Resolved:
         """What averages a tensor in its next round."""
-        taken = self._lasting.get((name, shape))
-        if taken is None:
+        resolved = self._lasting.get((name, shape))
+        if resolved is None:
             choice = self._choices.get((name, shape))
             if choice is None:
                 choice = self._choices[name, shape] = self.config.resolve(name, shape)
             step = self._rounds.get(name, 0)
-            taken = self._taken_at(choice, shape, step)
-            if not (choice.plan.switches or taken.phase.use.scheduled) and (
-                self._policy is None or step >= taken.aggregator.start_step
+            resolved = self._taken_at(choice, shape, step)
+            if not (choice.plan.switches or resolved.phase.use.scheduled) and (
+                self._policy is None or step >= resolved.aggregator.start_step
             ):
-                self._lasting[name, shape] = taken
-        return taken
+                self._lasting[name, shape] = resolved
+        return resolved
 
-    def _taken_at(self, choice: Resolution, shape: tuple[int, ...], step: int) -> _Taken:
+    def _taken_at(self, choice: Resolution, shape: tuple[int, ...], step: int) -> Resolved:
         if choice.plan.by_epochs:
             self._check_epoch(choice.plan)
         phase = choice.plan.at(step, self._epoch or 0)
         spec = phase.use
         found = self._made(spec, phase.exchange or choice.exchange, step)
         if not found.takes(shape):
-            return _Taken(phase, _DENSE, self._dense)
+            return Resolved(phase, _DENSE, self._dense)
         if (
             self._policy is None
             or isinstance(found, Dense | DenseMomentum)
             or step < found.start_step
         ):
-            return _Taken(phase, spec, found)
+            return Resolved(phase, spec, found)
         last = spec.at(_END, _END) if spec.scheduled else spec
         key = last if spec.at(step, self._epoch or 0) == last else spec
-        group = Group.of(key, phase.exchange or choice.exchange, math.prod(shape))
+        group = PolicyGroup.of(key, phase.exchange or choice.exchange, math.prod(shape))
         chosen = self._policy.choice(group)
         if chosen == COMPRESSED:
-            return _Taken(phase, spec, found, group)
+            return Resolved(phase, spec, found, group)
         others = alternatives(spec)
         instead = others.get(chosen, others[DENSE])
-        return _Taken(phase, instead, self._made(instead, "auto", step), group)
+        return Resolved(phase, instead, self._made(instead, "auto", step), group)
 
     @property
     def measures(self) -> bool:
@@ -170,25 +170,25 @@ class Pipeline:
             return ()
         before = set(self._policy.decisions)
         idle = self._policy.idle
-        groups = (self._taken(name, shape).group for name, shape in tensors.items())
+        groups = (self._resolved(name, shape).group for name, shape in tensors.items())
         yield from self._policy.begin_step([one for one in groups if one is not None], ended, now)
         if not (idle and self._policy.idle):
             self._lasting.clear()
         self.stats.decisions = tuple(self._policy.decisions.values())
         return tuple(one for one in self.stats.decisions if one.group not in before)
 
-    def measured(self, name: str, shape: tuple[int, ...]) -> Group | None:
+    def measured(self, name: str, shape: tuple[int, ...]) -> PolicyGroup | None:
         """The group of a tensor, if the time of its exchange is wanted in this step; see `record`.
 
         Then the groups must be averaged one after the other, with nothing else under way.
         """
         if self._policy is None or not self._policy.measured:
             return None
-        group = self._taken(name, shape).group
+        group = self._resolved(name, shape).group
         return group if group in self._policy.measured else None
 
-    def record(self, group: Group, seconds: float) -> None:
-        """How long averaging the tensors of a group has taken in this step."""
+    def record(self, group: PolicyGroup, seconds: float) -> None:
+        """How long averaging the tensors of a group has resolved in this step."""
         assert self._policy is not None  # as `measured` says
         self._policy.record(group, seconds)
 
@@ -222,7 +222,9 @@ class Pipeline:
                 self._memory, self.config.seed, self.rank, self.world_size, self.ranks_per_node
             )
             aggregator = make_aggregator(now, context, exchange)
-        self._aggregators[spec.canonical, exchange] = _Made(now.canonical, step, epoch, aggregator)
+        self._aggregators[spec.canonical, exchange] = CachedAggregator(
+            now.canonical, step, epoch, aggregator
+        )
         return aggregator
 
     def sends_dense(self, name: str, shape: tuple[int, ...]) -> bool:
@@ -243,9 +245,9 @@ class Pipeline:
         """
         self.stats.dense_bytes += grad.nbytes if dense_bytes is None else dense_bytes
         key = TensorKey(name, grad.shape, grad.size)
-        taken = self._taken(name, grad.shape)
-        whole = self._hand_over(name, taken, grad)
-        one = taken.aggregator.round(whole, key, self._next_step(name))
+        resolved = self._resolved(name, grad.shape)
+        whole = self._hand_over(name, resolved, grad)
+        one = resolved.aggregator.round(whole, key, self._next_step(name))
         return self._counted(name, [grad], one)
 
     def buckets(self, tensors: Mapping[str, tuple[int, ...]]) -> list[tuple[str, ...]]:
@@ -298,15 +300,15 @@ class Pipeline:
             label = name
         members: list[Member] = []
         for name, grad in grads.items():
-            taken = self._taken(name, grad.shape)
-            aggregator = taken.aggregator
+            resolved = self._resolved(name, grad.shape)
+            aggregator = resolved.aggregator
             if not isinstance(aggregator, BucketAggregator) or (
                 members and aggregator.bucket != members[0].aggregator.bucket
             ):
                 raise ValueError(f"'{name}' does not belong in this bucket: average it by itself")
             key = TensorKey(name, grad.shape, grad.size)
-            whole = self._hand_over(name, taken, grad)
-            room = grad.reshape(-1) if overwrite else self._rooms.get(grad.size)
+            whole = self._hand_over(name, resolved, grad)
+            room = grad.reshape(-1) if overwrite else self._pool.get(grad.size)
             members.append(Member(aggregator, whole, key, self._next_step(name), room))
         if dense_bytes is None:
             dense_bytes = sum(grad.nbytes for grad in grads.values())
@@ -323,13 +325,13 @@ class Pipeline:
         self.stats.dense_bytes += nbytes
         self.stats.count("allreduce", nbytes)
 
-    def _hand_over(self, name: str, taken: _Taken, grad: FloatArray) -> FloatArray:
+    def _hand_over(self, name: str, resolved: Resolved, grad: FloatArray) -> FloatArray:
         """Where the spec of a tensor's last round was another one, give its state to this one.
 
         Returns the gradient, with what the last spec left unsent if this one keeps no residual.
         """
         before = self._specs.get(name)
-        now = taken.spec
+        now = resolved.spec
         if before == now.canonical:
             return grad
         self._specs[name] = now.canonical
@@ -337,7 +339,7 @@ class Pipeline:
             return grad
         old, new = state_of(parse(before)), state_of(now)
         # Its own phase's state is also handed over where a tensor goes dense and comes back.
-        if taken.phase.state == "drop" and before != taken.phase.use.canonical:
+        if resolved.phase.state == "drop" and before != resolved.phase.use.canonical:
             new = {}
         elif "residual" not in new:
             unsent = self._memory["residual"].get(name)
@@ -468,17 +470,17 @@ class Pipeline:
                 if kind != "carried"  # of one rank's gradients, and soon found again
             }
         rounds: dict[str, int] = {}
-        taken: dict[str, str] = {}
+        resolved: dict[str, str] = {}
         for one in states:
             for name, count in one["rounds"].items():
                 rounds[name] = max(rounds.get(name, 0), int(count))
-            taken.update(one["specs"])
+            resolved.update(one["specs"])
         # The aggregators' memories hold these very dicts.
         for kind, arrays in self._memory.items():
             arrays.clear()
             arrays.update(memory.get(kind, {}))
         self._rounds = rounds
-        self._specs = taken
+        self._specs = resolved
         if self._policy is not None:
             # Figures of another number of ranks say nothing.
             same = saved_size == self.world_size
@@ -494,20 +496,20 @@ _DENSE = parse("identity")
 _END = 2**62
 
 
-class _Taken(NamedTuple):
+class Resolved(NamedTuple):
     """What averages a tensor in its next round.
 
     ``spec`` is that of the phase, or what the tensor takes instead; ``group`` is that of the
     policy, for tensors about which it decides.
     """
 
-    phase: Phase
+    phase: SpecPhase
     spec: Spec
     aggregator: Aggregator
-    group: Group | None = None
+    group: PolicyGroup | None = None
 
 
-class _Made(NamedTuple):
+class CachedAggregator(NamedTuple):
     """The aggregator of a spec, as it is at a step of an epoch."""
 
     canonical: str

@@ -18,7 +18,7 @@ from gradcomp.codec.spec import Spec, parse
 from gradcomp.exchange.memory import MOMENTUM_CORRECTION
 from gradcomp.exchange.rounds import AllReduce, Request
 
-__all__ = ["COMPRESSED", "DENSE", "Decision", "Group", "Policy", "alternatives"]
+__all__ = ["COMPRESSED", "DENSE", "Decision", "Policy", "PolicyGroup", "alternatives"]
 
 COMPRESSED, DENSE, HALF = "compressed", "dense", "fp16"
 
@@ -39,7 +39,7 @@ _MEASURING = [(name, turn > 0) for name in _CANDIDATES for turn in range(1 + _RE
 _RACE = [(name, turn > 0) for name in 2 * (DENSE, COMPRESSED) for turn in range(1 + _LAPS)]
 
 
-class Group(NamedTuple):
+class PolicyGroup(NamedTuple):
     """Tensors that are decided together.
 
     Attributes:
@@ -53,7 +53,7 @@ class Group(NamedTuple):
     size: int
 
     @classmethod
-    def of(cls, spec: Spec, exchange: str, numel: int) -> Group:
+    def of(cls, spec: Spec, exchange: str, numel: int) -> PolicyGroup:
         """That of a tensor."""
         return cls(spec.canonical, exchange, numel.bit_length() // 2)
 
@@ -75,7 +75,7 @@ class Decision:
             where dense won before.
     """
 
-    group: Group
+    group: PolicyGroup
     choice: str
     seconds: Mapping[str, float]
     step_seconds: tuple[float, float] | None
@@ -102,7 +102,7 @@ class Decision:
         """What `to_state` gave."""
         laps = state["step_seconds"]
         return cls(
-            Group(*(state[key] for key in Group._fields)),
+            PolicyGroup(*(state[key] for key in PolicyGroup._fields)),
             state["choice"],
             dict(state["seconds"]),
             None if laps is None else (laps[0], laps[1]),
@@ -125,13 +125,13 @@ def alternatives(spec: Spec) -> dict[str, Spec]:
 class _Trial:
     """Measures some groups: first each candidate's exchanges, then whole steps."""
 
-    def __init__(self, groups: Iterable[Group]) -> None:
+    def __init__(self, groups: Iterable[PolicyGroup]) -> None:
         self.groups = sorted(groups)
         self.position = -1
-        self.exchanges: dict[tuple[Group, str], list[float]] = {}
+        self.exchanges: dict[tuple[PolicyGroup, str], list[float]] = {}
         self.laps: dict[str, list[float]] = {DENSE: [], COMPRESSED: []}
-        self.seconds: dict[Group, dict[str, float]] = {}
-        self.chosen: dict[Group, str] = {}
+        self.seconds: dict[PolicyGroup, dict[str, float]] = {}
+        self.chosen: dict[PolicyGroup, str] = {}
 
     @property
     def measuring(self) -> bool:
@@ -142,7 +142,7 @@ class _Trial:
         """The candidate of this step, and whether it counts."""
         return (_MEASURING + _RACE)[self.position]
 
-    def choice(self, group: Group) -> str:
+    def choice(self, group: PolicyGroup) -> str:
         name, _ = self.turn
         return name if self.measuring or name == DENSE else self.chosen[group]
 
@@ -151,11 +151,11 @@ class Policy:
     """Of each group of tensors, the fastest of dense, float16, and what the configuration says."""
 
     def __init__(self) -> None:
-        self.decisions: dict[Group, Decision] = {}
+        self.decisions: dict[PolicyGroup, Decision] = {}
         self._trial: _Trial | None = None
         self._began = 0.0
 
-    def choice(self, group: Group) -> str:
+    def choice(self, group: PolicyGroup) -> str:
         """How the tensors of a group travel in this step; compressed before the first one."""
         if group in self.decisions:
             return self.decisions[group].choice
@@ -168,12 +168,12 @@ class Policy:
         return self._trial is None
 
     @property
-    def measured(self) -> tuple[Group, ...]:
+    def measured(self) -> tuple[PolicyGroup, ...]:
         """The groups whose exchanges are to be timed in this step; see `record`."""
         trial = self._trial
         return tuple(trial.groups) if trial is not None and trial.measuring else ()
 
-    def record(self, group: Group, seconds: float) -> None:
+    def record(self, group: PolicyGroup, seconds: float) -> None:
         """The time of all exchanges of a group in this step."""
         assert self._trial is not None  # as `measured` says
         name, counts = self._trial.turn
@@ -181,7 +181,7 @@ class Policy:
             self._trial.exchanges.setdefault((group, name), []).append(seconds)
 
     def begin_step(
-        self, groups: Iterable[Group], ended: float, now: float
+        self, groups: Iterable[PolicyGroup], ended: float, now: float
     ) -> Generator[Request, Any, None]:
         """Say that a step begins; a round, as ranks may have to agree.
 

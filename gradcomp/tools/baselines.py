@@ -1,6 +1,6 @@
 """Compressors of other libraries, which ``gradcomp bench --all`` measures beside ours.
 
-gradcomp imports no framework. A package that does names a sequence of `Peer` under the entry point
+gradcomp imports no framework. A package that does names a sequence of `Baseline` under the entry point
 group ``gradcomp.baselines``, and those that can be imported are measured.
 """
 
@@ -13,11 +13,11 @@ from typing import Any
 
 from gradcomp.codec.arrays import FloatArray
 
-__all__ = ["Peer", "load_peers"]
+__all__ = ["Baseline", "load_baselines"]
 
 
 @dataclass(frozen=True)
-class Peer:
+class Baseline:
     """One compressor.
 
     Attributes:
@@ -36,9 +36,9 @@ class Peer:
     set_threads: Callable[[int], None]
 
 
-def load_peers() -> tuple[list[Peer], list[str]]:
+def load_baselines() -> tuple[list[Baseline], list[str]]:
     """The peers that can be imported, and for each group of others why it is left out."""
-    peers: list[Peer] = []
+    peers: list[Baseline] = []
     missing = []
     for entry in entry_points(group="gradcomp.baselines"):
         try:

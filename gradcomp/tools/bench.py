@@ -14,7 +14,7 @@ from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.codec import get_codec
 from gradcomp.codec.spec import parse
-from gradcomp.config.plan import Plan
+from gradcomp.config.plan import SpecSchedule
 from gradcomp.config.schema import VERSION, Compress, Config, Match, Rule
 from gradcomp.errors import GradcompError
 from gradcomp.runtime.pipeline import Pipeline
@@ -144,7 +144,7 @@ def measure(
     y = np.zeros_like(x)
     frame = codec.encode(x).copy()
     # A rule without conditions: the default rules would send a flat gradient uncompressed.
-    everything = Rule(match=Match(), use=Plan.of(parsed))
+    everything = Rule(match=Match(), use=SpecSchedule.of(parsed))
     compress = Compress(default=everything.use, rules=(everything,))
     config = Config(version=VERSION, compress=compress)
     pipeline = Pipeline(config)

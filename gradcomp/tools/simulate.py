@@ -14,11 +14,11 @@ from gradcomp.config.schema import Config
 from gradcomp.errors import GradcompError
 from gradcomp.runtime.loopback import Loopback
 
-__all__ = ["Group", "SimulationResult", "simulate", "synthetic_gradients"]
+__all__ = ["RuleTotals", "SimulationResult", "simulate", "synthetic_gradients"]
 
 
 @dataclass(frozen=True)
-class Group:
+class RuleTotals:
     """The tensors that one rule takes.
 
     Attributes:
@@ -47,7 +47,7 @@ class SimulationResult:
 
     Attributes:
         groups: one for each rule that takes a tensor, in the order of the model.
-        dense_bytes, sent_bytes, ratio: as in `Group`, of all groups together.
+        dense_bytes, sent_bytes, ratio: as in `RuleTotals`, of all groups together.
         vnmse: ||average - exact average||^2 / ||exact average||^2 over all tensors; the mean over
             the steps.
         node_bytes: what one rank hands over inside its node, for ``two_level``, which
@@ -57,7 +57,7 @@ class SimulationResult:
 
     workers: int
     steps: int
-    groups: tuple[Group, ...]
+    groups: tuple[RuleTotals, ...]
     dense_bytes: int
     sent_bytes: float
     ratio: float
@@ -114,7 +114,7 @@ def simulate(
         numel = sum(math.prod(shapes[name]) for name in names)
         sent = sum(stats.bytes_per_step for stats in loops[rule].stats) / workers
         groups.append(
-            Group(
+            RuleTotals(
                 rule=rule,
                 spec=config.spec_for(names[0], shapes[names[0]]).canonical,
                 tensors=len(names),

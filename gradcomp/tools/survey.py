@@ -13,7 +13,7 @@ from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.codec import get_codec
 from gradcomp.codec.spec import stages
 from gradcomp.errors import GradcompError
-from gradcomp.tools.baselines import Peer
+from gradcomp.tools.baselines import Baseline
 from gradcomp.tools.bench import (
     Timing,
     measure,
@@ -128,7 +128,7 @@ def _load_gradient(path: Path) -> FloatArray:
 
 def survey(
     specs: Sequence[str],
-    peers: Sequence[Peer],
+    peers: Sequence[Baseline],
     numel: int,
     repeats: int,
     recorded: Mapping[str, FloatArray],
@@ -158,7 +158,7 @@ def survey(
 
 
 def _measure_peer(
-    peer: Peer,
+    peer: Baseline,
     numel: int,
     repeats: int,
     inputs: Mapping[str, FloatArray],

@@ -16,7 +16,7 @@ import tensorflow as tf
 from gradcomp import Config
 from gradcomp.codec.arrays import FloatArray, as_float32
 from gradcomp.errors import ConfigError
-from gradcomp.exchange.rounds import Group
+from gradcomp.exchange.rounds import RankGroup
 from gradcomp.exchange.select import exchange_pattern
 from gradcomp.runtime.collector import Collector
 from horovod_compressors.compression import BaseCompression
@@ -241,7 +241,7 @@ class Compression(BaseCompression):
                     "pass sparse_as_dense=True to Horovod's tape or optimizer"
                 )
 
-    def _collectives(self, prefix: str, process_sets: Mapping[Group, Any]) -> HorovodEngine:
+    def _collectives(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> HorovodEngine:
         return HorovodEngine(process_sets)
 
     def _gather_text(self, text: bytearray, name: str) -> bytes:

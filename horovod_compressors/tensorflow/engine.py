@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from gradcomp.codec.frame import split_frames
-from gradcomp.exchange.rounds import AllGather, AllReduce, AllToAll, Broadcast, Group, Request
+from gradcomp.exchange.rounds import AllGather, AllReduce, AllToAll, Broadcast, RankGroup, Request
 
 __all__ = ["HorovodEngine", "gather_bytes"]
 
@@ -36,7 +36,7 @@ class HorovodEngine:
         process_sets: of each group that this rank is in.
     """
 
-    def __init__(self, process_sets: Mapping[Group, Any]) -> None:
+    def __init__(self, process_sets: Mapping[RankGroup, Any]) -> None:
         self._process_sets = process_sets
         self._queue: list[_Pending] = []
 

@@ -11,7 +11,7 @@ import torch
 
 from gradcomp import Config
 from gradcomp.errors import ConfigError, ProtocolError
-from gradcomp.exchange.rounds import AllReduce, Group, Round
+from gradcomp.exchange.rounds import AllReduce, RankGroup, Round
 from gradcomp.exchange.select import exchange_pattern
 from gradcomp.runtime.collector import Collector
 from horovod_compressors.compression import BaseCompression
@@ -225,7 +225,7 @@ class Compression(TensorControls, BaseCompression):
         self._collector = self._agree(self._names.shapes())
         return self._collector
 
-    def _collectives(self, prefix: str, process_sets: Mapping[Group, Any]) -> HorovodEngine:
+    def _collectives(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> HorovodEngine:
         return HorovodEngine(prefix, process_sets)
 
     def _gather_text(self, text: bytearray, name: str) -> bytes:

@@ -9,7 +9,7 @@ import horovod.torch as hvd
 import torch
 
 from gradcomp.codec.frame import split_frames
-from gradcomp.exchange.rounds import AllGather, AllToAll, Broadcast, Group, Request
+from gradcomp.exchange.rounds import AllGather, AllToAll, Broadcast, RankGroup, Request
 from horovod_compressors.torch.wait import wait
 
 __all__ = ["SUMMABLE_DTYPES", "HorovodEngine"]
@@ -26,7 +26,7 @@ class HorovodEngine:
         process_sets: of each group that this rank is in.
     """
 
-    def __init__(self, prefix: str, process_sets: Mapping[Group, Any]) -> None:
+    def __init__(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> None:
         self._prefix = prefix
         self._process_sets = process_sets
 

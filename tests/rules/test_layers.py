@@ -40,7 +40,14 @@ def test_only_the_bindings_include_pybind11() -> None:
     users = {p.name for p in SOURCES if any(i.startswith("pybind11") for i in _includes(p))}
     assert users == {
         *("module.cpp", "dlpack.hpp"),
-        *("linalg.cpp", "linalg.hpp", "polar.cpp", "polar.hpp", "rooms.cpp", "rooms.hpp"),
+        *(
+            "linalg.cpp",
+            "linalg.hpp",
+            "polar.cpp",
+            "polar.hpp",
+            "buffer_pool.cpp",
+            "buffer_pool.hpp",
+        ),
     }
 
 

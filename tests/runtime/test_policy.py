@@ -26,8 +26,8 @@ from gradcomp.runtime.policy import (
     DENSE,
     HALF,
     Decision,
-    Group,
     Policy,
+    PolicyGroup,
     alternatives,
 )
 from support.thread_engine import RANKS, Board, Engine, on_all_ranks
@@ -45,7 +45,7 @@ def config(spec: Any = SPEC.canonical, **compress: Any) -> Config:
 
 # ----------------------------------------------------------------------------------- the decisions
 
-GROUPS = [Group.of(SPEC, "auto", 5000), Group.of(SPEC, "auto", 100_000)]
+GROUPS = [PolicyGroup.of(SPEC, "auto", 5000), PolicyGroup.of(SPEC, "auto", 100_000)]
 
 
 class Trial:
@@ -58,9 +58,9 @@ class Trial:
 
     def step(
         self,
-        exchange: Callable[[int, Group, str], float],
-        whole: Callable[[dict[Group, str]], float] = lambda _: 1.0,
-        groups: list[Group] = GROUPS,
+        exchange: Callable[[int, PolicyGroup, str], float],
+        whole: Callable[[dict[PolicyGroup, str]], float] = lambda _: 1.0,
+        groups: list[PolicyGroup] = GROUPS,
     ) -> None:
         run_rounds(
             [
@@ -75,7 +75,7 @@ class Trial:
                 one.record(group, exchange(rank, group, choices[0][group]))
             self.now[rank] += self.between + whole(choices[0])
 
-    def decided(self) -> list[dict[Group, Decision]]:
+    def decided(self) -> list[dict[PolicyGroup, Decision]]:
         return [one.decisions for one in self.policies]
 
 
@@ -138,7 +138,7 @@ def test_first_turns_do_not_count_and_the_least_of_the_others_does() -> None:
     trial = Trial(1)
     turns: list[str] = []
 
-    def seconds(rank: int, group: Group, name: str) -> float:
+    def seconds(rank: int, group: PolicyGroup, name: str) -> float:
         turns.append(name)
         own = turns.count(name)
         return 0.0 if own == 1 else own + (name != COMPRESSED)
@@ -152,10 +152,10 @@ def test_groups_that_appear_later_are_measured_then() -> None:
     trial = Trial()
     small, large = GROUPS
 
-    def fast(rank: int, group: Group, name: str) -> float:
+    def fast(rank: int, group: PolicyGroup, name: str) -> float:
         return float(name != COMPRESSED)
 
-    def whole(chosen: dict[Group, str]) -> float:
+    def whole(chosen: dict[PolicyGroup, str]) -> float:
         return 1.0 + (DENSE in chosen.values())
 
     for _ in range(STEPS + 1):
@@ -185,14 +185,14 @@ def test_alternatives() -> None:
 @pytest.mark.parametrize("numel", [1, 3, 4, 4095, 4096, 100_000, 2**29])
 def test_the_sizes_of_a_group_are_what_it_says(numel: int) -> None:
     low, high = (
-        str(Group.of(SPEC, "auto", numel))
+        str(PolicyGroup.of(SPEC, "auto", numel))
         .split(" tensors of ")[1]
         .split(" elements")[0]
         .split(" to ")
     )
     assert int(low) <= numel <= int(high)
     for other in (int(low), int(high)):
-        assert Group.of(SPEC, "auto", other) == Group.of(SPEC, "auto", numel)
+        assert PolicyGroup.of(SPEC, "auto", other) == PolicyGroup.of(SPEC, "auto", numel)
 
 
 # ------------------------------------------------------------------------- in a job's own machinery
@@ -288,7 +288,9 @@ class Job:
 
 
 MB = 1e6
-SIZES = {name: Group.of(SPEC, "auto", int(np.prod(shape))).size for name, shape in SHAPES.items()}
+SIZES = {
+    name: PolicyGroup.of(SPEC, "auto", int(np.prod(shape))).size for name, shape in SHAPES.items()
+}
 
 
 @pytest.mark.parametrize(

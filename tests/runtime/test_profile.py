@@ -22,7 +22,7 @@ from gradcomp.codec.spec import stages
 from gradcomp.errors import ConfigError, GradcompError
 from gradcomp.exchange.engine import Driver
 from gradcomp.exchange.rounds import AllGather, Request
-from gradcomp.runtime.agreement import line_of
+from gradcomp.runtime.agreement import agreement_line
 from gradcomp.runtime.collector import Collector
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.profile import Profile
@@ -431,7 +431,7 @@ def test_profiles_are_no_part_of_what_checkpoints_depend_on(tmp_path: Path) -> N
     compared = config_of("fp16", stats={"profile": folder, "error": True})
     assert plain.digest_text() == timed.digest_text() == compared.digest_text()
     # But ranks that measure errors make requests of their own.
-    lines = [line_of(one, SHAPES, None) for one in (plain, timed, compared)]
+    lines = [agreement_line(one, SHAPES, None) for one in (plain, timed, compared)]
     assert lines[0] == lines[1] != lines[2]
 
 

@@ -183,7 +183,7 @@ def test_factors_go_on_where_the_rank_stays() -> None:
         loop = Loopback(config_of(switching(first, second)), RANKS)
         steps(loop, range(SWITCH))
         (pipeline, *_) = loop.ranks
-        pipeline._hand_over("a", pipeline._taken("a", SHAPES["a"]), gradients(0)["a"][0])
+        pipeline._hand_over("a", pipeline._resolved("a", SHAPES["a"]), gradients(0)["a"][0])
         state = pipeline.state_dict()
         return state["powersgd_q"].get("a"), state["residual"]["a"]
 

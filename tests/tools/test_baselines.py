@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from gradcomp import get_codec, list_codecs
-from gradcomp.tools.baselines import Peer, load_peers
+from gradcomp.tools.baselines import Baseline, load_baselines
 from gradcomp.tools.bench import vnmse
 
 PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 DECLARED = tomllib.loads(PROJECT.read_text())["project"]["entry-points"]["gradcomp.baselines"]
-PEERS: dict[str, Peer] = {
+BASELINES: dict[str, Baseline] = {
     peer.name.removeprefix("torch ").partition("(")[0]: peer
     for peer in EntryPoint("torch", DECLARED["torch"], "gradcomp.baselines").load()
 }
@@ -36,38 +36,38 @@ def _seeded_torch() -> Iterator[None]:
 
 
 def decoded(name: str, x: np.ndarray) -> np.ndarray:
-    y = PEERS[name].decode(PEERS[name].encode(x), x.size)
+    y = BASELINES[name].decode(BASELINES[name].encode(x), x.size)
     assert y.dtype == np.float32
     assert y.shape == x.shape
     return y
 
 
 def bits(name: str, x: np.ndarray) -> float:
-    return 8 * sum(part.nbytes for part in PEERS[name].encode(x)) / x.size
+    return 8 * sum(part.nbytes for part in BASELINES[name].encode(x)) / x.size
 
 
 def test_peers_are_found_and_others_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = EntryPoints(
         [
             EntryPoint("torch", DECLARED["torch"], "gradcomp.baselines"),
-            EntryPoint("absent", "no_such_module:PEERS", "gradcomp.baselines"),
+            EntryPoint("absent", "no_such_module:BASELINES", "gradcomp.baselines"),
         ]
     )
     monkeypatch.setattr(
         "gradcomp.tools.baselines.entry_points", lambda group: entries.select(group=group)
     )
-    peers, missing = load_peers()
-    assert [peer.name for peer in peers] == [peer.name for peer in PEERS.values()]
+    peers, missing = load_baselines()
+    assert [peer.name for peer in peers] == [peer.name for peer in BASELINES.values()]
     assert missing == ["absent: No module named 'no_such_module'"]
 
 
 def test_counterparts_are_codecs() -> None:
-    counterparts = [peer.codec for peer in PEERS.values() if peer.codec]
+    counterparts = [peer.codec for peer in BASELINES.values() if peer.codec]
     assert counterparts == ["topk", "qsgd", "terngrad", "onebit"]
     assert set(counterparts) <= set(list_codecs())
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", BASELINES)
 def test_peers_leave_their_input_alone(name: str, x: np.ndarray) -> None:
     before = x.copy()
     decoded(name, x)
@@ -89,7 +89,7 @@ def test_onebit_decodes_to_two_means(x: np.ndarray) -> None:
 
 def test_qsgd_is_unbiased(x: np.ndarray) -> None:
     norm = float(np.linalg.norm(x))
-    levels = PEERS["qsgd"].encode(x)[0].numpy()
+    levels = BASELINES["qsgd"].encode(x)[0].numpy()
     exact = 127 * x / norm
     assert np.all(np.abs(levels - exact) < 1 + 1e-5)
     mean = np.mean([decoded("qsgd", x) for _ in range(200)], axis=0)

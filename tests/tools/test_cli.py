@@ -17,7 +17,7 @@ from gradcomp import Loopback, __version__, get_codec
 from gradcomp.cli.app import app
 from gradcomp.codec.spec import StageInfo, parse, stages
 from gradcomp.config.schema import MOMENTUM_CORRECTION, load_config
-from gradcomp.tools.baselines import Peer
+from gradcomp.tools.baselines import Baseline
 from gradcomp.tools.model_shapes import model_shapes
 
 CODECS = [stage.example for stage in stages() if stage.kind == "codec"]
@@ -35,7 +35,7 @@ SPECS = [
     ),
 ]
 
-HALF = Peer(
+HALF = Baseline(
     name="numpy half",
     codec="fp16",
     encode=lambda x: [x.astype(np.float16)],
@@ -385,7 +385,7 @@ def test_bench_measures_every_spec(spec: str) -> None:
 def test_bench_all_has_a_row_for_every_codec_and_peer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradcomp.cli.app.load_peers", lambda: ([HALF], []))
+    monkeypatch.setattr("gradcomp.cli.app.load_baselines", lambda: ([HALF], []))
     gradients = [tmp_path / "net.npz", tmp_path / "text.npz"]
     for gradient, end in zip(gradients, (1, 2), strict=True):
         np.savez(gradient, w=np.linspace(-1, end, 5000, dtype=np.float16))
@@ -419,7 +419,7 @@ def test_bench_all_has_a_row_for_every_codec_and_peer(
 
 
 def test_bench_all_as_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradcomp.cli.app.load_peers", lambda: ([HALF], ["other: no module"]))
+    monkeypatch.setattr("gradcomp.cli.app.load_baselines", lambda: ([HALF], ["other: no module"]))
     monkeypatch.setattr("gradcomp.tools.survey.survey_specs", lambda: ["fp16", "bf16"])
     result = CliRunner().invoke(
         app,

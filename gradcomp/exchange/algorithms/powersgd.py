@@ -100,7 +100,7 @@ class PowerSGD(BucketAggregator):
         residual = array_of(self._residuals, member.key, "residual").reshape(shape)
         rank = min(self._rank, rows, cols)
         grad = member.grad.reshape(shape)
-        return _Matrix(member.key, step, rank, grad, residual, member.room.reshape(shape))
+        return _Matrix(member.key, step, rank, grad, residual, member.out.reshape(shape))
 
     def _sides_in_turn(
         self, name: str, matrices: Sequence[_Matrix]

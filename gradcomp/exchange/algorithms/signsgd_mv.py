@@ -79,10 +79,10 @@ class MajorityVote(BucketAggregator):
             return frames
 
         codecs = [self._codec] * len(members)
-        rooms = [member.room for member in members]
+        outputs = [member.out for member in members]
         return (
             yield from scatter_reduce_allgather(
-                name, chunks, codecs, self._context.rank, data, 1.0, settle, rooms
+                name, chunks, codecs, self._context.rank, data, 1.0, settle, outputs
             )
         )
 

@@ -103,7 +103,7 @@ class Member(NamedTuple):
     """One tensor of a bucket: what its aggregator's `round` would be given.
 
     Attributes:
-        room: flat memory for the average, with anything in it. It may be the gradient's own, so
+        out: flat memory for the average, with anything in it. It may be the gradient's own, so
             write only once the gradient is encoded.
     """
 
@@ -111,9 +111,9 @@ class Member(NamedTuple):
     grad: FloatArray
     key: TensorKey
     step: int
-    room: FloatArray
+    out: FloatArray
 
     def zeros(self) -> FloatArray:
-        """The room, with zeros."""
-        _core.zero(self.room)
-        return self.room
+        """`out`, filled with zeros."""
+        _core.zero(self.out)
+        return self.out

@@ -78,7 +78,7 @@ def scatter_reduce_allgather(
     data: tuple[ByteArray, list[int]],
     weight: float,
     settle: Callable[[Chunk, list[FloatArray]], ByteArray],
-    rooms: list[FloatArray],
+    outputs: list[FloatArray],
 ) -> Generator[Request, Any, list[FloatArray]]:
     """Average the chunks, and give every rank all of them.
 
@@ -90,10 +90,10 @@ def scatter_reduce_allgather(
         weight: of each rank's pieces in the sum.
         settle: from this rank's chunk and the sums of its pieces to the frames that all ranks
             decode in their place, one after the other.
-        rooms: for what these decode to, one flat array for each of the bucket's tensors.
+        outputs: for what these decode to, one flat array for each of the bucket's tensors.
 
     Returns:
-        The rooms.
+        The outputs.
     """
     frames, sizes = data
     remaining = iter(sizes)
@@ -113,12 +113,12 @@ def scatter_reduce_allgather(
     replies = yield AllGather(f"{name}.gather", settle(own, sums), counts)
     for owner, (reply, chunk) in enumerate(zip(replies, chunks, strict=True)):
         for piece, frame in zip(chunk, _frames(owner, reply, chunk), strict=True):
-            out = rooms[piece.member][piece.begin : piece.end]
+            out = outputs[piece.member][piece.begin : piece.end]
             try:
                 codecs[piece.member].decode(frame, out)
             except WireError as error:
                 raise WireError(f"rank {owner}'s average of '{piece.key.name}': {error}") from error
-    return rooms
+    return outputs
 
 
 def _frames(rank: int, data: ByteArray, chunk: Chunk) -> list[ByteArray]:

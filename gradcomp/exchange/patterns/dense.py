@@ -8,7 +8,7 @@ import numpy as np
 
 from gradcomp.codec.arrays import FloatArray, split
 from gradcomp.exchange.patterns.base import Aggregator, Member
-from gradcomp.exchange.rounds import AllReduce, BucketRound, Group, Round, TensorKey
+from gradcomp.exchange.rounds import AllReduce, BucketRound, RankGroup, Round, TensorKey
 
 __all__ = ["Dense", "dense_bucket"]
 
@@ -24,7 +24,7 @@ class Dense(Aggregator):
         return average
 
 
-def dense_bucket(name: str, members: Sequence[Member], group: Group = "all") -> BucketRound:
+def dense_bucket(name: str, members: Sequence[Member], group: RankGroup = "all") -> BucketRound:
     """Average the gradients themselves, in one request."""
     if len(members) == 1:
         average: FloatArray = yield AllReduce(name, members[0].grad.reshape(-1), group)

@@ -105,10 +105,10 @@ class Sra(BucketAggregator):
 
         codecs = [one.codec for one in aggregators]
         weight = 1.0 / self._world_size
-        rooms = [member.room for member in members]
+        outputs = [member.out for member in members]
         return (
             yield from scatter_reduce_allgather(
-                name, chunks, codecs, self._rank, data, weight, settle, rooms
+                name, chunks, codecs, self._rank, data, weight, settle, outputs
             )
         )
 

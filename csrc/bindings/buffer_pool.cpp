@@ -1,4 +1,4 @@
-#include "bindings/rooms.hpp"
+#include "bindings/buffer_pool.hpp"
 
 #include <pybind11/numpy.h>
 
@@ -61,7 +61,7 @@ struct Loan {
   ~Loan() { pool->give_back(block, bytes); }
 };
 
-class Rooms {
+class BufferPool {
  public:
   py::array_t<float> get(std::size_t numel) const {
     const std::size_t bytes = (numel * sizeof(float) / 64 + 1) * 64;
@@ -78,8 +78,8 @@ class Rooms {
 
 }  // namespace
 
-void bind_rooms(py::module_& m) {
-  py::class_<Rooms>(m, "Rooms").def(py::init<>()).def("get", &Rooms::get, py::arg("numel"));
+void bind_buffer_pool(py::module_& m) {
+  py::class_<BufferPool>(m, "BufferPool").def(py::init<>()).def("get", &BufferPool::get, py::arg("numel"));
 }
 
 }  // namespace gradcomp

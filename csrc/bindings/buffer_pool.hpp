@@ -5,6 +5,6 @@
 
 namespace gradcomp {
 
-void bind_rooms(pybind11::module_& m);
+void bind_buffer_pool(pybind11::module_& m);
 
 }  // namespace gradcomp

@@ -11,7 +11,7 @@ from gradcomp.runtime.loopback import run_rounds
 
 @pytest.mark.parametrize("numel", [0, 1, 15, 16, 17, 1000])
 def test_a_room_is_aligned_and_writable(numel: int) -> None:
-    room = _core.Rooms().get(numel)
+    room = _core.BufferPool().get(numel)
     assert room.shape == (numel,)
     assert room.dtype == np.float32
     assert room.ctypes.data % 64 == 0
@@ -19,7 +19,7 @@ def test_a_room_is_aligned_and_writable(numel: int) -> None:
 
 
 def test_a_room_is_used_again_when_nothing_refers_to_it() -> None:
-    rooms = _core.Rooms()
+    rooms = _core.BufferPool()
     first = rooms.get(1000)
     address = first.ctypes.data
     view = first.reshape(10, 100)[2:]
