@@ -31,7 +31,11 @@ def of_gradcomp(variant: str) -> list[float]:
     spec = f"powersgd(rank={RANK},start_step=0,variant={variant})"
     pipeline = Pipeline(Config.from_mapping({"version": 1, "compress": {"default": spec}}))
     # A large matrix is a bucket by itself; so is each vector, and those travel dense.
-    buckets = [names for names in pipeline.buckets(SHAPES) if len(SHAPES[names[0]]) > 1]
+    buckets = [
+        names
+        for names in pipeline.buckets(pipeline.resolve_all(SHAPES))
+        if len(SHAPES[names[0]]) > 1
+    ]
     grads = gradients()
 
     def one() -> None:

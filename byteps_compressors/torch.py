@@ -32,15 +32,11 @@ import numpy as np
 import torch
 
 from byteps_compressors import native, process
-from gradcomp import Config, Pipeline, get_codec, list_codecs
-from gradcomp.codec.arrays import FloatArray
-from gradcomp.codec.spec import Spec
+from gradcomp import Config, get_codec, list_codecs
+from gradcomp.adapter_api import STATE_KINDS, AllReduce, FloatArray, Pipeline, Round, Spec, Stats
 from gradcomp.errors import ConfigError, GradcompError, ProtocolError, StateError
-from gradcomp.exchange.memory import STATE_KINDS
-from gradcomp.exchange.rounds import AllReduce, Round
-from gradcomp.runtime.stats import Stats
-from torch_compressors.dgc_sgd import check_momentum
-from torch_compressors.state import with_arrays
+from torch_compressors.shared.dgc_sgd import check_momentum
+from torch_compressors.shared.state import with_arrays
 
 __all__ = ["Attached", "Compression", "DistributedOptimizer", "attach", "declare"]
 
@@ -271,10 +267,16 @@ def attach(
                 "parameters of each model a prefix of their own"
             )
     _check_agreement(config, {name: parameters[name].numel() for name in specs}, server_feedback)
-    if any(spec.codec.startswith("adaptive(") for spec in specs.values()):
+    sharing = {
+        one.name
+        for one in map(get_codec, {spec.codec for spec in specs.values()})
+        if "shares" in one.caps
+    }
+    for name in sorted(sharing):
         _log.warning(
-            "'adaptive' sees the partitions of BytePS as vectors: no low rank part, and every "
-            "partition takes the rate by itself"
+            "'%s' looks at all tensors of a bucket, as matrices; in BytePS it sees each partition by "
+            "itself, as a vector: no low rank part, and every partition takes the rate by itself",
+            name,
         )
     library = native.load()
     tensors, fed_back = {}, {}

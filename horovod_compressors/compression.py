@@ -12,16 +12,20 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from gradcomp import Config, list_algorithms, list_codecs, load_config
+from gradcomp.adapter_api import (
+    Collector,
+    Controls,
+    Driver,
+    Engine,
+    Pipeline,
+    ProfiledEngine,
+    RankGroup,
+    agreement_line,
+    check_agreement,
+    exchange_pattern,
+    profile_as_configured,
+)
 from gradcomp.errors import ConfigError, GradcompError
-from gradcomp.exchange.engine import Driver, Engine
-from gradcomp.exchange.rounds import RankGroup
-from gradcomp.exchange.select import exchange_pattern
-from gradcomp.runtime.agreement import agreement_line, check_agreement
-from gradcomp.runtime.collector import Collector
-from gradcomp.runtime.controls import Controls
-from gradcomp.runtime.pipeline import Pipeline
-from gradcomp.runtime.profile_files import profile_as_configured
-from gradcomp.runtime.profiled_engine import ProfiledEngine
 from horovod_compressors.nodes import group_sets, node_problem, ranks_per_node
 
 __all__ = ["BaseCompression"]

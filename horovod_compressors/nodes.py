@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradcomp import Config
+from gradcomp.adapter_api import RankGroup
 from gradcomp.errors import ConfigError
-from gradcomp.exchange.rounds import RankGroup
 
 __all__ = ["group_sets", "node_problem", "ranks_per_node"]
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch_compressors.ddp import DDPCompression, ddp_hook
-    from torch_compressors.dgc_sgd import DGCSGD
     from torch_compressors.gossip import AsyncGossipDataParallel, GossipDataParallel
     from torch_compressors.launch import init_process_group
+    from torch_compressors.shared.dgc_sgd import DGCSGD
 
 __all__ = [
     "DGCSGD",
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "DGCSGD": "dgc_sgd",
+    "DGCSGD": "shared.dgc_sgd",
     "AsyncGossipDataParallel": "gossip",
     "DDPCompression": "ddp",
     "GossipDataParallel": "gossip",

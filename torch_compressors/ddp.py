@@ -22,19 +22,24 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from gradcomp import Config
+from gradcomp.adapter_api import (
+    AllReduce,
+    Collector,
+    Driver,
+    Node,
+    Pipeline,
+    ProfiledEngine,
+    RankGroup,
+    Route,
+    agreement_line,
+    check_agreement,
+    profile_as_configured,
+)
 from gradcomp.errors import ConfigError
-from gradcomp.exchange.engine import Driver
-from gradcomp.exchange.nodes import Node
-from gradcomp.exchange.rounds import AllReduce, RankGroup
-from gradcomp.runtime.agreement import agreement_line, check_agreement
-from gradcomp.runtime.collector import Collector
-from gradcomp.runtime.pipeline import Pipeline
-from gradcomp.runtime.profile_files import profile_as_configured
-from gradcomp.runtime.profiled_engine import ProfiledEngine
-from torch_compressors.dgc_sgd import check_optional
 from torch_compressors.gloo import GlooEngine
 from torch_compressors.nodes import check_nodes, ranks_per_node
-from torch_compressors.state import TensorControls
+from torch_compressors.shared.dgc_sgd import check_optional
+from torch_compressors.shared.state import TensorControls
 
 __all__ = ["DDPCompression", "ddp_hook"]
 
@@ -200,18 +205,15 @@ class DDPCompression(TensorControls):
         if arrived.ready is not None:
             arrived.ready()
         for name, grad in arrived.grads.items():
-            shape = tuple(grad.shape)
-            if (
-                grad.dtype in _OWN_DTYPES
-                and self._pipeline.measured(name, shape) is None
-                and self._pipeline.sends_dense(name, shape)
-            ):
+            resolved = self._collector.resolve(name, tuple(grad.shape))
+            route = self._collector.route(resolved, sums_dtype=grad.dtype in _OWN_DTYPES)
+            if route is Route.DENSE:
                 self._pipeline.count_dense(name, grad.nbytes)
                 flat = grad.detach().reshape(-1).numpy()
                 arrived.dense[name] = self._engine.start(AllReduce(name, flat))
             else:
                 flat = grad.detach().to(torch.float32).contiguous().numpy()
-                self._collector.add(name, flat, grad.nbytes)
+                self._collector.add(resolved, flat, grad.nbytes)
 
     def _finish(self) -> None:
         """Run all exchanges to their ends and give DDP the averages."""

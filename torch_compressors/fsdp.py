@@ -17,13 +17,11 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from gradcomp import Config
+from gradcomp.adapter_api import Driver, Pipeline, agreement_line, check_agreement
 from gradcomp.errors import ConfigError
-from gradcomp.exchange.engine import Driver
-from gradcomp.runtime.agreement import agreement_line, check_agreement
-from gradcomp.runtime.pipeline import Pipeline
-from torch_compressors.dgc_sgd import check_optional
 from torch_compressors.gloo import GlooEngine
-from torch_compressors.state import TensorControls
+from torch_compressors.shared.dgc_sgd import check_optional
+from torch_compressors.shared.state import TensorControls
 
 __all__ = ["FSDPCompression", "fsdp_hook"]
 

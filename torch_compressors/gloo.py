@@ -13,9 +13,16 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from gradcomp.codec.arrays import ByteArray
+from gradcomp.adapter_api import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    ByteArray,
+    RankGroup,
+    Request,
+)
 from gradcomp.errors import ProtocolError
-from gradcomp.exchange.rounds import AllGather, AllReduce, AllToAll, Broadcast, RankGroup, Request
 
 __all__ = ["GlooEngine"]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from byteps_compressors.build import plugin
 from gradcomp import capi
-from gradcomp.codec.arrays import FloatArray
+from gradcomp.adapter_api import FloatArray
 from gradcomp.errors import ConfigError, GradcompError
 
 __all__ = ["Plugin", "Tensor", "load"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -11,16 +11,14 @@ import numpy as np
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.batch import Correction, ToEncode
-from gradcomp.codec.codec import Codec, get_codec
-from gradcomp.codec.spec import Spec, Stage
+from gradcomp.codec.codec import Codec
+from gradcomp.codec.spec import Stage
 from gradcomp.errors import StateError
 from gradcomp.exchange.rounds import TensorKey
 from gradcomp.stopwatch import timed
 
 __all__ = [
     "MOMENTUM_CORRECTION",
-    "REPLICATED_KINDS",
-    "STATE_KINDS",
     "Arrays",
     "Memory",
     "MemoryState",
@@ -31,7 +29,6 @@ __all__ = [
     "Source",
     "array_of",
     "make_memory",
-    "state_of",
 ]
 
 Arrays = dict[str, FloatArray]
@@ -42,38 +39,6 @@ MemoryState = dict[str, Arrays]
 
 MOMENTUM_CORRECTION = "momentum_correction"
 """The memory that applies the optimizer's momentum; then it must do so for every tensor."""
-
-_FACTORS = ("powersgd_p", "powersgd_q")
-
-REPLICATED_KINDS = (*_FACTORS, "basis")
-"""Of the kinds of state, those that are equal on all ranks."""
-
-STATE_KINDS = ("residual", "momentum", *REPLICATED_KINDS, "carried")
-"""What memories, algorithms and encoders keep: keys of `Pipeline.state_dict`."""
-
-
-def state_of(spec: Spec) -> dict[str, Hashable]:
-    """The kinds of state that a spec keeps.
-
-    Another spec can take over those for which it has an equal value here.
-    """
-    kinds: dict[str, Hashable] = {}
-    memory, algorithm = spec.memory, spec.algorithm
-    if algorithm is None:
-        codec = get_codec(spec.at(0, 0).codec)
-        if codec.carried:
-            kinds["carried"] = codec.name
-        if "learns" in codec.caps:
-            kinds["basis"] = codec.name
-    if memory is not None:
-        if memory.name != "signum":
-            kinds["residual"] = None
-        if memory.name != "residual":
-            kinds["momentum"] = memory.name
-    if algorithm is not None and algorithm.name == "powersgd":
-        kinds["residual"] = None
-        kinds.update(dict.fromkeys(_FACTORS, str(algorithm.params["rank"])))
-    return kinds
 
 
 class Source(NamedTuple):

@@ -1,17 +1,16 @@
-"""Exchange patterns: how compressed gradients of all ranks become one average."""
+"""Selection of an aggregator: the exchange pattern of a spec, or its algorithm."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from gradcomp.codec.codec import get_codec
 from gradcomp.codec.spec import Spec
 from gradcomp.exchange.algorithms.atomo import Atomo
+from gradcomp.exchange.algorithms.base import Algorithm
 from gradcomp.exchange.algorithms.chunk_allreduce import ChunkAllReduce
 from gradcomp.exchange.algorithms.powersgd import PowerSGD
 from gradcomp.exchange.algorithms.signsgd_mv import MajorityVote
 from gradcomp.exchange.memory import MOMENTUM_CORRECTION, MomentumCorrection, make_memory
-from gradcomp.exchange.patterns.base import Aggregator, BucketAggregator, Context, Member
+from gradcomp.exchange.patterns.base import Aggregator, Context
 from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
 from gradcomp.exchange.patterns.gather import Gather
@@ -24,17 +23,6 @@ __all__ = [
     "ALGORITHMS",
     "EXCHANGES",
     "FLAT_EXCHANGES",
-    "Aggregator",
-    "Algorithm",
-    "BucketAggregator",
-    "Context",
-    "Dense",
-    "DenseMomentum",
-    "Gather",
-    "Member",
-    "NonlinearReduce",
-    "Reduce",
-    "Sra",
     "exchange_pattern",
     "exchange_refusal",
     "make_aggregator",
@@ -42,18 +30,7 @@ __all__ = [
 ]
 
 
-class Algorithm(Protocol):
-    """The class of an aggregator that a stage of kind "algorithm" names."""
-
-    exchange: str
-    """What ranks exchange, in words."""
-
-    def __call__(self, spec: Spec, context: Context) -> Aggregator:
-        """The aggregator of a spec with this algorithm."""
-        ...
-
-
-ALGORITHMS: dict[str, Algorithm] = {
+ALGORITHMS: dict[str, type[Algorithm]] = {
     "powersgd": PowerSGD,
     "atomo": Atomo,
     "chunk_allreduce": ChunkAllReduce,
@@ -66,8 +43,8 @@ FLAT_EXCHANGES = ("auto", "reduce", "gather", "sra", "sparse_allreduce")
 """Patterns in which all ranks are alike."""
 
 EXCHANGES = (*FLAT_EXCHANGES, "two_level", *(f"two_level({flat})" for flat in FLAT_EXCHANGES[1:]))
-"""What a configuration may ask for; "auto" is "reduce" for summable codecs, "gather" for others,
-also between nodes, where nothing else is said."""
+"""Values of ``exchange`` in a configuration. "auto" is "reduce" for summable codecs and "gather" for
+others; the same holds between nodes, unless two_level(...) names a pattern."""
 
 
 def pattern_between_nodes(exchange: str) -> str | None:

@@ -1,10 +1,11 @@
-"""Collects the gradients of a step and starts the round of each bucket."""
+"""Collects the gradients of a step: decides how each travels, and starts the round of each bucket."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,22 @@ from gradcomp.exchange.engine import Driver, came_twice
 from gradcomp.exchange.rounds import AllReduce, Request
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.policy import Decision, PolicyGroup
+from gradcomp.runtime.resolve import Resolved
 
-__all__ = ["Collector"]
+__all__ = ["Collector", "Route"]
+
+
+class Route(Enum):
+    """How a gradient travels in a step."""
+
+    DENSE = "dense"
+    """The engine all-reduces it as it is, in its own dtype; `Pipeline.count_dense` counts it."""
+
+    LINEAR = "linear"
+    """`Pipeline.round` makes one all-reduce of it, which the engine may fuse with others."""
+
+    COLLECTED = "collected"
+    """`Collector.add` takes it, with the others of its bucket."""
 
 
 @dataclass
@@ -48,45 +63,84 @@ class Collector:
         self._ended = 0.0
         self._pipeline = pipeline
         self._tensors = tensors
+        self._resolved = pipeline.resolve_all(tensors)
         self._group()
         self._waiting: dict[tuple[str, ...], _Waiting] = {}
         self._measured: dict[PolicyGroup, dict[str, _Waiting]] = {}
         self._of_this_step: set[str] = set()
 
     def _group(self) -> None:
-        self._buckets = self._pipeline.buckets(self._tensors)
+        self._buckets = self._pipeline.buckets(self._resolved)
         self._bucket_of = {name: names for names in self._buckets for name in names}
 
     def begin_step(self) -> tuple[Decision, ...]:
-        """Say that a step begins, before any of its gradients is averaged; every rank must.
+        """Begin a step, before any of its gradients is averaged; every rank must.
 
         Returns:
-            What a policy has decided now.
+            The decisions that a policy has made now.
         """
-        profile = self._pipeline.stats.profile
+        pipeline = self._pipeline
+        profile = pipeline.stats.profile
         if profile is not None:
             profile.begin_step()
-        if not self._pipeline.varies:
-            return ()
-        decisions = self._driver.run(
-            self._pipeline.begin_step(self._tensors, self._ended, self._clock())
-        )
-        self._group()
+        decisions: tuple[Decision, ...] = ()
+        if pipeline.measures:
+            groups = pipeline.resolve_all(self._tensors).values()
+            decisions = self._driver.run(pipeline.begin_step(groups, self._ended, self._clock()))
+        self._resolved = pipeline.resolve_all(self._tensors)
+        if pipeline.varies:
+            self._group()
         return decisions
 
-    def add(self, name: str, grad: FloatArray, dense_bytes: int) -> None:
+    def resolve(self, name: str, shape: tuple[int, ...]) -> Resolved:
+        """The decision about a gradient of this step: resolved once, when the step began.
+
+        A tensor that is not among the collector's, or has another shape, is resolved now.
+        """
+        resolved = self._resolved.get(name)
+        if resolved is None or resolved.key.shape != shape:
+            resolved = self._pipeline.resolve(name, shape)
+        return resolved
+
+    def route(self, resolved: Resolved, *, sums_dtype: bool, fuses: bool = False) -> Route:
+        """How a gradient travels in this step. All adapters decide by it.
+
+        A tensor without a name ("") cannot be collected, so an engine must fuse it.
+
+        Args:
+            sums_dtype: the engine can all-reduce the gradient in its own dtype.
+            fuses: the engine runs single all-reduces of rounds itself (`Aggregator.linear`).
+        """
+        pipeline = self._pipeline
+        named = resolved.key.name != ""
+        if named and resolved.group in pipeline.measured:
+            return Route.COLLECTED
+        if sums_dtype and pipeline.sends_dense(resolved):
+            return Route.DENSE
+        if fuses and resolved.aggregator.linear and not (named and pipeline.compares):
+            return Route.LINEAR
+        return Route.COLLECTED
+
+    def always_dense(self, resolved: Resolved) -> bool:
+        """Whether a tensor travels as it is in every step, for graphs that are traced once."""
+        pipeline = self._pipeline
+        return resolved.lasting and not pipeline.measures and pipeline.sends_dense(resolved)
+
+    def add(self, resolved: Resolved, grad: FloatArray, dense_bytes: int) -> None:
         """Take a gradient, which nobody else must change before `finish`.
 
         Args:
+            resolved: the decision about it, of this step.
             dense_bytes: its uncompressed size.
         """
+        name = resolved.key.name
         if name in self._of_this_step:
             raise came_twice(name)
         self._of_this_step.add(name)
-        shape = self._tensors.get(name)
-        group = None if shape is None else self._pipeline.measured(name, shape)
-        if group is not None:
-            self._measured.setdefault(group, {})[name] = _Waiting({name: grad}, dense_bytes)
+        self._resolved[name] = resolved
+        if resolved.group is not None and resolved.group in self._pipeline.measured:
+            group = self._measured.setdefault(resolved.group, {})
+            group[name] = _Waiting({name: grad}, dense_bytes)
             return
         bucket = self._bucket_of.get(name, (name,))
         waiting = self._waiting.setdefault(bucket, _Waiting())
@@ -117,17 +171,17 @@ class Collector:
         return average
 
     def end_step(self) -> None:
-        """Say that averages of the step are there; the last call before the next step counts."""
+        """Note that averages of the step are there; the last call before the next step counts."""
         self._ended = self._clock()
 
     def _measure(self) -> None:
         """Average group by group, each by itself and from a common beginning."""
         self._driver.finish_all()
         for group, waiting in sorted(self._measured.items()):
-            shapes = {name: shape for name, shape in self._tensors.items() if name in waiting}
+            resolved = {name: one for name, one in self._resolved.items() if name in waiting}
             self._driver.run(_barrier())
             began = self._clock()
-            for bucket in self._pipeline.buckets(shapes):
+            for bucket in self._pipeline.buckets(resolved):
                 self._waiting[bucket] = _Waiting(
                     {name: waiting[name].grads[name] for name in bucket},
                     sum(waiting[name].dense_bytes for name in bucket),
@@ -142,7 +196,9 @@ class Collector:
         # In the bucket's order, which unlike that of arrival is the same on every rank.
         grads = {name: waiting.grads[name] for name in bucket if name in waiting.grads}
         label = bucket[0] if len(bucket) == 1 else f"{bucket[0]}+{len(bucket) - 1}"
-        one = self._pipeline.bucket_round(label, grads, waiting.dense_bytes, self._overwrite)
+        one = self._pipeline.bucket_round(
+            label, grads, waiting.dense_bytes, self._overwrite, self._resolved
+        )
         self._driver.start(label, one, list(grads))
 
 

@@ -81,9 +81,14 @@ class Loopback:
                 stats.profile.begin_step()
         averages: dict[str, list[FloatArray]] = {name: [] for name in grads}
         shapes = {name: of_ranks[0].shape for name, of_ranks in arrays.items()}
-        for names in self.ranks[0].buckets(shapes):
+        resolved = [pipeline.resolve_all(shapes) for pipeline in self.ranks]
+        for names in self.ranks[0].buckets(resolved[0]):
             rounds = [
-                pipeline.bucket_round(names[0], {name: arrays[name][rank] for name in names})
+                pipeline.bucket_round(
+                    names[0],
+                    {name: arrays[name][rank] for name in names},
+                    resolved=resolved[rank],
+                )
                 for rank, pipeline in enumerate(self.ranks)
             ]
             for of_rank in run_rounds(rounds, self.ranks[0].ranks_per_node):

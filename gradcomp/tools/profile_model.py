@@ -146,7 +146,8 @@ def profile_model(
     of_rules: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, shape in shapes.items():
         of_rules.setdefault(config.resolve(name, shape).rule, {})[name] = shape
-    buckets = [one for some in of_rules.values() for one in loop.ranks[0].buckets(some)]
+    first = loop.ranks[0]
+    buckets = [one for some in of_rules.values() for one in first.buckets(first.resolve_all(some))]
     totals = []
     for step in range(steps + 1):
         profile = loop.stats[0].start_profile()

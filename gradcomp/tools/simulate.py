@@ -96,7 +96,8 @@ def simulate(
         error = norm = 0.0
         for rule, names in members.items():
             # Bucket by bucket, as no more of the model need be in memory at once.
-            buckets = loops[rule].ranks[0].buckets({name: shapes[name] for name in names})
+            first = loops[rule].ranks[0]
+            buckets = first.buckets(first.resolve_all({name: shapes[name] for name in names}))
             for bucket in buckets:
                 grads = {name: synthetic_gradients(rng, shapes[name], workers) for name in bucket}
                 began = time.perf_counter()

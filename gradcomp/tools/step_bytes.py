@@ -54,13 +54,12 @@ def model_bytes(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> ModelBytes
     loop.begin_at(FIRST_STEP, shapes)
     first = loop.ranks[0]
     rng = np.random.default_rng(0)
+    resolved = first.resolve_all(shapes)
     dense = {
-        name
-        for name, shape in shapes.items()
-        if isinstance(first.aggregator(name, shape), Dense | DenseMomentum)
+        name for name, one in resolved.items() if isinstance(one.aggregator, Dense | DenseMomentum)
     }
     for _ in range(STEPS):
-        for bucket in first.buckets(shapes):
+        for bucket in first.buckets(resolved):
             # No more of the model need be in memory at once.
             loop.step({name: synthetic_gradients(rng, shapes[name], 2) for name in bucket[::-1]})
     numel = {name: math.prod(shape) for name, shape in shapes.items()}

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from gradcomp.adapter_api import STATE_KINDS
 from gradcomp.errors import StateError
-from gradcomp.exchange.memory import STATE_KINDS
 from horovod_compressors.tensorflow.compression import Compression
 
 __all__ = ["CompressionState"]

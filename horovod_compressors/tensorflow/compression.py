@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import horovod.tensorflow as hvd
@@ -14,11 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from gradcomp import Config
-from gradcomp.codec.arrays import FloatArray, as_float32
+from gradcomp.adapter_api import Collector, FloatArray, RankGroup, as_float32, exchange_pattern
 from gradcomp.errors import ConfigError
-from gradcomp.exchange.rounds import RankGroup
-from gradcomp.exchange.select import exchange_pattern
-from gradcomp.runtime.collector import Collector
 from horovod_compressors.compression import BaseCompression
 from horovod_compressors.tensorflow.engine import HorovodEngine, gather_bytes
 from horovod_compressors.tensorflow.seam import (
@@ -49,8 +46,7 @@ class _Averaged:
         return average if self.scale == 1 else average * self.scale
 
 
-@dataclass(frozen=True)
-class _Tensor:
+class _Tensor(NamedTuple):
     """One gradient of a graph."""
 
     name: str
@@ -173,7 +169,8 @@ class Compression(BaseCompression):
                 self._check_sparse(name, shape)
                 continue
             one = _Tensor(name, shape, grad.dtype.size * int(np.prod(shape, dtype=np.int64)))
-            if self._always_dense(one) and grad.dtype in SUMMABLE_DTYPES:
+            resolved = self.pipeline.resolve(name, shape)
+            if grad.dtype in SUMMABLE_DTYPES and collector.always_dense(resolved):
                 dense.append(one)
                 result[id(grad)] = None
             else:
@@ -203,19 +200,11 @@ class Compression(BaseCompression):
             for one in dense:
                 self.pipeline.count_dense(one.name, one.nbytes)
             for one, grad in zip(compressed, grads, strict=True):
-                collector.add(one.name, as_float32(np.asarray(grad)), one.nbytes)
+                resolved = collector.resolve(one.name, one.shape)
+                collector.add(resolved, as_float32(np.asarray(grad)), one.nbytes)
             averages = [collector.finish(one.name).reshape(one.shape) for one in compressed]
             collector.end_step()
             return averages
-
-    def _always_dense(self, one: _Tensor) -> bool:
-        """Whether a tensor travels as it is in every step."""
-        plan = self.config.resolve(one.name, one.shape).plan
-        return (
-            not plan.switches
-            and not self.pipeline.measures
-            and self.pipeline.sends_dense(one.name, one.shape)
-        )
 
     def _collector_of(self, names: Sequence[str]) -> Collector:
         shapes = self._names.shapes(names)

@@ -10,8 +10,15 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from gradcomp.codec.frame import split_frames
-from gradcomp.exchange.rounds import AllGather, AllReduce, AllToAll, Broadcast, RankGroup, Request
+from gradcomp.adapter_api import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    RankGroup,
+    Request,
+    split_frames,
+)
 
 __all__ = ["HorovodEngine", "gather_bytes"]
 

@@ -10,16 +10,22 @@ import horovod.torch as hvd
 import torch
 
 from gradcomp import Config
+from gradcomp.adapter_api import (
+    AllReduce,
+    Collector,
+    RankGroup,
+    Resolved,
+    Round,
+    Route,
+    exchange_pattern,
+)
 from gradcomp.errors import ConfigError, ProtocolError
-from gradcomp.exchange.rounds import AllReduce, RankGroup, Round
-from gradcomp.exchange.select import exchange_pattern
-from gradcomp.runtime.collector import Collector
 from horovod_compressors.compression import BaseCompression
 from horovod_compressors.torch.engine import SUMMABLE_DTYPES, HorovodEngine
 from horovod_compressors.torch.names import ParameterNames, calling_optimizer
 from horovod_compressors.torch.wait import wait_first
-from torch_compressors.dgc_sgd import check_momentum
-from torch_compressors.state import TensorControls
+from torch_compressors.shared.dgc_sgd import check_momentum
+from torch_compressors.shared.state import TensorControls
 
 __all__ = ["Compression"]
 
@@ -123,43 +129,27 @@ class Compression(TensorControls, BaseCompression):
         if not self._in_step:
             self._in_step = True
             self._report(collector.begin_step())
-        name = self._names.find(tensor)
-        shape = tuple(tensor.shape)
-        aggregator = self.pipeline.aggregator(name or "", shape)
+        name = self._names.find(tensor) or ""
+        resolved = collector.resolve(name, tuple(tensor.shape))
         if tensor.requires_grad:  # it is the parameter itself
-            plan = self.config.resolve(name or "", shape).plan
-            if self.pipeline.measures:
-                raise TypeError(
-                    "op=Adasum does not work with `compress.policy: auto`, which averages while it "
-                    "measures: use op=Average, or set compress.policy to always"
-                )
-            if plan.stateful or not aggregator.linear:
-                raise TypeError(
-                    f"op=Adasum does not work with '{plan}' here: Adasum combines parameter "
-                    "changes by their angles, which needs payloads that can be added, no memory, "
-                    "and an all-reduce; use op=Average, or a spec such as fp16 with exchange: auto"
-                )
-        if name is None and not aggregator.linear:
+            self._check_adasum(resolved)
+        if not name and not resolved.aggregator.linear:
             raise ConfigError(
-                f"'{self.config.spec_for('', shape)}' needs the parameter's name: use it in "
+                f"'{resolved.spec}' needs the parameter's name: use it in "
                 "hvd.DistributedOptimizer, or pass named_parameters to Compression"
             )
-        measured = name is not None and self.pipeline.measured(name, shape) is not None
-        if (
-            not measured
-            and self.pipeline.sends_dense(name or "", shape)
-            and tensor.dtype in SUMMABLE_DTYPES
-        ):
-            self.pipeline.count_dense(name or "", tensor.nbytes)
+        route = collector.route(resolved, sums_dtype=tensor.dtype in SUMMABLE_DTYPES, fuses=True)
+        if route is Route.DENSE:
+            self.pipeline.count_dense(name, tensor.nbytes)
             return tensor.contiguous(), _DENSE
         gradient = tensor.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
-        context = _Context(name or "", tensor.shape, tensor.dtype, tensor.device, None)
-        if aggregator.linear and not measured and not (name and self.pipeline.compares):
-            context.round = self.pipeline.round(context.name, gradient, tensor.nbytes)
+        context = _Context(name, tensor.shape, tensor.dtype, tensor.device, None)
+        if route is Route.LINEAR:
+            context.round = self.pipeline.round(name, gradient, tensor.nbytes, resolved)
             request = next(context.round)
             assert isinstance(request, AllReduce)  # as linear rounds are
             return torch.from_numpy(request.array).to(tensor.device), context
-        collector.add(context.name, gradient, tensor.nbytes)
+        collector.add(resolved, gradient, tensor.nbytes)
         token = torch.ones(1, device=tensor.device)
         self.stats.count("token", token.nbytes)
         return token, context
@@ -171,6 +161,20 @@ class Compression(TensorControls, BaseCompression):
         if self._collector is not None:
             self._collector.end_step()
         return average
+
+    def _check_adasum(self, resolved: Resolved) -> None:
+        if self.pipeline.measures:
+            raise TypeError(
+                "op=Adasum does not work with `compress.policy: auto`, which averages while it "
+                "measures: use op=Average, or set compress.policy to always"
+            )
+        plan = self.config.resolve(resolved.key.name, resolved.key.shape).plan
+        if plan.stateful or not resolved.aggregator.linear:
+            raise TypeError(
+                f"op=Adasum does not work with '{plan}' here: Adasum combines parameter "
+                "changes by their angles, which needs payloads that can be added, no memory, "
+                "and an all-reduce; use op=Average, or a spec such as fp16 with exchange: auto"
+            )
 
     def _average(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         if ctx is _DENSE:

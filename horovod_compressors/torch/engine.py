@@ -8,8 +8,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from gradcomp.codec.frame import split_frames
-from gradcomp.exchange.rounds import AllGather, AllToAll, Broadcast, RankGroup, Request
+from gradcomp.adapter_api import AllGather, AllToAll, Broadcast, RankGroup, Request, split_frames
 from horovod_compressors.torch.wait import wait
 
 __all__ = ["SUMMABLE_DTYPES", "HorovodEngine"]

@@ -148,5 +148,5 @@ def test_what_is_not_finite_shows_everywhere_and_never_stays(bad: float) -> None
 def test_what_travels_dense() -> None:
     pipeline = Pipeline(config_of("atomo(rank=2)"))
     for shape in [(50,), (), (0, 4), (3, 3), (8, 8)]:
-        assert pipeline.sends_dense("w", shape)
-    assert not pipeline.sends_dense("w", (40, 40))
+        assert pipeline.sends_dense(pipeline.resolve("w", shape))
+    assert not pipeline.sends_dense(pipeline.resolve("w", (40, 40)))

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from gradcomp import Config, ConfigError, Loopback, SpecError, _core
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.spec import parse, stages
-from gradcomp.exchange.memory import STATE_KINDS, MomentumCorrection
+from gradcomp.exchange.memory import MomentumCorrection
 from gradcomp.exchange.patterns.base import Context
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
 from gradcomp.exchange.patterns.gather import Gather
 from gradcomp.exchange.rounds import TensorKey
 from gradcomp.exchange.select import make_aggregator
+from gradcomp.exchange.state_kinds import STATE_KINDS
 from gradcomp.runtime.loopback import run_rounds
 from gradcomp.runtime.pipeline import Pipeline
 
@@ -51,7 +52,7 @@ def test_the_authors_data(case: str) -> None:
             key = TensorKey(name, tuple(shape), math.prod(shape))
             rounds = []
             for rank, pipeline in enumerate(pipelines):
-                aggregator = pipeline.aggregator(name, tuple(shape))
+                aggregator = pipeline.resolve(name, tuple(shape)).aggregator
                 if isinstance(aggregator, Gather):
                     start = int(arrays[f"sample_start.{name}"][step, rank])
                     stride = period["attributes"][name]["sample_stride"]

@@ -313,7 +313,7 @@ def test_matrices_that_shrink_are_compressed(
     shape: tuple[int, ...], params: str, taken: bool
 ) -> None:
     pipeline = Pipeline(config_of(f"powersgd(start_step=0,{params})"))
-    assert pipeline.sends_dense("w", shape) is not taken
+    assert pipeline.sends_dense(pipeline.resolve("w", shape)) is not taken
     grad = np.ones(shape, np.float32)
     loop = Loopback(config_of(f"powersgd(start_step=0,{params})"), 1)
     for _ in range(2):
@@ -339,7 +339,7 @@ def test_the_first_steps_are_dense(variant: str) -> None:
 def test_all_factors_of_a_step_are_one_request() -> None:
     for params, count in [("variant=library", 1), ("variant=paper", 2), ("iters_per_step=3", 3)]:
         pipeline = Pipeline(config_of(spec_of(params)))
-        (bucket,) = pipeline.buckets(SHAPES)
+        (bucket,) = pipeline.buckets(pipeline.resolve_all(SHAPES))
         assert sorted(bucket) == sorted(SHAPES)
         grads = {name: gradients(1, 0)[name][0] for name in bucket}
         requests = requests_of(pipeline.bucket_round("x", grads))
@@ -356,7 +356,7 @@ def test_averages_do_not_depend_on_buckets(variant: str) -> None:
         loop = Loopback(Config.from_mapping({"version": 1, "compress": compress}), 3)
         runs.append([loop.step(gradients(3, step)) for step in range(4)])
         counts = {0: len(SHAPES), 2**30: 1}
-        buckets = loop.ranks[0].buckets(SHAPES)
+        buckets = loop.ranks[0].buckets(loop.ranks[0].resolve_all(SHAPES))
         assert sorted(name for names in buckets for name in names) == sorted(SHAPES)
         assert 1 <= len(buckets) <= len(SHAPES)
         assert len(buckets) == counts.get(size, len(buckets))

@@ -165,7 +165,8 @@ def test_few_elements_are_gathered(missing: int, kinds: set[str]) -> None:
 def test_buckets_have_one_way_to_send_values() -> None:
     rules = [{"match": {"name": "odd"}, "use": "topk(ratio=0.02,values=fp16)"}]
     config = config_of("sampled_topk(ratio=0.02)", rules=rules)
-    buckets = Pipeline(config, 0, 2).buckets(SHAPES)
+    pipeline = Pipeline(config, 0, 2)
+    buckets = pipeline.buckets(pipeline.resolve_all(SHAPES))
     assert sorted(map(sorted, buckets)) == [["first", "small"], ["odd"]]
 
 

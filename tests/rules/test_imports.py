@@ -27,7 +27,7 @@ def test_commands_import_no_framework(arguments: list[str]) -> None:
 
 
 def test_other_adapters_import_neither_ddp_nor_gossip() -> None:
-    modules = imported("import torch_compressors.state, torch_compressors.dgc_sgd")
+    modules = imported("import torch_compressors.shared.state, torch_compressors.shared.dgc_sgd")
     assert not modules & {"torch_compressors.ddp", "torch_compressors.gossip", "gradcomp.gossip"}
 
 

@@ -31,6 +31,10 @@ def gradient(name: str, step: int, rank: int) -> FloatArray:
     return np.random.default_rng(seed).standard_normal(SHAPES[name], np.float32)
 
 
+def add(collector: Collector, name: str, grad: FloatArray, dense_bytes: int) -> None:
+    collector.add(collector.resolve(name, grad.shape), grad, dense_bytes)
+
+
 def train(
     settings: Config, names: Mapping[int, list[str]], steps: int = 3
 ) -> tuple[list[list[dict[str, FloatArray]]], list[Engine]]:
@@ -46,7 +50,7 @@ def train(
         for step in range(steps):
             collector.begin_step()
             for name in random.permutation(names[step]).tolist():
-                collector.add(name, gradient(name, step, rank), 1)
+                add(collector, name, gradient(name, step, rank), 1)
             averages = {
                 name: collector.finish(name) for name in random.permutation(names[step]).tolist()
             }
@@ -133,41 +137,41 @@ def alone(spec: str = "sign") -> tuple[Collector, Engine]:
 def test_a_full_bucket_starts_at_once() -> None:
     collector, engine = alone()
     for name in ("c", "d"):
-        collector.add(name, gradient(name, 0, 0), 1)
+        add(collector, name, gradient(name, 0, 0), 1)
     assert engine.started == []
-    collector.add("e", gradient("e", 0, 0), 1)
+    add(collector, "e", gradient("e", 0, 0), 1)
     assert engine.started == ["e+2"]
 
 
 def test_a_tensor_that_comes_twice_in_a_step_is_refused() -> None:
     collector, _ = alone()
-    collector.add("a", gradient("a", 0, 0), 1)
+    add(collector, "a", gradient("a", 0, 0), 1)
     with pytest.raises(ProtocolError, match=r"'a' came twice .* backward_passes_per_step"):
-        collector.add("a", gradient("a", 0, 0), 1)
+        add(collector, "a", gradient("a", 0, 0), 1)
     for name in "bcde":
-        collector.add(name, gradient(name, 0, 0), 1)
+        add(collector, name, gradient(name, 0, 0), 1)
     for name in SHAPES:
         collector.finish(name)
-    collector.add("a", gradient("a", 1, 0), 1)  # the next step
+    add(collector, "a", gradient("a", 1, 0), 1)  # the next step
 
 
 def test_a_step_that_fails_can_be_followed_by_another() -> None:
     collector, engine = alone()
     for name in SHAPES:
-        collector.add(name, gradient(name, 0, 0), 1)
+        add(collector, name, gradient(name, 0, 0), 1)
     engine.board.ranks = 2  # one who never comes
     engine.patience = 0.1
     with pytest.raises(TimeoutError):
         collector.finish("a")
     engine.board.ranks = 1
     for name in SHAPES:
-        collector.add(name, gradient(name, 1, 0), 1)
+        add(collector, name, gradient(name, 1, 0), 1)
     for name in SHAPES:
         assert collector.finish(name).size == np.prod(SHAPES[name])
 
 
 def test_a_tensor_that_nobody_announced_travels_alone() -> None:
     collector, engine = alone()
-    collector.add("z", np.ones(10, np.float32), 40)
+    add(collector, "z", np.ones(10, np.float32), 40)
     assert engine.started == ["z"]
     assert collector.finish("z").tolist() == [1] * 10

@@ -53,11 +53,13 @@ def test_rank_is_below_the_world_size(rank: int, size: int) -> None:
 
 def test_small_tensors_travel_dense() -> None:
     pipeline = Pipeline("residual|topk(ratio=0.01)|raw32")
-    assert pipeline.sends_dense("bias", (5000,))
-    assert pipeline.sends_dense("w", (63, 65))
-    assert not pipeline.sends_dense("w", (64, 64))
-    assert not Pipeline("residual|identity").sends_dense("w", (64, 64))
-    assert Pipeline("identity").sends_dense("w", (64, 64))
+    assert pipeline.sends_dense(pipeline.resolve("bias", (5000,)))
+    assert pipeline.sends_dense(pipeline.resolve("w", (63, 65)))
+    assert not pipeline.sends_dense(pipeline.resolve("w", (64, 64)))
+    pipeline = Pipeline("residual|identity")
+    assert not pipeline.sends_dense(pipeline.resolve("w", (64, 64)))
+    pipeline = Pipeline("identity")
+    assert pipeline.sends_dense(pipeline.resolve("w", (64, 64)))
 
 
 def test_requests_follow_from_the_codec() -> None:

@@ -227,11 +227,13 @@ class Costly(Pipeline):
     clock: Clock
     speed: float
 
-    def bucket_round(self, label: str, grads: Mapping[str, FloatArray], *others: Any) -> Any:
+    def bucket_round(
+        self, label: str, grads: Mapping[str, FloatArray], *others: Any, **named: Any
+    ) -> Any:
         for name, grad in grads.items():
-            if not isinstance(self.aggregator(name, grad.shape), Dense | DenseMomentum):
+            if not isinstance(self.resolve(name, grad.shape).aggregator, Dense | DenseMomentum):
                 self.clock.now += grad.nbytes / self.speed
-        return super().bucket_round(label, grads, *others)
+        return super().bucket_round(label, grads, *others, **named)
 
 
 def gradient(name: str, step: int, rank: int) -> FloatArray:
@@ -263,7 +265,9 @@ class Job:
             for step in range(self.step, self.step + steps):
                 self.collectors[rank].begin_step()
                 for name in random.permutation(list(SHAPES)).tolist():
-                    self.collectors[rank].add(name, gradient(name, step, rank), 1)
+                    collector = self.collectors[rank]
+                    resolved = collector.resolve(name, SHAPES[name])
+                    collector.add(resolved, gradient(name, step, rank), 1)
                 results.append(
                     {
                         name: self.collectors[rank].finish(name)

@@ -11,10 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gradcomp.codec.arrays import FloatArray
+from gradcomp.adapter_api import FloatArray, GossipRound, Node
 from gradcomp.errors import GradcompError, StateError
-from gradcomp.exchange.nodes import Node
-from gradcomp.exchange.rounds import GossipRound
 from gradcomp.gossip import (
     PeersSchedule,
     PushSum,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gradcomp.codec.arrays import ByteArray
+from gradcomp.adapter_api import ByteArray
 from torch_compressors.gossip.transport import naming_the_lost, wait_for
 
 __all__ = ["Edge"]

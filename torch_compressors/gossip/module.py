@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gradcomp.codec.arrays import FloatArray
+from gradcomp.adapter_api import FloatArray
 from gradcomp.errors import GradcompError
 from gradcomp.gossip import Topology, Traffic
 from torch_compressors.gossip.transport import check_times, naming_the_lost

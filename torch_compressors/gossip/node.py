@@ -9,9 +9,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gradcomp.codec.arrays import FloatArray, as_bytes
+from gradcomp.adapter_api import FloatArray, Node, as_bytes
 from gradcomp.errors import ConfigError
-from gradcomp.exchange.nodes import Node
 from gradcomp.gossip import Traffic
 from torch_compressors.gossip.groups import own_groups
 from torch_compressors.gossip.transport import naming_the_lost

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gradcomp.codec.arrays import ByteArray
+from gradcomp.adapter_api import ByteArray, Exchange, GossipRound
 from gradcomp.errors import GradcompError, PeerError
-from gradcomp.exchange.rounds import Exchange, GossipRound
 
 __all__ = ["Transport", "check_times", "lost", "naming_the_lost", "patiently", "wait_for"]
 

@@ -16,6 +16,7 @@ from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray, split
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.spec import Spec
+from gradcomp.exchange.algorithms.base import Algorithm
 from gradcomp.exchange.algorithms.low_rank import (
     buffer,
     dense_to_factors,
@@ -23,7 +24,7 @@ from gradcomp.exchange.algorithms.low_rank import (
     values_codec,
 )
 from gradcomp.exchange.memory import make_memory
-from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
+from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.patterns.gather import rank_seed
 from gradcomp.exchange.rounds import AllGather, BucketRound
 from gradcomp.stopwatch import timed
@@ -31,7 +32,7 @@ from gradcomp.stopwatch import timed
 __all__ = ["Atomo"]
 
 
-class Atomo(BucketAggregator):
+class Atomo(Algorithm):
     """Every rank sends its own vectors, and adds up the products of all ranks' in rank order."""
 
     exchange: ClassVar[str] = (

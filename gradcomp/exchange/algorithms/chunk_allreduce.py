@@ -15,16 +15,17 @@ import numpy.typing as npt
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray, split
 from gradcomp.codec.spec import Spec
+from gradcomp.exchange.algorithms.base import Algorithm
 from gradcomp.exchange.algorithms.low_rank import values_codec
 from gradcomp.exchange.memory import make_memory
-from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
+from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.rounds import AllReduce, BucketRound
 from gradcomp.stopwatch import timed
 
 __all__ = ["ChunkAllReduce"]
 
 
-class ChunkAllReduce(BucketAggregator):
+class ChunkAllReduce(Algorithm):
     """Two all-reduces for all tensors of a bucket: the chunks' norms, then the chosen chunks."""
 
     exchange: ClassVar[str] = (

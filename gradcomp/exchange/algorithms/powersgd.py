@@ -10,7 +10,7 @@ csrc/linalg: the same bits on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from gradcomp.codec.arrays import FloatArray, split
 from gradcomp.codec.codec import Codec, derive_stream
 from gradcomp.codec.spec import Spec
 from gradcomp.errors import StateError
+from gradcomp.exchange.algorithms.base import Algorithm
 from gradcomp.exchange.algorithms.low_rank import (
     buffer,
     dense_to_factors,
@@ -27,7 +28,7 @@ from gradcomp.exchange.algorithms.low_rank import (
     values_codec,
 )
 from gradcomp.exchange.memory import array_of
-from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
+from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.patterns.dense import dense_bucket
 from gradcomp.exchange.rounds import AllGather, AllReduce, BucketRound, Request, TensorKey
 from gradcomp.stopwatch import timed
@@ -42,7 +43,7 @@ _SAFE = 1e30
 _orthonormalize = timed("encode")(_core.orthonormalize)
 
 
-class PowerSGD(BucketAggregator):
+class PowerSGD(Algorithm):
     """Both variants: the library's, one product a step, and the paper's, a pair of them.
 
     State, by tensor name: ``residual``, the part of M that no step has applied yet;
@@ -53,6 +54,14 @@ class PowerSGD(BucketAggregator):
         "matrices travel as averages of thin factors, those of a bucket in one request; first "
         "steps, vectors and matrices that would hardly shrink travel dense"
     )
+
+    replicated_kinds: ClassVar[tuple[str, ...]] = (_P, _Q)
+
+    @classmethod
+    def state_of(cls, params: Mapping[str, Any]) -> dict[str, Hashable]:
+        """See `Algorithm.state_of`: factors fit another spec of the same rank only."""
+        rank = str(params["rank"])
+        return {"residual": None, _P: rank, _Q: rank}
 
     def __init__(self, spec: Spec, context: Context) -> None:
         assert spec.algorithm is not None

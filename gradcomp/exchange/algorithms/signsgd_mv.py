@@ -18,8 +18,9 @@ from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.batch import ToEncode
 from gradcomp.codec.codec import derive_stream, get_codec
 from gradcomp.codec.spec import Spec
+from gradcomp.exchange.algorithms.base import Algorithm
 from gradcomp.exchange.memory import make_memory
-from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
+from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.patterns.chunks import Chunk, cut, encode_pieces, scatter_reduce_allgather
 from gradcomp.exchange.patterns.gather import rank_seed
 from gradcomp.exchange.rounds import BucketRound
@@ -28,7 +29,7 @@ from gradcomp.stopwatch import timed
 __all__ = ["MajorityVote"]
 
 
-class MajorityVote(BucketAggregator):
+class MajorityVote(Algorithm):
     """Each rank counts the votes on its own chunk, and every rank gets the majority's signs.
 
     Signs travel as frames of the codec ``sign``, whose scale is 1 for elements that are +1 or -1.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
-from gradcomp.exchange.memory import STATE_KINDS
+from gradcomp.exchange.state_kinds import STATE_KINDS
 from horovod_compressors.tensorflow import Compression
 from training.learners.learner import Learner, State, Sums
 from training.settings.train import TrainSettings

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from gradcomp.exchange.memory import STATE_KINDS
-from gradcomp.runtime.controls import Controls
+from gradcomp.adapter_api import STATE_KINDS, Controls
 
 __all__ = ["TensorControls", "with_arrays"]
 

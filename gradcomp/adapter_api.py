@@ -1,0 +1,68 @@
+"""The names that adapters use, besides `gradcomp` itself, `gradcomp.errors` and `gradcomp.gossip`.
+
+An adapter carries the requests of rounds over one engine: it gives an `Engine`, holds a `Pipeline`
+for each rank, and hands gradients to a `Collector`; docs/adding-an-engine.md builds one. An
+import-linter contract refuses imports of the packages behind this module.
+"""
+
+from __future__ import annotations
+
+from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes, as_float32
+from gradcomp.codec.frame import split_frames
+from gradcomp.codec.spec import Spec
+from gradcomp.exchange.engine import Driver, Engine
+from gradcomp.exchange.nodes import Node
+from gradcomp.exchange.rounds import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Exchange,
+    GossipRound,
+    RankGroup,
+    Request,
+    Round,
+)
+from gradcomp.exchange.select import exchange_pattern
+from gradcomp.exchange.state_kinds import STATE_KINDS
+from gradcomp.runtime.agreement import agreement_line, check_agreement
+from gradcomp.runtime.collector import Collector, Route
+from gradcomp.runtime.controls import Controls
+from gradcomp.runtime.pipeline import Pipeline
+from gradcomp.runtime.profile_files import profile_as_configured
+from gradcomp.runtime.profiled_engine import ProfiledEngine
+from gradcomp.runtime.resolve import Resolved
+from gradcomp.runtime.stats import Stats
+
+__all__ = [
+    "STATE_KINDS",
+    "AllGather",
+    "AllReduce",
+    "AllToAll",
+    "Broadcast",
+    "ByteArray",
+    "Collector",
+    "Controls",
+    "Driver",
+    "Engine",
+    "Exchange",
+    "FloatArray",
+    "GossipRound",
+    "Node",
+    "Pipeline",
+    "ProfiledEngine",
+    "RankGroup",
+    "Request",
+    "Resolved",
+    "Round",
+    "Route",
+    "Spec",
+    "Stats",
+    "agreement_line",
+    "as_bytes",
+    "as_float32",
+    "check_agreement",
+    "exchange_pattern",
+    "profile_as_configured",
+    "split_frames",
+]

@@ -1,0 +1,161 @@
+"""Resolution: which aggregator averages a tensor in its next round."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from gradcomp.codec.spec import Spec, parse
+from gradcomp.config.plan import Resolution, SpecPhase, SpecSchedule
+from gradcomp.config.schema import Config
+from gradcomp.errors import ConfigError
+from gradcomp.exchange.patterns.base import Aggregator, BucketAggregator, Context
+from gradcomp.exchange.patterns.dense import Dense
+from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
+from gradcomp.exchange.rounds import TensorKey
+from gradcomp.exchange.select import make_aggregator
+from gradcomp.runtime.policy import COMPRESSED, DENSE, Policy, PolicyGroup, alternatives
+
+__all__ = ["DENSE_SPEC", "Resolved", "Resolver"]
+
+DENSE_SPEC = parse("identity")
+
+# A step or an epoch in which all schedules have come to their ends.
+_END = 2**62
+
+
+class Resolved(NamedTuple):
+    """The decision about one tensor for its next round.
+
+    Attributes:
+        key: the tensor.
+        phase: the entry of the rule's schedule of specs that holds now.
+        spec: the spec of that phase, or its replacement: dense for shapes that an algorithm does not
+            take, the choice of a policy.
+        aggregator: runs the round.
+        group: the tensor's group for the policy ``auto``; None where the policy has no say.
+        lasting: the decision holds in every later step.
+    """
+
+    key: TensorKey
+    phase: SpecPhase
+    spec: Spec
+    aggregator: Aggregator
+    group: PolicyGroup | None
+    lasting: bool
+
+    @property
+    def dense(self) -> bool:
+        """The gradient itself is all-reduced."""
+        return isinstance(self.aggregator, Dense)
+
+    @property
+    def bucket_aggregator(self) -> BucketAggregator | None:
+        """The aggregator, if tensors may share its rounds."""
+        one = self.aggregator
+        return one if isinstance(one, BucketAggregator) else None
+
+
+class _CachedAggregator(NamedTuple):
+    """The aggregator of a spec with schedules, as it is at a step of an epoch."""
+
+    canonical: str
+    step: int
+    epoch: int
+    aggregator: Aggregator
+
+
+class Resolver:
+    """Finds the spec of each tensor in the configuration and makes aggregators, one for each spec.
+
+    Args:
+        context: the parts of a rank that all aggregators share.
+        policy: decides whether groups of tensors are compressed; None to compress all.
+    """
+
+    def __init__(self, config: Config, context: Context, policy: Policy | None) -> None:
+        self._config = config
+        self._context = context
+        self._policy = policy
+        self._epoch: int | None = None
+        self._rules: dict[tuple[str, tuple[int, ...]], Resolution] = {}
+        self._lasting: dict[tuple[str, tuple[int, ...]], Resolved] = {}
+        self._aggregators: dict[tuple[str, str], _CachedAggregator] = {}
+        self._dense = Dense()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch, counted from 0."""
+        self._epoch = epoch
+
+    def forget(self) -> None:
+        """Resolve all tensors anew: a policy has changed its mind."""
+        self._lasting.clear()
+
+    def resolve(self, name: str, shape: tuple[int, ...], step: int) -> Resolved:
+        """The decision about a tensor.
+
+        Args:
+            step: how often the tensor was averaged before.
+
+        Raises:
+            ConfigError: a schedule counts epochs, and `set_epoch` was never called.
+        """
+        resolved = self._lasting.get((name, shape))
+        if resolved is None:
+            rule = self._rules.get((name, shape))
+            if rule is None:
+                rule = self._rules[name, shape] = self._config.resolve(name, shape)
+            resolved = self._resolve(rule, TensorKey(name, shape, math.prod(shape)), step)
+            if resolved.lasting:
+                self._lasting[name, shape] = resolved
+        return resolved
+
+    def _resolve(self, rule: Resolution, key: TensorKey, step: int) -> Resolved:
+        if rule.plan.by_epochs:
+            self._check_epoch(rule.plan)
+        epoch = self._epoch or 0
+        phase = rule.plan.at(step, epoch)
+        spec, exchange = phase.use, phase.exchange or rule.exchange
+        fixed = not (rule.plan.switches or spec.scheduled)
+        aggregator = self._aggregator(spec, exchange, step)
+        if not aggregator.takes(key.shape):
+            return Resolved(key, phase, DENSE_SPEC, self._dense, None, fixed)
+        if self._policy is None or isinstance(aggregator, Dense | DenseMomentum):
+            return Resolved(key, phase, spec, aggregator, None, fixed)
+        if step < aggregator.start_step:
+            return Resolved(key, phase, spec, aggregator, None, False)
+        last = spec.at(_END, _END) if spec.scheduled else spec
+        group = PolicyGroup.of(last if spec.at(step, epoch) == last else spec, exchange, key.numel)
+        choice = self._policy.choice(group)
+        if choice != COMPRESSED:
+            others = alternatives(spec)
+            spec = others.get(choice, others[DENSE])
+            aggregator = self._aggregator(spec, "auto", step)
+        return Resolved(key, phase, spec, aggregator, group, fixed)
+
+    def _aggregator(self, spec: Spec, exchange: str, step: int) -> Aggregator:
+        """The aggregator of a spec; with schedules, the aggregator of this step."""
+        epoch = self._epoch or 0
+        cached = self._aggregators.get((spec.canonical, exchange))
+        if cached is not None and (
+            not spec.scheduled or (cached.step, cached.epoch) == (step, epoch)
+        ):
+            return cached.aggregator
+        if spec.by_epochs:
+            self._check_epoch(spec)
+        now = spec.at(step, epoch)
+        if cached is not None and cached.canonical == now.canonical:
+            aggregator = cached.aggregator
+        else:
+            aggregator = make_aggregator(now, self._context, exchange)
+        self._aggregators[spec.canonical, exchange] = _CachedAggregator(
+            now.canonical, step, epoch, aggregator
+        )
+        return aggregator
+
+    def _check_epoch(self, text: Spec | SpecSchedule) -> None:
+        if self._epoch is None:
+            raise ConfigError(
+                f"'{text}' changes with the epoch, which nobody tells: call set_epoch(epoch) when "
+                "an epoch begins, or give the schedule in steps"
+            )

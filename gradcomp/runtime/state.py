@@ -1,0 +1,231 @@
+"""State that one rank keeps from step to step, and its form in checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.spec import parse
+from gradcomp.errors import StateError
+from gradcomp.exchange.memory import Arrays, MemoryState
+from gradcomp.exchange.nodes import Node
+from gradcomp.exchange.state_kinds import REPLICATED_KINDS, STATE_KINDS, state_of
+from gradcomp.runtime.resolve import DENSE_SPEC, Resolved
+
+__all__ = ["STATE_VERSION", "RankState", "State"]
+
+State = dict[str, Any]
+STATE_VERSION = 1
+
+_HEADER = {"version", "rank", "world_size", "ranks_per_node", "rounds", "specs", "decisions"}
+
+
+class RankState:
+    """Arrays of memories, codecs and algorithms, step counters, and the spec that each tensor had last.
+
+    Args:
+        rank: this rank, in [0, world_size).
+        world_size: number of ranks that average together.
+        ranks_per_node: ranks that share their arrays, as `two_level` has it; else 1.
+
+    Attributes:
+        arrays: by kind, then by tensor name. Aggregators hold these very dicts.
+    """
+
+    def __init__(self, rank: int, world_size: int, ranks_per_node: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.ranks_per_node = ranks_per_node
+        self.node = Node.of(rank, world_size, ranks_per_node)
+        self.arrays: MemoryState = {kind: {} for kind in STATE_KINDS}
+        self._rounds: dict[str, int] = {}
+        self._specs: dict[str, str] = {}
+
+    def step(self, name: str) -> int:
+        """How often a tensor was averaged."""
+        return self._rounds.get(name, 0)
+
+    def count(self, name: str) -> int:
+        """Count one more average of a tensor; returns how many came before."""
+        step = self._rounds.get(name, 0)
+        self._rounds[name] = step + 1
+        return step
+
+    def has_residual(self, name: str) -> bool:
+        """Whether a part of a tensor's gradients is still unsent."""
+        return name in self.arrays["residual"]
+
+    def go_dense(self, name: str) -> None:
+        """Forget the arrays of a tensor that travels as it is, with nothing unsent."""
+        if self._specs.get(name) != DENSE_SPEC.canonical:
+            self._forget(name, STATE_KINDS)
+            self._specs[name] = DENSE_SPEC.canonical
+
+    def hand_over(self, resolved: Resolved, grad: FloatArray) -> FloatArray:
+        """Give the arrays of a tensor's last spec to its present one, if these differ.
+
+        Returns:
+            The gradient, plus the residual of the last spec if this one keeps none.
+        """
+        name = resolved.key.name
+        before = self._specs.get(name)
+        now = resolved.spec
+        if before == now.canonical:
+            return grad
+        self._specs[name] = now.canonical
+        if before is None:
+            return grad
+        old, new = state_of(parse(before)), state_of(now)
+        # Its own phase's state is also handed over where a tensor goes dense and comes back.
+        if resolved.phase.state == "drop" and before != resolved.phase.use.canonical:
+            new = {}
+        elif "residual" not in new:
+            unsent = self.arrays["residual"].get(name)
+            if unsent is not None:
+                grad = grad + unsent.reshape(grad.shape)
+        self._forget(
+            name, [kind for kind in STATE_KINDS if kind not in new or new[kind] != old.get(kind)]
+        )
+        return grad
+
+    def _forget(self, name: str, kinds: Iterable[str]) -> None:
+        for kind in kinds:
+            self.arrays[kind].pop(name, None)
+
+    def to_dict(self) -> State:
+        """Plain data and copies of all arrays; see `Pipeline.state_dict`."""
+        return {
+            "version": STATE_VERSION,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "ranks_per_node": self.ranks_per_node,
+            "rounds": dict(self._rounds),
+            "specs": dict(self._specs),
+            **{kind: _copies(arrays) for kind, arrays in self.arrays.items()},
+        }
+
+    def load(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Replace everything by a saved state; see `Pipeline.load_state_dict`.
+
+        Returns:
+            The policy's decisions in it; none at another world size.
+        """
+        states = [state] if isinstance(state, Mapping) else list(state)
+        own = _checked(states)
+        saved_size = int(states[0]["world_size"])
+        saved_nodes = int(states[0]["ranks_per_node"])
+        if isinstance(state, Mapping):
+            self._check_own(int(state["rank"]), saved_size, saved_nodes)
+        elif sorted(own) != list(range(saved_size)) or len(own) != len(states):
+            raise StateError(
+                f"a list of compressor states must hold each of the {saved_size} ranks once; "
+                f"it holds ranks {sorted(int(one['rank']) for one in states)}"
+            )
+        if (saved_size, saved_nodes) == (self.world_size, self.ranks_per_node):
+            arrays = {kind: _copies(own[self.rank][kind]) for kind in STATE_KINDS}
+        else:
+            arrays = _merged([own[rank] for rank in range(saved_size)])
+        rounds: dict[str, int] = {}
+        specs: dict[str, str] = {}
+        for one in states:
+            for name, count in one["rounds"].items():
+                rounds[name] = max(rounds.get(name, 0), int(count))
+            specs.update(one["specs"])
+        for kind, mine in self.arrays.items():
+            mine.clear()
+            mine.update(arrays.get(kind, {}))
+        self._rounds = rounds
+        self._specs = specs
+        return list(own[self.rank]["decisions"]) if saved_size == self.world_size else []
+
+    def _check_own(self, rank: int, saved_size: int, saved_nodes: int) -> None:
+        if (rank, saved_size) != (self.rank, self.world_size):
+            raise StateError(
+                f"this is the compressor state of rank {rank} of {saved_size}, and this is rank "
+                f"{self.rank} of {self.world_size}: load each rank's own state, or give "
+                f"load_state_dict the list of all {saved_size} ranks' states"
+            )
+        if saved_nodes != self.ranks_per_node:
+            raise StateError(
+                f"this compressor state was saved with {saved_nodes} ranks in a node, and here "
+                f"{self.ranks_per_node} share one: give load_state_dict the list of all "
+                f"{saved_size} ranks' states"
+            )
+
+
+def _checked(states: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    """States of one run by rank.
+
+    Raises:
+        StateError: one of them is incomplete or of another version or run.
+    """
+    if not states:
+        raise StateError("an empty list of compressor states; give those of all ranks")
+    for one in states:
+        missing = {*_HEADER, *STATE_KINDS} - set(one)
+        if missing:
+            raise StateError(f"not a compressor state: it lacks {', '.join(sorted(missing))}")
+        if one["version"] != STATE_VERSION:
+            raise StateError(
+                f"compressor state of version {one['version']}; this gradcomp reads {STATE_VERSION}"
+            )
+    for text, key in (("world sizes", "world_size"), ("ranks per node", "ranks_per_node")):
+        sizes = sorted({int(one[key]) for one in states})
+        if len(sizes) > 1:
+            raise StateError(
+                f"compressor states of different {text}: {', '.join(map(str, sizes))}; give "
+                "those of all ranks of one run"
+            )
+    return {int(one["rank"]): one for one in states}
+
+
+def _merged(ranks: Sequence[Mapping[str, Any]]) -> MemoryState:
+    """The arrays for every rank of another world: means, and replicated arrays as they are."""
+    return {
+        kind: (_same if kind in REPLICATED_KINDS else _mean)([one[kind] for one in ranks], kind)
+        for kind in STATE_KINDS
+        if kind != "carried"  # starting points of one rank's encoder, soon found again
+    }
+
+
+def _copies(arrays: Mapping[str, Any]) -> Arrays:
+    return {name: np.array(value, dtype=np.float32).reshape(-1) for name, value in arrays.items()}
+
+
+def _same(of_ranks: Sequence[Mapping[str, Any]], kind: str) -> Arrays:
+    """Arrays that must be equal on all ranks."""
+    first, *others = (_copies(arrays) for arrays in of_ranks)
+    for other in others:
+        for name in sorted({*first, *other}):
+            if name not in first or name not in other or not _equal(first[name], other[name]):
+                raise StateError(
+                    f"the ranks' {kind} of '{name}' differ, and one run has the same on all ranks: "
+                    "these are states of different runs or steps"
+                )
+    return first
+
+
+def _equal(a: FloatArray, b: FloatArray) -> bool:
+    return a.tobytes() == b.tobytes()
+
+
+def _mean(of_ranks: Sequence[Mapping[str, Any]], kind: str) -> Arrays:
+    """The mean over ranks, summed in rank order; a rank without an array counts as zero."""
+    totals: Arrays = {}
+    for arrays in of_ranks:
+        for name, value in _copies(arrays).items():
+            if name not in totals:
+                totals[name] = value
+            elif totals[name].size == value.size:
+                totals[name] += value
+            else:
+                raise StateError(
+                    f"the ranks' {kind}s of '{name}' have {totals[name].size} and {value.size} "
+                    "elements: these are states of different models"
+                )
+    for value in totals.values():
+        value /= np.float32(len(of_ranks))
+    return totals

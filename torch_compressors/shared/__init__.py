@@ -1,0 +1,1 @@
+"""Parts for adapters of PyTorch, whatever the engine: no torch.distributed here."""
