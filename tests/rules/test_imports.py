@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import gradcomp
 import torch_compressors
 
 
@@ -36,3 +39,19 @@ def test_the_public_names_are_there() -> None:
         assert getattr(torch_compressors, name).__name__ == name
     with pytest.raises(AttributeError, match="has no attribute 'ddphook'"):
         torch_compressors.ddphook  # noqa: B018
+
+
+GRADCOMP = Path(gradcomp.__file__).parent
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(set(GRADCOMP.rglob("*.py")) - {GRADCOMP / "__init__.py"}),
+    ids=lambda path: str(path.relative_to(GRADCOMP)),
+)
+def test_inside_the_package_only_the_extension_is_imported_from_its_root(path: Path) -> None:
+    """The contract of layers leaves imports of the root out: it cannot tell `_core` from the rest."""
+    text = path.read_text()
+    imported = re.findall(r"^\s*from gradcomp import (.*)$", text, re.MULTILINE)
+    assert set(imported) <= {"_core"}
+    assert not re.search(r"^\s*import gradcomp$", text, re.MULTILINE) or path.parent.name == "cli"

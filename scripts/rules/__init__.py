@@ -1,0 +1,1 @@
+"""Rules about the structure of the source, and figures of it."""

@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Print figures of the structure: circles of files, and resolutions of a gradient in a step.
+
+    python scripts/rules/structure.py
+
+tests/rules/test_structure.py asserts 0 circles in Python and C++, and 1 resolution.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import grimp
+import numpy as np
+
+from gradcomp.adapter_api import Collector, Driver, Pipeline, Request, Route
+from gradcomp.config.schema import Config
+from gradcomp.runtime.resolve import Resolver
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = (
+    "gradcomp",
+    "gradcomp_baselines",
+    "byteps_compressors",
+    "horovod_compressors",
+    "torch_compressors",
+)
+
+
+def python_imports() -> dict[str, set[str]]:
+    """The modules that each module of the packages imports."""
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    # The extension gradcomp._core looks like the package gradcomp to grimp.
+    return {
+        module: graph.find_modules_directly_imported_by(module) - {"gradcomp"}
+        for module in graph.modules
+    }
+
+
+def cpp_includes() -> dict[str, set[str]]:
+    """The files of csrc that each file of csrc includes; a source includes its header."""
+    folder = ROOT / "csrc"
+    files = {
+        str(path.relative_to(folder)): path.read_text()
+        for path in folder.rglob("*")
+        if path.suffix in {".cpp", ".hpp", ".h"}
+    }
+    pattern = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+    return {
+        name: {f for f in pattern.findall(text) if f in files and f != name}
+        for name, text in files.items()
+    }
+
+
+def circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
+    """Groups of files that reach each other: strongly connected components (Tarjan, 1972)."""
+    index: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = lowest[node] = len(index)
+        stack.append(node)
+        for other in sorted(edges.get(node, ())):
+            if other not in index:
+                visit(other)
+                lowest[node] = min(lowest[node], lowest[other])
+            elif other in stack:
+                lowest[node] = min(lowest[node], index[other])
+        if lowest[node] == index[node]:
+            position = stack.index(node)
+            group = stack[position:]
+            del stack[position:]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for node in sorted(edges):
+        if node not in index:
+            visit(node)
+    return found
+
+
+class _Alone:
+    """The collectives of one rank by itself."""
+
+    def start(self, request: Request) -> Request:
+        return request
+
+    def finish(self, request: Request) -> Any:
+        if request.kind == "allreduce":
+            return getattr(request, "array")  # noqa: B009
+        return [getattr(request, "frame")]  # noqa: B009
+
+
+SHAPES = {"w1": (64, 80), "b1": (80,), "w2": (80, 96), "b2": (96,)}
+
+CONFIGS: Sequence[Any] = (
+    "residual|topk(ratio=0.01)",
+    "fp16",
+    "powersgd(rank=2,start_step=0)",
+    "topk(ratio=ramp(from=0.25,to=0.01,steps=4))",
+    ["fp16", {"from_step": 2, "use": "residual|sign"}],
+)
+
+
+def resolutions(use: Any) -> int:
+    """The most resolutions of one gradient in one of four steps, by the way that adapters take."""
+    compress = {"default": use}
+    config = Config.from_mapping({"version": 1, "compress": compress})
+    pipeline = Pipeline(config)
+    collector = Collector(Driver(_Alone()), pipeline, SHAPES)
+    counts: Counter[str] = Counter()
+    original = Resolver.resolve
+
+    def counting(self: Resolver, name: str, *others: Any) -> Any:
+        counts[name] += 1
+        return original(self, name, *others)
+
+    most = 0
+    Resolver.resolve = counting  # type: ignore[method-assign, assignment]
+    try:
+        for _ in range(4):
+            counts.clear()
+            collector.begin_step()
+            collected = []
+            for name, shape in SHAPES.items():
+                resolved = collector.resolve(name, shape)
+                grad = np.ones(shape, np.float32)
+                if collector.route(resolved, sums_dtype=True) is Route.DENSE:
+                    pipeline.count_dense(name, grad.nbytes)
+                else:
+                    collector.add(resolved, grad, grad.nbytes)
+                    collected.append(name)
+            for name in collected:
+                collector.finish(name)
+            collector.end_step()
+            most = max(most, *counts.values())
+    finally:
+        Resolver.resolve = original  # type: ignore[method-assign]
+    return most
+
+
+def main() -> None:
+    """Print the figures."""
+    print(f"circles of files in Python: {len(circles(python_imports()))}")
+    print(f"circles of files in C++: {len(circles(cpp_includes()))}")
+    for use in CONFIGS:
+        print(f"resolutions of a gradient in a step: {resolutions(use)} ({use})")
+
+
+if __name__ == "__main__":
+    main()

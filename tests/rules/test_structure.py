@@ -1,0 +1,31 @@
+"""No circles of files, and one resolution of a gradient in a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rules.structure import CONFIGS, circles, cpp_includes, python_imports, resolutions
+
+
+def test_python_files_import_in_no_circle() -> None:
+    edges = python_imports()
+    assert len(edges) > 100
+    assert circles(edges) == []
+
+
+def test_cpp_files_include_in_no_circle() -> None:
+    edges = cpp_includes()
+    assert len(edges) > 100
+    assert circles(edges) == []
+
+
+def test_a_circle_is_found() -> None:
+    edges = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"a"}}
+    assert circles(edges) == [["a", "b", "c"]]
+
+
+@pytest.mark.parametrize("use", CONFIGS, ids=str)
+def test_a_gradient_is_resolved_once_in_a_step(use: Any) -> None:
+    assert resolutions(use) == 1
