@@ -62,7 +62,7 @@ class Driver:
         self._running[name] = _Running(one, members, self._engine.start(next(one)))
 
     def run(self, one: Generator[Request, Any, _Result]) -> _Result:
-        """Run a round to its end at once; what it returns. Every rank must come here."""
+        """Run a round to its end at once, and return its result. Every rank must call it."""
         reply = None
         try:
             while True:
@@ -72,7 +72,7 @@ class Driver:
             return result
 
     def finish(self, name: str) -> FloatArray:
-        """The average of a started round; runs all started rounds to their ends."""
+        """Run all started rounds to their ends; returns the average of one tensor."""
         self.finish_all()
         return self._averages.pop(name)
 

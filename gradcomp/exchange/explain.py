@@ -17,7 +17,7 @@ _NUMEL = 1_000_000
 
 
 def explain(spec: str) -> str:
-    """What a spec means: canonical form, stages, parameters, exchange pattern and size.
+    """Describe a spec: canonical form, stages, parameters, exchange pattern and size.
 
     Raises:
         SpecError: the spec is wrong.

@@ -1,4 +1,4 @@
-"""Rounds: what one tensor's aggregation asks of the network, as a generator.
+"""Rounds: the requests of one tensor's aggregation to the network, as a generator.
 
 A round yields requests and is resumed with the replies; it returns the average gradient. It knows
 no engine, so one algorithm serves Horovod, torch.distributed, the loopback and the tests. Request
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 RankGroup: TypeAlias = Literal["all", "node", "leaders"]
-"""Who exchanges: all ranks, those of each node among themselves, or the first rank of each node.
+"""The ranks that exchange: all, the ranks of each node among themselves, or each node's first rank.
 
 Every rank makes the request; one outside the group gets None at once.
 """
@@ -59,7 +59,7 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class AllGather:
-    """Give every rank all ranks' frames. Reply: what each rank gave, as a list in rank order.
+    """Give every rank all ranks' frames. Reply: the frames in rank order, as a list.
 
     As with the other requests, ranks are those of the group.
 
@@ -81,9 +81,9 @@ class AllGather:
 
 @dataclass(frozen=True)
 class AllToAll:
-    """Give every rank bytes of its own. Reply: what each rank gave to this one, in rank order.
+    """Give every rank bytes of its own. Reply: the bytes from each rank, in rank order.
 
-    ``data`` holds what each rank gets, one after the other; ``splits`` the number of bytes of each.
+    ``data`` holds the parts for all ranks in rank order; ``splits`` their sizes in bytes.
     """
 
     kind: ClassVar[str] = "alltoall"
@@ -100,7 +100,7 @@ class AllToAll:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Give every rank the bytes of one rank, whose number only that rank need know.
+    """Give every rank the bytes of one rank; only that rank need know their number.
 
     ``data`` is empty on the others.
     """
@@ -122,10 +122,10 @@ class Exchange:
 
     Attributes:
         name: as of the other requests.
-        messages: what each of the receivers gets.
+        messages: the bytes for each receiver.
         sources: the ranks that send to this one.
-        nbytes: how many bytes each of these sends, where that is known beforehand; otherwise an
-            engine sends the numbers first.
+        nbytes: size of each message from these, if known beforehand; otherwise an engine sends the
+            sizes first.
     """
 
     name: str

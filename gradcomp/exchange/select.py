@@ -48,7 +48,7 @@ others; the same holds between nodes, unless two_level(...) names a pattern."""
 
 
 def pattern_between_nodes(exchange: str) -> str | None:
-    """What "two_level" or "two_level(...)" asks for between nodes; None for other exchanges."""
+    """The pattern between nodes of "two_level" or "two_level(...)"; None for other exchanges."""
     if not exchange.startswith("two_level"):
         return None
     return exchange.removeprefix("two_level").strip("()") or "auto"
@@ -111,7 +111,7 @@ def exchange_refusal(spec: Spec, exchange: str) -> str | None:
 
 
 def make_aggregator(spec: Spec, context: Context, exchange: str = "auto") -> Aggregator:
-    """The aggregator of a spec without schedules; what it keeps lives in the context's state."""
+    """The aggregator of a spec without schedules; the context's state holds its arrays."""
     between = pattern_between_nodes(exchange)
     if between is not None and not _sums_gradients(spec):
         aggregator = make_aggregator(spec, context.of_nodes(), between)

@@ -1,4 +1,4 @@
-"""What ranks compare before the first of them sends a gradient."""
+"""The comparison of all ranks' configurations and models before the first gradient."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["agreement_line", "check_agreement"]
 def agreement_line(
     config: Config, shapes: Mapping[str, tuple[int, ...]], problem: str | None
 ) -> str:
-    """What a rank tells the others, without a line break.
+    """One rank's line for the comparison, without a line break.
 
     Args:
         shapes: of all parameters, by name, in the order of the model.

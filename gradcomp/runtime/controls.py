@@ -1,4 +1,4 @@
-"""What users do with a rank's compression, whichever engine averages."""
+"""Controls of a rank's compression that all adapters offer to users."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Loopback:
             grads: for each tensor name, the gradients of all ranks, of equal shapes.
 
         Returns:
-            For each name, what each rank computed as the average, in the gradients' shape.
+            For each name, the average as each rank computed it, in the gradients' shape.
         """
         arrays: dict[str, list[FloatArray]] = {}
         for name, of_ranks in grads.items():
@@ -100,10 +100,10 @@ class Loopback:
 def run_rounds(
     rounds: Sequence[Generator[Request, Any, _Result]], ranks_per_node: int = 1
 ) -> list[_Result]:
-    """Run one round per rank to its end, in lockstep; returns what each of them does.
+    """Run one round per rank to its end, in lockstep; returns their results.
 
     Args:
-        ranks_per_node: how many ranks, one after the other, make up each node.
+        ranks_per_node: number of consecutive ranks in each node.
 
     Raises:
         ProtocolError: the ranks ask for different things; each rank's request is named.
@@ -185,7 +185,7 @@ def _of_group(outcomes: Sequence[Request | _Ended[Any]]) -> list[Any]:
 
 
 def _parts(request: AllToAll) -> list[ByteArray]:
-    """What each rank gets."""
+    """The part for each rank."""
     ends = itertools.accumulate(request.splits, initial=0)
     return [request.data[begin:end] for begin, end in itertools.pairwise(ends)]
 

@@ -26,8 +26,8 @@ _CANDIDATES = (DENSE, HALF, COMPRESSED)
 """The first of the fastest wins."""
 
 _GAIN = 0.97
-"""What takes more of the time of dense gradients is not worth its losses, and may be noise: what is
-chosen is slower by 3 % only where figures are off by 6."""
+"""A candidate must take less than this part of the dense exchange's time. A smaller gain is not worth
+the losses and may be noise: a choice is slower by 3 % only where figures are off by 6 %."""
 
 _REPEATS = 3
 """Steps in which a candidate's exchanges are timed, after one to get warm."""
@@ -44,7 +44,7 @@ class PolicyGroup(NamedTuple):
 
     Attributes:
         spec: canonical; of a spec with schedules, the last one once it has come to its end.
-        exchange: what the configuration asks for.
+        exchange: the pattern that the configuration asks for.
         size: half the binary digits of the number of elements: a factor of 4 in each class.
     """
 
@@ -54,7 +54,7 @@ class PolicyGroup(NamedTuple):
 
     @classmethod
     def of(cls, spec: Spec, exchange: str, numel: int) -> PolicyGroup:
-        """That of a tensor."""
+        """The group of a tensor."""
         return cls(spec.canonical, exchange, numel.bit_length() // 2)
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ class Decision:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Decision:
-        """What `to_state` gave."""
+        """The inverse of `to_state`."""
         laps = state["step_seconds"]
         return cls(
             PolicyGroup(*(state[key] for key in PolicyGroup._fields)),
@@ -111,7 +111,7 @@ class Decision:
 
 @lru_cache(maxsize=1024)
 def alternatives(spec: Spec) -> dict[str, Spec]:
-    """What a spec may be replaced by, by choice.
+    """The replacements of a spec, by choice.
 
     With momentum correction all tensors keep it, and there is no float16.
     """
@@ -186,7 +186,7 @@ class Policy:
         """Say that a step begins; a round, as ranks may have to agree.
 
         Args:
-            groups: those of the step, the same on every rank.
+            groups: of the step's tensors, the same on every rank.
             ended: when the last average of the step before was there, in seconds.
             now: when the first gradient of this step was there, by the same clock.
         """

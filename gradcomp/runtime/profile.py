@@ -56,7 +56,7 @@ class StepProfile:
         tensors: seconds of phases, by tensor or bucket. No second is in two of them.
         sent_bytes: as in `Stats`.
         dense_bytes: as in `Stats`.
-        requests: how many this rank took part in.
+        requests: number of requests that this rank took part in.
         squared_error, squared_norm: of the averages to the exact ones, and of these, summed.
     """
 
@@ -120,13 +120,13 @@ class Profile:
         self._now: StepProfile | None = None
         self._last = 0.0
         self._count = 0
-        # Of phases that have begun: whose they are, and the time of phases inside them.
+        # Phases that have begun: their tensor, and the time of the phases inside.
         self._open: list[tuple[str, list[float]]] = []
         self._under_way: dict[str, tuple[float, Request]] = {}
         self._tensor_of: dict[str, str] = {}
         self._seen = Counter(stats.sent_bytes), stats.dense_bytes
 
-    # What the parts of a rank report.
+    # Reports by the parts of a rank.
 
     def begin_step(self) -> None:
         """Say that a step begins; the one before ended with its last average."""
@@ -142,10 +142,10 @@ class Profile:
         *args: _Params.args,
         **kwargs: _Params.kwargs,
     ) -> _Result:
-        """Call a function, whose time is that of a phase, but for phases inside.
+        """Call a function and add its time to a phase, less the time of phases inside.
 
         Args:
-            tensor: whose time it is; None for that of the phase around it.
+            tensor: the tensor or bucket; None for the one of the phase around it.
         """
         whose = self._open[-1][0] if tensor is None else tensor
         inside = [0.0]
@@ -194,7 +194,7 @@ class Profile:
         """Take note of an error.
 
         Args:
-            averages: that of a tensor, or those of a bucket in a list.
+            averages: of one tensor, or of a bucket in a list.
         """
         self.measure("error", tensor, self._compare, exact, averages)
 
@@ -212,7 +212,7 @@ class Profile:
             return "error", request.name.removesuffix(_EXACT)
         return "wait", self._tensor_of.get(request.name, request.name)
 
-    # What there is to see.
+    # Results.
 
     @property
     def steps(self) -> list[StepProfile]:

@@ -13,7 +13,7 @@ __all__ = ["Stats"]
 
 @dataclass
 class Stats:
-    """What one rank has contributed to collectives so far.
+    """One rank's contribution to collectives so far.
 
     Attributes:
         sent_bytes: bytes by kind of request (``"allreduce"``, ``"allgather"``, ...; inside a node
@@ -21,7 +21,7 @@ class Stats:
             moves them on more than once; how often depends on its algorithm (a ring all-reduce of
             P bytes sends 2 (n-1)/n P per rank).
         dense_bytes: bytes that the same gradients have uncompressed.
-        decisions: what the policy ``auto`` has decided, group by group.
+        decisions: of the policy ``auto``, group by group.
         steps: optimization steps so far (the largest number of rounds of any one tensor).
         profile: where the time goes, since `start_profile`; None where that is not measured.
     """
@@ -40,7 +40,7 @@ class Stats:
                 no compression at all, and every rank must ask for it before the same step.
 
         Returns:
-            What `profile` is from now on.
+            The new `profile`.
         """
         self.profile = Profile(self, error=error)
         return self.profile

@@ -80,10 +80,12 @@ class ChunkAllReduce(Algorithm):
 
     @timed("encode")
     def _elements(self, norms: FloatArray, numel: int) -> npt.NDArray[np.intp]:
-        """Those of the chunks with the largest norms, the first of equal ones; the same on all
-        ranks."""
+        """Indices of the elements of the chunks with the largest norms; the same on all ranks.
+
+        Of equal norms the first wins.
+        """
         count = max(1, round(self._ratio * norms.size))
-        # What is not finite comes first, so that it leaves the memory.
+        # Norms that are not finite come first, so that these chunks leave the memory.
         order = np.argsort(-np.where(np.isfinite(norms), norms, np.inf), kind="stable")
         starts = np.sort(order[:count]) * self._chunk
         elements = (starts[:, np.newaxis] + np.arange(self._chunk)).reshape(-1)

@@ -1,4 +1,4 @@
-"""What low-rank algorithms share: tensors as matrices, and their factors in one array."""
+"""Shared by low-rank algorithms: tensors as matrices, and their factors in one array."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def values_codec(values: str) -> Codec:
-    """What carries the elements of factors: ``"fp32"``, ``"fp16"`` or ``"bf16"``."""
+    """The codec of a factor's elements: ``"fp32"``, ``"fp16"`` or ``"bf16"``."""
     return get_codec("identity" if values == "fp32" else values)
 
 

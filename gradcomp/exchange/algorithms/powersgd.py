@@ -165,7 +165,7 @@ class PowerSGD(Algorithm):
                 self._keep(_Q, one, right)
 
     def _factor(self, kind: str, one: _Matrix, fresh: bool) -> FloatArray:
-        """What the last step left, or else random numbers that all ranks draw alike."""
+        """The factor of the last step, or else random numbers that all ranks draw alike."""
         factor = self._factors[kind].get(one.key.name)
         if factor is None or fresh:
             factor = self._factors[kind][one.key.name] = self.draw(kind, one)
@@ -248,7 +248,7 @@ def _is_safe(factor: FloatArray) -> bool:
 def _average(
     name: str, flat: FloatArray, codec: Codec
 ) -> Generator[Request, Any, tuple[FloatArray, FloatArray]]:
-    """What this rank's elements are on the wire, and their average over the ranks."""
+    """This rank's elements as they are on the wire, and their average over the ranks."""
     if "summable" in codec.caps:
         payload = codec.encode_payload(flat)
         own = flat if codec.name == "identity" else codec.decode_payload(payload, flat.size)

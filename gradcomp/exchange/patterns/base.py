@@ -1,4 +1,4 @@
-"""What every aggregator offers."""
+"""Base classes of aggregators: exchange patterns and algorithms."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["Aggregator", "BucketAggregator", "Context", "Member"]
 
 
 class Context(NamedTuple):
-    """What all aggregators of one rank are made with.
+    """The parts of a rank that all its aggregators share.
 
     Attributes:
-        state: what they keep from step to step, by kind.
+        state: arrays that they keep from step to step, by kind.
         seed: of the job's random numbers; the same on every rank.
         rank: this rank, in [0, world_size).
         world_size: number of ranks that average together.
-        ranks_per_node: how many of them, one after the other, make up each node.
+        ranks_per_node: number of consecutive ranks in each node.
     """
 
     state: MemoryState
@@ -90,8 +90,8 @@ class BucketAggregator(Aggregator):
         """Average several tensors together.
 
         Args:
-            name: what the names of its requests begin with; the same on every rank, as are the
-                members' order, keys and steps.
+            name: prefix of the names of its requests; the same on every rank, as are the members'
+                order, keys and steps.
             members: tensors whose aggregators have the same `bucket`.
 
         Returns:
@@ -100,7 +100,7 @@ class BucketAggregator(Aggregator):
 
 
 class Member(NamedTuple):
-    """One tensor of a bucket: what its aggregator's `round` would be given.
+    """One tensor of a bucket, with the arguments of its aggregator's `round`.
 
     Attributes:
         out: flat memory for the average, with anything in it. It may be the gradient's own, so

@@ -38,19 +38,19 @@ class Piece(NamedTuple):
         return self.end - self.begin
 
     def tensor_id(self, phase: int) -> int:
-        """For seeded codecs: another one for each piece, and in each phase."""
+        """The id for seeded codecs: it differs by piece and by phase."""
         return derive_stream(self.key.tensor_id, self.begin, phase)
 
 
 Chunk = list[Piece]
-"""What one rank averages."""
+"""The pieces that one rank averages."""
 
 
 def cut(keys: Sequence[TensorKey], ranks: int) -> list[Chunk]:
     """Chunks of about equal numbers of elements, one for each rank; some may be empty.
 
-    The tensors are seen as one after the other. A piece ends with its tensor, so most tensors of a
-    large bucket are one piece, and what a codec sees never mixes two of them.
+    The tensors are laid out one after the other. A piece ends with its tensor, so most tensors of a
+    large bucket are one piece, and no piece mixes two of them.
     """
     numel = sum(key.numel for key in keys)
     borders = [numel * rank // ranks for rank in range(ranks + 1)]
@@ -86,11 +86,11 @@ def scatter_reduce_allgather(
         name: of the bucket.
         chunks: one for each rank, in rank order.
         codecs: of the bucket's tensors.
-        data: the frames of this rank's pieces, those of all chunks in order, and their sizes.
+        data: this rank's frames of the pieces of all chunks, in order, and their sizes.
         weight: of each rank's pieces in the sum.
         settle: from this rank's chunk and the sums of its pieces to the frames that all ranks
             decode in their place, one after the other.
-        outputs: for what these decode to, one flat array for each of the bucket's tensors.
+        outputs: memory for the averages, one flat array for each of the bucket's tensors.
 
     Returns:
         The outputs.

@@ -53,7 +53,7 @@ class Gather(BucketAggregator):
         return item._replace(grad=grad, carried=carried, basis=self.basis(key))
 
     def basis(self, key: TensorKey) -> FloatArray | None:
-        """What the codec has learned of the averages so far; None where it learns nothing."""
+        """The codec's state from the averages so far; None where it learns nothing."""
         if "learns" not in self.codec.caps:  # asked first: sizes are the core's to say
             return None
         return _kept(self._bases, key, self.codec.basis_size(key.shape))

@@ -45,9 +45,8 @@ class Reduce(Aggregator):
 class NonlinearReduce(Reduce):
     """As `Reduce`, where the decode of a sum is not the sum of the decodes.
 
-    What this rank's payload would decode to by itself says nothing of what ranks decode from the
-    average. So the memory takes note of the average, on every rank, and what is not sent stays in
-    the mean of the memories.
+    The decode of this rank's own payload says nothing about the decode of the average. So every
+    rank's memory subtracts the average, and the unsent part stays in the mean of the memories.
     """
 
     linear = False

@@ -39,21 +39,21 @@ _EXACT = get_codec("identity")
 
 
 class SparseAllReduce(BucketAggregator):
-    """Ranks choose elements of their own, add up what they chose, and choose anew from the sums.
+    """Ranks choose elements of their own, sum them by share, and choose anew from the sums.
 
-    A rank adds up its share of all elements, a block here and a block there, so that shares are
-    alike wherever large gradients lie. From descriptions of all shares the ranks learn above which
-    magnitude there are as many sums as a rank sends elements, on average; those are the average.
+    Each rank sums one share of all elements: blocks dealt out in turn, so that shares are alike
+    wherever large gradients lie. Ranks describe their shares to each other, and so agree on a
+    threshold. As many sums exceed it as a rank sends elements on average; these make the average.
 
-    As with `Sra`, what the second choice leaves out stays in the residual of the rank that made
-    the sum, times the number of ranks.
+    As with `Sra`, the sums that the second choice leaves out stay in the residual of the rank that
+    made them, times the number of ranks.
     """
 
     def __init__(self, spec: Spec, memory: Memory, context: Context) -> None:
         self.codec = get_codec(spec.codec)
         self.memory = memory
         self.gather = Gather(self.codec, memory, context.seed, context.rank)
-        # Sends what is not 0, and nothing else.
+        # Sends nonzero elements only.
         self.carrier = get_codec(f"threshold(tau=0,values={_values(spec)})")
         shares = "shares" in self.codec.caps
         self.bucket = self if shares else (SparseAllReduce, self.carrier.spec)
@@ -162,22 +162,20 @@ def _dealt(flat: FloatArray, ranks: int) -> FloatArray:
 
 
 def _collected(shares: FloatArray, numel: int) -> FloatArray:
-    """What `_dealt` dealt."""
+    """The inverse of `_dealt`."""
     ranks = len(shares)
     return shares.reshape(ranks, -1, BLOCK).transpose(1, 0, 2).reshape(-1)[:numel]
 
 
 def _places(count: int) -> FloatArray:
-    """Which of so many magnitudes, the largest being the first, describe them: more of the large
-    ones."""
+    """Positions of the magnitudes that describe a share, in descending order: denser at the top."""
     if count == 0:
         return np.empty(0, np.float32)
     return np.unique(np.rint(np.geomspace(1, count, _POINTS))).astype(np.float32)
 
 
 def _description(magnitudes: FloatArray, count: int) -> FloatArray:
-    """Of a share: how many elements its rank has sent, how many sums are not 0, and some of them,
-    in descending order."""
+    """A share's description: elements its rank has sent, nonzero sums, and some of these, descending."""
     ordered = np.sort(magnitudes[magnitudes > 0])[::-1]
     result = np.zeros(2 + _POINTS, np.float32)
     result[:2] = count, ordered.size

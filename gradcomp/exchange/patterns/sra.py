@@ -29,11 +29,11 @@ class Sra(BucketAggregator):
     float32, and encodes the average; every rank decodes the same frames of all chunks.
 
     A rank sends and receives about two payloads whatever the number of ranks; `Gather` receives one
-    from each rank. The price is a second loss, that of the average. A memory that keeps what was
-    not sent takes it up at the rank that made it, times the number of ranks: so as before, what all
-    ranks keep is what the averages lack.
+    from each rank. The price is a second loss, when the average is encoded. The chunk's owner adds
+    world_size times this second loss to its residual. So the mean of all residuals is again exactly
+    the part that the averages lack.
 
-    Codecs see pieces of tensors: a ``k`` is of a piece, a scale is that of a piece.
+    Codecs see pieces of tensors: a ``k`` counts within a piece, and a piece has its own scale.
     """
 
     def __init__(self, codec: Codec, memory: Memory, context: Context) -> None:
