@@ -1,16 +1,18 @@
 """Gradient compression for distributed training.
 
 ``get_codec(spec)`` turns gradients into bytes and back; ``Loopback`` averages gradients of several
-ranks in one process; the adapters (``horovod_compressors``) do the same inside real engines.
+ranks in one process; the adapters (``horovod_compressors``, ``torch_compressors``,
+``byteps_compressors``) do the same inside real engines.
+
+A name's module is imported at its first use: codecs need neither configurations nor rounds.
 """
 
 from __future__ import annotations
 
-from importlib.metadata import version
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from gradcomp.codec.batch import ToDecode, ToEncode, decode_batch_add, encode_batch
 from gradcomp.codec.codec import Codec, get_codec, list_algorithms, list_codecs
-from gradcomp.config.schema import Config, load_config
 from gradcomp.errors import (
     CapacityError,
     ConfigError,
@@ -20,12 +22,16 @@ from gradcomp.errors import (
     StateError,
     WireError,
 )
-from gradcomp.exchange.explain import explain
-from gradcomp.runtime.loopback import Loopback
-from gradcomp.runtime.pipeline import Pipeline
-from gradcomp.runtime.stats import Stats
 
-__version__ = version("gradcomp")
+if TYPE_CHECKING:
+    from gradcomp.codec.batch import ToDecode, ToEncode, decode_batch_add, encode_batch
+    from gradcomp.config.schema import Config, load_config
+    from gradcomp.exchange.explain import explain
+    from gradcomp.runtime.loopback import Loopback
+    from gradcomp.runtime.pipeline import Pipeline
+    from gradcomp.runtime.stats import Stats
+
+    __version__: str
 
 __all__ = [
     "CapacityError",
@@ -50,3 +56,32 @@ __all__ = [
     "list_codecs",
     "load_config",
 ]
+
+_MODULES = {
+    "Config": "config.schema",
+    "Loopback": "runtime.loopback",
+    "Pipeline": "runtime.pipeline",
+    "Stats": "runtime.stats",
+    "ToDecode": "codec.batch",
+    "ToEncode": "codec.batch",
+    "decode_batch_add": "codec.batch",
+    "encode_batch": "codec.batch",
+    "explain": "exchange.explain",
+    "load_config": "config.schema",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("gradcomp")
+    if name not in _MODULES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
