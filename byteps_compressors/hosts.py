@@ -18,8 +18,8 @@ class Host:
     """A machine.
 
     Attributes:
-        name: what ssh and the other machines know it by, a name or an address.
-        slots: how many workers it takes.
+        name: a host name or an address, for ssh and for the other machines.
+        slots: largest number of workers there.
     """
 
     name: str
@@ -90,7 +90,7 @@ def spread(hosts: Sequence[Host], workers: int | None, servers: int) -> list[tup
     order.
 
     Args:
-        workers: how many; as many as there are slots where it is None.
+        workers: number of workers; None for one in each slot.
 
     Raises:
         ConfigError: there are more workers than slots.

@@ -48,13 +48,13 @@ SUPERVISOR = "byteps_compressors.supervise"
 
 POLL_SECONDS = 0.05
 FAREWELL_SECONDS = 25.0
-"""How much earlier or later than the workers servers and the scheduler may end."""
+"""Grace period: servers and the scheduler may end this much before or after the workers."""
 
 CAUSE_SECONDS = 2.0
-"""How much later than what it has made fail the process that failed first may be seen."""
+"""Grace period: victims may be noticed before the process that caused the failure."""
 
 SSH_SECONDS = 2.0
-"""What ssh may take to end a connection."""
+"""Time for ssh to end a connection."""
 
 # A machine that does not answer for 15 s is dead.
 SSH_OPTIONS = [
@@ -66,7 +66,7 @@ SSH_OPTIONS = [
 
 PASSED_PREFIXES = ("BYTEPS_", "DMLC_", "GRADCOMP_", "OMP_", "PS_")
 PASSED_NAMES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-"""Environment variables that other machines get."""
+"""Environment variables that are passed to other machines."""
 
 EXIT_ARGUMENTS = 2
 EXIT_TIMEOUT = 124
@@ -80,9 +80,9 @@ class Role:
     """A process of the job.
 
     Attributes:
-        name: what messages call it, such as "worker 0".
-        machine: where it runs; empty: here.
-        log: what it writes goes there.
+        name: for messages, such as "worker 0".
+        machine: its host; empty for this one.
+        log: file of its output.
     """
 
     name: str
@@ -151,8 +151,8 @@ class Job:
     """A cluster of processes.
 
     Args:
-        command: what each worker runs.
-        places: the processes by name, and where they run.
+        command: of each worker.
+        places: the processes by name, and their hosts.
         network: how they find each other.
         logs: folder for the log files.
         passed: names of environment variables that other machines get besides the usual ones.
@@ -222,7 +222,7 @@ class Job:
             self._start_role(name, host, here[host], order)
 
     def _environment(self) -> dict[str, str]:
-        """What other machines get of this process' environment."""
+        """The variables of this environment for other machines."""
         return {
             name: value
             for name, value in os.environ.items()
@@ -287,7 +287,7 @@ class Job:
             )
 
     def _with_the_cause(self, ended: Sequence[Role]) -> Sequence[Role]:
-        """Those that have ended, what failed first in front.
+        """The processes that have ended, the cause of the failure first.
 
         BytePS' network layer aborts a process that has lost another one, and on a busy machine
         that may be seen before the other one's end is. So an abort may be a consequence; any other
@@ -313,7 +313,7 @@ class Job:
             with suppress(subprocess.TimeoutExpired):
                 role.process.wait(max(0.0, deadline - time.monotonic()))
         # A worker that never initialized BytePS, or left without shutting it down, keeps them
-        # waiting; what it was started for is done.
+        # waiting; its work is done all the same.
 
     def _clean_up(self) -> None:
         for role in self._roles:
@@ -431,7 +431,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=Path("byteps-logs"),
     )
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="default: none")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="after --, what workers run")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, help="after --, the command of each worker"
+    )
     arguments = parser.parse_args(argv)
     arguments.command = arguments.command[arguments.command[:1] == ["--"] :]
     if not arguments.command:

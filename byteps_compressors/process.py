@@ -1,4 +1,4 @@
-"""What is set right in a process before BytePS starts there."""
+"""Settings of a process before BytePS starts there."""
 
 from __future__ import annotations
 

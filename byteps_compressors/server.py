@@ -27,7 +27,7 @@ REQUIRED = (
     "DMLC_PS_ROOT_URI",
     "DMLC_PS_ROOT_PORT",
 )
-"""What the environment must say."""
+"""Variables that the environment must have."""
 
 
 def main() -> int:
@@ -60,7 +60,7 @@ def _check_environment() -> None:
 
 def _load() -> ctypes.CDLL:
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    # Global, since the plug-in uses its functions. That of workers must not come in besides.
+    # Global, since the plug-in uses its functions. The workers' library must not be loaded besides.
     path = byteps_folder() / "server" / f"c_lib{suffix}"
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     if os.environ["DMLC_ROLE"] == "server":

@@ -34,7 +34,7 @@ GRACE_SECONDS = 3.0
 """Between asking a process to end and ending it."""
 
 BY_SIGNAL = 128
-"""What exit codes begin with where a signal has ended a process."""
+"""Base of the exit code of a process that a signal has ended."""
 
 EXIT_NOT_STARTED = 127
 
@@ -47,13 +47,13 @@ _libc = ctypes.CDLL(None)
 
 @dataclass(frozen=True)
 class Order:
-    """What to run.
+    """A process to run.
 
     Attributes:
         command: the program and its arguments.
         environment: variables besides those of this process, which they win over.
         folder: where to run it.
-        workers: how many workers this machine has, which share its processors.
+        workers: number of workers on this machine, which share its processors.
         is_worker: whether it needs a folder for sockets, and a name in /dev/shm, of its own.
     """
 
@@ -152,7 +152,7 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """What the process has started lives in its group, and may outlive it."""
+    """End the process and its children, which are in its group and may outlive it."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)

@@ -53,7 +53,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16)
 _DEFAULTS = {"BYTEPS_THREADPOOL_SIZE": "4", "BYTEPS_MIN_COMPRESS_BYTES": "0"}
 
 
-# What BytePS itself asks; its rank and size say nothing, they have values from the start.
+# The flag that BytePS itself asks; its rank and size have values from the start.
 _FLAG = "_ZN6byteps6common12BytePSGlobal12_initializedE"
 
 
@@ -145,10 +145,9 @@ class Attached:
         """Take up a saved state: this worker's own, or the list of all workers' states.
 
         See `gradcomp.Pipeline.load_state_dict`. All workers must call it, between the same steps:
-        with feedback on servers worker 0 tells these what they kept. How many servers there are,
-        and of which partitions, may have changed. With another number of workers, of which servers
-        add up the gradients, what they kept is scaled to it. In a state without ``servers``, such
-        as Horovod's, it is nothing.
+        with feedback on servers worker 0 gives these their state back. The number of servers and
+        their partitions may have changed. Servers sum gradients, so with another number of workers
+        their state is scaled to it. A state without ``servers``, such as Horovod's, clears it.
 
         Raises:
             StateError: it is of another worker or another model; with feedback on servers all
@@ -169,7 +168,7 @@ class Attached:
             self._tensors[name].write_servers(kept.get(name), self._push_pull(name))
 
     def _kept_by_servers(self, states: Sequence[Mapping[str, Any]]) -> dict[str, FloatArray]:
-        """What servers are to keep, if this is worker 0."""
+        """The servers' new state, if this is worker 0."""
         (own,) = [one for one in states if one["rank"] == 0] or [{}]
         scale = bps.size() / own.get("world_size", bps.size())
         saved = own.get("servers", {})
@@ -223,7 +222,7 @@ class Attached:
             tensor.steps = loaded["rounds"].get(name, 0)
 
     def _pipeline(self) -> Pipeline:
-        """What knows the form of states."""
+        """A pipeline that checks and writes states."""
         return Pipeline(self.config, bps.rank(), bps.size())
 
 
@@ -245,8 +244,8 @@ def attach(
             most one dimension or under 4096 elements travel uncompressed), or a `gradcomp.Config`
             with rules of its own. BytePS cuts tensors into partitions (of 4,096,000 bytes, see
             BYTEPS_PARTITION_BYTES); each is compressed by itself.
-        server_feedback: error feedback on the servers, which compress the sum once more: what that
-            loses is added to the next sum (Tang et al., "DoubleSqueeze", ICML 2019, algorithm 1).
+        server_feedback: error feedback on the servers, which compress the sum once more: its error
+            is added to the next sum (Tang et al., "DoubleSqueeze", ICML 2019, algorithm 1).
             "auto": where the spec has error feedback on the workers.
 
     Raises:
@@ -351,13 +350,13 @@ def _check_environment() -> None:
             f"BytePS was initialized without {', '.join(_late)}, which it reads only then: import "
             "byteps_compressors.torch before bps.init()"
         )
-    for name, what in (
+    for name, reason in (
         ("BYTEPS_ENABLE_ASYNC", "asynchronous servers add"),
         ("BYTEPS_SERVER_ENGINE_BLOCKING", "the blocking engine of servers adds"),
     ):
         if os.environ.get(name, "0") != "0":
             raise ConfigError(
-                f"{name}={os.environ[name]}: {what} up messages without decompressing them; unset "
+                f"{name}={os.environ[name]}: {reason} up messages without decompressing them; unset "
                 "it, or use the stock bps.DistributedOptimizer"
             )
 
@@ -446,7 +445,7 @@ def _any_worker(says_so: bool) -> bool:
 
 @dataclass
 class _Context:
-    """What decompress needs to know of a compressed gradient."""
+    """A compressed gradient, for decompress."""
 
     payload: torch.Tensor
     round: Round

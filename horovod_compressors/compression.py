@@ -1,4 +1,4 @@
-"""What the compression objects of all frameworks share."""
+"""Base class of the compression objects of all frameworks."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
 
     @abstractmethod
     def _collectives(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> Engine:
-        """Those of the framework."""
+        """The collectives of the framework."""
 
     @abstractmethod
     def _gather_text(self, text: bytearray, name: str) -> bytes:

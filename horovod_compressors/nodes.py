@@ -16,7 +16,7 @@ __all__ = ["group_sets", "node_problem", "ranks_per_node"]
 
 
 def ranks_per_node(hvd: Any, config: Config) -> int:
-    """How many ranks, one after the other, make up each node; 1 where nobody asks.
+    """Number of consecutive ranks in each node; 1 without ``two_level``.
 
     Known without communication; `node_problem` says on which ranks it is not so.
     """
@@ -84,7 +84,7 @@ def group_sets(hvd: Any, world: Any, size: int) -> Mapping[RankGroup, Any]:
 
 
 def _process_set(hvd: Any, ranks: list[int]) -> Any:
-    """That of these ranks, which may be there already."""
+    """The process set of these ranks, which may exist already."""
     for number, members in hvd.mpi_ops._basics._get_process_set_ids_and_ranks().items():
         if members == ranks:
             known = hvd.ProcessSet(ranks)

@@ -1,5 +1,5 @@
-"""What is PyTorch's alone: communication hooks of DDP and FSDP, training by gossip, and an
-optimizer that all adapters share.
+"""Compression on torch.distributed: hooks of DDP and FSDP, training by gossip; and an optimizer
+that all adapters share.
 
 Modules are imported at the first use of a name: the adapters of other engines need few of them.
 """

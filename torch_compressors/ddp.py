@@ -47,7 +47,7 @@ Hook = Callable[["DDPCompression", GradBucket], torch.futures.Future[torch.Tenso
 
 _SETTING = "compress.ranks_per_node"
 
-# What travels in its own dtype where it is not compressed; others go as float32.
+# Dtypes in which uncompressed gradients travel as they are; others go as float32.
 _OWN_DTYPES = frozenset({torch.float16, torch.float32, torch.float64})
 
 
@@ -65,7 +65,7 @@ def ddp_hook(
         config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors (tensors with at most
             one dimension or under 4096 elements travel uncompressed), or a `gradcomp.Config` with
             rules of its own. The same on every rank; a difference is an error on all ranks.
-        model: whose gradients are averaged. Its parameters' names are those of ``model.module``.
+        model: its gradients are averaged. Parameters have their names in ``model.module``.
         optimizer: of the model. Required where the spec applies the momentum (``dgc``), to make
             sure that the optimizer does not.
         timeout: how long to wait for another rank in an exchange; None for 30 minutes, PyTorch's
@@ -92,7 +92,7 @@ def compress_bucket(
 
 @dataclass
 class _Arrived:
-    """A bucket of DDP, whose elements lie in CPU memory once ``ready`` says so."""
+    """A bucket of DDP; its elements lie in CPU memory once ``ready`` has returned."""
 
     future: torch.futures.Future[torch.Tensor]
     buffer: torch.Tensor
@@ -150,7 +150,7 @@ class DDPCompression(TensorControls):
 
     @cached_property
     def _collector(self) -> Collector:
-        """Made with the first bucket: what tensors take may depend on the epoch."""
+        """Made with the first bucket: the resolution of tensors may depend on the epoch."""
         driver = Driver(self._engine)
         return Collector(driver, self._pipeline, self._shapes, overwrite=True)
 
@@ -247,7 +247,7 @@ def _fills(parameter: torch.Tensor) -> bool:
 def _agreed_ranks_per_node(
     config: Config, world: dist.ProcessGroup, shapes: dict[str, tuple[int, ...]]
 ) -> int:
-    """How many ranks make up a node, where all ranks mean the same compression.
+    """Number of ranks in a node, once all ranks have agreed on the same compression.
 
     Raises:
         ProtocolError: they do not.

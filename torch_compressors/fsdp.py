@@ -49,8 +49,8 @@ def fsdp_hook(
     Returns:
         The state, which has `state_dict`, `set_epoch` and `stats`.
 
-    What is compressed is a rank's shard of all parameters of a module, as a matrix of one row: its
-    name is that of the module, or "model". Low-rank specs find nothing to compress there. Each
+    A rank's shard of all parameters of a module is compressed as a matrix of one row, under the
+    name of the module, or "model". Low-rank specs find nothing to compress there. Each
     exchange ends before the backward pass goes on.
 
     Raises:

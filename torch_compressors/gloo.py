@@ -33,7 +33,7 @@ _FIRST_ROOM = 2**16
 # In front of what one rank sends another.
 _SIZE = np.dtype("<u8")
 
-# Tags of messages between two ranks: those of one tag arrive in the order in which they were sent.
+# Tags of messages between two ranks. Messages of one tag arrive in the order of sending.
 _BEGINNING, _REST = 0, 1
 
 

@@ -86,7 +86,7 @@ def _store_of_horovodrun(rank: int, size: int, limit: timedelta) -> Any:
     port = int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])
     url = f"http://{address}:{port}/{_KEY}-{next(_made)}"
     if rank == 0:
-        # That of this machine's addresses by which it reaches the launcher.
+        # The address of this machine on its way to the launcher.
         with socket.create_connection((address, port), timeout=limit.total_seconds()) as probe:
             own = probe.getsockname()[0]
         store = TCPStore(own, 0, size, True, limit, wait_for_workers=False)

@@ -10,7 +10,7 @@ from gradcomp.errors import ConfigError
 
 __all__ = ["check_nodes", "ranks_per_node"]
 
-# What a launcher calls a rank's place on its machine, and the number of ranks there.
+# By launcher: variables of a rank's place on its machine and of the number of ranks there.
 _LAUNCHERS = (
     ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # torchrun
     ("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),  # horovodrun
@@ -20,7 +20,7 @@ _LAUNCHERS = (
 def ranks_per_node(
     asked: int | None, world: dist.ProcessGroup, setting: str
 ) -> tuple[int, str | None]:
-    """How many ranks, one after the other, make up each node; why that cannot be.
+    """Number of consecutive ranks in each node, and why this cannot be.
 
     Args:
         asked: by the user; None for what the launcher says.

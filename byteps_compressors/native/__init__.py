@@ -17,13 +17,13 @@ __all__ = ["Plugin", "Tensor", "load"]
 
 
 class Tensor:
-    """What this worker keeps of one tensor, in the library's own memory."""
+    """This worker's state of one tensor, in the library's own memory."""
 
     def __init__(self, library: ctypes.CDLL, spec: str, numel: int) -> None:
         self._library = library
         self.numel = numel
         self.id: int = library.gradcomp_byteps_tensor(spec.encode(), numel)
-        """Of `Plugin.declare`'s argument ``gradcomp_tensor``."""
+        """The value for `Plugin.declare`'s argument ``gradcomp_tensor``."""
         if self.id == 0:
             raise ConfigError(library.gradcomp_byteps_error().decode())
 
@@ -33,7 +33,7 @@ class Tensor:
         return np.ctypeslib.as_array(address, (self.numel,)) if address else None
 
     def read_servers(self, push_pull: Callable[[], None]) -> FloatArray:
-        """What servers keep of it. All workers must call it between the same steps.
+        """The servers' state of it. All workers must call it between the same steps.
 
         Args:
             push_pull: averages the tensor by its name, as in a step; values are of no concern.
@@ -41,25 +41,25 @@ class Tensor:
         return self._exchange("read", push_pull, None)
 
     def write_servers(self, values: FloatArray | None, push_pull: Callable[[], None]) -> None:
-        """Have servers keep ``values`` of worker 0; see `read_servers`. None is all zeros."""
+        """Replace the servers' state by worker 0's ``values``; see `read_servers`. None is zeros."""
         self._exchange("write", push_pull, values)
 
     def _exchange(
-        self, what: str, push_pull: Callable[[], None], values: FloatArray | None
+        self, question: str, push_pull: Callable[[], None], values: FloatArray | None
     ) -> FloatArray:
         """A piece at a time, as many as the tensor's partitions need; returns "servers"."""
         ask = self._library.gradcomp_byteps_ask
         piece = 0
         try:
             while True:
-                ask(self.id, what.encode(), piece)
+                ask(self.id, question.encode(), piece)
                 array = self.array("servers")
                 assert array is not None  # which was made for it
                 if values is not None:
                     array[:] = values
                 push_pull()
                 piece += 1
-                if piece >= ask(self.id, what.encode(), piece):
+                if piece >= ask(self.id, question.encode(), piece):
                     return array.copy()
         finally:
             ask(self.id, b"", 0)

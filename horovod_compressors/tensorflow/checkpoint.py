@@ -17,7 +17,7 @@ __all__ = ["CompressionState"]
 
 
 class CompressionState(tf.train.experimental.PythonState):  # type: ignore[misc]
-    """What makes a `Compression` part of a ``tf.train.Checkpoint``.
+    """Makes a `Compression` part of a ``tf.train.Checkpoint``.
 
     Every rank has a state of its own, so every rank must save, to a path of its own, and restore
     from there::

@@ -36,7 +36,7 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class _Averaged:
-    """What a graph computes as the average of a gradient."""
+    """The tensor of a graph that holds the average of a gradient."""
 
     average: Any
     scale: int
@@ -69,7 +69,7 @@ class Compression(BaseCompression):
         variables: all that may have gradients, such as ``model.trainable_variables`` of a model
             that is built. State is kept by their names, of which those after the first of equal
             ones get a number. Without it variables are named as they come.
-        process_set: that of the tape or the optimizer.
+        process_set: of the tape or the optimizer.
 
     Raises:
         SpecError: the spec is wrong.
@@ -83,7 +83,7 @@ class Compression(BaseCompression):
 
     HOROVOD = hvd
     OPTIONS = ("variables", "process_set")
-    OVERWRITE = False  # what TensorFlow shows of its tensors must not change
+    OVERWRITE = False  # the arrays that TensorFlow shows must not change
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class Compression(BaseCompression):
             )
         self._names = VariableNames(variables)
         self._collectors: dict[tuple[str, ...], Collector] = {}
-        # What the gradients of each graph become, by the ids of their tensors, which live as long
-        # as the graph; None for those that Horovod averages.
+        # The averages of each graph's gradients, by the ids of their tensors, which live as long as
+        # the graph; None for gradients that Horovod averages.
         self._traced: WeakKeyDictionary[Any, dict[int, _Averaged | None]] = WeakKeyDictionary()
 
     def state_dict(self) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class Compression(BaseCompression):
         compressed: Sequence[_Tensor],
         *grads: Any,
     ) -> list[FloatArray]:
-        """One step: what the operation in the graph does."""
+        """The operation in the graph: one step."""
         with _lock:
             self._report(collector.begin_step())
             for one in dense:

@@ -36,8 +36,8 @@ class HorovodEngine:
     """Collectives of the eager API, which wait for each other: requests are collected, and run as
     groups when the first reply is wanted.
 
-    The ranks must start the same requests in the same order, those of groups that they are outside
-    of included, and want replies at the same points.
+    The ranks must start the same requests in the same order, including requests of groups that they
+    are outside of, and want replies at the same points.
 
     Args:
         process_sets: of each group that this rank is in.

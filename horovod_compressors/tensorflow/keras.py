@@ -30,7 +30,7 @@ def DistributedOptimizer(  # noqa: N802 - as Horovod's own
 
     Args:
         optimizer: one of Keras; its state, if any, is not copied.
-        compression: what averages; over its process set.
+        compression: averages the gradients over its process set.
         op: ``hvd.Average`` or ``hvd.Sum``.
         sparse_as_dense: make gradients of embeddings dense.
         options: of the stock optimizer for Keras 2, such as ``backward_passes_per_step``. Keras 3
@@ -77,7 +77,7 @@ def DistributedOptimizer(  # noqa: N802 - as Horovod's own
 
 
 class _Averaging:
-    """What comes before a class of optimizers of Keras 3."""
+    """Mixed in before a class of optimizers of Keras 3."""
 
     _average: Any
     _trainable_variables: Sequence[Any]

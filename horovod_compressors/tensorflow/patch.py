@@ -17,12 +17,12 @@ __all__ = ["patch"]
 # One for each process set, as scripts make a tape in every step.
 _compressions: dict[int, Compression] = {}
 
-# What another optimizer than Horovod's has no use for.
+# Arguments for Horovod's optimizers only.
 _OF_HOROVOD = ("name", "device_dense", "device_sparse")
 
 
 def patch(module: Any, config: Config, replaced: Callable[[str, Any], None]) -> None:
-    """Replace what averages gradients in Horovod's module.
+    """Replace the functions of Horovod's module that average gradients.
 
     Args:
         module: ``horovod.tensorflow`` or ``horovod.tensorflow.keras``.

@@ -1,4 +1,4 @@
-"""What stock Horovod is doing when it calls a compressor, and with which variables.
+"""The call of stock Horovod around a compressor: its gradients, variables and operation.
 
 Horovod calls ``compress`` while it traces a graph, with one gradient at a time and nothing else.
 The calling frames have the rest: all gradients, the variables, the operation. This file alone knows
@@ -23,8 +23,8 @@ __all__ = ["Call", "VariableNames", "calling_allreduce", "keras_3_under_construc
 _AUTOGRAPH = "tf__"
 _MAX_DEPTH = 200
 
-# The locals in which callers of ``allreduce_grads`` keep the variables, in the order of gradients:
-# those that ``allreduce_grads`` gets may be a graph's stand-ins for them.
+# The locals in which callers of ``allreduce_grads`` keep the variables, in the order of gradients;
+# its own argument may hold a graph's stand-ins for them.
 _VARIABLES = ("rs", "rv")
 
 
@@ -34,9 +34,9 @@ class Call:
 
     Attributes:
         grads: all gradients; None where there is none.
-        variables: whose they are, in the same order.
+        variables: of these gradients, in the same order.
         op: the operation, such as ``hvd.Average``.
-        process_set: over which it goes.
+        process_set: the ranks of the operation.
     """
 
     grads: Sequence[Any]

@@ -37,7 +37,7 @@ _DENSE = object()
 
 @dataclass
 class _Context:
-    """What decompress needs to know of a compressed gradient."""
+    """A compressed gradient, for decompress."""
 
     name: str
     shape: torch.Size
@@ -79,7 +79,7 @@ class Compression(TensorControls, BaseCompression):
             rules of its own. The same on every rank; a difference is an error on all ranks.
         named_parameters: ``model.named_parameters()``. Required when a spec keeps state between
             steps (a memory, an algorithm), by name. Otherwise the optimizer's own names serve.
-        process_set: that of the optimizer.
+        process_set: of the optimizer.
 
     Raises:
         SpecError: the spec is wrong.

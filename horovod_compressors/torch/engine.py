@@ -14,14 +14,14 @@ from horovod_compressors.torch.wait import wait
 __all__ = ["SUMMABLE_DTYPES", "HorovodEngine"]
 
 SUMMABLE_DTYPES = frozenset({torch.float16, torch.float32, torch.float64, torch.int32, torch.int64})
-"""What Horovod can all-reduce; it knows no bfloat16."""
+"""Dtypes that Horovod can all-reduce; it knows no bfloat16."""
 
 
 class HorovodEngine:
     """Asynchronous collectives; tensors travel through CPU memory.
 
     Args:
-        prefix: what the collectives' names begin with; the same on every rank.
+        prefix: of the collectives' names; the same on every rank.
         process_sets: of each group that this rank is in.
     """
 

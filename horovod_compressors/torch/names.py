@@ -3,7 +3,7 @@
 The stock optimizer hands ``compress`` a tensor and nothing else. It is ``p.grad`` itself, so a
 parameter whose ``grad`` is that very object is the one. Where it is not (``sparse_as_dense`` makes
 a dense copy, Adasum passes the parameter), and where the user gave no names, the calling
-optimizer's frame tells. This file alone knows private names of Horovod; tests/contract pins them.
+optimizer's frame tells. This file alone knows private names of Horovod; tests/engines/test_horovod_seam.py pins them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ParameterNames:
         return {name: tuple(p.shape) for name, p in self._pairs if p.requires_grad}
 
     def _known(self) -> bool:
-        """Whether there are names; without given ones, those of the optimizer that calls."""
+        """Whether names are known: given ones, or the calling optimizer's."""
         if self._given:
             return True
         optimizer = calling_optimizer()
