@@ -12,6 +12,7 @@
 
 #include "base/bytes.hpp"
 #include "base/thread_pool.hpp"
+#include "codec/bucket_codec.hpp"
 #include "codec/payload.hpp"
 #include "codecs/adaptive/lattice_groups.hpp"
 #include "codecs/adaptive/learned_basis.hpp"
@@ -191,7 +192,7 @@ struct Plans final : public BucketWork {
   }
 };
 
-class Adaptive final : public Codec {
+class Adaptive final : public Codec, public BucketCodec {
  public:
   explicit Adaptive(const Recipe& recipe)
       : points_(recipe.params.has("coder") && recipe.params.choice("coder") == "polar"),
@@ -204,6 +205,8 @@ class Adaptive final : public Codec {
     caps.learns = shares_basis_;
     return caps;
   }
+
+  const BucketCodec* bucket() const noexcept override { return this; }
 
   std::size_t max_encoded_size(std::size_t n) const noexcept override {
     return n < kMinAdaptive ? 4 * n : 3 * n + kMinAdaptive;
@@ -248,12 +251,13 @@ class Adaptive final : public Codec {
     }
     std::vector<Plan> alone;
     Plan* plan = nullptr;
-    if (call.work == nullptr) {
-      const BucketTensor tensor{x, call.cols, {}, call.basis};
+    BucketWork* const work = work_of(call);
+    if (work == nullptr) {
+      const BucketTensor tensor{x, call.cols, {}, basis_of(call)};
       GRADCOMP_TRY(control_.find({&tensor, 1}, *call.scratch, &alone));
       plan = alone.data();
     } else {
-      plan = &static_cast<Plans*>(call.work)->of[call.share];
+      plan = &static_cast<Plans*>(work)->of[share_of(call)];
     }
     for (;; plan->step *= 2) {
       GRADCOMP_TRY(encode_step(plan, {out.data(), room}, written));
@@ -463,7 +467,7 @@ class Adaptive final : public Codec {
     }
     Factor p, v;
     if (turned) {
-      GRADCOMP_TRY(read_basis(rest, call.basis, decoded));
+      GRADCOMP_TRY(read_basis(rest, basis_of(call), decoded));
       skip(kTurnedHead);
     }
     if (decoded->rank > std::min({kMaxAdaptiveRank, decoded->shape.rows, cols})) {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "codec/codec.hpp"
+#include "codec/bucket_codec.hpp"
 #include "codecs/adaptive/quantized.hpp"
 
 namespace gradcomp {
