@@ -14,10 +14,11 @@
 
 #include "base/rng.hpp"
 #include "base/thread_pool.hpp"
+#include "bindings/buffer_pool.hpp"
 #include "bindings/dlpack.hpp"
 #include "bindings/linalg.hpp"
 #include "bindings/polar.hpp"
-#include "bindings/buffer_pool.hpp"
+#include "codec/bucket_codec.hpp"
 #include "codec/feedback.hpp"
 #include "kernels/half.hpp"
 #include "kernels/kernels.hpp"
@@ -121,7 +122,7 @@ class PyCodec {
   }
 
   std::size_t basis_size(std::size_t n, std::size_t cols) const {
-    return compiled_.codec->basis_size(n, cols);
+    return gradcomp::basis_size(*compiled_.codec, n, cols);
   }
 
   void learn(const Floats& average, std::size_t cols, Floats& basis) const {
@@ -130,7 +131,7 @@ class PyCodec {
     call_without_gil([&] {
       Call call = make_call(0);
       call.cols = cols;
-      return compiled_.codec->learn(in, call, to);
+      return gradcomp::learn(*compiled_.codec, in, call, to);
     });
   }
 
@@ -221,7 +222,7 @@ Array array_of(const py::handle& object) {
 }
 
 void check_basis(const CompiledCodec& codec, std::size_t given, std::size_t n, std::size_t cols) {
-  const std::size_t size = codec.codec->basis_size(n, cols);
+  const std::size_t size = basis_size(*codec.codec, n, cols);
   if (given == size) return;
   throw py::value_error("'" + codec.spec + "' keeps a basis of " + std::to_string(size) +
                         " numbers of this tensor, not " + std::to_string(given));
@@ -262,9 +263,9 @@ py::tuple encode_tensors(const std::vector<py::tuple>& tensors) {
     if (!tensor[7].is_none()) {
       Floats carried = array_of<Floats>(tensor[7]);
       item.carried = output(carried);
-      if (item.carried.size() != item.codec->codec->carried()) {
+      if (item.carried.size() != carried_size(*item.codec->codec)) {
         throw py::value_error("'" + item.codec->spec + "' carries " +
-                              std::to_string(item.codec->codec->carried()) +
+                              std::to_string(carried_size(*item.codec->codec)) +
                               " numbers of a tensor, not " + std::to_string(item.carried.size()));
       }
     }
@@ -506,7 +507,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
       .def_property_readonly("shares", [](const PyCodec& c) { return c.caps().shares; })
       .def_property_readonly("learns", [](const PyCodec& c) { return c.caps().learns; })
       .def_property_readonly("carried",
-                             [](const PyCodec& c) { return c.compiled().codec->carried(); })
+                             [](const PyCodec& c) { return carried_size(*c.compiled().codec); })
       .def_property_readonly("private_noise",
                              [](const PyCodec& c) { return c.caps().private_noise; })
       .def_property_readonly("payload_dtype",

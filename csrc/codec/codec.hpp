@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 
 #include "base/scratch.hpp"
 #include "base/span.hpp"
@@ -37,42 +36,17 @@ struct Caps {
 };
 
 class Feedback;
+class BucketCodec;
+struct BucketCall;
 
-inline constexpr std::uint64_t kNoShare = ~std::uint64_t{0};
-
-// What share() has done for a bucket's tensors that encode need not do again.
-class BucketWork {
- public:
-  BucketWork() = default;
-  BucketWork(const BucketWork&) = delete;
-  BucketWork& operator=(const BucketWork&) = delete;
-  virtual ~BucketWork() = default;
-};
-
-// What a call knows besides the data. Randomness enters here and nowhere else.
+// The inputs of a call besides the data. Randomness enters here and nowhere else.
 struct Call {
   std::uint64_t stream = 0;            // derive_stream(seed, step, tensor_id)
   Scratch* scratch = nullptr;          // required
   const Feedback* feedback = nullptr;  // encode only, see Codec::fuses_feedback
   // encode and learn only: elements of a row, where the tensor is a matrix [shape[0], rest]; else 0
   std::size_t cols = 0;
-  // encode only: this tensor's part of what share() found, or kNoShare for a tensor by itself
-  std::uint64_t share = kNoShare;
-  // encode only: what share() left of the bucket, or nullptr
-  BucketWork* work = nullptr;
-  // What learn() has made of this tensor's averages, the same where it is encoded and decoded; or
-  // empty, which a payload that was made without decodes with, too.
-  Span<const float> basis = {};
-};
-
-// A tensor of a bucket: its elements, and Call::cols.
-struct BucketTensor {
-  Span<const float> x;
-  std::size_t cols = 0;
-  // What share() left here in the last step, Codec::carried() numbers: what it begins from now,
-  // and replaces. Zeros: nothing yet. Empty: nothing is kept.
-  Span<float> carried = {};
-  Span<const float> basis = {};  // Call::basis
+  const BucketCall* bucket = nullptr;  // codec/bucket_codec.hpp; nullptr: no bucket, no state
 };
 
 // Largest tensor: its float32 image must fit the frame's 32-bit payload length.
@@ -95,33 +69,9 @@ class Codec {
   virtual Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
                         std::size_t* written) const = 0;
 
-  // Looks at all tensors of a bucket at once, for codecs with caps().shares: shares[i] is what
-  // encode needs to know of it for tensor i, and `work` what it may use, if that is set.
-  virtual Status share(Span<const BucketTensor> tensors, const Call& call,
-                       Span<std::uint64_t> shares, std::unique_ptr<BucketWork>* work) const {
-    (void)tensors, (void)call, (void)work;
-    for (std::uint64_t& one : shares) one = kNoShare;
-    return {};
-  }
-
-  // How many numbers share() keeps of a tensor from step to step, to find sooner what it looks for.
-  // They are the encoder's alone: decoding never needs them.
-  virtual std::size_t carried() const noexcept { return 0; }
-
-  // How many numbers learn() keeps of a tensor of n elements, for codecs with caps().learns; `cols`
-  // as in Call. 0: none of this one.
-  virtual std::size_t basis_size(std::size_t n, std::size_t cols) const noexcept {
-    (void)n, (void)cols;
-    return 0;
-  }
-
-  // Brings Call::basis up to date, basis_size() numbers that begin as zeros, with what a step's
-  // payloads have become: the average, which all ranks have alike. So the numbers are, too: a
-  // function of the averages alone.
-  virtual Status learn(Span<const float> average, const Call& call, Span<float> basis) const {
-    (void)average, (void)call, (void)basis;
-    return {Code::kSpec, "this codec keeps nothing of averages"};
-  }
+  // The codec's interface for whole buckets (codec/bucket_codec.hpp); nullptr: it has none. Exactly
+  // codecs with caps().shares have one.
+  virtual const BucketCodec* bucket() const noexcept { return nullptr; }
 
   // Whether encode honours call.feedback (codec/feedback.hpp): it then corrects every element
   // before it first reads it, and subtracts what decode would make of the payload. It fails before

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/thread_pool.hpp"
+#include "codec/bucket_codec.hpp"
 #include "wire/frame.hpp"
 
 namespace gradcomp {
@@ -37,18 +38,14 @@ void for_items(std::size_t count, const SizeOf& size_of, const Fn& fn) {
       &context);
 }
 
-// What each item's Call has of its bucket.
-struct Share {
-  std::uint64_t number = kNoShare;
-  BucketWork* work = nullptr;  // one of `works`
-};
-
-Status find_shares(Span<const EncodeItem> items, Span<Share> shares,
+// Calls share() for the items of each bucket: items of the same spec, whose codec has BucketCodec.
+Status find_shares(Span<const EncodeItem> items, Span<BucketCall> calls,
                    std::vector<std::unique_ptr<BucketWork>>* works) {
   std::vector<bool> done(items.size(), false);
   for (std::size_t first = 0; first < items.size(); ++first) {
     const CompiledCodec* const codec = items[first].codec;
-    if (done[first] || !codec->codec->caps().shares) continue;
+    const BucketCodec* const sharing = codec->codec->bucket();
+    if (done[first] || sharing == nullptr) continue;
     std::vector<std::size_t> bucket;
     std::vector<BucketTensor> tensors;
     for (std::size_t i = first; i < items.size(); ++i) {
@@ -62,9 +59,11 @@ Status find_shares(Span<const EncodeItem> items, Span<Share> shares,
     Call call;
     call.scratch = &thread_scratch();
     std::unique_ptr<BucketWork> work;
-    GRADCOMP_TRY(codec->codec->share({tensors.data(), tensors.size()}, call,
-                                     {found.data(), found.size()}, &work));
-    for (std::size_t i = 0; i < bucket.size(); ++i) shares[bucket[i]] = {found[i], work.get()};
+    GRADCOMP_TRY(sharing->share({tensors.data(), tensors.size()}, call,
+                                {found.data(), found.size()}, &work));
+    for (std::size_t i = 0; i < bucket.size(); ++i) {
+      calls[bucket[i]] = {found[i], work.get(), items[bucket[i]].basis};
+    }
     works->push_back(std::move(work));
   }
   return {};
@@ -91,9 +90,9 @@ Status encode_batch(Span<const EncodeItem> items, Span<std::uint8_t> out, Span<s
     return capacity_error("the output buffer has " + std::to_string(out.size()) +
                           " bytes; these frames may need " + std::to_string(needed));
   }
-  std::vector<Share> shares(items.size());
+  std::vector<BucketCall> bucket_calls(items.size());
   std::vector<std::unique_ptr<BucketWork>> works;
-  GRADCOMP_TRY(find_shares(items, {shares.data(), shares.size()}, &works));
+  GRADCOMP_TRY(find_shares(items, {bucket_calls.data(), bucket_calls.size()}, &works));
   std::vector<Span<std::uint8_t>> rooms;
   for (std::size_t i = 0, begin = 0; i < items.size(); ++i) {
     const std::size_t room = max_frame_size(*items[i].codec, items[i].x.size());
@@ -108,10 +107,8 @@ Status encode_batch(Span<const EncodeItem> items, Span<std::uint8_t> out, Span<s
         call.stream = items[i].stream;
         call.scratch = &thread_scratch();
         call.feedback = items[i].feedback;
-        call.share = shares[i].number;
-        call.work = shares[i].work;
         call.cols = items[i].cols;
-        call.basis = items[i].basis;
+        call.bucket = &bucket_calls[i];
         statuses[i] = encode_frame(*items[i].codec, items[i].x, call, rooms[i], &sizes[i]);
       });
   std::uint8_t* to = out.data();
@@ -130,6 +127,8 @@ Status decode_batch_add(Span<const DecodeItem> items, float weight, BatchFault* 
       items.size(), [&](std::size_t i) { return items[i].acc.size(); },
       [&](std::size_t i) {
         const DecodeItem& item = items[i];
+        BucketCall bucket;
+        bucket.basis = item.basis;
         for (; at[i] < item.frames.size(); ++at[i]) {
           Frame frame;
           statuses[i] = open(item, item.frames[at[i]], &frame);
@@ -137,7 +136,7 @@ Status decode_batch_add(Span<const DecodeItem> items, float weight, BatchFault* 
           Call call;
           call.stream = frame.stream;
           call.scratch = &thread_scratch();
-          call.basis = item.basis;
+          call.bucket = &bucket;
           statuses[i] = item.codec->codec->decode_add(frame.payload, call, weight, item.acc);
           if (!statuses[i].ok()) return;
         }

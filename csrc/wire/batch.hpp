@@ -17,22 +17,22 @@ struct EncodeItem {
   const Feedback* feedback = nullptr;
   std::size_t cols = 0;          // Call::cols
   Span<float> carried = {};      // BucketTensor::carried
-  Span<const float> basis = {};  // Call::basis
+  Span<const float> basis = {};  // BucketCall::basis
 };
 
 // Upper bound of the bytes of all frames.
 std::size_t max_batch_size(Span<const EncodeItem> items) noexcept;
 
 // Writes the items' frames to `out` without gaps; sizes[i] is that of frame i. Items of one spec
-// whose codec shares() do so. After an error the residuals of some items may hold the corrected
-// gradients, and others what encoding left.
+// whose codec has BucketCodec share(). After an error the residuals of some items may hold the
+// corrected gradients, and others what encoding left.
 Status encode_batch(Span<const EncodeItem> items, Span<std::uint8_t> out, Span<std::size_t> sizes);
 
 struct DecodeItem {
   const CompiledCodec* codec = nullptr;
   Span<const Span<const std::uint8_t>> frames;
   Span<float> acc;
-  Span<const float> basis = {};  // Call::basis
+  Span<const float> basis = {};  // BucketCall::basis
 };
 
 // Where a batch failed.

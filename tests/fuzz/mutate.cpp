@@ -8,6 +8,7 @@
 
 #include "base/bytes.hpp"
 #include "base/rng.hpp"
+#include "codec/bucket_codec.hpp"
 #include "codec/frame_layout.hpp"
 #include "kernels/crc32c.hpp"
 #include "stages/compile.hpp"
@@ -41,10 +42,12 @@ Subject make_subject(const char* spec, const std::vector<float>& x, std::size_t 
   call.stream = stream;
   call.scratch = scratch;
   call.cols = cols;
-  subject.basis.resize(codec.basis_size(x.size(), cols));
+  subject.basis.resize(basis_size(codec, x.size(), cols));
   const Span<float> basis{subject.basis.data(), subject.basis.size()};
-  if (!basis.empty() && !codec.learn({x.data(), x.size()}, call, basis).ok()) std::abort();
-  call.basis = {basis.data(), basis.size()};
+  if (!basis.empty() && !learn(codec, {x.data(), x.size()}, call, basis).ok()) std::abort();
+  BucketCall bucket;
+  bucket.basis = {basis.data(), basis.size()};
+  call.bucket = &bucket;
   subject.frame.resize(max_frame_size(subject.codec, x.size()));
   std::size_t written = 0;
   if (!encode_frame(subject.codec, {x.data(), x.size()}, call,
@@ -148,7 +151,9 @@ bool decode(const Subject& subject, const std::vector<std::uint8_t>& bytes, Scra
   Call call;
   call.stream = frame.stream;
   call.scratch = scratch;
-  call.basis = {subject.basis.data(), subject.basis.size()};
+  BucketCall bucket;
+  bucket.basis = {subject.basis.data(), subject.basis.size()};
+  call.bucket = &bucket;
   std::vector<float> acc(subject.numel, 1.5f);
   const std::vector<float> before = acc;
   const Status added =

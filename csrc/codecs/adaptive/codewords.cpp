@@ -12,13 +12,14 @@ namespace gradcomp {
 namespace {
 
 constexpr unsigned kMaxLanesLog2 = 6;
-static_assert(std::size_t{1} << kMaxLanesLog2 == kLanes, "of the kernels");
+static_assert(std::size_t{1} << kMaxLanesLog2 == kLanes, "the kernels have 64 lanes");
 
-// Codes are as long as this allows, at least so many rows if there are any, and at most so many.
+// There are as many lanes as leave each code kFewRows rows or more. Longer codes than kMaxRows are
+// cut into blocks.
 constexpr std::size_t kFewRows = 1024;
 constexpr std::size_t kMaxRows = 4096;
 
-constexpr unsigned kHalfWord = 32;  // what bits are written and read by at most
+constexpr unsigned kHalfWord = 32;  // most bits that BitWriter and BitReader take at once
 
 }  // namespace
 

@@ -16,49 +16,48 @@
 namespace gradcomp {
 namespace {
 
-// The most directions that are kept of each side: turning a matrix takes so many products of each
-// element, four times.
+// Most directions of each side. Turning a matrix takes four times as many products for each
+// element.
 constexpr std::size_t kMostDirections = 32;
-// Of fewer there is little to gain.
+// Fewer directions gain too little.
 constexpr std::size_t kFewestDirections = 4;
-// Rows or columns longer than this are mostly those of vectors and of few, and would take much
-// memory.
+// Longest rows and columns. Longer ones are mostly of matrices with few of them, and a basis would
+// take much memory.
 constexpr std::size_t kLongest = std::size_t{1} << 16;
 
-// What the last average counts, against all before it.
+// Weight of the last average, against that of all before it.
 constexpr float kLastPart = 0.2f;
-// Products with the first average, from directions that know nothing.
+// Passes of the power method over the first average, which has no directions to begin from.
 constexpr int kFirstPasses = 3;
 
-// Largest magnitudes of averages that are learned from: beyond, products could leave the range of
-// float32.
+// Range of the largest magnitude of averages that are learned from: products outside could leave
+// the range of float32.
 constexpr float kLeast = 0x1p-40f;
 constexpr float kMost = 0x1p40f;
 
-// No number of a basis is larger, but by error: those of Y are at most 2, and those of T hardly
-// more.
+// Larger numbers are errors: those of Y are at most 2, and those of T hardly more.
 constexpr float kLargestNumber = 64;
 
 std::size_t directions(std::size_t rows, std::size_t cols) {
   if (std::max(rows, cols) > kLongest) return 0;
-  // So that a basis takes no more memory than the matrix, about.
+  // Half of the shorter side: the basis then takes about as much memory as the matrix at most.
   const std::size_t most = std::min({kMostDirections, rows / 2, cols / 2});
   return most < kFewestDirections ? 0 : most;
 }
 
-// Numbers of one side.
+// Numbers of one side: y, t and sizes.
 std::size_t side_size(std::size_t rank, std::size_t size) { return rank * (size + rank + 1); }
 
-// Where the numbers of one side are that is learned.
-struct Learned {
+// The numbers of one side, to be updated.
+struct LearnedSide {
   float* y;
   float* t;
   float* sizes;
   std::size_t rank;
   std::size_t size;
 
-  static Learned at(float* kept, std::size_t rank, std::size_t size) {
-    return {kept, kept + rank * size, kept + rank * (size + rank), rank, size};
+  static LearnedSide at(float* numbers, std::size_t rank, std::size_t size) {
+    return {numbers, numbers + rank * size, numbers + rank * (size + rank), rank, size};
   }
 };
 
@@ -68,8 +67,7 @@ float norm(const float* x, std::size_t n) {
   return static_cast<float>(std::sqrt(sum));
 }
 
-// The columns of `inverse` that solve a x = unit vector, by the factors that stand in `a` (the unit
-// diagonal of the lower one does not).
+// The inverse of a matrix whose LU factors are in `a`, without the unit diagonal of L.
 std::vector<double> invert(const std::vector<double>& a, std::size_t n) {
   std::vector<double> inverse(n * n);
   std::vector<double> x(n);
@@ -87,11 +85,11 @@ std::vector<double> invert(const std::vector<double>& a, std::size_t n) {
   return inverse;
 }
 
-// Makes Y and T of the directions in `side.y`, with the signs for which elimination without any
-// exchange of rows has pivots of at least 1.
-void complete(const Learned& side) {
+// Makes Y and T from the directions in `side.y`. Their signs are chosen so that elimination without
+// pivoting has pivots of at least 1.
+void complete(const LearnedSide& side) {
   const std::size_t n = side.rank;
-  std::vector<double> a(n * n);  // Y_1, whose columns are vectors; then its factors
+  std::vector<double> a(n * n);  // Y_1, with vectors as columns; then its LU factors
   for (std::size_t i = 0; i < n; ++i) {
     for (std::size_t k = 0; k < n; ++k) {
       a[i * n + k] = static_cast<double>(side.y[k * side.size + i]);
@@ -116,10 +114,11 @@ void complete(const Learned& side) {
   }
 }
 
-// A product of what averages are worth with the directions of one side, from this average and from
-// the sizes before; the result is the next directions.
+// A step of the power method for one side. The matrix is the weighted mean of the Gram matrix
+// before, V^T diag(sizes) V, and of this average's; its product with the directions V,
+// orthonormalized, makes the next directions.
 Status learn_side(const Matrix& average, float scale, bool of_rows, bool first, Scratch& scratch,
-                  const Learned& side) {
+                  const LearnedSide& side) {
   const std::size_t rank = side.rank;
   const std::size_t n = side.size;
   if (first) {
@@ -149,8 +148,8 @@ Status learn_side(const Matrix& average, float scale, bool of_rows, bool first, 
     std::vector<std::pair<float, std::size_t>> order;
     for (std::size_t k = 0; k < rank; ++k) {
       float* const of = next.data() + k * n;
-      const float kept_part = first ? 0 : (1 - last_part) * side.sizes[k];
-      for (std::size_t j = 0; j < n; ++j) of[j] = kept_part * side.y[k * n + j] + last_part * of[j];
+      const float old_part = first ? 0 : (1 - last_part) * side.sizes[k];
+      for (std::size_t j = 0; j < n; ++j) of[j] = old_part * side.y[k * n + j] + last_part * of[j];
       order.emplace_back(norm(of, n), k);
     }
     std::stable_sort(order.begin(), order.end(),
@@ -165,88 +164,88 @@ Status learn_side(const Matrix& average, float scale, bool of_rows, bool first, 
   return {};
 }
 
-// The products of T, or of its transpose, with as many rows of n elements.
+// T x, or T^T x, for x of `rank` rows and n columns.
 std::vector<float> times(const float* t, bool transposed, const std::vector<float>& x,
                          std::size_t rank, std::size_t n) {
-  std::vector<float> turned(rank * rank);  // the one that outer() does not expect
+  std::vector<float> columns(rank * rank);  // T column by column, as outer() takes it
   if (!transposed) {
     for (std::size_t i = 0; i < rank; ++i) {
-      for (std::size_t k = 0; k < rank; ++k) turned[k * rank + i] = t[i * rank + k];
+      for (std::size_t k = 0; k < rank; ++k) columns[k * rank + i] = t[i * rank + k];
     }
-    t = turned.data();
+    t = columns.data();
   }
   std::vector<float> result(rank * n);
   outer(t, x.data(), rank, rank, n, {result.data(), nullptr, nullptr});
   return result;
 }
 
-// x -= x Y T Y^T, or with the transpose of T
-void reflect_cols(const SharedBasis& basis, bool transposed, const Matrix& x) {
-  const SharedBasis::Side& side = basis.of_cols;
+// x -= x Y T Y^T, or with T^T in place of T
+void reflect_cols(const LearnedBasis& basis, bool transposed, const Matrix& x) {
+  const LearnedBasis::Side& side = basis.of_cols;
   std::vector<float> p(basis.rank * x.rows);
   multiply(x, nullptr, side.y, basis.rank, p.data());
-  // (x Y) T, with the vectors of x Y as rows, is T^T times these.
+  // p is the transpose of x Y, so (x Y) T becomes T^T p.
   p = times(side.t, !transposed, p, basis.rank, x.rows);
   outer(p.data(), side.y, basis.rank, x.rows, x.cols, {nullptr, nullptr, x.data});
 }
 
-// x -= Y T Y^T x, or with the transpose of T
-void reflect_rows(const SharedBasis& basis, bool transposed, const Matrix& x) {
-  const SharedBasis::Side& side = basis.of_rows;
+// x -= Y T Y^T x, or with T^T in place of T
+void reflect_rows(const LearnedBasis& basis, bool transposed, const Matrix& x) {
+  const LearnedBasis::Side& side = basis.of_rows;
   std::vector<float> q(basis.rank * x.cols);
   multiply_transposed(x, nullptr, side.y, basis.rank, q.data());
   q = times(side.t, transposed, q, basis.rank, x.cols);
   outer(side.y, q.data(), basis.rank, x.rows, x.cols, {nullptr, nullptr, x.data});
 }
 
-// Whether something was learned; not by damaged numbers, either.
-bool is_learned(Span<const float> kept, std::size_t rank) {
-  const float largest = bits_float(kernels().max_magnitude(kept.data(), kept.size()));
-  return largest <= kLargestNumber && kept[kept.size() - rank] > 0;  // the rows' first size
+// Whether something was learned. False for damaged numbers, too.
+bool is_learned(Span<const float> numbers, std::size_t rank) {
+  const float largest = bits_float(kernels().max_magnitude(numbers.data(), numbers.size()));
+  return largest <= kLargestNumber && numbers[numbers.size() - rank] > 0;  // the rows' first size
 }
 
 }  // namespace
 
-SharedBasis SharedBasis::of(Span<const float> kept, std::size_t rows, std::size_t cols) {
-  if (kept.empty() || kept.size() != shared_basis_size(rows, cols)) return {};
+LearnedBasis LearnedBasis::of(Span<const float> numbers, std::size_t rows, std::size_t cols) {
+  if (numbers.empty() || numbers.size() != learned_basis_size(rows, cols)) return {};
   const std::size_t rank = directions(rows, cols);
-  if (!is_learned(kept, rank)) return {};
-  const float* const of_rows = kept.data() + side_size(rank, cols);
-  const auto* const bytes = reinterpret_cast<const std::uint8_t*>(kept.data());
+  if (!is_learned(numbers, rank)) return {};
+  const float* const of_rows = numbers.data() + side_size(rank, cols);
+  const auto* const bytes = reinterpret_cast<const std::uint8_t*>(numbers.data());
   return {rank,
-          {kept.data(), kept.data() + rank * cols, cols},
+          {numbers.data(), numbers.data() + rank * cols, cols},
           {of_rows, of_rows + rank * rows, rows},
-          crc32c(bytes, sizeof(float) * kept.size())};
+          crc32c(bytes, sizeof(float) * numbers.size())};
 }
 
-std::size_t shared_basis_size(std::size_t rows, std::size_t cols) {
+std::size_t learned_basis_size(std::size_t rows, std::size_t cols) {
   const std::size_t rank = directions(rows, cols);
   return side_size(rank, cols) + side_size(rank, rows);
 }
 
 Status learn_basis(const float* average, std::size_t rows, std::size_t cols, Scratch& scratch,
-                   Span<float> kept) {
+                   Span<float> numbers) {
   const std::size_t n = rows * cols;
   const float largest = bits_float(kernels().max_magnitude(average, n));
   if (!(largest >= kLeast && largest <= kMost)) return {};
   const std::size_t rank = directions(rows, cols);
-  const bool first = !is_learned({kept.data(), kept.size()}, rank);
-  // Every average counts by its directions, not by its size.
+  const bool first = !is_learned({numbers.data(), numbers.size()}, rank);
+  // Averages are normalized: their sizes must not weight them.
   const auto scale = static_cast<float>(1 / kernels().sum_squares(average, n));
-  const Matrix m{const_cast<float*>(average), rows, cols};  // which the products only read
-  const Learned of_cols = Learned::at(kept.data(), rank, cols);
-  const Learned of_rows = Learned::at(kept.data() + side_size(rank, cols), rank, rows);
+  const Matrix m{const_cast<float*>(average), rows, cols};  // the products only read it
+  const LearnedSide of_cols = LearnedSide::at(numbers.data(), rank, cols);
+  const LearnedSide of_rows = LearnedSide::at(numbers.data() + side_size(rank, cols), rank, rows);
   GRADCOMP_TRY(learn_side(m, scale, false, first, scratch, of_cols));
   return learn_side(m, scale, true, first, scratch, of_rows);
 }
 
-void turn(const SharedBasis& basis, float* x) {
+void turn(const LearnedBasis& basis, float* x) {
   const Matrix m{x, basis.of_rows.size, basis.of_cols.size};
   reflect_cols(basis, false, m);
   reflect_rows(basis, true, m);
 }
 
-void turn_back(const SharedBasis& basis, float* x) {
+void turn_back(const LearnedBasis& basis, float* x) {
   const Matrix m{x, basis.of_rows.size, basis.of_cols.size};
   reflect_rows(basis, false, m);
   reflect_cols(basis, true, m);

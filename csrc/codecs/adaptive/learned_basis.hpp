@@ -1,7 +1,7 @@
-// What preset=basis keeps of a matrix: the directions in which rows and columns of past averages
-// were largest. All ranks have the same averages, hence the same directions, so that a gradient may
-// travel as seen from them: as Q_rows^T X Q_cols, where each Q is an orthonormal basis of the whole
-// space that begins with these directions (and where the sign is the other one).
+// State of preset=basis: the directions in which the rows and columns of past averages were
+// largest. All ranks have the same averages, hence the same directions. So a gradient X may be sent
+// "turned", as B = Q_rows^T X Q_cols, where each Q is an orthonormal basis of the whole space that
+// begins with these directions, up to their signs.
 //
 // Such a Q is I - Y T Y^T, with Y = V + E for the directions V and as many unit vectors E, and
 // T = Y_1^-T for the first R elements Y_1 of each vector of Y. (Sun and Bischof: "A Basis-Kernel
@@ -19,33 +19,34 @@
 
 namespace gradcomp {
 
-// A view of what is kept, in this order, for columns and then for rows.
-struct SharedBasis {
+// A view of BucketCall::basis, which has for the columns and then for the rows: y, t and the sizes
+// of the directions (rank numbers, descending; above 0 once something was learned).
+struct LearnedBasis {
   struct Side {
     const float* y = nullptr;  // rank x size
     const float* t = nullptr;  // rank x rank
     std::size_t size = 0;
-    // Then how large each direction was: rank numbers, the largest first, above 0 once something
-    // was learned.
   };
-  std::size_t rank = 0;  // directions of each side; 0: nothing is kept, or nothing was learned yet
+  std::size_t rank =
+      0;  // directions of each side; 0: there is no basis, or nothing was learned yet
   Side of_cols;
   Side of_rows;
-  std::uint32_t check = 0;  // CRC-32C of all that is kept
+  std::uint32_t check = 0;  // CRC-32C of all numbers
 
-  static SharedBasis of(Span<const float> kept, std::size_t rows, std::size_t cols);
+  static LearnedBasis of(Span<const float> numbers, std::size_t rows, std::size_t cols);
 };
 
-// How many numbers are kept of a matrix.
-std::size_t shared_basis_size(std::size_t rows, std::size_t cols);
+// BucketCodec::basis_size() of a matrix; 0: it gets no basis.
+std::size_t learned_basis_size(std::size_t rows, std::size_t cols);
 
-// Brings what is kept up to date with one more average; zeros stand for nothing yet. An average
-// without any finite size leaves it alone.
+// Updates the numbers of a basis (zeros: nothing learned yet) with an average [rows x cols]. They
+// stay as they are where its largest magnitude is not in [2^-40, 2^40]. The method is in
+// docs/adaptive.md#preset-basis.
 Status learn_basis(const float* average, std::size_t rows, std::size_t cols, Scratch& scratch,
-                   Span<float> kept);
+                   Span<float> numbers);
 
-// The matrix as it is seen from a basis, in its place, and back.
-void turn(const SharedBasis& basis, float* x);
-void turn_back(const SharedBasis& basis, float* x);
+// x = Q_rows^T x Q_cols, in place, and back.
+void turn(const LearnedBasis& basis, float* x);
+void turn_back(const LearnedBasis& basis, float* x);
 
 }  // namespace gradcomp

@@ -3,20 +3,21 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/thread_pool.hpp"
+#include "codecs/adaptive/payload.hpp"
 #include "coding/rans.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {
 namespace {
 
-// The least magnitude that is not made 0, by class: half a step more than what it gains, at
-// kBitWorth, against the bits that the usual table of the class takes more for it.
+// Half the width of the dead zone in steps, by class. At this magnitude, level 1 saves as much
+// error as it costs bits more than 0 (at kBitWorth, with the default shape of the class).
 constexpr float kThresholds[kClasses] = {1.17f, 1.12f, 0.99f, 0.89f,  0.84f, 0.79f, 0.76f, 0.74f,
                                          0.71f, 0.66f, 0.64f, 0.585f, 0.53f, 0.5f,  0.5f,  0.5f};
+// Outside the dead zone, s steps become level floor(s + kBias), at least 1.
 constexpr float kBias = 0.41f;
 
-constexpr double kExcessBits = 5;  // of a top magnitude, about
+constexpr double kExcessBits = 5;  // of a symbol of the top magnitude, about
 
 std::uint64_t count_tops(const std::uint64_t* counts) {
   std::uint64_t tops = 0;
@@ -27,7 +28,7 @@ std::uint64_t count_tops(const std::uint64_t* counts) {
   return tops;
 }
 
-// Of so many elements one may have an excess that is not looked at.
+// Excesses are estimated where at most one of so many elements has one.
 constexpr std::uint64_t kFewTops = 1024;
 
 }  // namespace
@@ -39,11 +40,11 @@ double few_excesses(const std::uint64_t* counts) {
 void add_counts(const std::uint8_t* symbols, std::size_t n, std::uint64_t* counts) {
   std::uint32_t found[256];
   count_symbols({symbols, n}, found);
-  for (std::size_t s = 0; s < kSymbolCounts; ++s) counts[s] += found[s];
+  for (std::size_t s = 0; s < kSymbols; ++s) counts[s] += found[s];
 }
 
 double error_of(const float* x, const std::uint8_t* symbols, std::size_t n, float step) {
-  constexpr std::size_t kParts = 8;  // which are added up side by side
+  constexpr std::size_t kParts = 8;  // sums side by side, so that the loop can be vectorised
   const float inverse = 1 / step;
   double sums[kParts] = {};
   const auto add = [&](std::size_t i, std::size_t part) {
@@ -64,13 +65,6 @@ double error_of(const float* x, const std::uint8_t* symbols, std::size_t n, floa
   return sum;
 }
 
-Shape2 Shape2::of(std::size_t n, std::size_t cols) {
-  if (cols < 2 || cols >= n || n % cols != 0) return {1, n};
-  return {n / cols, cols};
-}
-
-std::size_t Shape2::band_rows() const { return std::max<std::size_t>(1, kBandElements / cols); }
-
 DeadZone dead_zone(float step) {
   DeadZone zone{1 / step, kBias, {}};
   std::copy(kThresholds, kThresholds + kClasses, zone.threshold);
@@ -83,13 +77,14 @@ DeadZone whole_numbers() {
   return zone;
 }
 
-void Quantized::take_out(const Basis& basis, std::size_t rank, float factor_step, float* room) {
-  make_low_rank(basis, rank, x_, shape_.rows, factor_step, &low_rank_);
-  std::fill(factor_counts_, factor_counts_ + kSymbolCounts, std::uint64_t{0});
+void Quantized::take_out(const SampledRows& sampled, std::size_t rank, float factor_step,
+                         float* out) {
+  make_low_rank(sampled, rank, x_, shape_.rows, factor_step, &low_rank_);
+  std::fill(factor_counts_, factor_counts_ + kSymbols, std::uint64_t{0});
   rest_ = x_;
   if (low_rank_.rank == 0) return;
-  subtract_low_rank(low_rank_, x_, shape_.rows, room);
-  rest_ = room;
+  subtract_low_rank(low_rank_, x_, shape_.rows, out);
+  rest_ = out;
   std::vector<std::uint8_t> symbols;
   for (const SymbolMatrix& matrix : factor_symbols(&symbols)) {
     add_counts(matrix.symbols, matrix.size(), factor_counts_);
@@ -98,8 +93,8 @@ void Quantized::take_out(const Basis& basis, std::size_t rank, float factor_step
 
 double Quantized::factor_bytes() const {
   if (low_rank_.rank == 0) return 0;
-  const std::size_t low = low_rank_.p.low_bits() + low_rank_.v.low_bits();
-  const double bits = AdaptiveTables::best(factor_counts_).bits(factor_counts_) +
+  const std::size_t low = low_rank_.low_bits();
+  const double bits = FrequencyTables::best(factor_counts_).bits(factor_counts_) +
                       few_excesses(factor_counts_) + static_cast<double>(low);
   return bits / 8 + static_cast<double>(factor_fields(low_rank_.rank));
 }
@@ -117,39 +112,19 @@ std::vector<SymbolMatrix> Quantized::factor_symbols(std::vector<std::uint8_t>* s
   return matrices;
 }
 
-Counted Quantized::quantize(float step, std::uint8_t* symbols) const {
+SymbolCounts Quantized::quantize(float step, std::uint8_t* symbols) const {
   const DeadZone zone = dead_zone(step);
-  const std::size_t bands = shape_.bands();
-  std::vector<std::uint64_t> found(bands * kSymbolCounts, 0);
-  // Bands are what threads share.
-  const std::size_t ranges = range_count(shape_.size()) == 1 ? 1 : bands;
-  struct Context {
-    const Quantized* self;
-    const DeadZone* zone;
-    std::uint8_t* symbols;
-    std::uint64_t* found;
-    std::size_t bands, ranges;
-  } context{this, &zone, symbols, found.data(), bands, ranges};
-  run_tasks(
-      ranges,
-      [](void* opaque, std::size_t range) {
-        const Context& c = *static_cast<Context*>(opaque);
-        std::vector<std::int16_t> columns;
-        const Shape2& shape = c.self->shape_;
-        for (std::size_t b = c.bands * range / c.ranges; b < c.bands * (range + 1) / c.ranges;
-             ++b) {
-          const std::size_t first = b * shape.band_rows();
-          const std::size_t rows = std::min(shape.band_rows(), shape.rows - first);
-          const std::size_t at = first * shape.cols;
-          const SymbolMatrix band{c.self->rest() + at, c.symbols + at, rows, shape.cols};
-          classify(band, *c.zone, &columns);
-          add_counts(band.symbols, band.size(), c.found + b * kSymbolCounts);
-        }
-      },
-      &context);
-  Counted counted;
+  std::vector<std::uint64_t> found(shape_.bands() * kSymbols, 0);
+  shape_.for_bands([&](std::size_t b) {
+    const std::size_t at = shape_.band_begin(b) * shape_.cols;
+    const SymbolMatrix band{rest() + at, symbols + at, shape_.rows_of_band(b), shape_.cols};
+    std::vector<std::int16_t> columns;
+    classify(band, zone, &columns);
+    add_counts(band.symbols, band.size(), found.data() + b * kSymbols);
+  });
+  SymbolCounts counted;
   counted.step = step;
-  for (std::size_t i = 0; i < found.size(); ++i) counted.counts[i % kSymbolCounts] += found[i];
+  for (std::size_t i = 0; i < found.size(); ++i) counted.counts[i % kSymbols] += found[i];
   const SymbolMatrix all{rest(), symbols, shape_.rows, shape_.cols};
   counted.excess = count_tops(counted.counts) * kFewTops <= shape_.size()
                        ? few_excesses(counted.counts)
@@ -157,19 +132,20 @@ Counted Quantized::quantize(float step, std::uint8_t* symbols) const {
   return counted;
 }
 
-double Quantized::finish(const Counted& counted, AdaptiveTables* tables) const {
+double Quantized::finish(const SymbolCounts& counted, FrequencyTables* tables) const {
   std::uint64_t zeros = 0;
   for (std::size_t c = 0; c < kClasses; ++c) zeros += counted.counts[c * kClassSymbols];
   if (zeros == shape_.size() && low_rank_.rank == 0) return 1;
-  std::uint64_t counts[kSymbolCounts];
-  for (std::size_t s = 0; s < kSymbolCounts; ++s) counts[s] = counted.counts[s] + factor_counts_[s];
-  *tables = AdaptiveTables::best(counts);
-  const std::size_t low = low_rank_.p.low_bits() + low_rank_.v.low_bits();
+  std::uint64_t counts[kSymbols];
+  for (std::size_t s = 0; s < kSymbols; ++s) counts[s] = counted.counts[s] + factor_counts_[s];
+  *tables = FrequencyTables::best(counts);
+  const std::size_t low = low_rank_.low_bits();
   const double bits = tables->bits(counts) + counted.excess + few_excesses(factor_counts_) +
                       static_cast<double>(low);
   const std::size_t fields =
-      kAdaptiveHead + (turned_ ? kTurnedHead : 0) + factor_fields(low_rank_.rank);
+      kHeadBytes + (turned_ ? kTurnedBytes : 0) + factor_fields(low_rank_.rank);
   const double coded = bits / 8 + static_cast<double>(fields);
+  // A stream ends with 4 bytes for each state; about one of them holds symbols.
   const auto streams = static_cast<double>(shape_.bands());
   return coded + 4 * (streams - 1) + 3 * streams * static_cast<double>(lanes(coded));
 }

@@ -1,9 +1,10 @@
-// The elements of largest magnitude of all tensors that travel together.
+// globaltopk: keeps the elements of largest magnitude of all tensors in a bucket.
 #include <algorithm>
 #include <memory>
 #include <vector>
 
 #include "base/bytes.hpp"
+#include "codec/bucket_codec.hpp"
 #include "codecs/codecs.hpp"
 #include "codecs/sparse/keep.hpp"
 #include "codecs/sparse/selection.hpp"
@@ -15,8 +16,8 @@ namespace {
 
 std::uint32_t magnitude(float x) { return float_bits(x) & kMagnitudeMask; }
 
-// The share of a tensor is the number of its elements that are kept.
-class GlobalTopK final : public SparseCodec {
+// BucketCall::share is the number of the tensor's elements that are kept.
+class GlobalTopK final : public SparseCodec, public BucketCodec {
  public:
   explicit GlobalTopK(const Recipe& recipe) : SparseCodec(recipe), keep_(recipe.params) {}
 
@@ -25,6 +26,8 @@ class GlobalTopK final : public SparseCodec {
     caps.shares = true;
     return caps;
   }
+
+  const BucketCodec* bucket() const noexcept override { return this; }
 
   Status share(Span<const BucketTensor> tensors, const Call& call, Span<std::uint64_t> shares,
                std::unique_ptr<BucketWork>*) const override {
@@ -35,8 +38,8 @@ class GlobalTopK final : public SparseCodec {
       values.push_back(tensor.x);
     }
     const std::size_t k = keep_.count(n);
-    std::vector<std::uint32_t> reached;  // magnitudes, tensor after tensor
-    std::vector<std::size_t> ends;       // of each tensor's, in `reached`
+    std::vector<std::uint32_t> reached;  // magnitudes (bits) of the candidates, tensor after tensor
+    std::vector<std::size_t> ends;       // end of each tensor's part of `reached`
     GRADCOMP_TRY(find(tensors, guess_threshold({values.data(), values.size()}, k), k, call,
                       &reached, &ends));
     if (reached.size() < k) GRADCOMP_TRY(find(tensors, 0, k, call, &reached, &ends));
@@ -45,7 +48,7 @@ class GlobalTopK final : public SparseCodec {
       std::vector<std::uint32_t> work = reached;
       least = kth_largest(work.data(), work.size(), k);
     }
-    // As in a single tensor, of equal magnitudes the first ones are kept.
+    // Ties keep the first elements, as topk does in a single tensor.
     std::size_t at = 0;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       shares[i] = 0;
@@ -63,9 +66,9 @@ class GlobalTopK final : public SparseCodec {
   std::size_t max_kept(std::size_t n) const noexcept override { return n; }
 
   Status select(Span<const float> x, const Call& call, Selection* kept) const override {
-    const std::size_t k = call.share == kNoShare
-                              ? keep_.count(x.size())
-                              : std::min(static_cast<std::size_t>(call.share), x.size());
+    const std::uint64_t share = share_of(call);
+    const std::size_t k = share == kNoShare ? keep_.count(x.size())
+                                            : std::min(static_cast<std::size_t>(share), x.size());
     if (k == 0) {
       *kept = {};
       return {};
@@ -73,8 +76,8 @@ class GlobalTopK final : public SparseCodec {
     return select_largest(x, k, call, kept);
   }
 
-  // The magnitudes of all elements that reach the threshold; of a tensor with very many of them the
-  // k largest at least.
+  // Collects the magnitudes of all elements that reach the threshold. From a tensor with very many
+  // of them it takes only some, the k largest included.
   static Status find(Span<const BucketTensor> tensors, std::uint32_t threshold, std::size_t k,
                      const Call& call, std::vector<std::uint32_t>* reached,
                      std::vector<std::size_t>* ends) {

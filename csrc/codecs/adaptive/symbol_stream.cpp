@@ -1,4 +1,4 @@
-#include "codecs/adaptive/stream.hpp"
+#include "codecs/adaptive/symbol_stream.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -13,18 +13,18 @@ namespace gradcomp {
 namespace {
 
 constexpr std::size_t kStateBytes = 4;
-// What reading a row's words may touch before the first and after the last of them.
+// Bytes that CodingKernels::decode_row may read before the first word and after the last.
 constexpr std::size_t kMargin = 64;
 
 bool is_top(std::uint8_t symbol) { return symbol % kClassSymbols >= 2 * kTopMagnitude - 1; }
 
-// Calls fn(excess) with each top magnitude's excess.
+// Calls fn(excess) for each symbol of the top magnitude.
 template <typename Fn>
 void for_excesses(const SymbolMatrix& matrix, const DeadZone& zone, const Fn& fn) {
   constexpr std::uint64_t kOnes = 0x0101010101010101u;
   for (std::size_t i = 0; i < matrix.size(); ++i) {
     if (i % 8 == 0 && i + 8 <= matrix.size()) {
-      // Most runs of eight have no symbol that both these bits are set in, as they are in a top.
+      // Symbols of the top magnitude have bits 2 and 3 set; most runs of eight have no such symbol.
       const auto eight = load<std::uint64_t>(matrix.symbols + i);
       if ((eight >> 3 & eight >> 2 & kOnes) == 0) {
         i += 7;
@@ -38,7 +38,7 @@ void for_excesses(const SymbolMatrix& matrix, const DeadZone& zone, const Fn& fn
   }
 }
 
-// Excesses travel as Elias delta codes of the next number.
+// Elias delta codes begin at 1, so an excess is coded as excess + 1.
 EliasCode excess_code(std::uint32_t excess) { return elias_delta(excess + 1); }
 
 }  // namespace
@@ -90,7 +90,7 @@ bool write_excesses(const std::vector<std::uint32_t>& excesses, std::uint8_t** t
 
 bool read_excesses(Span<const std::uint8_t> in, Span<LevelMatrix> matrices) {
   constexpr int kTop = static_cast<int>(kTopMagnitude);
-  const auto stands_for_more = [](int level) {
+  const auto may_have_excess = [](int level) {
     return level == kTop || level == -kTop || level >= kTopPointCode;
   };
   BitReader reader(in);
@@ -107,13 +107,13 @@ bool read_excesses(Span<const std::uint8_t> in, Span<LevelMatrix> matrices) {
       if (found == 0) continue;
       for (std::size_t i = begin; i < end; ++i) {
         const int level = matrix.levels[i];
-        if (!stands_for_more(level)) continue;
+        if (!may_have_excess(level)) continue;
         const std::uint32_t value = read_elias_delta(&reader);
         if (value == 0) return false;
         if (value == 1) continue;
         const auto magnitude = static_cast<std::int32_t>(kTopMagnitude + value - 1);
         const bool is_point = level >= kTopPointCode;
-        // Points of even and of odd indices have opposite signs in the same half.
+        // In the same half of the lattice, points of even and of odd indices have opposite signs.
         const bool negative =
             is_point ? (level > kTopPointCode) != (magnitude % 2 == 0) : level < 0;
         matrix.escapes.push_back({i, negative ? -magnitude : magnitude});
@@ -147,7 +147,7 @@ bool SymbolWriter::push(const std::uint8_t* symbols, std::size_t n, const RansEn
 }
 
 bool SymbolWriter::push(const SymbolMatrix& matrix, const RansEncodeTable& table) {
-  // Where rows end with whole steps of all states, all of them are one run.
+  // Rows of whole steps of all states can be coded in one run.
   const std::size_t run = matrix.cols % lanes_ == 0 ? matrix.size() : matrix.cols;
   for (std::size_t end = matrix.size(); end != 0; end -= run) {
     if (!push(matrix.symbols + end - run, run, table)) return false;
@@ -164,14 +164,14 @@ std::uint8_t* SymbolWriter::finish() {
 
 std::size_t encode_stream(Span<const SymbolMatrix> matrices, const DeadZone* zones,
                           const RansEncodeTable& table, std::size_t lanes, std::uint8_t* out,
-                          std::size_t room) {
+                          std::size_t capacity) {
   std::uint8_t* to = out;
   std::vector<std::uint32_t> excesses;
   for (std::size_t m = 0; m < matrices.size(); ++m) {
     find_excesses(matrices[m], zones[m], &excesses);
   }
-  if (!write_excesses(excesses, &to, out + room)) return 0;
-  SymbolWriter writer(to, out + room, lanes);
+  if (!write_excesses(excesses, &to, out + capacity)) return 0;
+  SymbolWriter writer(to, out + capacity, lanes);
   for (std::size_t m = matrices.size(); m-- > 0;) {
     if (!writer.push(matrices[m], table)) return 0;
   }

@@ -1,5 +1,6 @@
-// Several matrices of small whole numbers in one run of rANS, each element with the table of its
-// class of contexts.
+// A stream of symbols: several matrices of small whole numbers in one run of rANS. Each element has
+// the frequencies of its class of contexts, and magnitudes of kTopMagnitude and more have their
+// excess in an Elias delta code.
 #pragma once
 
 #include <cstddef>
@@ -7,53 +8,54 @@
 #include <vector>
 
 #include "base/span.hpp"
-#include "codecs/adaptive/tables.hpp"
+#include "codecs/adaptive/frequency_tables.hpp"
 #include "kernels/coding.hpp"
 
 namespace gradcomp {
 
-// Beyond kTopMagnitude at most so much.
+// Largest excess over kTopMagnitude.
 inline constexpr std::uint32_t kMaxExcess = 32766;
 inline constexpr double kMaxLevel = kTopMagnitude + kMaxExcess;
 
-// Rows of numbers that have contexts of their own.
+// Numbers whose contexts do not depend on other matrices.
 struct SymbolMatrix {
-  const float* x;         // multiples of the step, about
-  std::uint8_t* symbols;  // as CodingKernels::classify makes them
+  const float* x;         // before rounding
+  std::uint8_t* symbols;  // class * kClassSymbols + symbol, see CodingKernels::classify
   std::size_t rows;
   std::size_t cols;
 
   std::size_t size() const { return rows * cols; }
 };
 
-// Fills the symbols. `columns` is working memory.
+// Quantizes x and fills the symbols. `columns` is working memory.
 void classify(const SymbolMatrix& matrix, const DeadZone& zone, std::vector<std::int16_t>* columns);
 
-// The contexts before the first row of so many columns, whose means are in `columns`.
+// The contexts before the first row of a matrix; the means of its columns are in `columns`.
 Contexts first_contexts(std::size_t cols, std::vector<std::int16_t>* columns);
 
-// What encode_stream() takes for the excess of those symbols that stand for larger magnitudes.
+// Bits of all excesses in encode_stream().
 std::size_t excess_bits(const SymbolMatrix& matrix, const DeadZone& zone);
 
 std::size_t excess_bits(const std::vector<std::uint32_t>& excesses);
 
-// Adds those excesses.
+// Appends the excess of each symbol of the top magnitude.
 void find_excesses(const SymbolMatrix& matrix, const DeadZone& zone,
                    std::vector<std::uint32_t>* excesses);
-// False where they do not fit between *to and end.
+// Writes them from *to on, which becomes their end; false where they do not fit.
 bool write_excesses(const std::vector<std::uint32_t>& excesses, std::uint8_t** to,
                     const std::uint8_t* end);
 
-// Words of rANS, of symbols from the last one to the first; a decoder goes the other way.
+// Writes the words of rANS, from the last symbol to the first. The decoder goes from the first to
+// the last.
 class SymbolWriter {
  public:
   SymbolWriter(std::uint8_t* out, const std::uint8_t* end, std::size_t lanes);
 
-  // A row's symbols, of which number j has state j % lanes. False where they do not fit.
+  // Symbols of a row, of which symbol j uses state j % lanes. False where they do not fit.
   bool push(const std::uint8_t* symbols, std::size_t n, const RansEncodeTable& table);
   // All rows of a matrix.
   bool push(const SymbolMatrix& matrix, const RansEncodeTable& table);
-  // The end of all, or nullptr where they do not fit.
+  // Writes the states. Returns the end of the stream, or nullptr where they do not fit.
   std::uint8_t* finish();
 
  private:
@@ -63,21 +65,23 @@ class SymbolWriter {
   std::uint32_t states_[kRansLanes];
 };
 
-// Codes all symbols and, where they stand for larger magnitudes, the excess of those; returns the
-// bytes, or 0 when they do not fit `room`.
+// Writes a whole stream; zones[i] is the quantizer of matrices[i]. Returns the bytes, or 0 where
+// they are more than `capacity`.
 std::size_t encode_stream(Span<const SymbolMatrix> matrices, const DeadZone* zones,
                           const RansEncodeTable& table, std::size_t lanes, std::uint8_t* out,
-                          std::size_t room);
+                          std::size_t capacity);
 
-// A magnitude above kTopMagnitude, or equal to it, with its sign.
+// An element with an excess: its position in the matrix, and its magnitude with its sign.
 struct Escape {
   std::size_t at;
   std::int32_t level;
 };
 
-// In `levels`, indices of points of another lattice are distinct from levels: from here on.
+// With coder=polar, LevelMatrix::levels also holds codes of lattice points (group_form.hpp), from
+// here on.
 inline constexpr std::int8_t kPointCodes = 16;
-// Such an index of kTopMagnitude or more, with its sign.
+// The code of a positive point with an index of kTopMagnitude or more; the next one is that of a
+// negative one.
 inline constexpr std::int8_t kTopPointCode = 60;
 
 struct LevelMatrix {
@@ -89,21 +93,21 @@ struct LevelMatrix {
   std::size_t size() const { return rows * cols; }
 };
 
-// Takes the symbols back from a run of rANS.
+// Reads symbols from a run of rANS.
 class SymbolReader {
  public:
   // False where `in` does not end with valid states.
   bool open(Span<const std::uint8_t> in, std::size_t lanes);
 
-  // False where there are not enough words.
+  // All three are false where the words end too soon.
   bool row(const ClassTables& tables, Contexts& contexts, std::int8_t* levels, std::size_t n);
   bool matrix(const ClassTables& tables, const LevelMatrix& matrix);
-  // A symbol with state 0: 1 with so many of kRansTotal parts, else 0.
+  // Decodes a bit with state 0; 1 has the frequency `ones`, out of kRansTotal.
   bool flag(std::uint32_t ones, bool* set);
 
-  // Whether all states are back where the encoder began.
+  // Whether all states are those that the encoder began with.
   bool finished() const;
-  // The bytes before the words that were taken.
+  // Bytes before the words that were read.
   std::size_t left() const;
 
  private:
@@ -114,10 +118,11 @@ class SymbolReader {
   std::vector<std::int16_t> columns_;
 };
 
-// The excesses of all levels and points that have any; false where `in` is not exactly those.
+// Reads the excesses of all levels and points into LevelMatrix::escapes. False where `in` is not
+// exactly their code.
 bool read_excesses(Span<const std::uint8_t> in, Span<LevelMatrix> matrices);
 
-// Whether `in` is exactly the code of such matrices.
+// Reads a whole stream. False where `in` is not exactly the code of such matrices.
 bool decode_stream(Span<const std::uint8_t> in, const ClassTables& tables, std::size_t lanes,
                    Span<LevelMatrix> matrices);
 

@@ -1,4 +1,4 @@
-#include "codecs/adaptive/tables.hpp"
+#include "codecs/adaptive/frequency_tables.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -12,22 +12,22 @@ namespace {
 constexpr std::size_t kLevels = 32;
 constexpr std::size_t kTails = 8;
 
-// Of 2^14, how often an element is 0: odds from 2^-3 to 2^10.2, at equal distances of their
-// logarithm.
+// Frequency of 0, out of 2^14, by level: odds from 2^-3 to 2^10.2, equally spaced on a logarithmic
+// scale.
 constexpr std::uint16_t kZeros[kLevels] = {1820,  2356,  3016,  3810,  4740,  5792,  6938,  8138,
                                            9338,  10492, 11554, 12494, 13302, 13974, 14520, 14954,
                                            15296, 15560, 15762, 15916, 16034, 16122, 16188, 16238,
                                            16274, 16302, 16324, 16338, 16350, 16358, 16366, 16370};
-// Of 2^8, how often a magnitude is m where it is m or more.
+// Frequency of magnitude m among those of m and more, out of 2^8, by tail.
 constexpr std::uint8_t kStops[kTails] = {236, 212, 189, 166, 143, 120, 97, 74};
 
 constexpr std::size_t kKinds = 2;
 
-// As found on recorded gradients.
-constexpr std::uint8_t kUsualLevel[kKinds][kClasses] = {
+// Default shapes, fitted to recorded gradients.
+constexpr std::uint8_t kDefaultLevel[kKinds][kClasses] = {
     {31, 29, 24, 20, 18, 16, 15, 14, 13, 11, 10, 8, 6, 4, 3, 2},
     {31, 29, 26, 24, 22, 19, 16, 14, 12, 11, 9, 7, 6, 4, 2, 1}};
-constexpr std::uint8_t kUsualTail[kKinds][kClasses] = {
+constexpr std::uint8_t kDefaultTail[kKinds][kClasses] = {
     {1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 6, 6, 7},
     {0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 5, 6, 7, 7, 7}};
 
@@ -38,11 +38,11 @@ constexpr std::uint8_t shape(std::size_t level, std::size_t tail) {
   return static_cast<std::uint8_t>(level | tail << 5);
 }
 
-// The frequency of each magnitude; those above 0 for each of its signs.
-struct Shape {
+// The frequency of each magnitude; above 0, that of each sign.
+struct ShapeFrequencies {
   std::uint32_t of[kTopMagnitude + 1];
 
-  Shape(std::uint8_t shape, SymbolKind kind) {
+  ShapeFrequencies(std::uint8_t shape, SymbolKind kind) {
     of[0] = kZeros[shape % kLevels];
     std::uint32_t left = (kRansTotal - of[0]) / signs_of(kind);
     for (unsigned m = 1; m < kTopMagnitude; ++m) {
@@ -54,15 +54,15 @@ struct Shape {
   }
 };
 
-// The bits of each symbol, by shape.
+// Bits of each symbol, by shape.
 struct Costs {
   float of[kLevels * kTails][kTopMagnitude + 1];
 
   explicit Costs(SymbolKind kind) {
     for (std::size_t i = 0; i < kLevels * kTails; ++i) {
-      const Shape frequencies(static_cast<std::uint8_t>(i), kind);
+      const ShapeFrequencies frequencies(static_cast<std::uint8_t>(i), kind);
       for (unsigned m = 0; m <= kTopMagnitude; ++m) {
-        // Which table is chosen must not depend on the library's rounding.
+        // Rounded, so that the choice of a table does not depend on the C library's log2.
         const double bits = 14 - std::log2(static_cast<double>(frequencies.of[m]));
         of[i][m] = static_cast<float>(std::round(bits * 4096) / 4096);
       }
@@ -77,7 +77,7 @@ const Costs& costs(SymbolKind kind) {
 
 using Magnitudes = double[kTopMagnitude + 1];
 
-// Of the symbols of one class; returns whether there are any.
+// Adds up both signs of a class; returns whether it has any symbol.
 bool count_magnitudes(const std::uint64_t* counts, Magnitudes& magnitudes) {
   std::uint64_t all = counts[0];
   magnitudes[0] = static_cast<double>(counts[0]);
@@ -96,22 +96,22 @@ double bits_of(const Magnitudes& magnitudes, std::uint8_t shape, SymbolKind kind
   return sum;
 }
 
-std::uint8_t usual(std::size_t of, SymbolKind kind) {
-  return shape(kUsualLevel[index_of(kind)][of], kUsualTail[index_of(kind)][of]);
+std::uint8_t default_shape(std::size_t of, SymbolKind kind) {
+  return shape(kDefaultLevel[index_of(kind)][of], kDefaultTail[index_of(kind)][of]);
 }
 
 }  // namespace
 
-AdaptiveTables::AdaptiveTables(SymbolKind kind) : kind_(kind) {
-  for (std::size_t c = 0; c < kClasses; ++c) shapes_[c] = usual(c, kind);
+FrequencyTables::FrequencyTables(SymbolKind kind) : kind_(kind) {
+  for (std::size_t c = 0; c < kClasses; ++c) shapes_[c] = default_shape(c, kind);
 }
 
-AdaptiveTables AdaptiveTables::best(const std::uint64_t* counts, SymbolKind kind) {
-  AdaptiveTables tables(kind);
+FrequencyTables FrequencyTables::best(const std::uint64_t* counts, SymbolKind kind) {
+  FrequencyTables tables(kind);
   for (std::size_t c = 0; c < kClasses; ++c) {
     Magnitudes magnitudes;
     if (!count_magnitudes(counts + c * kClassSymbols, magnitudes)) continue;
-    std::uint8_t found = usual(c, kind);
+    std::uint8_t found = default_shape(c, kind);
     double least = bits_of(magnitudes, found, kind);
     const double before = least - 8;
     const auto consider = [&](std::uint8_t shape) {
@@ -121,8 +121,8 @@ AdaptiveTables AdaptiveTables::best(const std::uint64_t* counts, SymbolKind kind
         found = shape;
       }
     };
-    const std::size_t usual_tail = found / kLevels;
-    for (std::size_t level = 0; level < kLevels; ++level) consider(shape(level, usual_tail));
+    const std::size_t default_tail = found / kLevels;
+    for (std::size_t level = 0; level < kLevels; ++level) consider(shape(level, default_tail));
     const std::size_t level = found % kLevels;
     for (std::size_t tail = 0; tail < kTails; ++tail) consider(shape(level, tail));
     if (least < before) tables.shapes_[c] = found;
@@ -130,25 +130,25 @@ AdaptiveTables AdaptiveTables::best(const std::uint64_t* counts, SymbolKind kind
   return tables;
 }
 
-double AdaptiveTables::bits(const std::uint64_t* counts) const {
+double FrequencyTables::bits(const std::uint64_t* counts) const {
   double sum = 16;
   for (std::size_t c = 0; c < kClasses; ++c) {
     Magnitudes magnitudes;
     count_magnitudes(counts + c * kClassSymbols, magnitudes);
-    sum += bits_of(magnitudes, shapes_[c], kind_) + (shapes_[c] == usual(c, kind_) ? 0 : 8);
+    sum += bits_of(magnitudes, shapes_[c], kind_) + (shapes_[c] == default_shape(c, kind_) ? 0 : 8);
   }
   return sum;
 }
 
-double AdaptiveTables::bits(std::size_t of_class, unsigned magnitude) const {
+double FrequencyTables::bits(std::size_t of_class, unsigned magnitude) const {
   return static_cast<double>(costs(kind_).of[shapes_[of_class]][magnitude]);
 }
 
-std::size_t AdaptiveTables::write(std::uint8_t* out) const {
+std::size_t FrequencyTables::write(std::uint8_t* out) const {
   std::uint16_t described = 0;
   std::uint8_t* to = out + 2;
   for (std::size_t c = 0; c < kClasses; ++c) {
-    if (shapes_[c] == usual(c, kind_)) continue;
+    if (shapes_[c] == default_shape(c, kind_)) continue;
     described = static_cast<std::uint16_t>(described | 1u << c);
     *to++ = shapes_[c];
   }
@@ -156,7 +156,7 @@ std::size_t AdaptiveTables::write(std::uint8_t* out) const {
   return static_cast<std::size_t>(to - out);
 }
 
-std::size_t AdaptiveTables::read(Span<const std::uint8_t> in) {
+std::size_t FrequencyTables::read(Span<const std::uint8_t> in) {
   if (in.size() < 2) return 0;
   const auto described = load<std::uint16_t>(in.data());
   const auto size = 2 + static_cast<std::size_t>(__builtin_popcount(described));
@@ -168,9 +168,9 @@ std::size_t AdaptiveTables::read(Span<const std::uint8_t> in) {
   return size;
 }
 
-void AdaptiveTables::fill(ClassTables* tables) const {
+void FrequencyTables::fill(ClassTables* tables) const {
   for (std::size_t c = 0; c < kClasses; ++c) {
-    const Shape frequencies(shapes_[c], kind_);
+    const ShapeFrequencies frequencies(shapes_[c], kind_);
     std::uint32_t start = 0;
     for (unsigned m = 0; m <= kTopMagnitude; ++m) {
       tables->of[m][c] = start << 16 | frequencies.of[m];
@@ -179,10 +179,10 @@ void AdaptiveTables::fill(ClassTables* tables) const {
   }
 }
 
-RansEncodeTable AdaptiveTables::encode_table() const {
+RansEncodeTable FrequencyTables::encode_table() const {
   RansEncodeTable table{};
   for (std::size_t c = 0; c < kClasses; ++c) {
-    const Shape frequencies(shapes_[c], kind_);
+    const ShapeFrequencies frequencies(shapes_[c], kind_);
     RansSymbol* const symbols = table.of + c * kClassSymbols;
     symbols[0] = rans_symbol(0, frequencies.of[0]);
     std::uint32_t start = frequencies.of[0];

@@ -1,0 +1,338 @@
+#include "codecs/adaptive/bucket_search.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "codecs/adaptive/group_coder.hpp"
+#include "codecs/adaptive/scratch_slots.hpp"
+#include "kernels/kernels.hpp"
+
+namespace gradcomp {
+namespace {
+
+// Tolerance of the rate, and calls of a search that quantizes all elements.
+constexpr double kTolerance = 0.02;
+constexpr int kMaxPasses = 12;
+// Calls of a search on samples, and its tolerance in begin(), first and with ranks, and in
+// resume().
+constexpr int kSamplePasses = 8;
+constexpr double kFirstTolerance = 0.05;
+constexpr double kRankTolerance = 0.02;
+constexpr double kPromiseTolerance = 0.004;
+
+// begin() chooses ranks at most so often, and until the step changes by less than this, which
+// rarely changes a rank.
+constexpr int kRounds = 7;
+constexpr float kSettled = 0.04f;
+// resume() takes the low-rank parts out again at most so often, while their factors' step does not
+// suit the rest.
+constexpr int kRetakes = 3;
+// Where the factors take more bytes than expected, their step grows by this factor, at most so
+// often.
+constexpr float kCoarser = 1.25f;
+constexpr int kMaxCoarser = 6;
+
+// Without low-rank parts outside of [1 / kLargest, kLargest]: squares of elements could leave the
+// range of float32.
+constexpr float kLargest = 0x1p60f;
+constexpr float kLeastStep = 0x1p-100f;
+
+Status out_of_memory() { return capacity_error("out of memory while encoding"); }
+
+}  // namespace
+
+void BucketSearch::add(TensorPlan* plan, const BucketTensor* tensor, float largest) {
+  const MatrixShape& shape = plan->quantized.shape();
+  largest_ = std::max(largest_, largest);
+  candidates_.push_back(
+      {&options_, plan, tensor, LearnedBasis::of(tensor->basis, shape.rows, shape.cols)});
+}
+
+Status BucketSearch::run(double target, Scratch& scratch) {
+  target_ = target;
+  ranked_ = largest_ <= kLargest && largest_ >= 1 / kLargest;
+  if (!ranked_) {
+    for (Candidate& one : candidates_) one.learned = {};
+  }
+  bool resumed = resumable();
+  for (Candidate& one : candidates_) {
+    one.turned = resumed ? one.carried.turned() : one.learned.rank != 0;
+  }
+  GRADCOMP_TRY(turn_all(scratch));
+  least_step_ =
+      std::max(static_cast<double>(largest_) / (kMaxLevel - 2), static_cast<double>(kLeastStep));
+  GRADCOMP_TRY(resumed ? resume(scratch) : begin(scratch));
+  StepSearch found{};
+  GRADCOMP_TRY(settle(&resumed, &found, scratch));
+  for (Candidate& one : candidates_) one.plan->step = found.step;
+  if (any_carried()) GRADCOMP_TRY(store(resumed, found, scratch));
+  // After store(), as the next training step begins from levels.
+  if (options_.points) place_points(found);
+  return {};
+}
+
+bool BucketSearch::resumable() const {
+  const auto usable = [&](const Candidate& one) {
+    if (!one.carried.usable() || (one.carried.turned() && one.learned.rank == 0)) return false;
+    return options_.rank == SearchOptions::kAuto ||
+           one.carried.pairs() == options_.max_rank(one.shape());
+  };
+  return ranked_ && std::all_of(candidates_.begin(), candidates_.end(), usable);
+}
+
+Status BucketSearch::turn_all(Scratch& scratch) {
+  std::size_t all = 0;
+  for (const Candidate& one : candidates_) all += one.turned ? one.shape().size() : 0;
+  if (all == 0) return {};
+  const Span<float> buffer = scratch.get<float>(kTurnedSlot, all);
+  if (buffer.empty()) return out_of_memory();
+  float* out = buffer.data();
+  for (Candidate& one : candidates_) {
+    if (!one.turned) continue;
+    const float largest = one.turn_to(out, one.plan);
+    one.turned = largest > 0;
+    largest_ = std::max(largest_, largest);
+    out += one.shape().size();
+  }
+  return {};
+}
+
+Status BucketSearch::begin(Scratch& scratch) {
+  bool any_directions = false;
+  double squares = 0;
+  for (std::size_t i = 0; i < candidates_.size(); ++i) {
+    Candidate& one = candidates_[i];
+    squares += kernels().sum_squares(one.plan->quantized.x(), one.shape().size());
+    one.choice = {};
+    one.factor_bytes = 0;
+    GRADCOMP_TRY(one.take_sample(ranked_ ? options_.max_rank(one.shape()) : 0, scratch));
+    any_directions = any_directions || one.rows.rank != 0;
+    // Spreads the trials of ranks over the period, but tries again soon where a basis is still to
+    // be learned.
+    const bool learns = !one.tensor->basis.empty() && one.learned.rank == 0;
+    one.carried.due = static_cast<float>(learns ? 1 : 1 + i % one.period());
+  }
+  step_ = find_step(std::sqrt(squares / elements_), least_step_, target_, kFirstTolerance,
+                    kSamplePasses, [&](float step) { return sample_bytes(step); })
+              .step;
+  if (any_directions) choose_ranks();
+  return {};
+}
+
+void BucketSearch::choose_ranks() {
+  // Infinite where even that step takes too many bytes, as factors alone may.
+  const auto error = [&](float step) {
+    double sum = sample_bytes(step) > (1 + kTolerance) * target_
+                     ? std::numeric_limits<double>::infinity()
+                     : 0;
+    for (const Candidate& one : candidates_) sum += one.sample_error(step);
+    return sum;
+  };
+  // The best ranks depend on the step, and the step on the ranks, so both are chosen in turn.
+  double least_error = options_.rank == SearchOptions::kAuto
+                           ? error(step_)
+                           : std::numeric_limits<double>::infinity();
+  std::vector<RankChoice> best(candidates_.size());
+  for (std::size_t i = 0; i < best.size(); ++i) best[i] = candidates_[i].choice;
+  float trial = step_;
+  bool first = true;
+  for (int round = 0; round < kRounds; ++round) {
+    for (Candidate& one : candidates_) one.choose_rank(first, trial);
+    first = false;
+    const float solved = find_step(static_cast<double>(trial), least_step_, target_, kRankTolerance,
+                                   kSamplePasses, [&](float step) { return sample_bytes(step); })
+                             .step;
+    const double now = error(solved);
+    const bool affordable = std::isfinite(now);
+    if (now < least_error) {
+      least_error = now;
+      step_ = solved;
+      for (std::size_t i = 0; i < best.size(); ++i) best[i] = candidates_[i].choice;
+    } else if (affordable) {
+      break;
+    }
+    if (affordable && std::fabs(solved / trial - 1) < kSettled) break;
+    trial = affordable ? solved : trial * kCoarser;
+  }
+  for (std::size_t i = 0; i < best.size(); ++i) candidates_[i].choice = best[i];
+}
+
+Status BucketSearch::resume(Scratch& scratch) {
+  for (Candidate& one : candidates_) {
+    const std::size_t most = options_.max_rank(one.shape());
+    one.choice.rank = std::min(most, one.carried.pairs());
+    const bool tried = one.carried.due <= 1;
+    // Subspace iteration with more directions than are used finds those better.
+    const std::size_t directions = std::min(most, 2 * one.choice.rank);
+    GRADCOMP_TRY(one.take_sample(tried ? most : directions, scratch));
+  }
+  const CarriedState& carried = candidates_.front().carried;
+  const double promise = target_ / static_cast<double>(carried.gain);
+  const auto carried_step = static_cast<double>(carried.step);
+  auto step = static_cast<float>(std::max(carried_step * root_mean_square(), least_step_));
+  for (int round = 0;; ++round) {
+    for (Candidate& one : candidates_) {
+      one.choice.factor_step = short_float(static_cast<double>(step * one.carried.factor_step));
+    }
+    GRADCOMP_TRY(take_out(scratch));
+    step_ = find_step(static_cast<double>(step), least_step_, promise, kPromiseTolerance,
+                      kSamplePasses, [&](float at) { return promised_bytes(at); })
+                .step;
+    const float change = std::max(step_, step) / std::min(step_, step);
+    if (round == kRetakes || change < kCoarser || !any_pairs()) return {};
+    // Finer factors make a coarser rest, and the other way round: the next step is the mean of
+    // both.
+    step = static_cast<float>(std::sqrt(static_cast<double>(step * step_)));
+  }
+}
+
+Status BucketSearch::take_out(Scratch& scratch) {
+  std::size_t all = 0;
+  std::size_t ranked = 0;
+  for (const Candidate& one : candidates_) {
+    all += one.shape().size();
+    ranked += one.choice.rank == 0 ? 0 : one.shape().size();
+  }
+  const Span<std::uint8_t> symbol_buffer = scratch.get<std::uint8_t>(kSymbolSlot, all);
+  const Span<float> rest_buffer = scratch.get<float>(kRestSlot, ranked + 1);
+  if (symbol_buffer.empty() || rest_buffer.empty()) return out_of_memory();
+  std::uint8_t* symbols = symbol_buffer.data();
+  float* rest = rest_buffer.data();
+  for (Candidate& one : candidates_) {
+    one.take_out(rest, symbols);
+    symbols += one.shape().size();
+    if (one.choice.rank != 0) rest += one.shape().size();
+  }
+  return {};
+}
+
+Status BucketSearch::settle(bool* resumed, StepSearch* found, Scratch& scratch) {
+  for (int coarser = 0; coarser <= kMaxCoarser;) {
+    if (!*resumed) GRADCOMP_TRY(take_out(scratch));
+    *found = find_step(static_cast<double>(step_), least_step_, target_, kTolerance, kMaxPasses,
+                       [&](float step) { return bytes(step); });
+    if (!any_pairs() || found->value <= (1 + kTolerance) * target_) break;
+    if (*resumed) {
+      *resumed = false;
+      GRADCOMP_TRY(begin(scratch));
+      continue;
+    }
+    ++coarser;
+    for (Candidate& one : candidates_) {
+      one.choice.factor_step = short_float(static_cast<double>(one.choice.factor_step * kCoarser));
+    }
+  }
+  return {};
+}
+
+Status BucketSearch::store(bool resumed, const StepSearch& found, Scratch& scratch) {
+  const double promised = promised_bytes(found.step);
+  const auto step = static_cast<float>(static_cast<double>(found.step) / root_mean_square());
+  for (Candidate& one : candidates_) {
+    CarriedState& carried = one.carried;
+    if (resumed && --carried.due < 1) {
+      const double cost = one.choose_rank(true, found.step);
+      GRADCOMP_TRY(one.compare_turned(cost, found.step, scratch));
+      carried.factor_step = 1;
+      carried.due = static_cast<float>(one.period());
+    }
+    if (!resumed) {
+      carried.factor_step = one.choice.rank == 0 ? 1 : one.choice.factor_step / found.step;
+    }
+    carried.step = step;
+    const auto rank = static_cast<float>(one.choice.rank);
+    carried.rank = one.turned ? -1 - rank : rank;
+    carried.gain = static_cast<float>(found.value / promised);
+    carried.store(one.tensor->carried);
+  }
+  return {};
+}
+
+void BucketSearch::place_points(const StepSearch& levels) {
+  std::uint8_t groups = 0;
+  double error = 0;  // squared, at the last step that was tried
+  const auto bytes = [&](float step) { return bytes_with_points(step, groups, &error); };
+  bytes(levels.step);
+  StepSearch found = levels;
+  const auto cost = [&] {
+    const auto squared = static_cast<double>(levels.step) * static_cast<double>(levels.step);
+    return error + 8 * kBitWorth * squared * found.value;
+  };
+  const auto missed = [&] { return std::fabs(found.value / target_ - 1) > kTolerance; };
+  const double without = cost();
+  groups = kAllGroups;
+  found = find_step(static_cast<double>(levels.step), least_step_, target_, kTolerance, kMaxPasses,
+                    bytes);
+  if (found.too_low > 0 && missed()) {
+    // Many groups change from levels to points at the same step: then only some of them may.
+    found.step = found.too_low;
+    for (int fewest = 1, most = kAllGroups; fewest < most && missed();) {
+      groups = static_cast<std::uint8_t>((fewest + most) / 2);
+      found.value = bytes(found.step);
+      (found.value < target_ ? fewest : most) = groups + (found.value < target_ ? 1 : 0);
+    }
+  }
+  if (missed() || cost() > without) {
+    found.step = levels.step;
+    groups = 0;
+  }
+  for (Candidate& one : candidates_) {
+    one.plan->step = found.step;
+    one.plan->groups = groups;
+  }
+}
+
+double BucketSearch::sample_bytes(float step) {
+  double sum = 0;
+  for (Candidate& one : candidates_) sum += one.sample_bytes(step);
+  return sum;
+}
+
+double BucketSearch::bytes(float step) {
+  double sum = 0;
+  for (Candidate& one : candidates_) sum += one.bytes(step);
+  return sum;
+}
+
+double BucketSearch::bytes_with_points(float step, std::uint8_t groups, double* error) {
+  double sum = 0;
+  *error = 0;
+  for (Candidate& one : candidates_) {
+    TensorPlan& plan = *one.plan;
+    plan.quantize(step);
+    const GroupCoder coder(plan.quantized, plan.counted, plan.symbols, groups);
+    sum += coder.bytes();
+    *error += coder.error() * static_cast<double>(step) * static_cast<double>(step);
+  }
+  return sum;
+}
+
+double BucketSearch::promised_bytes(float step) {
+  double sum = 0;
+  for (Candidate& one : candidates_) {
+    sum += one.complete() ? one.bytes(step) : one.sample_bytes(step);
+  }
+  return sum;
+}
+
+double BucketSearch::root_mean_square() const {
+  double sum = 0;
+  for (const Candidate& one : candidates_) {
+    sum += one.scale * kernels().sum_squares(one.rows.x.data(), one.rows.x.size());
+  }
+  return std::sqrt(sum / elements_);
+}
+
+bool BucketSearch::any_pairs() const {
+  return std::any_of(candidates_.begin(), candidates_.end(),
+                     [](const Candidate& one) { return one.choice.rank != 0; });
+}
+
+bool BucketSearch::any_carried() const {
+  return std::any_of(candidates_.begin(), candidates_.end(),
+                     [](const Candidate& one) { return !one.tensor->carried.empty(); });
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,186 @@
+#include "codecs/adaptive/candidate.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/bytes.hpp"
+#include "codecs/adaptive/payload.hpp"
+#include "kernels/kernels.hpp"
+
+namespace gradcomp {
+namespace {
+
+// Elements of a sample, about.
+constexpr std::size_t kSample = std::size_t{1} << 15;
+
+// Of tensors with longer rows, mostly vectors, the sample is so many runs of elements, which have
+// no low-rank part.
+constexpr std::size_t kLongRow = std::size_t{1} << 16;
+constexpr std::size_t kRuns = 16;
+
+constexpr std::size_t kRanks[] = {0, 1, 2, 4, 8, 16};
+
+// CarriedState::kRankPeriod of a tensor with a learned basis.
+constexpr std::size_t kLearningPeriod = 4;
+
+// Evenly spaced runs of n elements, as a single row.
+void take_runs(const float* x, std::size_t n, SampledRows* sampled) {
+  const std::size_t each = kSample / kRuns;
+  sampled->rows = 1;
+  sampled->cols = each * kRuns;
+  sampled->x.resize(sampled->cols);
+  for (std::size_t run = 0; run < kRuns; ++run) {
+    const float* const from = x + run * (n - each) / (kRuns - 1);
+    std::copy(from, from + each, sampled->x.begin() + static_cast<std::ptrdiff_t>(run * each));
+  }
+}
+
+}  // namespace
+
+std::size_t SearchOptions::max_rank(const MatrixShape& shape) const {
+  const std::size_t most = std::min(shape.rows, shape.cols) / 2;
+  return std::min(most, rank == kAuto ? kMaxAdaptiveRank : static_cast<std::size_t>(rank));
+}
+
+std::size_t Candidate::period() const {
+  return tensor->basis.empty() ? CarriedState::kRankPeriod : kLearningPeriod;
+}
+
+Status Candidate::take_sample(std::size_t rank, Scratch& scratch) {
+  const float* const x = plan->quantized.x();
+  if (shape().cols > kLongRow && (rank == 0 || options->rank == SearchOptions::kAuto)) {
+    take_runs(x, shape().size(), &rows);
+  } else {
+    // The first rows of a turned matrix are those of the learned directions and unlike all others,
+    // so all rows are taken.
+    const std::size_t wanted = plan->quantized.turned() ? shape().size() : kSample;
+    GRADCOMP_TRY(sample_rows(x, shape().rows, shape().cols, rank, wanted, scratch, &rows));
+  }
+  const std::size_t taken = rows.x.size();
+  scale = static_cast<double>(shape().size()) / static_cast<double>(taken);
+  sample = Quantized(rows.test().data(), {rows.rows, rows.cols});
+  symbols.resize(taken);
+  return {};
+}
+
+std::vector<std::size_t> Candidate::ranks(bool all) const {
+  const std::size_t most = rows.rank;
+  if (options->rank != SearchOptions::kAuto) return {most};
+  std::vector<std::size_t> found;
+  for (const std::size_t rank : kRanks) {
+    if (rank > most) break;
+    const std::size_t now = choice.rank;
+    if (all || (rank >= now / 2 && rank <= std::max<std::size_t>(1, 2 * now))) {
+      found.push_back(rank);
+    }
+  }
+  return found;
+}
+
+double Candidate::choose_rank(bool all, float step) {
+  const MatrixShape sample_shape{rows.rows, rows.cols};
+  const float factor_step = short_float(static_cast<double>(step));
+  double least = std::numeric_limits<double>::infinity();
+  double before = std::numeric_limits<double>::infinity();
+  int worse = 0;  // ranks in a row that cost more than the one before
+  for (const std::size_t rank : ranks(all)) {
+    if (worse == 2) break;
+    Quantized trial(rows.test().data(), sample_shape);
+    std::vector<float> trial_rest(rank == 0 ? 0 : sample_shape.size());
+    trial.take_out(rows, rank, factor_step, trial_rest.data());
+    // Bits of the factors. P of the whole tensor has `scale` times as many numbers as P of the
+    // sample.
+    double factors = 8 * static_cast<double>(factor_fields(rank));
+    std::vector<std::uint8_t> of_factors;
+    const LowRank& low_rank = trial.low_rank();
+    for (const SymbolMatrix& matrix : trial.factor_symbols(&of_factors)) {
+      std::uint64_t counts[kSymbols] = {};
+      add_counts(matrix.symbols, matrix.size(), counts);
+      const bool is_p = matrix.x == low_rank.p.high.data();
+      const double low = static_cast<double>((is_p ? low_rank.p : low_rank.v).low_bits());
+      factors += (is_p ? scale : 1) *
+                 (FrequencyTables::best(counts).bits(counts) + few_excesses(counts) + low);
+    }
+    const double bits = sample_bits(trial, step);
+    const double error = error_of(trial.rest(), symbols.data(), sample_shape.size(), step);
+    const double cost = scale * (error + kBitWorth * bits) + kBitWorth * factors;
+    worse = cost < before ? 0 : worse + 1;
+    before = std::min(before, cost);
+    if (cost >= least) continue;
+    least = cost;
+    choice = {rank, factor_step};
+    factor_bytes = factors / 8;
+    rest = std::move(trial_rest);
+    sample = std::move(trial);
+  }
+  return least;
+}
+
+Status Candidate::compare_turned(double cost, float step, Scratch& scratch) {
+  if (learned.rank == 0) return {};
+  std::vector<float> buffer;
+  TensorPlan other_plan;
+  Candidate other{options, &other_plan, tensor, learned};
+  other.turned = !turned;
+  other_plan.quantized = Quantized(tensor->x.data(), shape());
+  if (other.turned) {
+    buffer.resize(shape().size());
+    if (other.turn_to(buffer.data(), &other_plan) == 0) return {};
+  }
+  GRADCOMP_TRY(other.take_sample(options->max_rank(shape()), scratch));
+  if (other.choose_rank(true, step) >= cost) return {};
+  turned = other.turned;
+  choice = other.choice;
+  return {};
+}
+
+float Candidate::turn_to(float* out, TensorPlan* to) const {
+  std::copy(tensor->x.begin(), tensor->x.end(), out);
+  turn(learned, out);
+  const std::uint32_t largest = kernels().max_magnitude(out, tensor->x.size());
+  if (largest >= kInfBits) return 0;
+  to->quantized = Quantized(out, shape(), true);
+  to->basis = learned.check;
+  return bits_float(largest);
+}
+
+void Candidate::take_out(float* rest_out, std::uint8_t* symbols_out) {
+  plan->symbols = symbols_out;
+  plan->counted = {};
+  plan->quantized.take_out(rows, choice.rank, choice.factor_step, rest_out);
+  if (!tensor->carried.empty()) sample_rest();
+}
+
+void Candidate::sample_rest() {
+  if (complete()) return;
+  if (choice.rank != 0) {
+    take_rows(plan->quantized.rest(), shape().rows, shape().cols, rows.rows, 1, &rest);
+  }
+  sample = Quantized(choice.rank == 0 ? rows.test().data() : rest.data(), {rows.rows, rows.cols});
+  factor_bytes = plan->quantized.factor_bytes();
+}
+
+double Candidate::sample_bits(const Quantized& of, float step) {
+  const SymbolCounts counted = of.quantize(step, symbols.data());
+  return FrequencyTables::best(counted.counts).bits(counted.counts) + counted.excess;
+}
+
+double Candidate::sample_bytes(float step) {
+  return scale * sample_bits(sample, step) / 8 + factor_bytes;
+}
+
+double Candidate::sample_error(float step) const {
+  return scale * static_cast<double>(step) * static_cast<double>(step) *
+         error_of(sample.rest(), symbols.data(), sample.shape().size(), step);
+}
+
+double Candidate::bytes(float step) {
+  plan->quantize(step);
+  FrequencyTables tables;
+  const double bytes = plan->quantized.finish(plan->counted, &tables);
+  // With coder=polar a byte says that there are no points.
+  return options->points && bytes != 1 ? bytes + 1 : bytes;
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,88 @@
+// A tensor in the search for step and ranks: it estimates the tensor's bytes and error from a
+// sample of its elements, and chooses the rank that costs least there.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "codec/bucket_codec.hpp"
+#include "codecs/adaptive/carried_state.hpp"
+#include "codecs/adaptive/learned_basis.hpp"
+#include "codecs/adaptive/sampled_rows.hpp"
+#include "codecs/adaptive/tensor_plan.hpp"
+
+namespace gradcomp {
+
+// Parameters of the spec that the search depends on.
+struct SearchOptions {
+  static constexpr int kAuto = -1;
+  int rank = kAuto;     // kAuto: for each tensor the one that costs least
+  bool points = false;  // coder=polar: groups of elements may become lattice points
+
+  // The most pairs of a matrix.
+  std::size_t max_rank(const MatrixShape& shape) const;
+};
+
+struct RankChoice {
+  std::size_t rank = 0;
+  float factor_step = 0;
+};
+
+struct Candidate {
+  const SearchOptions* options;
+  TensorPlan* plan;
+  const BucketTensor* tensor;
+  LearnedBasis learned = {};  // rank 0: none that this step can use
+  CarriedState carried = CarriedState::from({tensor->carried.data(), tensor->carried.size()});
+  bool turned = false;  // whether the tensor is sent as seen from the learned basis
+  RankChoice choice = {};
+
+  // Filled by take_sample():
+  SampledRows rows = {};
+  double scale = 1;  // elements of the tensor for each of the sample
+  // The sample without the low-rank part of `choice`, as choose_rank() or sample_rest() leave it.
+  std::vector<float> rest = {};
+  Quantized sample{nullptr, {}};
+  std::vector<std::uint8_t> symbols = {};
+  double factor_bytes = 0;  // of the whole tensor
+
+  const MatrixShape& shape() const { return plan->quantized.shape(); }
+  // Whether the sample is all of the tensor.
+  bool complete() const { return rows.x.size() == shape().size(); }
+  // Training steps between two trials of the ranks; fewer with a learned basis, which becomes
+  // better in each step.
+  std::size_t period() const;
+
+  // Takes a sample and finds up to `rank` directions in it.
+  Status take_sample(std::size_t rank, Scratch& scratch);
+  // Sets `choice` to the rank of least cost at this step, out of all (`all`) or of those next to
+  // the last choice. Returns that cost: squared error plus kBitWorth for each bit, in squares of
+  // the step.
+  double choose_rank(bool all, float step);
+  // Turns the matrix in the next step, or no longer, where the other form costs less than `cost`.
+  Status compare_turned(double cost, float step, Scratch& scratch);
+
+  // Writes the turned matrix to `out` and makes it the matrix of `to`. Returns its largest
+  // magnitude, or 0 where it is not finite, which a damaged basis may cause: then `to` is
+  // unchanged.
+  float turn_to(float* out, TensorPlan* to) const;
+  // Takes the low-rank part of `choice` out of the whole tensor; `rest_out` and `symbols_out` are
+  // its buffers.
+  void take_out(float* rest_out, std::uint8_t* symbols_out);
+  // Makes the sample one of the rest of the whole tensor.
+  void sample_rest();
+
+  // Bytes of the payload at a step, estimated from the sample.
+  double sample_bytes(float step);
+  // The squared error at the step of the last call of sample_bytes(), from the sample.
+  double sample_error(float step) const;
+  // Bytes of the payload at a step, with all elements quantized, as levels.
+  double bytes(float step);
+
+ private:
+  std::vector<std::size_t> ranks(bool all) const;
+  double sample_bits(const Quantized& of, float step);
+};
+
+}  // namespace gradcomp

@@ -1,0 +1,50 @@
+// Frequencies of the magnitudes in each class of contexts, for rANS. They are from a family with
+// two parameters, the shape, so that a payload describes a class with one byte, or with none where
+// the class has its default shape.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/span.hpp"
+#include "kernels/coding.hpp"
+
+namespace gradcomp {
+
+// Number of symbols of all classes, as CodingKernels::classify makes them.
+inline constexpr std::size_t kSymbols = kClasses * kClassSymbols;
+
+// Levels are signed numbers; indices are not negative.
+enum class SymbolKind { kLevels, kIndices };
+
+class FrequencyTables {
+ public:
+  // All classes have their default shapes.
+  explicit FrequencyTables(SymbolKind kind = SymbolKind::kLevels);
+
+  // The tables that code symbols with these counts (kSymbols of them) in the fewest bits, the
+  // tables' own included.
+  static FrequencyTables best(const std::uint64_t* counts, SymbolKind kind = SymbolKind::kLevels);
+  // Bits of symbols with these counts, and of the tables.
+  double bits(const std::uint64_t* counts) const;
+
+  static constexpr std::size_t kMaxBytes = 2 + kClasses;
+  // Returns the bytes written.
+  std::size_t write(std::uint8_t* out) const;
+  // Returns the bytes read, or 0 where `in` is too short.
+  std::size_t read(Span<const std::uint8_t> in);
+
+  void fill(ClassTables* tables) const;
+  RansEncodeTable encode_table() const;
+
+  // The first parameter of a class's shape: the frequency of 0, from 0 (rare) to 31.
+  unsigned level(std::size_t of_class) const { return shapes_[of_class] % 32u; }
+  // Bits of a magnitude in a class.
+  double bits(std::size_t of_class, unsigned magnitude) const;
+
+ private:
+  SymbolKind kind_;
+  std::uint8_t shapes_[kClasses];  // level | tail << 5
+};
+
+}  // namespace gradcomp

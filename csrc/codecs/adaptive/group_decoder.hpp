@@ -1,0 +1,18 @@
+// coder=polar of `adaptive`: decodes a band whose groups are levels or points (group_form.hpp).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/span.hpp"
+#include "codecs/adaptive/group_form.hpp"
+#include "codecs/adaptive/symbol_stream.hpp"
+
+namespace gradcomp {
+
+// Decodes a stream into matrices, of which the last one, the band, has groups. False where `in` is
+// not exactly the code of such matrices.
+bool decode_groups(Span<const std::uint8_t> in, const ClassTables& levels, const GroupForm& form,
+                   std::size_t lanes, Span<LevelMatrix> matrices);
+
+}  // namespace gradcomp

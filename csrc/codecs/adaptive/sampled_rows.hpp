@@ -1,0 +1,36 @@
+// Some rows of a matrix and the directions in which they are largest: the encoder chooses the rank
+// from them.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "base/scratch.hpp"
+#include "base/status.hpp"
+
+namespace gradcomp {
+
+struct SampledRows {
+  std::size_t rows = 0;  // number of rows sampled
+  std::size_t cols = 0;
+  std::vector<float> x;  // rows x cols, evenly spaced rows
+  // As many other rows, or empty where x has all. Directions must be judged by rows that did not
+  // make them.
+  std::vector<float> others;
+  const std::vector<float>& test() const { return others.empty() ? x : others; }
+
+  std::size_t rank = 0;         // number of directions
+  std::vector<float> v;         // rank x cols, orthonormal: right singular vectors of x
+  std::vector<double> squares;  // squared singular values, descending
+};
+
+// Copies `taken` evenly spaced rows; the first one is row at * rows / (2 * taken). `at`: 0 or 1.
+void take_rows(const float* x, std::size_t rows, std::size_t cols, std::size_t taken,
+               std::size_t at, std::vector<float>* result);
+
+// Samples rows with about `sample` elements, and finds at most `rank` directions in them by
+// subspace iteration from a fixed start.
+Status sample_rows(const float* x, std::size_t rows, std::size_t cols, std::size_t rank,
+                   std::size_t sample, Scratch& scratch, SampledRows* sampled);
+
+}  // namespace gradcomp

@@ -1,0 +1,18 @@
+// The slots of the Scratch that adaptive uses. Orthonormalization has slots of its own, below
+// these.
+#pragma once
+
+#include <cstddef>
+
+namespace gradcomp {
+
+// Encoder: symbols of all tensors, their rest without the low-rank part, and turned matrices.
+inline constexpr std::size_t kSymbolSlot = 2;
+inline constexpr std::size_t kRestSlot = 3;
+inline constexpr std::size_t kTurnedSlot = 4;
+
+// Decoder: levels of all elements, and the elements of a turned matrix.
+inline constexpr std::size_t kLevelSlot = 2;
+inline constexpr std::size_t kDecodedSlot = 3;
+
+}  // namespace gradcomp
