@@ -4,7 +4,6 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_NUMEL: int
-FIRST_USER_CODEC_ID: int
 
 class Codec:
     def __init__(self, spec: str) -> None: ...
