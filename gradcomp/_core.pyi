@@ -11,14 +11,7 @@ class Codec:
     name: str
     codec_id: int
     spec_hash: int
-    summable: bool
-    nonlinear: bool
-    seeded: bool
-    sparse: bool
-    finite: bool
-    private_noise: bool
-    shares: bool
-    learns: bool
+    caps: list[str]
     carried: int
     payload_dtype: str
     def max_payload_size(self, numel: int) -> int: ...

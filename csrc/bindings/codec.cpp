@@ -115,6 +115,12 @@ void learn(const PyCodec& self, const Floats& average, std::size_t cols, Floats&
   call_without_gil([&] { return self.codec().learn(from, call, to); });
 }
 
+py::list caps(const PyCodec& self) {
+  py::list names;
+  for_each_cap(self.codec().caps(), [&](const char* name, gradcomp_cap) { names.append(name); });
+  return names;
+}
+
 const char* payload_dtype(const PyCodec& self) {
   switch (self.codec().caps().payload_type) {
     case PayloadType::kFloat16:
@@ -136,16 +142,7 @@ void bind_codec(py::module_& m) {
       .def_property_readonly("name", [](const PyCodec& c) { return c.compiled().info->name; })
       .def_property_readonly("codec_id", [](const PyCodec& c) { return c.compiled().info->id; })
       .def_property_readonly("spec_hash", [](const PyCodec& c) { return c.compiled().spec_hash; })
-      .def_property_readonly("summable", [](const PyCodec& c) { return c.codec().caps().summable; })
-      .def_property_readonly("nonlinear",
-                             [](const PyCodec& c) { return c.codec().caps().nonlinear; })
-      .def_property_readonly("seeded", [](const PyCodec& c) { return c.codec().caps().seeded; })
-      .def_property_readonly("sparse", [](const PyCodec& c) { return c.codec().caps().sparse; })
-      .def_property_readonly("finite", [](const PyCodec& c) { return c.codec().caps().finite; })
-      .def_property_readonly("shares", [](const PyCodec& c) { return c.codec().caps().shares; })
-      .def_property_readonly("learns", [](const PyCodec& c) { return c.codec().caps().learns; })
-      .def_property_readonly("private_noise",
-                             [](const PyCodec& c) { return c.codec().caps().private_noise; })
+      .def_property_readonly("caps", &caps)
       .def_property_readonly("carried", [](const PyCodec& c) { return c.codec().carried(); })
       .def_property_readonly("payload_dtype", &payload_dtype)
       .def(
