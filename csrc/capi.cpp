@@ -112,11 +112,10 @@ const char* gradcomp_codec_spec(const gradcomp_codec* codec) {
 }
 
 uint32_t gradcomp_codec_caps(const gradcomp_codec* codec) {
-  const gradcomp::Caps caps = codec->compiled.codec->caps();
-  return (caps.summable ? GRADCOMP_CAP_SUMMABLE : 0) | (caps.seeded ? GRADCOMP_CAP_SEEDED : 0) |
-         (caps.sparse ? GRADCOMP_CAP_SPARSE : 0) | (caps.finite ? GRADCOMP_CAP_FINITE : 0) |
-         (caps.private_noise ? GRADCOMP_CAP_PRIVATE_NOISE : 0) |
-         (caps.shares ? GRADCOMP_CAP_SHARES : 0) | (caps.nonlinear ? GRADCOMP_CAP_NONLINEAR : 0);
+  uint32_t bits = 0;
+  gradcomp::for_each_cap(codec->compiled.codec->caps(),
+                         [&](const char*, gradcomp_cap bit) { bits |= bit; });
+  return bits;
 }
 
 size_t gradcomp_max_payload_size(const gradcomp_codec* codec, size_t n) {

@@ -4,7 +4,6 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_NUMEL: int
-FIRST_USER_CODEC_ID: int
 
 class Codec:
     def __init__(self, spec: str) -> None: ...
@@ -12,14 +11,7 @@ class Codec:
     name: str
     codec_id: int
     spec_hash: int
-    summable: bool
-    nonlinear: bool
-    seeded: bool
-    sparse: bool
-    finite: bool
-    private_noise: bool
-    shares: bool
-    learns: bool
+    caps: list[str]
     carried: int
     payload_dtype: str
     def max_payload_size(self, numel: int) -> int: ...

@@ -1,5 +1,3 @@
-#include "bindings/buffer_pool.hpp"
-
 #include <pybind11/numpy.h>
 
 #include <cstddef>
@@ -10,10 +8,12 @@
 #include <utility>
 #include <vector>
 
-namespace py = pybind11;
+#include "bindings/bindings.hpp"
 
-namespace gradcomp {
+namespace gradcomp::bindings {
 namespace {
+
+namespace py = pybind11;
 
 // What nobody uses, by size. The interpreter's lock guards it.
 class Pool {
@@ -79,7 +79,9 @@ class BufferPool {
 }  // namespace
 
 void bind_buffer_pool(py::module_& m) {
-  py::class_<BufferPool>(m, "BufferPool").def(py::init<>()).def("get", &BufferPool::get, py::arg("numel"));
+  py::class_<BufferPool>(m, "BufferPool")
+      .def(py::init<>())
+      .def("get", &BufferPool::get, py::arg("numel"));
 }
 
-}  // namespace gradcomp
+}  // namespace gradcomp::bindings

@@ -1,6 +1,3 @@
-#include "bindings/linalg.hpp"
-
-#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include <optional>
@@ -8,17 +5,14 @@
 #include <vector>
 
 #include "base/rng.hpp"
-#include "base/scratch.hpp"
+#include "bindings/bindings.hpp"
+#include "bindings/common.hpp"
 #include "kernels/kernels.hpp"
 #include "linalg/orthonormalize.hpp"
 #include "linalg/products.hpp"
 
-namespace py = pybind11;
-
-namespace gradcomp {
+namespace gradcomp::bindings {
 namespace {
-
-using Floats = py::array_t<float, py::array::c_style>;
 
 // The arguments come from this package alone; these checks keep its mistakes from memory.
 void require(bool fits, const char* what) {
@@ -143,4 +137,4 @@ void bind_linalg(py::module_& m) {
   m.def("uniform_signed", &uniform_signed, py::arg("stream"), py::arg("count"));
 }
 
-}  // namespace gradcomp
+}  // namespace gradcomp::bindings

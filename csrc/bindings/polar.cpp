@@ -1,32 +1,15 @@
-#include "bindings/polar.hpp"
-
-#include <pybind11/numpy.h>
-
 #include <string>
 
+#include "bindings/bindings.hpp"
+#include "bindings/common.hpp"
 #include "polar/encoder.hpp"
 #include "polar/list_decoder.hpp"
 #include "polar/sc_decoder.hpp"
 
-namespace py = pybind11;
-
-namespace gradcomp {
+namespace gradcomp::bindings {
 namespace {
 
 using polar_code::Code;
-
-template <typename T>
-using Array = py::array_t<T, py::array::c_style>;
-
-template <typename T>
-Span<const T> input(const Array<T>& array) {
-  return {array.data(), static_cast<std::size_t>(array.size())};
-}
-
-template <typename T>
-Span<T> output(Array<T>& array) {
-  return {array.mutable_data(), static_cast<std::size_t>(array.size())};
-}
 
 template <typename T>
 Array<T> make(std::size_t rows, std::size_t columns) {
@@ -174,4 +157,4 @@ void bind_polar(py::module_& m) {
   m.attr("POLAR_MAX_LENGTH") = std::size_t{1} << polar_code::kMaxLog2;
 }
 
-}  // namespace gradcomp
+}  // namespace gradcomp::bindings

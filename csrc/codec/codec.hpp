@@ -7,33 +7,9 @@
 #include "base/scratch.hpp"
 #include "base/span.hpp"
 #include "base/status.hpp"
+#include "codec/caps.hpp"
 
 namespace gradcomp {
-
-// What the elements of a payload are; an engine that sums payloads needs to know.
-enum class PayloadType : std::uint8_t { kBytes = 0, kFloat16 = 1, kFloat32 = 2 };
-
-struct Caps {
-  // Payloads of ranks may be added element by element (in payload_type) and decoded once: the sum
-  // is the payload of the sum, up to the rounding of payload_type. Otherwise frames are gathered.
-  bool summable = false;
-  // Of a summable codec: decoding is not linear, so that the decode of a sum is not the sum of the
-  // decodes. Error feedback must subtract what all ranks decode, not what one rank sent.
-  bool nonlinear = false;
-  // The bytes depend on Call::stream, and decoding needs the same stream.
-  bool seeded = false;
-  // Decoding touches O(payload) elements, not O(n).
-  bool sparse = false;
-  // A finite input always decodes to finite values.
-  bool finite = true;
-  // Encoding draws noise that ranks should not share.
-  bool private_noise = false;
-  // Tensors that travel together should share() before any of them is encoded.
-  bool shares = false;
-  // Averages of past steps help, where they are given to learn().
-  bool learns = false;
-  PayloadType payload_type = PayloadType::kBytes;
-};
 
 class Feedback;
 class BucketCodec;

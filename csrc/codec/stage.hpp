@@ -32,7 +32,8 @@ struct Recipe {
 struct StageInfo {
   const char* name = "";
   StageKind kind = StageKind::kCodec;
-  std::uint16_t id = 0;  // of a codec: its frames' codec id; else 0
+  // Codecs only: the codec id of their frames, 1 to 0x7FFF; ids from 0x8000 on are users' own.
+  std::uint16_t id = 0;
   const char* summary = "";
   const char* paper = "";
   const char* nonfinite = "";  // what happens to NaN and Inf
@@ -56,9 +57,6 @@ struct Stage {
 
   std::string text() const;
 };
-
-// Frame codec ids: 1..0x7FFF are gradcomp's own, from 0x8000 on they are free for users.
-inline constexpr std::uint16_t kFirstUserCodecId = 0x8000;
 
 const char* kind_name(StageKind kind) noexcept;
 

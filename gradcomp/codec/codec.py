@@ -19,9 +19,6 @@ from gradcomp.stopwatch import timed
 __all__ = ["Codec", "derive_stream", "get_codec", "list_algorithms", "list_codecs"]
 
 
-_CAPS = ["summable", "nonlinear", "seeded", "sparse", "finite", "private_noise", "shares", "learns"]
-
-
 class Codec:
     """An immutable pair of functions between gradients and bytes; safe to share between threads.
 
@@ -42,13 +39,14 @@ class Codec:
         self.spec: str = self.core.spec
         """The canonical spec."""
         self.name: str = self.core.name
-        self.caps: frozenset[str] = frozenset(cap for cap in _CAPS if getattr(self.core, cap))
-        """``summable``: payloads of ranks may be added and decoded once; ``nonlinear``: summable,
-        but the decode of a sum is not the sum of the decodes; ``seeded``: the bytes depend on seed,
-        step and tensor_id; ``sparse``: decode_add costs O(payload); ``finite``:
-        a finite input decodes to finite values; ``private_noise``: encoding draws noise that ranks
-        should not share; ``shares``: tensors that travel together are encoded together, see
-        `gradcomp.encode_batch`; ``learns``: averages of past steps help, see `learn`."""
+        self.caps: frozenset[str] = frozenset(self.core.caps)
+        """Capabilities. ``summable``: payloads of ranks may be added and decoded once;
+        ``nonlinear``: summable, but the decode of a sum is not the sum of the decodes; ``seeded``:
+        the bytes depend on seed, step and tensor_id; ``sparse``: decode_add costs O(payload);
+        ``finite``: a finite input decodes to finite values; ``private_noise``: encoding draws noise
+        that ranks should not share; ``shares``: tensors that travel together are encoded together,
+        see `gradcomp.encode_batch`; ``learns``: averages of past steps help, see `learn`.
+        ``GRADCOMP_EACH_CAP`` in gradcomp.h lists them."""
         self.carried: int = self.core.carried
         """How many numbers the encoder takes over from one step to the next of a tensor, to find
         sooner what it looks for; see `gradcomp.ToEncode`. Decoding never needs them."""

@@ -42,13 +42,33 @@ GRADCOMP_API void gradcomp_codec_destroy(gradcomp_codec* codec); /* NULL is allo
 /* The canonical spec; lives as long as the codec. */
 GRADCOMP_API const char* gradcomp_codec_spec(const gradcomp_codec* codec);
 
-#define GRADCOMP_CAP_SUMMABLE 1u       /* payloads of ranks may be added, then decoded once */
-#define GRADCOMP_CAP_SEEDED 2u         /* the bytes depend on seed, step and tensor_id */
-#define GRADCOMP_CAP_SPARSE 4u         /* decode_add touches O(payload) elements */
-#define GRADCOMP_CAP_FINITE 8u         /* finite inputs decode to finite values */
-#define GRADCOMP_CAP_PRIVATE_NOISE 16u /* encoding draws noise that ranks should not share */
-#define GRADCOMP_CAP_SHARES 32u        /* tensors that travel together are encoded together */
-#define GRADCOMP_CAP_NONLINEAR 64u     /* the decode of a sum is not the sum of the decodes */
+/* The capabilities of codecs, X(name, NAME, bit): the one list of them, for C, C++ and Python. */
+#define GRADCOMP_EACH_CAP(X)                                                                     \
+  /* Payloads of ranks may be added element by element and decoded once: up to rounding, the sum \
+   * is the payload of the sum. Frames of other codecs are gathered. */                          \
+  X(summable, SUMMABLE, 1)                                                                       \
+  /* The bytes depend on seed, step and tensor_id; decoding needs the same three. */             \
+  X(seeded, SEEDED, 2)                                                                           \
+  /* decode_add touches O(payload) elements, not O(n). */                                        \
+  X(sparse, SPARSE, 4)                                                                           \
+  /* Finite inputs decode to finite values. */                                                   \
+  X(finite, FINITE, 8)                                                                           \
+  /* Encoding draws noise that ranks should not share. */                                        \
+  X(private_noise, PRIVATE_NOISE, 16)                                                            \
+  /* Tensors that travel together are looked at together before any of them is encoded. */       \
+  X(shares, SHARES, 32)                                                                          \
+  /* Summable, but the decode of a sum is not the sum of the decodes: error feedback must        \
+   * subtract the decode of the sum, not that of one rank's payload. */                          \
+  X(nonlinear, NONLINEAR, 64)                                                                    \
+  /* Averages of past steps make payloads smaller. */                                            \
+  X(learns, LEARNS, 128)
+
+typedef enum {
+#define GRADCOMP_CAP_BIT(name, NAME, bit) GRADCOMP_CAP_##NAME = bit,
+  GRADCOMP_EACH_CAP(GRADCOMP_CAP_BIT)
+#undef GRADCOMP_CAP_BIT
+} gradcomp_cap;
+/* The sum of the codec's gradcomp_cap bits. */
 GRADCOMP_API uint32_t gradcomp_codec_caps(const gradcomp_codec* codec);
 
 /* The random numbers of a call are a function of these three, and of nothing else. */
