@@ -117,7 +117,7 @@ def main() -> int:
         "\n"
         f"Loss and bytes over the steps: {picture}\n"
         f"Configuration, metrics and log of each run: {OUTPUT}\n"
-        "To repeat one run, with other options:\n"
+        "To train with options of your own:\n"
         f"  {shlex.join(jobs[1].command(Path('runs') / 'mine'))}",
         markup=False,
     )
