@@ -112,18 +112,17 @@ def build(folder: Path) -> None:
 
 
 def check_style(folder: Path) -> None:
-    """Lint and format as `scripts/test lint` does it."""
-    edited = {
-        edit["new"] or edit["old"]
+    """Lint and format the new files as `scripts/test lint` does it."""
+    new = [
+        edit["new"]
         for guide in GUIDES
         for block in blocks_of(guide)
-        if (edit := _EDIT.fullmatch(block.above))
-    }
-    python = " ".join(sorted(path for path in edited if path.endswith(".py")))
-    cpp = " ".join(sorted(path for path in edited if path.endswith((".cpp", ".hpp"))))
+        if (edit := _EDIT.fullmatch(block.above)) and edit["new"]
+    ]
+    python = " ".join(path for path in new if path.endswith(".py"))
     run(f"ruff check {python}", folder)
     run(f"ruff format --check {python}", folder)
-    run(f"clang-format --dry-run -Werror {cpp}", folder)
+    run(f"clang-format --dry-run -Werror {' '.join(p for p in new if p.endswith('.cpp'))}", folder)
 
 
 # One test, as a build takes a minute and several tests may run in several processes.
