@@ -1,7 +1,7 @@
 """Train a small network on two Horovod ranks, without and with gradient compression.
 
-Each run is one job of horovodrun with scripts/train.py, which measures the bytes it sends.
-Prints a table and writes a picture to runs/quickstart.
+Each run is a job of horovodrun with scripts/train.py, which counts the bytes sent. Prints a table
+and writes a picture to runs/quickstart.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def jobs_of(specs: Sequence[str]) -> list[Job]:
 
 
 def table_of(summaries: dict[Job, dict[str, Any]]) -> Table:
-    """The comparison that the user came for."""
+    """The comparison: a row for each run."""
     table = Table(
         box=SIMPLE_HEAD,
         title=f"digits-cnn on {RANKS} ranks (Horovod, Gloo)",
@@ -83,8 +83,8 @@ def main() -> int:
         "--compression",
         action="append",
         metavar="SPEC",
-        help="train with this spec, such as 'residual|polar(rate=0.25)', beside the uncompressed "
-        f"run; may be repeated (default: {', '.join(COMPRESSED)})",
+        help="a spec to train with, such as 'residual|polar(rate=0.25)', beside the uncompressed "
+        f"run; repeatable (default: {', '.join(COMPRESSED)})",
     )
     specs = parser.parse_args().compression or COMPRESSED
     for spec in specs:
@@ -111,13 +111,13 @@ def main() -> int:
 
     console.print(table_of(summaries))
     console.print(
-        "[1] gradients one rank hands to the collectives, with headers, indices and tokens\n"
-        "[2] what one rank's TCP connections really carry, with Horovod's own talk\n"
-        "[3] both ranks run on this machine: there is no slow network to save time on\n"
+        "[1] handed to collectives by one rank: values, indices, frame headers and tokens\n"
+        "[2] sent by one rank's TCP sockets, Horovod's control messages included\n"
+        "[3] both ranks run on this machine: compression costs time and saves none\n"
         "\n"
         f"Loss and bytes over the steps: {picture}\n"
         f"Configuration, metrics and log of each run: {OUTPUT}\n"
-        "To train by hand, and to vary it:\n"
+        "To train with options of your own:\n"
         f"  {shlex.join(jobs[1].command(Path('runs') / 'mine'))}",
         markup=False,
     )

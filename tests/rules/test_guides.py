@@ -1,0 +1,143 @@
+"""The guides for contributors are true: their code is written to a copy of the repository and run.
+
+A guide names the file of a code block in the line above it; see `_EDIT`. A block of ``sh`` holds
+commands.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDES = ("adding-a-compressor", "adding-an-algorithm", "adding-an-engine")
+
+# Parts of the repository that the guides' commands need.
+COPIED = (
+    *("csrc", "gradcomp", "docs", "scripts", "tests"),
+    *(".clang-format", "pyproject.toml", "setup.py"),
+)
+BUILD = "python setup.py -q build_ext --inplace"
+FIGURES = re.compile("codec_figures|test_codec_pages")
+"""Commands not run here: a figure shows the errors of all codecs, which takes minutes."""
+
+_EDIT = re.compile(
+    r"New file `(?P<new>[^`]+)`:|In `(?P<old>[^`]+)`, (?P<where>before|after) `(?P<anchor>[^`]+)`:"
+)
+
+
+class Block(NamedTuple):
+    above: str
+    language: str
+    text: str
+
+
+def blocks_of(guide: str) -> list[Block]:
+    """The code blocks of a guide, each with the last line of text above it."""
+    blocks, above, language, text = [], "", None, ""
+    for line in (ROOT / "docs" / f"{guide}.md").read_text().splitlines(keepends=True):
+        if language is None:
+            if line.startswith("```"):
+                language, text = line.strip("`\n"), ""
+            elif line.strip():
+                above = line.strip()
+        elif line == "```\n":
+            blocks.append(Block(above, language, text))
+            language = None
+        else:
+            text += line
+    assert language is None, "a block that does not end"
+    return blocks
+
+
+def follow(block: Block, folder: Path) -> None:
+    """Make the edit of a block."""
+    edit = _EDIT.fullmatch(block.above)
+    assert edit, f"this line does not say where the block below it goes: {block.above}"
+    if edit["new"]:
+        path = folder / edit["new"]
+        assert not path.exists(), f"{edit['new']} is there already"
+        assert path.parent.is_dir(), f"the folder of {edit['new']} does not exist"
+        path.write_text(block.text)
+        return
+    path = folder / edit["old"]
+    lines = path.read_text().splitlines(keepends=True)
+    at = [i for i, line in enumerate(lines) if line.strip() == edit["anchor"]]
+    assert len(at) == 1, f"{edit['old']} has the line {edit['anchor']} {len(at)} times"
+    lines.insert(at[0] + (edit["where"] == "after"), block.text)
+    path.write_text("".join(lines))
+
+
+def run(command: str, folder: Path) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}"
+    return done.stdout
+
+
+def build(folder: Path) -> None:
+    """Copy the repository, make the edits of all guides, and build the extension."""
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(
+                ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.so", "__pycache__")
+            )
+        else:
+            shutil.copy(ROOT / name, folder / name)
+    # Without optimization it is built in half the time, and computes the same bits.
+    setup = (folder / "setup.py").read_text()
+    assert '"-O3"' in setup
+    (folder / "setup.py").write_text(setup.replace('"-O3"', '"-O0"'))
+    for guide in GUIDES:
+        for block in blocks_of(guide):
+            if block.language != "sh":
+                follow(block, folder)
+    run(BUILD, folder)
+
+
+def check_style(folder: Path) -> None:
+    """Lint and format the new files as `scripts/test lint` does it."""
+    new = [
+        edit["new"]
+        for guide in GUIDES
+        for block in blocks_of(guide)
+        if (edit := _EDIT.fullmatch(block.above)) and edit["new"]
+    ]
+    python = " ".join(path for path in new if path.endswith(".py"))
+    run(f"ruff check {python}", folder)
+    run(f"ruff format --check {python}", folder)
+    run(f"clang-format --dry-run -Werror {' '.join(p for p in new if p.endswith('.cpp'))}", folder)
+
+
+# One test, as a build takes a minute and several tests may run in several processes.
+@pytest.mark.timeout(1800)
+def test_the_guides_are_true(tmp_path: Path) -> None:
+    build(tmp_path)
+    for guide in GUIDES:
+        commands = [
+            command
+            for block in blocks_of(guide)
+            if block.language == "sh"
+            for command in block.text.splitlines()
+        ]
+        printed = [
+            run(one, tmp_path) for one in commands if one != BUILD and not FIGURES.search(one)
+        ]
+        assert any(" passed" in text for text in printed), f"{guide} runs no test"
+    check_style(tmp_path)
