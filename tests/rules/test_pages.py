@@ -31,7 +31,7 @@ if not PAGES:
 
 
 def prose(page: Path) -> str:
-    """The text with an empty line for each line of a code block."""
+    """The text with an empty line for each line of a fenced code block."""
     lines, fence = [], ""
     for line in page.read_text(encoding="utf-8").split("\n"):
         mark = re.match(r"\s*(`{3,}|~{3,})", line)
