@@ -140,3 +140,20 @@ def test_every_name_of_python_exists(page: Path) -> None:
             except (ImportError, AttributeError):
                 missing.add(match[1])
     assert missing == set()
+
+
+def test_sources_refer_to_existing_pages_and_headings() -> None:
+    sources = [name for name in FILES if name.endswith((".py", ".cpp", ".hpp", ".h", ".yaml"))]
+    broken = set()
+    for name in sources:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for page, anchor in re.findall(r"\b((?:docs|benchmarks)/[\w./-]+\.md)(?:#([\w-]+))?", text):
+            if not (ROOT / page).is_file() or (anchor and anchor not in anchors(ROOT / page)):
+                broken.add(f"{name}: {page}#{anchor}")
+    assert broken == set()
+
+
+def test_the_map_names_every_page() -> None:
+    text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    names = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert {name for name in names if f"({name})" not in text} == set()
