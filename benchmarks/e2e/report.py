@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,8 @@ def machines(rows: Sequence[Row]) -> str:
                     cells.append(cell)
     if len(where) < 2:
         return "".join(f"On {name}." for name in where)
-    return "\n".join(f"- {', '.join(cells)}: on {name}" for name, cells in where.items())
+    items = (f"- {', '.join(cells)}: on {name}" for name, cells in where.items())
+    return "\n".join(textwrap.fill(item, 118, subsequent_indent="  ") for item in items)
 
 
 def overheads(rows: Sequence[Row]) -> str:

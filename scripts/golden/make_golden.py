@@ -463,8 +463,8 @@ def example(codec_name: str) -> str:
 def examples(codec_names: Iterable[str]) -> str:
     """The section "Worked examples" of docs/wire-format.md, below its heading."""
     intro = (
-        "Each is a whole frame: offset, bytes and meaning of every field. "
-        "`scripts/golden/make_golden.py --examples` prints this section."
+        "Whole frames, with offset, bytes and meaning of every field, printed by "
+        "`scripts/golden/make_golden.py --examples`."
     )
     return "\n\n".join([intro, *(example(name) for name in codec_names)])
 
