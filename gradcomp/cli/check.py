@@ -9,8 +9,8 @@ import typer
 
 from gradcomp.cli import show
 from gradcomp.cli.options import ConfigArgument, JsonOption, SetOption, load
-from gradcomp.config.plan import Resolution, SpecPhase, SpecSchedule
 from gradcomp.config.schema import DEFAULT_RULES, Compress, Match
+from gradcomp.config.spec_schedule import Resolution, SpecPhase, SpecSchedule
 from gradcomp.errors import GradcompError
 from gradcomp.exchange.select import exchange_pattern
 
@@ -71,14 +71,14 @@ def check(
     if taken:
         table = show.table("tensor", "shape", "rule", "spec")
         for name, shape, chosen in taken:
-            text = "\n".join(_phase_text(phase) for phase in chosen.plan.phases)
+            text = "\n".join(_phase_text(phase) for phase in chosen.schedule.phases)
             table.add_row(name, _shape_text(shape), chosen.rule, text)
         show.output("", table)
 
 
 def _rules(compress: Compress) -> list[tuple[Resolution, Match]]:
     """All rules in the order in which tensors try them."""
-    default, *written = compress.plans
+    default, *written = compress.resolutions
     small = SpecSchedule.of(compress.small)
     return [
         *zip(written, (rule.match for rule in compress.rules), strict=True),
@@ -94,7 +94,7 @@ def _phases(chosen: Resolution) -> list[tuple[SpecPhase, str]]:
     """The phases of a rule's schedule, each with its exchange pattern."""
     return [
         (phase, exchange_pattern(phase.use, phase.exchange or chosen.exchange))
-        for phase in chosen.plan.phases
+        for phase in chosen.schedule.phases
     ]
 
 

@@ -117,7 +117,7 @@ def _max_bytes(spec: specs.Spec) -> dict[int, int]:
     """The largest payload, or frame, by number of elements; empty for an algorithm."""
     if spec.algorithm:
         return {}  # bytes depend on shapes
-    codec = gradcomp.get_codec(spec.at(0, 0).codec)
+    codec = gradcomp.get_codec(spec.first_codec)
     framed = exchange_pattern(spec) == "gather"
     size = codec.max_encoded_size if framed else codec.max_payload_size
     return {numel: size(numel) for numel in _NUMELS}

@@ -60,7 +60,7 @@ def state_of(spec: Spec) -> dict[str, Hashable]:
     kinds: dict[str, Hashable] = {}
     memory, algorithm = spec.memory, spec.algorithm
     if algorithm is None:
-        codec = get_codec(spec.at(0, 0).codec)
+        codec = get_codec(spec.first_codec)
         if codec.carried:
             kinds["carried"] = codec.name
         if "learns" in codec.caps:

@@ -12,8 +12,8 @@ import numpy as np
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.spec import Spec, parse
-from gradcomp.config.plan import Resolution, SpecPhase
 from gradcomp.config.schema import Config
+from gradcomp.config.spec_schedule import Resolution, SpecPhase
 from gradcomp.errors import ConfigError, StateError
 from gradcomp.exchange.memory import REPLICATED_KINDS, STATE_KINDS, Arrays, MemoryState, state_of
 from gradcomp.exchange.nodes import Node
@@ -105,16 +105,16 @@ class Pipeline:
                 choice = self._choices[name, shape] = self.config.resolve(name, shape)
             step = self._rounds.get(name, 0)
             resolved = self._taken_at(choice, shape, step)
-            if not (choice.plan.switches or resolved.phase.use.scheduled) and (
+            if not (choice.schedule.switches or resolved.phase.use.scheduled) and (
                 self._policy is None or step >= resolved.aggregator.start_step
             ):
                 self._lasting[name, shape] = resolved
         return resolved
 
     def _taken_at(self, choice: Resolution, shape: tuple[int, ...], step: int) -> Resolved:
-        if choice.plan.by_epochs:
-            self._check_epoch(choice.plan)
-        phase = choice.plan.at(step, self._epoch or 0)
+        if choice.schedule.by_epochs:
+            self._check_epoch(choice.schedule)
+        phase = choice.schedule.at(step, self._epoch or 0)
         spec = phase.use
         found = self._made(spec, phase.exchange or choice.exchange, step)
         if not found.takes(shape):

@@ -210,9 +210,9 @@ class Compression(BaseCompression):
 
     def _always_dense(self, one: _Tensor) -> bool:
         """Whether a tensor travels as it is in every step."""
-        plan = self.config.resolve(one.name, one.shape).plan
+        schedule = self.config.resolve(one.name, one.shape).schedule
         return (
-            not plan.switches
+            not schedule.switches
             and not self.pipeline.measures
             and self.pipeline.sends_dense(one.name, one.shape)
         )
@@ -234,7 +234,7 @@ class Compression(BaseCompression):
 
     def _check_sparse(self, name: str, shape: tuple[int, ...]) -> None:
         resolution = self.config.resolve(name, shape)
-        for spec in resolution.plan.specs:
+        for spec in resolution.schedule.specs:
             if exchange_pattern(spec, resolution.exchange) != "dense":
                 raise TypeError(
                     f"the gradient of '{name}' is an IndexedSlices, which cannot take '{spec}': "

@@ -51,8 +51,9 @@ def _check_nameless(config: Config) -> None:
         spec = next(spec for spec in config.specs if spec.stateful)
         reason = f"'{spec}' keeps state between steps, by parameter name"
     elif config.switches:
-        plan = next(plan for _, plan, _ in config.compress.plans if plan.switches)
-        reason = f"'{plan}' counts steps by parameter name"
+        schedules = (schedule for _, schedule, _ in config.compress.resolutions)
+        schedule = next(schedule for schedule in schedules if schedule.switches)
+        reason = f"'{schedule}' counts steps by parameter name"
     elif config.compress.policy == "auto":
         reason = "the policy 'auto' decides by parameter name"
     else:
@@ -127,15 +128,15 @@ class Compression(TensorControls, BaseCompression):
         shape = tuple(tensor.shape)
         aggregator = self.pipeline.aggregator(name or "", shape)
         if tensor.requires_grad:  # it is the parameter itself
-            plan = self.config.resolve(name or "", shape).plan
+            schedule = self.config.resolve(name or "", shape).schedule
             if self.pipeline.measures:
                 raise TypeError(
                     "op=Adasum does not work with `compress.policy: auto`, which averages while it "
                     "measures: use op=Average, or set compress.policy to always"
                 )
-            if plan.stateful or not aggregator.linear:
+            if schedule.stateful or not aggregator.linear:
                 raise TypeError(
-                    f"op=Adasum does not work with '{plan}' here: Adasum combines parameter "
+                    f"op=Adasum does not work with '{schedule}' here: Adasum combines parameter "
                     "changes by their angles, which needs payloads that can be added, no memory, "
                     "and an all-reduce; use op=Average, or a spec such as fp16 with exchange: auto"
                 )

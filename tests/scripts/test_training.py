@@ -95,7 +95,7 @@ def test_all_problems_are_reported_at_once():
 
 
 def test_unknown_key_names_the_nearest():
-    with pytest.raises(ConfigError, match=r"train\.epoch: unknown key; did you mean 'epochs'\?"):
+    with pytest.raises(ConfigError, match=r"train\.epoch: unknown key, did you mean 'epochs'\?"):
         settings_of(epoch=3)
 
 

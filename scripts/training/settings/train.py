@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, StrictBool, StrictInt
+from pydantic import Field, StrictBool, StrictInt
 
 from gradcomp.config.compose import KeyPath
+from gradcomp.config.fields import ExpandedPath
 from gradcomp.errors import ConfigError
 from training.settings.section import Number, Section
 
@@ -28,10 +28,6 @@ TASKS: tuple[str, ...] = get_args(_Task)
 TENSORFLOW_TASKS = ("digits-mlp", "digits-cnn")
 
 
-def _path(value: object) -> object:
-    return Path(value).expanduser() if isinstance(value, str) and value else value
-
-
 class TrainSettings(Section):
     """What to train, and how."""
 
@@ -39,10 +35,8 @@ class TrainSettings(Section):
     example = "{task: digits-cnn}"
 
     task: _Task = Field(description=f"one of {', '.join(TASKS)}")
-    data_dir: Annotated[Path | None, BeforeValidator(_path)] = Field(
-        None, description="the path of a folder (cifar10-resnet20 only)"
-    )
-    text_file: Annotated[Path | None, BeforeValidator(_path)] = Field(
+    data_dir: ExpandedPath = Field(None, description="the path of a folder (cifar10-resnet20 only)")
+    text_file: ExpandedPath = Field(
         None, description="the path of a text file in UTF-8 (char-transformer only)"
     )
     width: StrictInt | None = Field(
