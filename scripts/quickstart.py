@@ -46,7 +46,7 @@ def jobs_of(specs: Sequence[str]) -> list[Job]:
 
 
 def table_of(summaries: dict[Job, dict[str, Any]]) -> Table:
-    """The comparison that the user came for."""
+    """The comparison of all runs."""
     table = Table(
         box=SIMPLE_HEAD,
         title=f"digits-cnn on {RANKS} ranks (Horovod, Gloo)",
@@ -112,7 +112,7 @@ def main() -> int:
     console.print(table_of(summaries))
     console.print(
         "[1] gradients one rank hands to the collectives, with headers, indices and tokens\n"
-        "[2] what one rank's TCP connections really carry, with Horovod's own talk\n"
+        "[2] bytes that one rank's TCP connections carry, with Horovod's own messages\n"
         "[3] both ranks run on this machine: there is no slow network to save time on\n"
         "\n"
         f"Loss and bytes over the steps: {picture}\n"

@@ -29,7 +29,7 @@ TENSORFLOW_TASKS = ("digits-mlp", "digits-cnn")
 
 
 class TrainSettings(Section):
-    """What to train, and how."""
+    """The task, its length, the optimizer and the output."""
 
     section = "train"
     example = "{task: digits-cnn}"
@@ -85,7 +85,7 @@ class TrainSettings(Section):
         return cls.of(mapping["train"], origin)
 
     def check_framework(self, framework: str) -> None:
-        """Raise ConfigError where the task is not there in the framework."""
+        """Raise ConfigError where ``framework`` does not have the task."""
         if framework == "tensorflow" and self.task not in TENSORFLOW_TASKS:
             raise ConfigError(
                 f"train.task: got {self.task!r}, which --framework tensorflow does not have; "
