@@ -363,15 +363,15 @@ def _check_environment() -> None:
 
 def _check_config(config: Config) -> None:
     """Refuse what needs rounds between the workers."""
-    for rule, plan, exchange in config.compress.plans:
+    for rule, schedule, exchange in config.compress.resolutions:
         if exchange != "auto":
             raise ConfigError(
                 f"{rule} asks for exchange: {exchange}, and BytePS has servers instead; leave it "
                 "out"
             )
-        if plan.switches:
+        if schedule.switches:
             raise ConfigError(
-                f"{rule} has specs that follow one another, '{plan}', and BytePS keeps the "
+                f"{rule} has specs that follow one another, '{schedule}', and BytePS keeps the "
                 "compressor that a tensor was declared with: give it one spec; parameters may have "
                 "schedules, such as topk(ratio=ramp(from=0.25,to=0.01,steps=1000))"
             )
@@ -578,7 +578,7 @@ def _check_summable(spec: Spec) -> None:
         raise ConfigError(
             f"'{spec}' takes several exchanges a step, and BytePS has one: use Horovod for it"
         )
-    if "summable" not in get_codec(spec.at(0, 0).codec).caps:
+    if "summable" not in get_codec(spec.first_codec).caps:
         raise ConfigError(
             f"BytePS' servers add up what Compression hands over, and payloads of '{spec}' cannot "
             f"be added: {instead}"

@@ -92,7 +92,7 @@ def job_of(contender: Contender, seed: int, arguments: argparse.Namespace) -> tu
     Raises ConfigError where the configuration is wrong.
     """
     configs = [path for path in (arguments.task, contender.config) if path is not None]
-    # Nobody resumes these: a run that did not end starts anew.
+    # These runs are never resumed: an unfinished one starts anew.
     settings = ["train.checkpoint_every=0", *arguments.set, f"train.seed={seed}"]
     if contender.spec is not None:
         settings.append(f"compress.default={contender.spec}")
@@ -134,18 +134,18 @@ class Row:
     failed: int
     mean: float
     spread: float | None
-    """Standard deviation of the seeds; None of a single one."""
+    """Standard deviation over the seeds; None with a single seed."""
     best: float
     sent_bytes: float
     ratio: float
     last_sent_bytes: float
-    """Of a step in the last epoch, after any warm-up."""
+    """Bytes per step in the last epoch, after any warm-up."""
     last_ratio: float
     step_seconds: float
 
 
 def row_of(contender: Contender, metric: Metric) -> Row:
-    """Summarise the finished runs, of which there is at least one."""
+    """Summarise the finished runs; there must be at least one."""
     summaries = contender.summaries
     final = [summary[f"final_{metric.key}"] for summary in summaries]
     best = [summary[f"best_{metric.key}"] for summary in summaries]
@@ -185,7 +185,7 @@ HEADINGS = (
 
 
 def cells_of(contender: Contender, metric: Metric) -> list[str]:
-    """What the table shows of a contender, in the order of HEADINGS."""
+    """The row of a contender, in the order of HEADINGS."""
     if not contender.summaries:
         return [contender.name, f"0 of {contender.failed}", "failed", *[""] * (len(HEADINGS) - 3)]
     row = row_of(contender, metric)
@@ -216,7 +216,7 @@ def table_of(cells: Sequence[Sequence[str]], metric: Metric, title: str) -> Tabl
 
 
 def markdown_of(cells: Sequence[Sequence[str]], metric: Metric, title: str) -> str:
-    """The same, for a file, with what the columns mean."""
+    """The comparison in Markdown, with notes on the columns."""
     headings = [heading.format(metric=metric.title) for heading in HEADINGS]
     lines = [headings, ["---", *["---:"] * (len(headings) - 1)]]
     lines += [[cell.replace("|", r"\|") for cell in row] for row in cells]
@@ -226,8 +226,8 @@ def markdown_of(cells: Sequence[Sequence[str]], metric: Metric, title: str) -> s
 
 NOTES = """\
 - test result: at the end, mean ± standard deviation over the seeds; best: of any epoch and seed
-- bytes a step: what rank 0 hands to the collectives for gradients, with frame headers, indices
-  and tokens; the mean over the whole run, and over its last epoch, after any warm-up
+- bytes a step: bytes of gradients that rank 0 hands to the collectives, with frame headers,
+  indices and tokens; the mean over the whole run, and over its last epoch, after any warm-up
 - times fewer: than the same gradients in float32
 - median step: all ranks share one machine, so there is no slow network to save time on"""
 
@@ -249,7 +249,7 @@ def parse() -> argparse.Namespace:
         action="append",
         required=True,
         metavar="NAME=SPEC",
-        help="what to compare, the reference first; may be repeated. NAME=SPEC, or NAME=FILE.yaml "
+        help="a run to compare, the reference first; may be repeated. NAME=SPEC, or NAME=FILE.yaml "
         f"with a compress section, or {UNCOMPRESSED}",
     )
     parser.add_argument("--np", type=int, default=2, metavar="N", help="ranks (default: 2)")
@@ -279,10 +279,10 @@ def parse() -> argparse.Namespace:
 
 
 def train(contenders: Sequence[Contender], arguments: argparse.Namespace, console: Console) -> None:
-    """Train what is not finished yet.
+    """Train all runs that are not finished yet.
 
-    Raises ConfigError, before any starts, where a configuration is wrong or a finished run has
-    another one.
+    Raises ConfigError, before any starts, where a configuration is wrong, or where a finished run
+    has another one.
     """
     todo = []
     for seed in range(arguments.seeds):

@@ -66,6 +66,11 @@ class Spec:
         return "|".join(stage.text for stage in self.stages if stage.kind != "memory")
 
     @property
+    def first_codec(self) -> str:
+        """The codec's text as `codec`, in the first step: without schedules."""
+        return self.at(0, 0).codec
+
+    @property
     def stateful(self) -> bool:
         """Whether compressing one step may change the next: by a memory, or an algorithm's own."""
         return self.memory is not None or self.algorithm is not None

@@ -8,18 +8,16 @@ the value, what is allowed and the remedy.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import json
 import math
 import re
-import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BeforeValidator,
+    BaseModel,
     Field,
     StrictBool,
     StrictInt,
@@ -31,23 +29,23 @@ from pydantic import (
 
 from gradcomp.codec import spec as specs
 from gradcomp.codec.spec import Spec, Stage
-from gradcomp.config.compose import VERSION, KeyPath, compose, format_path
-from gradcomp.config.plan import (
+from gradcomp.config.compose import VERSION, KeyPath, compose
+from gradcomp.config.fields import ExpandedPath, StrictModel
+from gradcomp.config.messages import config_error
+from gradcomp.config.sections import RESERVED_SECTIONS
+from gradcomp.config.spec_schedule import (
     EXCHANGE_FORM,
-    PLAN_FORM,
+    SCHEDULE_FORM,
     Exchange,
     Resolution,
     SpecPhase,
     SpecSchedule,
-    StrictModel,
     corrects_momentum,
 )
-from gradcomp.errors import ConfigError, SpecError
 from gradcomp.exchange.memory import MOMENTUM_CORRECTION
 from gradcomp.exchange.select import exchange_refusal, pattern_between_nodes
 
 __all__ = [
-    "FOREIGN_SECTIONS",
     "VERSION",
     "Compress",
     "Config",
@@ -56,26 +54,6 @@ __all__ = [
     "load_config",
     "load_mapping",
 ]
-
-FOREIGN_SECTIONS = frozenset(
-    {
-        "train",  # scripts/train.py
-        "gossip",
-        # What Horovod 0.28 reads from the same file (horovodrun --config-file).
-        "autotune",
-        "controller",
-        "library_options",
-        "logging",
-        "params",
-        "stall_check",
-        "timeline",
-    }
-)
-"""Top-level keys that others own: they compose like any other and are not validated here."""
-
-
-def _path(value: object) -> object:
-    return Path(value).expanduser() if isinstance(value, str) and value else value
 
 
 class Match(StrictModel):
@@ -138,20 +116,20 @@ class Rule(StrictModel):
     """One entry of ``compress.rules``: tensors that ``match`` use the spec ``use``."""
 
     match: Match = Field(description='a mapping such as {name: "*.bias"}; {} takes every tensor')
-    use: SpecSchedule = Field(description=PLAN_FORM)
+    use: SpecSchedule = Field(description=SCHEDULE_FORM)
     exchange: Exchange | None = Field(
-        default=None, description=f"{EXCHANGE_FORM}; that of compress.exchange if left out"
+        default=None, description=f"{EXCHANGE_FORM}; compress.exchange if left out"
     )
 
 
 DEFAULT_BUCKET_BYTES = 4 * 2**20
-"""Enough to hide what each exchange costs, and little enough to begin during the backward pass."""
+"""Large enough to hide the cost of each exchange, small enough to begin during the backward pass."""
 
 
 class Compress(StrictModel):
     """The ``compress`` section: rules tried in order, then the default rules, then ``default``."""
 
-    default: SpecSchedule = Field(description=PLAN_FORM)
+    default: SpecSchedule = Field(description=SCHEDULE_FORM)
     rules: tuple[Rule, ...] = Field(default=(), description="a list of {match: ..., use: ...}")
     bucket_bytes: StrictInt = Field(
         default=DEFAULT_BUCKET_BYTES,
@@ -164,12 +142,12 @@ class Compress(StrictModel):
         default=None,
         ge=1,
         description="an integer >= 1: consecutive ranks that two_level takes for a node, instead "
-        "of those of a machine",
+        "of the ranks of a machine",
     )
 
     @property
-    def plans(self) -> tuple[Resolution, ...]:
-        """What is written: the default, then the rules."""
+    def resolutions(self) -> tuple[Resolution, ...]:
+        """The default, then the rules as written."""
         return (
             Resolution("compress.default", self.default, self.exchange),
             *(
@@ -180,11 +158,15 @@ class Compress(StrictModel):
 
     @property
     def choices(self) -> tuple[tuple[str, Spec, Exchange], ...]:
-        """Where a spec is written, the spec and its exchange, in the order of `plans`."""
+        """Key path, spec and exchange of every spec written here, in the order of `resolutions`."""
         return tuple(
-            (f"{rule}[{index}]" if plan.switches else rule, phase.use, phase.exchange or exchange)
-            for rule, plan, exchange in self.plans
-            for index, phase in enumerate(plan.phases)
+            (
+                f"{rule}[{index}]" if schedule.switches else rule,
+                phase.use,
+                phase.exchange or exchange,
+            )
+            for rule, schedule, exchange in self.resolutions
+            for index, phase in enumerate(schedule.phases)
         )
 
     @property
@@ -194,7 +176,7 @@ class Compress(StrictModel):
 
     @property
     def small(self) -> Spec:
-        """What the tensors of the default rules take: none of them is compressed."""
+        """The spec of tensors that default rules take: uncompressed, with the default's momentum."""
         memory = self.default.specs[0].memory
         if memory is None or memory.name != MOMENTUM_CORRECTION:
             return specs.parse("identity")
@@ -223,9 +205,9 @@ class Compress(StrictModel):
 
 
 class StatsSection(StrictModel):
-    """The ``stats`` section: what is measured while a job trains."""
+    """The ``stats`` section: measurements while a job trains."""
 
-    profile: Annotated[Path | None, BeforeValidator(_path)] = Field(
+    profile: ExpandedPath = Field(
         default=None, description="the path of a folder, to which each rank writes its profile"
     )
     error: StrictBool = Field(
@@ -279,11 +261,11 @@ class Config(StrictModel):
         return self.resolve(name, shape).spec
 
     def resolve(self, name: str, shape: tuple[int, ...]) -> Resolution:
-        """What the tensor ``name`` of ``shape`` takes, with the rule that chose it."""
-        default, *plans = self.compress.plans
-        for plan, rule in zip(plans, self.compress.rules, strict=True):
+        """Schedule and exchange of the tensor ``name`` of ``shape``, and the rule that chose them."""
+        default, *written = self.compress.resolutions
+        for resolution, rule in zip(written, self.compress.rules, strict=True):
             if rule.match.matches(name, shape):
-                return plan
+                return resolution
         for label, match in DEFAULT_RULES.items():
             if match.matches(name, shape):
                 return Resolution(f"default rule: {label}", SpecSchedule.of(self.compress.small))
@@ -308,10 +290,10 @@ class Config(StrictModel):
     @property
     def switches(self) -> bool:
         """Whether any tensor's spec is followed by another one."""
-        return any(plan.switches for _, plan, _ in self.compress.plans)
+        return any(schedule.switches for _, schedule, _ in self.compress.resolutions)
 
     def digest_text(self) -> str:
-        """Canonical one-line JSON of all that decides the bytes sent.
+        """Canonical one-line JSON of everything that decides the bytes sent.
 
         Equal on two ranks exactly when they compress alike; specs are in canonical form.
         """
@@ -322,7 +304,7 @@ class Config(StrictModel):
                 "exchange": exchange,
             }
             for rule, (_, _, exchange) in zip(
-                self.compress.rules, self.compress.plans[1:], strict=True
+                self.compress.rules, self.compress.resolutions[1:], strict=True
             )
         ]
         nodes = self.compress.ranks_per_node
@@ -341,16 +323,17 @@ class Config(StrictModel):
         return json.dumps(content, sort_keys=True, separators=(",", ":"))
 
 
-def _digest(plan: SpecSchedule) -> str | list[dict[str, object]]:
-    if not plan.switches:
-        return plan.canonical
+def _digest(schedule: SpecSchedule) -> str | list[dict[str, object]]:
+    if not schedule.switches:
+        return schedule.canonical
     return [
-        {**phase.model_dump(exclude_none=True), "use": phase.use.canonical} for phase in plan.phases
+        {**phase.model_dump(exclude_none=True), "use": phase.use.canonical}
+        for phase in schedule.phases
     ]
 
 
 def load_mapping(paths: Sequence[str | Path] = (), overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The merged mapping of ``paths`` and ``overrides``, sections of others included.
+    """The merged mapping of ``paths`` and ``overrides``, reserved sections included.
 
     ``paths`` are YAML files, composed left to right: mappings merge, anything else is
     replaced. ``overrides`` are texts ``dotted.key=value``, the value in YAML, applied
@@ -369,39 +352,23 @@ def load_config(paths: Sequence[str | Path] = (), overrides: Sequence[str] = ())
 
 
 def _validate(mapping: Mapping[str, Any], origin: Callable[[KeyPath], str]) -> Config:
-    own = {key: value for key, value in mapping.items() if key not in FOREIGN_SECTIONS}
+    own = {key: value for key, value in mapping.items() if key not in RESERVED_SECTIONS}
     try:
         return Config.model_validate(own)
     except ValidationError as error:
-        problems = [
-            f"{origin(problem['loc'])}: {format_path(problem['loc'])}: {_explain(problem)}"
-            for problem in error.errors(include_url=False)
-        ]
-    raise ConfigError("\n".join(problems))
+        failure = config_error(
+            error,
+            origin=origin,
+            model_at=_model_at,
+            form="a mapping such as {version: 1, compress: {default: fp16}}",
+            reserved=RESERVED_SECTIONS,
+        )
+    raise failure
 
 
-def _explain(problem: Mapping[str, Any]) -> str:
-    """What is wrong at one key, what is allowed there and how to mend it."""
-    *above, key = problem["loc"]
-    if problem["type"] in ("extra_forbidden", "invalid_key"):
-        section = _section(above)
-        others = FOREIGN_SECTIONS if section is Config else ()
-        return _unknown_key(str(key), sorted({*section.model_fields, *others}))
-    *above, field = (part for part in problem["loc"] if isinstance(part, str))
-    expected = _section(above).model_fields[field].description
-    if problem["type"] == "missing":
-        return f"missing; expected {expected}"
-    cause = problem.get("ctx", {}).get("error")
-    if isinstance(cause, SpecError):
-        return str(cause)
-    got = f"got {reprlib.repr(problem['input'])}" + (f" ({cause})" if cause else "")
-    return f"{got}; expected {expected}"
-
-
-def _section(path: Sequence[object]) -> type[StrictModel]:
+def _model_at(path: Sequence[str]) -> type[BaseModel]:
     """The model of the mapping at ``path``."""
-    names = [part for part in path if isinstance(part, str)]
-    sections: dict[str, type[StrictModel]] = {
+    models: dict[str, type[BaseModel]] = {
         "compress": Compress,
         "stats": StatsSection,
         "default": SpecPhase,
@@ -409,12 +376,4 @@ def _section(path: Sequence[object]) -> type[StrictModel]:
         "match": Match,
         "use": SpecPhase,
     }
-    return sections[names[-1]] if names else Config
-
-
-def _unknown_key(key: str, known: list[str]) -> str:
-    if "=" in key or ")" in key:
-        return 'unknown key; inside { } quote a spec that holds a comma, as in "topk(k=1,...)"'
-    near = difflib.get_close_matches(key, known, n=1)
-    guess = f", did you mean {near[0]!r}?" if near else ""
-    return f"unknown key{guess} (known keys: {', '.join(known)})"
+    return models[path[-1]] if path else Config

@@ -37,7 +37,7 @@ def explain(spec: str) -> str:
         return "\n".join([*lines, "", f"exchange: {ALGORITHMS[parsed.algorithm.name].exchange}"])
     if parsed.scheduled:
         lines += ["", "in the first step:", str(parsed.at(0, 0))]
-    codec = get_codec(parsed.at(0, 0).codec)
+    codec = get_codec(parsed.first_codec)
     pattern = exchange_pattern(parsed)
     size = codec.max_encoded_size(_NUMEL) if pattern == "gather" else codec.max_payload_size(_NUMEL)
     asked = [one for one in EXCHANGES[1:] if "(" not in one and not exchange_refusal(parsed, one)]

@@ -70,12 +70,12 @@ def exchange_pattern(spec: Spec, exchange: str = "auto") -> str:
         return "reduce" if spec.stateful else "dense"
     if exchange != "auto":
         return exchange
-    return "reduce" if "summable" in get_codec(spec.at(0, 0).codec).caps else "gather"
+    return "reduce" if "summable" in get_codec(spec.first_codec).caps else "gather"
 
 
 def _sums_gradients(spec: Spec) -> bool:
     """Whether gradients are all-reduced as they are: by `Dense` or `DenseMomentum`."""
-    if spec.algorithm is not None or get_codec(spec.at(0, 0).codec).name != "identity":
+    if spec.algorithm is not None or get_codec(spec.first_codec).name != "identity":
         return False
     memory = spec.memory
     return memory is None or memory.name == MOMENTUM_CORRECTION
@@ -96,7 +96,7 @@ def exchange_refusal(spec: Spec, exchange: str) -> str | None:
         )
     if pattern == "dense":
         return None
-    codec = get_codec(spec.at(0, 0).codec)
+    codec = get_codec(spec.first_codec)
     if pattern == "reduce" and "summable" not in codec.caps:
         return f"payloads of '{codec.name}' cannot be added; take gather or sra"
     if pattern == "sra" and "shares" in codec.caps:

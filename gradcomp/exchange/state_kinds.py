@@ -35,7 +35,7 @@ def state_of(spec: Spec) -> dict[str, Hashable]:
     if algorithm is not None:
         kinds.update(ALGORITHMS[algorithm.name].state_of(algorithm.params))
         return kinds
-    codec = get_codec(spec.at(0, 0).codec)
+    codec = get_codec(spec.first_codec)
     if codec.carried:
         kinds["carried"] = codec.name
     if "learns" in codec.caps:

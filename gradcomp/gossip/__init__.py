@@ -1,6 +1,6 @@
 """Decentralized averaging: ranks exchange with a few peers, and agree in the course of rounds.
 
-Topologies say who the peers are; algorithms are rounds over `gradcomp.exchange.rounds.Exchange`, run by
+Topologies define the peers; algorithms are rounds over `gradcomp.exchange.rounds.Exchange`, run by
 `run_gossip` in one process, and by adapters between processes.
 """
 

@@ -1,4 +1,4 @@
-"""Algorithms by name."""
+"""Gossip algorithms by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COMPRESSED: dict[str, Any] = {
 }
 
 ALGORITHMS = (*_DENSE, *_COMPRESSED)
-"""What `make_gossip` knows."""
+"""Names for `make_gossip`."""
 
 
 def make_gossip(
@@ -40,7 +40,7 @@ def make_gossip(
         name: one of `ALGORITHMS`.
         topology, rank: as in the algorithm's class.
         shapes: the tensors' shapes by name; see `Layout`.
-        options: the class' own keywords, such as ``gamma``.
+        options: keywords of the algorithm's class, such as ``gamma``.
 
     Raises:
         GradcompError: ``name`` or an option is unknown.

@@ -1,4 +1,4 @@
-"""What every gossip algorithm of a rank has: a topology, a layout of tensors, and counters."""
+"""Base classes of gossip algorithms: topology, layout of tensors, counters, exchanges."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["CompressedGossip", "Gossip", "Layout", "Tensor", "Traffic"]
 
 @dataclass
 class Traffic:
-    """What one rank has sent so far.
+    """Traffic that one rank has sent so far.
 
     Attributes:
-        bits: of all messages to all peers; what transports add is not counted.
-        messages: one for each peer in each exchange.
-        steps: rounds so far.
+        bits: bits of all messages to all peers, without headers of the transport.
+        messages: number of messages: one for each peer in each exchange.
+        steps: number of rounds.
     """
 
     bits: int = 0
@@ -36,13 +36,13 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of a layout: where it is in the flat values."""
+    """One tensor of a layout, and its first index in the flat values."""
 
     key: TensorKey
     begin: int
 
     def of(self, flat: FloatArray) -> FloatArray:
-        """Its elements, as a view."""
+        """A view of its elements."""
         return flat[self.begin : self.begin + self.key.numel]
 
 
@@ -50,7 +50,7 @@ class Layout:
     """Tensors one after the other in one flat array, the same on every rank.
 
     Args:
-        shapes: the tensors' shapes by name, in their order.
+        shapes: name -> shape, in the order of the array.
     """
 
     def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
@@ -63,12 +63,12 @@ class Layout:
 
     @cached_property
     def large(self) -> list[Tensor]:
-        """Those of at least two dimensions, which algorithms compress."""
+        """Tensors of at least two dimensions, which algorithms compress."""
         return [one for one in self.tensors if len(one.key.shape) >= 2 and one.key.numel]
 
     @cached_property
     def small(self) -> list[Tensor]:
-        """The others, such as biases, which travel dense and are averaged without a step size."""
+        """Tensors of fewer dimensions, such as biases: they travel dense, with step size 1."""
         return [one for one in self.tensors if len(one.key.shape) < 2 and one.key.numel]
 
     def small_values(self, flat: FloatArray) -> FloatArray:
@@ -77,7 +77,7 @@ class Layout:
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
     def set_small(self, flat: FloatArray, values: FloatArray) -> None:
-        """Write them back."""
+        """Write values in the order of `small_values` back."""
         at = 0
         for one in self.small:
             one.of(flat)[:] = values[at : at + one.key.numel]
@@ -88,9 +88,9 @@ class Gossip(ABC):
     """One rank's part of an algorithm; all ranks run `round` equally often.
 
     Attributes:
-        topology: whose round number is the number of rounds so far.
+        topology: the present topology; its round number is `step`.
         rank: this rank, in [0, topology.world_size).
-        traffic: what it has sent.
+        traffic: traffic of this rank.
     """
 
     def __init__(self, topology: Topology, rank: int) -> None:
@@ -104,19 +104,19 @@ class Gossip(ABC):
 
     @property
     def step(self) -> int:
-        """How many rounds have ended."""
+        """Number of rounds that have ended."""
         return self._step
 
     def change_topology(self, topology: Topology) -> None:
-        """Go on with another topology; all ranks must do so between the same two rounds.
+        """Continue with another topology; all ranks must do so between the same two rounds.
 
         Raises:
             TopologyError: it has another number of ranks, or the algorithm does not take it.
         """
         if topology.world_size != self.topology.world_size:
             raise TopologyError(
-                f"'{topology.name}' is for {topology.world_size} ranks, and the one before it for "
-                f"{self.topology.world_size}"
+                f"'{topology.name}' is for {topology.world_size} ranks; it must be for "
+                f"{self.topology.world_size}, as the topology before it"
             )
         self._check_topology(topology)
         self.topology = topology
@@ -125,7 +125,7 @@ class Gossip(ABC):
         """Mix this rank's values with those of its peers of this step, in place.
 
         Args:
-            x: flat, C-contiguous; all ranks' have the same layout. Nothing else may change it
+            x: flat, C-contiguous, of the same layout on all ranks. Nothing else may change it
                 before the generator has ended.
         """
         yield from self._round(x)
@@ -137,17 +137,17 @@ class Gossip(ABC):
 
     @abstractmethod
     def _check_topology(self, topology: Topology) -> None:
-        """Raise TopologyError for one that the algorithm does not take."""
+        """Raise TopologyError for a topology that the algorithm does not take."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint of this rank needs: numbers and (in dicts by name) arrays."""
+        """State for a checkpoint of this rank: numbers, and dicts of arrays by name."""
         return {"step": self._step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a state of `state_dict` of the same rank.
+        """Restore a result of `state_dict` of the same rank.
 
         Raises:
-            StateError: it is not one of this algorithm, layout and topology.
+            StateError: the state is not of this algorithm, layout and topology.
         """
         step = state.get("step")
         if not isinstance(step, int) or step < 0:
@@ -161,7 +161,7 @@ class Gossip(ABC):
         sources: Sequence[int],
         nbytes: int | None,
     ) -> Generator[Exchange, Mapping[int, ByteArray], Mapping[int, ByteArray]]:
-        """Send and receive, and count; for algorithms. See `Exchange`.
+        """Send, receive and count; for algorithms. See `Exchange`.
 
         Raises:
             ProtocolError: a peer sent another number of bytes than ``nbytes``.
@@ -179,7 +179,7 @@ class Gossip(ABC):
 
 
 class CompressedGossip(Gossip):
-    """One exchange a round: small tensors dense, and a body that the algorithm encodes."""
+    """One exchange a round: small tensors dense, and large ones encoded by the algorithm."""
 
     name: str
 
@@ -224,12 +224,12 @@ class CompressedGossip(Gossip):
         self._mix(x, row, body, bodies)
 
     def _body_size(self) -> int | None:
-        """Bytes of every rank's body, where they are known beforehand."""
+        """Bytes of every rank's encoded tensors; None where they vary."""
         return None
 
     @abstractmethod
     def _encode(self, x: FloatArray) -> ByteArray:
-        """What peers get of the large tensors."""
+        """Encode the large tensors for the peers."""
 
     @abstractmethod
     def _mix(
@@ -239,16 +239,16 @@ class CompressedGossip(Gossip):
         own: ByteArray,
         bodies: Mapping[int, ByteArray],
     ) -> None:
-        """Mix the large tensors with those of the peers, in rank order."""
+        """Mix the large tensors with the peers' ``bodies``, in rank order."""
 
 
 def arrays_like(
     state: Mapping[str, Any], kind: str, sizes: Mapping[str, int]
 ) -> dict[str, FloatArray]:
-    """The arrays of one kind of a state, copied, once their names and sizes are what they must be.
+    """Copies of the arrays of one kind of a state.
 
     Raises:
-        StateError: naming what differs.
+        StateError: names or sizes are not those of ``sizes``.
     """
     found = state.get(kind)
     if not isinstance(found, Mapping) or set(found) != set(sizes):

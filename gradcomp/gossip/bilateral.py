@@ -19,16 +19,16 @@ class Sides:
     """The two kinds of ranks of a bipartite graph: active ones ask, passive ones answer.
 
     Lian, Zhang, Zhang, Liu: "Asynchronous Decentralized Parallel Stochastic Gradient Descent" (ICML
-    2018), section 4: where active ranks have passive peers alone, and the other way round, ranks
-    that wait for each other never form a circle.
+    2018), section 4: edges join an active and a passive rank only, so ranks that wait for each
+    other never form a circle.
 
     Args:
-        topology: the edges of all its rounds count, whichever way they lead.
+        topology: the edges of all rounds count, in either direction.
 
     Attributes:
-        active: for each rank whether it is. Of the ranks that hang together the lowest is passive,
-            as is a rank without peers.
-        peers: for each rank those of the other kind that it exchanges with, in rising order.
+        active: for each rank, whether it is active. In each connected component the lowest rank is
+            passive; so is a rank without peers.
+        peers: for each rank, its peers (of the other kind) in ascending order.
 
     Raises:
         TopologyError: the graph is not bipartite.
@@ -64,31 +64,31 @@ class Sides:
 
     @property
     def edges(self) -> list[tuple[int, int]]:
-        """All pairs of peers, the lower rank first, in rising order."""
+        """All pairs of peers, the lower rank first, in ascending order."""
         return [(rank, peer) for rank, of in enumerate(self.peers) for peer in of if rank < peer]
 
     def choose(self, rank: int, exchange: int, seed: int) -> int:
-        """The peer that an active rank asks in one of its exchanges: random, all alike."""
+        """The peer that an active rank asks in its ``exchange``-th exchange: uniformly random."""
         peers = self.peers[rank]
         return peers[int(np.random.default_rng([seed, rank, exchange]).integers(len(peers)))]
 
 
 class Bilateral:
-    """One rank's values, which change while others average with them.
+    """One rank's values, which other ranks average with at any time.
 
-    The averaging of algorithm 1 of AD-PSGD (see `Sides`): an active rank sends its values a, the
-    passive one has b; both move towards each other by the same amount, ::
+    The averaging of AD-PSGD, algorithm 1 (see `Sides`). An active rank sends its values a, the
+    passive rank has b; both move towards each other by the same amount, ::
 
-        d = (a - b) / 2;   passive: b += d, and answers with the b of before;   active: a -= d
+        d = (a - b) / 2;   passive: answers with b, then b += d;   active: a -= d
 
-    so that an exchange keeps the sum of all values, whatever happens to them meanwhile: changes of
-    ``add`` are kept. Methods may be called on several threads.
+    An exchange keeps the sum of all values even if `add` changes them meanwhile. Methods may be
+    called on several threads.
 
     Args:
         values: flat; copied.
 
     Attributes:
-        traffic: what this rank has sent; an exchange is a step of both its ends.
+        traffic: traffic of this rank; an exchange is a step at both ends.
     """
 
     def __init__(self, values: npt.ArrayLike) -> None:
@@ -97,28 +97,28 @@ class Bilateral:
         self.traffic = Traffic()
 
     def read(self) -> FloatArray:
-        """A copy."""
+        """A copy of the values."""
         with self._lock:
             return self._values.copy()
 
     def write(self, values: FloatArray) -> None:
-        """Have these instead."""
+        """Replace the values."""
         with self._lock:
             self._values[:] = values
 
     def add(self, change: FloatArray) -> None:
-        """Add, such as an optimizer's step."""
+        """Add a change, such as an optimizer's step."""
         with self._lock:
             self._values += change
 
     def ask(self) -> ByteArray:
-        """Of an active rank: what it sends, to be given to `take`, too."""
+        """On an active rank: the message to send, which `take` needs, too."""
         message = self.read()
         self._count(message, ends=False)
         return as_bytes(message)
 
     def answer(self, question: ByteArray) -> ByteArray:
-        """Of a passive rank: average with an active one's values; returns what it is to get."""
+        """On a passive rank: average with an active rank's values; returns the answer."""
         theirs = self._of(question)
         with self._lock:
             before = self._values.copy()
@@ -127,14 +127,14 @@ class Bilateral:
         return as_bytes(before)
 
     def take(self, question: ByteArray, answer: ByteArray) -> None:
-        """Of an active rank: average with what the passive one has answered."""
+        """On an active rank: average with the answer of the passive rank."""
         change = _half(self._of(question), self._of(answer))
         with self._lock:
             self._values -= change
             self.traffic.steps += 1
 
     def _count(self, message: FloatArray, *, ends: bool) -> None:
-        """A message, and whether the exchange ends with it."""
+        """Count a message, and a step if the exchange ends with it."""
         with self._lock:  # a passive rank answers several at once
             self.traffic.bits += 8 * message.nbytes
             self.traffic.messages += 1
@@ -151,6 +151,6 @@ class Bilateral:
 
 
 def _half(asking: FloatArray, answering: FloatArray) -> FloatArray:
-    """Both ends compute it alike, so that they move by the same amount."""
+    """The common change; both ends round it alike, so the sum of all values is kept."""
     half: FloatArray = (asking - answering) * asking.dtype.type(0.5)
     return half

@@ -1,4 +1,4 @@
-"""Gossip of differences and of compensated values, through any codec: ChocoSGD and DeepSqueeze."""
+"""Gossip through any codec: of differences (ChocoSGD), and with error feedback (DeepSqueeze)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Row = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class _Coded(CompressedGossip):
-    """Large tensors travel as one frame each."""
+    """Base class of algorithms that send each large tensor as one frame."""
 
     kinds: tuple[str, ...]
-    """What is kept of each large tensor, beginning with zeros."""
+    """Kinds of state of each large tensor, initially zero."""
 
     usual_gamma: float
-    """The step size where none is given."""
+    """Default step size."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class _Coded(CompressedGossip):
         codec = self._codecs[one.key.name]
         seed = self._seed
         if "private_noise" in codec.caps:
-            # Ranks must not round alike.
+            # Rounding noise must be independent between ranks.
             seed = rank_seed(seed, self.rank)
         return codec.encode(values, seed=seed, step=self._step, tensor_id=one.key.tensor_id)
 
@@ -62,7 +62,7 @@ class _Coded(CompressedGossip):
         return self._codecs[one.key.name].decode(frame, numel=one.key.numel)
 
     def _sums(self, row: Row, own: ByteArray, bodies: Mapping[int, ByteArray]) -> list[FloatArray]:
-        """For each large tensor the weighted sum of all ranks' decoded values, this one's too."""
+        """For each large tensor, the weighted sum of decoded values over peers and this rank."""
         sums = [np.zeros(one.key.numel, np.float32) for one in self.layout.large]
         for source, body in sorted([*bodies.items(), (self.rank, own)]):
             for one, frame, total in zip(self.layout.large, self._frames(body), sums, strict=True):
@@ -87,7 +87,7 @@ class _Coded(CompressedGossip):
 
 
 class Choco(_Coded):
-    """Compressed differences to what peers believe: ::
+    """Gossip of compressed differences to the peers' estimate x_hat: ::
 
         q = C(x - x_hat);  x_hat += q;  s += sum_j W_ij q_j;  x += gamma (s - x_hat)
 
@@ -97,15 +97,15 @@ class Choco(_Coded):
     linearly where the matrix is symmetric and gamma small enough for it and the codec (theorem 2).
 
     Args:
-        topology: doubly stochastic and static: ``s`` belongs to one graph.
+        topology: doubly stochastic and static, as ``s`` belongs to one graph.
         rank: this rank.
         shapes: the tensors' shapes by name; see `Layout`.
         codec: the spec of a codec for all large tensors, or for each by name.
-        gamma: step size in (0, 2]; 0.1 without.
-        seed: of codecs that draw random numbers; the same on every rank.
+        gamma: step size in (0, 2], by default 0.1.
+        seed: seed for codecs that draw random numbers; the same on every rank.
 
-    State, by tensor name: ``x_hat``, what peers believe of this rank; ``s``, the weighted sum of
-    what all ranks, this one too, are believed to have.
+    State, by tensor name: ``x_hat``, the peers' estimate of this rank's values; ``s``, the weighted
+    sum of the estimates of all ranks, including this one.
 
     Deviation: tensors of fewer than two dimensions are averaged dense, with step size 1.
     """
@@ -143,17 +143,16 @@ class Choco(_Coded):
 
 
 class DeepSqueeze(_Coded):
-    """Compressed values, with the error added to the next ones: ::
+    """Gossip of compressed values with error feedback: ::
 
         v = x + delta;  delta = v - C(v);  x += gamma (sum_j W_ij C_j - C_i)
 
     Tang, Lian, Qiu, Yuan, Zhang, Zhang, Liu: "DeepSqueeze: Decentralization Meets Error-Compensated
-    Compression" (2019), algorithm 1, with the gradient's step left to an optimizer before each
-    round.
+    Compression" (2019), algorithm 1; an optimizer takes the gradient's step before each round.
 
     Args:
         topology: doubly stochastic; it may change with the step.
-        rank, shapes, codec, gamma, seed: as in `Choco`; the step size is 0.01 without.
+        rank, shapes, codec, gamma, seed: as in `Choco`; the default step size is 0.01.
 
     State, by tensor name: ``delta``, the compression error.
 

@@ -1,4 +1,4 @@
-"""Gossip without compression: averaging with neighbours, and push-sum."""
+"""Gossip without compression: averaging with peers, and push-sum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["PushSum", "SimpleGossip"]
 
 
 class SimpleGossip(Gossip):
-    """x_i <- x_i + gamma (sum_j W_ij x_j - x_i): all values, to every peer.
+    """x_i <- x_i + gamma (sum_j W_ij x_j - x_i): sends all values to every peer.
 
     Xiao, Boyd: "Fast linear iterations for distributed averaging" (2004). With an optimizer's step
     before each round this is D-PSGD: Lian, Zhang, Zhang, Hsieh, Zhang, Liu: "Can Decentralized
@@ -26,8 +26,8 @@ class SimpleGossip(Gossip):
     Args:
         topology: doubly stochastic, so that the average is kept; it may change with the step.
         rank: this rank.
-        gamma: step size in (0, 2]; 2 / (2 - lambda_2 - lambda_n) is the fastest one of a symmetric
-            graph, with the second-largest and the smallest eigenvalue.
+        gamma: step size in (0, 2]. The fastest for a symmetric graph is
+            2 / (2 - lambda_2 - lambda_n), with the second-largest and the smallest eigenvalue.
 
     Values may be float32 or float64.
     """
@@ -55,7 +55,7 @@ class SimpleGossip(Gossip):
 
 
 class PushSum(Gossip):
-    """x_i <- sum_j P_ij x_j and w_i <- sum_j P_ij w_j; what a rank knows of the average is x / w.
+    """x_i <- sum_j P_ij x_j and w_i <- sum_j P_ij w_j; x / w estimates the average.
 
     Kempe, Dobra, Gehrke: "Gossip-Based Computation of Aggregate Information" (FOCS 2003), protocol
     push-sum. With an optimizer's step on x before each round, and gradients taken at x / w, it is
@@ -63,26 +63,26 @@ class PushSum(Gossip):
     (ICML 2019), algorithm 1.
 
     Args:
-        topology: column-stochastic: ranks hand on exactly what they have; edges may have a
-            direction, and may change with the step.
+        topology: column-stochastic, so that sums are kept; edges may be directed, and may change
+            with the step.
         rank: this rank.
 
     Values may be float32 or float64. State: ``weight``.
 
-    Deviations: values travel unscaled, as the receiver knows the weights, too; w travels, as
-    8 bytes, only where some row of the matrices does not add up to 1, because otherwise it stays 1.
+    Deviations: values travel unscaled, as the receiver knows the weights, too. w travels, in
+    8 bytes, only where a row of the matrices does not add up to 1; otherwise it stays 1.
     """
 
     def __init__(self, topology: Topology, rank: int) -> None:
         super().__init__(topology, rank)
         self.weight = 1.0
-        """w, above 0. The weights of all ranks add up to their number."""
+        """Push-sum weight w, above 0. The weights of all ranks add up to the world size."""
 
     def _check_topology(self, topology: Topology) -> None:
         if not topology.is_column_stochastic:
             raise TopologyError(
                 f"push-sum needs a column-stochastic mixing matrix, which '{topology.name}' has "
-                "not: each column, what one rank hands on, must add up to 1; take "
+                "not: each column, the weights that one rank hands on, must add up to 1; take "
                 "weights='uniform'"
             )
 
@@ -122,7 +122,7 @@ class PushSum(Gossip):
 def _everything(
     gossip: Gossip, x: FloatArray, tail: bytes
 ) -> Generator[Exchange, Mapping[int, ByteArray], Mapping[int, ByteArray]]:
-    """Send all values, and a tail, to every peer."""
+    """Send all values and ``tail`` to every peer."""
     peers = gossip.topology.peers(gossip.rank, gossip.step)
     message = np.concatenate([as_bytes(x), np.frombuffer(tail, np.uint8)])
     messages = dict.fromkeys(peers.out, message)

@@ -1,7 +1,7 @@
-"""The graphs that topologies are made from, by name.
+"""Graphs of topologies, by name.
 
 Assran, Loizou, Ballas, Rabbat: "Stochastic Gradient Push for Distributed Deep Learning" (ICML 2019)
-has the exponential graphs that change from round to round; Vogels, Karimireddy, Jaggi: "Practical
+has the exponential graphs that change in each round; Vogels, Karimireddy, Jaggi: "Practical
 Low-Rank Communication Compression in Decentralized Deep Learning" (NeurIPS 2020) the static ones.
 """
 
@@ -38,9 +38,9 @@ def make_topology(
         name: one of `TOPOLOGIES`.
         world_size: number of ranks, at least 1. ``hypercube`` takes powers of two, ``dbe`` and
             ``dbl`` even numbers, ``social`` takes 32; a lone rank is fine everywhere else.
-        peers_per_step: how many ranks a rank sends to in one round, where the graph changes.
+        peers_per_step: number of ranks that a rank sends to in a round, where the graph changes.
         weights: see `mixing_matrix`.
-        seed: of ``watts_strogatz``; the same on every rank.
+        seed: seed of ``watts_strogatz``; the same on every rank.
 
     Raises:
         TopologyError: ``name`` is unknown, or the graph does not take such a world size, number of
@@ -69,10 +69,12 @@ def make_topology(
 def circulant(
     world_size: int, rounds: Sequence[Sequence[int]], *, weights: str = "auto", name: str = ""
 ) -> Topology:
-    """Every rank sends to the ranks at the same distances: ``rounds`` has those of each round.
+    """A graph in which every rank sends to the ranks at the same distances.
 
-    A distance that leads back to the rank itself, or to a peer it has in this round already, is
-    left out.
+    Distances that lead to the rank itself, or again to the same peer in one round, are left out.
+
+    Args:
+        rounds: the distances of each round.
     """
     return _topology(name or "circulant", _circulant(world_size, rounds), weights)
 
@@ -103,7 +105,7 @@ def from_edges(
 
 
 def from_matrix(*matrices: npt.ArrayLike, name: str = "custom") -> Topology:
-    """A topology of your own: the weights of each round; see `Matrix` for rows and columns."""
+    """A topology with the given weights of each round; see `Matrix` for rows and columns."""
     return Topology(name, matrices)
 
 
@@ -115,13 +117,13 @@ def watts_strogatz(
     seed: int = 0,
     weights: str = "auto",
 ) -> Topology:
-    """A small-world graph: a ring of ``neighbours`` nearest ones, whose edges are moved at random.
+    """A small-world graph: a ring lattice whose edges are rewired at random.
 
     Watts, Strogatz: "Collective dynamics of 'small-world' networks" (Nature 1998). Deviation:
-    graphs that fall apart are drawn again, so that the result is connected.
+    graphs that are not connected are drawn again.
 
     Args:
-        neighbours: even, at least 2; fewer ranks have as many as there are.
+        neighbours: neighbours of each rank in the lattice: even, at least 2; fewer in small worlds.
         rewiring: probability in [0, 1] that an edge goes to a random rank instead.
         seed: the same on every rank.
     """
@@ -136,7 +138,7 @@ def watts_strogatz(
         if _is_connected(world_size, edges):
             return from_edges(world_size, sorted(edges), weights=weights, name="watts_strogatz")
     raise TopologyError(
-        f"no connected graph of {world_size} ranks came up in 1000 tries; take more neighbours "
+        f"no connected graph of {world_size} ranks was found in 1000 tries; take more neighbours "
         f"than {neighbours}, or a smaller rewiring than {rewiring}"
     )
 
@@ -156,7 +158,7 @@ def _circulant(n: int, rounds: Sequence[Sequence[int]]) -> _Rounds:
 
 
 def _rotating(n: int, distances: Sequence[int], peers: int) -> _Rounds:
-    """So many of the distances in each round, one after the other, until they begin again."""
+    """``peers`` of the distances in each round, in turn; one period."""
     count = len(distances)
     period = max(1, count // math.gcd(count, peers))
     rounds = [[distances[(at * peers + k) % count] for k in range(peers)] for at in range(period)]
@@ -164,7 +166,7 @@ def _rotating(n: int, distances: Sequence[int], peers: int) -> _Rounds:
 
 
 def _powers(base: int, n: int) -> list[int]:
-    """The powers of ``base`` below n; 1 always."""
+    """The powers of ``base`` below n, and always 1."""
     found = [1]
     while found[-1] * base < n:
         found.append(found[-1] * base)
@@ -252,7 +254,7 @@ def _dbl(n: int, peers: int) -> _Rounds:
     return _ddl(n, peers)
 
 
-# Which events each of 18 women went to (bit e: event e), in the order of the authors.
+# Events that each of 18 women attended (bit e: event e), in the order of the authors.
 # Davis, Gardner, Gardner: "Deep South" (1941), figure 3.
 _ATTENDANCE = (
     *(0b00000110111111, 0b00000011110111, 0b00000111111110, 0b00000011111101, 0b00000001011100),
@@ -319,15 +321,15 @@ _GRAPHS: dict[str, Callable[[int, int], _Rounds]] = {
     "dbl": _dbl,
     "social": _social,
 }
-"""For a world size and the peers per step the rounds of a graph."""
+"""Name -> function of the world size and the peers per step that makes the rounds of a graph."""
 
 TOPOLOGIES = (*_GRAPHS, "watts_strogatz")
-"""What `make_topology` knows.
+"""Names for `make_topology`.
 
 ``ring`` (both neighbours), ``unidirectional_ring`` (each receives from the next rank), ``torus``
-(as near to a square as the number of ranks allows; of a prime number, a ring), ``full``, ``star``
+(as square as the number of ranks allows; a ring for a prime number), ``full``, ``star``
 (around rank 0), ``hypercube``, ``exponential`` (distances 1, 2, 4, ... in every round), ``dde``
-(dynamic directed exponential: +1, -1, +2, -2, +4, ... one after the other), ``npdde`` (its variant
-of n peers a step: j (n+1)^i for j = 1..n in round i), ``dbe`` (bipartite exponential: +1, -1, +3,
--3, +5, -5, +9, ...), ``ddl`` and ``dbl`` (linear, and bipartite: the odd distances, both ways),
+(dynamic directed exponential: +1, -1, +2, -2, +4, ... in turn), ``npdde`` (its variant
+with n peers a step: j (n+1)^i for j = 1..n in round i), ``dbe`` (bipartite exponential: +1, -1, +3,
+-3, +5, -5, +9, ...), ``ddl`` and ``dbl`` (linear, and its bipartite form: odd distances, both ways),
 ``watts_strogatz``, ``social`` (the 32-node network of Davis et al.)."""

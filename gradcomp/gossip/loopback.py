@@ -1,4 +1,4 @@
-"""All ranks of a gossip algorithm in one process."""
+"""Runs all ranks of a gossip algorithm in one process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def run_gossip(rounds: Sequence[GossipRound]) -> None:
     """Run one round per rank to its end, in lockstep.
 
     Raises:
-        ProtocolError: ranks are at different requests, or a rank sends to one that does not expect
-            it, or expects what nobody sends.
+        ProtocolError: ranks are at different requests, or the messages to a rank are not from the
+            sources that it expects.
     """
     replies: list[dict[int, ByteArray] | None] = [None] * len(rounds)
     while True:
@@ -31,8 +31,8 @@ def run_gossip(rounds: Sequence[GossipRound]) -> None:
             senders = [other for other, one in enumerate(open_requests) if rank in one.messages]
             if senders != sorted(request.sources):
                 raise ProtocolError(
-                    f"in '{request.name}' rank {rank} expects messages of {list(request.sources)}, "
-                    f"and gets those of {senders}"
+                    f"in '{request.name}' rank {rank} expects messages from ranks {list(request.sources)}, "
+                    f"and gets them from {senders}"
                 )
             replies[rank] = {
                 sender: open_requests[sender].messages[rank].copy() for sender in senders

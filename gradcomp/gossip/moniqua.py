@@ -1,4 +1,4 @@
-"""Moniqua: a few bits of each value, because peers' values are near enough to guess the rest."""
+"""Moniqua: values modulo B in a few bits each; a receiver restores the rest from its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Moniqua"]
 
 
 class Moniqua(CompressedGossip):
-    """Values modulo B, quantized: each receiver adds the multiple of B that is nearest to its own.
+    """Gossip of values modulo B, quantized; a receiver takes the nearest match to its own value.
 
     Lu, De Sa: "Moniqua: Modulo Quantized Communication in Decentralized SGD" (ICML 2020), algorithm
     1: ::
@@ -29,22 +29,22 @@ class Moniqua(CompressedGossip):
     with mod B into [-B/2, B/2). Q rounds to one of 2^bits points of the circle, with an error of at
     most d = 2^-bits (stochastic) or half of it (nearest), and B = 2 theta / (1 - 2 d). Where peers'
     values differ by less than theta, |x'_j - x_j| <= `error_bound` = d B. Where they differ by
-    more, a receiver takes a wrong multiple: theta must be chosen so that this does not happen.
+    more, a receiver takes a wrong multiple: choose theta large enough.
 
     Args:
         topology: doubly stochastic; it may change with the step.
         rank: this rank.
         shapes: the tensors' shapes by name; see `Layout`.
-        theta: above 0: more than peers' values ever differ by.
-        bits: of each value on the wire, 1 to 8; packed, so that 2 bits are 2 bits.
-        rounding: "stochastic" or "nearest"; 1 bit goes with "nearest" alone.
+        theta: above 0: a bound on the difference of peers' values.
+        bits: bits of each value on the wire, 1 to 8, packed.
+        rounding: "stochastic" or "nearest"; 1 bit needs "nearest".
         gamma: step size in (0, 2]; below 1 it is the paper's slack matrix.
-        seed: of the stochastic rounding; the same on every rank.
+        seed: seed of the stochastic rounding; the same on every rank.
 
-    Deviations: the points lie evenly on the circle of the modulo, not on an interval with both its
-    ends (which are one point of the circle), so that d is 1/4 and not 1/3 with 2 bits. Every rank
-    rounds with the same random numbers (the paper's shared randomness), drawn from seed, step and
-    tensor. Tensors of fewer than two dimensions are averaged dense, with step size 1.
+    Deviations: points lie evenly on the circle of the modulo, not on an interval with both its ends
+    (which are one point of the circle): with 2 bits d is 1/4, not 1/3. Every rank rounds with the
+    same random numbers (the paper's shared randomness), drawn from seed, step and tensor. Tensors
+    of fewer than two dimensions are averaged dense, with step size 1.
     """
 
     name = "Moniqua"
@@ -76,7 +76,7 @@ class Moniqua(CompressedGossip):
         self.modulus = 2 * theta / (1 - 2 * error)
         """B."""
         self.error_bound = error * self.modulus
-        """What a receiver's idea of a value is wrong by, at most, where theta holds."""
+        """Largest error of a restored value, if peers differ by less than theta."""
 
     def _body_size(self) -> int:
         return sum(-(-one.key.numel * self._bits // 8) for one in self.layout.large)
@@ -93,7 +93,7 @@ class Moniqua(CompressedGossip):
             at += (_core.uniform_signed(stream, one.key.numel).astype(np.float64) + 1) / 2
         else:
             at += 0.5
-        with np.errstate(invalid="ignore"):  # of NaN and Inf any code will do
+        with np.errstate(invalid="ignore"):  # NaN and Inf get any code
             codes: npt.NDArray[np.uint8] = np.mod(np.floor(at), points).astype(np.uint8)
         return codes
 

@@ -1,4 +1,4 @@
-"""PowerGossip: the difference of two peers' matrices, by power iteration."""
+"""PowerGossip: low-rank differences of two peers' matrices, by power iteration."""
 
 from __future__ import annotations
 
@@ -22,37 +22,38 @@ _P, _Q = "p", "q"
 
 
 class PowerGossip(Gossip):
-    """Both ends of an edge learn a low-rank part of the difference of their matrices, and each
-    moves by its weight towards the other: ::
+    """Both ends of an edge estimate a low-rank part of their difference and move towards each other.
+
+    ::
 
         in <- orthonormal(in);  out <- (M_high - M_low)^T in;  M <- M -+ W_ij gamma in out^T
 
     with in = p, out = q in even iterations and the roles (and the transpose) swapped in odd ones:
-    the out of one iteration is the in of the next, so that iterations are those of a power method.
-    "high" and "low" are the ends of larger and smaller rank. A rank sends M^T in; the difference is
-    taken by both ends alike, so that they hold the same p and q, bit for bit.
+    out of one iteration is in of the next, as in a power method. "high" and "low" are the ends of
+    larger and smaller rank. A rank sends M^T in; both ends compute the difference alike, so they
+    hold the same p and q, bit for bit.
 
     Vogels, Karimireddy, Jaggi: "Practical Low-Rank Communication Compression in Decentralized Deep
     Learning" (NeurIPS 2020), algorithm 1.
 
     Args:
-        topology: symmetric and doubly stochastic; it may change with the step, as factors belong to
+        topology: symmetric and doubly stochastic; it may change with the step: factors belong to
             edges.
         rank: this rank.
         shapes: the tensors' shapes by name; a matrix is [shape[0], rest].
-        compression_rank: vectors of a factor, at least 1; at most the smaller side of a matrix.
+        compression_rank: rank of the factors, at least 1; limited by the smaller side of a matrix.
         num_iterations: exchanges in a round, at least 1.
-        warm_start: whether the last out is the next in; otherwise in is drawn anew each time.
-        round_weights: whether in is sign(in) / sqrt(length) instead of orthonormal; with
-            compression_rank 1 only.
-        gamma: step size in (0, 2]; the paper's need no tuning: 1.
-        seed: of the first factors; the same on every rank.
+        warm_start: use the last out as the next in; otherwise draw in anew each time.
+        round_weights: take sign(in) / sqrt(length) instead of an orthonormal in; needs
+            compression_rank 1.
+        gamma: step size in (0, 2]; 1 in the paper, without tuning.
+        seed: seed of the first factors; the same on every rank.
 
     State: ``iteration``; ``p`` and ``q`` by "peer/tensor", flat, one vector after the other: equal
     on both ends.
 
-    Deviations: all products of an iteration are of the matrices at its beginning, as in the
-    authors' code; the first round exchanges something, while theirs leaves it out. Tensors of fewer
+    Deviations: all products of an iteration use the matrices at its beginning, as in the authors'
+    code; the first round exchanges, while theirs leaves it out. Tensors of fewer
     than two dimensions are averaged dense once a round, with step size 1. First factors are uniform
     in [-1, 1) instead of normal.
     """
@@ -138,7 +139,7 @@ class PowerGossip(Gossip):
         return min(self._rank, rows, cols) * (rows if kind == _P else cols)
 
     def _products(self, x: FloatArray, peer: int) -> list[FloatArray]:
-        """This rank's part of out, for each large tensor."""
+        """This rank's term of out, for each large tensor."""
         products = []
         for one in self.layout.large:
             rows, cols = shape = matrix_shape(one.key.shape)
@@ -154,14 +155,14 @@ class PowerGossip(Gossip):
         return products
 
     def _known(self, peer: int, one: Tensor) -> FloatArray:
-        """What the last iteration left, or else random numbers that both ends draw alike."""
+        """The factor of the last iteration, or else random numbers, equal at both ends."""
         factors, key = self._factors[self._in], f"{peer}/{one.key.name}"
         if key not in factors or not self._warm_start:
             factors[key] = self.draw(peer, one)
         return factors[key]
 
     def draw(self, peer: int, one: Tensor) -> FloatArray:
-        """A random factor for this iteration's side of an edge."""
+        """A random factor for an edge in this iteration."""
         low, high = sorted((self.rank, peer))
         edge = derive_stream(self._seed, low, high)
         stream = derive_stream(edge, self._iteration, one.key.tensor_id)
@@ -188,7 +189,7 @@ class PowerGossip(Gossip):
             factors = {self._in: self._factors[self._in][key], self._out: step}
             matrix = one.of(x).reshape(matrix_shape(one.key.shape))
             _core.outer(factors[_P], factors[_Q], added=matrix)
-            # What is not finite must not stay in the factors; the matrices show it.
+            # Factors must stay finite; the matrices keep NaN and Inf.
             _core.zero_nonfinite(out)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Topologies that follow one another."""
+"""Schedules of topologies by round."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradcomp.gossip.topology import Topology
 __all__ = ["PeersSchedule", "make_topologies", "topology_at"]
 
 PeersSchedule = int | Mapping[int, int]
-"""How many peers a rank sends to in a round; or from which round on how many, from 0 on."""
+"""Number of peers that a rank sends to in a round, or such numbers by their first round."""
 
 
 def make_topologies(
@@ -22,17 +22,17 @@ def make_topologies(
     weights: str = "auto",
     seed: int = 0,
 ) -> dict[int, Topology]:
-    """A topology by name for each number of peers, by the round from which it holds.
+    """First round -> topology, one for each number of peers.
 
     Assran, Loizou, Ballas, Rabbat: "Stochastic Gradient Push for Distributed Deep Learning" (ICML
     2019) send to more peers in early epochs than later.
 
     Args:
-        name, world_size, weights, seed: as of `make_topology`.
+        name, world_size, weights, seed: as for `make_topology`.
         peers_per_step: such as ``{0: 2, 1000: 1}``: two peers, and one from round 1000 on.
 
     Raises:
-        TopologyError: the schedule does not begin with round 0, or as of `make_topology`.
+        TopologyError: the schedule does not begin with round 0, or as for `make_topology`.
     """
     schedule = {0: peers_per_step} if isinstance(peers_per_step, int) else dict(peers_per_step)
     if 0 not in schedule or min(schedule) < 0:
@@ -47,5 +47,5 @@ def make_topologies(
 
 
 def topology_at(topologies: Mapping[int, Topology], step: int) -> Topology:
-    """The one that holds in a round."""
+    """The topology of a round."""
     return topologies[max(first for first in topologies if first <= step)]

@@ -1,4 +1,4 @@
-"""Who sends to whom in which round, and how what arrives is weighted."""
+"""Topologies: the peers of each rank in each round, and the mixing weights."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from gradcomp.errors import TopologyError
 __all__ = ["WEIGHTS", "Matrix", "Peers", "Topology", "mixing_matrix"]
 
 Matrix = npt.NDArray[np.float64]
-"""[n, n]: row i has the weights of what rank i receives, its own part on the diagonal."""
+"""[n, n]: row i has the weights that rank i gives to received values; its own is on the diagonal."""
 
 _TOLERANCE = 1e-9
 
 WEIGHTS = ("auto", "uniform", "metropolis", "best_constant")
-"""How weights follow from a graph; see `mixing_matrix`."""
+"""Rules that derive weights from a graph; see `mixing_matrix`."""
 
 
 class Peers(NamedTuple):
-    """The ranks that one rank deals with in one round.
+    """The peers of one rank in one round.
 
     Attributes:
-        out: the ranks that it sends to.
-        in_: the ranks that it receives from, in rising order.
+        out: ranks that it sends to.
+        in_: ranks that it receives from, in ascending order.
     """
 
     out: tuple[int, ...]
@@ -35,13 +35,12 @@ class Peers(NamedTuple):
 
 
 class Topology:
-    """Mixing matrices that repeat: one for a static graph, several for one that changes.
+    """A periodic sequence of mixing matrices: one for a static graph, several for a changing one.
 
     Args:
-        name: for messages and plots.
+        name: name in messages and plots.
         matrices: at least one, all of the same shape; not negative.
-        out: for each round and rank the peers it sends to, where their order matters. By default
-            they are in rising order.
+        out: for each round and rank, the peers it sends to, in order. By default ascending.
 
     Raises:
         TopologyError: a matrix is not square, is negative or not finite, or has no weights for a
@@ -79,7 +78,7 @@ class Topology:
 
     @property
     def period(self) -> int:
-        """After how many rounds the graph repeats; 1 for a static one."""
+        """Number of rounds after which the graph repeats; 1 for a static one."""
         return len(self._matrices)
 
     def matrix(self, step: int = 0) -> Matrix:
@@ -87,40 +86,39 @@ class Topology:
         return self._matrices[step % self.period]
 
     def peers(self, rank: int, step: int = 0) -> Peers:
-        """Whom a rank sends to and receives from in one round."""
+        """The peers of a rank in one round."""
         at = step % self.period
         return Peers(tuple(self._out[at][rank]), tuple(self._in[at][rank]))
 
     @cached_property
     def is_symmetric(self) -> bool:
-        """Whether every two ranks give each other's values the same weight, in every round."""
+        """Whether any two ranks give each other's values the same weight, in every round."""
         return all(np.allclose(one, one.T, atol=_TOLERANCE) for one in self._matrices)
 
     @cached_property
     def is_column_stochastic(self) -> bool:
-        """Whether ranks hand on exactly what they have: push-sum needs this, and keeps the sum."""
+        """Whether columns add up to 1, so that mixing keeps the sum; push-sum needs this."""
         return all(np.allclose(one.sum(0), 1, atol=_TOLERANCE) for one in self._matrices)
 
     @cached_property
     def is_doubly_stochastic(self) -> bool:
-        """Whether rows add up to 1, too: then mixing keeps the average without push-sum."""
+        """Whether rows add up to 1, too, so that mixing keeps the average without push-sum."""
         rows = all(np.allclose(one.sum(1), 1, atol=_TOLERANCE) for one in self._matrices)
         return rows and self.is_column_stochastic
 
     def spectral_gap(self, *, signed: bool = False) -> float:
-        """How fast ranks agree, in [0, 1]: 0 never, 1 at once.
+        """Speed of agreement, in [0, 1]: 0 never, 1 at once.
 
         1 - |lambda_2|^(1/period), with lambda_2 the eigenvalue of second-largest magnitude of the
-        product of one period's matrices: a round makes differences smaller by 1 - gap, in the long
-        run.
+        product of one period's matrices: asymptotically, a round multiplies differences by 1 - gap.
 
         Args:
-            signed: take the second-largest eigenvalue of a static, symmetric graph as it is,
-                1 - lambda_2, as the authors of PowerGossip do. Where the smallest one is of larger
-                magnitude, this says nothing about the speed.
+            signed: return 1 - lambda_2 with the signed second-largest eigenvalue of a static,
+                symmetric graph, as the authors of PowerGossip do. This is not the speed where the
+                smallest eigenvalue has a larger magnitude.
 
         Raises:
-            TopologyError: ``signed`` is asked of another graph.
+            TopologyError: ``signed``, and the graph is not static and symmetric.
         """
         if signed and not (self.period == 1 and self.is_symmetric):
             raise TopologyError(
@@ -135,8 +133,8 @@ class Topology:
         for matrix in self._matrices:
             product = matrix @ product
         second = float(np.sort(np.abs(np.linalg.eigvals(product)))[-2])
-        # Where ranks agree exactly after a period, rounding leaves about 1e-16 instead of 0, and a
-        # root would make much of it.
+        # Where ranks agree exactly after a period, rounding leaves about 1e-16 instead of 0, which
+        # the root would enlarge.
         second = 0.0 if second < 1e-7 else min(second, 1.0)
         return 1.0 - float(second ** (1 / self.period))
 
@@ -147,20 +145,20 @@ def mixing_matrix(
     """Weights of a graph.
 
     Args:
-        out: for each rank the peers that it sends to; one that stands there twice counts twice.
+        out: for each rank, the peers that it sends to; a repeated peer counts twice.
         weights: "uniform": a sender gives itself and each peer the same part, 1 / (1 + peers),
             which is column-stochastic; "metropolis": 1 / (1 + the larger number of peers of the
             two), the Metropolis-Hastings weights of Xiao, Boyd, Kim: "Distributed average consensus
             with least-mean-square deviation" (2007); "best_constant": I - a L with the Laplacian L
             and the best a, Xiao, Boyd: "Fast linear iterations for distributed averaging" (2004),
-            which is fastest of all where all edges are alike, as in a ring; a is at most 1 over the
+            which is the fastest where all edges are alike, as in a ring; a is at most 1 over the
             largest number of peers, so that no weight is negative;
             "auto": uniform where all ranks have the same number of peers, both ways, or where edges
-            have a direction, else metropolis.
+            are directed, else metropolis.
 
     Raises:
-        TopologyError: ``weights`` is none of these, or the last two are asked for where edges have
-            a direction.
+        TopologyError: ``weights`` is none of these, or "metropolis" or "best_constant" with
+            directed edges.
     """
     if weights not in WEIGHTS:
         raise TopologyError(f"weights are {weights!r}; they must be one of {', '.join(WEIGHTS)}")
@@ -179,8 +177,7 @@ def mixing_matrix(
         return result
     if not undirected:
         raise TopologyError(
-            f"'{name}' has edges with a direction, which '{weights}' weights do not take; use "
-            "'uniform' ones"
+            f"'{name}' has directed edges, which '{weights}' weights do not take; use 'uniform'"
         )
     part: Matrix
     if weights == "metropolis":
@@ -199,7 +196,7 @@ def _best_constant(laplacian: Matrix) -> float:
 
 
 def _senders(matrix: Matrix) -> list[list[int]]:
-    """For each row the other columns that are not zero."""
+    """For each row, the other columns that are not zero."""
     return [[int(j) for j in np.flatnonzero(row) if j != i] for i, row in enumerate(matrix)]
 
 

@@ -6,8 +6,8 @@ import math
 from typing import NamedTuple
 
 from gradcomp.codec.spec import Spec, parse
-from gradcomp.config.plan import Resolution, SpecPhase, SpecSchedule
 from gradcomp.config.schema import Config
+from gradcomp.config.spec_schedule import Resolution, SpecPhase, SpecSchedule
 from gradcomp.errors import ConfigError
 from gradcomp.exchange.patterns.base import Aggregator, BucketAggregator, Context
 from gradcomp.exchange.patterns.dense import Dense
@@ -111,12 +111,12 @@ class Resolver:
         return resolved
 
     def _resolve(self, rule: Resolution, key: TensorKey, step: int) -> Resolved:
-        if rule.plan.by_epochs:
-            self._check_epoch(rule.plan)
+        if rule.schedule.by_epochs:
+            self._check_epoch(rule.schedule)
         epoch = self._epoch or 0
-        phase = rule.plan.at(step, epoch)
+        phase = rule.schedule.at(step, epoch)
         spec, exchange = phase.use, phase.exchange or rule.exchange
-        fixed = not (rule.plan.switches or spec.scheduled)
+        fixed = not (rule.schedule.switches or spec.scheduled)
         aggregator = self._aggregator(spec, exchange, step)
         if not aggregator.takes(key.shape):
             return Resolved(key, phase, DENSE_SPEC, self._dense, None, fixed)

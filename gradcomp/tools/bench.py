@@ -14,8 +14,8 @@ from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.codec import get_codec
 from gradcomp.codec.spec import parse
-from gradcomp.config.plan import SpecSchedule
 from gradcomp.config.schema import VERSION, Compress, Config, Match, Rule
+from gradcomp.config.spec_schedule import SpecSchedule
 from gradcomp.errors import GradcompError
 from gradcomp.runtime.pipeline import Pipeline
 
@@ -93,7 +93,7 @@ def vnmse(x: FloatArray, decoded: FloatArray) -> float:
 
 def relative_error(spec: str, x: FloatArray) -> float:
     """vNMSE of the codec alone."""
-    codec = get_codec(parse(spec).at(0, 0).codec)
+    codec = get_codec(parse(spec).first_codec)
     return vnmse(x, codec.decode(codec.encode(x)))
 
 

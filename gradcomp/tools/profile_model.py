@@ -199,7 +199,9 @@ def _rules(
     rows: dict[str, RuleProfile] = {}
     for first, *others in buckets:
         choice = config.resolve(first, shapes[first])
-        row = rows.get(choice.rule) or RuleProfile(choice.rule, choice.plan.canonical, 0, 0, 0.0)
+        row = rows.get(choice.rule) or RuleProfile(
+            choice.rule, choice.schedule.canonical, 0, 0, 0.0
+        )
         rows[choice.rule] = replace(
             row,
             tensors=row.tensors + 1 + len(others),

@@ -223,7 +223,7 @@ class Compression(BaseCompression):
 
     def _check_sparse(self, name: str, shape: tuple[int, ...]) -> None:
         resolution = self.config.resolve(name, shape)
-        for spec in resolution.plan.specs:
+        for spec in resolution.schedule.specs:
             if exchange_pattern(spec, resolution.exchange) != "dense":
                 raise TypeError(
                     f"the gradient of '{name}' is an IndexedSlices, which cannot take '{spec}': "

@@ -57,8 +57,9 @@ def _check_nameless(config: Config) -> None:
         spec = next(spec for spec in config.specs if spec.stateful)
         reason = f"'{spec}' keeps state between steps, by parameter name"
     elif config.switches:
-        plan = next(plan for _, plan, _ in config.compress.plans if plan.switches)
-        reason = f"'{plan}' counts steps by parameter name"
+        schedules = (schedule for _, schedule, _ in config.compress.resolutions)
+        schedule = next(schedule for schedule in schedules if schedule.switches)
+        reason = f"'{schedule}' counts steps by parameter name"
     elif config.compress.policy == "auto":
         reason = "the policy 'auto' decides by parameter name"
     else:
@@ -168,10 +169,10 @@ class Compression(TensorControls, BaseCompression):
                 "op=Adasum does not work with `compress.policy: auto`, which averages while it "
                 "measures: use op=Average, or set compress.policy to always"
             )
-        plan = self.config.resolve(resolved.key.name, resolved.key.shape).plan
-        if plan.stateful or not resolved.aggregator.linear:
+        schedule = self.config.resolve(resolved.key.name, resolved.key.shape).schedule
+        if schedule.stateful or not resolved.aggregator.linear:
             raise TypeError(
-                f"op=Adasum does not work with '{plan}' here: Adasum combines parameter "
+                f"op=Adasum does not work with '{schedule}' here: Adasum combines parameter "
                 "changes by their angles, which needs payloads that can be added, no memory, "
                 "and an all-reduce; use op=Average, or a spec such as fp16 with exchange: auto"
             )

@@ -1,8 +1,8 @@
-"""Train the digits CNN by gossip, on several ranks of this machine, beside all-reduce SGD.
+"""Train the digits CNN with each gossip algorithm and all-reduce SGD, on ranks of this machine.
 
 .venv/bin/python scripts/results/gossip_results.py --output docs/results
 
-Each run is one of configs/gossip, trained as configs/digits/cnn.yaml says, for more epochs.
+Each run is a file of configs/gossip with configs/digits/cnn.yaml, for EPOCHS epochs.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch.nn import functional
 from gradcomp.config.compose import compose
 from gradcomp.tools.plotting import new_figure
 
+# Run as a file, Python finds modules beside it only: the packages of scripts/ are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from training.schedule import learning_rate
@@ -35,7 +36,7 @@ from training.tasks.models import digits_cnn
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
-# What a figure calls each file of configs/gossip; None is all-reduce SGD.
+# Name in figures -> file of configs/gossip; None is all-reduce SGD.
 RUNS: Mapping[str, str | None] = {
     "all-reduce SGD": None,
     "D-PSGD": "dpsgd",
@@ -60,13 +61,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True, help="folder for CSV and PNG")
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--run", action="append", choices=list(RUNS), help="not all of them")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="of all configurations"
+        "--run", action="append", choices=list(RUNS), help="train only this; repeatable"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override in all configurations",
     )
     asked = parser.parse_args(arguments)
     asked.output.mkdir(parents=True, exist_ok=True)
-    # What optimizers import at their first step takes seconds, once for all ranks.
+    # The first step of an optimizer imports for seconds: do it once, before the fork.
     torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1).step()
     with tempfile.TemporaryDirectory() as folder:
         children = []
@@ -113,7 +120,7 @@ def run_rank(rank: int, asked: argparse.Namespace, store: Path) -> None:
 def settings_of(
     gossip: str | None, overrides: Sequence[str]
 ) -> tuple[TrainSettings, GossipSettings | None]:
-    """How to train with one of configs/gossip, or without any."""
+    """The settings with a file of configs/gossip, or with all-reduce SGD."""
     files = [CONFIGS / "digits" / "cnn.yaml"]
     if gossip is not None:
         files.append(CONFIGS / "gossip" / f"{gossip}.yaml")
@@ -125,7 +132,7 @@ def settings_of(
 
 
 def table_row(name: str, last: Sequence[Mapping[str, float]]) -> str:
-    """Of one run, over its seeds, in Markdown."""
+    """The Markdown row of one run, over its seeds."""
     found = [one["accuracy"] for one in last]
     spread = statistics.stdev(found) if len(found) > 1 else 0.0
     bits = statistics.fmean(one["bits"] / one["step"] for one in last)
@@ -137,8 +144,11 @@ def table_row(name: str, last: Sequence[Mapping[str, float]]) -> str:
 def train(
     settings: TrainSettings, gossip: GossipSettings | None, images: Images, seed: int
 ) -> list[dict[str, float]]:
-    """Train one model; after some epochs: bits that a rank has sent (their mean), accuracy of the
-    averaged model, and the ranks' distance to it."""
+    """Train one model, and measure it every EVERY epochs.
+
+    Returns rows of: bits sent (mean over ranks), accuracy of the averaged model, distance of the
+    ranks to it.
+    """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     steps_per_epoch = images.train_samples // (BATCH * ranks)
     torch.manual_seed(seed)
@@ -186,7 +196,7 @@ def point(step: int, bits: float, found: float, distance: float) -> dict[str, fl
 
 
 def average_gradients(model: nn.Module) -> None:
-    """What data-parallel training does."""
+    """Average the gradients over all ranks."""
     for one in model.parameters():
         assert one.grad is not None
         dist.all_reduce(one.grad)
@@ -195,7 +205,7 @@ def average_gradients(model: nn.Module) -> None:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Images) -> float:
-    """Of the test samples, all on this rank."""
+    """Accuracy on all test samples, computed on this rank."""
     batches = images.test_batches(0, 1)
     right = sum(int((model(one.inputs).argmax(1) == one.classes).sum()) for one in batches)
     return right / len(images.test_classes)

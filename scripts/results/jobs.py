@@ -1,4 +1,4 @@
-"""Training jobs of horovodrun with scripts/train.py, one after the other, their steps shown."""
+"""Training jobs of horovodrun with scripts/train.py, run one after the other with a bar each."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Job:
     """One training job.
 
     Attributes:
-        title: what the user sees.
+        title: name in messages.
         ranks: processes on this machine.
-        folder: where its results go, seen from the checkout. Its log lies next to it.
-        arguments: those of scripts/train.py, without ``--output``.
+        folder: results, relative to the checkout; the log lies next to it.
+        arguments: arguments of scripts/train.py, without ``--output``.
     """
 
     title: str
@@ -41,11 +41,11 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """Where its output is, seen from the checkout."""
+        """File with its output, relative to the checkout."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
     def command(self, output: Path | None = None) -> list[str]:
-        """Its command line, to be run in the checkout; ``output`` instead of its folder."""
+        """Its command line, to be run in the checkout; ``output`` replaces its folder."""
         python = Path(sys.executable)
         if python.is_relative_to(ROOT):
             python = python.relative_to(ROOT)
@@ -54,7 +54,7 @@ class Job:
         return [*parts, "--output", str(output or self.folder)]
 
     def summary(self) -> dict[str, Any] | None:
-        """Its result, if it has come to its end."""
+        """Its summary; None where it has not finished."""
         path = ROOT / self.folder / "summary.json"
         if not path.exists():
             return None
@@ -67,7 +67,7 @@ class JobFailedError(Exception):
 
 
 def progress_on(console: Console) -> Progress:
-    """Bars for ``run_job``; nothing where the output is no terminal."""
+    """Bars for ``run_job``; hidden where the output is no terminal."""
     return Progress(
         TextColumn("{task.description:<28}"),
         BarColumn(bar_width=24),
@@ -81,7 +81,7 @@ def progress_on(console: Console) -> Progress:
 def run_job(job: Job, progress: Progress) -> dict[str, Any]:
     """Run one job from its start, showing its steps; returns its summary.
 
-    What its folder held before is removed. Raises JobFailedError with the end of its output.
+    Removes the old content of its folder. Raises JobFailedError with the end of its output.
     """
     began = time.monotonic()
     task = progress.add_task(job.title, total=None, state="starting")
@@ -94,7 +94,7 @@ def run_job(job: Job, progress: Progress) -> dict[str, Any]:
                 time.sleep(0.2)
                 _follow(job, progress, task)
         finally:
-            # horovodrun ends its ranks when it is told to end.
+            # horovodrun ends its ranks when it is terminated.
             process.terminate()
             process.wait()
     if process.returncode != 0:
@@ -115,15 +115,15 @@ def run_job(job: Job, progress: Progress) -> dict[str, Any]:
 
 
 def _last_words(log: Path) -> str:
-    """The last lines that ranks have written to a log, else the last of horovodrun's own."""
+    """The last lines of ranks in a log; without any, the last lines of horovodrun."""
     lines = log.read_text(encoding="utf-8").splitlines()
-    # horovodrun ends with a traceback through itself, which explains nothing.
+    # horovodrun ends with a traceback of its own code, which explains nothing.
     by_ranks = [line for line in lines if re.match(r"\[\d+\]<", line)]
     return "\n".join((by_ranks or lines)[-20:])
 
 
 def _follow(job: Job, progress: Progress, task: Any) -> None:
-    """Show how far a job has come, going by the files it writes."""
+    """Show the progress of a job, read from its files."""
     about, metrics = ROOT / job.folder / "run.json", ROOT / job.folder / "metrics.jsonl"
     if not (about.exists() and metrics.exists()):
         return

@@ -1,4 +1,4 @@
-"""Plot runs of scripts/train.py next to each other: loss and bytes sent over the steps.
+"""Plot runs of scripts/train.py side by side: loss and bytes sent over the steps.
 
 .venv/bin/python scripts/results/plots.py runs/a runs/b --output runs/comparison.png
 """
@@ -18,11 +18,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from rich.filesize import decimal
 
+# Run as a file, Python finds modules beside it only: the packages of scripts/ are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from training.metrics import Metric, read_rows
 
-# Okabe and Ito's colours, told apart by colour-blind people and in print.
+# Okabe and Ito's colours: distinct for colour-blind readers and in print.
 _COLOURS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442")
 _DASHES = ("-", "--", ":")
 _SMOOTHING = 11
@@ -58,7 +59,7 @@ def plot_runs(runs: Mapping[str, Path], picture: Path) -> None:
         axes.set_xlabel("optimizer step")
         axes.set_xlim(left=0)
         _tidy(axes)
-    # After the scale, which brings a formatter of its own.
+    # After set_yscale, which sets a formatter of its own.
     right.yaxis.set_major_formatter(_BYTES)
     left.legend(frameon=False)
     figure.savefig(picture)
@@ -106,7 +107,7 @@ def plot_comparison(runs: Mapping[str, Sequence[Path]], metric: Metric, picture:
     left.set_ylabel(f"{metric.title}: mean and standard deviation over seeds")
     left.xaxis.get_major_locator().set_params(integer=True)
     least, most, highest = np.quantile(means, (0, 0.95, 1))
-    if highest > 10 * least > 0:  # a loss that falls so far
+    if highest > 10 * least > 0:  # a loss that falls by more than 10 times
         left.set_yscale("log")
         left.set_ylim(least / 1.5, highest * 1.5)  # bands may go down to 0
     elif highest - least > 1.5 * (most - least):  # a few points, far above all others
@@ -118,7 +119,7 @@ def plot_comparison(runs: Mapping[str, Sequence[Path]], metric: Metric, picture:
     right.invert_yaxis()
     right.set_xscale("log")
     high = right.get_xlim()[1]
-    right.set_xlim(lowest / 3, high * 20)  # room for the figures beside the bars
+    right.set_xlim(lowest / 3, high * 20)  # space for the numbers beside the bars
     right.xaxis.set_major_formatter(_BYTES)
     for axes in (left, right):
         _tidy(axes)

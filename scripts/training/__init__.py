@@ -1,1 +1,1 @@
-"""The trainer behind scripts/train.py: data-parallel training of small tasks under Horovod."""
+"""The trainer behind scripts/train.py: small tasks on several ranks, by engine and framework."""

@@ -1,6 +1,6 @@
 """Checkpoints: one folder a step, with one file for all ranks and one file per rank.
 
-A folder gets its name when all its files are written, so what can be seen is complete.
+A folder gets its final name when all its files are written, so a visible folder is complete.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from gradcomp.errors import ConfigError
 from training.cluster import together
-from training.engines.engine import engine
+from training.engines.current import engine
 
 __all__ = ["Checkpoints", "random_state", "set_random_state"]
 
@@ -59,16 +59,16 @@ class Checkpoints:
         return sorted(self._home.glob("step-*"))
 
     def _prune(self) -> None:
-        # A partial folder that is still here belongs to a run that was killed.
+        # A partial folder that is still here is left from a killed run.
         for stale in [*self._complete()[: -self._keep], *self._home.glob(".step-*.partial")]:
             shutil.rmtree(stale)
 
 
 def load(path: Path) -> tuple[State, list[State]]:
-    """The shared part of a checkpoint, and the parts of the ranks that this rank needs.
+    """The shared part of a checkpoint, and the parts of ranks that this rank needs.
 
-    That is its own part alone, or those of all ranks when the world size has changed.
-    Raises ConfigError naming the file that cannot be read.
+    It needs its own part, or the parts of all ranks when the world size has changed. Raises
+    ConfigError naming the file that cannot be read.
     """
     shared = _read(path / _MODEL)
     ranks = (
@@ -91,7 +91,7 @@ def random_state() -> State:
 
 
 def set_random_state(state: State) -> None:
-    """Put the global generators into the state that ``random_state`` returned."""
+    """Restore the global generators from a result of `random_state`."""
     torch.set_rng_state(state["torch"])
     keys = state["numpy_keys"].numpy().astype(np.uint32)
     np.random.set_state(("MT19937", keys, *state["numpy_rest"]))

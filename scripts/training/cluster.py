@@ -1,4 +1,4 @@
-"""What the ranks of a job do as one: fail, average, compare."""
+"""Joint actions of the ranks of a job: fail together, compare parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy.typing as npt
 
 from gradcomp.errors import GradcompError
-from training.engines.engine import engine
+from training.engines.current import engine
 
 __all__ = [
     "EXIT_CONFIG",
@@ -40,7 +40,7 @@ def together(action: Callable[[], T], *, exit_code: int = EXIT_FAILED) -> T:
     """The result of ``action``, which every rank runs.
 
     When it fails on any rank (GradcompError or OSError), every rank raises the same
-    AbortError, so that none goes on to wait for a rank that has given up.
+    AbortError, so that no rank waits for one that has given up.
     """
     result: list[T] = []
     failure = None
@@ -48,7 +48,7 @@ def together(action: Callable[[], T], *, exit_code: int = EXIT_FAILED) -> T:
         result.append(action())
     except (GradcompError, OSError) as error:
         failure = str(error)
-    # Horovod's default name is that of the type, which failure changes.
+    # Without a name Horovod takes the type's, and a failure has another type than None.
     failures = engine().allgather_object(failure, name="train.together")
     if any(text is not None for text in failures):
         raise AbortError(_merged(failures), exit_code)

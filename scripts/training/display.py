@@ -1,4 +1,4 @@
-"""What rank 0 shows while it trains: a progress bar on a terminal, else lines."""
+"""Output of rank 0 while it trains: a progress bar on a terminal, else lines."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from training.metrics import EpochRow, Metric, Score
 
 __all__ = ["Display"]
 
-
 _LINE_SECONDS = 30
 
 
 class Display:
-    """Shows steps and epochs; without a bar, a step every half minute."""
+    """Shows steps and epochs; without a bar, one line about steps every 30 seconds at most."""
 
     def __init__(self, *, epochs: int, total_steps: int, metric: Metric, silent: bool) -> None:
-        """Show a run of that length; ``silent``, for the other ranks, shows nothing."""
+        """Show a run of ``total_steps``; ``silent``, for ranks other than 0, shows nothing."""
         self._epochs = epochs
         self._total_steps = total_steps
         self._metric = metric
@@ -77,5 +76,5 @@ class Display:
 
 
 def _under_mpi() -> bool:
-    # Open MPI gives ranks a terminal, then puts a prefix before all that they write to it.
+    # Open MPI gives ranks a terminal, but puts a prefix before all their output.
     return "OMPI_COMM_WORLD_RANK" in os.environ

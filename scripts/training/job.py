@@ -1,4 +1,4 @@
-"""A whole run: configuration, training, summary, and how it ends when something fails."""
+"""A whole run of one rank: configuration, training, summary, exit code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from training.cluster import (
     together,
 )
 from training.display import Display
-from training.engines.engine import choose, engine
+from training.engines.current import choose, engine
 from training.metrics import MetricsLog, write_json
 from training.settings.gossip import GossipSettings
 from training.settings.train import TrainSettings
@@ -42,7 +42,7 @@ __all__ = ["Arguments", "run"]
 
 @dataclass(frozen=True)
 class Arguments:
-    """What the command line says."""
+    """The command line."""
 
     configs: Sequence[Path]
     overrides: Sequence[str]
@@ -53,8 +53,8 @@ class Arguments:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What the configuration says."""
+class RunPlan:
+    """The configuration: all of it, and its sections validated."""
 
     mapping: dict[str, Any]
     settings: TrainSettings
@@ -63,7 +63,7 @@ class Plan:
 
     @property
     def method(self) -> str:
-        """How gradients or parameters travel, for users."""
+        """The compression or gossip of the run, for messages."""
         if self.gossip is not None:
             return f"gossip: {self.gossip.algorithm}"
         spec = self.compress.compress.default.canonical if self.compress else "none"
@@ -91,7 +91,7 @@ def run(arguments: Arguments) -> int:
     except AbortError as error:
         if engine().rank() == 0:
             print(f"train.py: error: {error}", file=sys.stderr, flush=True)
-        # The launcher ends all ranks as soon as one has failed; rank 0 must have spoken.
+        # The launcher ends all ranks as soon as one has failed: let rank 0 print first.
         engine().barrier()
         return error.exit_code
     except engine().lost_rank as error:
@@ -144,7 +144,7 @@ def _train(arguments: Arguments, stop: Callable[[], bool]) -> None:
     display.say(f"{trainer.metric.show(trainer.progress.score)}; results are in {output}")
 
 
-def _plan(arguments: Arguments) -> Plan:
+def _plan(arguments: Arguments) -> RunPlan:
     composed = compose(arguments.configs, arguments.overrides)
     settings = TrainSettings.from_mapping(composed.mapping, composed.origin)
     settings.check_framework(engine().framework)
@@ -160,10 +160,10 @@ def _plan(arguments: Arguments) -> Plan:
             f"{other} and gossip: there are both sections; with gossip ranks send parameters and "
             "no gradients: remove one of the two"
         )
-    return Plan(composed.mapping, settings, compress, gossip)
+    return RunPlan(composed.mapping, settings, compress, gossip)
 
 
-def _check_same_plan(plan: Plan) -> None:
+def _check_same_plan(plan: RunPlan) -> None:
     text = json.dumps(plan.mapping, sort_keys=True, default=str)
     plans = engine().allgather_object(text, name="train.plan")
     differing = [str(rank) for rank, other in enumerate(plans) if other != plans[0]]
@@ -201,7 +201,7 @@ def _newest(output: Path, checkpoints: Checkpoints) -> Path:
     return newest
 
 
-def _introduction(plan: Plan, trainer: Trainer, output: Path, resume: Path | None) -> str:
+def _introduction(plan: RunPlan, trainer: Trainer, output: Path, resume: Path | None) -> str:
     ranks = f"{engine().size()} ranks" if engine().size() > 1 else "one rank"
     lines = [f"{plan.settings.task} on {ranks}, {plan.method}, output: {output}"]
     if engine().size() == 1:
@@ -212,8 +212,8 @@ def _introduction(plan: Plan, trainer: Trainer, output: Path, resume: Path | Non
     return "\n".join(lines)
 
 
-def _facts(plan: Plan, trainer: Trainer) -> dict[str, Any]:
-    """What is known before training starts."""
+def _facts(plan: RunPlan, trainer: Trainer) -> dict[str, Any]:
+    """Facts known before training starts, for run.json and summary.json."""
     return {
         "task": plan.settings.task,
         "metric": trainer.metric.key,
@@ -233,7 +233,7 @@ def _facts(plan: Plan, trainer: Trainer) -> dict[str, Any]:
 
 
 def _summary(trainer: Trainer) -> dict[str, Any]:
-    """What the run reached. Bytes are of rank 0, tcp_bytes_per_step the mean over ranks."""
+    """Results of the run. Bytes are of rank 0, tcp_bytes_per_step is the mean over ranks."""
     progress, traffic = trainer.progress, trainer.traffic
     seconds = trainer.step_seconds
     tcp = engine().allgather_object(trainer.tcp_bytes, name="train.tcp")

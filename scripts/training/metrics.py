@@ -1,4 +1,4 @@
-"""What is measured, and the files a run leaves: metrics.jsonl, CSV and TensorBoard events."""
+"""Measurements of a run and their files: metrics.jsonl, CSV and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Score:
-    """What a test has found, over all ranks and predictions.
+    """The result of a test, over all ranks and predictions.
 
     Attributes:
         accuracy: share of right predictions.
@@ -40,20 +40,20 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """Of a prediction: 2 to the power of ``test_bits``."""
+        """2 to the power of ``test_bits``."""
         return 2**self.test_bits if self.test_bits < 1024 else math.inf
 
 
 @dataclass(frozen=True)
 class Metric:
-    """The attribute of Score that tells how good a task's model is.
+    """The attribute of Score by which a task's models are compared.
 
     Attributes:
         key: its name in Score and in the rows of epochs.
-        title: what users read.
-        higher_is_better: as of accuracy, not of bits.
-        digits: decimals that are worth showing in a comparison.
-        phrase: a text about a score, with fields for what it holds.
+        title: its name in messages and plots.
+        higher_is_better: true of accuracy, false of bits.
+        digits: decimals shown in a comparison.
+        phrase: a text about a score, as a format of `str.format` with ``score``.
     """
 
     key: str
@@ -63,7 +63,7 @@ class Metric:
     phrase: str
 
     def show(self, score: Score) -> str:
-        """The phrase about a test."""
+        """The phrase, filled in with ``score``."""
         return self.phrase.format(score=score)
 
 
@@ -77,7 +77,7 @@ BITS_PER_CHARACTER = Metric(
     "accuracy {score.accuracy:.4f}",
 )
 CROSS_ENTROPY = Metric("test_bits", "test bits", False, 4, "test {score.test_bits:.4f} bits")
-"""Of any task; it still tells runs apart where all are equally accurate."""
+"""For any task; it tells runs apart where all are equally accurate."""
 METRICS = {metric.key: metric for metric in (ACCURACY, BITS_PER_CHARACTER)}
 
 
@@ -96,9 +96,9 @@ class StepRow:
 
 @dataclass(frozen=True)
 class EpochRow:
-    """One epoch, as far as this process has run it. Loss and score: over all ranks.
+    """The part of one epoch that this process has run. Loss and score: over all ranks.
 
-    ``consensus_distance``: of gossip, as `torch_compressors.GossipDataParallel` has it.
+    ``consensus_distance``: with gossip, see `torch_compressors.GossipDataParallel`.
     """
 
     step: int
@@ -116,12 +116,12 @@ _KINDS: dict[str, type[StepRow | EpochRow]] = {"step": StepRow, "epoch": EpochRo
 
 
 class MetricsLog:
-    """Writes rows as they come; belongs to rank 0 alone."""
+    """Writes rows as they come, on rank 0 only."""
 
     def __init__(self, output: Path, *, tensorboard: bool, resume_step: int | None) -> None:
-        """Start new files in ``output``, or go on with those of a run resumed at a step."""
-        # The JSONL file is the record. A resumed run drops what was written after its
-        # checkpoint, and makes the CSV files again from what is left.
+        """Start new files in ``output``, or continue the files of a run resumed at a step."""
+        # The JSONL file is the record. A resumed run drops the rows after its checkpoint, and
+        # writes the CSV files again from the rest.
         path = output / "metrics.jsonl"
         kept = []
         if resume_step is not None and path.exists():

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step, so that nothing of it needs saving."""
+"""The learning rate as a pure function of the step, so that checkpoints need not save it."""
 
 from __future__ import annotations
 

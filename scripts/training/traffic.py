@@ -1,4 +1,4 @@
-"""How much a rank sends: what it hands to the collectives, and what TCP carries."""
+"""Bytes that a rank sends: handed to collectives or peers, and carried by TCP."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import socket
 import struct
 from pathlib import Path
 
-from training.engines.engine import engine
-from training.learners.learner import Learner
+from training.engines.current import engine
+from training.learners.base import Learner
 
 __all__ = ["TrafficMeter", "tcp_bytes_sent"]
 
@@ -17,13 +17,15 @@ _TCP_INFO_SIZE = 128
 
 
 class TrafficMeter:
-    """Counts the bytes of gradients this rank hands to the collectives, or to its peers."""
+    """Counts the bytes of gradients that this rank hands to collectives or to its peers.
+
+    Frame headers, indices and tokens count, too.
+    """
 
     def __init__(self, learner: Learner, sent: int = 0) -> None:
-        """Count by what the learner counts, or as the engine sends uncompressed gradients.
+        """Count as the learner does; where it does not count, 4 bytes per parameter and step.
 
-        The account holds frame headers, indices and tokens too. ``sent`` is what the run
-        had sent before it was resumed.
+        ``sent``: bytes that the run had sent before it was resumed.
         """
         self.dense_step_bytes = 4 * learner.numel
         self.sent = sent
@@ -31,7 +33,7 @@ class TrafficMeter:
         self._seen = learner.sent_bytes or 0
 
     def end_step(self) -> int:
-        """The bytes that the step which has just ended sent."""
+        """Count the step that has just ended; returns its bytes."""
         if engine().size() == 1:
             return 0  # the engine's optimizer then calls neither collectives nor compressors
         counted = self._learner.sent_bytes
@@ -50,8 +52,8 @@ class TrafficMeter:
 def tcp_bytes_sent() -> int | None:
     """Bytes that this process's open TCP connections have delivered to their peers.
 
-    All that the engine says to coordinate is in it; headers of TCP and IP are not. None
-    where the system does not tell.
+    The engine's messages for coordination count; headers of TCP and IP do not. None where the
+    system does not tell.
     """
     descriptors = Path("/proc/self/fd")
     if not descriptors.is_dir():
@@ -67,6 +69,6 @@ def tcp_bytes_sent() -> int | None:
         except OSError:  # not TCP
             continue
         finally:
-            connection.detach()  # it is another's: leave it open
+            connection.detach()  # its owner closes it
         total += struct.unpack_from("=Q", info, _TCPI_BYTES_ACKED)[0]
     return total

@@ -1,4 +1,4 @@
-"""Data-parallel training, with or without compressed gradients."""
+"""The training loop of one rank: steps, tests, checkpoints, for every engine and framework."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from training import checkpoint
 from training.checkpoint import Checkpoints
 from training.cluster import EXIT_CONFIG, EXIT_FAILED, AbortError, together
 from training.display import Display
-from training.engines.engine import engine
-from training.learners.learner import Learner
+from training.engines.current import engine
+from training.learners.base import Learner
 from training.metrics import EpochRow, MetricsLog, Score, StepRow
 from training.schedule import learning_rate
 from training.settings.gossip import GossipSettings
 from training.settings.train import TrainSettings
+from training.tasks.catalog import task_of
 from training.tasks.data import Batch, steps_per_epoch, train_batches
-from training.tasks.tasks import task_of
 from training.traffic import TrafficMeter, tcp_bytes_sent
 
 __all__ = ["Progress", "Trainer"]
@@ -33,7 +33,7 @@ __all__ = ["Progress", "Trainer"]
 
 @dataclass
 class Progress:
-    """Where training stands and what it has reached."""
+    """The position of training and its results so far."""
 
     step: int = 0
     epoch: int = 0
@@ -47,7 +47,7 @@ class Progress:
 
     @property
     def score(self) -> Score | None:
-        """What the last test has found."""
+        """The result of the last test."""
         if self.accuracy is None or self.test_bits is None:
             return None
         return Score(self.accuracy, self.test_bits)
@@ -72,9 +72,9 @@ class Trainer:
         self.rank, self.workers = engine().rank(), engine().size()
         self.progress = Progress()
         self.step_seconds: list[float] = []
-        """Of the steps taken by this process."""
+        """Duration of each step of this process."""
         self.tcp_bytes: int | None = 0
-        """What this process's TCP connections carried during those steps."""
+        """Bytes that this process's TCP connections sent during those steps; None: unknown."""
         self._checkpoints = checkpoints
         self._saved_step: int | None = None
 
@@ -89,7 +89,7 @@ class Trainer:
             lambda: steps_per_epoch(self._samples, settings.batch_size, self.workers),
             exit_code=EXIT_CONFIG,
         )
-        # What a checkpoint must have in common with the run that goes on from it.
+        # A run goes on only from a checkpoint with the same values.
         self._identity = {
             "task": settings.task,
             "framework": engine().framework,
@@ -117,7 +117,7 @@ class Trainer:
     # ------------------------------------------------------------ checkpoints
 
     def _restore(self, path: Path) -> dict[str, Any]:
-        """Load what ranks share, and the compressor; returns this rank's own part."""
+        """Load the shared part and the compressor; returns this rank's own part."""
         shared, parts = checkpoint.load(path)
         for key, now in self._identity.items():
             before = shared.get(key)
@@ -158,9 +158,9 @@ class Trainer:
     # --------------------------------------------------------------- training
 
     def run(self, log: MetricsLog | None, display: Display, stop: Callable[[], bool]) -> bool:
-        """Train to the last epoch; False when ``stop`` said, on any rank, to end before it.
+        """Train to the last epoch; False when ``stop`` returned True on any rank before.
 
-        Either way the last step is in a checkpoint then. Only rank 0 has a ``log``. Raises
+        Either way the last step is then in a checkpoint. Only rank 0 has a ``log``. Raises
         AbortError on every rank when the loss of any is not finite.
         """
         while self.progress.epoch < self.settings.epochs:
@@ -226,8 +226,8 @@ class Trainer:
     def _step(self, batch: Batch, lr: float, stop: bool) -> tuple[float, bool]:
         """One optimizer step; returns the mean loss, and whether any rank is to stop."""
         loss = self.learner.forward(batch)
-        # Before backward: a loss that is not finite must reach neither the parameters nor
-        # what the compressor remembers.
+        # Before backward: a loss that is not finite must reach neither the parameters nor the
+        # state of the compressor.
         mean_loss, stopping = self._agree(loss, stop)
         self.learner.step(lr)
         return mean_loss, stopping
@@ -277,7 +277,7 @@ class Trainer:
             self._save()
 
     def _evaluate(self) -> Score:
-        """Test on the test samples, of which each rank takes its share."""
+        """Test the model; each rank takes its share of the test samples."""
         self.progress.consensus_distance = self.learner.consensus_distance()
         sums = self.learner.test(self._dataset.test_batches(self.rank, self.workers))
         total = engine().sum(torch.tensor(sums, dtype=torch.float64), "train.test")
@@ -291,7 +291,7 @@ class Trainer:
         return score
 
     def summary(self) -> dict[str, Any]:
-        """Figures of one way to learn alone."""
+        """Figures that only this kind of learner has."""
         return self.learner.summary(len(self.step_seconds))
 
     def _add_tcp(self, before: int | None) -> None:
@@ -303,7 +303,7 @@ class Trainer:
 
 
 def _method(compress: Config | None, gossip: GossipSettings | None) -> str:
-    """Which states of ranks a run can go on from."""
+    """The identity of the compression or gossip, on which the saved states of ranks depend."""
     if gossip is not None:
         return f"gossip by {gossip.algorithm}"
     return compress.digest_text() if compress else "none"

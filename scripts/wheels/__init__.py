@@ -1,1 +1,1 @@
-"""Wheels of the engines: unchanged releases with the build fixes that they need."""
+"""Wheels of the engines: unchanged releases with the fixes that their builds need."""

@@ -10,7 +10,7 @@ with the Python of the environment that will use the wheel: torch, setuptools, w
 packaging must be installed there, and g++, make and libnuma's headers on the machine.
 
     python scripts/wheels/byteps_wheel.py --out DIR   build the wheel into DIR
-    python scripts/wheels/byteps_wheel.py --print-key print what the wheel depends on
+    python scripts/wheels/byteps_wheel.py --print-key print a name for all its dependencies
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+# Run as a file, Python finds modules beside it only: the packages of scripts/ are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from wheels import common as wheels
@@ -176,7 +177,7 @@ EDITS = (
     ),
 )
 
-# BytePS' own way to override how its build fetches ZeroMQ: the source release has it inside.
+# BytePS' hook to override the download of ZeroMQ, whose archive is in the source release.
 PRE_SETUP = """\
 ucx_path = ""
 
@@ -192,12 +193,12 @@ def extra_make_option():
 EXPECTED = (
     "byteps/torch/c_lib.*.so",
     "byteps/server/c_lib.*.so",
-    "byteps/common/compressor/compressor_registry.h",  # what plug-ins are built against
+    "byteps/common/compressor/compressor_registry.h",  # header that plug-ins include
 )
 
 
 def real_nccl() -> str | None:
-    """Where CUDA's and NCCL's headers and libraries are, if the build is to use them."""
+    """Folder with the headers and libraries of CUDA and NCCL; None: use the stand-in."""
     return os.environ.get("BYTEPS_NCCL_HOME")
 
 
@@ -207,7 +208,7 @@ def byteps_options() -> dict[str, str]:
         "BYTEPS_WITH_PYTORCH": "1",
         "BYTEPS_WITHOUT_TENSORFLOW": "1",
         "BYTEPS_WITHOUT_MXNET": "1",
-        "CI": "true",  # else it runs as many jobs at once as there are files
+        "CI": "true",  # otherwise it runs one job per file at once
     }
     nccl = real_nccl()
     if nccl is not None:
@@ -216,7 +217,7 @@ def byteps_options() -> dict[str, str]:
 
 
 def build_environment(base: Mapping[str, str], jobs: int) -> dict[str, str]:
-    """The environment for the build: ``base`` with nothing in it that steers BytePS' build."""
+    """The environment for the build: ``base`` with our BytePS options in place of its own."""
     environment = {k: v for k, v in base.items() if not k.startswith("BYTEPS_") and k != "LDFLAGS"}
     environment.update(byteps_options())
     environment["MAKEFLAGS"] = f"-j{jobs}"
@@ -224,7 +225,7 @@ def build_environment(base: Mapping[str, str], jobs: int) -> dict[str, str]:
 
 
 def cpu_digest() -> str:
-    """A short hash of what the CPU can do, as BytePS compiles with -march=native."""
+    """A short hash of the CPU's features, as BytePS compiles with -march=native."""
     features = [
         line
         for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
@@ -234,7 +235,7 @@ def cpu_digest() -> str:
 
 
 def wheel_key() -> str:
-    """Name everything the wheel depends on; usable as a directory name."""
+    """A name that covers everything the wheel depends on; usable as a directory name."""
     parts = {path.name: path.read_text() for path in sorted(HOST_HEADERS.iterdir())}
     digest = wheels.recipe_digest(BYTEPS, EDITS, byteps_options() | parts | {"": PRE_SETUP})
     return "-".join(
@@ -250,14 +251,14 @@ def wheel_key() -> str:
 
 
 def make_host_nccl(home: Path) -> None:
-    """Lay out the stand-in for CUDA and NCCL, which is all headers, as an installation of NCCL."""
+    """Lay out the stand-in for CUDA and NCCL (headers only) as an installation of NCCL."""
     shutil.copytree(HOST_HEADERS, home / "include")
     (home / "lib").mkdir()
     wheels.run(["ar", "rcs", str(home / "lib" / "libnccl_static.a")])
 
 
 def check_wheel(wheel: Path) -> None:
-    """Refuse a wheel without what we use: BytePS skips parts that fail to build."""
+    """Refuse a wheel that lacks a part we use: BytePS skips parts that fail to build."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     for pattern in EXPECTED:

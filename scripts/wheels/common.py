@@ -1,4 +1,4 @@
-"""What the builders of engine wheels share: edits of unchanged source releases, and caching.
+"""Shared parts of the builders of engine wheels: edits of source releases, and caching.
 
 An engine's last release does not build next to current PyTorch. Its builder (horovod_wheel.py,
 byteps_wheel.py) downloads the unchanged source release, applies a table of edits and builds a wheel
@@ -24,13 +24,13 @@ from pathlib import Path
 
 PIP = (sys.executable, "-m", "pip")
 
-# One source file that includes torch's headers takes about this much memory
-# to compile; more parallel jobs than fit would be killed half-way.
+# Memory to compile one source file with torch's headers, about: more parallel jobs than fit
+# would be killed.
 BYTES_PER_COMPILE_JOB = 3 * 2**29
 
 
 class BuildError(Exception):
-    """The wheel cannot be built; the message says why and what to do."""
+    """The wheel cannot be built; the message gives the reason and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Edit:
 def apply_edit(source: Path, edit: Edit) -> None:
     """Apply ``edit`` to the tree at ``source``.
 
-    Raises ``BuildError`` and changes nothing unless the old text occurs as often as
-    it must: an edit that no longer fits must stop the build, not be skipped.
+    Raises ``BuildError`` and changes nothing unless the old text occurs exactly ``edit.count``
+    times: an edit that does not fit must stop the build.
     """
     path = source / edit.file
     try:
@@ -81,14 +81,14 @@ def apply_edit(source: Path, edit: Edit) -> None:
 
 
 def apply_edits(source: Path, edits: Iterable[Edit]) -> None:
-    """Apply all ``edits``, and say which and why."""
+    """Apply all ``edits``, printing the reason of each."""
     for edit in edits:
         print(f"edit {edit.name}: {edit.file} ({edit.reason})", flush=True)
         apply_edit(source, edit)
 
 
 def recipe_digest(release: Release, edits: Iterable[Edit], options: Mapping[str, str]) -> str:
-    """A short hash of everything in a builder that decides what the wheel contains."""
+    """A short hash of everything in a builder that decides the content of the wheel."""
     digest = hashlib.sha256(release.sha256.encode())
     for edit in edits:
         digest.update(repr((edit.file, edit.old, edit.new)).encode())
@@ -107,7 +107,7 @@ def torch_version() -> str:
 
 
 def compile_jobs() -> int:
-    """How many files to compile at once: one a core, as far as memory allows."""
+    """Number of files to compile at once: one a core, as far as memory allows."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(len(os.sched_getaffinity(0)), memory // BYTES_PER_COMPILE_JOB))
 
@@ -210,7 +210,7 @@ def main(release: Release, key: Callable[[], str], make: Callable[[Path], Path])
     what.add_argument(
         "--print-key",
         action="store_true",
-        help="print a name for all that the wheel depends on, and build nothing",
+        help="print a name that covers everything the wheel depends on, and build nothing",
     )
     arguments = parser.parse_args()
     try:

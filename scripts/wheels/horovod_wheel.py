@@ -10,7 +10,7 @@ and packaging must be installed there, and CMake, make, g++ and Open MPI on the
 machine. The wheel supports TensorFlow if that is installed there too.
 
     python scripts/wheels/horovod_wheel.py --out DIR   build the wheel into DIR
-    python scripts/wheels/horovod_wheel.py --print-key print what the wheel depends on
+    python scripts/wheels/horovod_wheel.py --print-key print a name for all its dependencies
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+# Run as a file, Python finds modules beside it only: the packages of scripts/ are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from wheels import common as wheels
@@ -121,7 +122,7 @@ TENSORFLOW_EDITS = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """What decides how the wheel is built, the versions of what it is built for aside.
+    """Everything that decides the build, except the versions of torch, Python and Open MPI.
 
     Attributes:
         tensorflow: the version of TensorFlow to support, if any.
@@ -133,12 +134,12 @@ class Recipe:
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """In the order in which they are applied."""
+        """The edits, in the order in which they are applied."""
         return EDITS if self.tensorflow is None else (*EDITS, *TENSORFLOW_EDITS)
 
     @property
     def extensions(self) -> tuple[str, ...]:
-        """Patterns of files without which the wheel is of no use."""
+        """Patterns of files that the wheel must contain."""
         torch = "horovod/torch/mpi_lib_v2.*.so"
         return (torch,) if self.tensorflow is None else (torch, "horovod/tensorflow/mpi_lib.*.so")
 
@@ -149,7 +150,7 @@ class Recipe:
 
     @classmethod
     def of_environment(cls) -> Recipe:
-        """For this Python's packages and this machine."""
+        """The recipe for this Python's packages and this machine."""
         return cls(tensorflow_version(), platform.machine())
 
 
@@ -171,8 +172,8 @@ def horovod_options(machine: str, *, tensorflow: bool) -> dict[str, str]:
         "HOROVOD_WITH_MPI": "1",
     }
     if machine == "x86_64":
-        # Said outright, because Horovod else asks what this very machine can do
-        # and a cached wheel might then not run on the next one.
+        # Fixed, because Horovod would otherwise detect the features of this machine, and a
+        # cached wheel might not run on another one.
         options["HOROVOD_BUILD_ARCH_FLAGS"] = "-mf16c -mavx -mfma"
     return options
 
@@ -180,7 +181,7 @@ def horovod_options(machine: str, *, tensorflow: bool) -> dict[str, str]:
 def build_environment(
     base: Mapping[str, str], options: Mapping[str, str], jobs: int
 ) -> dict[str, str]:
-    """The environment for the build: ``base`` with nothing else in it that steers Horovod's."""
+    """The environment for the build: ``base`` with ``options`` in place of its Horovod options."""
     environment = {k: v for k, v in base.items() if not k.startswith("HOROVOD_")}
     environment.update(options)
     environment["MAKEFLAGS"] = f"-j{jobs}"
@@ -212,7 +213,7 @@ def open_mpi_version() -> str:
 
 
 def wheel_key() -> str:
-    """Name everything the wheel depends on; usable as a directory name."""
+    """A name that covers everything the wheel depends on; usable as a directory name."""
     recipe = Recipe.of_environment()
     return "-".join(
         (

@@ -302,7 +302,7 @@ def test_bad_config_under_horovodrun(tmp_path):
     args = arguments(output=tmp_path / "run", settings=["train.epoch=3"])
     status, text = finish(start(2, args))
     assert status != 0
-    assert text.count("train.epoch: unknown key; did you mean 'epochs'?") == 1
+    assert text.count("train.epoch: unknown key, did you mean 'epochs'?") == 1
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 import gradcomp
 from golden import make_golden
+from golden.worked_examples import EXAMPLE_INPUT
 from gradcomp import _core
 from gradcomp.codec.spec import stages
 
@@ -142,8 +143,8 @@ def test_both_decoders_refuse_the_same_damaged_frames(spec: str) -> None:
 TOPK = "topk(k=2,values=fp32)"
 RANDOMK = "randomk(k=2,unbiased=false,values=fp32)"
 RAW = "topk(k=2,values=fp32)|raw32"
-FRAME = gradcomp.get_codec(RAW).encode(make_golden.EXAMPLE_INPUT).tobytes()
-SEEDED = gradcomp.get_codec(RANDOMK).encode(make_golden.EXAMPLE_INPUT).tobytes()
+FRAME = gradcomp.get_codec(RAW).encode(EXAMPLE_INPUT).tobytes()
+SEEDED = gradcomp.get_codec(RANDOMK).encode(EXAMPLE_INPUT).tobytes()
 
 
 def edited(frame: bytes, offset: int, layout: str, value: int) -> bytes:

@@ -15,6 +15,7 @@ import pytest
 
 import gradcomp
 from golden import make_golden
+from golden.worked_examples import examples
 from gradcomp import ToDecode, _core, decode_batch_add
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,7 +137,7 @@ def test_a_worked_example_is_what_the_encoder_makes(codec_name: str) -> None:
 
 def test_the_examples_are_what_the_script_prints() -> None:
     _, _, section = DOCUMENT.read_text().partition("\n## Worked examples\n")
-    assert make_golden.examples(CODECS) == section.strip()
+    assert examples(CODECS) == section.strip()
 
 
 # The script --------------------------------------------------------------------------------------

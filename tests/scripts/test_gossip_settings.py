@@ -1,5 +1,6 @@
 """The gossip section of a training configuration."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 import torch.distributed as dist
 import yaml
 
+from gradcomp.config.sections import RESERVED_SECTIONS
 from gradcomp.errors import ConfigError
 from torch_compressors import AsyncGossipDataParallel, GossipDataParallel, init_process_group
 from training.settings.gossip import GossipSettings
@@ -42,9 +44,8 @@ def settings_of(**gossip):
 def test_bad_value_is_named_with_its_source_and_what_is_allowed(key, value, allowed):
     with pytest.raises(ConfigError) as error:
         settings_of(**{key: value})
-    message = str(error.value)
-    assert message.startswith(f"x.yaml: gossip.{key}: got {value!r}; expected ")
-    assert allowed in message
+    start = re.escape(f"x.yaml: gossip.{key}: got {value!r}")
+    assert re.match(rf"{start}( \([a-z ]+\))?; expected .*{re.escape(allowed)}", str(error.value))
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,11 @@ def test_bad_value_is_named_with_its_source_and_what_is_allowed(key, value, allo
 def test_keys_that_do_not_go_together(gossip, remedy):
     with pytest.raises(ConfigError, match=remedy):
         settings_of(**gossip)
+
+
+def test_gradcomp_reserves_the_sections_of_training():
+    own = {TrainSettings.section, GossipSettings.section}
+    assert own == {key for key, owner in RESERVED_SECTIONS.items() if owner == "scripts/train.py"}
 
 
 def test_a_section_that_is_none():

@@ -25,6 +25,7 @@ from training.metrics import (
 )
 from training.schedule import learning_rate
 from training.settings.train import TASKS, TENSORFLOW_TASKS, TrainSettings
+from training.tasks.catalog import task_of
 from training.tasks.data import (
     load_cifar10,
     load_digits_images,
@@ -32,7 +33,6 @@ from training.tasks.data import (
     train_batches,
 )
 from training.tasks.models import ResNet20, digits_cnn, digits_mlp, digits_vgg
-from training.tasks.tasks import task_of
 from training.tasks.text import PIECE, Text, TextPieces, load_python_topics, load_text
 from training.traffic import tcp_bytes_sent
 
@@ -95,7 +95,7 @@ def test_all_problems_are_reported_at_once():
 
 
 def test_unknown_key_names_the_nearest():
-    with pytest.raises(ConfigError, match=r"train\.epoch: unknown key; did you mean 'epochs'\?"):
+    with pytest.raises(ConfigError, match=r"train\.epoch: unknown key, did you mean 'epochs'\?"):
         settings_of(epoch=3)
 
 

@@ -385,7 +385,7 @@ def test_bench_measures_every_spec(spec: str) -> None:
 def test_bench_all_has_a_row_for_every_codec_and_peer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradcomp.cli.app.load_baselines", lambda: ([HALF], []))
+    monkeypatch.setattr("gradcomp.cli.bench.load_baselines", lambda: ([HALF], []))
     gradients = [tmp_path / "net.npz", tmp_path / "text.npz"]
     for gradient, end in zip(gradients, (1, 2), strict=True):
         np.savez(gradient, w=np.linspace(-1, end, 5000, dtype=np.float16))
@@ -419,7 +419,7 @@ def test_bench_all_has_a_row_for_every_codec_and_peer(
 
 
 def test_bench_all_as_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradcomp.cli.app.load_baselines", lambda: ([HALF], ["other: no module"]))
+    monkeypatch.setattr("gradcomp.cli.bench.load_baselines", lambda: ([HALF], ["other: no module"]))
     monkeypatch.setattr("gradcomp.tools.survey.survey_specs", lambda: ["fp16", "bf16"])
     result = CliRunner().invoke(
         app,

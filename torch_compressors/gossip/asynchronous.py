@@ -21,36 +21,35 @@ __all__ = ["AsyncGossipDataParallel"]
 
 
 class AsyncGossipDataParallel(DecentralizedModule):
-    """A module whose parameters two ranks at a time average, while all of them train.
+    """A module whose parameters are averaged by pairs of ranks while all ranks train.
 
     AD-PSGD: Lian, Zhang, Zhang, Liu: "Asynchronous Decentralized Parallel Stochastic Gradient
-    Descent" (ICML 2018), algorithm 1. Ranks are of two kinds (`gradcomp.gossip.Sides`). After an
-    optimizer's step an active one asks a random passive peer for its parameters, on a thread, and
-    goes on training; a passive one answers at any time, on a thread for each of its peers, whatever
-    it is computing. No rank waits for the steps of another, and ranks may take different numbers of
-    them; results depend on timing. `gradcomp.gossip.Bilateral` has the averaging.
+    Descent" (ICML 2018), algorithm 1. Ranks are active or passive (`gradcomp.gossip.Sides`). After
+    an optimizer's step an active rank asks a random passive peer for its parameters, on a thread,
+    and trains on; a passive rank answers at any time, on a thread for each of its peers. No rank
+    waits for steps of another, and ranks may take different numbers of steps; results depend on
+    timing. `gradcomp.gossip.Bilateral` does the averaging.
 
-    `attach`, `averaged`, `synchronize` and checkpoints are as of `GossipDataParallel`; all ranks
-    begin with the parameters and buffers of rank 0. An optimizer's step is added to what the
-    parameters are by then: the gradient is of those before, as in the paper.
+    `attach`, `averaged`, `synchronize` and checkpoints work as in `GossipDataParallel`; all ranks
+    begin with the parameters and buffers of rank 0. An optimizer's step is added to the averaged
+    parameters, although its gradient is from the parameters before, as in the paper.
 
-    Deviations: active ranks exchange once after each step, passive ones when they are asked, where
-    in the paper passive ones also have a thread of their own for gradients; here that is the
-    training loop.
+    Deviations: active ranks exchange once after each step, passive ranks when asked. In the paper
+    passive ranks compute gradients on a thread of their own; here that is the training loop.
 
     Args:
         module: parameters that require gradients must be floating; they are averaged in float32.
         topology: a name for `gradcomp.gossip.make_topology`, or a topology; bipartite. The edges of
-            all its rounds count.
-        synch_freq: how many further steps an active rank may take while an exchange is under way,
-            before it waits. 0: it waits after the next one.
-        seed: of the choice of peers; the same on every rank.
-        timeout, retries: see `Transport`; a dead peer shows as `gradcomp.errors.PeerError`, raised
-            by the optimizer's step. A passive rank waits for questions as long as the connection
-            holds.
+            all rounds count.
+        synch_freq: further steps that an active rank may take during an exchange before it waits;
+            0: it waits after the next step.
+        seed: seed of the choice of peers; the same on every rank.
+        timeout, retries: see `Transport`; a dead peer raises `gradcomp.errors.PeerError` in
+            the optimizer's step. A passive rank waits for questions as long as the connection
+            lasts.
 
     Raises:
-        GradcompError: a name, number or topology that does not fit; the message says what does.
+        GradcompError: a name, number or topology does not fit; the message gives the remedy.
     """
 
     def __init__(
@@ -94,17 +93,17 @@ class AsyncGossipDataParallel(DecentralizedModule):
 
     @property
     def topology(self) -> Topology:
-        """Who exchanges with whom."""
+        """The peers of each rank."""
         return self._topology
 
     @property
     def traffic(self) -> Traffic:
-        """What this rank has sent; its steps are exchanges."""
+        """Traffic of this rank; its steps are exchanges."""
         return self._values.traffic
 
     @property
     def is_active(self) -> bool:
-        """Whether this rank asks, and does not answer."""
+        """Whether this rank asks instead of answering."""
         return self._sides.active[self._rank]
 
     # Training -----------------------------------------------------------------------------------
@@ -141,7 +140,7 @@ class AsyncGossipDataParallel(DecentralizedModule):
         self._exchange.begin(exchange)
 
     def _serve(self) -> None:
-        """Answer from now on, where that is this rank's part."""
+        """Start to answer, on a passive rank."""
         if self.is_active or self._servers:
             return
         nbytes = self._shown.nbytes
@@ -169,25 +168,25 @@ class AsyncGossipDataParallel(DecentralizedModule):
     # Checkpoints --------------------------------------------------------------------------------
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's; keys are those of the module alone."""
+        """The module's state, with the keys of the module itself."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's; to be called before training, or after `synchronize`."""
+        """Load the module's state; call it before training, or after `synchronize`."""
         result = self.module.load_state_dict(*args, **kwargs)
         self._shown = self._read()
         self._values.write(self._shown)
         return result
 
     def gossip_state_dict(self) -> dict[str, Any]:
-        """How many exchanges this rank has begun, which its choice of peers goes on from."""
+        """The number of exchanges that this rank has begun, which decides its next peers."""
         return {"exchanges": self._exchanges}
 
     def load_gossip_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a state of `gossip_state_dict`, after `load_state_dict`.
+        """Restore a result of `gossip_state_dict`, after `load_state_dict`.
 
         Raises:
-            StateError: it is none.
+            StateError: ``state`` is not one.
         """
         exchanges = state.get("exchanges")
         if not isinstance(exchanges, int) or exchanges < 0:

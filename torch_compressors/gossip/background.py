@@ -9,7 +9,7 @@ __all__ = ["Background"]
 
 
 class Background:
-    """Runs one piece of work at a time on a thread, and says whether it has ended."""
+    """Runs one piece of work at a time on a thread, and reports its end."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -17,16 +17,16 @@ class Background:
 
     @property
     def busy(self) -> bool:
-        """Whether something was begun whose end nobody has taken note of."""
+        """Whether work was begun and `finish` was not called since."""
         return self._thread is not None
 
     @property
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the work has ended, before `finish`."""
         return self._thread is not None and not self._thread.is_alive()
 
     def begin(self, work: Callable[[], None]) -> None:
-        """Begin; what was begun before must have been finished."""
+        """Begin ``work``; earlier work must be finished."""
         assert self._thread is None
 
         def run() -> None:
@@ -39,18 +39,18 @@ class Background:
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end, but not longer; whether it has come."""
+        """Wait for the end for at most ``seconds``; returns whether it has come."""
         assert self._thread is not None
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def check(self) -> None:
-        """Raise what the work has raised, if it has ended so."""
+        """Raise the exception of the work, if it has ended with one."""
         if self.done and self._error is not None:
             raise self._error
 
     def finish(self) -> None:
-        """Wait for the end, and raise what the work raised."""
+        """Wait for the end, and raise the exception of the work, if any."""
         assert self._thread is not None
         self._thread.join()
         self._thread = None

@@ -1,4 +1,4 @@
-"""Decentralized training: each rank has a model of its own, and ranks gossip about parameters."""
+"""Decentralized training: each rank has its own model, and ranks gossip about parameters."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _ALIASES = {"dpsgd": "gossip", "sgp": "push_sum", "osgp": "push_sum"}
 class GossipDataParallel(DecentralizedModule):
     """A module whose parameters are mixed with those of a few peers after each optimizer step.
 
-    `attach` says which optimizer's steps. Between steps the module's parameters are those to
-    compute gradients at, to evaluate and to save: de-biased ones, where the algorithm is push-sum.
-    At the beginning all ranks take the parameters and buffers of rank 0. Buffers, such as running
-    statistics, then stay each rank's own; `averaged` has the average of them, too.
+    `attach` sets the optimizer. Between steps the module has the parameters for gradients,
+    evaluation and saving; with push-sum they are de-biased. At the beginning all ranks take the
+    parameters and buffers of rank 0. Buffers, such as running statistics, then differ between
+    ranks; `averaged` averages them, too.
 
     Algorithms, with x the parameters after the optimizer's step:
 
@@ -46,39 +46,38 @@ class GossipDataParallel(DecentralizedModule):
     - ``sgp``: Stochastic Gradient Push, Assran et al. (ICML 2019), algorithm 1:
       `gradcomp.gossip.PushSum`;
     - ``osgp``: Overlap SGP, the same authors' algorithm 2: ``sgp`` with ``overlap``;
-    - ``powergossip``, ``choco``, ``deepsqueeze``, ``moniqua``: the classes of `gradcomp.gossip`,
-      whose keywords ``options`` are.
+    - ``powergossip``, ``choco``, ``deepsqueeze``, ``moniqua``: the classes of `gradcomp.gossip`;
+      ``options`` are their keywords.
 
-    With ``overlap`` a round runs on a thread, beside the next step, and what it changed is added
-    when it has ended: x += mixed - x at the round's beginning. Deviation from Overlap SGP: what a
-    rank sends leaves its x together with the arrival of what it gets, not before, so that x / w is
-    never biased by messages under way.
+    With ``overlap`` a round runs on a thread during the next step. Its change is added at its end:
+    x += mixed - x_begin, with x_begin the values at its beginning. Deviation from Overlap SGP: sent
+    values leave x when received ones arrive, not before, so messages in flight never bias x / w.
 
     Args:
         module: parameters that require gradients must be floating; they are mixed in float32.
         algorithm: one of the above.
         topology: a name for `gradcomp.gossip.make_topology`, or a topology; by default ``npdde``
             for sgp and osgp, ``ring`` for the others.
-        weights: of topologies by name; see `gradcomp.gossip.mixing_matrix`.
-        peers_per_step: for topologies by name that change; also by the round from which it holds,
-            such as ``{0: 2, 1000: 1}``: see `gradcomp.gossip.make_topologies`.
+        weights: weights of topologies by name; see `gradcomp.gossip.mixing_matrix`.
+        peers_per_step: peers per round, for changing topologies by name; or numbers by their first
+            round, such as ``{0: 2, 1000: 1}``: see `gradcomp.gossip.make_topologies`.
         overlap: gossip while the next gradient is computed.
-        synch_freq: with ``overlap``, how many further steps a rank may take while a round is under
-            way, before it waits: bounded staleness. 0: it waits after the next one. Above 0 results
-            depend on timing.
-        two_level: the ranks of a machine, which torchrun or horovodrun has started there, have one
-            model: they average their gradients densely when the optimizer's step begins, and their
-            first rank alone gossips, with those of other machines. Topologies are of machines then.
-        ranks_per_node: with ``two_level``, how many consecutive ranks count as one machine.
-        seed: of topologies and algorithms; the same on every rank.
-        timeout, retries: see `Transport`; a dead peer shows as `gradcomp.errors.PeerError`, raised
-            by the optimizer's step.
-        options: of the algorithm, such as ``gamma``, ``codec``, ``compression_rank``.
+        synch_freq: with ``overlap``, further steps that a rank may take during a round before it
+            waits: bounded staleness. 0: it waits after the next step. Above 0 results depend on
+            timing.
+        two_level: the ranks of a machine (started there by torchrun or horovodrun) share one model.
+            They average gradients densely when the optimizer's step begins, and only their first
+            rank gossips, with first ranks of other machines. Topologies are then of machines.
+        ranks_per_node: with ``two_level``, the number of consecutive ranks that form a machine.
+        seed: seed of topologies and algorithms; the same on every rank.
+        timeout, retries: see `Transport`; a dead peer raises `gradcomp.errors.PeerError` in the
+            optimizer's step.
+        options: options of the algorithm, such as ``gamma``, ``codec``, ``compression_rank``.
 
     Every rank must take equally many optimizer steps.
 
     Raises:
-        GradcompError: a name, number or topology that does not fit; the message says what does.
+        GradcompError: a name, number or topology does not fit; the message gives the remedy.
     """
 
     def __init__(
@@ -149,7 +148,7 @@ class GossipDataParallel(DecentralizedModule):
         self._begun = 0
         self._age = 0
         self._weight = 1.0
-        # x, where it is not what the module has.
+        # x, where it differs from the module's parameters.
         self._numerator: FloatArray | None = None
         self._before = self._mixed = np.empty(0, np.float32)
         self._take_over_rank_0()
@@ -157,7 +156,7 @@ class GossipDataParallel(DecentralizedModule):
     # Training -----------------------------------------------------------------------------------
 
     def _before_step(self) -> None:
-        """The optimizer works on x, not on x / w, with the gradient of the node."""
+        """Let the optimizer step on x, not on x / w, with the gradients of the node."""
         self._node_ranks.average_gradients(self._parameters_by_name.values())
         if self._weight == 1.0:
             return
@@ -169,7 +168,7 @@ class GossipDataParallel(DecentralizedModule):
         self._share(self._gossiped(x) if self._node.leads else x)
 
     def _gossiped(self, x: FloatArray) -> FloatArray:
-        """x after what this step gossips."""
+        """x after the gossip of this step."""
         if not self._overlap:
             self._transport.run(self._next_round(x))
             self._take_weight()
@@ -196,7 +195,7 @@ class GossipDataParallel(DecentralizedModule):
         self._background.begin(lambda: self._transport.run(one))
 
     def _finished(self, x: FloatArray) -> FloatArray:
-        """x and what the round that is under way, if any, has changed."""
+        """x plus the change of the round in flight, after waiting for its end."""
         if not self._background.busy:
             return x
         self._background.finish()
@@ -204,7 +203,7 @@ class GossipDataParallel(DecentralizedModule):
         return x + (self._mixed - self._before)
 
     def _share(self, x: FloatArray) -> None:
-        """Let all modules of the node have x / w of the node's first rank."""
+        """Give all modules of the node the x / w of its first rank."""
         x, self._weight = self._node_ranks.of_first(x, self._weight)
         if isinstance(self._gossip, PushSum) and not self._node.leads:
             self._gossip.weight = self._weight
@@ -221,7 +220,7 @@ class GossipDataParallel(DecentralizedModule):
             self._weight = self._gossip.weight
 
     def _show(self, x: FloatArray) -> None:
-        """Let the module have x / w."""
+        """Write x / w to the module."""
         if self._weight == 1.0:
             self._numerator = None
             self._write(x)
@@ -229,21 +228,21 @@ class GossipDataParallel(DecentralizedModule):
             self._numerator = x
             self._write(x / np.float32(self._weight))
 
-    # What others look at ------------------------------------------------------------------------
+    # State for callers --------------------------------------------------------------------------
 
     @property
     def topology(self) -> Topology:
-        """Who exchanges with whom."""
+        """The present peers of each rank."""
         return self._gossip.topology
 
     @property
     def traffic(self) -> Traffic:
-        """What this rank has sent to peers."""
+        """Traffic of this rank with peers."""
         return self._gossip.traffic
 
     @property
     def node_traffic(self) -> Traffic:
-        """What this rank has sent inside of its machine, with ``two_level``; see `NodeRanks`."""
+        """Traffic of this rank inside its node, with ``two_level``; see `NodeRanks`."""
         return self._node_ranks.traffic
 
     @property
@@ -252,8 +251,9 @@ class GossipDataParallel(DecentralizedModule):
         return self._weight
 
     def set_topology(self, topology: Topology) -> None:
-        """Go on with another one, such as one of more peers a step; every rank must call this, at
-        the same step.
+        """Continue with another topology, such as one with more peers a step.
+
+        Every rank must call this, at the same step.
 
         Raises:
             GradcompError: ``synch_freq`` is above 0, so that ranks may be some rounds apart, or the
@@ -276,7 +276,7 @@ class GossipDataParallel(DecentralizedModule):
         x = self._current()
         if self._synch_freq:
             x = self._serve(x)
-        # Ranks of bounded staleness may be some rounds apart.
+        # With bounded staleness ranks may be some rounds apart.
         begun = torch.tensor([self._begun])
         with naming_the_lost("synchronize()"):
             dist.all_reduce(begun, dist.ReduceOp.MAX, self._control)
@@ -289,7 +289,7 @@ class GossipDataParallel(DecentralizedModule):
         self._barrier()
 
     def _serve(self, x: FloatArray) -> FloatArray:
-        """Gossip on until all ranks are here: some may still wait for rounds of this one."""
+        """Gossip until all ranks are here, as some may still wait for rounds of this rank."""
         arrival = Background()
         arrival.begin(self._barrier)
         while self._node.leads and not arrival.done:
@@ -301,37 +301,38 @@ class GossipDataParallel(DecentralizedModule):
         return x
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's, with de-biased parameters; no rank waits for others in it.
+        """The module's state, with de-biased parameters; it does not wait for other ranks.
 
-        Keys are those of the module alone, so that it loads the state without this wrapper.
+        Keys are those of the module itself, which can load the state without this wrapper.
         """
         if self._background.busy and self._synch_freq == 0 and self._node.size == 1:
             self._show(self._finished(self._current()))
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's."""
+        """Load the module's state."""
         if self._background.busy:
             self._background.finish()
         self._numerator = None
         return self.module.load_state_dict(*args, **kwargs)
 
     def gossip_state_dict(self) -> dict[str, Any]:
-        """What this rank's algorithm must go on with: numbers and tensors.
+        """State of this rank's algorithm: numbers and tensors.
 
-        It belongs to this rank and to the `state_dict` of the same moment; call `synchronize`
-        before both.
+        It goes with this rank's `state_dict` of the same moment; call `synchronize` before both.
         """
         return _with_tensors(self._gossip.state_dict())
 
     def load_gossip_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a state of `gossip_state_dict`, after `load_state_dict`.
+        """Restore a result of `gossip_state_dict`, after `load_state_dict`.
 
         Raises:
-            StateError: it is not one of this algorithm, module and topology.
+            StateError: the state is not of this algorithm, module and topology.
         """
         if self._background.busy:
-            raise StateError("a round is under way: load states before training, or synchronize")
+            raise StateError(
+                "a round is in flight: load states before training, or after synchronize()"
+            )
         self._gossip.load_state_dict(_with_arrays(state))
         self._begun = self._gossip.step
         self._numerator = None

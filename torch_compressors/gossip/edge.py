@@ -22,11 +22,11 @@ _FOR_EVER = timedelta(days=365)
 
 
 class Edge:
-    """One edge, over a process group of its two ranks alone, so that no other waits with them.
+    """One edge, over a process group of its two ranks only, so that no other rank waits with them.
 
     Args:
         peer: the rank at the other end.
-        group: of both.
+        group: process group of both ranks.
         timeout, retries: see `Transport`.
     """
 
@@ -37,10 +37,10 @@ class Edge:
         self._where = f"exchange with rank {peer}"
 
     def ask(self, question: ByteArray) -> ByteArray:
-        """Of the active end: what the passive one answers, which has as many bytes.
+        """On the active rank: the answer of the passive rank, of as many bytes as the question.
 
         Raises:
-            PeerError: it has died, or does not answer.
+            PeerError: the passive rank has died, or does not answer.
         """
         answer = torch.empty(question.nbytes, dtype=torch.uint8)
         with self._naming():
@@ -50,14 +50,14 @@ class Edge:
         return answer.numpy()
 
     def end(self) -> None:
-        """Of the active end: let `serve` return."""
+        """On the active rank: let the peer's `serve` return."""
         with self._naming():
             self._send(_END)
 
     def serve(self, nbytes: int, answer: Callable[[ByteArray], ByteArray]) -> None:
-        """Of the passive end: answer questions of so many bytes, until the active one says `end`.
+        """On the passive rank: answer questions of ``nbytes`` until the active rank calls `end`.
 
-        However long that one asks nothing, this one waits; only a broken connection ends it.
+        Waits for questions without a limit, unless the connection breaks.
 
         Raises:
             PeerError: the active rank has died, or is stuck in the middle of a question.

@@ -13,10 +13,11 @@ __all__ = ["own_groups"]
 def own_groups(
     groups: Iterable[Sequence[int]], limit: timedelta
 ) -> dict[tuple[int, ...], dist.ProcessGroup]:
-    """Make a group of Gloo of each of these ranks; returns those that this rank is in.
+    """Make a Gloo group for each of ``groups``; returns the groups that this rank is in.
 
-    Every rank of the job must call it with the same groups: with ``use_local_synchronization``
-    names of groups depend on how many this rank is in, and ranks would soon not agree on them.
+    Every rank of the job must call it with the same groups. The alternative,
+    ``use_local_synchronization``, names groups by their number on each rank, so that ranks would
+    disagree.
     """
     made = {tuple(one): dist.new_group(list(one), limit, "gloo") for one in groups}
     rank = dist.get_rank()

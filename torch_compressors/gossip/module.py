@@ -1,4 +1,4 @@
-"""A module of each rank's own, and what ranks do with their modules together."""
+"""Base class of modules that differ between ranks: hooks, averages, flat parameters."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["DecentralizedModule"]
 
 
 class DecentralizedModule(nn.Module, ABC):
-    """What `GossipDataParallel` and `AsyncGossipDataParallel` share.
+    """Base class of `GossipDataParallel` and `AsyncGossipDataParallel`.
 
     Args:
         module: parameters that require gradients must be floating.
-        timeout, retries: see `Transport`; how long ranks wait for each other here, too.
+        timeout, retries: see `Transport`; they also limit waits in methods here.
 
     Raises:
         GradcompError: there is no process group, or a parameter is not floating.
@@ -52,11 +52,11 @@ class DecentralizedModule(nn.Module, ABC):
         self._attached = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's."""
+        """Call the module."""
         return self.module(*args, **kwargs)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Gossip after each step of this optimizer of the module's parameters; returns it.
+        """Gossip after each step of ``optimizer``, of the module's parameters; returns it.
 
         Raises:
             GradcompError: an optimizer is attached already.
@@ -109,17 +109,17 @@ class DecentralizedModule(nn.Module, ABC):
 
     @abstractmethod
     def gossip_state_dict(self) -> dict[str, Any]:
-        """What this rank must go on with, numbers and tensors, besides its `state_dict`."""
+        """State of this rank besides its `state_dict`: numbers and tensors."""
 
     @abstractmethod
     def load_gossip_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a state of `gossip_state_dict`, after `load_state_dict`."""
+        """Restore a result of `gossip_state_dict`, after `load_state_dict`."""
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:
-        """The module with the average of all ranks' parameters and floating buffers, for a while.
+        """A context in which the module has the average parameters and floating buffers of all ranks.
 
-        Every rank must enter at the same step; afterwards each has its own values back.
+        Every rank must enter at the same step; at the end each rank gets its own values back.
         """
         self.synchronize()
         tensors: list[torch.Tensor] = [*self._parameters_by_name.values()]

@@ -1,4 +1,4 @@
-"""The ranks of one machine, which gossip as one."""
+"""The ranks of one node, which gossip as one."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _SETTING = "ranks_per_node"
 
 
 def agreed_node(asked: int | None, control: dist.ProcessGroup) -> Node:
-    """This rank's place, where all ranks know of equal nodes.
+    """This rank's node, agreed on by all ranks.
 
     Args:
-        asked: ranks in each node; None for what the launcher says.
-        control: of all ranks; each of them must call this.
+        asked: ranks in each node; None: the launcher's.
+        control: process group of all ranks; each of them must call this.
 
     Raises:
-        ConfigError: on all ranks, where there are no such nodes.
+        ConfigError: on all ranks, where they do not form equal nodes.
     """
     size, problem = ranks_per_node(asked, control, _SETTING)
     found: list[tuple[int, str | None]] = [(0, None)] * control.size()
@@ -42,17 +42,17 @@ def agreed_node(asked: int | None, control: dist.ProcessGroup) -> Node:
 
 
 class NodeRanks:
-    """The ranks of a node: they average gradients, and take over what their first rank has.
+    """The ranks of a node: they average gradients, and share the values of their first rank.
 
     Every rank of the job must make it.
 
     Args:
-        node: of this rank.
-        limit: how long to wait for each other.
+        node: the node of this rank.
+        limit: longest wait for each other.
 
     Attributes:
-        traffic: what this rank has sent inside of the node: gradients once for each all-reduce, and
-            what the first rank hands on.
+        traffic: traffic of this rank inside the node: gradients, once for each all-reduce, and the
+            first rank's values.
     """
 
     def __init__(self, node: Node, limit: timedelta) -> None:
@@ -70,7 +70,7 @@ class NodeRanks:
     def average_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Give all ranks of the node the mean of their gradients, in float32.
 
-        A gradient that a rank has not counts as zero, where another one has it.
+        A missing gradient counts as zero where another rank has it.
         """
         if self._group is None:
             return
@@ -95,7 +95,7 @@ class NodeRanks:
                 one.grad.copy_(mean)
 
     def of_first(self, x: FloatArray, weight: float) -> tuple[FloatArray, float]:
-        """What the first rank of the node has given."""
+        """The arguments of the node's first rank, on all its ranks."""
         if self._group is None:
             return x, weight
         message = np.concatenate([as_bytes(x), np.array([weight]).view(np.uint8)])

@@ -20,10 +20,10 @@ __all__ = ["Transport", "check_times", "lost", "naming_the_lost", "patiently", "
 
 
 def check_times(timeout: float, retries: int) -> timedelta:
-    """How long to wait in all.
+    """The longest wait in all: ``timeout`` seconds, and again for each retry.
 
     Raises:
-        GradcompError: a number is out of its range.
+        GradcompError: ``timeout`` is not above 0, or ``retries`` is negative.
     """
     if not timeout > 0:
         raise GradcompError(f"timeout is {timeout}; it must be above 0 seconds")
@@ -33,13 +33,12 @@ def check_times(timeout: float, retries: int) -> timedelta:
 
 
 class Transport:
-    """Sends and receives over a process group of its own, on Gloo; every rank must make one.
+    """Sends and receives over its own Gloo process group; every rank must make one.
 
     Args:
-        ranks: those that gossip, by the numbers that topologies have for them; all by default.
-        timeout: seconds after which a peer counts as slow, above 0. Then a warning names it, and
-            the wait goes on.
-        retries: how often the wait goes on; after that `PeerError` is raised.
+        ranks: the gossiping ranks, indexed by the rank numbers of topologies; by default all.
+        timeout: seconds above 0 after which a warning names a slow peer, and the wait goes on.
+        retries: number of further waits; after them `PeerError` is raised.
     """
 
     def __init__(
@@ -55,8 +54,8 @@ class Transport:
         """Run a round to its end.
 
         Raises:
-            PeerError: a peer has died, or has not answered in ``timeout`` seconds and as long again
-                for each of the retries. Nothing can be exchanged after that.
+            PeerError: a peer has died, or has not answered in ``timeout`` seconds and as many for
+                each retry. Nothing can be exchanged after that.
         """
         reply: Mapping[int, ByteArray] | None = None
         while True:
@@ -86,8 +85,8 @@ class Transport:
     def _swap(
         self, name: str, messages: Mapping[int, ByteArray], sizes: Mapping[int, int]
     ) -> dict[int, ByteArray]:
-        """Send these bytes, and receive so many of each peer."""
-        # Gloo does not send empty messages; both ends know of them.
+        """Send ``messages`` by peer, and receive ``sizes`` bytes by peer."""
+        # Gloo does not send empty messages; both ends know the sizes.
         received = {peer: torch.empty(size, dtype=torch.uint8) for peer, size in sizes.items()}
         pending: list[tuple[int, Any]] = []
         try:
@@ -97,7 +96,7 @@ class Transport:
                     pending.append((rank, dist.irecv(buffer, rank, self._group)))
             for peer, data in messages.items():
                 if data.nbytes:
-                    # The bytes are the round's own, and stay as they are until it ends.
+                    # The bytes belong to the round, which does not change them before its end.
                     sent = torch.from_numpy(np.require(data, requirements="W"))
                     rank = self._ranks[peer]
                     pending.append((rank, dist.isend(sent, rank, self._group)))
@@ -109,10 +108,10 @@ class Transport:
 
 
 def wait_for(where: str, pending: Sequence[tuple[int, Any]], timeout: float, retries: int) -> None:
-    """Wait for all, each of which is with a rank, with a warning whenever the time is out.
+    """Wait for all ``pending`` (rank, work), with a warning after each ``timeout`` seconds.
 
-    Gloo closes all connections when one of its own waits ends early: it must have the whole
-    limit, and so waits on another thread while this one counts.
+    Gloo closes all connections when one of its own waits times out. So Gloo waits for the whole
+    limit on another thread, while this one watches the time.
 
     Raises:
         PeerError: see `Transport.run`.
@@ -148,14 +147,14 @@ def patiently(
     timeout: float,
     retries: int,
 ) -> None:
-    """Wait as often as there are retries, and once before them.
+    """Wait once and for each retry, with warnings in between.
 
     Args:
-        wait: so many seconds; returns whether what was waited for is there.
-        where, whom: for messages: in what, and for whom.
+        wait: waits for at most the given seconds; returns whether the wait is over.
+        where, whom: the action and the awaited peer, for messages.
 
     Raises:
-        PeerError: it is not there in the end.
+        PeerError: the wait is not over after all retries.
     """
     for attempt in range(retries + 1):
         if wait(timeout):
@@ -175,7 +174,7 @@ def patiently(
 
 
 def lost(where: str, whom: str, error: Exception) -> PeerError:
-    """The error that says so; ``whom`` is "rank 3", or several."""
+    """The error about a failed connection; ``whom`` is a text such as "rank 3"."""
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     return PeerError(
         f"{where}: the connection to {whom} failed, so it has died or has given up "
@@ -185,7 +184,7 @@ def lost(where: str, whom: str, error: Exception) -> PeerError:
 
 @contextmanager
 def naming_the_lost(where: str, whom: str = "another rank") -> Iterator[None]:
-    """What fails inside of it for want of another rank is a PeerError, which says where."""
+    """A context that turns RuntimeError, as of a lost connection, into PeerError."""
     try:
         yield
     except PeerError:

@@ -1,1 +1,1 @@
-"""The engines that can carry a training: Horovod, BytePS, torch.distributed."""
+"""The engines of training, one module each: Horovod, BytePS, torch.distributed."""

@@ -57,7 +57,7 @@ class BytePSEngine(TorchEngine):
         return int(bps.size())
 
     def local_size(self) -> int:
-        # BytePS counts the processes of a worker, of which each rank here is one.
+        # bps.local_size() counts processes of one BytePS worker, and here each rank is a worker.
         return self.size() if os.environ.get("DMLC_PS_ROOT_URI") == "127.0.0.1" else 1
 
     def sum(self, tensor: Tensor, name: str) -> Tensor:
@@ -71,7 +71,7 @@ class BytePSEngine(TorchEngine):
         lengths = torch.zeros(self.size(), dtype=torch.int64)
         lengths[self.rank()] = len(data)
         lengths = self.sum(lengths, f"{name}.lengths")
-        # A name has one size for ever: take the next power of two, and say it in the name.
+        # A tensor name keeps its size for ever: round up to a power of two, which is in the name.
         room = 1 << int(lengths.max()).bit_length()
         table = torch.zeros(self.size(), room, dtype=torch.uint8)
         table[self.rank(), : len(data)] = torch.from_numpy(np.frombuffer(data, np.uint8).copy())

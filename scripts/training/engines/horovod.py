@@ -30,7 +30,7 @@ class HorovodEngine(TorchEngine):
 
     def init(self) -> None:
         """See `Engine`, also below."""
-        # The exchange two_level makes process sets, and the configuration is read after this.
+        # two_level needs process sets, and the configuration is read only after hvd.init().
         os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
         hvd.init()
 

@@ -13,8 +13,8 @@ from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor
 
 from gradcomp.config.schema import Config
-from training.engines.engine import Engine
-from training.learners.learner import Learner
+from training.engines.base import Engine
+from training.learners.base import Learner
 from training.learners.tensorflow import TensorFlowLearner
 from training.settings.train import TrainSettings
 
@@ -24,7 +24,7 @@ __all__ = ["ENGINE"]
 class TensorFlowEngine(Engine):
     """Stock Horovod, with its collectives for TensorFlow.
 
-    Those for PyTorch are another library with ranks of its own: a process starts one of them.
+    Horovod for PyTorch is another library with ranks of its own: a process starts one of the two.
     """
 
     name = "horovod"

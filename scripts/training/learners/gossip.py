@@ -1,4 +1,4 @@
-"""Training by gossip: each rank has a model of its own, and what is tested is their average."""
+"""Training by gossip: each rank has a model of its own, and tests take their average."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torch_compressors.gossip import DecentralizedModule
-from training.learners.learner import State
+from training.learners.base import State
 from training.learners.torch import TorchEngine, TorchLearner
 from training.settings.gossip import GossipSettings
 from training.settings.train import TrainSettings
@@ -19,7 +19,7 @@ __all__ = ["GossipLearner"]
 
 
 class GossipLearner(TorchLearner):
-    """A module that ranks train together by gossip, after each step of its optimizer."""
+    """A module whose ranks gossip after each step of the optimizer."""
 
     def __init__(
         self,
@@ -40,17 +40,17 @@ class GossipLearner(TorchLearner):
 
     @property
     def sent_bytes(self) -> int:
-        """What this rank has sent so far: to peers, and inside of its machine."""
+        """Bytes that this rank has sent so far, to peers and inside its node."""
         return (self._gossip.traffic.bits + self._gossip.node_traffic.bits) // 8
 
     @contextmanager
     def _common(self) -> Iterator[nn.Module]:
-        """The model with the average of all ranks."""
+        """The model with the average parameters of all ranks."""
         with self._gossip.averaged() as model:
             yield model
 
     def _average_buffers(self) -> None:
-        """They are averaged with the rest."""
+        """Nothing to do: `_common` averages buffers, too."""
 
     def consensus_distance(self) -> float:
         """See `Learner`."""
@@ -58,7 +58,7 @@ class GossipLearner(TorchLearner):
         return self._gossip.consensus_distance()
 
     def own_state(self) -> State:
-        """What a rank has is nobody else's."""
+        """Everything: model, optimizer and state of gossip differ between ranks."""
         buffers = super().own_state()
         self._gossip.synchronize()
         gossip = {
@@ -69,8 +69,11 @@ class GossipLearner(TorchLearner):
         return {**buffers, "gossip": gossip}
 
     def load_own_state(self, state: Mapping[str, Any], *, same_world: bool) -> None:
-        """See `Learner`. What ranks know of their peers is of those of before: among others, all
-        begin with the average."""
+        """See `Learner`.
+
+        The state of gossip is about peers of the old job: in another world all ranks begin with
+        the average instead.
+        """
         super().load_own_state(state, same_world=same_world)
         if not same_world:
             self._gossip.load_state_dict(self._gossip.state_dict())

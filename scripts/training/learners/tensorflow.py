@@ -15,7 +15,7 @@ from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
 from gradcomp.exchange.state_kinds import STATE_KINDS
 from horovod_compressors.tensorflow import Compression
-from training.learners.learner import Learner, State, Sums
+from training.learners.base import Learner, State, Sums
 from training.settings.train import TrainSettings
 from training.tasks.data import Batch
 
@@ -48,7 +48,7 @@ MODELS: Mapping[str, Callable[[int], list[Any]]] = {
     "digits-mlp": _digits_mlp,
     "digits-cnn": _digits_cnn,
 }
-"""The layers of `settings.TENSORFLOW_TASKS`, of the shapes of those in `models`."""
+"""Layers of `settings.train.TENSORFLOW_TASKS`, with the shapes of `training.tasks.models`."""
 
 
 class TensorFlowLearner(Learner):
@@ -64,7 +64,7 @@ class TensorFlowLearner(Learner):
             [tf.keras.layers.Input([8, 8, 1]), *MODELS[settings.task](classes)]
         )
         trained = self._model.trainable_variables
-        # Those of Keras 3 hold those of TensorFlow.
+        # A variable of Keras 3 holds one of TensorFlow.
         self._weights = [v if isinstance(v, tf.Variable) else v.value for v in trained]
         self._names = [getattr(v, "path", v.name) for v in trained]
         self._momenta = [tf.Variable(tf.zeros_like(w), trainable=False) for w in self._weights]
@@ -78,15 +78,15 @@ class TensorFlowLearner(Learner):
         self._loss: Any = None
 
     def _check_momentum(self, compress: Config) -> None:
-        """That the compression's momentum is the one asked for."""
+        """Refuse a compression whose momentum is not that of the settings."""
         memory = compress.momentum_correction
         if memory is None:
             return
         for key, mine in (("momentum", self._momentum), ("nesterov", self._nesterov)):
             if mine != memory.params[key]:
                 raise ConfigError(
-                    f"train.{key} is {mine}, and that of '{memory.text}' {memory.params[key]}: "
-                    "they must be the same"
+                    f"train.{key} is {mine}, and {key} of '{memory.text}' is {memory.params[key]}: "
+                    "give both the same value"
                 )
 
     def parameters(self) -> dict[str, npt.NDArray[Any]]:
@@ -123,7 +123,7 @@ class TensorFlowLearner(Learner):
     @tf.function  # type: ignore[untyped-decorator]
     def _update(self, averages: Any, lr: Any) -> None:
         for weight, momentum, average in zip(self._weights, self._momenta, averages, strict=True):
-            # As in DGCSGD, gradients that have their momentum already are not given another.
+            # As in DGCSGD: momentum correction has applied the momentum to the gradients.
             direction = self._decay * weight
             if not self._corrected:
                 direction += average
@@ -162,14 +162,14 @@ class TensorFlowLearner(Learner):
                 variable.assign(state[key][name].numpy())
 
     def own_state(self) -> State:
-        """Nothing: no layer here gathers statistics."""
+        """Empty: no layer here gathers statistics."""
         return {}
 
     def load_own_state(self, state: Mapping[str, Any], *, same_world: bool) -> None:
-        """There is nothing."""
+        """Nothing to do."""
 
     def compressor_state(self) -> State | None:
-        """With tensors instead of arrays, which checkpoints are not trusted with."""
+        """See `Learner`; torch tensors, as checkpoints are loaded with ``weights_only``."""
         state = super().compressor_state()
         if state is not None:
             for kind in STATE_KINDS:

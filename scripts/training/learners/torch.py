@@ -1,4 +1,4 @@
-"""Learning in PyTorch."""
+"""Learning in PyTorch, and the part of an engine that it needs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gradcomp.config.schema import Config
-from training.engines.engine import Engine
-from training.learners.learner import Learner, State, Sums
+from training.engines.base import Engine
+from training.learners.base import Learner, State, Sums
 from training.settings.train import TrainSettings
+from training.tasks.catalog import task_of
 from training.tasks.data import Batch
-from training.tasks.tasks import task_of
 
 __all__ = ["TorchEngine", "TorchLearner"]
 
 
 class TorchEngine(Engine):
-    """One that averages the gradients of PyTorch's modules."""
+    """An engine that averages the gradients of PyTorch modules."""
 
     @abstractmethod
     def broadcast_parameters(self, state: Mapping[str, Tensor]) -> None:
@@ -34,7 +34,7 @@ class TorchEngine(Engine):
         """The compression of a model's gradients, for `optimizer`; None where nothing is sent.
 
         Args:
-            trained: what `trained` made of the model.
+            trained: the result of `trained` for the model.
             inner: the optimizer of one rank.
         """
 
@@ -49,7 +49,7 @@ class TorchEngine(Engine):
         """The SGD for specs that apply the momentum themselves."""
 
     def trained(self, model: nn.Module) -> nn.Module:
-        """What training steps call in the model's place."""
+        """The module that training steps call in place of ``model``."""
         return model
 
     def use_threads(self, count: int) -> None:
@@ -73,7 +73,7 @@ class TorchLearner(Learner):
         classes: int,
         trained: Callable[[nn.Module], nn.Module] | None = None,
     ) -> None:
-        """``trained`` makes of the model what is called in its place; None: the engine does."""
+        """``trained``: makes the module called in place of the model; None: the engine's."""
         self._engine = engine
         torch.manual_seed(settings.seed)
         self._model = task_of(settings).model(classes)
@@ -100,7 +100,7 @@ class TorchLearner(Learner):
 
     @contextmanager
     def _common(self) -> Iterator[nn.Module]:
-        """The model of all ranks, for a while; every rank must enter."""
+        """The model with parameters common to all ranks; every rank must enter."""
         yield self._model
 
     def parameters(self) -> dict[str, npt.NDArray[Any]]:
@@ -165,7 +165,7 @@ class TorchLearner(Learner):
             buffer.copy_(state["buffers"][name])
 
     def _average_buffers(self) -> None:
-        """Give every rank the mean of the running statistics, which each has gathered alone."""
+        """Average the running statistics, which each rank has gathered alone."""
         for name, buffer in self._model.named_buffers():
             if buffer.is_floating_point():
                 mean = self._engine.sum(buffer, f"train.buffer.{name}") / self._engine.size()

@@ -1,1 +1,1 @@
-"""Sections of a configuration that the trainer reads."""
+"""Sections of a configuration that the trainer reads, one module each."""

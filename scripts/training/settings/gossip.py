@@ -32,7 +32,7 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "deepsqueeze": _CODED,
     "moniqua": ("theta", "bits", "rounding", *_STEP_SIZE),
 }
-"""Which keys belong to an algorithm alone."""
+"""Algorithm -> keys that only some algorithms take."""
 
 _SYNCHRONOUS = ("weights", "peers_per_step", "overlap", "two_level", "ranks_per_node")
 """Keys of all algorithms but adpsgd."""
@@ -54,9 +54,9 @@ def _peers(value: object) -> object:
 
 
 class GossipSettings(Section):
-    """Which decentralized algorithm trains, and with whom ranks exchange.
+    """The decentralized algorithm, its options, and the topology of ranks.
 
-    Keys without a value have the default of the algorithm's class in `gradcomp.gossip`.
+    Keys that are None take the default of the algorithm's class in `gradcomp.gossip`.
     """
 
     section = "gossip"
@@ -78,7 +78,7 @@ class GossipSettings(Section):
     synch_freq: StrictInt = Field(0, ge=0, description="an integer >= 0")
     two_level: StrictBool = Field(False, description="true or false")
     ranks_per_node: StrictInt | None = Field(
-        None, ge=1, description="an integer >= 1, or none: what the launcher says"
+        None, ge=1, description="an integer >= 1, or none: the launcher's"
     )
     timeout: Number = Field(30.0, gt=0, description="a number > 0, in seconds")
     retries: StrictInt = Field(2, ge=0, description="an integer >= 0")
@@ -120,7 +120,7 @@ class GossipSettings(Section):
             )
 
     def wrap(self, model: nn.Module, *, seed: int, steps_per_epoch: int) -> DecentralizedModule:
-        """The model, for ranks to train together; every rank must call it.
+        """Wrap ``model`` for training by gossip; every rank must call it.
 
         Raises GradcompError where ranks, topology and algorithm do not fit.
         """

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, StrictBool, StrictInt
+from pydantic import Field, StrictBool, StrictInt
 
 from gradcomp.config.compose import KeyPath
+from gradcomp.config.fields import ExpandedPath
 from gradcomp.errors import ConfigError
 from training.settings.section import Number, Section
 
@@ -28,21 +28,15 @@ TASKS: tuple[str, ...] = get_args(_Task)
 TENSORFLOW_TASKS = ("digits-mlp", "digits-cnn")
 
 
-def _path(value: object) -> object:
-    return Path(value).expanduser() if isinstance(value, str) and value else value
-
-
 class TrainSettings(Section):
-    """What to train, and how."""
+    """The task, its length, the optimizer and the output."""
 
     section = "train"
     example = "{task: digits-cnn}"
 
     task: _Task = Field(description=f"one of {', '.join(TASKS)}")
-    data_dir: Annotated[Path | None, BeforeValidator(_path)] = Field(
-        None, description="the path of a folder (cifar10-resnet20 only)"
-    )
-    text_file: Annotated[Path | None, BeforeValidator(_path)] = Field(
+    data_dir: ExpandedPath = Field(None, description="the path of a folder (cifar10-resnet20 only)")
+    text_file: ExpandedPath = Field(
         None, description="the path of a text file in UTF-8 (char-transformer only)"
     )
     width: StrictInt | None = Field(
@@ -91,7 +85,7 @@ class TrainSettings(Section):
         return cls.of(mapping["train"], origin)
 
     def check_framework(self, framework: str) -> None:
-        """Raise ConfigError where the task is not there in the framework."""
+        """Raise ConfigError where ``framework`` does not have the task."""
         if framework == "tensorflow" and self.task not in TENSORFLOW_TASKS:
             raise ConfigError(
                 f"train.task: got {self.task!r}, which --framework tensorflow does not have; "

@@ -1,4 +1,4 @@
-"""The data sets, and which samples a rank sees in which step."""
+"""Data sets of images, and the samples of each rank and step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _CIFAR_STD = (0.2470, 0.2435, 0.2616)
 class Batch:
     """Inputs ready for the model, and the class of each of them.
 
-    A sample of text has several predictions, one at each of its places.
+    A sample of text has a class at each of its places.
     """
 
     inputs: Tensor
@@ -49,15 +49,15 @@ class Batch:
 
 
 class Dataset(Protocol):
-    """What a model learns from, and what it is tested on."""
+    """Training samples and test samples."""
 
     @property
     def classes(self) -> int:
-        """How many classes the model chooses from."""
+        """Number of classes."""
 
     @property
     def train_samples(self) -> int:
-        """How many samples there are to train on."""
+        """Number of training samples."""
 
     def train_batch(self, indices: np.ndarray, rng: np.random.Generator) -> Batch:
         """The training samples at ``indices``, in [0, train_samples)."""
@@ -68,7 +68,7 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True)
 class Images:
-    """Images as they are stored; batches of them are ready for the model."""
+    """Images as stored; batches are normalised and, with ``crop_and_flip``, augmented."""
 
     train_images: Tensor
     train_classes: Tensor
@@ -81,11 +81,11 @@ class Images:
 
     @property
     def train_samples(self) -> int:
-        """How many images there are to train on."""
+        """Number of training images."""
         return len(self.train_classes)
 
     def train_batch(self, indices: np.ndarray, rng: np.random.Generator) -> Batch:
-        """The training samples at ``indices``, augmented where the task says so."""
+        """The training samples at ``indices``."""
         chosen = torch.from_numpy(indices)
         images = self._normalise(self.train_images[chosen])
         if self.crop_and_flip:
@@ -105,7 +105,7 @@ class Images:
 
 
 def steps_per_epoch(samples: int, batch_size: int, workers: int) -> int:
-    """Whole global batches in an epoch; what is left over waits for the next shuffle.
+    """Whole global batches in an epoch; samples left over wait for the next shuffle.
 
     Raises ConfigError when there is not even one.
     """
@@ -188,7 +188,7 @@ def load_cifar10(folder: Path) -> Images:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Reads plain containers and numpy arrays only: a pickle of strangers may run any code."""
+    """Reads plain containers and numpy arrays only, as a pickle can run any code."""
 
     _allowed = frozenset(
         {
@@ -203,7 +203,7 @@ class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self._allowed:
             raise pickle.UnpicklingError(f"it holds {module}.{name}, which is no array")
-        # The files are from numpy 1's days.
+        # The files were written by numpy 1.
         return super().find_class(module.replace("numpy.core.", "numpy._core."), name)
 
 

@@ -39,8 +39,9 @@ def digits_cnn(classes: int = 10) -> nn.Module:
 
 
 def digits_vgg(classes: int = 10) -> nn.Module:
-    """VGG's plan at the size of digits: three convolutions, and three linear layers that hold 17 in
-    18 of the 1 677 834 parameters, so that a step sends much for what it computes.
+    """A small VGG: three convolutions and three linear layers, 1 677 834 parameters.
+
+    The linear layers hold 17/18 of them, so that a step sends much and computes little.
     """
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
@@ -84,7 +85,7 @@ class _Block(nn.Module):
 class ResNet20(nn.Module):
     """ResNet-20 for 32x32 images (He et al., 2016, section 4.2), 269 722 parameters.
 
-    Of one channel 269 434; the images may have any size from 4x4 on.
+    With one channel 269 434; images may have any size from 4x4 on.
     """
 
     def __init__(self, classes: int = 10, channels: int = 3) -> None:
@@ -107,7 +108,7 @@ class ResNet20(nn.Module):
 
 
 class CharLSTM(nn.Module):
-    """An LSTM of width 256 over characters that are embedded in 64 dimensions.
+    """An LSTM of width 256 over characters embedded in 64 dimensions.
 
     329 728 parameters, and 321 more for each character of the vocabulary.
     """
@@ -131,8 +132,8 @@ class CharLSTM(nn.Module):
 class CharTransformer(nn.Module):
     """A causal transformer over characters: two layers, four heads, GELU.
 
-    Normalisation comes before attention and perceptron, places are learned. Of width 128 and with
-    64 places 404 992 parameters, and 257 more for each character of the vocabulary.
+    Normalisation comes before attention and perceptron; embeddings of places are learned. With
+    width 128 and 64 places: 404 992 parameters, and 257 for each character of the vocabulary.
     """
 
     def __init__(self, characters: int, length: int, width: int = 128) -> None:

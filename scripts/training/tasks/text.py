@@ -1,4 +1,4 @@
-"""Text for models of characters: a file, or what is at hand wherever Python is."""
+"""Text for models of characters: a file, or the help texts of Python."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class Text:
 
 
 class TextPieces:
-    """A text cut into samples of PIECE characters each; a tail of it is the test.
+    """A text cut into samples of PIECE characters each; the last samples are for the test.
 
-    The tail is a tenth of the samples, at most 400 of them.
+    The test has a tenth of the samples, at most 400.
     """
 
     def __init__(self, text: Text) -> None:
-        """Cut ``text``, which has at least two samples."""
+        """Cut ``text``, which must have at least two samples."""
         self._text = text
         samples = (len(text.characters) - 1) // PIECE
         self._test_samples = min(_TEST_PIECES, max(1, samples // _TEST_SHARE))

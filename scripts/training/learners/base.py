@@ -1,4 +1,4 @@
-"""What learns: a model, its optimizer, and the compression of its gradients, in one framework."""
+"""The interface of a learner: a model, its optimizer and its compression, in one framework."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ State = dict[str, Any]
 
 
 class Sums(NamedTuple):
-    """What a rank has found in its share of the test samples.
+    """The results of one rank on its share of the test samples.
 
     Attributes:
-        right: right predictions.
-        nats: their cross-entropies, in all.
-        predictions: how many there were.
+        right: number of right predictions.
+        nats: sum of the cross-entropies of all predictions.
+        predictions: number of predictions.
     """
 
     right: float
@@ -33,15 +33,17 @@ class Learner(ABC):
     """One rank's part of the model; all ranks make one and call its methods alike.
 
     Attributes:
-        compression: what compresses gradients and counts bytes; None where nothing does.
+        compression: compresses gradients and counts bytes; None without compression.
     """
 
     compression: Any = None
 
     @property
     def sent_bytes(self) -> int | None:
-        """What this rank has handed to collectives or to its peers so far; None: nobody counts, as
-        gradients travel uncompressed."""
+        """Bytes that this rank has handed to collectives or to its peers so far.
+
+        None where gradients travel uncompressed, as nothing counts them.
+        """
         return None if self.compression is None else int(self.compression.stats.total_bytes)
 
     @property
@@ -51,7 +53,7 @@ class Learner(ABC):
 
     @abstractmethod
     def parameters(self) -> dict[str, npt.NDArray[Any]]:
-        """What is trained, by name: the same on every rank, and every rank must ask."""
+        """All parameters by name, the same on every rank; every rank must call it."""
 
     @abstractmethod
     def broadcast(self) -> None:
@@ -59,7 +61,7 @@ class Learner(ABC):
 
     @abstractmethod
     def forward(self, batch: Batch) -> float:
-        """The mean loss of a batch, from which `step` goes on."""
+        """The mean loss of a batch; `step` uses its graph."""
 
     @abstractmethod
     def step(self, lr: float) -> None:
@@ -67,43 +69,47 @@ class Learner(ABC):
 
     @abstractmethod
     def test(self, batches: Iterable[Batch]) -> Sums:
-        """Test on this rank's share of the samples; every rank must."""
+        """Test on this rank's share of the samples; every rank must call it."""
 
     @abstractmethod
     def state_dict(self) -> State:
-        """Model and optimizer, which are the same on every rank; of tensors of torch."""
+        """Model and optimizer, the same on every rank, as torch tensors."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave; other keys may be there too."""
+        """Restore a result of `state_dict`; ignores other keys."""
 
     @abstractmethod
     def own_state(self) -> State:
-        """What this rank alone has of the model, with tensors of torch."""
+        """The part of the model that differs between ranks, as torch tensors."""
 
     @abstractmethod
     def load_own_state(self, state: Mapping[str, Any], *, same_world: bool) -> None:
-        """Take up what `own_state` gave; other keys may be there too.
+        """Restore a result of `own_state`; ignores other keys.
 
         Args:
-            same_world: this rank gave it, among as many ranks as there are now.
+            same_world: the state is from this rank, in a job with as many ranks as now.
         """
 
     def consensus_distance(self) -> float | None:
-        """How far ranks are from their average; None where they have one model. Every rank must
-        call it."""
+        """Distance of the ranks' models from their average; None where they share one model.
+
+        Every rank must call it.
+        """
         return None
 
     def summary(self, steps: int) -> dict[str, Any]:
-        """Figures of this way to learn alone, over the steps of this process; every rank must call
-        it."""
+        """Figures that only this kind of learner has, over the ``steps`` of this process.
+
+        Every rank must call it.
+        """
         return {}
 
     def compressor_state(self) -> State | None:
-        """This rank's compressor, with tensors of torch."""
+        """The state of this rank's compressor, as torch tensors."""
         return None if self.compression is None else self.compression.state_dict()
 
     def load_compressor_state(self, state: State | Sequence[State]) -> None:
-        """Take up this rank's state, or those of all ranks of another world size."""
+        """Restore this rank's state, or the states of all ranks of another world size."""
         if self.compression is not None:
             self.compression.load_state_dict(state)

@@ -1,8 +1,7 @@
-"""What carries a job's messages and averages its gradients: Horovod, BytePS or DDP."""
+"""The interface that training needs of an engine: Horovod, BytePS or torch.distributed."""
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
@@ -10,21 +9,21 @@ from torch import Tensor
 
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
-from training.learners.learner import Learner
+from training.learners.base import Learner
 from training.settings.gossip import GossipSettings
 from training.settings.train import TrainSettings
 
-__all__ = ["Engine", "choose", "engine"]
+__all__ = ["Engine"]
 
 
 class Engine(ABC):
-    """The functions that training needs, with names and meaning as in Horovod.
+    """Carries a job's messages and averages its gradients; names and meaning as in Horovod.
 
     Attributes:
-        name: what `choose` calls it.
-        title: what users read.
-        framework: of the models that it trains.
-        lost_rank: what its functions raise when another rank has ended.
+        name: the key for `training.engines.current.choose`.
+        title: the name in messages to users.
+        framework: the framework of the models that it trains.
+        lost_rank: exceptions that its functions raise when another rank has ended.
     """
 
     name: ClassVar[str]
@@ -38,7 +37,7 @@ class Engine(ABC):
 
     @abstractmethod
     def versions(self) -> dict[str, str]:
-        """Which releases it consists of, by package."""
+        """Releases of its packages, by name."""
 
     @abstractmethod
     def rank(self) -> int:
@@ -54,7 +53,7 @@ class Engine(ABC):
 
     @abstractmethod
     def use_threads(self, count: int) -> None:
-        """Compute with so many threads, and always the same."""
+        """Compute with ``count`` threads, deterministically."""
 
     @abstractmethod
     def sum(self, tensor: Tensor, name: str) -> Tensor:
@@ -62,23 +61,23 @@ class Engine(ABC):
 
     @abstractmethod
     def allgather_object(self, value: Any, name: str) -> list[Any]:
-        """What each rank has given, in rank order."""
+        """The values of all ranks, in rank order; every rank must call it."""
 
     @abstractmethod
     def learner(self, settings: TrainSettings, compress: Config | None, classes: int) -> Learner:
-        """A task's model, and how it learns.
+        """The model of the task in ``settings`` with ``classes`` outputs, ready to train.
 
         Raises:
-            GradcompError: it cannot be had with these settings, or with this compression.
+            GradcompError: the engine does not support these settings or this compression.
         """
 
     def gossip_learner(
         self, settings: TrainSettings, gossip: GossipSettings, classes: int, steps_per_epoch: int
     ) -> Learner:
-        """The same where ranks gossip.
+        """As `learner`, for training by gossip.
 
         Raises:
-            GradcompError: this engine averages gradients alone, or cannot gossip so.
+            GradcompError: the engine does not gossip, or does not support these settings.
         """
         raise ConfigError(
             f"gossip: {self.title} averages gradients over all ranks; add --engine torch, or "
@@ -86,34 +85,9 @@ class Engine(ABC):
         )
 
     def broadcast_object(self, value: Any, name: str) -> Any:
-        """What rank 0 has given."""
+        """The value of rank 0; every rank must call it."""
         return self.allgather_object(value, name)[0]
 
     def barrier(self) -> None:
         """Wait for all ranks."""
         self.allgather_object(None, "train.barrier")
-
-
-_MODULES = {
-    ("horovod", "torch"): "horovod",
-    ("byteps", "torch"): "byteps",
-    ("torch", "torch"): "torch",
-    ("horovod", "tensorflow"): "tensorflow",
-}
-
-_chosen: Engine | None = None
-
-
-def choose(name: str, framework: str) -> None:
-    """Take an engine for this process; to be called once, before `engine`."""
-    global _chosen
-    module = importlib.import_module(f"training.engines.{_MODULES[name, framework]}")
-    _chosen = module.ENGINE
-
-
-def engine() -> Engine:
-    """The engine of this process: Horovod for PyTorch, unless another was chosen."""
-    if _chosen is None:
-        choose("horovod", "torch")
-    assert _chosen is not None
-    return _chosen

@@ -1,4 +1,4 @@
-"""What the tensors of a rule use: specs, and from when on each of them holds."""
+"""Schedules of specs: the specs that tensors of a rule use, one after the other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -18,21 +17,22 @@ from pydantic import (
 
 from gradcomp.codec import spec as specs
 from gradcomp.codec.spec import Spec
+from gradcomp.config.fields import StrictModel
 from gradcomp.exchange.memory import MOMENTUM_CORRECTION
 from gradcomp.exchange.select import EXCHANGES, FLAT_EXCHANGES
 
 __all__ = [
     "EXCHANGE_FORM",
-    "PLAN_FORM",
+    "SCHEDULE_FORM",
     "Exchange",
     "Resolution",
     "SpecPhase",
     "SpecSchedule",
-    "StrictModel",
     "corrects_momentum",
 ]
 
 SPEC_FORM = 'a spec string such as "residual|topk(ratio=0.01)"; `gradcomp list` shows the stages'
+SCHEDULE_FORM = f"{SPEC_FORM}; or a list of specs such as [fp16, {{from_step: 1000, use: bf16}}]"
 
 
 def _to_spec(value: object) -> Spec:
@@ -44,7 +44,7 @@ def _to_spec(value: object) -> Spec:
 
 
 def corrects_momentum(spec: Spec) -> bool:
-    """Whether its memory applies the optimizer's momentum."""
+    """Whether the memory of ``spec`` applies the optimizer's momentum."""
     return spec.memory is not None and spec.memory.name == MOMENTUM_CORRECTION
 
 
@@ -64,30 +64,21 @@ EXCHANGE_FORM = (
 )
 
 
-class StrictModel(BaseModel):
-    """Immutable, and strict about keys and types.
-
-    The description of a field says what is allowed there; error messages quote it.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
 class SpecPhase(StrictModel):
-    """A spec, and from when on it holds; without ``from_step`` and ``from_epoch``, from the start.
+    """A spec and its beginning; without ``from_step`` and ``from_epoch`` it begins at the start.
 
-    Steps are those of the tensor: how often it was averaged before, in the whole training.
+    Steps are counted for each tensor: the number of earlier averages in the whole training.
     """
 
     use: SpecField = Field(description=SPEC_FORM)
     from_step: StrictInt | None = Field(default=None, ge=1, description="an integer >= 1")
     from_epoch: StrictInt | None = Field(default=None, ge=1, description="an integer >= 1")
     exchange: Exchange | None = Field(
-        default=None, description=f"{EXCHANGE_FORM}; that of the rule if left out"
+        default=None, description=f"{EXCHANGE_FORM}; the rule's if left out"
     )
     state: Literal["carry", "drop"] = Field(
         default="carry",
-        description="carry or drop: what becomes of the state of the spec before",
+        description="carry or drop: whether the state of the spec before goes on",
     )
 
     @property
@@ -100,9 +91,9 @@ class SpecPhase(StrictModel):
 
 
 class SpecSchedule(RootModel[tuple[SpecPhase, ...]]):
-    """What the tensors of a rule use: one spec, or several that follow one another.
+    """The specs that the tensors of a rule use: one, or several that follow one another.
 
-    In a configuration a spec, or a list of a spec and `SpecPhase` s.
+    In a configuration: a spec, or a list of a spec and `SpecPhase` s.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -153,37 +144,37 @@ class SpecSchedule(RootModel[tuple[SpecPhase, ...]]):
 
     @property
     def phases(self) -> tuple[SpecPhase, ...]:
-        """In their order."""
+        """The phases, in order; the first begins at the start."""
         return self.root
 
     @property
     def specs(self) -> tuple[Spec, ...]:
-        """Those of the phases."""
+        """The specs of the phases, in order."""
         return tuple(phase.use for phase in self.phases)
 
     @property
     def stateful(self) -> bool:
-        """Whether any of them keeps state between steps."""
+        """Whether any spec keeps state between steps."""
         return any(spec.stateful for spec in self.specs)
 
     @property
     def switches(self) -> bool:
-        """Whether there are several."""
+        """Whether there is more than one phase."""
         return len(self.phases) > 1
 
     @property
     def by_epochs(self) -> bool:
-        """Whether the epoch decides which spec holds."""
+        """Whether phases begin with epochs instead of steps."""
         return self.phases[-1].from_epoch is not None
 
     def at(self, step: int, epoch: int) -> SpecPhase:
-        """What holds in a step of an epoch, both counted from 0."""
+        """The phase of a step of an epoch, both counted from 0."""
         now = epoch if self.by_epochs else step
         return next(phase for phase in reversed(self.phases) if phase.begin[1] <= now)
 
     @property
     def canonical(self) -> str:
-        """One spec's canonical text, or those of all with their beginnings."""
+        """The canonical text of the first spec, then beginning and text of each other one."""
         texts = [self.phases[0].use.canonical]
         for phase in self.phases[1:]:
             unit, begin = phase.begin
@@ -195,20 +186,17 @@ class SpecSchedule(RootModel[tuple[SpecPhase, ...]]):
 
 
 class Resolution(NamedTuple):
-    """What a tensor takes with its exchange pattern, and what chose it.
+    """The schedule and exchange pattern of a tensor, and the rule that chose them.
 
     ``rule`` is a key path (``compress.rules[0]``, ``compress.default``) or the name of a
     default rule (``default rule: ndim <= 1``).
     """
 
     rule: str
-    plan: SpecSchedule
+    schedule: SpecSchedule
     exchange: Exchange = "auto"
 
     @property
     def spec(self) -> Spec:
         """The spec of the first step."""
-        return self.plan.phases[0].use
-
-
-PLAN_FORM = f"{SPEC_FORM}; or a list of specs such as [fp16, {{from_step: 1000, use: bf16}}]"
+        return self.schedule.phases[0].use

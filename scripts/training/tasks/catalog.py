@@ -1,4 +1,4 @@
-"""The tasks a configuration can name: a model, its data, and what tells how good it is."""
+"""The tasks that a configuration can name: model, data set and metric of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ __all__ = ["Task", "task_of"]
 
 
 class Task(NamedTuple):
-    """How to make the model for so many classes, how to load its data, what to measure."""
+    """One task.
+
+    Attributes:
+        model: makes the model for a number of classes.
+        load: reads the data set; raises ConfigError.
+        metric: measures the quality of the model.
+    """
 
     model: Callable[[int], nn.Module]
     load: Callable[[], Dataset]

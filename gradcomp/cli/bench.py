@@ -1,0 +1,198 @@
+"""``gradcomp bench``: the speed of one spec, or size, error and speed of every codec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from gradcomp import _core
+from gradcomp.cli import show
+from gradcomp.cli.options import JsonOption
+from gradcomp.errors import GradcompError
+from gradcomp.tools import bench as benchmark
+from gradcomp.tools import survey
+from gradcomp.tools.baselines import load_baselines
+
+__all__ = ["bench"]
+
+
+def bench(
+    threads: Annotated[
+        list[int],
+        typer.Option(
+            default_factory=list,
+            metavar="N",
+            show_default="GRADCOMP_THREADS",
+            help="Number of threads; repeat it to see how speed scales.",
+        ),
+    ],
+    data: Annotated[
+        list[Path],
+        typer.Option(
+            default_factory=list,
+            metavar="FILE",
+            show_default=False,
+            help="With --all: .npz of a recorded gradient, for its error; repeatable.",
+        ),
+    ],
+    spec: Annotated[
+        str | None, typer.Argument(metavar="[SPEC]", help="Such as 'residual|topk(ratio=0.01)'.")
+    ] = None,
+    numel: Annotated[int, typer.Option(help="Elements of the gradient.")] = 1_000_000,
+    repeats: Annotated[int, typer.Option(help="Samples of each operation.")] = 20,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every registered codec, and peers that are installed.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="With --all: PNG to draw rate, distortion and speed to.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the speed of a spec, or of every codec, beside a memory copy."""
+    if every == (spec is not None):
+        raise GradcompError("give either a SPEC or --all")
+    if spec is None:
+        _bench_all(numel, repeats, threads, data, plot, as_json)
+        return
+    if data or plot:
+        raise GradcompError("--data and --plot go with --all")
+    result = benchmark.measure(spec, numel, repeats, threads=threads)
+    if as_json:
+        show.output_json(asdict(result))
+        return
+    counts = " and ".join(map(str, result.threads))
+    show.output(
+        result.spec,
+        f"{numel:,} elements, {repeats} repeats, {result.simd}, {counts} thread(s)",
+        f"{result.wire_bytes:,} bytes on the wire, {result.bits_per_element:.3f} bits/element, "
+        f"vNMSE {result.vnmse:.3g}",
+        "",
+        _timings_table(result),
+    )
+
+
+def _timings_table(result: benchmark.BenchResult) -> Table:
+    several = len(result.threads) > 1
+    headings = ["operation", "ns/element", "IQR", "GB/s", "speed/memcpy"]
+    if several:
+        headings += ["threads", "scaling"]
+    table = show.table(*headings, numbers=len(headings) - 1)
+    for row in result.timings:
+        cells = [
+            row.operation,
+            f"{row.ns_per_element:.3f}",
+            f"{row.ns_iqr:.3f}",
+            f"{row.gb_per_s:.2f}",
+            f"{row.speed_to_memcpy:.2f}",
+        ]
+        if several:
+            cells += [str(row.threads), f"{row.scaling:.2f}"]
+        table.add_row(*cells)
+    return table
+
+
+def _bench_all(
+    numel: int,
+    repeats: int,
+    threads: Sequence[int],
+    data: Sequence[Path],
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    recorded = survey.load_gradients(data)
+    specs = survey.survey_specs()
+    peers, missing = load_baselines()
+    rows = []
+    with show.progress("codecs", len(specs) + len(peers)) as advance:
+        for row in survey.survey(specs, peers, numel, repeats, recorded, threads):
+            rows.append(row)
+            advance()
+    for reason in missing:
+        typer.echo(f"peers left out: {reason}", err=True)
+    if plot is not None:
+        survey.plot(rows, plot)
+    comparisons = survey.compare_with_peers(rows)
+    if as_json:
+        show.output_json(
+            {
+                "numel": numel,
+                "repeats": repeats,
+                "simd": _core.simd_level(),
+                "threads": rows[0].threads,
+                "rows": [asdict(row) for row in rows],
+                "comparisons": [asdict(comparison) for comparison in comparisons],
+            }
+        )
+        return
+    first = rows[0].threads[0]
+    parts: list[str | Table] = [
+        f"{numel:,} elements, {repeats} repeats, {_core.simd_level()}, {first} thread(s); bits "
+        "per element; vNMSE by input; 10^6 elements per second and multiples (x) of memcpy",
+        "",
+        _survey_table(rows),
+    ]
+    if len(rows[0].threads) > 1:
+        title = f"10^6 elements per second, and multiples (x) of those with {first} thread(s):"
+        parts += ["", title, "", _scaling_table(rows)]
+    if comparisons:
+        parts += ["", "speeds as multiples of a peer's:", "", _comparison_table(comparisons)]
+    # One line a row, whatever the terminal.
+    show.output(*parts, width=80 + 12 * len(recorded) + max(len(row.spec) for row in rows))
+
+
+_SPEED_HEADINGS = ("encode", "x", "decode", "x", "add", "x")
+
+
+def _survey_table(rows: Sequence[survey.SurveyRow]) -> Table:
+    inputs = list(rows[0].vnmse)
+    headings = ("spec", "bits", *inputs, *_SPEED_HEADINGS)
+    table = show.table(*headings, numbers=len(headings) - 1)
+    for row in rows:
+        table.add_row(
+            row.spec,
+            f"{row.bits_per_element:.3g}",
+            *(f"{row.vnmse[name]:.2g}" for name in inputs),
+            *_speed_cells(row, row.threads[0], lambda timing: timing.speed_to_memcpy),
+        )
+    return table
+
+
+def _scaling_table(rows: Sequence[survey.SurveyRow]) -> Table:
+    headings = ("spec", "threads", *_SPEED_HEADINGS)
+    table = show.table(*headings, numbers=len(headings) - 1)
+    for row in rows:
+        for threads in row.threads:
+            speeds = _speed_cells(row, threads, lambda timing: timing.scaling)
+            table.add_row(row.spec, str(threads), *speeds)
+    return table
+
+
+def _speed_cells(
+    row: survey.SurveyRow, threads: int, multiple: Callable[[benchmark.Timing], float]
+) -> list[str]:
+    cells = []
+    for operation in ("encode", "decode", "decode_add"):
+        timing = row.timing(operation, threads)
+        if timing:
+            cells += [f"{1e3 / timing.ns_per_element:.0f}", f"{multiple(timing):.2f}"]
+        else:
+            cells += ["-", "-"]
+    return cells
+
+
+def _comparison_table(comparisons: Sequence[survey.PeerComparison]) -> Table:
+    table = show.table("spec", "peer", "threads", "encode", "decode", numbers=3)
+    for comparison in comparisons:
+        table.add_row(
+            comparison.spec,
+            comparison.peer,
+            str(comparison.threads),
+            f"{comparison.encode:.1f}",
+            f"{comparison.decode:.1f}",
+        )
+    return table

@@ -1,0 +1,148 @@
+"""``gradcomp check``: the rules of a configuration, and what given tensors use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+
+from gradcomp.cli import show
+from gradcomp.cli.options import ConfigArgument, JsonOption, SetOption, load
+from gradcomp.config.schema import DEFAULT_RULES, Compress, Match
+from gradcomp.config.spec_schedule import Resolution, SpecPhase, SpecSchedule
+from gradcomp.errors import GradcompError
+from gradcomp.exchange.select import exchange_pattern
+
+__all__ = ["check"]
+
+
+def check(
+    config: ConfigArgument,
+    overrides: SetOption,
+    tensors: Annotated[
+        list[str],
+        typer.Option(
+            "--tensor",
+            metavar="NAME=SHAPE",
+            default_factory=list,
+            show_default=False,
+            help="Show what this tensor takes, such as fc.weight=512x64; repeatable.",
+        ),
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Validate a configuration and show its rules, in order."""
+    loaded = load(config, overrides)
+    compress = loaded.compress
+    rules = _rules(compress)
+    taken = [
+        (name, shape, loaded.resolve(name, shape)) for name, shape in map(_named_shape, tensors)
+    ]
+    if as_json:
+        show.output_json(
+            {
+                "seed": loaded.seed,
+                "policy": compress.policy,
+                "ranks_per_node": compress.ranks_per_node,
+                "rules": [
+                    {"rule": chosen.rule, "match": _conditions(match), **_schedule_json(chosen)}
+                    for chosen, match in rules
+                ],
+                "tensors": [
+                    {"name": name, "shape": shape, "rule": chosen.rule, **_schedule_json(chosen)}
+                    for name, shape, chosen in taken
+                ],
+            }
+        )
+        return
+    # A column less leaves room for the specs.
+    asked = any(exchange != "auto" for *_, exchange in compress.choices)
+    table = show.table("rule", "tensors", "spec", *(["exchange"] if asked else []))
+    for chosen, match in rules:
+        label, conditions = chosen.rule, _conditions_text(match)
+        for phase, pattern in _phases(chosen):
+            table.add_row(label, conditions, _phase_text(phase), *([pattern] if asked else []))
+            label = conditions = ""
+    nodes = compress.ranks_per_node
+    policy = ["policy: auto"] if compress.policy == "auto" else []
+    layout = [] if nodes is None else [f"ranks per node: {nodes}"]
+    show.output("valid", f"seed: {loaded.seed}", *policy, *layout, "", table)
+    if taken:
+        table = show.table("tensor", "shape", "rule", "spec")
+        for name, shape, chosen in taken:
+            text = "\n".join(_phase_text(phase) for phase in chosen.schedule.phases)
+            table.add_row(name, _shape_text(shape), chosen.rule, text)
+        show.output("", table)
+
+
+def _rules(compress: Compress) -> list[tuple[Resolution, Match]]:
+    """All rules in the order in which tensors try them."""
+    default, *written = compress.resolutions
+    small = SpecSchedule.of(compress.small)
+    return [
+        *zip(written, (rule.match for rule in compress.rules), strict=True),
+        *(
+            (Resolution(f"default rule: {label}", small), match)
+            for label, match in DEFAULT_RULES.items()
+        ),
+        (default, Match()),
+    ]
+
+
+def _phases(chosen: Resolution) -> list[tuple[SpecPhase, str]]:
+    """The phases of a rule's schedule, each with its exchange pattern."""
+    return [
+        (phase, exchange_pattern(phase.use, phase.exchange or chosen.exchange))
+        for phase in chosen.schedule.phases
+    ]
+
+
+def _schedule_json(chosen: Resolution) -> dict[str, Any]:
+    (first, pattern), *later = _phases(chosen)
+    then = [
+        {
+            f"from_{phase.begin[0]}": phase.begin[1],
+            "spec": phase.use.canonical,
+            "exchange": pattern,
+            "state": phase.state,
+        }
+        for phase, pattern in later
+    ]
+    return {"spec": first.use.canonical, "exchange": pattern} | ({"then": then} if then else {})
+
+
+def _phase_text(phase: SpecPhase) -> str:
+    """The spec of a phase, after the beginning of the phase if it is not the first."""
+    unit, begin = phase.begin
+    dropping = ", state dropped" if phase.state == "drop" else ""
+    start = f"from {unit} {begin}{dropping}: " if unit else ""
+    return show.foldable(start + phase.use.canonical)
+
+
+def _named_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, equals, shape = text.rpartition("=")
+    sizes = shape.split("x") if shape else []
+    if not (name and equals and all(size.isdecimal() for size in sizes)):
+        raise GradcompError(
+            f"--tensor {text!r}: expected NAME=SHAPE, the shape as sizes joined by 'x': "
+            "fc.weight=512x64 (empty for a scalar)"
+        )
+    return name, tuple(int(size) for size in sizes)
+
+
+def _shape_text(shape: Iterable[int]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _conditions(match: Match) -> dict[str, Any]:
+    return match.model_dump(exclude_none=True)
+
+
+def _conditions_text(match: Match) -> str:
+    conditions = _conditions(match)
+    return "\n".join(f"{key}: {_plain(value)}" for key, value in conditions.items()) or "all others"
+
+
+def _plain(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
