@@ -12,12 +12,12 @@
 #include <string>
 #include <vector>
 
+#include "base/chunks.hpp"
 #include "base/rng.hpp"
-#include "base/thread_pool.hpp"
+#include "bindings/buffer_pool.hpp"
 #include "bindings/dlpack.hpp"
 #include "bindings/linalg.hpp"
 #include "bindings/polar.hpp"
-#include "bindings/buffer_pool.hpp"
 #include "codec/feedback.hpp"
 #include "kernels/half.hpp"
 #include "kernels/kernels.hpp"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/bytes.hpp"
-#include "base/thread_pool.hpp"
+#include "base/chunks.hpp"
 #include "coding/bits.hpp"
 #include "coding/elias.hpp"
 #include "coding/rans.hpp"

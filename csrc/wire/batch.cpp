@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/thread_pool.hpp"
+#include "base/chunks.hpp"
 #include "wire/frame.hpp"
 
 namespace gradcomp {
@@ -24,17 +24,7 @@ void for_items(std::size_t count, const SizeOf& size_of, const Fn& fn) {
       fn(i);
     }
   }
-  struct Context {
-    const std::vector<std::size_t>* small;
-    const Fn* fn;
-  } context{&small, &fn};
-  run_tasks(
-      small.size(),
-      [](void* opaque, std::size_t i) {
-        Context& c = *static_cast<Context*>(opaque);
-        (*c.fn)((*c.small)[i]);
-      },
-      &context);
+  for_tasks(small.size(), [&](std::size_t i) { fn(small[i]); });
 }
 
 // What each item's Call has of its bucket.

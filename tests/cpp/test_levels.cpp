@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/chunks.hpp"
 #include "base/thread_pool.hpp"
 #include "coding/digits.hpp"
 #include "coding/elias.hpp"

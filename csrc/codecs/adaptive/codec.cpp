@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/bytes.hpp"
-#include "base/thread_pool.hpp"
+#include "base/chunks.hpp"
 #include "codec/payload.hpp"
 #include "codecs/adaptive/lattice_groups.hpp"
 #include "codecs/adaptive/learned_basis.hpp"
@@ -587,32 +587,19 @@ class Adaptive final : public Codec {
     ClassTables tables;
     shapes.fill(&tables);
     std::vector<std::uint8_t> failed(bands, 0);
-    struct Context {
-      const std::vector<Span<const std::uint8_t>>* streams;
-      const ClassTables* tables;
-      const GroupForm* groups;
-      std::size_t lanes;
-      std::vector<LevelMatrix>* factors;
-      std::vector<LevelMatrix>* bands;
-      std::vector<std::uint8_t>* failed;
-    } context{&streams, &tables, &decoded->groups, lanes, &factors, &decoded->bands, &failed};
-    run_tasks(
-        bands,
-        [](void* opaque, std::size_t b) {
-          const Context& c = *static_cast<Context*>(opaque);
-          std::vector<LevelMatrix> matrices;
-          if (b == 0) matrices = *c.factors;
-          matrices.push_back((*c.bands)[b]);
-          const Span<LevelMatrix> all{matrices.data(), matrices.size()};
-          const Span<const std::uint8_t> stream = (*c.streams)[b];
-          (*c.failed)[b] = !(c.groups->start == GroupForm::kNoPoints
-                                 ? decode_stream(stream, *c.tables, c.lanes, all)
-                                 : decode_groups(stream, *c.tables, *c.groups, c.lanes, all));
-          (*c.bands)[b] = std::move(matrices.back());
-          matrices.pop_back();
-          if (b == 0) *c.factors = std::move(matrices);
-        },
-        &context);
+    const GroupForm& groups = decoded->groups;
+    for_tasks(bands, [&](std::size_t b) {
+      std::vector<LevelMatrix> matrices;
+      if (b == 0) matrices = factors;
+      matrices.push_back(decoded->bands[b]);
+      const Span<LevelMatrix> all{matrices.data(), matrices.size()};
+      failed[b] = !(groups.start == GroupForm::kNoPoints
+                        ? decode_stream(streams[b], tables, lanes, all)
+                        : decode_groups(streams[b], tables, groups, lanes, all));
+      decoded->bands[b] = std::move(matrices.back());
+      matrices.pop_back();
+      if (b == 0) factors = std::move(matrices);
+    });
     for (std::size_t b = 0; b < bands; ++b) {
       if (failed[b] != 0) return wire_error("band " + std::to_string(b) + " is damaged");
     }

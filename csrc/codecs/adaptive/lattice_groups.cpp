@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "base/bytes.hpp"
-#include "base/thread_pool.hpp"
+#include "base/chunks.hpp"
 #include "codecs/adaptive/codewords.hpp"
 #include "coding/rans.hpp"
 #include "kernels/kernels.hpp"
@@ -217,20 +217,10 @@ struct LevelOffsets {
 // Calls fn(index) for all bands of a tensor of n elements, on all threads.
 template <typename Fn>
 void for_bands(std::size_t bands, std::size_t n, const Fn& fn) {
-  struct Context {
-    const Fn* fn;
-    std::size_t bands, ranges;
-  } context{&fn, bands, range_count(n) == 1 ? 1 : bands};
-  run_tasks(
-      context.ranges,
-      [](void* opaque, std::size_t range) {
-        const Context& c = *static_cast<Context*>(opaque);
-        for (std::size_t b = c.bands * range / c.ranges; b < c.bands * (range + 1) / c.ranges;
-             ++b) {
-          (*c.fn)(b);
-        }
-      },
-      &context);
+  for_parts(bands, range_count(n) == 1 ? 1 : bands,
+            [&](std::size_t, std::size_t begin, std::size_t end) {
+              for (std::size_t b = begin; b < end; ++b) fn(b);
+            });
 }
 
 }  // namespace

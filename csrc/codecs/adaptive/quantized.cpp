@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/thread_pool.hpp"
+#include "base/chunks.hpp"
 #include "coding/rans.hpp"
 #include "kernels/kernels.hpp"
 
@@ -123,30 +123,17 @@ Counted Quantized::quantize(float step, std::uint8_t* symbols) const {
   std::vector<std::uint64_t> found(bands * kSymbolCounts, 0);
   // Bands are what threads share.
   const std::size_t ranges = range_count(shape_.size()) == 1 ? 1 : bands;
-  struct Context {
-    const Quantized* self;
-    const DeadZone* zone;
-    std::uint8_t* symbols;
-    std::uint64_t* found;
-    std::size_t bands, ranges;
-  } context{this, &zone, symbols, found.data(), bands, ranges};
-  run_tasks(
-      ranges,
-      [](void* opaque, std::size_t range) {
-        const Context& c = *static_cast<Context*>(opaque);
-        std::vector<std::int16_t> columns;
-        const Shape2& shape = c.self->shape_;
-        for (std::size_t b = c.bands * range / c.ranges; b < c.bands * (range + 1) / c.ranges;
-             ++b) {
-          const std::size_t first = b * shape.band_rows();
-          const std::size_t rows = std::min(shape.band_rows(), shape.rows - first);
-          const std::size_t at = first * shape.cols;
-          const SymbolMatrix band{c.self->rest() + at, c.symbols + at, rows, shape.cols};
-          classify(band, *c.zone, &columns);
-          add_counts(band.symbols, band.size(), c.found + b * kSymbolCounts);
-        }
-      },
-      &context);
+  for_parts(bands, ranges, [&](std::size_t, std::size_t begin, std::size_t end) {
+    std::vector<std::int16_t> columns;
+    for (std::size_t b = begin; b < end; ++b) {
+      const std::size_t first = b * shape_.band_rows();
+      const std::size_t rows = std::min(shape_.band_rows(), shape_.rows - first);
+      const std::size_t at = first * shape_.cols;
+      const SymbolMatrix band{rest() + at, symbols + at, rows, shape_.cols};
+      classify(band, zone, &columns);
+      add_counts(band.symbols, band.size(), found.data() + b * kSymbolCounts);
+    }
+  });
   Counted counted;
   counted.step = step;
   for (std::size_t i = 0; i < found.size(); ++i) counted.counts[i % kSymbolCounts] += found[i];

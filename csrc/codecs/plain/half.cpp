@@ -1,6 +1,5 @@
 // The two 16-bit floats. Payload: numel binary16 (fp16) or bfloat16 (bf16).
 #include "base/chunks.hpp"
-#include "base/thread_pool.hpp"
 #include "codec/feedback.hpp"
 #include "codec/payload.hpp"
 #include "codecs/codecs.hpp"

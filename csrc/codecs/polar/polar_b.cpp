@@ -9,7 +9,7 @@
 #include <limits>
 
 #include "base/bytes.hpp"
-#include "base/thread_pool.hpp"
+#include "base/chunks.hpp"
 #include "codec/feedback.hpp"
 #include "codec/payload.hpp"
 #include "codecs/codecs.hpp"
@@ -180,17 +180,14 @@ class PolarB final : public PolarCodec<PolarB> {
   // Calls fn(segment, workspace) for all segments, in parallel.
   template <typename Fn>
   Status for_segments(const Layout& layout, const Call& call, const Fn& fn) const {
-    const std::size_t units = layout.segments() * kChunk;
-    const std::size_t ranges = range_count(units);
+    const std::size_t parts = part_count(layout.segments());
     const std::size_t rows = layout.max_rows();
     const std::size_t each = (Workspace::bytes(rows, best_) + 63) / 64 * 64;
-    const Span<std::uint8_t> memory = call.scratch->get<std::uint8_t>(0, ranges * each);
+    const Span<std::uint8_t> memory = call.scratch->get<std::uint8_t>(0, parts * each);
     if (memory.empty()) return capacity_error("out of memory while coding blocks");
-    for_ranges(units, ranges, [&](std::size_t range, std::size_t begin, std::size_t end) {
-      Workspace space(memory.data() + range * each, rows, best_);
-      for (std::size_t index = begin / kChunk; index < end / kChunk; ++index) {
-        fn(layout.segment(index), space);
-      }
+    for_parts(layout.segments(), parts, [&](std::size_t part, std::size_t begin, std::size_t end) {
+      Workspace space(memory.data() + part * each, rows, best_);
+      for (std::size_t index = begin; index < end; ++index) fn(layout.segment(index), space);
     });
     return {};
   }

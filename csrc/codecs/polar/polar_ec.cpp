@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/bytes.hpp"
-#include "base/thread_pool.hpp"
+#include "base/chunks.hpp"
 #include "codec/payload.hpp"
 #include "codecs/codecs.hpp"
 #include "codecs/polar/blocks.hpp"
@@ -286,15 +286,15 @@ class PolarEc final : public PolarCodec<PolarEc> {
   // Calls fn(index, space) for index < count, in parallel, with a Space for each thread.
   template <typename Space, typename Fn>
   Status for_each(std::size_t count, const Layout& layout, const Call& call, const Fn& fn) const {
-    const std::size_t ranges = range_count(count * kChunk);
+    const std::size_t parts = part_count(count);
     Carver sizes(nullptr);
     const Space unused(sizes, layout, unbiased_, best_);
-    const Span<std::uint8_t> memory = call.scratch->get<std::uint8_t>(0, ranges * sizes.used());
+    const Span<std::uint8_t> memory = call.scratch->get<std::uint8_t>(0, parts * sizes.used());
     if (memory.empty()) return capacity_error("out of memory while coding blocks");
-    for_ranges(count * kChunk, ranges, [&](std::size_t range, std::size_t begin, std::size_t end) {
-      Carver carver(memory.data() + range * sizes.used());
+    for_parts(count, parts, [&](std::size_t part, std::size_t begin, std::size_t end) {
+      Carver carver(memory.data() + part * sizes.used());
       Space space(carver, layout, unbiased_, best_);
-      for (std::size_t index = begin / kChunk; index < end / kChunk; ++index) fn(index, space);
+      for (std::size_t index = begin; index < end; ++index) fn(index, space);
     });
     return {};
   }
@@ -577,8 +577,9 @@ class PolarEc final : public PolarCodec<PolarEc> {
     }
     *rest = {at, static_cast<std::size_t>(in.end() - at)};
     std::vector<std::uint8_t> failed(layout.chunks(), 0);
-    for_ranges(layout.chunks() * kChunk, [&](std::size_t, std::size_t begin, std::size_t end) {
-      for (std::size_t c = begin / kChunk; c < end / kChunk; ++c) {
+    const std::size_t parts = part_count(layout.chunks());
+    for_parts(layout.chunks(), parts, [&](std::size_t, std::size_t begin, std::size_t end) {
+      for (std::size_t c = begin; c < end; ++c) {
         const DigitsChunk& chunk = (*chunks)[c];
         failed[c] = !digits_decode(chunk, {symbols + layout.chunk() * c,
                                            digit_symbols(layout.chunk_size(c), chunk.width)});

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/bytes.hpp"
-#include "base/thread_pool.hpp"
+#include "base/chunks.hpp"
 #include "codec/feedback.hpp"
 #include "codec/payload.hpp"
 #include "kernels/kernels.hpp"

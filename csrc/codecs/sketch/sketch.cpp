@@ -9,8 +9,8 @@
 #include <string>
 
 #include "base/bytes.hpp"
+#include "base/chunks.hpp"
 #include "base/rng.hpp"
-#include "base/thread_pool.hpp"
 #include "codec/payload.hpp"
 #include "codecs/codecs.hpp"
 #include "kernels/kernels.hpp"
@@ -196,14 +196,10 @@ class Sketch final : public Codec {
 
   template <typename Fn>
   void for_rows(std::size_t n, const Fn& fn) const {
-    if (range_count(n) == 1) {
-      for (std::size_t row = 0; row < rows_; ++row) fn(row);
-      return;
-    }
-    const Fn* pointer = &fn;
-    run_tasks(
-        rows_, [](void* context, std::size_t row) { (**static_cast<const Fn**>(context))(row); },
-        &pointer);
+    for_parts(rows_, range_count(n) == 1 ? 1 : rows_,
+              [&](std::size_t, std::size_t begin, std::size_t end) {
+                for (std::size_t row = begin; row < end; ++row) fn(row);
+              });
   }
 
   static void add_piece(const float* __restrict x, std::size_t count, const Hashes& hashes,

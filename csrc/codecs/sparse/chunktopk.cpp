@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "base/thread_pool.hpp"
+#include "base/chunks.hpp"
 #include "codecs/codecs.hpp"
 #include "codecs/sparse/keep.hpp"
 #include "codecs/sparse/sparse_codec.hpp"
