@@ -9,6 +9,9 @@
 
 namespace gradcomp {
 
+// Bytes that n bits fill.
+inline std::size_t bit_bytes(std::size_t n) noexcept { return (n + 7) / 8; }
+
 // Writes exactly bytes() bytes; the caller has made sure that they fit.
 class BitWriter {
  public:

@@ -114,11 +114,12 @@ struct EliasTable {
 };
 
 // As rans_encode.
-std::size_t elias_encode(Span<const std::uint8_t> symbols, std::uint8_t* out, std::size_t room) {
+std::size_t elias_encode(Span<const std::uint8_t> symbols, std::uint8_t* out,
+                         std::size_t capacity) {
   static const EliasTable table;
   std::size_t bits = 0;
   for (std::uint8_t symbol : symbols) bits += table.of[symbol].bits;
-  if ((bits + 7) / 8 > room) return 0;
+  if ((bits + 7) / 8 > capacity) return 0;
   BitWriter writer(out);
   for (std::uint8_t symbol : symbols) {
     const EliasCode code = table.of[symbol];

@@ -151,22 +151,22 @@ std::size_t read_frequencies(Span<const std::uint8_t> in, unsigned bits, Frequen
 }
 
 std::size_t rans_encode(Span<const std::uint8_t> symbols, const Frequencies& frequencies,
-                        std::uint8_t* out, std::size_t room) {
+                        std::uint8_t* out, std::size_t capacity) {
   const std::size_t lanes = lanes_of(symbols.size(), frequencies);
-  if (room < kStateBytes * lanes) return 0;
+  if (capacity < kStateBytes * lanes) return 0;
   const RansEncodeTable table = encode_table(frequencies);
   std::uint32_t states[kRansLanes];
   std::fill(states, states + lanes, kRansLowest);
   // From the last symbol to the first; a decoder goes the other way.
   std::uint8_t* to = out;
-  const std::uint8_t* const end = out + room - kStateBytes * lanes;
+  const std::uint8_t* const end = out + capacity - kStateBytes * lanes;
   std::size_t left = symbols.size();
   while (left != 0) {
     if (lanes == kRansLanes && left % lanes == 0) {
       left = kernels().coding->rans_encode(symbols.data(), left, table, states, &to, end);
       if (left == 0) break;
     }
-    // What is left over, and steps for which the room may not do.
+    // The remaining symbols, and steps for which the capacity may not suffice.
     const std::size_t count = left % lanes != 0 ? left % lanes : lanes;
     left -= count;
     std::uint8_t words[kRansWord * kRansLanes];
@@ -220,15 +220,16 @@ bool rans_decode(Span<const std::uint8_t> in, const Frequencies& frequencies,
 }
 
 std::size_t rans_encode(Span<const std::uint8_t> symbols, unsigned bits, std::uint8_t* out,
-                        std::size_t room) {
+                        std::size_t capacity) {
   std::uint32_t counts[kMaxSymbols];
   count_symbols(symbols, counts);
   Frequencies frequencies;
   scale_counts(counts, static_cast<std::uint32_t>(symbols.size()), &frequencies);
   std::uint8_t table[kMaxRansTable];
   const std::size_t table_bytes = write_frequencies(frequencies, bits, table);
-  if (room < table_bytes) return 0;
-  const std::size_t body = rans_encode(symbols, frequencies, out + table_bytes, room - table_bytes);
+  if (capacity < table_bytes) return 0;
+  const std::size_t body =
+      rans_encode(symbols, frequencies, out + table_bytes, capacity - table_bytes);
   if (body == 0) return 0;
   std::memcpy(out, table, table_bytes);
   return table_bytes + body;

@@ -33,10 +33,10 @@ std::size_t write_frequencies(const Frequencies& frequencies, unsigned bits, std
 // Returns the number of bytes read, or 0 when they are no frequencies.
 std::size_t read_frequencies(Span<const std::uint8_t> in, unsigned bits, Frequencies* frequencies);
 
-// Codes at least one symbol into at most `room` bytes at `out`; returns the size, or 0 when they do
-// not fit.
+// Codes at least one symbol into at most `capacity` bytes at `out`; returns the size, or 0 when
+// they do not fit.
 std::size_t rans_encode(Span<const std::uint8_t> symbols, const Frequencies& frequencies,
-                        std::uint8_t* out, std::size_t room);
+                        std::uint8_t* out, std::size_t capacity);
 // Whether `in` is exactly the code of symbols.size() symbols.
 bool rans_decode(Span<const std::uint8_t> in, const Frequencies& frequencies,
                  Span<std::uint8_t> symbols);
@@ -44,7 +44,7 @@ bool rans_decode(Span<const std::uint8_t> in, const Frequencies& frequencies,
 // The same with frequencies that are counted, and written before the code; 1 to 64Ki symbols below
 // 2^bits.
 std::size_t rans_encode(Span<const std::uint8_t> symbols, unsigned bits, std::uint8_t* out,
-                        std::size_t room);
+                        std::size_t capacity);
 bool rans_decode(Span<const std::uint8_t> in, unsigned bits, Span<std::uint8_t> symbols);
 
 }  // namespace gradcomp

@@ -181,11 +181,11 @@ GRADCOMP_AVX2 void zero_nonfinite(float* x, std::size_t n) {
 
 GRADCOMP_AVX2 std::size_t collect(const float* x, std::size_t n, std::uint32_t base,
                                   std::uint32_t threshold, float* values, std::uint32_t* indices,
-                                  std::size_t room, std::size_t* taken) {
+                                  std::size_t capacity, std::size_t* taken) {
   const __m256i below = _mm256_set1_epi32(static_cast<int>(threshold) - 1);
   std::size_t count = 0;
   std::size_t i = 0;
-  for (; i + 32 <= n && room - count >= kCollectSlack; i += 32) {
+  for (; i + 32 <= n && capacity - count >= kCollectSlack; i += 32) {
     std::uint32_t hits = 0;
     for (int j = 0; j < 2; ++j) prefetch_ahead(x + i + 16 * j);
     for (int j = 0; j < 4; ++j) {
@@ -201,7 +201,7 @@ GRADCOMP_AVX2 std::size_t collect(const float* x, std::size_t n, std::uint32_t b
   }
   std::size_t tail_taken = 0;
   count += kScalarKernels.collect(x + i, n - i, base + static_cast<std::uint32_t>(i), threshold,
-                                  values + count, indices + count, room - count, &tail_taken);
+                                  values + count, indices + count, capacity - count, &tail_taken);
   *taken = i + tail_taken;
   return count;
 }

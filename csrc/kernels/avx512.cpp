@@ -172,12 +172,12 @@ GRADCOMP_AVX512 void zero_nonfinite(float* x, std::size_t n) {
 
 GRADCOMP_AVX512 std::size_t collect(const float* x, std::size_t n, std::uint32_t base,
                                     std::uint32_t threshold, float* values, std::uint32_t* indices,
-                                    std::size_t room, std::size_t* taken) {
+                                    std::size_t capacity, std::size_t* taken) {
   const __m512i least = _mm512_set1_epi32(static_cast<int>(threshold));
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   std::size_t count = 0;
   std::size_t i = 0;
-  for (; i + 64 <= n && room - count >= kCollectSlack; i += 64) {
+  for (; i + 64 <= n && capacity - count >= kCollectSlack; i += 64) {
     __m512 v[4];
     __m512i m[4];
     for (int j = 0; j < 4; ++j) {
@@ -202,7 +202,7 @@ GRADCOMP_AVX512 std::size_t collect(const float* x, std::size_t n, std::uint32_t
   }
   std::size_t tail_taken = 0;
   count += kScalarKernels.collect(x + i, n - i, base + static_cast<std::uint32_t>(i), threshold,
-                                  values + count, indices + count, room - count, &tail_taken);
+                                  values + count, indices + count, capacity - count, &tail_taken);
   *taken = i + tail_taken;
   return count;
 }

@@ -80,10 +80,10 @@ struct Kernels {
 
   // Appends the values and indices (base + i) of all elements whose magnitude bits (bits of |x|)
   // are
-  // >= threshold, in order, until fewer than kCollectSlack of the `room` slots are left. Returns
-  // the number appended; *taken is the number of elements read.
+  // >= threshold, in order, until fewer than kCollectSlack of the `capacity` slots are left.
+  // Returns the number appended; *taken is the number of elements read.
   std::size_t (*collect)(const float* x, std::size_t n, std::uint32_t base, std::uint32_t threshold,
-                         float* values, std::uint32_t* indices, std::size_t room,
+                         float* values, std::uint32_t* indices, std::size_t capacity,
                          std::size_t* taken);
 
   // Magnitude bits of the largest |x[i]|: exact, and above kInfBits exactly when a NaN is among

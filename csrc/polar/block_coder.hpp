@@ -10,20 +10,21 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "polar/nodes.hpp"
+#include "polar/subtree_kind.hpp"
 
 namespace gradcomp {
 
 // Encodes 2^log2 rows of LLRs in [-127, 127]: writes one word of 8 bytes per free input to `out`,
 // and to `bits` a word per row of what they decode to. `work` has room for 2^log2 rows.
-// `nodes` are those of make_nodes().
-void polar_encode(const Node* nodes, unsigned log2, const std::int8_t* llr, std::int8_t* work,
+// `tree` is from find_subtree_kinds().
+void polar_encode(const SubtreeKind* tree, unsigned log2, const std::int8_t* llr, std::int8_t* work,
                   std::uint64_t* bits, std::uint8_t* out);
 
 // Writes to `out` the words that decode to the codewords `bits`, which it overwrites.
-void polar_words(const Node* nodes, unsigned log2, std::uint64_t* bits, std::uint8_t* out);
+void polar_words(const SubtreeKind* tree, unsigned log2, std::uint64_t* bits, std::uint8_t* out);
 
 // Every word of `in` is valid.
-void polar_decode(const Node* nodes, unsigned log2, const std::uint8_t* in, std::uint64_t* bits);
+void polar_decode(const SubtreeKind* tree, unsigned log2, const std::uint8_t* in,
+                  std::uint64_t* bits);
 
 }  // namespace gradcomp

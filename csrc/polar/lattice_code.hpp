@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "polar/nodes.hpp"
+#include "polar/subtree_kind.hpp"
 
 namespace gradcomp {
 
@@ -13,6 +13,6 @@ namespace gradcomp {
 inline std::size_t lattice_words(std::size_t rows) { return 29 * rows / 64; }
 
 // The tree of a code of 2^log2 rows, of which the first `rows` are used; log2 <= 16.
-std::vector<Node> lattice_nodes(unsigned log2, std::size_t rows);
+std::vector<SubtreeKind> lattice_tree(unsigned log2, std::size_t rows);
 
 }  // namespace gradcomp

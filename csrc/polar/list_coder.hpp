@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "polar/nodes.hpp"
+#include "polar/subtree_kind.hpp"
 
 namespace gradcomp {
 
@@ -21,7 +21,7 @@ struct ListSpace {
 };
 
 // As polar_encode(), with 8 candidates per code: the words found agree better with the LLRs.
-void polar_list_encode(const Node* nodes, unsigned log2, const std::int8_t* llr,
+void polar_list_encode(const SubtreeKind* tree, unsigned log2, const std::int8_t* llr,
                        const ListSpace& space, std::uint64_t* bits, std::uint8_t* out);
 
 }  // namespace gradcomp

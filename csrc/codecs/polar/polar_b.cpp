@@ -66,7 +66,7 @@ class Workspace {
       list_llr = reinterpret_cast<std::int8_t*>(end + rows);
       end += rows + kLanes / sizeof(std::uint64_t) * rows;
     }
-    Node* nodes = reinterpret_cast<Node*>(end);
+    SubtreeKind* nodes = reinterpret_cast<SubtreeKind*>(end);
     for (NodeSlot& slot : slots_) {
       slot.nodes = nodes;
       nodes += 2 * rows;
@@ -75,7 +75,7 @@ class Workspace {
 
   // `make(nodes)` fills the nodes of a block of so many rows and words, if those are not at hand.
   template <typename Make>
-  const Node* nodes(std::size_t rows, std::size_t words, const Make& make) {
+  const SubtreeKind* nodes(std::size_t rows, std::size_t words, const Make& make) {
     // Full blocks have one of two neighbouring numbers of words.
     NodeSlot& slot = slots_[words % kNodeSlots];
     if (slot.rows != rows || slot.words != words) {
@@ -99,7 +99,7 @@ class Workspace {
   struct NodeSlot {
     std::size_t rows = 0;  // none
     std::size_t words = 0;
-    Node* nodes = nullptr;
+    SubtreeKind* nodes = nullptr;
   };
   NodeSlot slots_[kNodeSlots];
 };
@@ -192,12 +192,12 @@ class PolarB final : public PolarCodec<PolarB> {
     return {};
   }
 
-  const Node* nodes(const Block& block, std::size_t words, Workspace& space) const {
+  const SubtreeKind* nodes(const Block& block, std::size_t words, Workspace& space) const {
     const std::size_t rows = block.end - block.begin;
     const bool whole = rows == std::size_t{1} << block.log2;
-    return space.nodes(rows, words, [&](Node* made) {
+    return space.nodes(rows, words, [&](SubtreeKind* made) {
       const auto& ranks = whole ? ranks_[block.log2] : short_ranks_[rows - 1];
-      make_nodes(ranks.data(), block.log2, words, made);
+      find_subtree_kinds(ranks.data(), block.log2, words, made);
     });
   }
 
@@ -290,7 +290,7 @@ class PolarB final : public PolarCodec<PolarB> {
     std::int8_t* const llr = space.llr + kLanes * at;
     // What the code has beyond the block may be anything.
     std::memset(llr + kLanes * rows, 0, kLanes * ((std::size_t{1} << block.log2) - rows));
-    const Node* const tree = nodes(block, words, space);
+    const SubtreeKind* const tree = nodes(block, words, space);
     if (best_) {
       polar_list_encode(tree, block.log2, llr, {space.list_llr, space.work, space.list_bits},
                         space.bits + at, out);

@@ -204,10 +204,10 @@ class PolarEc final : public PolarCodec<PolarEc> {
         design_(rate_),
         normal_(unbiased_ ? Magnitudes::normal() : Magnitudes()) {
     for (unsigned log2 = 0; log2 <= kMaxPolarLog2; ++log2) {
-      nodes_.push_back(lattice_nodes(log2, std::size_t{1} << log2));
+      nodes_.push_back(lattice_tree(log2, std::size_t{1} << log2));
     }
     for (std::size_t rows = 1; rows <= kTileRows; ++rows) {
-      short_nodes_.push_back(lattice_nodes(rows == 1 ? 0 : floor_log2(rows - 1) + 1, rows));
+      short_nodes_.push_back(lattice_tree(rows == 1 ? 0 : floor_log2(rows - 1) + 1, rows));
     }
   }
 
@@ -255,7 +255,7 @@ class PolarEc final : public PolarCodec<PolarEc> {
  private:
   friend PolarCodec<PolarEc>;
 
-  const Node* nodes(const Block& block) const {
+  const SubtreeKind* nodes(const Block& block) const {
     const std::size_t rows = block.end - block.begin;
     const bool whole = rows == std::size_t{1} << block.log2;
     return (whole ? nodes_[block.log2] : short_nodes_[rows - 1]).data();
@@ -696,8 +696,8 @@ class PolarEc final : public PolarCodec<PolarEc> {
   bool best_;
   LatticeDesign design_;
   Magnitudes normal_;
-  std::vector<std::vector<Node>> nodes_;        // of whole codes, by log2
-  std::vector<std::vector<Node>> short_nodes_;  // of codes cut short, by rows - 1
+  std::vector<std::vector<SubtreeKind>> nodes_;        // of whole codes, by log2
+  std::vector<std::vector<SubtreeKind>> short_nodes_;  // of codes cut short, by rows - 1
 };
 
 }  // namespace

@@ -15,9 +15,9 @@ namespace gradcomp {
 
 inline constexpr std::size_t kScaleBytes = 4;
 
-class BucketCodec : public Codec {
+class BucketScaleCodec : public Codec {
  public:
-  explicit BucketCodec(std::size_t bucket) : bucket_(bucket) {}
+  explicit BucketScaleCodec(std::size_t bucket) : bucket_(bucket) {}
 
   bool fuses_feedback() const noexcept final { return true; }
   std::size_t max_encoded_size(std::size_t n) const noexcept final;

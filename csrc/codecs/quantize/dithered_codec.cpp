@@ -44,7 +44,7 @@ ParamInfo bucket_param(const char* default_text, const char* doc) {
   return integer_param("bucket", default_text, 16, kMaxNumel, doc);
 }
 
-Dithered::Dithered(const Recipe& recipe, Norm norm, Partition partition)
+DitheredCodec::DitheredCodec(const Recipe& recipe, Norm norm, Partition partition)
     : levels_(static_cast<unsigned>(recipe.params.integer("levels"))),
       bits_(symbol_bits(2 * levels_)),
       bucket_(static_cast<std::size_t>(recipe.params.integer("bucket"))),
@@ -60,16 +60,18 @@ Dithered::Dithered(const Recipe& recipe, Norm norm, Partition partition)
   }
 }
 
-Caps Dithered::caps() const noexcept {
+Caps DitheredCodec::caps() const noexcept {
   Caps caps;
   caps.private_noise = true;
   return caps;
 }
 
 // Two threads may need the norm of a bucket that lies across a chunk's border.
-bool Dithered::fuses_feedback() const noexcept { return bucket_ > kChunk || kChunk % bucket_ == 0; }
+bool DitheredCodec::fuses_feedback() const noexcept {
+  return bucket_ > kChunk || kChunk % bucket_ == 0;
+}
 
-std::size_t Dithered::max_encoded_size(std::size_t n) const noexcept {
+std::size_t DitheredCodec::max_encoded_size(std::size_t n) const noexcept {
   return 4 * buckets(n) + coder_.max_bytes(n, bits_);
 }
 
@@ -77,17 +79,17 @@ std::size_t Dithered::max_encoded_size(std::size_t n) const noexcept {
 // A bucket is measured in the pieces that multiples of kChunk cut it into, joined in order, so that
 // threads can share the work and the sum does not depend on how many there are.
 
-double Dithered::measure(const float* x, std::size_t n) const {
+double DitheredCodec::measure(const float* x, std::size_t n) const {
   if (norm_ == Norm::kL2) return kernels().sum_squares(x, n);
   return static_cast<double>(bits_float(kernels().max_magnitude(x, n)));
 }
 
-double Dithered::join(double a, double b) const {
+double DitheredCodec::join(double a, double b) const {
   if (norm_ == Norm::kL2) return a + b;
   return a >= b || std::isnan(a) ? a : b;
 }
 
-float Dithered::norm_of(double measure) const {
+float DitheredCodec::norm_of(double measure) const {
   if (!std::isfinite(measure)) return bits_float(kNanBits);
   const double norm = norm_ == Norm::kL2 ? std::sqrt(measure) : measure;
   if (norm > static_cast<double>(kLargestNorm)) return kLargestNorm;
@@ -95,7 +97,7 @@ float Dithered::norm_of(double measure) const {
   return rounded < kSmallestNorm ? 0.0f : rounded;
 }
 
-float Dithered::bucket_norm(Span<const float> x, std::size_t bucket) const {
+float DitheredCodec::bucket_norm(Span<const float> x, std::size_t bucket) const {
   const std::size_t end = std::min((bucket + 1) * bucket_, x.size());
   double total = 0;
   for (std::size_t begin = bucket * bucket_; begin < end;) {
@@ -107,7 +109,8 @@ float Dithered::bucket_norm(Span<const float> x, std::size_t bucket) const {
 }
 
 // The norms of buckets that are longer than a chunk.
-Status Dithered::write_long_norms(Span<const float> x, const Call& call, std::uint8_t* out) const {
+Status DitheredCodec::write_long_norms(Span<const float> x, const Call& call,
+                                       std::uint8_t* out) const {
   const std::size_t n = x.size();
   // Piece i of the tensor is in chunk c and bucket b with c + b = i; where a bucket begins with a
   // chunk, one i is left out.
@@ -138,8 +141,8 @@ Status Dithered::write_long_norms(Span<const float> x, const Call& call, std::ui
 
 // Encoding ---------------------------------------------------------------------------------------
 
-void Dithered::round(const float* x, const std::uint32_t* words, float norm, std::uint8_t* symbols,
-                     std::size_t n) const {
+void DitheredCodec::round(const float* x, const std::uint32_t* words, float norm,
+                          std::uint8_t* symbols, std::size_t n) const {
   if (!(norm > 0)) {
     std::memset(symbols, 0, n);
   } else if (partition_ == Partition::kLinear) {
@@ -152,8 +155,9 @@ void Dithered::round(const float* x, const std::uint32_t* words, float norm, std
 
 // The symbols of one chunk, x[begin, end), and the norms of the buckets that begin in it, unless
 // they are longer than a chunk and written already.
-void Dithered::write_symbols(Span<const float> x, const Call& call, std::size_t begin,
-                             std::size_t end, std::uint8_t* norms, std::uint8_t* symbols) const {
+void DitheredCodec::write_symbols(Span<const float> x, const Call& call, std::size_t begin,
+                                  std::size_t end, std::uint8_t* norms,
+                                  std::uint8_t* symbols) const {
   alignas(64) std::uint32_t words[kWords];
   std::size_t bucket_end = begin;
   float* const residual = residual_of(call);
@@ -185,8 +189,8 @@ void Dithered::write_symbols(Span<const float> x, const Call& call, std::size_t 
   }
 }
 
-Status Dithered::encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
-                        std::size_t* written) const {
+Status DitheredCodec::encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
+                             std::size_t* written) const {
   const std::size_t n = x.size();
   GRADCOMP_TRY(check_room(out, max_encoded_size(n)));
   const std::size_t ranges = range_count(n);
@@ -221,8 +225,8 @@ Status Dithered::encode(Span<const float> x, const Call& call, Span<std::uint8_t
 
 // Decoding ---------------------------------------------------------------------------------------
 
-Status Dithered::read(Span<const std::uint8_t> in, const Call& call, std::size_t n,
-                      Span<const std::uint8_t>* symbols) const {
+Status DitheredCodec::read(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+                           Span<const std::uint8_t>* symbols) const {
   const std::size_t head = 4 * buckets(n);
   if (in.size() < head) {
     return wire_error("the payload has " + std::to_string(in.size()) + " bytes; the norms of " +
@@ -254,7 +258,7 @@ Status Dithered::read(Span<const std::uint8_t> in, const Call& call, std::size_t
 
 // Calls fn(bucket, begin, end) for the part of each bucket that is in one range of elements.
 template <typename Fn>
-void Dithered::for_buckets(std::size_t n, const Fn& fn) const {
+void DitheredCodec::for_buckets(std::size_t n, const Fn& fn) const {
   for_ranges(n, [&](std::size_t, std::size_t begin, std::size_t end) {
     while (begin < end) {
       const std::size_t bucket = begin / bucket_;
@@ -265,7 +269,7 @@ void Dithered::for_buckets(std::size_t n, const Fn& fn) const {
   });
 }
 
-Status Dithered::decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const {
+Status DitheredCodec::decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const {
   Span<const std::uint8_t> symbols;
   GRADCOMP_TRY(read(in, call, y.size(), &symbols));
   for_buckets(y.size(), [&](std::size_t bucket, std::size_t begin, std::size_t end) {
@@ -279,8 +283,8 @@ Status Dithered::decode(Span<const std::uint8_t> in, const Call& call, Span<floa
   return {};
 }
 
-void Dithered::add(const std::uint8_t* symbols, float norm, float weight, float* acc,
-                   std::size_t n) const {
+void DitheredCodec::add(const std::uint8_t* symbols, float norm, float weight, float* acc,
+                        std::size_t n) const {
   const float unit = unit_of(partition_, levels_, norm);
   if (partition_ == Partition::kLinear) {
     kernels().zigzag_add(symbols, unit, weight, acc, n);
@@ -289,8 +293,8 @@ void Dithered::add(const std::uint8_t* symbols, float norm, float weight, float*
   }
 }
 
-Status Dithered::decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
-                            Span<float> acc) const {
+Status DitheredCodec::decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
+                                 Span<float> acc) const {
   Span<const std::uint8_t> symbols;
   GRADCOMP_TRY(read(in, call, acc.size(), &symbols));
   for_buckets(acc.size(), [&](std::size_t bucket, std::size_t begin, std::size_t end) {

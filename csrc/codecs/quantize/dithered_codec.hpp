@@ -19,10 +19,10 @@ enum class Partition {
   kNatural,  // levels 0, 2^(1-s), ..., 1/2, 1 of the norm
 };
 
-class Dithered final : public Codec {
+class DitheredCodec final : public Codec {
  public:
   // Reads the parameters `levels` and `bucket`, and the coder stage.
-  Dithered(const Recipe& recipe, Norm norm, Partition partition);
+  DitheredCodec(const Recipe& recipe, Norm norm, Partition partition);
 
   Caps caps() const noexcept override;
   bool fuses_feedback() const noexcept override;

@@ -25,10 +25,10 @@ constexpr double kMinRms = 0x1p-100;
 
 constexpr float kOne[1] = {1.0f};
 
-class Eden final : public GroupedCodec {
+class Eden final : public GroupCodec {
  public:
   Eden(unsigned bits, Span<const float> positive, const Recipe& recipe)
-      : GroupedCodec(bits, true, kMinNumel, LevelCoder::named(recipe.coder_name("packed"))),
+      : GroupCodec(bits, true, kMinNumel, LevelCoder::named(recipe.coder_name("packed"))),
         centroids_(bits, positive),
         unbiased_(recipe.params.boolean("unbiased")) {}
 

@@ -14,7 +14,7 @@
 
 namespace gradcomp {
 
-class GroupedCodec : public Codec {
+class GroupCodec : public Codec {
  public:
   static constexpr std::size_t kGroup = 512;
 
@@ -28,7 +28,7 @@ class GroupedCodec : public Codec {
 
  protected:
   // Tensors of fewer than `min_numel` elements travel as float32.
-  GroupedCodec(unsigned bits, bool rotated, std::size_t min_numel, LevelCoder coder)
+  GroupCodec(unsigned bits, bool rotated, std::size_t min_numel, LevelCoder coder)
       : bits_(bits), rotated_(rotated), min_numel_(min_numel), coder_(coder) {}
 
   // Up to it no sum of the inverse rotation overflows.

@@ -8,8 +8,9 @@
 
 #include "base/bytes.hpp"
 #include "base/chunks.hpp"
+#include "codec/payload.hpp"
 #include "codecs/codecs.hpp"
-#include "codecs/sign/bits.hpp"
+#include "coding/bits.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {

@@ -13,10 +13,10 @@ namespace {
 constexpr std::size_t kPiece = kRoundingPiece;  // elements at a time, an even number
 
 // 8 bits: levels -127 to 127 as int8. 4 bits: levels -7 to 7, two in a byte, the first one below.
-class Linear : public BucketCodec {
+class IntegerCodec : public BucketScaleCodec {
  public:
-  Linear(const Params& params, float limit)
-      : BucketCodec(static_cast<std::size_t>(params.integer("bucket"))),
+  IntegerCodec(const Params& params, float limit)
+      : BucketScaleCodec(static_cast<std::size_t>(params.integer("bucket"))),
         limit_(limit),
         random_(params.choice("rounding") == "stochastic") {}
 
@@ -70,9 +70,9 @@ class Linear : public BucketCodec {
   bool random_;
 };
 
-class Int8 final : public Linear {
+class Int8 final : public IntegerCodec {
  public:
-  explicit Int8(const Params& params) : Linear(params, 127.0f) {}
+  explicit Int8(const Params& params) : IntegerCodec(params, 127.0f) {}
 
  private:
   std::size_t code_bytes(std::size_t n) const noexcept override { return n; }
@@ -98,9 +98,9 @@ class Int8 final : public Linear {
   }
 };
 
-class Int4 final : public Linear {
+class Int4 final : public IntegerCodec {
  public:
-  explicit Int4(const Params& params) : Linear(params, 7.0f) {}
+  explicit Int4(const Params& params) : IntegerCodec(params, 7.0f) {}
 
  private:
   std::size_t code_bytes(std::size_t n) const noexcept override { return (n + 1) / 2; }
@@ -151,7 +151,7 @@ class Int4 final : public Linear {
   }
 };
 
-StageInfo linear_stage() {
+StageInfo integer_stage() {
   StageInfo stage;
   stage.paper =
       "Alistarh, Grubic, Li, Tomioka, Vojnovic: QSGD, NeurIPS 2017, section 4 (buckets), with the "
@@ -168,7 +168,7 @@ StageInfo linear_stage() {
 }  // namespace
 
 StageInfo int8_stage() {
-  StageInfo stage = linear_stage();
+  StageInfo stage = integer_stage();
   stage.name = "int8";
   stage.id = 16;
   stage.summary = "integers from -127 to 127 times a scale per bucket";
@@ -180,7 +180,7 @@ StageInfo int8_stage() {
 }
 
 StageInfo int4_stage() {
-  StageInfo stage = linear_stage();
+  StageInfo stage = integer_stage();
   stage.name = "int4";
   stage.id = 17;
   stage.summary = "integers from -7 to 7 times a scale per bucket";

@@ -21,12 +21,11 @@ constexpr float kNearestClip[9] = {0,       0.7979f, 1.4936f, 2.0511f, 2.5141f,
 constexpr float kStochasticClip[9] = {0,       0.6473f, 1.2703f, 1.8281f, 2.3086f,
                                       2.7288f, 3.1043f, 3.4494f, 3.7698f};
 
-class Uniform final : public GroupedCodec {
+class Uniform final : public GroupCodec {
  public:
   explicit Uniform(const Recipe& recipe)
-      : GroupedCodec(static_cast<unsigned>(recipe.params.integer("bits")),
-                     recipe.transform != nullptr, 0,
-                     LevelCoder::named(recipe.coder_name("packed"))),
+      : GroupCodec(static_cast<unsigned>(recipe.params.integer("bits")),
+                   recipe.transform != nullptr, 0, LevelCoder::named(recipe.coder_name("packed"))),
         top_(static_cast<float>((1u << bits()) - 1)),
         stochastic_(recipe.params.choice("rounding") == "stochastic") {
     if (recipe.params.has("clip")) {

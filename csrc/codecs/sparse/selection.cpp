@@ -47,15 +47,15 @@ std::uint32_t guess(Span<const Span<const float>> tensors, std::size_t k, const 
   return kth_largest(sample.data(), sample.size(), rank).number;
 }
 
-// Appends the candidates in x[begin, end) to `part`, which has room for `cap` of them.
+// Appends the candidates in x[begin, end) to `part`, which holds up to `cap` of them.
 void scan(const float* x, std::size_t begin, std::size_t end, std::uint32_t threshold,
           std::size_t k, std::size_t cap, Excess excess, Candidates* part) {
-  const std::size_t room = cap + kCollectSlack;
+  const std::size_t capacity = cap + kCollectSlack;
   while (begin < end) {
     std::size_t taken = 0;
     part->size += kernels().collect(x + begin, end - begin, static_cast<std::uint32_t>(begin),
                                     threshold, part->values + part->size,
-                                    part->indices + part->size, room - part->size, &taken);
+                                    part->indices + part->size, capacity - part->size, &taken);
     begin += taken;
     if (begin == end) return;
     part->more = true;
@@ -141,22 +141,22 @@ Status find_candidates(Span<const float> x, std::uint32_t threshold, std::size_t
   const std::size_t ranges = range_count(n);
   const std::size_t largest_range = ranges == 1 ? n : (n / kChunk / ranges + 2) * kChunk;
   cap = std::min(cap, largest_range);
-  const std::size_t room = cap + kCollectSlack;
-  const std::size_t work_room = excess == Excess::kLargest ? room : 1;
-  Span<float> values = call.scratch->get<float>(0, ranges * room);
-  Span<std::uint32_t> indices = call.scratch->get<std::uint32_t>(1, ranges * room);
-  Span<std::uint32_t> work = call.scratch->get<std::uint32_t>(2, ranges * work_room);
+  const std::size_t capacity = cap + kCollectSlack;
+  const std::size_t work_capacity = excess == Excess::kLargest ? capacity : 1;
+  Span<float> values = call.scratch->get<float>(0, ranges * capacity);
+  Span<std::uint32_t> indices = call.scratch->get<std::uint32_t>(1, ranges * capacity);
+  Span<std::uint32_t> work = call.scratch->get<std::uint32_t>(2, ranges * work_capacity);
   if (values.empty() || indices.empty() || work.empty()) {
-    return capacity_error("out of memory: choosing among " + std::to_string(n) +
-                          " elements needs " + std::to_string(4 * ranges * (2 * room + work_room)) +
-                          " bytes of working memory");
+    return capacity_error(
+        "out of memory: choosing among " + std::to_string(n) + " elements needs " +
+        std::to_string(4 * ranges * (2 * capacity + work_capacity)) + " bytes of working memory");
   }
   std::vector<Candidates> parts(ranges);
   for_ranges(n, ranges, [&](std::size_t range, std::size_t begin, std::size_t end) {
     Candidates& part = parts[range];
-    part.values = values.data() + range * room;
-    part.indices = indices.data() + range * room;
-    part.work = work.data() + range * work_room;
+    part.values = values.data() + range * capacity;
+    part.indices = indices.data() + range * capacity;
+    part.work = work.data() + range * work_capacity;
     scan(x.data(), begin, end, threshold, k, cap, excess, &part);
   });
   *found = parts[0];

@@ -8,7 +8,7 @@
 
 namespace gradcomp {
 
-enum class Node : std::uint8_t {
+enum class SubtreeKind : std::uint8_t {
   kFrozen,      // rate 0: every codeword is zero
   kRepetition,  // all elements are equal: only the last input is free
   kParity,      // single parity check: all inputs but the first are free
@@ -22,8 +22,9 @@ inline constexpr unsigned kMaxParityLog2 = 6;
 inline constexpr unsigned kMaxRepetitionLog2 = 8;
 
 // Fills the binary tree of the code of 2^log2 inputs of which those with ranks below `count` are
-// free: nodes[1] is the root, the children of nodes[i] are nodes[2i] and nodes[2i + 1]. `nodes` has
+// free: tree[1] is the root, the children of tree[i] are tree[2i] and tree[2i + 1]. `tree` has
 // 2^(log2 + 1) elements.
-void make_nodes(const std::uint16_t* ranks, unsigned log2, std::size_t count, Node* nodes);
+void find_subtree_kinds(const std::uint16_t* ranks, unsigned log2, std::size_t count,
+                        SubtreeKind* tree);
 
 }  // namespace gradcomp
