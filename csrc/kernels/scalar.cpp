@@ -1,4 +1,4 @@
-// The reference level: what every other level must equal bit for bit.
+// Reference level: every other level must give the same bits.
 #include <algorithm>
 #include <array>
 #include <cmath>

@@ -9,7 +9,7 @@
 namespace gradcomp {
 namespace {
 
-// Rows that stay in the cache from one use to the next, in whole blocks of every level.
+// Number of rows that stay in the cache from one use to the next, in whole blocks of every level.
 std::size_t cached_rows(std::size_t cols) {
   constexpr std::size_t kElements = 16 * 1024;
   return std::max<std::size_t>(kElements / cols / 8 * 8, 8);
@@ -57,7 +57,7 @@ bool multiply_transposed(const Matrix& m, const float* grad, const float* p, std
       const std::size_t rows = std::min(step, m.rows - i);
       const std::size_t at = i * m.cols + begin;
       if (grad != nullptr) {
-        // One run when the part is the whole matrix.
+        // One run if the part is the whole matrix.
         const std::size_t runs = width == m.cols ? 1 : rows;
         for (std::size_t r = 0; r < runs; ++r) {
           const std::size_t from = at + r * m.cols;

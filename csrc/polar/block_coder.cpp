@@ -35,7 +35,7 @@ class Encoder {
         break;
     }
     const std::size_t half = count / 2;
-    // What follows in `work` is for the halves of this half.
+    // The rest of `work` is for the halves of this half.
     std::int8_t* const inner = work_ + kLanes * half;
     if (tree_[2 * node] == SubtreeKind::kFrozen) {
       kernels_.add_frozen(llr, inner, half);
@@ -62,7 +62,7 @@ class Encoder {
   std::uint8_t* out_;
 };
 
-// Takes codewords apart into what Encoder sends.
+// Splits codewords into the words that Encoder sends.
 class Sender {
  public:
   Sender(const SubtreeKind* tree, std::uint8_t* out)

@@ -1,4 +1,4 @@
-// Blocks of a batch, on the thread pool.
+// Parallel loop over the blocks of a batch, with working memory per thread.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace gradcomp::polar_code {
 
-// Calls worker(block) for each block of [0, count); a worker (made by make_worker()) belongs to one
-// thread at a time and must not throw.
+// Calls worker(block) for each block in [0, count). make_worker() makes a worker for each thread;
+// calls of a worker must not throw.
 template <typename MakeWorker>
 Status for_blocks(std::size_t count, const MakeWorker& make_worker) {
   using Worker = decltype(make_worker());

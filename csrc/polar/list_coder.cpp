@@ -10,14 +10,14 @@
 namespace gradcomp {
 namespace {
 
-constexpr std::size_t kCodes = kLanes / kPaths;  // that are searched at once
+constexpr std::size_t kCodes = kLanes / kPaths;  // codes searched at once
 
-// More than any sum of penalties: of paths that do not exist yet.
+// Penalty of paths that do not exist yet: more than any sum of penalties.
 constexpr std::int32_t kNever = std::int32_t{1} << 26;
 static_assert((std::size_t{127} << 16) < kNever, "blocks have at most 2^16 rows");
 
-// The search in 8 codes at once: lane 8 c + p is path p of code c. Paths are in the order of their
-// penalties, which are the sums of the |LLR| that they contradict.
+// Search in 8 codes at once: lane 8 c + p is path p of code c. Paths are sorted by penalty, the sum
+// of the |LLR| that they contradict.
 class ListEncoder {
  public:
   explicit ListEncoder(std::int8_t* work) : kernels_(*kernels().polar), work_(work) {
@@ -26,8 +26,8 @@ class ListEncoder {
     }
   }
 
-  // Fills `bits` with the words of all paths. Returns whether paths have moved; lane i then goes on
-  // from what was lane from[i].
+  // Fills `bits` with the words of all paths. Returns true if paths have moved: lane i then
+  // continues the former lane from[i].
   bool encode(std::size_t node, std::size_t count, std::int8_t* llr, std::uint64_t* bits,
               std::uint8_t* from) {
     switch (tree_[node]) {
@@ -49,7 +49,7 @@ class ListEncoder {
         break;
     }
     const std::size_t half = count / 2;
-    // What follows in `work` is for the halves of this half.
+    // The rest of `work` is for the halves of this half.
     std::int8_t* const inner = work_ + kLanes * half;
     if (tree_[2 * node] == SubtreeKind::kFrozen) {
       if (forked_) {
@@ -91,7 +91,7 @@ class ListEncoder {
     if (forked_) kernels_.penalties(llr, bits, penalties_, count);
   }
 
-  // All bits of a path become 0 or 1: of both continuations of all paths, the best go on.
+  // All bits of a path become 0 or 1. Of both continuations of all paths, the best survive.
   bool fork(const std::int8_t* llr, std::uint64_t* bits, std::size_t count, std::uint8_t* from) {
     forked_ = true;
     std::int32_t zeros[kLanes], ones[kLanes];
@@ -157,7 +157,7 @@ void polar_list_encode(const SubtreeKind* tree, unsigned log2, const std::int8_t
     }
     ListEncoder(space.work).run(tree, rows, space.llr, space.bits);
     for (std::size_t row = 0; row < rows; ++row) {
-      // The best paths' bits, 8 apart, side by side: no two products have a bit in common.
+      // Packs the bits of the best paths, 8 apart: no two products share a bit.
       constexpr std::uint64_t kBest = 0x0101010101010101, kGather = 0x0102040810204080;
       bits[row] |= ((space.bits[row] & kBest) * kGather >> 56) << first;
     }

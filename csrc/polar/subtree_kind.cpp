@@ -19,7 +19,7 @@ SubtreeKind join(SubtreeKind left, SubtreeKind right, unsigned log2) {
   return SubtreeKind::kSplit;
 }
 
-// What any two children of a level join to.
+// Kind of the parent of any two children of a level.
 class Joins {
  public:
   explicit Joins(unsigned log2) {

@@ -1,4 +1,5 @@
-// The tree of a polar code, cut off where a subcode is simple enough to be decided at once.
+// Kinds of the subtrees of a polar code: recursion ends at subcodes that are simple enough to be
+// decided at once.
 #pragma once
 
 #include <cstddef>
@@ -16,14 +17,14 @@ enum class SubtreeKind : std::uint8_t {
   kSplit,       // none of these
 };
 
-// Parity nodes beyond this size are split, which changes what is sent for them; repetition nodes
-// only so that their sums fit 16 bits.
+// Larger parity nodes are split, which changes the words sent for them. Larger repetition nodes are
+// split only so that their sums fit 16 bits.
 inline constexpr unsigned kMaxParityLog2 = 6;
 inline constexpr unsigned kMaxRepetitionLog2 = 8;
 
-// Fills the binary tree of the code of 2^log2 inputs of which those with ranks below `count` are
-// free: tree[1] is the root, the children of tree[i] are tree[2i] and tree[2i + 1]. `tree` has
-// 2^(log2 + 1) elements.
+// Fills the binary tree of a code of 2^log2 inputs; inputs with ranks below `count` are free.
+// tree[1] is the root, the children of tree[i] are tree[2i] and tree[2i + 1]. `tree` has 2^(log2 +
+// 1) elements.
 void find_subtree_kinds(const std::uint16_t* ranks, unsigned log2, std::size_t count,
                         SubtreeKind* tree);
 
