@@ -25,7 +25,7 @@ std::vector<std::uint64_t> random_bits(std::size_t n, std::uint64_t seed) {
   return out;
 }
 
-// Of all magnitudes up to `most`, with many ties.
+// LLRs of all magnitudes up to `most`, with many ties.
 std::vector<std::int8_t> random_llr(std::size_t rows, int most, std::uint64_t seed) {
   std::vector<std::int8_t> llr(kLanes * rows);
   std::vector<std::uint32_t> draws(llr.size());
@@ -69,8 +69,8 @@ std::vector<SubtreeKind> tree_of(unsigned log2, std::size_t count, std::uint32_t
   return tree;
 }
 
-// What the scalar level makes, after a check that all levels make the same and that it decodes to
-// what the encoder says.
+// Returns the result of the scalar level. Checks that all levels agree, and that it decodes to the
+// codewords of the encoder.
 Encoded check_levels(decltype(encode) encoder, const std::vector<SubtreeKind>& tree, unsigned log2,
                      std::size_t count, const std::vector<std::int8_t>& llr) {
   Encoded scalar;
@@ -91,7 +91,7 @@ Encoded check_levels(decltype(encode) encoder, const std::vector<SubtreeKind>& t
   return scalar;
 }
 
-// The inputs of a codeword: the transform is its own inverse.
+// Inputs of a codeword: the transform is its own inverse.
 std::vector<std::uint64_t> inputs(std::vector<std::uint64_t> bits) {
   for (std::size_t half = 1; half < bits.size(); half *= 2) {
     for (std::size_t i = 0; i < bits.size(); ++i) {
@@ -106,10 +106,10 @@ std::vector<std::uint64_t> inputs(std::vector<std::uint64_t> bits) {
 TEST_CASE("the order of inputs is that of the erasure channel") {
   // Z of the 8 inputs at 1/2, in 256ths of 256: 255.0 225.0 207.0 81.0 175.0 49.0 31.0 1.0.
   CHECK(bec_ranks(3, kHalf, 8) == std::vector<std::uint16_t>{7, 6, 5, 3, 4, 2, 1, 0});
-  // Where all are as good, the last ones are first.
+  // If all inputs are equally good, the last ones come first.
   CHECK(bec_ranks(2, 0, 4) == std::vector<std::uint16_t>{3, 2, 1, 0});
   CHECK(bec_ranks(2, 1u << 31, 4) == std::vector<std::uint16_t>{3, 2, 1, 0});
-  // Nothing is known of the second half, so the inputs of the first one are useless.
+  // The second half is erased with certainty, so the inputs of the first half are useless.
   CHECK(bec_ranks(2, kHalf, 2) == std::vector<std::uint16_t>{3, 2, 1, 0});
   for (unsigned log2 : {2u, 5u, 14u}) {
     const std::vector<std::uint16_t> ranks = bec_ranks(log2, kHalf + 12345, 3u << log2 >> 2);

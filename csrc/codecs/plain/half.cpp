@@ -79,8 +79,8 @@ class Fp16 final : public Half {
   bool saturate_;
 };
 
-// Not summable: no engine that gradcomp plugs into adds bfloat16 (Horovod refuses the type). Frames
-// are gathered and summed in float32, which also loses less.
+// Not summable: no supported engine adds bfloat16 (Horovod refuses the type). Frames are gathered
+// and summed in float32, which also loses less.
 class Bf16 final : public Half {
  public:
   Caps caps() const noexcept override {

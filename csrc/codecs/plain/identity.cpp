@@ -1,4 +1,4 @@
-// float32 as it is. Payload: numel float32.
+// Unchanged float32 values. Payload: numel float32.
 #include <cstring>
 
 #include "base/chunks.hpp"

@@ -74,7 +74,7 @@ class PolarB final : public PolarCodec<PolarB> {
           [&](std::size_t first, const float* sent, std::size_t size) {
             kernels().f32_add(reinterpret_cast<const std::uint8_t*>(sent), -1.0f, residual + first,
                               size);
-            // A sign may be wrong, and then the largest floats overflow.
+            // If a sign is wrong, the difference of the largest floats overflows.
             if (!(std::fabs(sent[0]) < kMaxRotatedScale)) {
               kernels().zero_nonfinite(residual + first, size);
             }
@@ -187,7 +187,7 @@ class PolarB final : public PolarCodec<PolarB> {
     });
   }
 
-  // Returns the scale. `at` is the block's first row in the workspace.
+  // Returns the scale. `at` is the block's first row in the segment.
   float encode_block(const PolarBLayout& layout, const Block& block, double rms, std::size_t words,
                      std::size_t at, PolarBSpace& space, std::uint8_t* out) const {
     const std::size_t rows = block.end - block.begin;

@@ -21,7 +21,7 @@
 
 namespace gradcomp {
 
-// Smaller tensors travel as float32.
+// Smaller tensors are sent as float32.
 inline constexpr std::size_t kMinPolarNumel = 64;
 
 // From this root mean square on, no product underflows.
@@ -47,7 +47,7 @@ struct PolarParams {
   std::string n;
   bool unbiased;
   bool rotated;
-  bool best;  // lists of codewords
+  bool best;  // list encoder: several candidates per code
 };
 
 // Base class of polar_b and polar_ec. Self::decode_segments(in, call, n, place, sink) calls

@@ -26,7 +26,7 @@ struct Outlier {
 };
 static_assert(sizeof(Outlier) == kOutlierBytes, "as on the wire");
 
-// A payload has at most one outlier per so many elements.
+// Elements per outlier, at least.
 inline constexpr std::size_t kOutlierShare = 64;
 
 inline std::size_t words_of(const Block& block) {

@@ -15,10 +15,10 @@
 namespace gradcomp {
 namespace {
 
-// Just below the largest float, so that a level times norm / levels stays finite when the quotient
-// was rounded up.
+// Just below the largest float, so that level * (norm / levels) stays finite even if the quotient
+// is rounded up.
 constexpr float kLargestNorm = 0x1.FFFFFp127f;
-// Buckets below travel as zeros: the inverse of a smaller norm would not be finite.
+// Buckets with smaller norms are sent as zeros: the inverse of the norm would not be finite.
 constexpr float kSmallestNorm = 0x1p-96f;
 
 constexpr std::size_t kWords = 1024;  // random words at a time
@@ -66,7 +66,7 @@ Caps DitheredCodec::caps() const noexcept {
   return caps;
 }
 
-// Two threads may need the norm of a bucket that lies across a chunk's border.
+// Fused only if no bucket crosses a chunk's border: else two threads may need its norm.
 bool DitheredCodec::fuses_feedback() const noexcept {
   return bucket_ > kChunk || kChunk % bucket_ == 0;
 }
@@ -76,8 +76,8 @@ std::size_t DitheredCodec::max_encoded_size(std::size_t n) const noexcept {
 }
 
 // Norms ------------------------------------------------------------------------------------------
-// A bucket is measured in the pieces that multiples of kChunk cut it into, joined in order, so that
-// threads can share the work and the sum does not depend on how many there are.
+// A bucket is measured in pieces, cut at multiples of kChunk and joined in order. So threads can
+// share the work, and the sum does not depend on their number.
 
 double DitheredCodec::measure(const float* x, std::size_t n) const {
   if (norm_ == Norm::kL2) return kernels().sum_squares(x, n);
@@ -108,12 +108,12 @@ float DitheredCodec::bucket_norm(Span<const float> x, std::size_t bucket) const 
   return norm_of(total);
 }
 
-// The norms of buckets that are longer than a chunk.
+// Writes the norms of buckets that are longer than a chunk.
 Status DitheredCodec::write_long_norms(Span<const float> x, const Call& call,
                                        std::uint8_t* out) const {
   const std::size_t n = x.size();
-  // Piece i of the tensor is in chunk c and bucket b with c + b = i; where a bucket begins with a
-  // chunk, one i is left out.
+  // Piece i of the tensor is in chunk c and bucket b with c + b = i; if a bucket and a chunk begin
+  // together, one i is skipped.
   const std::size_t pieces = (n + kChunk - 1) / kChunk + buckets(n);
   Span<double> measures = call.scratch->get<double>(kMeasureSlot, pieces + 1);
   if (measures.empty()) return capacity_error("out of memory while measuring buckets");
@@ -153,8 +153,8 @@ void DitheredCodec::round(const float* x, const std::uint32_t* words, float norm
   }
 }
 
-// The symbols of one chunk, x[begin, end), and the norms of the buckets that begin in it, unless
-// they are longer than a chunk and written already.
+// Writes the symbols of one chunk, x[begin, end), and the norms of buckets that begin in it. Norms
+// of buckets longer than a chunk are already written.
 void DitheredCodec::write_symbols(Span<const float> x, const Call& call, std::size_t begin,
                                   std::size_t end, std::uint8_t* norms,
                                   std::uint8_t* symbols) const {
@@ -202,7 +202,7 @@ Status DitheredCodec::encode(Span<const float> x, const Call& call, Span<std::ui
 
   std::vector<Span<std::uint8_t>> parts(ranges);
   for_ranges(n, ranges, [&](std::size_t range, std::size_t begin, std::size_t end) {
-    // Where the code of this range begins if none before it gets shorter than it may be.
+    // Start of this range's code if all codes before it have their greatest length.
     std::uint8_t* const start = coded + coder_.max_bytes(begin, bits_);
     std::uint8_t* to = start;
     std::uint8_t* const chunk = chunks.data() + range * kChunk;
@@ -256,7 +256,7 @@ Status DitheredCodec::read(Span<const std::uint8_t> in, const Call& call, std::s
                     " levels have symbols up to " + std::to_string(2 * levels_));
 }
 
-// Calls fn(bucket, begin, end) for the part of each bucket that is in one range of elements.
+// Calls fn(bucket, begin, end) for the part of each bucket in each range of elements.
 template <typename Fn>
 void DitheredCodec::for_buckets(std::size_t n, const Fn& fn) const {
   for_ranges(n, [&](std::size_t, std::size_t begin, std::size_t end) {

@@ -12,7 +12,8 @@ namespace {
 
 constexpr std::size_t kPiece = kRoundingPiece;  // elements at a time, an even number
 
-// 8 bits: levels -127 to 127 as int8. 4 bits: levels -7 to 7, two in a byte, the first one below.
+// 8 bits: levels -127 to 127 as int8. 4 bits: levels -7 to 7, two in a byte, the first one in the
+// lower half.
 class IntegerCodec : public BucketScaleCodec {
  public:
   IntegerCodec(const Params& params, float limit)
@@ -38,7 +39,7 @@ class IntegerCodec : public BucketScaleCodec {
     if (scale * limit_ > std::numeric_limits<float>::max()) {
       scale = bits_float(float_bits(scale) - 1);
     }
-    if (scale < 0x1p-126f) {  // too small for a finite inverse, and for any gradient to matter
+    if (scale < 0x1p-126f) {  // too small for a finite inverse, and negligible in a gradient
       zeros(codes, n);
       return 0.0f;
     }
@@ -122,7 +123,7 @@ class Int4 final : public IntegerCodec {
     return bad == 0 && (n % 2 == 0 || codes[n / 2] >> 4 == 0);
   }
 
-  // At most kPiece levels, of codes that begin with an even one.
+  // Unpacks at most kPiece levels, from an even one on.
   static void unpack(const std::uint8_t* codes, std::uint8_t* levels, std::size_t n) {
     for (std::size_t i = 0; i < (n + 1) / 2; ++i) {
       // Sign extension: -8 to 7 from the lower and the upper half.

@@ -1,4 +1,4 @@
-// Natural compression: powers of two. Payload: one byte per element.
+// Natural compression: random rounding to powers of two. Payload: one byte per element.
 #include "base/chunks.hpp"
 #include "codec/feedback.hpp"
 #include "codec/payload.hpp"

@@ -1,5 +1,5 @@
 // 1-bit quantization. Payload: f32 mean of the elements below 0, f32 mean of all others, one bit
-// per element that tells whether it is below 0.
+// per element, 1 if it is below 0.
 #include <cmath>
 
 #include "base/bytes.hpp"

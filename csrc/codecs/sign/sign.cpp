@@ -1,4 +1,4 @@
-// Scaled sign. Payload: f32 scale, one bit per element that tells whether it is below 0.
+// Scaled sign. Payload: f32 scale, one bit per element, 1 if it is below 0.
 #include <cmath>
 
 #include "base/bytes.hpp"
