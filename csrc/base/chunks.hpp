@@ -1,13 +1,52 @@
-// Walks over a tensor in pieces that do not depend on the number of threads.
+// Splits a tensor into ranges, chunks or blocks, and hands these to the threads. Borders of chunks
+// and blocks never depend on the number of threads, so that results do not either.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #include "base/thread_pool.hpp"
 
 namespace gradcomp {
 
+// Elements in a chunk. Ranges are whole chunks, at any number of threads.
+inline constexpr std::size_t kChunk = std::size_t{64} * 1024;
+
 inline std::size_t chunk_count(std::size_t n) noexcept { return (n + kChunk - 1) / kChunk; }
+
+// Number of parts to split `count` items into: one for each thread, at least 1, at most `count`.
+inline std::size_t part_count(std::size_t count) noexcept {
+  return std::max<std::size_t>(std::min(count, thread_count()), 1);
+}
+
+// Number of ranges that for_ranges() splits n elements into.
+inline std::size_t range_count(std::size_t n) noexcept { return part_count(chunk_count(n)); }
+
+// Splits [0, count) into `parts` nearly equal runs and calls fn(part, begin, end) for each, on all
+// threads.
+template <typename Fn>
+void for_parts(std::size_t count, std::size_t parts, const Fn& fn) noexcept {
+  if (parts <= 1) {
+    fn(std::size_t{0}, std::size_t{0}, count);
+    return;
+  }
+  for_tasks(parts,
+            [&](std::size_t part) { fn(part, count * part / parts, count * (part + 1) / parts); });
+}
+
+// Splits [0, n) into `ranges` runs of whole chunks and calls fn(range, begin, end) for each, on all
+// threads.
+template <typename Fn>
+void for_ranges(std::size_t n, std::size_t ranges, const Fn& fn) noexcept {
+  for_parts(chunk_count(n), ranges, [&](std::size_t range, std::size_t first, std::size_t last) {
+    fn(range, first * kChunk, std::min(last * kChunk, n));
+  });
+}
+
+template <typename Fn>
+void for_ranges(std::size_t n, const Fn& fn) noexcept {
+  for_ranges(n, range_count(n), fn);
+}
 
 // Calls fn(chunk, begin, end) for every chunk of kChunk elements, on all threads.
 template <typename Fn>

@@ -1,12 +1,12 @@
-// Logarithms and powers of 2 by sums, products and quotients alone: those of the C library are not
-// the same bits everywhere, and must not decide what an encoder writes.
+// Logarithms and powers of 2 from sums, products and quotients alone. Results of the C library
+// differ between platforms, and must not decide the bytes that an encoder writes.
 #pragma once
 
 #include <cmath>
 
 namespace gradcomp {
 
-// Of a finite x above 0, with an error of about 1e-14.
+// log2(x) of a finite x above 0, with an error of about 1e-14.
 inline double portable_log2(double x) {
   int exponent = 0;
   double mantissa = std::frexp(x, &exponent);  // exact, in [1/2, 1)
@@ -21,7 +21,7 @@ inline double portable_log2(double x) {
   return exponent + 2 * t * sum / 0.6931471805599453;
 }
 
-// Of an x whose power of 2 is in the range of float64, with a relative error of about 1e-15.
+// 2^x, which must be in the range of float64; relative error about 1e-15.
 inline double portable_exp2(double x) {
   const double whole = std::floor(x + 0.5);
   const double t = (x - whole) * 0.6931471805599453;

@@ -26,8 +26,8 @@ inline PhiloxBlock philox4x32(PhiloxBlock counter, std::uint32_t key0,
   return counter;
 }
 
-// The key of one tensor's random stream in one step: the same on every rank that passes the same
-// three numbers, different (with overwhelming probability) for any other three.
+// Key of one tensor's random stream in one step: the same on every rank that passes the same three
+// numbers, and different for any other three with overwhelming probability.
 inline std::uint64_t derive_stream(std::uint64_t seed, std::uint64_t step,
                                    std::uint64_t tensor_id) noexcept {
   const PhiloxBlock block = philox4x32(
@@ -37,16 +37,15 @@ inline std::uint64_t derive_stream(std::uint64_t seed, std::uint64_t step,
   return std::uint64_t{block[1]} << 32 | block[0];
 }
 
-// What a block of random numbers is for: the third counter word keeps the uses apart. Word u of a
-// use is word u % 4 of its block u / 4.
-inline constexpr std::uint32_t kDrawBlocks = 0;  // see Stream
+// Uses of random blocks, in the third counter word. Word u of a use is word u % 4 of its block u /
+// 4.
+inline constexpr std::uint32_t kDrawBlocks = 0;  // 64-bit draws, see Stream
 inline constexpr std::uint32_t kWordBlocks = 1;  // random words
-// Rounding words: what the elements of a tensor are rounded by. The elements i and i + 16 of a run
-// of 32 share word 16 * (i / 32) + i % 16, the second one with its halves swapped. So each word is
-// uniform, and elements are rounded up with exactly the probability they would be by a word of
-// their own: no bias, the same expected squared error. But for a chance of 2^-16, the upper half of
-// its word alone decides an element, and the halves are independent; hence the covariance of the
-// two decisions is below 2^-16.
+// Rounding words: thresholds for stochastic rounding. Elements i and i + 16 of a run of 32 share
+// word 16 * (i / 32) + i % 16; the second one swaps its halves. Each word is uniform, so the
+// probability of rounding up is the same as with a word of its own: no bias, the same expected
+// squared error. Except with probability 2^-16, the upper half of the word alone decides, and the
+// halves are independent. Hence the covariance of the two decisions is below 2^-16.
 inline constexpr std::uint32_t kRoundingBlocks = 2;
 
 inline PhiloxBlock stream_block(std::uint64_t stream, std::uint32_t use,
@@ -58,7 +57,7 @@ inline PhiloxBlock stream_block(std::uint64_t stream, std::uint32_t use,
 
 __extension__ typedef unsigned __int128 Uint128;  // not ISO C++, hence the marker
 
-// A 64-bit draw made uniform in [0, bound), by multiply-shift; the bias is below bound / 2^64.
+// Maps a 64-bit draw to [0, bound) by multiply-shift; the bias is below bound / 2^64.
 inline std::uint64_t scale_draw(std::uint64_t draw, std::uint64_t bound) noexcept {
   return static_cast<std::uint64_t>((static_cast<Uint128>(draw) * bound) >> 64);
 }
@@ -70,7 +69,7 @@ inline std::uint64_t draw_at(std::uint64_t stream, std::uint64_t draw) noexcept 
   return std::uint64_t{block[half + 1]} << 32 | block[half];
 }
 
-// Sequential reading of the draws.
+// Reads the draws in sequence.
 class Stream {
  public:
   explicit Stream(std::uint64_t key) noexcept : key_(key) {}

@@ -1,5 +1,5 @@
-// Working memory that outlives a call: a codec asks for buffers by slot, and a later call of the
-// same size finds them allocated. Not thread-safe: one Scratch per thread.
+// Working memory that outlives a call: a codec asks for buffers by slot, and later calls of the
+// same size reuse them. Not thread-safe: one Scratch per thread.
 #pragma once
 
 #include <array>
@@ -34,8 +34,7 @@ class Scratch {
     return {static_cast<T*>(slot.data), count};
   }
 
-  // A codec and what it is made of must not share slots: selection takes the first ones, coding the
-  // others.
+  // A codec and its parts must not share slots: selection uses the first ones, coding the others.
   static constexpr std::size_t kSlots = 8;
 
  private:
@@ -46,7 +45,7 @@ class Scratch {
   std::array<Slot, kSlots> slots_{};
 };
 
-// The calling thread's own.
+// Scratch of the calling thread.
 inline Scratch& thread_scratch() noexcept {
   thread_local Scratch scratch;
   return scratch;

@@ -1,5 +1,5 @@
-// How csrc reports errors: a code for programs, a message for people. Nothing in csrc throws across
-// its border, prints or aborts.
+// Error reports: a code for programs, a message for people. Nothing in csrc throws across its
+// border, prints or aborts.
 #pragma once
 
 #include <string>

@@ -54,12 +54,12 @@ class Pool {
 
  private:
   bool start_worker() noexcept {
-    // The state a worker needs to tell new jobs from old ones is taken here, under the lock.
+    // The generation is read here, under the lock, so that the worker can tell new jobs from old.
     try {
       std::thread([this, index = workers_, seen = generation_] { loop(index, seen); }).detach();
       return true;
     } catch (...) {
-      return false;  // no more threads to be had: fewer do the work
+      return false;  // the system has no more threads: fewer do the work
     }
   }
 
@@ -99,7 +99,7 @@ class Pool {
 };
 
 // The pool is never destroyed: its threads sleep until the process ends. A forked child has none of
-// them (and perhaps a locked mutex), so it starts over with a pool of its own.
+// them, and perhaps a locked mutex, so it creates a new pool.
 std::atomic<Pool*> current_pool{nullptr};
 
 Pool* pool() noexcept {

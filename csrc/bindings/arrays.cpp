@@ -2,7 +2,7 @@
 #include <atomic>
 #include <cmath>
 
-#include "base/thread_pool.hpp"
+#include "base/chunks.hpp"
 #include "bindings/bindings.hpp"
 #include "bindings/common.hpp"
 #include "bindings/dlpack.hpp"

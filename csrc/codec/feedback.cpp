@@ -1,6 +1,6 @@
 #include "codec/feedback.hpp"
 
-#include "base/thread_pool.hpp"
+#include "base/chunks.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {

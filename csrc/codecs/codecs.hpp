@@ -1,4 +1,4 @@
-// The registry rows of all codecs; each is defined in the codec's own file.
+// Registry rows of all codecs; each is defined in the codec's own file.
 #pragma once
 
 #include "codec/codec.hpp"

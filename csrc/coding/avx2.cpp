@@ -15,8 +15,8 @@ constexpr std::size_t kPart = 8;  // states in one vector
 constexpr std::size_t kParts = kRansLanes / kPart;
 constexpr std::size_t kStepBytes = kRansWord * kRansLanes;
 
-// For each set of lanes, by its mask: which lanes to move to the first ones, and which of the first
-// ones to move to where they are. Eight indices of a byte.
+// For each set of lanes, by its mask: the permutation that moves them to the first lanes, and its
+// inverse. Eight indices of one byte each.
 struct Moves {
   Moves() {
     for (unsigned mask = 0; mask < 256; ++mask) {
@@ -49,8 +49,8 @@ GRADCOMP_AVX2 inline unsigned lanes_of(__m256i mask) {
   return static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(mask)));
 }
 
-// The entries of four symbols. Gather instructions are slower than this where the processor guards
-// them against being spied on (Intel: "Gather Data Sampling", 2023).
+// Entries of four symbols. Gather instructions are slower on processors with a mitigation of
+// (Intel: "Gather Data Sampling", 2023).
 GRADCOMP_AVX2 inline __m256i load_every_second(const RansEncodeTable& table,
                                                const std::uint8_t* symbols) {
   const auto at = [&](std::size_t i) {
@@ -65,7 +65,7 @@ GRADCOMP_AVX2 inline __m256i load_every_second(const RansEncodeTable& table,
 GRADCOMP_AVX2 inline __m256i push(__m256i state, const std::uint8_t* symbols,
                                   const RansEncodeTable& table, const Moves& move,
                                   std::uint8_t** to) {
-  // Even and odd states by themselves, as what is loaded, and products, have 64 bits.
+  // Even and odd states separately, because table entries and products have 64 bits.
   const __m256i even = load_every_second(table, symbols);
   const __m256i odd = load_every_second(table, symbols + 1);
   const __m256i field = _mm256_set1_epi32(kRansTotal - 1);
@@ -168,7 +168,7 @@ GRADCOMP_AVX2 inline std::uint32_t count_equal(__m256i numbers, unsigned number)
 
 GRADCOMP_AVX2 void pack_digits(const std::uint8_t* numbers, unsigned width, std::uint8_t* packed,
                                std::size_t n, std::uint32_t* counts) {
-  // Neighbours close up: bytes to halves, and with 2 bits halves to words.
+  // Neighbours are joined: bytes to halves, and with 2 bits halves to words.
   const __m256i pairs = width == 2 ? _mm256_set1_epi16(4 << 8 | 1) : _mm256_set1_epi16(16 << 8 | 1);
   const __m256i fours = _mm256_set1_epi32(16 << 16 | 1);
   std::size_t i = 0;
@@ -232,7 +232,7 @@ GRADCOMP_AVX2 inline __m256i look_up(const void* table, __m256i classes) {
   return _mm256_blendv_epi8(low, high, _mm256_cmpgt_epi32(classes, _mm256_set1_epi32(7)));
 }
 
-// One vector of 32 bytes from four of 8 numbers, which are those that a byte can hold.
+// Packs four vectors of 8 numbers, each of which fits a byte, into one vector of 32 bytes.
 GRADCOMP_AVX2 inline __m256i in_order(__m256i parts) {
   return _mm256_permutevar8x32_epi32(parts, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
@@ -245,7 +245,7 @@ GRADCOMP_AVX2 inline __m256i to_signed_bytes(const __m256i* numbers) {
                                      _mm256_packs_epi32(numbers[2], numbers[3])));
 }
 
-// Columns' means, in the halves of a group.
+// Means of the columns, in the halves of a group.
 struct Means {
   __m256i low;
   __m256i high;
@@ -256,8 +256,8 @@ GRADCOMP_AVX2 inline Means load_means(const Contexts& contexts, std::size_t at) 
   return {_mm256_loadu_si256(means), _mm256_loadu_si256(means + 1)};
 }
 
-// As find_classes() has them, of 8 columns. Both means' sum is below 2^16, as each is of magnitudes
-// of at most kTopMagnitude.
+// As find_classes(), for 8 columns. The sum of both means is below 2^16, because magnitudes are at
+// most kTopMagnitude.
 static_assert(2 * (kTopMagnitude << kMeanBits) + kMeanFloor < 1u << 16, "so it is");
 GRADCOMP_AVX2 inline __m256i classes_of(__m128i sums) {
   const __m256i bits = _mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_cvtepu16_epi32(sums)));
@@ -282,7 +282,7 @@ GRADCOMP_AVX2 inline __m256i grown(__m256i mean, __m256i magnitude, __m128i shif
   return _mm256_add_epi16(mean, _mm256_sra_epi16(difference, shift));
 }
 
-// As take_note() does, for a whole group.
+// As take_note(), for a whole group.
 GRADCOMP_AVX2 inline void note(Contexts& contexts, std::size_t at, const Means& means,
                                const __m256i* magnitudes) {
   constexpr int kInOrder = 0b11'01'10'00;
@@ -302,7 +302,7 @@ GRADCOMP_AVX2 inline void note(Contexts& contexts, std::size_t at, const Means& 
   contexts.row += ((sum << kMeanBits) / kCount - contexts.row) >> kRowShift;
 }
 
-// 8 elements of a group, as classify_group() has them; returns their magnitudes.
+// As classify_group(), for 8 elements of a group; returns their magnitudes.
 GRADCOMP_AVX2 inline __m256i quantize(__m256 x, __m256i classes, const DeadZone& zone,
                                       __m256i* symbol) {
   const __m256 size =
@@ -346,7 +346,7 @@ GRADCOMP_AVX2 inline __m256i pop_class(__m256i state, __m256i classes, const Cla
                                        const Moves& move, const std::uint8_t** from, __m256i* level,
                                        __m256i* found) {
   const __m256i slot = _mm256_and_si256(state, _mm256_set1_epi32(kRansTotal - 1));
-  // Above the start of an interval, whatever its frequency.
+  // Above the start of any interval, whatever its frequency.
   const __m256i key = _mm256_or_si256(_mm256_slli_epi32(slot, 16), _mm256_set1_epi32(0xFFFF));
   __m256i interval = look_up(tables.of[0], classes);
   __m256i magnitude = _mm256_setzero_si256();

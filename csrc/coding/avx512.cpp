@@ -12,11 +12,11 @@ namespace gradcomp {
 namespace {
 
 constexpr std::size_t kHalf = kRansLanes / 2;  // of the states, in one vector
-constexpr std::size_t kFewLanes = 8;           // that contexts also have a loop of vectors for
+constexpr std::size_t kFewLanes = 8;  // number of lanes with a vector loop of its own in contexts
 constexpr std::size_t kStepBytes = kRansWord * kRansLanes;
 
-// The entries of eight symbols. Gather instructions are slower than this where the processor guards
-// them against being spied on (Intel: "Gather Data Sampling", 2023).
+// Entries of eight symbols. Gather instructions are slower on processors with a mitigation of
+// (Intel: "Gather Data Sampling", 2023).
 GRADCOMP_AVX512 inline __m512i load_every_second(const RansEncodeTable& table,
                                                  const std::uint8_t* symbols) {
   const auto at = [&](std::size_t i) {
@@ -30,7 +30,7 @@ GRADCOMP_AVX512 inline __m512i load_every_second(const RansEncodeTable& table,
 // As rans_encode_step() for 16 states.
 GRADCOMP_AVX512 inline __m512i push(__m512i state, const std::uint8_t* symbols,
                                     const RansEncodeTable& table, std::uint8_t** to) {
-  // Even and odd states by themselves, as what is loaded, and products, have 64 bits.
+  // Even and odd states separately, because table entries and products have 64 bits.
   const __m512i even = load_every_second(table, symbols);
   const __m512i odd = load_every_second(table, symbols + 1);
   const __m512i field = _mm512_set1_epi32(kRansTotal - 1);
@@ -121,7 +121,7 @@ GRADCOMP_AVX512 inline std::uint32_t count_equal(__m512i numbers, unsigned numbe
 
 GRADCOMP_AVX512 void pack_digits(const std::uint8_t* numbers, unsigned width, std::uint8_t* packed,
                                  std::size_t n, std::uint32_t* counts) {
-  // Neighbours close up: bytes to halves, and with 2 bits halves to words.
+  // Neighbours are joined: bytes to halves, and with 2 bits halves to words.
   const __m512i pairs = width == 2 ? _mm512_set1_epi16(4 << 8 | 1) : _mm512_set1_epi16(16 << 8 | 1);
   const __m512i fours = _mm512_set1_epi32(16 << 16 | 1);
   std::size_t i = 0;
@@ -165,7 +165,7 @@ GRADCOMP_AVX512 void unpack_digits(const std::uint8_t* packed, unsigned width,
 #define GRADCOMP_LEVEL GRADCOMP_AVX512
 #include "coding/contexts_loops.hpp"
 
-// 16 elements of a group, as classify_group() has them.
+// As classify_group(), for 16 elements of a group.
 GRADCOMP_AVX512 inline __m512i quantize(__m512 x, __m512i classes, const DeadZone& zone,
                                         __m512 thresholds, std::uint8_t* symbols) {
   const __m512 size = _mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(zone.inverse));
@@ -183,7 +183,7 @@ GRADCOMP_AVX512 inline __m512i quantize(__m512 x, __m512i classes, const DeadZon
   return magnitude;
 }
 
-// Columns' means, in the halves of a group.
+// Means of the columns, in the halves of a group.
 struct Means {
   __m512i low;
   __m512i high;
@@ -195,7 +195,7 @@ GRADCOMP_AVX512 inline Means load_means(const Contexts& contexts, std::size_t at
           _mm512_cvtepi16_epi32(_mm256_loadu_si256(means + 1))};
 }
 
-// As find_classes() has them.
+// As find_classes().
 GRADCOMP_AVX512 inline __m512i classes_of(__m512i means, const Contexts& contexts) {
   const __m512i sum = _mm512_add_epi32(means, _mm512_set1_epi32(contexts.row + kMeanFloor));
   const __m512i bits = _mm512_castps_si512(_mm512_cvtepi32_ps(sum));
@@ -210,7 +210,7 @@ GRADCOMP_AVX512 inline __m256i grown(__m512i mean, __m512i magnitude, __m128i sh
   return _mm512_cvtepi32_epi16(_mm512_add_epi32(mean, _mm512_sra_epi32(difference, shift)));
 }
 
-// As take_note() does, for a whole group.
+// As take_note(), for a whole group.
 GRADCOMP_AVX512 inline void note(Contexts& contexts, std::size_t at, const Means& means,
                                  __m512i low, __m512i high) {
   const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(contexts.shift));
@@ -239,14 +239,14 @@ GRADCOMP_AVX512 void classify(const float* x, std::size_t n, const DeadZone& zon
   contexts = now;
 }
 
-// As decode_group() for so many states, 8 or 16.
+// As decode_group() for kLanes states, 8 or 16.
 template <std::size_t kLanes>
 GRADCOMP_AVX512 inline __m512i pop_class(__m512i state, __m512i classes, const __m512i* tables,
                                          const std::uint8_t** from, std::int8_t* levels,
                                          __m512i* magnitudes) {
   constexpr auto kUsed = static_cast<__mmask16>((1u << kLanes) - 1);
   const __m512i slot = _mm512_and_si512(state, _mm512_set1_epi32(kRansTotal - 1));
-  // Above the start of an interval, whatever its frequency.
+  // Above the start of any interval, whatever its frequency.
   const __m512i key = _mm512_or_si512(_mm512_slli_epi32(slot, 16), _mm512_set1_epi32(0xFFFF));
   const __m512i one = _mm512_set1_epi32(1);
   __m512i interval = _mm512_permutexvar_epi32(classes, tables[0]);

@@ -9,12 +9,15 @@
 
 namespace gradcomp {
 
-// Writes exactly bytes() bytes; the caller has made sure that they fit.
+// Bytes that n bits fill.
+inline std::size_t bit_bytes(std::size_t n) noexcept { return (n + 7) / 8; }
+
+// Writes without bounds checks: the caller makes sure that everything fits.
 class BitWriter {
  public:
   explicit BitWriter(std::uint8_t* out) noexcept : begin_(out), out_(out) {}
 
-  // The lower `bits` bits of value; bits <= 32, and value has no others.
+  // Writes the lower `bits` bits of value; bits <= 32, and higher bits of value are 0.
   void put(std::uint64_t value, unsigned bits) noexcept {
     pending_ |= value << fill_;
     fill_ += bits;
@@ -26,7 +29,7 @@ class BitWriter {
     }
   }
 
-  // `count` ones and a zero.
+  // Writes `count` ones and a zero.
   void put_unary(std::uint64_t count) noexcept {
     for (; count >= 31; count -= 31) put(0x7FFFFFFFu, 31);
     put((std::uint64_t{1} << count) - 1, static_cast<unsigned>(count) + 1);
@@ -47,7 +50,7 @@ class BitWriter {
   unsigned fill_ = 0;
 };
 
-// Reads zeros beyond the end, and remembers that it did.
+// Beyond the end it reads zeros; finished() is false then.
 class BitReader {
  public:
   explicit BitReader(Span<const std::uint8_t> in) noexcept : in_(in.begin()), end_(in.end()) {}
@@ -59,8 +62,8 @@ class BitReader {
     return value;
   }
 
-  // The number of ones before the next zero, which is read too; at most `limit`, in which case the
-  // rest is garbage.
+  // Number of ones before the next zero, which is read too. Above `limit`, the result may be any
+  // number above it.
   std::uint64_t get_unary(std::uint64_t limit) noexcept {
     std::uint64_t count = 0;
     for (;;) {
@@ -76,7 +79,7 @@ class BitReader {
     }
   }
 
-  // Whether no more bits were read than there are, and what is left is less than a byte of zeros.
+  // True if nothing was read beyond the end, and less than a byte of zeros is left.
   bool finished() const noexcept {
     return read_beyond_ == 0 && in_ == end_ && fill_ < 8 && pending_ == 0;
   }

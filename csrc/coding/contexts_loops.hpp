@@ -1,7 +1,7 @@
-// What all levels share of contexts. No include guard: each level includes this file inside its own
-// namespace, with GRADCOMP_LEVEL, the functions' attribute.
+// Loops over contexts, shared by all levels. No include guard: each level includes this file inside
+// its own namespace, with GRADCOMP_LEVEL as the functions' attribute.
 
-// The classes of the group of columns from `at` on.
+// Classes of the group of columns from `at` on.
 GRADCOMP_LEVEL inline void find_classes(const Contexts& contexts, std::size_t at,
                                         std::uint8_t* classes) {
   const std::int16_t* const means = contexts.columns + at;
@@ -19,7 +19,7 @@ GRADCOMP_LEVEL inline void find_classes(const Contexts& contexts, std::size_t at
   for (std::size_t k = 0; k < kGroup; ++k) classes[k] = static_cast<std::uint8_t>(found[k]);
 }
 
-// Takes note of a group's magnitudes, of which the row has `count`; the others are 0.
+// Updates the means with a group's magnitudes: `count` of the row; the others are 0.
 GRADCOMP_LEVEL inline void take_note(Contexts& contexts, std::size_t at, std::size_t count,
                                      const std::uint8_t* magnitudes) {
   std::int16_t* const means = contexts.columns + at;
@@ -33,7 +33,7 @@ GRADCOMP_LEVEL inline void take_note(Contexts& contexts, std::size_t at, std::si
   contexts.row += (mean - contexts.row) >> kRowShift;
 }
 
-// As CodingKernels::classify, for one group of `count` elements, of any level.
+// As CodingKernels::classify, for one group of `count` elements.
 GRADCOMP_LEVEL inline void classify_group(const float* x, std::size_t at, std::size_t count,
                                           const DeadZone& zone, Contexts& contexts,
                                           std::uint8_t* symbols) {
@@ -54,7 +54,7 @@ GRADCOMP_LEVEL inline void classify_group(const float* x, std::size_t at, std::s
   take_note(contexts, at, count, magnitudes);
 }
 
-// The next element, which is of this class: signed.
+// Decodes the next element, which is of this class, with its sign.
 GRADCOMP_LEVEL inline int pop_level(const ClassTables& tables, std::size_t in_class,
                                     const std::uint8_t** from, std::uint32_t* state) {
   const std::uint32_t slot = *state & (kRansTotal - 1);
@@ -68,7 +68,7 @@ GRADCOMP_LEVEL inline int pop_level(const ClassTables& tables, std::size_t in_cl
   const bool negative = offset >= frequency;
   if (negative) offset -= frequency;
   std::uint32_t next = frequency * (*state >> kRansBits) + offset;
-  // Unlike where symbols have many bits, this can be predicted: a word is that of many elements.
+  // This branch can be predicted, unlike with symbols of many bits: a word lasts for many elements.
   if (next < kRansLowest) {
     *from -= kRansWord;
     next = next << 16 | load<std::uint16_t>(*from);
@@ -78,7 +78,7 @@ GRADCOMP_LEVEL inline int pop_level(const ClassTables& tables, std::size_t in_cl
   return negative ? -level : level;
 }
 
-// The elements of a whole group with so few states that they stay in registers.
+// Decodes a whole group with few enough states to stay in registers.
 template <std::size_t kLanes>
 GRADCOMP_LEVEL inline void pop_group(const std::uint8_t** from, const ClassTables& tables,
                                      std::uint32_t* states, const std::uint8_t* classes,
@@ -96,7 +96,7 @@ GRADCOMP_LEVEL inline void pop_group(const std::uint8_t** from, const ClassTable
   std::memcpy(states, own, sizeof own);
 }
 
-// As CodingKernels::decode_row, for one group of `count` elements and any number of states: element
+// As CodingKernels::decode_row, for one group of `count` elements and any number of states. Element
 // k has the state k % lanes.
 GRADCOMP_LEVEL inline void decode_group(const std::uint8_t** from, const ClassTables& tables,
                                         std::uint32_t* states, std::size_t lanes, std::size_t at,

@@ -11,9 +11,9 @@
 namespace gradcomp {
 namespace {
 
-// The least width that fits all numbers.
+// Least width that fits all numbers.
 unsigned width_of(Span<const std::uint8_t> numbers) {
-  std::uint64_t used[4] = {};  // of runs of eight, so that no step waits for the one before
+  std::uint64_t used[4] = {};  // four accumulators, so that no step waits for the one before
   std::size_t i = 0;
   for (; i + 32 <= numbers.size(); i += 32) {
     for (std::size_t j = 0; j < 4; ++j) used[j] |= load<std::uint64_t>(numbers.data() + i + 8 * j);
@@ -24,7 +24,7 @@ unsigned width_of(Span<const std::uint8_t> numbers) {
   return (bits & 0x0C0C0C0C0C0C0C0Cu) != 0 ? 4 : 2;
 }
 
-// The frequencies of bytes of independent numbers.
+// Frequencies of bytes of independent numbers.
 Frequencies symbol_frequencies(const Frequencies& digits, unsigned width) {
   if (width == 8) return digits;
   Frequencies result;
@@ -44,7 +44,7 @@ Frequencies symbol_frequencies(const Frequencies& digits, unsigned width) {
     ++kinds;
     if (result.of[s] > result.of[most]) most = s;
   }
-  // Rare symbols keep their 1; the others share what is left.
+  // Rare symbols keep frequency 1; the others share the rest.
   std::uint32_t left = kRansTotal;
   for (std::size_t s = 0; s < result.count; ++s) {
     if (result.of[s] == 0) continue;

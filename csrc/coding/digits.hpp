@@ -1,7 +1,7 @@
 // Lossless coding of numbers that are mostly small and do not depend on each other: 1, 2 or 4 of
-// them make one byte, and the bytes are rANS symbols whose frequencies are products of the numbers'
-// own. So few symbols have to be coded, and few frequencies sent.
-// docs/wire-format.md#digits is the norm.
+// them make one byte. Bytes are rANS symbols; their frequencies are products of the frequencies of
+// the numbers. So few symbols are coded, and few frequencies are sent. docs/wire-format.md#digits
+// is the norm.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,13 @@ namespace gradcomp {
 inline constexpr std::size_t kDigitsHeader = 4;
 
 inline std::size_t digits_max_bytes(std::size_t count) { return kDigitsHeader + count; }
-// How many bytes `count` numbers of `width` bits make.
+// Number of bytes for `count` numbers of `width` bits.
 inline std::size_t digit_symbols(std::size_t count, unsigned width) {
   const std::size_t each = 8 / width;
   return (count + each - 1) / each;
 }
 
-// Codes 1 to 2^20 numbers; returns the size. `work` has room for as many bytes.
+// Codes 1 to 2^20 numbers; returns the size in bytes. `work` has one byte per number.
 std::size_t digits_encode(Span<const std::uint8_t> numbers, std::uint8_t* work, std::uint8_t* out);
 
 struct DigitsChunk {
@@ -28,11 +28,11 @@ struct DigitsChunk {
   Span<const std::uint8_t> body;
 };
 
-// What `count` numbers at the beginning of `in` were coded to; false when they were not.
+// Reads the header of a chunk of `count` numbers at the beginning of `in`. False if it is invalid.
 bool read_digits_header(Span<const std::uint8_t> in, std::size_t count, DigitsChunk* chunk);
-// The bytes of a chunk, digit_symbols() of them; false when it is damaged.
+// Decodes the digit_symbols() bytes of a chunk. False if it is damaged.
 bool digits_decode(const DigitsChunk& chunk, Span<std::uint8_t> symbols);
-// The first `count` numbers of those bytes.
+// Unpacks the first `count` numbers of those bytes.
 void unpack_digits(const std::uint8_t* symbols, unsigned width, std::uint8_t* numbers,
                    std::size_t count);
 

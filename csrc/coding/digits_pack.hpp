@@ -1,4 +1,4 @@
-// Packing numbers of 2 or 4 bits: the ends of runs, which every level does alike.
+// Packing of numbers of 2 or 4 bits at the ends of runs, shared by all levels.
 #pragma once
 
 #include <algorithm>

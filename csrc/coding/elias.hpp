@@ -24,7 +24,7 @@ inline EliasCode elias_delta(std::uint32_t value) noexcept {
   return {unary | length << (l + 1) | rest << (2 * l + 1), 2 * l + 1 + n};
 }
 
-// Reads a value; 0 when it is above 2^15 - 1.
+// Reads a value; 0 if it is above 2^15 - 1.
 inline std::uint32_t read_elias_delta(BitReader* reader) noexcept {
   constexpr unsigned kMaxL = 3;
   const auto l = static_cast<unsigned>(reader->get_unary(kMaxL));

@@ -14,7 +14,8 @@ constexpr unsigned kRiceParameterBits = 5;
 
 unsigned floor_log2(std::size_t x) { return 63u - static_cast<unsigned>(__builtin_clzll(x)); }
 
-// Lower bits that Elias-Fano stores plainly (Elias 1974, Fano 1971): log2 of the mean gap.
+// Number of lower bits that Elias-Fano stores plainly (Elias 1974, Fano 1971): log2 of the mean
+// gap.
 unsigned elias_fano_low_bits(std::size_t n, std::size_t count) {
   return count == 0 || n <= count ? 0 : floor_log2(n / count);
 }
@@ -40,13 +41,13 @@ std::size_t encode_elias_fano(Span<const std::uint32_t> indices, std::size_t n, 
   return lower_bytes + upper.finish();
 }
 
-// A block of indices as gaps (how many elements are skipped since the index before), and the best
-// parameter for them.
+// A block of indices as gaps (elements skipped since the previous index), with their best
+// parameter.
 struct RiceBlock {
   std::uint32_t gaps[kRiceBlock];
   std::size_t count;
   unsigned parameter;
-  std::size_t bits;  // the parameter's own included
+  std::size_t bits;  // including the parameter
 
   RiceBlock(Span<const std::uint32_t> indices, std::size_t begin) {
     count = std::min(kRiceBlock, indices.size() - begin);
@@ -56,7 +57,7 @@ struct RiceBlock {
       gaps[i] = indices[begin + i] - next;
       next = indices[begin + i] + 1;
     }
-    // The best parameter of geometric gaps is near log2 of their mean: look at its neighbours too.
+    // The best parameter of geometric gaps is near log2 of their mean: try its neighbours too.
     const unsigned guess = sum <= count ? 0 : floor_log2(sum / count);
     bits = ~std::size_t{0};
     for (unsigned r = guess == 0 ? 0 : guess - 1; r <= guess + 1; ++r) {
@@ -180,8 +181,8 @@ Status decode_elias_fano(Span<const std::uint8_t> in, std::size_t n, Span<std::u
   return lower.finished() && upper.finished() ? Status() : bad_end();
 }
 
-// Reads the gaps of a stream of Rice codes. A gap is found where the one before ends, so what it
-// takes to get there decides the speed: a few gaps are cut from each word, without a jump.
+// Reads the gaps of a stream of Rice codes. Each gap begins at the end of the previous one, and
+// this dependency limits the speed. So a few gaps are cut from each word, without a branch.
 class RiceReader {
  public:
   explicit RiceReader(Span<const std::uint8_t> in) noexcept : in_(in) {}
@@ -192,10 +193,10 @@ class RiceReader {
     return r;
   }
 
-  // kCount gaps, unless they are so long, or so near the end, that this is left to get().
+  // Reads kCount gaps. Leaves long gaps, and gaps near the end, to get().
   template <unsigned kCount>
   bool get_several(unsigned r, std::uint64_t* gaps) noexcept {
-    constexpr std::uint64_t kEnd = std::uint64_t{1} << 63;  // where there is no zero to find
+    constexpr std::uint64_t kEnd = std::uint64_t{1} << 63;  // sentinel if there is no zero
     const std::size_t byte = bit_ / 8;
     if (byte + 8 > in_.size()) return false;
     std::uint64_t word = ~load<std::uint64_t>(in_.data() + byte) >> bit_ % 8;
@@ -212,7 +213,7 @@ class RiceReader {
     return true;
   }
 
-  // A gap; when it is above `limit`, it may be any number above.
+  // Reads a gap. Above `limit`, the result may be any number above it.
   std::uint64_t get(unsigned r, std::uint64_t limit) noexcept {
     std::uint64_t quotient = 0;
     for (unsigned ones = kPeeked; ones == kPeeked && quotient <= limit; quotient += ones) {
@@ -225,18 +226,18 @@ class RiceReader {
     return quotient << r | rest;
   }
 
-  // Whether no more bits were read than there are, and what is left is less than a byte of zeros.
+  // True if nothing was read beyond the end, and less than a byte of zeros is left.
   bool finished() const noexcept {
     const std::size_t bits = 8 * in_.size();
     return bit_ <= bits && bits - bit_ < 8 && ~inverted() == 0;
   }
 
  private:
-  static constexpr unsigned kPeeked = 57;  // that many bits of a word are the stream's
+  static constexpr unsigned kPeeked = 57;  // bits of a word that belong to the stream
 
   static std::uint32_t mask(unsigned r) noexcept { return (std::uint32_t{1} << r) - 1; }
 
-  // The bits from the next one on, inverted; ones beyond the end of the stream.
+  // Bits from the next one on, inverted; ones beyond the end of the stream.
   std::uint64_t inverted() const noexcept {
     const std::size_t byte = bit_ / 8;
     std::uint64_t word = 0;
@@ -269,7 +270,7 @@ Status decode_rice(Span<const std::uint8_t> in, std::size_t n, Span<std::uint32_
         next += reader.get(r, n);
         indices[i++] = static_cast<std::uint32_t>(next++);
       }
-      // They ascend, so that the last one is the largest.
+      // Indices ascend, so the last one is the largest.
       if (next > n) return out_of_order(next - 1, i - 1, n);
     }
   }
@@ -290,7 +291,7 @@ std::size_t coded_bytes(IndexCoding coding, Span<const std::uint32_t> indices, s
   return 4 * indices.size();
 }
 
-// Bound of coded_bytes over all choices of at most `count` indices.
+// Upper bound of coded_bytes over all choices of at most `count` indices.
 std::size_t max_coded_bytes(IndexCoding coding, std::size_t n, std::size_t count) {
   switch (coding) {
     case IndexCoding::kRaw32:
@@ -298,8 +299,8 @@ std::size_t max_coded_bytes(IndexCoding coding, std::size_t n, std::size_t count
     case IndexCoding::kBitmask:
       return (n + 7) / 8;
     case IndexCoding::kEliasFano: {
-      // The number of bits does not fall with the count: within one `low` it grows, and where `low`
-      // falls by 1, at count = floor(n / 2^low), what the lower bits save the upper ones need.
+      // The number of bits does not fall with the count. Within one `low` it grows; when `low`
+      // falls by 1, at count = floor(n / 2^low), the upper bits need what the lower bits save.
       if (count == 0) return 0;
       const unsigned low = elias_fano_low_bits(n, count);
       return (count * low + count + (n >> low)) / 8 + 2;  // two parts, each padded
@@ -307,8 +308,8 @@ std::size_t max_coded_bytes(IndexCoding coding, std::size_t n, std::size_t count
     case IndexCoding::kRice: {
       // With g the block's mean gap and r = floor(log2(max(g, 1))) <= log2(1 + g), a gap costs 1 +
       // r bits and its quotient, and quotients sum to at most count * g / 2^r < 2 count. log2(1 +
-      // g) is concave, so all blocks together cost at most what they would with the overall mean,
-      // n / count - 1. That bound falls where r does, so the most indices with a larger r count
+      // g) is concave, so all blocks together cost at most as much as with the overall mean, n /
+      // count - 1. That bound falls where r falls, so the largest count with a larger r matters
       // too.
       if (count == 0) return 0;
       const unsigned r = n <= count ? 1 : floor_log2(n / count) + 1;

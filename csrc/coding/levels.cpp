@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/bytes.hpp"
-#include "base/thread_pool.hpp"
+#include "base/chunks.hpp"
 #include "coding/bits.hpp"
 #include "coding/elias.hpp"
 #include "coding/rans.hpp"
@@ -14,8 +14,8 @@
 namespace gradcomp {
 namespace {
 
-// Of a chunk whose size is not known beforehand: u32, the lower 24 bits the length of the body, the
-// upper 8 bits its mode.
+// Header of a chunk without a fixed size: u32, the lower 24 bits the length of the body, the upper
+// 8 bits its mode.
 constexpr std::size_t kChunkHeader = 4;
 constexpr std::uint32_t kModePacked = 0;
 constexpr std::uint32_t kModeCoded = 1;
@@ -28,8 +28,8 @@ std::uint64_t repeat(std::uint64_t value, unsigned period) {
   return repeated;
 }
 
-// Eight symbols, one in each byte of a word, to 8 * bits bits without gaps and back: neighbours
-// close up in three steps, bytes to pairs, pairs to fours, fours to eight.
+// Packs eight symbols, one in each byte of a word, into 8 * bits bits without gaps, and back.
+// Neighbours are joined in three steps: bytes to pairs, pairs to fours, fours to eight.
 class Lanes {
  public:
   explicit Lanes(unsigned bits)  // below 8
@@ -64,7 +64,7 @@ void pack(Span<const std::uint8_t> symbols, unsigned bits, std::uint8_t* out) {
   const std::size_t n = symbols.size();
   std::uint8_t* const end = out + packed_bytes(n, bits);
   std::size_t i = 0;
-  // Whole words are stored: what is too much is overwritten by the next.
+  // Whole words are stored: the next one overwrites the excess.
   for (; i + 8 <= n && end - out >= 8; i += 8, out += bits) {
     store(out, lanes.close(load<std::uint64_t>(symbols.data() + i)));
   }
@@ -78,7 +78,7 @@ void pack(Span<const std::uint8_t> symbols, unsigned bits, std::uint8_t* out) {
   }
 }
 
-// `in` has the packed size; false when the padding is not zero.
+// `in` has the packed size. False if the padding is not zero.
 bool unpack(Span<const std::uint8_t> in, unsigned bits, Span<std::uint8_t> symbols) {
   const std::size_t n = symbols.size();
   if (bits == 8) {
@@ -105,7 +105,7 @@ bool unpack(Span<const std::uint8_t> in, unsigned bits, Span<std::uint8_t> symbo
   return true;
 }
 
-// The code of symbol + 1, for every symbol.
+// Code of symbol + 1, for every symbol.
 struct EliasTable {
   EliasTable() {
     for (std::uint32_t s = 0; s < 256; ++s) of[s] = elias_delta(s + 1);
@@ -114,11 +114,12 @@ struct EliasTable {
 };
 
 // As rans_encode.
-std::size_t elias_encode(Span<const std::uint8_t> symbols, std::uint8_t* out, std::size_t room) {
+std::size_t elias_encode(Span<const std::uint8_t> symbols, std::uint8_t* out,
+                         std::size_t capacity) {
   static const EliasTable table;
   std::size_t bits = 0;
   for (std::uint8_t symbol : symbols) bits += table.of[symbol].bits;
-  if ((bits + 7) / 8 > room) return 0;
+  if ((bits + 7) / 8 > capacity) return 0;
   BitWriter writer(out);
   for (std::uint8_t symbol : symbols) {
     const EliasCode code = table.of[symbol];
@@ -141,7 +142,7 @@ std::size_t encode_chunk(LevelCoding coding, Span<const std::uint8_t> symbols, u
                          std::uint8_t* out) {
   std::uint8_t* const body = out + kChunkHeader;
   const std::size_t packed = packed_bytes(symbols.size(), bits);
-  // Coded only where that is smaller.
+  // Coded only if that is smaller.
   const std::size_t coded = coding == LevelCoding::kRans
                                 ? rans_encode(symbols, bits, body, packed - 1)
                                 : elias_encode(symbols, body, packed - 1);
@@ -152,7 +153,7 @@ std::size_t encode_chunk(LevelCoding coding, Span<const std::uint8_t> symbols, u
   return kChunkHeader + size;
 }
 
-// `in` is a chunk with its header, whose length is right.
+// `in` is a chunk with its header, and has the right length.
 bool decode_chunk(LevelCoding coding, Span<const std::uint8_t> in, unsigned bits,
                   Span<std::uint8_t> symbols) {
   const std::uint32_t mode = load<std::uint32_t>(in.data()) >> 24;
@@ -210,7 +211,7 @@ Status LevelCoder::decode(Span<const std::uint8_t> in, unsigned bits,
     if (std::count(failed.begin(), failed.end(), 1) == 0) return {};
     return wire_error("the padding of packed levels is not zero");
   }
-  // Where each chunk begins.
+  // Start of each chunk.
   const std::size_t chunks = (n + kChunk - 1) / kChunk;
   if (in.size() < chunks * kChunkHeader) {
     return wire_error("coded levels of " + std::to_string(in.size()) + " bytes; the headers of " +

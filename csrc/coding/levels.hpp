@@ -10,7 +10,7 @@
 
 namespace gradcomp {
 
-// What a spec's coder stage asks for.
+// Coding that a spec's coder stage requests.
 enum class LevelCoding : std::uint8_t {
   kPacked,      // fixed width
   kRans,        // asymmetric numeral systems, a table of frequencies per chunk
@@ -20,24 +20,23 @@ enum class LevelCoding : std::uint8_t {
 // Codes symbols below 2^bits, 1 <= bits <= 8. Signed levels are mapped to symbols by the codec
 // (zigzag: 0, -1, 1, -2, ... become 0, 1, 2, 3, ...).
 //
-// Every kChunk symbols are coded on their own: the code of a run of whole chunks, followed by the
-// code of what comes after, is the code of both together. So a codec may code chunk by chunk.
+// Every kChunk symbols are coded separately, so a codec may code chunk by chunk: codes of runs of
+// whole chunks, joined, are the code of the joined runs.
 class LevelCoder {
  public:
   // "packed", "rans" or "elias_delta".
   static LevelCoder named(std::string_view name);
 
   LevelCoding coding() const { return coding_; }
-  // Whether coded symbols are the symbols themselves, one byte each.
+  // True if the code is the symbols themselves, one byte each.
   bool plain(unsigned bits) const { return coding_ == LevelCoding::kPacked && bits == 8; }
-  // Whether the code always has max_bytes(count, bits).
+  // True if the code always has max_bytes(count, bits) bytes.
   bool fixed_size() const { return coding_ == LevelCoding::kPacked; }
 
   std::size_t max_bytes(std::size_t count, unsigned bits) const;
-  // Writes at most max_bytes(symbols.size(), bits) bytes; returns how many. Touches no byte beyond
-  // those max_bytes.
+  // Returns the number of bytes written. Touches no byte beyond max_bytes(symbols.size(), bits).
   std::size_t encode(Span<const std::uint8_t> symbols, unsigned bits, std::uint8_t* out) const;
-  // Reads exactly symbols.size() symbols, each below 2^bits, which fill `in` exactly, or fails.
+  // Reads symbols.size() symbols. Fails unless each is below 2^bits and they fill `in` exactly.
   Status decode(Span<const std::uint8_t> in, unsigned bits, Span<std::uint8_t> symbols) const;
 
  private:
@@ -46,7 +45,7 @@ class LevelCoder {
   LevelCoding coding_;
 };
 
-// The fewest bits that hold the symbols 0, ..., largest; 1 <= largest <= 255.
+// Fewest bits that hold the symbols 0, ..., largest; 1 <= largest <= 255.
 inline unsigned symbol_bits(unsigned largest) {
   return 32u - static_cast<unsigned>(__builtin_clz(largest));
 }

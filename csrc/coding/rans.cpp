@@ -18,8 +18,8 @@ constexpr std::size_t kMaxSymbols = 256;
 constexpr std::size_t kFewLanes = 4;
 constexpr std::size_t kStateBytes = 4;
 
-// Many states are fast, and too long for a short code. The entropy is at least two bits times the
-// chance that two symbols differ, so from here on the code has 8 KiB or more.
+// Many states are fast, but too large for a short code. The entropy is at least two bits times the
+// probability that two symbols differ, so from here on the code has 8 KiB or more.
 constexpr std::uint64_t kLongCode = std::uint64_t{1} << 15;
 
 std::size_t lanes_of(std::size_t symbols, const Frequencies& frequencies) {
@@ -71,7 +71,7 @@ void count_symbols(Span<const std::uint8_t> symbols, std::uint32_t* counts) {
   for (; i + 8 <= symbols.size(); i += 8) {
     const auto word = load<std::uint64_t>(symbols.data() + i);
     const std::uint64_t first = word & 0xFF;
-    if (word == first * 0x0101010101010101u) {  // as runs of zeros are
+    if (word == first * 0x0101010101010101u) {  // typical of runs of zeros
       parts[0][first] += 8;
       continue;
     }
@@ -83,8 +83,8 @@ void count_symbols(Span<const std::uint8_t> symbols, std::uint32_t* counts) {
   }
 }
 
-// Rounding leaves a sum that is a little off: one by one, the frequencies are changed for which it
-// costs the fewest bits (count / frequency, about).
+// Rounding leaves a sum that is slightly off. One by one, the frequencies are changed where it
+// costs the fewest bits, about count / frequency.
 void scale_counts(const std::uint32_t* counts, std::uint32_t total, Frequencies* frequencies) {
   std::uint8_t present[kMaxSymbols];
   std::size_t kinds = 0;
@@ -151,22 +151,22 @@ std::size_t read_frequencies(Span<const std::uint8_t> in, unsigned bits, Frequen
 }
 
 std::size_t rans_encode(Span<const std::uint8_t> symbols, const Frequencies& frequencies,
-                        std::uint8_t* out, std::size_t room) {
+                        std::uint8_t* out, std::size_t capacity) {
   const std::size_t lanes = lanes_of(symbols.size(), frequencies);
-  if (room < kStateBytes * lanes) return 0;
+  if (capacity < kStateBytes * lanes) return 0;
   const RansEncodeTable table = encode_table(frequencies);
   std::uint32_t states[kRansLanes];
   std::fill(states, states + lanes, kRansLowest);
-  // From the last symbol to the first; a decoder goes the other way.
+  // From the last symbol to the first: decoding runs the other way.
   std::uint8_t* to = out;
-  const std::uint8_t* const end = out + room - kStateBytes * lanes;
+  const std::uint8_t* const end = out + capacity - kStateBytes * lanes;
   std::size_t left = symbols.size();
   while (left != 0) {
     if (lanes == kRansLanes && left % lanes == 0) {
       left = kernels().coding->rans_encode(symbols.data(), left, table, states, &to, end);
       if (left == 0) break;
     }
-    // What is left over, and steps for which the room may not do.
+    // The remaining symbols, and steps for which the capacity may not suffice.
     const std::size_t count = left % lanes != 0 ? left % lanes : lanes;
     left -= count;
     std::uint8_t words[kRansWord * kRansLanes];
@@ -214,21 +214,22 @@ bool rans_decode(Span<const std::uint8_t> in, const Frequencies& frequencies,
     }
     i += count;
   }
-  // Every state must be back where the encoder began.
+  // Every state must end where the encoder began.
   return from == begin && std::all_of(states, states + lanes,
                                       [](std::uint32_t state) { return state == kRansLowest; });
 }
 
 std::size_t rans_encode(Span<const std::uint8_t> symbols, unsigned bits, std::uint8_t* out,
-                        std::size_t room) {
+                        std::size_t capacity) {
   std::uint32_t counts[kMaxSymbols];
   count_symbols(symbols, counts);
   Frequencies frequencies;
   scale_counts(counts, static_cast<std::uint32_t>(symbols.size()), &frequencies);
   std::uint8_t table[kMaxRansTable];
   const std::size_t table_bytes = write_frequencies(frequencies, bits, table);
-  if (room < table_bytes) return 0;
-  const std::size_t body = rans_encode(symbols, frequencies, out + table_bytes, room - table_bytes);
+  if (capacity < table_bytes) return 0;
+  const std::size_t body =
+      rans_encode(symbols, frequencies, out + table_bytes, capacity - table_bytes);
   if (body == 0) return 0;
   std::memcpy(out, table, table_bytes);
   return table_bytes + body;

@@ -1,5 +1,5 @@
-// One step of rANS, symbol by symbol: what every level computes, and the ends of runs on all of
-// them.
+// One step of rANS, symbol by symbol: reference for all levels, which also use it for the ends of
+// runs.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,11 @@
 
 namespace gradcomp {
 
-// Whether a state sheds or takes a word cannot be predicted: it must not become a jump. So a word
-// is always written, or read, and then counts or not.
+// It is unpredictable whether a state writes or reads a word, so it must not become a branch. A
+// word is always written, or read, and then counts or not.
 
-// Codes symbols[i] with states[i], and returns the end of the words it has written to `to`, which
-// has room for one of each.
+// Codes symbols[i] with states[i]. Returns the end of the words written to `to`, at most one per
+// symbol.
 inline std::uint8_t* rans_encode_step(const std::uint8_t* symbols, std::size_t count,
                                       const RansEncodeTable& table, std::uint32_t* states,
                                       std::uint8_t* to) {
@@ -33,8 +33,8 @@ inline std::uint8_t* rans_encode_step(const std::uint8_t* symbols, std::size_t c
   return to;
 }
 
-// Decodes symbols[i] with states[i], the last one first; returns the beginning of the words that
-// were taken from before `from`, of which there are enough for all.
+// Decodes symbols[i] with states[i], the last one first. Takes words from before `from`, at most
+// one per symbol, and returns the beginning of the words taken.
 inline const std::uint8_t* rans_decode_step(const std::uint8_t* from, const RansDecodeTable& table,
                                             std::uint32_t* states, std::uint8_t* symbols,
                                             std::size_t count) {

@@ -7,7 +7,7 @@
 namespace gradcomp {
 namespace {
 
-// Far beyond the words that codecs draw for their elements.
+// Far beyond the random words that codecs draw for their elements.
 constexpr std::uint64_t kFirstWord = std::uint64_t{1} << 40;
 constexpr std::size_t kBlockWords = kRotationBlock / 32;
 

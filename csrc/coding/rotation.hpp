@@ -1,5 +1,5 @@
-// Randomised Hadamard rotation: an orthonormal map after which the elements of any dense vector
-// look like normal values of one variance. docs/wire-format.md#rotation is the norm.
+// Randomised Hadamard rotation: an orthonormal map that makes the elements of any dense vector
+// nearly normal, with one variance. docs/wire-format.md#rotation is the norm.
 #pragma once
 
 #include <cstddef>
@@ -7,15 +7,15 @@
 
 namespace gradcomp {
 
-inline constexpr std::size_t kRotationBlock = 4096;  // of floats: 16 KiB, so that L1 holds it
+inline constexpr std::size_t kRotationBlock = 4096;  // floats: 16 KiB, which fits L1
 
-// The rotation of n elements. It works by tiles, runs of elements that it maps to themselves; tile
-// i begins at element i * kRotationBlock. Every tile is one block, but the last may be a block and
-// a half: when blocks do not divide n, one more block, over the last elements, rotates some of the
-// elements of its neighbour again. So nothing is padded, and no element is left in a tiny block.
+// Rotation of n elements, by tiles: runs of elements that are rotated independently. Tile i begins
+// at element i * kRotationBlock. Every tile is one block, except that the last may be a block and a
+// half: if blocks do not divide n, one more block over the last elements rotates some elements of
+// its neighbour again. So nothing is padded, and no element is in a tiny block.
 //
-// A rotated tile consists of one or two groups, each the output of one block, whose elements are
-// alike. Quantizers give each group its own scale.
+// A rotated tile consists of one or two groups. A group is the output of one block, so its elements
+// have one variance. Quantizers give each group its own scale.
 class Rotation {
  public:
   static constexpr std::size_t kMaxTile = 2 * kRotationBlock - 1;
@@ -29,13 +29,13 @@ class Rotation {
   std::size_t tile_size(std::size_t tile) const noexcept {
     return block_ + (tile + 1 == tiles_ ? overlap_ : 0);
   }
-  // The size of the tile's first group, whose number is `tile`; the rest, if any, is group tile
-  // + 1.
+  // Size of the tile's first group, which has the number `tile`. The rest, if any, is group tile +
+  // 1.
   std::size_t first_group(std::size_t tile) const noexcept {
     return tile + 1 == tiles_ && overlap_ != 0 ? overlap_ : block_;
   }
 
-  // From and to tile_size(tile) floats; x and rotated may be equal.
+  // Both arrays have tile_size(tile) floats; x and rotated may be equal.
   void forward(std::size_t tile, const float* x, float* rotated) const noexcept;
   void inverse(std::size_t tile, float* rotated) const noexcept;
 

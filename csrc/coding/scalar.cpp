@@ -39,7 +39,7 @@ void unpack_digits(const std::uint8_t* packed, unsigned width, std::uint8_t* num
   std::size_t i = 0;
   if (width == 2) {
     for (; i + 8 <= n; i += 8) {
-      // The bytes to the halves, then every number to a byte.
+      // Spreads bytes to halves, then every number to a byte.
       std::uint64_t x = load<std::uint16_t>(packed + i / 4);
       x = (x | x << 24) & 0x000000FF000000FFu;
       x = (x | x << 6 | x << 12 | x << 18) & 0x0303030303030303u;

@@ -9,8 +9,8 @@
 namespace gradcomp {
 namespace {
 
-// The step of int8 values: the largest magnitude / 127; NaN when a value is not finite, so that the
-// fault shows at the receivers.
+// Step of int8 values: the largest magnitude / 127. NaN if a value is not finite, so that receivers
+// see the fault.
 float int8_step(Span<const float> values) {
   const std::uint32_t largest = kernels().max_magnitude(values.data(), values.size());
   if (largest >= kInfBits) return bits_float(kNanBits);
@@ -20,7 +20,7 @@ float int8_step(Span<const float> values) {
 void encode_int8(Span<const float> values, std::uint8_t* out) {
   const float step = int8_step(values);
   store(out, step);
-  // A step below the normal range has no finite inverse: such values travel as zeros.
+  // A step below the normal range has no finite inverse: such values are sent as zeros.
   const float inverse = step >= 0x1p-126f ? 1.0f / step : 0.0f;
   for (std::size_t i = 0; i < values.size(); ++i) {
     const float scaled = values[i] * inverse;

@@ -1,4 +1,4 @@
-// How the kept values of a sparsifier travel. docs/wire-format.md#value-types is the norm.
+// Wire types of the values that a sparsifier keeps. docs/wire-format.md#value-types is the norm.
 #pragma once
 
 #include <cstddef>
@@ -9,21 +9,21 @@
 
 namespace gradcomp {
 
-// The numbers are on the wire.
+// These numbers are part of the wire format.
 enum class ValueType : std::uint8_t {
   kFp32 = 0,
   kFp16 = 1,  // beyond 65504: saturated
   kBf16 = 2,
   kInt8 = 3,   // a shared float32 step, then one signed byte each
   kSign = 4,   // a shared float32 magnitude (their mean), then one bit each
-  kMeans = 5,  // two float32, the means of those below 0 and of the others, then one bit each
+  kMeans = 5,  // two float32, the means of values below 0 and of all others, then one bit each
 };
 
-// What the parameter `values` may be: "fp32", "fp16", "bf16", "int8" or "sign".
+// Type for the parameter `values`: "fp32", "fp16", "bf16", "int8" or "sign".
 ValueType value_type(std::string_view name);
 
 std::size_t value_bytes(ValueType type, std::size_t count);
-// Whether finite values decode to finite values.
+// True if finite values decode to finite values.
 bool value_finite(ValueType type);
 // `out` has value_bytes(type, values.size()).
 void encode_values(ValueType type, Span<const float> values, std::uint8_t* out);

@@ -85,7 +85,7 @@ GRADCOMP_AVX2 void f32_to_bf16(const float* x, std::uint8_t* out, std::size_t n)
   for (; i + 16 <= n; i += 16) {
     const __m256i packed = _mm256_packus_epi32(bfloat_bits(_mm256_loadu_ps(x + i)),
                                                bfloat_bits(_mm256_loadu_ps(x + i + 8)));
-    // packus works within 128-bit halves: put the four quarters back in order.
+    // packus works within 128-bit halves: restore the order of the four quarters.
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 2 * i),
                         _mm256_permute4x64_epi64(packed, 0xD8));
   }
@@ -181,11 +181,11 @@ GRADCOMP_AVX2 void zero_nonfinite(float* x, std::size_t n) {
 
 GRADCOMP_AVX2 std::size_t collect(const float* x, std::size_t n, std::uint32_t base,
                                   std::uint32_t threshold, float* values, std::uint32_t* indices,
-                                  std::size_t room, std::size_t* taken) {
+                                  std::size_t capacity, std::size_t* taken) {
   const __m256i below = _mm256_set1_epi32(static_cast<int>(threshold) - 1);
   std::size_t count = 0;
   std::size_t i = 0;
-  for (; i + 32 <= n && room - count >= kCollectSlack; i += 32) {
+  for (; i + 32 <= n && capacity - count >= kCollectSlack; i += 32) {
     std::uint32_t hits = 0;
     for (int j = 0; j < 2; ++j) prefetch_ahead(x + i + 16 * j);
     for (int j = 0; j < 4; ++j) {
@@ -201,7 +201,7 @@ GRADCOMP_AVX2 std::size_t collect(const float* x, std::size_t n, std::uint32_t b
   }
   std::size_t tail_taken = 0;
   count += kScalarKernels.collect(x + i, n - i, base + static_cast<std::uint32_t>(i), threshold,
-                                  values + count, indices + count, room - count, &tail_taken);
+                                  values + count, indices + count, capacity - count, &tail_taken);
   *taken = i + tail_taken;
   return count;
 }
@@ -257,8 +257,8 @@ GRADCOMP_AVX2 double sum_squares(const float* x, std::size_t n) {
   return sum_terms(x, n, Square{});
 }
 
-// One Philox word of four blocks in the lower halves of the 64-bit lanes. The upper halves hold
-// rubbish in between: the multiplier reads the lower ones only.
+// One Philox word of four blocks in the lower halves of the 64-bit lanes. In between, the upper
+// halves are undefined: the multiplier reads only the lower ones.
 struct PhiloxLanes {
   __m256i c0, c1, c2, c3;
 
@@ -273,7 +273,7 @@ struct PhiloxLanes {
   GRADCOMP_AVX2 void step(__m256i key0, __m256i key1) {
     const __m256i product0 = _mm256_mul_epu32(_mm256_set1_epi64x(0xD2511F53), c0);
     const __m256i product1 = _mm256_mul_epu32(_mm256_set1_epi64x(0xCD9E8D57), c2);
-    // A shuffle takes the upper halves down: shifts would crowd the multiplier's ports.
+    // A shuffle moves the upper halves down: shifts would compete for the multiplier's ports.
     c0 = _mm256_xor_si256(_mm256_shuffle_epi32(product1, 0xB1), _mm256_xor_si256(c1, key0));
     c2 = _mm256_xor_si256(_mm256_shuffle_epi32(product0, 0xB1), _mm256_xor_si256(c3, key1));
     c1 = product1;
@@ -312,7 +312,7 @@ GRADCOMP_AVX2 inline void philox32(std::uint64_t stream, std::uint32_t use, std:
   b.finish(words + 2);
 }
 
-// Writes a multiple of 32 words, and returns how many.
+// Writes a multiple of 32 words, and returns their number.
 GRADCOMP_AVX2 inline std::size_t philox_words(std::uint64_t stream, std::uint32_t use,
                                               std::uint64_t first_block, std::uint32_t* out,
                                               std::size_t n) {
@@ -386,7 +386,7 @@ struct Dynamic8Levels {
     return _mm256_min_ps(line(k, x), line(k + 1, x));
   }
 
-  // Levels in units of 2^-16, of magnitudes.
+  // Levels of magnitudes, in units of 2^-16.
   GRADCOMP_AVX2 __m256i fixed(__m256 x) const {
     static_assert(Dynamic8Lines::kFirstLarge == 7 && Dynamic8Lines::kTop == 13, "as unrolled here");
     __m256 least = _mm256_min_ps(_mm256_min_ps(lower(7, x), lower(9, x)), lower(11, x));
@@ -423,7 +423,7 @@ GRADCOMP_AVX2 void dynamic8_encode(const float* x, float largest, std::uint8_t* 
       const __m256i offset = _mm256_sub_epi32(_mm256_xor_si256(level, negative), negative);
       codes[j] = _mm256_add_epi32(offset, zero_code);
     }
-    // Saturation makes code -1, of a -1, 0.
+    // Saturation turns code -1, of the value -1, into 0.
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(codes[0], codes[1]), 0xD8);
     _mm_storeu_si128(
         reinterpret_cast<__m128i*>(out + i),
@@ -542,7 +542,7 @@ GRADCOMP_AVX2 void f32_to_zigzag(const float* x, const std::uint32_t* words, flo
                                  unsigned levels, std::uint8_t* symbols, std::size_t n) {
   const __m256 s = _mm256_set1_ps(scale);
   const __m256i most = _mm256_set1_epi32(static_cast<int>(levels));
-  // Packing works within 128-bit halves: what it leaves in disorder are whole groups of four.
+  // Packing works within 128-bit halves: it leaves groups of four out of order.
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   std::size_t i = 0;
   for (; i + 32 <= n; i += 32) {
@@ -675,7 +675,7 @@ GRADCOMP_AVX2 void hadamard(float* x, unsigned log2) {
   }
 }
 
-// The lowest bytes of eight 32-bit symbols.
+// Lowest bytes of eight 32-bit symbols.
 GRADCOMP_AVX2 inline void store_symbols(std::uint8_t* out, __m256i symbols) {
   const __m128i words =
       _mm_packus_epi32(_mm256_castsi256_si128(symbols), _mm256_extracti128_si256(symbols, 1));
@@ -792,7 +792,7 @@ GRADCOMP_AVX2 void look_up(const std::uint8_t* symbols, const float* table, unsi
   kScalarKernels.look_up(symbols + i, table, bits, y + i, n - i);
 }
 
-// There is no instruction to close the gaps between elements of one width.
+// AVX2 has no instruction to compress the elements of one width.
 FixedCounts fixed_encode(const float* x, float per_unit, const FixedOutput& out, std::size_t n) {
   return kScalarKernels.fixed_encode(x, per_unit, out, n);
 }

@@ -172,12 +172,12 @@ GRADCOMP_AVX512 void zero_nonfinite(float* x, std::size_t n) {
 
 GRADCOMP_AVX512 std::size_t collect(const float* x, std::size_t n, std::uint32_t base,
                                     std::uint32_t threshold, float* values, std::uint32_t* indices,
-                                    std::size_t room, std::size_t* taken) {
+                                    std::size_t capacity, std::size_t* taken) {
   const __m512i least = _mm512_set1_epi32(static_cast<int>(threshold));
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   std::size_t count = 0;
   std::size_t i = 0;
-  for (; i + 64 <= n && room - count >= kCollectSlack; i += 64) {
+  for (; i + 64 <= n && capacity - count >= kCollectSlack; i += 64) {
     __m512 v[4];
     __m512i m[4];
     for (int j = 0; j < 4; ++j) {
@@ -202,7 +202,7 @@ GRADCOMP_AVX512 std::size_t collect(const float* x, std::size_t n, std::uint32_t
   }
   std::size_t tail_taken = 0;
   count += kScalarKernels.collect(x + i, n - i, base + static_cast<std::uint32_t>(i), threshold,
-                                  values + count, indices + count, room - count, &tail_taken);
+                                  values + count, indices + count, capacity - count, &tail_taken);
   *taken = i + tail_taken;
   return count;
 }
@@ -253,8 +253,8 @@ GRADCOMP_AVX512 double sum_squares(const float* x, std::size_t n) {
   return sum_terms(x, n, Square{});
 }
 
-// One Philox word of eight blocks in the lower halves of the 64-bit lanes. The upper halves hold
-// rubbish in between: the multiplier reads the lower ones only.
+// One Philox word of eight blocks in the lower halves of the 64-bit lanes. In between, the upper
+// halves are undefined: the multiplier reads only the lower ones.
 struct PhiloxLanes {
   __m512i c0, c1, c2, c3;
 
@@ -268,7 +268,7 @@ struct PhiloxLanes {
   GRADCOMP_AVX512 void step(__m512i key0, __m512i key1) {
     const __m512i product0 = _mm512_mul_epu32(_mm512_set1_epi64(0xD2511F53), c0);
     const __m512i product1 = _mm512_mul_epu32(_mm512_set1_epi64(0xCD9E8D57), c2);
-    // A shuffle takes the upper halves down: shifts would crowd the multiplier's port.
+    // A shuffle moves the upper halves down: shifts would compete for the multiplier's port.
     c0 = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(product1, _MM_PERM_CDAB), c1, key0, 0x96);
     c2 = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(product0, _MM_PERM_CDAB), c3, key1, 0x96);
     c1 = product1;
@@ -303,7 +303,7 @@ struct Philox {
     use = of_use;
   }
 
-  // The words of 8 * kSets blocks. A set waits for its multiplications while the others go on.
+  // Words of 8 * kSets blocks. While one set waits for its multiplications, the others continue.
   // kShort: all blocks are below 2^32, which saves the constant part of the first two rounds.
   template <int kSets, bool kShort>
   GRADCOMP_AVX512 void words(std::uint64_t block, __m512i* out) const {
@@ -321,7 +321,7 @@ struct Philox {
   }
 };
 
-// Writes a multiple of 128 words, and returns how many.
+// Writes a multiple of 128 words, and returns their number.
 GRADCOMP_AVX512 inline std::size_t philox_words(std::uint64_t stream, std::uint32_t use,
                                                 std::uint64_t first_block, std::uint32_t* out,
                                                 std::size_t n) {
@@ -518,9 +518,9 @@ GRADCOMP_AVX512 void natural_add(const std::uint8_t* in, float weight, float* ac
   loops::natural_add(in + i, weight, acc + i, n - i);
 }
 
-// The lowest bytes of the numbers of four vectors, none above 255, in order.
+// Lowest bytes of the numbers of four vectors, none above 255, in order.
 GRADCOMP_AVX512 inline __m512i to_bytes(__m512i a, __m512i b, __m512i c, __m512i d) {
-  // Packing works within 128-bit quarters: what it leaves in disorder are whole groups of four.
+  // Packing works within 128-bit quarters: it leaves groups of four out of order.
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   return _mm512_permutexvar_epi32(
       order, _mm512_packus_epi16(_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d)));
@@ -546,7 +546,7 @@ struct Dynamic8Levels {
     return _mm512_min_ps(line(k, x), line(k + 1, x));
   }
 
-  // Levels in units of 2^-16, of magnitudes.
+  // Levels of magnitudes, in units of 2^-16.
   GRADCOMP_AVX512 __m512i fixed(__m512 x) const {
     static_assert(Dynamic8Lines::kFirstLarge == 7 && Dynamic8Lines::kTop == 13, "as unrolled here");
     __m512 least = _mm512_min_ps(_mm512_min_ps(lower(7, x), lower(9, x)), lower(11, x));
@@ -710,8 +710,8 @@ GRADCOMP_AVX512 void flip_signs(const float* x, const std::uint32_t* words, floa
   kScalarKernels.flip_signs(x + i, words + i / 32, factor, y + i, n - i);
 }
 
-// Butterflies of the strides 1, 2, 4 and 8. Every lane adds itself, or what it negates, to its
-// partner; multiplying by 1 or -1 is exact, so that the fused operation rounds like an addition.
+// Butterflies of the strides 1, 2, 4 and 8. Every lane adds itself, or its negative, to its
+// partner. Multiplying by 1 or -1 is exact, so the fused operation rounds like an addition.
 GRADCOMP_AVX512 inline __m512 lane_butterflies(__m512 x) {
   const __m512 one = _mm512_set1_ps(1.0f);
   const __m512 minus = _mm512_set1_ps(-1.0f);
@@ -735,7 +735,7 @@ GRADCOMP_AVX512 inline void butterfly4(__m512& a, __m512& b, __m512& c, __m512& 
   butterfly(b, d);
 }
 
-// Four levels, the lowest of this stride; with kLanes those within vectors before.
+// Four levels, the lowest of this stride; with kLanes, first the levels within vectors.
 template <bool kLanes>
 GRADCOMP_AVX512 inline void hadamard16(float* x, std::size_t n, std::size_t stride) {
   for (std::size_t i = 0; i < n; i += 16 * stride) {
@@ -875,7 +875,7 @@ struct TermSums {
   }
 };
 
-// Up to four levels of a sign: compares with every bound.
+// Up to four levels per sign: compares with every bound.
 template <int kBounds>
 struct FewLevels {
   __m512 positive;
@@ -911,7 +911,7 @@ struct RegisterTable {
     for (unsigned i = 0; i < kSize / 16; ++i) part[i] = _mm512_loadu_ps(table + 16 * i);
   }
 
-  // Bits of `at` above those of an index are not looked at.
+  // Bits of `at` above an index are ignored.
   GRADCOMP_AVX512 __m512 operator[](__m512i at) const {
     if constexpr (kSize == 16) {
       return _mm512_permutexvar_ps(at, part[0]);
@@ -932,7 +932,7 @@ struct RegisterTable {
   }
 };
 
-// 2^kDepth levels of a sign, 8 to 128: a binary search.
+// 2^kDepth levels per sign, 8 to 128: binary search.
 template <unsigned kDepth>
 struct ManyLevels {
   static constexpr unsigned kHalf = 1u << kDepth;
@@ -1076,7 +1076,7 @@ GRADCOMP_AVX512 FixedCounts fixed_encode(const float* x, float per_unit, const F
     const __mmask16 one = _kandn_mask16(_kor_mask16(two, four), some);
     store(out.low + i / 8, static_cast<std::uint16_t>(_kor_mask16(one, four)));
     store(out.high + i / 8, static_cast<std::uint16_t>(_kor_mask16(two, four)));
-    // The slack holds the lanes written beyond the elements kept.
+    // The slack holds the lanes written beyond the kept elements.
     const __m512i byte = _mm512_or_si512(small, _mm512_slli_epi32(sign, 7));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(at.bytes),
                      _mm512_cvtepi32_epi8(_mm512_maskz_compress_epi32(one, byte)));
@@ -1119,7 +1119,7 @@ GRADCOMP_AVX512 void fixed_decode(const FixedInput& in, float unit, float* y, st
     const __m512 large =
         _mm512_mul_ps(_mm512_set1_ps(0x1p-15f),
                       _mm512_cvtepi32_ps(_mm512_and_si512(half, _mm512_set1_epi32(0x7FFF))));
-    // Lanes of another width are 0: all can be joined.
+    // Lanes of another width are 0, so all can be combined.
     const __m512i size = _mm512_castps_si512(_mm512_or_ps(small, large));
     const __m512i sign = _mm512_or_si512(_mm512_slli_epi32(_mm512_srli_epi32(byte, 7), 31),
                                          _mm512_slli_epi32(_mm512_srli_epi32(half, 15), 31));

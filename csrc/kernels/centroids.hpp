@@ -1,4 +1,4 @@
-// A quantizer with any 2^bits levels that mirror each other around 0.
+// Quantizer with 2^bits arbitrary levels, symmetric around 0.
 #pragma once
 
 #include <cstddef>
@@ -17,17 +17,17 @@ struct Centroids {
   std::uint32_t half;  // levels of one sign
   alignas(64) float positive[kMaxHalf];
   alignas(64) float bounds[kMaxHalf];  // between positive[i] and positive[i + 1]: half - 1 of them
-  // Cells of 1 / kCellsPerUnit hold at most one bound each, which makes a search two look-ups.
+  // Cells of width 1 / kCellsPerUnit hold at most one bound each, so a search takes two look-ups.
   alignas(64) std::uint32_t cell_level[kCells];  // level of the lower end of the cell
   alignas(64) float cell_bound[kCells];          // the bound in the cell, or Inf
-  // The bounds as a binary search meets them: the middle one at 1, and below the one at i those
-  // that come next at 2 i (for smaller magnitudes) and 2 i + 1.
+  // Bounds in the order of a binary search: the middle one at 1; after the one at i, the next one
+  // is at 2 i for smaller magnitudes, else at 2 i + 1.
   alignas(64) float tree[kMaxHalf];
 
-  // `ascending` has 2^(bits - 1) elements, neighbouring bounds at least a cell apart.
+  // `ascending` has 2^(bits - 1) elements; neighbouring bounds are at least a cell apart.
   Centroids(unsigned bits, Span<const float> ascending);
 
-  // The number of bounds below a magnitude.
+  // Number of bounds below a magnitude.
   std::uint32_t level(float magnitude) const noexcept {
     const float at = magnitude * kCellsPerUnit;
     const std::size_t cell = at < static_cast<float>(kCells - 1)
@@ -37,7 +37,7 @@ struct Centroids {
   }
 };
 
-// What the scale of a quantized run follows from. Terms are products in float32.
+// Sums that determine the scale of a quantized run. Terms are products in float32.
 struct CentroidSums {
   double dot;     // of the elements and their centroids
   double energy;  // of the centroids

@@ -1,4 +1,4 @@
-// The inner loops of coding small numbers. Every level of SIMD computes the same.
+// Inner loops that code small numbers. All instruction sets give the same bits.
 #pragma once
 
 #include <cstddef>
@@ -8,17 +8,17 @@
 
 namespace gradcomp {
 
-inline constexpr unsigned kRansBits = 14;  // so that a decoder's table fits the first-level cache
+inline constexpr unsigned kRansBits = 14;  // a decoder's table fits the L1 cache
 inline constexpr std::uint32_t kRansTotal = 1u << kRansBits;
 
 inline constexpr std::size_t kRansLanes = 32;  // states of a long run; symbol i goes to i % 32
 inline constexpr std::size_t kRansWord = 2;    // bytes
 inline constexpr std::uint32_t kRansLowest = 1u << 15;  // states are in [2^15, 2^31)
 
-// A symbol's interval: its frequency f and the sum of those before it. state / f is a
-// multiplication by the inverse 2^(31 + s) / f, rounded up, and a shift by 31 + s, with the least s
-// for which 2^s >= f (Alverson: "Integer division using reciprocals", 1991). Vectors load both
-// members at once.
+// Interval of a symbol: its frequency f, and its start, the sum of the frequencies before it. state
+// / f is a multiplication by the inverse 2^(31 + s) / f, rounded up, and a shift by 31 + s, with
+// the least s for which 2^s >= f (Alverson: "Integer division using reciprocals", 1991). Vectors
+// load both members at once.
 struct RansSymbol {
   std::uint32_t inverse;
   std::uint32_t packed;  // start | (kRansTotal - f) << 14 | s << 28
@@ -29,37 +29,37 @@ struct RansEncodeTable {
 };
 
 struct RansDecodeTable {
-  std::uint8_t symbol_at[kRansTotal];  // of the lower bits of a state
+  std::uint8_t symbol_at[kRansTotal];  // by the lower bits of a state
   std::uint32_t packed[256];           // start | f << 16
 };
 
 struct CodingKernels {
-  // Codes whole steps of 32 symbols, the last one first, as long as a step's words at their most
-  // fit between *to and end. Returns how many of the n symbols, a multiple of 32, are left.
+  // Codes whole steps of 32 symbols, last step first, while the most words of a step fit between
+  // *to and end. n is a multiple of 32. Returns the number of symbols left.
   std::size_t (*rans_encode)(const std::uint8_t* symbols, std::size_t n,
                              const RansEncodeTable& table, std::uint32_t* states, std::uint8_t** to,
                              const std::uint8_t* end);
-  // Decodes whole steps, the first one first, as long as begin and *from are a step's words at
-  // their most apart. Reads up to 32 bytes beyond *from. Returns how many symbols it decoded.
+  // Decodes whole steps, first step first, while at least the most words of a step lie between
+  // begin and *from. Reads up to 32 bytes beyond *from. Returns the number of symbols decoded.
   std::size_t (*rans_decode)(const std::uint8_t* begin, const std::uint8_t** from,
                              const RansDecodeTable& table, std::uint32_t* states,
                              std::uint8_t* symbols, std::size_t n);
 
-  // Numbers of `width` bits, 2 or 4, to bytes, the first one lowest. Those missing in the last byte
-  // are 0. Adds to counts[z] how often z occurs, for all z but 0.
+  // Packs numbers of `width` bits, 2 or 4, into bytes, the first one lowest; missing ones in the
+  // last byte are 0. Adds the occurrences of z to counts[z], except for z = 0.
   void (*pack_digits)(const std::uint8_t* numbers, unsigned width, std::uint8_t* packed,
                       std::size_t n, std::uint32_t* counts);
-  // The other way.
+  // Inverse of pack.
   void (*unpack_digits)(const std::uint8_t* packed, unsigned width, std::uint8_t* numbers,
                         std::size_t n);
 
-  // Quantizes the n elements of a row, and finds their classes: symbols[j] = class * kClassSymbols
-  // + symbol. All x * zone.inverse are below 2^30.
+  // Quantizes the n elements of a row and finds their classes: symbols[j] = class * kClassSymbols +
+  // symbol. All x * zone.inverse are below 2^30.
   void (*classify)(const float* x, std::size_t n, const DeadZone& zone, Contexts& contexts,
                    std::uint8_t* symbols);
-  // Decodes the n elements of a row, signed and up to kTopMagnitude, from words that end at *from;
-  // element j has the state j % lanes, of up to 32. False when words from before `begin` would be
-  // needed. Reads up to 64 bytes before it, and up to 32 beyond *from.
+  // Decodes the n elements of a row, signed and up to kTopMagnitude, from words that end at *from.
+  // Element j has the state j % lanes, lanes <= 32. False if it would need words before `begin`.
+  // Reads up to 64 bytes before `begin` and up to 32 beyond *from.
   bool (*decode_row)(const std::uint8_t* begin, const std::uint8_t** from,
                      const ClassTables& tables, std::uint32_t* states, std::size_t lanes,
                      Contexts& contexts, std::int8_t* levels, std::size_t n);

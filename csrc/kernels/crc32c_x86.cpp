@@ -45,7 +45,7 @@ std::uint64_t fold_constant(unsigned exponent) {
   return std::uint64_t{crc} << 1;
 }
 
-// The two multipliers that move a 128-bit lane `bits` bits ahead.
+// Two multipliers that move a 128-bit lane `bits` bits ahead.
 struct Fold {
   explicit Fold(unsigned bits) : low(fold_constant(bits + 32)), high(fold_constant(bits - 32)) {}
   std::uint64_t low, high;

@@ -12,7 +12,7 @@ namespace gradcomp {
 namespace {
 
 #if defined(__x86_64__)
-// Clang's __builtin_cpu_supports does not know this one.
+// Clang's __builtin_cpu_supports does not know this name.
 bool has_f16c() noexcept {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
@@ -27,7 +27,7 @@ struct Levels {
   Levels() noexcept {
     add(kScalarKernels);
 #if defined(__x86_64__)
-    // The CPU's own word; the OS must save the wider registers too, which these builtins check.
+    // These builtins also check that the OS saves the wider registers.
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2") && has_f16c() && __builtin_cpu_supports("sse4.2")) {
       add(kAvx2Kernels);

@@ -11,13 +11,13 @@ void add_line(Dynamic8* map, int at, double x0, double y0, double x1, double y1)
 }
 
 void add_lines(Dynamic8* map) {
-  // Between level - 1 and level.
+  // Border between level - 1 and level.
   const auto border = [&](int level) {
     return (static_cast<double>(map->values[126 + level]) +
             static_cast<double>(map->values[127 + level])) /
            2;
   };
-  // Decade 0 has one level; its line crosses that of decade 1 within it.
+  // Decade 0 has one level; its line crosses the line of decade 1 within it.
   add_line(map, 0, border(1), 1, 1e-6, 2);
   double start = 1e-6;
   for (int i = 1; i < 7; ++i, start *= 10) {

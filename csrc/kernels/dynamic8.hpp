@@ -10,21 +10,21 @@
 
 namespace gradcomp {
 
-// The level of a magnitude (see Dynamic8) as a function that vectors can compute: the integer part
-// of the least of the lines but the last, or of the last one if that is greater.
+// Level of a magnitude (see Dynamic8) as a function for vectors: the integer part of the least of
+// all lines but the last, or of the last line if that is greater.
 //
-// In decade i the borders are at equal distances, so level is linear in x; the slopes decrease from
-// one decade to the next, and the least of their lines is the one that counts. Only the first
-// border of a decade is out of step, as the middle between values of two decades: a steeper line
-// goes through it and the border after it, and is the least of all between them. The last line, the
-// greater one near 1, does that for the last border.
+// In decade i the borders are at equal distances, so the level is linear in x. Slopes decrease from
+// one decade to the next, so the least line applies. Only the first border of a decade is
+// irregular: it is the middle between values of two decades. A steeper line goes through it and the
+// next border, and is the least line between them. The last line, greater than the others near 1,
+// does the same for the last border.
 //
-// The lines are in units of 2^-16 of a level. Rounding moves them by less than kNear, so an element
-// that is not as near to a border is sure to have the right level.
+// The lines are in units of 2^-16 of a level. Rounding moves them by less than kNear, so the level
+// is right for every element farther than that from a border.
 struct Dynamic8Lines {
   static constexpr int kTop = 13;
   static constexpr int kLines = kTop + 1;
-  // From this line on they tell the levels above kLeastLarge, of x above about 0.001.
+  // First line for levels above kLeastLarge, of x above about 0.001.
   static constexpr int kFirstLarge = 7;
   static constexpr float kLeastLarge = 16.0f * 65536;
   static constexpr float kSmallest = 0x1p-80f;  // below, the slopes may be infinite
@@ -36,16 +36,17 @@ struct Dynamic8Lines {
 };
 
 struct Dynamic8 {
-  // Code 127 is 0, codes 128 to 254 are positive, their mirror images are codes 126 to 0, and code
-  // 255 is 1. Ascending.
+  // Ascending. Code 127 is 0, codes 128 to 254 are positive, codes 126 to 0 mirror them, and code
+  // 255 is 1.
   float values[256];
 
-  // Encoding searches the magnitude: level m is |values[127 + m]|. A level is the number of borders
-  // below a number's key, which is its bits rotated left by one: the magnitude, then the sign. The
-  // lowest bit of a border tells whether the middle between two levels is a float32 (0) or lies
-  // above one (1), so that one comparison sends ties to the lower code, whatever the sign.
-  std::uint32_t borders[129];  // the last but one is below the value 1, the last one is never met
-  // The level of the smallest key of each cell of keys; a cell holds at most one border.
+  // Encoding searches the magnitude: level m is |values[127 + m]|. A number's key is its bits
+  // rotated left by one: the magnitude, then the sign. Its level is the number of borders below the
+  // key. The lowest bit of a border is 0 if the middle between two levels is a float32, 1 if it
+  // lies above one. So a single comparison sends ties to the lower code, whatever the sign.
+  std::uint32_t
+      borders[129];  // the last but one is below the value 1, the last one is never reached
+  // Level of the smallest key of each cell of keys; a cell holds at most one border.
   static constexpr unsigned kCellShift = 18;  // exponent and 6 bits of the significand
   static constexpr std::uint32_t kFirstCell = 6719;
   static constexpr std::uint32_t kCells = 8129 - kFirstCell;
@@ -53,7 +54,7 @@ struct Dynamic8 {
 
   double slopes[Dynamic8Lines::kLines];
   double intercepts[Dynamic8Lines::kLines];
-  // For magnitudes up to `largest`, which stands for 1.
+  // For magnitudes up to `largest`, which maps to 1.
   Dynamic8Lines lines(float largest) const noexcept;
 };
 
@@ -64,7 +65,7 @@ inline std::uint32_t dynamic8_key(float x) noexcept {
   return bits << 1 | bits >> 31;
 }
 
-// The code of the value nearest to x, |x| <= 1.
+// Code of the value nearest to x, |x| <= 1.
 inline std::uint8_t dynamic8_code(const Dynamic8& map, float x) noexcept {
   const std::uint32_t key = dynamic8_key(x);
   const std::uint32_t cell = key >> Dynamic8::kCellShift;
@@ -72,7 +73,7 @@ inline std::uint8_t dynamic8_code(const Dynamic8& map, float x) noexcept {
       map.first_levels[cell < Dynamic8::kFirstCell ? 0 : cell - Dynamic8::kFirstCell];
   level += key > map.borders[level] ? 1 : 0;
   if ((key & 1) == 0) return static_cast<std::uint8_t>(127 + level);
-  return static_cast<std::uint8_t>(level < 127 ? 127 - level : 0);  // -1 is no value
+  return static_cast<std::uint8_t>(level < 127 ? 127 - level : 0);  // the value -1 does not exist
 }
 
 }  // namespace gradcomp

@@ -1,4 +1,4 @@
-// What the levels share of fixed point.
+// Fixed-point helpers shared by all instruction sets.
 #pragma once
 
 #include <cstddef>
@@ -9,13 +9,12 @@
 
 namespace gradcomp {
 
-// Not negative, or NaN; rounded to nearest even, and at most `limit`, which is below 2^23. A NaN
-// gives the limit.
+// Rounds a value >= 0, or NaN, to nearest even, at most `limit` < 2^23. NaN gives the limit.
 inline std::uint32_t round_fixed(float scaled, float limit) noexcept {
   return float_bits((scaled < limit ? scaled : limit) + 0x1p23f) & 0x7FFFFFu;
 }
 
-// Inlined, so that a level with an instruction that counts bits uses it.
+// Inlined, so that instruction sets with a bit-count instruction use it.
 __attribute__((always_inline)) inline FixedCounts count_tags(const std::uint8_t* low,
                                                              const std::uint8_t* high,
                                                              std::size_t n) noexcept {

@@ -1,4 +1,4 @@
-// One element of each half format. The vector levels use these for their tails.
+// Conversions of single elements for each half format. Vector code uses them for its tails.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace gradcomp {
 
-// Magnitude bits from which rounding to binary16 leaves the finite range (65520).
+// Least magnitude bits that round to binary16 beyond the finite range (65520).
 inline constexpr std::uint32_t kHalfOverflow = 0x477FF000u;
 inline constexpr std::uint16_t kHalfMax = 0x7BFFu;  // 65504
 

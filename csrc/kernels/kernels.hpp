@@ -1,4 +1,5 @@
-// The inner loops, once per instruction set, behind one table. Every level computes the same bits.
+// Inner loops, once per instruction set (a "level": scalar, avx2 or avx512), behind one table. All
+// levels give the same bits.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +23,7 @@ struct Moments {
 };
 
 // Elements in fixed point of 0, 1 or 2 bytes, or as float32, as in docs/wire-format.md#inceptionn:
-// two planes of tag bits, as pack_negative makes them, and the elements of each width in order.
+// two planes of tag bits, in the layout of pack_negative, and the elements of each width in order.
 template <typename Byte>
 struct FixedPoint {
   Byte* low;
@@ -34,7 +35,7 @@ struct FixedPoint {
 using FixedOutput = FixedPoint<std::uint8_t>;
 using FixedInput = FixedPoint<const std::uint8_t>;
 
-// How many elements have each width.
+// Number of elements of each width.
 struct FixedCounts {
   std::size_t bytes;
   std::size_t halves;
@@ -44,11 +45,11 @@ struct FixedCounts {
 // Bytes beyond the elements of each width that fixed_encode may write and fixed_decode may read.
 inline constexpr std::size_t kFixedSlack = 64;
 
-// So many floats do not stay in a core's cache until somebody reads them.
+// Above this number of floats, bypass the cache.
 inline constexpr std::size_t kUncachedFrom = std::size_t{1} << 16;
 
-// Buffers of uint8_t hold little-endian elements at any alignment. Buffers of one call may not
-// overlap, except where it is said that they may be equal.
+// Buffers of uint8_t hold little-endian elements at any alignment. Buffers of one call must not
+// overlap, unless a comment allows them to be equal.
 struct Kernels {
   const char* name;
 
@@ -73,24 +74,22 @@ struct Kernels {
   // Returns whether all velocities are finite.
   bool (*correct_momentum)(float* velocity, float* momentum, const float* grad, float factor,
                            float scale, bool nesterov, std::size_t n);
-  // y[i] = 0. Large ones are written past the caches, which would read them first.
+  // y[i] = 0. Large arrays are written past the caches, which would otherwise read them first.
   void (*zero)(float* y, std::size_t n);
   // x[i] = 0 where x[i] is NaN or Inf.
   void (*zero_nonfinite)(float* x, std::size_t n);
 
-  // Appends the values and indices (base + i) of all elements whose magnitude bits (bits of |x|)
-  // are
-  // >= threshold, in order, until fewer than kCollectSlack of the `room` slots are left. Returns
+  // Appends the values and indices (base + i) of all elements with magnitude bits (bits of |x|) >=
+  // threshold, in order, until fewer than kCollectSlack of the `capacity` slots are left. Returns
   // the number appended; *taken is the number of elements read.
   std::size_t (*collect)(const float* x, std::size_t n, std::uint32_t base, std::uint32_t threshold,
-                         float* values, std::uint32_t* indices, std::size_t room,
+                         float* values, std::uint32_t* indices, std::size_t capacity,
                          std::size_t* taken);
 
-  // Magnitude bits of the largest |x[i]|: exact, and above kInfBits exactly when a NaN is among
-  // them.
+  // Magnitude bits of the largest |x[i]|: exact, and above kInfBits exactly if there is a NaN.
   std::uint32_t (*max_magnitude)(const float* x, std::size_t n);
-  // Sums in double, in an order that is the same on every level: element i goes to partial sum
-  // i % 16, and the 16 are added pairwise (j and j + 8, then j and j + 4, ...).
+  // Sums in double, in the same order on every level: element i goes to partial sum i % 16, and the
+  // 16 are added pairwise (j and j + 8, then j and j + 4, ...).
   double (*sum_magnitudes)(const float* x, std::size_t n);
   double (*sum_squares)(const float* x, std::size_t n);
 
@@ -99,31 +98,31 @@ struct Kernels {
                        std::size_t n);
 
   // out[i] = rounding word of element first + i (see base/rng.hpp). `first` is a multiple of
-  // kRoundingStep, first + n is at most 2^32, and `out` has room for n rounded up to a multiple of
-  // kRoundingStep. Meanwhile the caches are told to fetch the n elements at `ahead`, those that the
-  // caller will read next; they need not exist.
+  // kRoundingStep, first + n is at most 2^32, and `out` holds n words, rounded up to a multiple of
+  // kRoundingStep. Also prefetches the n elements at `ahead`, which the caller will read next; they
+  // need not exist.
   void (*rounding_words)(std::uint64_t stream, std::uint64_t first, std::uint32_t* out,
                          std::size_t n, const float* ahead);
 
-  // Bit i % 8 of out[i / 8] tells whether x[i] < 0; the bits beyond n are 0.
+  // Bit i % 8 of out[i / 8] is 1 if x[i] < 0; bits beyond n are 0.
   void (*pack_negative)(const float* x, std::uint8_t* out, std::size_t n);
   // y[i] = set where bit i % 8 of bits[i / 8] is 1, else clear; or acc[i] += that.
   void (*select_bits)(const std::uint8_t* bits, float clear, float set, float* y, std::size_t n);
   void (*select_bits_add)(const std::uint8_t* bits, float clear, float set, float* acc,
                           std::size_t n);
-  // The sums of the elements below 0 and of all others, in sum_magnitudes's order. A NaN makes both
-  // NaN.
+  // Sums of the elements below 0 and of all others, in the order of sum_magnitudes. A NaN makes
+  // both NaN.
   SignedSums (*sum_by_sign)(const float* x, std::size_t n);
-  // The sum, and the sum of squares, in sum_magnitudes's order.
+  // Sum, and sum of squares, in the order of sum_magnitudes.
   Moments (*moments)(const float* x, std::size_t n);
 
   // Linear quantization of finite numbers: out[i] = x[i] * inverse, clamped to [-limit, limit] and
-  // rounded, as int8. To the nearest, ties to even; or up with a probability equal to the
-  // fractional part, by words[i].
+  // rounded, as int8. Rounds to nearest even; or up with a probability equal to the fractional
+  // part, by words[i].
   void (*quantize)(const float* x, float inverse, float limit, std::uint8_t* out, std::size_t n);
   void (*quantize_randomly)(const float* x, const std::uint32_t* words, float inverse, float limit,
                             std::uint8_t* out, std::size_t n);
-  // levels are int8: y[i] = scale * levels[i]; or acc[i] += weight * that.
+  // Levels are int8: y[i] = scale * levels[i]; or acc[i] += weight * that.
   void (*scale_levels)(const std::uint8_t* levels, float scale, float* y, std::size_t n);
   void (*scale_levels_add)(const std::uint8_t* levels, float scale, float weight, float* acc,
                            std::size_t n);
@@ -138,7 +137,7 @@ struct Kernels {
   void (*natural_add)(const std::uint8_t* in, float weight, float* acc, std::size_t n);
 
   // Codes of the values of dynamic8() nearest to x[i] / largest; no |x[i]| exceeds `largest`, which
-  // is finite and above 0. Tells the caches to fetch the n elements that follow x.
+  // is finite and above 0. Prefetches the n elements that follow x.
   void (*dynamic8_encode)(const float* x, float largest, std::uint8_t* out, std::size_t n);
   void (*dynamic8_decode)(const std::uint8_t* in, float scale, float* y, std::size_t n);
   void (*dynamic8_add)(const std::uint8_t* in, float scale, float weight, float* acc,
@@ -148,8 +147,8 @@ struct Kernels {
   // |x| * scale are below 127.5 * 2^24.
   void (*f32_to_zigzag)(const float* x, const std::uint32_t* words, float scale, unsigned levels,
                         std::uint8_t* symbols, std::size_t n);
-  // The same for level 0 or 2^(level - levels) of 1 / inverse, rounded at random; all |x| * inverse
-  // are below 2.
+  // The same with the levels 0 and 2^(level - levels) of 1 / inverse, rounded at random; all |x| *
+  // inverse are below 2.
   void (*f32_to_natural_zigzag)(const float* x, const std::uint32_t* words, float inverse,
                                 unsigned levels, std::uint8_t* symbols, std::size_t n);
   // y = unit * level, and acc += weight * (unit * level).
@@ -168,10 +167,9 @@ struct Kernels {
   // top is a whole number below 256.
   void (*quantize_uniform)(const float* x, float scale, float top, const std::uint32_t* noise,
                            std::uint8_t* symbols, std::size_t n);
-  // symbols[i] = index, ascending, of the centroid nearest to scale * x[i] (of two as near the one
-  // nearer to 0). An element with a sign bit takes a negative centroid. Sums in the order of
-  // sum_squares; that of the energy costs time and is 0 unless asked for. x and scale * x are
-  // finite.
+  // symbols[i] = index, ascending, of the centroid nearest to scale * x[i]; ties go towards 0. An
+  // element with a sign bit takes a negative centroid. Sums in the order of sum_squares; the energy
+  // costs time and is 0 unless requested. x and scale * x are finite.
   CentroidSums (*quantize_centroids)(const float* x, float scale, const Centroids& centroids,
                                      bool with_energy, std::uint8_t* symbols, std::size_t n);
   // y[i] = table[symbols[i]]; the table has 2^bits elements, 1 <= bits <= 8.
@@ -180,16 +178,17 @@ struct Kernels {
   // out[2 i] and out[2 i + 1] = lower and upper half of sequential draw first + i of a stream (see
   // Stream in base/rng.hpp); `first` is even, and n counts words.
   void (*draw_words)(std::uint64_t stream, std::uint64_t first, std::uint32_t* out, std::size_t n);
-  // out[i] = offset, plus the place that words[i] chooses from part i: the parts begin at
-  // floor((begin + i step) / 2^32), each where the last one ends, and have fewer than 2^32 places.
+  // out[i] = offset + the place that words[i] chooses from part i. Parts begin at floor((begin + i
+  // step) / 2^32), each at the end of the one before, and have fewer than 2^32 places.
   void (*choose_places)(const std::uint32_t* words, std::uint64_t begin, std::uint64_t step,
                         std::uint32_t offset, std::uint32_t* out, std::size_t n);
 
-  // Elements as fixed point; a byte counts units, and per_unit = 1 / unit is a power of two.
+  // Encodes elements as fixed point; a byte counts units, and per_unit = 1 / unit is a power of
+  // two.
   FixedCounts (*fixed_encode)(const float* x, float per_unit, const FixedOutput& out,
                               std::size_t n);
   void (*fixed_decode)(const FixedInput& in, float unit, float* y, std::size_t n);
-  // What the two planes of tag bits say; n counts bytes of each.
+  // Counts the widths in the two planes of tag bits, of n bytes each.
   FixedCounts (*fixed_count)(const std::uint8_t* low, const std::uint8_t* high, std::size_t n);
 
   // CRC-32C update without the initial and final inversion.
@@ -205,7 +204,8 @@ inline constexpr std::size_t kRoundingStep = 64;
 inline constexpr std::uint32_t kMagnitudeMask = 0x7FFFFFFFu;
 inline constexpr std::uint32_t kInfBits = 0x7F800000u;
 inline constexpr std::uint32_t kNanBits = 0x7FC00000u;
-// The exponent, as a float32 has it, that natural compression's code 0 stands below.
+// Exponent field of float32 that natural compression subtracts: code c > 0 is 2^(c + 18 - 127),
+// code 0 is 0.
 inline constexpr std::uint32_t kNaturalOffset = 18;
 
 extern const Kernels kScalarKernels;
@@ -214,13 +214,13 @@ extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
 #endif
 
-// The best level of this machine, or the one that GRADCOMP_SIMD=scalar|avx2|avx512 names if the
+// Best level of this machine, or the level that GRADCOMP_SIMD=scalar|avx2|avx512 names if the
 // machine has it. Decided at first use.
 const Kernels& kernels() noexcept;
 
-// The names of the levels that this machine can run, worst first.
+// Names of the levels that this machine can run, worst first.
 std::size_t available_levels(const char* const** names) noexcept;
-// For tests and benchmarks: false when the machine has no such level.
+// For tests and benchmarks. False if the machine has no such level.
 bool select_level(const char* name) noexcept;
 
 }  // namespace gradcomp

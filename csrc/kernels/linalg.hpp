@@ -1,20 +1,20 @@
-// The inner loops of products between a matrix and a few vectors. Matrices are row-major, `ld`
-// elements from row to row; vectors of one factor lie one after the other, `stride` elements apart.
-// Every level of SIMD computes the same bits (where a NaN comes out, its sign and payload may
-// differ). Buffers of one call do not overlap.
+// Inner loops of products between a matrix and a few vectors. Matrices are row-major, `ld` elements
+// from row to row; vectors of one factor lie one after the other, `stride` elements apart. All
+// instruction sets give the same bits, except for the sign and payload of NaN. Buffers of one call
+// do not overlap.
 #pragma once
 
 #include <cstddef>
 
 namespace gradcomp {
 
-// What outer() does with the sums.
+// Destinations of the sums in outer().
 struct OuterOutput {
   float* assigned;    // nullptr or: = sum
   float* added;       // nullptr or: += sum
   float* subtracted;  // nullptr or: -= sum
-  // Assign past the caches, which would first read what is there; only where `assigned` begins with
-  // a cache line, and each of its rows.
+  // Assign past the caches, which would otherwise read the old contents. `assigned` and each of its
+  // rows must begin at a cache line.
   bool uncached = false;
 };
 
@@ -28,8 +28,8 @@ struct LinalgKernels {
   void (*multiply_transposed)(const float* m, std::size_t ld, std::size_t rows, std::size_t cols,
                               const float* p, std::size_t p_stride, std::size_t rank, float* q,
                               std::size_t q_stride);
-  // The sum over c of p[c][i] * q[c][j], c ascending, of every i and j. Outputs have `ld` elements
-  // from row to row; rank is at least 1.
+  // For every i and j: the sum over ascending c of p[c][i] * q[c][j]. Rows of the outputs are `ld`
+  // elements apart; rank is at least 1.
   void (*outer)(const float* p, std::size_t p_stride, const float* q, std::size_t q_stride,
                 std::size_t rank, std::size_t rows, std::size_t cols, const OuterOutput& out,
                 std::size_t ld);

@@ -19,7 +19,7 @@ GRADCOMP_LEVEL void quantize_randomly(const float* x, const std::uint32_t* words
     float scaled = x[i] * inverse;
     scaled = scaled > limit ? limit : scaled;
     scaled = scaled < -limit ? -limit : scaled;
-    // In units of 2^-24 all of it fits 32 bits, and the upper byte is the level.
+    // In units of 2^-24 the sum fits 32 bits, and its upper byte is the level.
     const auto fixed = static_cast<std::uint32_t>(static_cast<std::int32_t>(scaled * 0x1p24f));
     out[i] = static_cast<std::uint8_t>((fixed + (words[i] >> 8)) >> 24);
   }
@@ -80,14 +80,13 @@ GRADCOMP_LEVEL void natural_add(const std::uint8_t* in, float weight, float* acc
 }
 
 // Between two levels the bits of a float grow linearly, so adding a random word below 2^23 carries
-// into the exponent with the right probability; below the least level the same is done in fixed
-// point.
+// into the exponent with the right probability. Below the least level, fixed point does the same.
 GRADCOMP_LEVEL void f32_to_natural_zigzag(const float* x, const std::uint32_t* words, float inverse,
                                           unsigned levels, std::uint8_t* symbols, std::size_t n) {
   const auto s = static_cast<std::int32_t>(levels);
   const std::int32_t least = (128 - s) << 23;  // bits of 2^(1 - s)
   const float to_one = bits_float(static_cast<std::uint32_t>(126 + s) << 23);
-  // Integers and masks instead of conditions on floats, so that compilers use vectors.
+  // Integers and masks instead of conditions on floats, so that compilers vectorize.
   for (std::size_t i = 0; i < n; ++i) {
     const std::uint32_t bits = float_bits(x[i]);
     const auto ratio =

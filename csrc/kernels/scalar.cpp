@@ -1,4 +1,4 @@
-// The reference level: what every other level must equal bit for bit.
+// Reference level: every other level must give the same bits.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -85,10 +85,11 @@ void zero_nonfinite(float* x, std::size_t n) {
 }
 
 std::size_t collect(const float* x, std::size_t n, std::uint32_t base, std::uint32_t threshold,
-                    float* values, std::uint32_t* indices, std::size_t room, std::size_t* taken) {
+                    float* values, std::uint32_t* indices, std::size_t capacity,
+                    std::size_t* taken) {
   std::size_t count = 0;
   std::size_t i = 0;
-  for (; i < n && room - count >= kCollectSlack; ++i) {
+  for (; i < n && capacity - count >= kCollectSlack; ++i) {
     values[count] = x[i];
     indices[count] = base + static_cast<std::uint32_t>(i);
     count += (float_bits(x[i]) & kMagnitudeMask) >= threshold ? 1 : 0;

@@ -22,8 +22,8 @@ struct PartialSums {
   }
 };
 
-// What an element adds to SignedSums. The comparisons are those of minpd and maxpd, which pass NaN
-// on.
+// Contribution of an element to SignedSums. Comparisons are as in minpd and maxpd, which propagate
+// NaN.
 inline SignedSums split_by_sign(float x) noexcept {
   const auto wide = static_cast<double>(x);
   return {0.0 < wide ? 0.0 : wide, 0.0 > wide ? 0.0 : wide};

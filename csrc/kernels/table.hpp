@@ -1,4 +1,4 @@
-// The members of Kernels but the name. Every level names its functions like them.
+// Members of Kernels except the name. Every level gives its functions the same names.
 #pragma once
 
 // clang-format off
@@ -14,7 +14,7 @@
   X(fixed_encode) X(fixed_decode) X(fixed_count) X(crc32c) X(coding) X(polar) X(linalg)
 // clang-format on
 
-// The table of the level whose functions are in scope.
+// Table of the level whose functions are in scope.
 #define GRADCOMP_SET_KERNEL(member) kernels.member = member;
 #define GRADCOMP_KERNEL_TABLE(level)          \
   [] {                                        \

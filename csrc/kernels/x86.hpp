@@ -1,5 +1,6 @@
-// What the AVX levels share. Intrinsics work inside functions with a matching target attribute, so
-// no file needs its own compiler flags (which would leak wide instructions into shared templates).
+// Helpers shared by the AVX levels. Intrinsics work inside functions with a matching target
+// attribute, so no file needs its own compiler flags (which would leak wide instructions into
+// shared templates).
 #pragma once
 
 // GCC 12 warns of its own header's _mm512_undefined (GCC bug 105593).
@@ -25,14 +26,13 @@
 
 namespace gradcomp {
 
-// How many floats lie before y's first whole cache line; n where there is none, as y is not
-// aligned.
+// Number of floats before y's first whole cache line; n if y is not aligned to floats.
 inline std::size_t until_line(const float* y, std::size_t n) noexcept {
   const std::uintptr_t before = (0 - reinterpret_cast<std::uintptr_t>(y)) % 64;
   return before % sizeof(float) == 0 ? before / sizeof(float) : n;
 }
 
-// Brings x[from, from + n) to the cache. May lie beyond the end of x.
+// Prefetches x[from, from + n), which may lie beyond the end of x.
 inline void prefetch(const float* x, std::size_t from, std::size_t n) {
   const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(x) + sizeof(float) * from;
   for (std::size_t line = 0; line < sizeof(float) * n; line += 64) {
@@ -40,8 +40,8 @@ inline void prefetch(const float* x, std::size_t from, std::size_t n) {
   }
 }
 
-// Asks for what is 4 KiB beyond x, which need not exist. For loops whose jumps depend on what they
-// read: a wrong guess of a jump would wait for memory, and the processor's own prefetching with it.
+// Prefetches 4 KiB ahead of x, which need not exist. For loops with branches on the data they read:
+// after a mispredicted branch, execution and hardware prefetching would wait for memory.
 inline void prefetch_ahead(const float* x) noexcept {
   __builtin_prefetch(
       reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(x) + std::uintptr_t{4096}));

@@ -1,4 +1,4 @@
-// The loops of LinalgKernels, once for every level. No include guard: each level includes this file
+// Loops of LinalgKernels, shared by all levels. No include guard: each level includes this file
 // inside its own namespace, with
 //   GRADCOMP_LEVEL    the functions' attribute,
 //   GRADCOMP_WIDTH    floats in a register,

@@ -36,13 +36,13 @@ void add_scaled(double factor, const double* x, double* y, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) y[i] += factor * x[i];
 }
 
-// Takes away from vector c what it has of those before it.
+// Subtracts from vector c its projections on the vectors before it.
 void project_out(const Basis& v, std::size_t c) {
   for (std::size_t k = 0; k < c; ++k) add_scaled(-dot(v[k], v[c], v.n), v[k], v[c], v.n);
 }
 
-// Makes vector c what is left of a unit vector without those before it: of that one of which they
-// have least. At least (n - c) / n of its square is left.
+// Replaces vector c by a unit vector minus its projections on the vectors before it. Chooses the
+// unit vector with the smallest projection; at least (n - c) / n of its square is left.
 void replace(const Basis& v, std::size_t c) {
   std::size_t best = 0;
   double least = 0;
@@ -75,7 +75,8 @@ void gram_schmidt(const Basis& v) {
   }
 }
 
-// H = I - tau w w^T takes x to a multiple of its first unit vector; leaves w, with w[0] = 1, in x.
+// Finds H = I - tau w w^T that maps x to a multiple of the first unit vector. Stores w, with w[0] =
+// 1, in x.
 double make_reflector(double* x, std::size_t n) {
   const double below = dot(x + 1, x + 1, n - 1);
   if (below == 0) {
@@ -93,8 +94,8 @@ void reflect(const double* w, double tau, double* x, std::size_t n) {
   add_scaled(-tau * dot(w, x, n), w, x, n);
 }
 
-// The reflectors take the place of the vectors, and those of the basis that of the reflectors: the
-// last vector first, as reflector c leaves the first c elements of a vector alone.
+// Reflectors overwrite the vectors, and the basis overwrites the reflectors: the last vector first,
+// because reflector c does not change the first c elements of a vector.
 void householder(const Basis& v, Span<double> taus) {
   for (std::size_t c = 0; c < v.rank; ++c) {
     taus[c] = make_reflector(v[c] + c, v.n - c);
@@ -108,8 +109,8 @@ void householder(const Basis& v, Span<double> taus) {
   }
 }
 
-// The lower triangle of the vectors' products becomes its Cholesky factor, row after row; false,
-// where the vectors are too close to dependent: the square of kDependent would be lost in rounding.
+// Replaces the lower triangle of the vectors' products by its Cholesky factor, row by row. False if
+// the vectors are too close to dependent: the square of kDependent would be lost in rounding.
 bool cholesky(const Basis& v, Span<double> lower) {
   constexpr double kTooSmall = 1e-10;
   for (std::size_t c = 0; c < v.rank; ++c) {

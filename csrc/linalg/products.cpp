@@ -3,41 +3,27 @@
 #include <algorithm>
 #include <atomic>
 
-#include "base/thread_pool.hpp"
+#include "base/chunks.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {
 namespace {
 
-// Rows that stay in the cache from one use to the next, in whole blocks of every level.
+// Number of rows that stay in the cache from one use to the next, in whole blocks of every level.
 std::size_t cached_rows(std::size_t cols) {
   constexpr std::size_t kElements = 16 * 1024;
   return std::max<std::size_t>(kElements / cols / 8 * 8, 8);
 }
 
-// Calls fn(begin, end) for parts of [0, n), as many at once as work on `elements` deserves; parts
-// begin at multiples of 16.
+// Calls fn(begin, end) for runs of [0, n) that begin at multiples of 16, on as many threads as work
+// on `elements` deserves.
 template <typename Fn>
-void for_parts(std::size_t n, std::size_t elements, const Fn& fn) {
+void for_lines(std::size_t n, std::size_t elements, const Fn& fn) {
   const std::size_t units = (n + 15) / 16;
-  const std::size_t parts = std::min(range_count(elements), units);
-  if (parts <= 1) {
-    fn(std::size_t{0}, n);
-    return;
-  }
-  struct Context {
-    std::size_t n, units, parts;
-    const Fn* fn;
-  } context{n, units, parts, &fn};
-  run_tasks(
-      parts,
-      [](void* opaque, std::size_t i) {
-        const Context& c = *static_cast<Context*>(opaque);
-        const std::size_t begin = c.units * i / c.parts * 16;
-        const std::size_t end = c.units * (i + 1) / c.parts * 16;
-        (*c.fn)(begin, std::min(end, c.n));
-      },
-      &context);
+  for_parts(units, std::min(range_count(elements), units),
+            [&](std::size_t, std::size_t first, std::size_t last) {
+              fn(first * 16, std::min(last * 16, n));
+            });
 }
 
 }  // namespace
@@ -45,7 +31,7 @@ void for_parts(std::size_t n, std::size_t elements, const Fn& fn) {
 bool multiply(const Matrix& m, const float* grad, const float* q, std::size_t rank, float* p) {
   std::atomic<bool> finite{true};
   const Kernels& k = kernels();
-  for_parts(m.rows, m.size(), [&](std::size_t begin, std::size_t end) {
+  for_lines(m.rows, m.size(), [&](std::size_t begin, std::size_t end) {
     const std::size_t step = cached_rows(m.cols);
     for (std::size_t i = begin; i < end; i += step) {
       const std::size_t rows = std::min(step, end - i);
@@ -64,14 +50,14 @@ bool multiply_transposed(const Matrix& m, const float* grad, const float* p, std
   std::fill_n(q, rank * m.cols, 0.0f);
   std::atomic<bool> finite{true};
   const Kernels& k = kernels();
-  for_parts(m.cols, m.size(), [&](std::size_t begin, std::size_t end) {
+  for_lines(m.cols, m.size(), [&](std::size_t begin, std::size_t end) {
     const std::size_t width = end - begin;
     const std::size_t step = cached_rows(width);
     for (std::size_t i = 0; i < m.rows; i += step) {
       const std::size_t rows = std::min(step, m.rows - i);
       const std::size_t at = i * m.cols + begin;
       if (grad != nullptr) {
-        // One run when the part is the whole matrix.
+        // One run if the part is the whole matrix.
         const std::size_t runs = width == m.cols ? 1 : rows;
         for (std::size_t r = 0; r < runs; ++r) {
           const std::size_t from = at + r * m.cols;
@@ -95,7 +81,7 @@ void outer(const float* p, const float* q, std::size_t rank, std::size_t rows, s
   const bool in_lines = reinterpret_cast<std::uintptr_t>(out.assigned) % kLine == 0 &&
                         cols % (kLine / sizeof(float)) == 0;
   const bool uncached = out.assigned != nullptr && in_lines && rows * cols >= kUncachedFrom;
-  for_parts(rows, rows * cols, [&](std::size_t begin, std::size_t end) {
+  for_lines(rows, rows * cols, [&](std::size_t begin, std::size_t end) {
     const std::size_t at = begin * cols;
     const OuterOutput part{shifted(out.assigned, at), shifted(out.added, at),
                            shifted(out.subtracted, at), uncached};

@@ -24,7 +24,7 @@ bool multiply(const Matrix& m, const float* grad, const float* q, std::size_t ra
 // The same, with q = m^T p.
 bool multiply_transposed(const Matrix& m, const float* grad, const float* p, std::size_t rank,
                          float* q);
-// What LinalgKernels::outer() says, for a whole matrix.
+// LinalgKernels::outer() for a whole matrix.
 void outer(const float* p, const float* q, std::size_t rank, std::size_t rows, std::size_t cols,
            const OuterOutput& out);
 

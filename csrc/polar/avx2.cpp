@@ -53,7 +53,7 @@ GRADCOMP_AVX2 inline std::uint64_t sign_bits(__m256i low, __m256i high) {
 GRADCOMP_AVX2 inline __m256i eight_levels(const float* x, __m256 scale, __m256* squares) {
   const __m256 scaled = _mm256_mul_ps(_mm256_loadu_ps(x), scale);
   *squares = _mm256_add_ps(*squares, _mm256_mul_ps(scaled, scaled));
-  // What is far below becomes the least integer, and NaN 127.
+  // Values far below the range become the least integer, and NaN becomes 127.
   return _mm256_cvtps_epi32(_mm256_min_ps(scaled, _mm256_set1_ps(127.0f)));
 }
 
@@ -117,7 +117,7 @@ GRADCOMP_AVX2 void decide_repetition(const std::int8_t* llr, std::uint64_t* bits
       sums[j] = _mm256_add_epi16(sums[j], _mm256_cvtepi8_epi16(quarter));
     }
   }
-  // Saturation keeps signs; the permutation orders the quarters that packs interleaves.
+  // Saturation keeps signs; the permutation restores the order of the quarters after the packs.
   const __m256i low = _mm256_permute4x64_epi64(_mm256_packs_epi16(sums[0], sums[1]), 0xD8);
   const __m256i high = _mm256_permute4x64_epi64(_mm256_packs_epi16(sums[2], sums[3]), 0xD8);
   const std::uint64_t word = sign_bits(low, high);
@@ -180,7 +180,7 @@ GRADCOMP_AVX2 void penalties(const std::int8_t* llr, const std::uint64_t* bits, 
   std::size_t i = 0;
   while (i < count) {
     __m256i words[4] = {zero, zero, zero, zero};
-    // So many rows that sums in 16 bits do not overflow.
+    // Number of rows whose sums in 16 bits do not overflow.
     for (const std::size_t stop = std::min(count, i + 256); i < stop; ++i) {
       for (std::size_t half = 0; half < 2; ++half) {
         const __m256i most =
@@ -202,7 +202,7 @@ GRADCOMP_AVX2 void penalties(const std::int8_t* llr, const std::uint64_t* bits, 
 GRADCOMP_AVX2 void move_llr(const std::uint8_t* from, std::int8_t* llr, std::size_t count) {
   const auto* const lanes = reinterpret_cast<const std::int8_t*>(from);
   for (std::size_t half = 0; half < 2; ++half) {
-    const __m256i order = load_half(lanes, half);  // of which the last 4 bits count
+    const __m256i order = load_half(lanes, half);  // only the last 4 bits count
     for (std::size_t i = half; i < 2 * count; i += 2) {
       store_half(llr, i, _mm256_shuffle_epi8(load_half(llr, i), order));
     }
@@ -228,7 +228,7 @@ GRADCOMP_AVX2 inline __m256i eight_places(const float* x, __m256 scale, __m256i*
   return _mm256_xor_si256(place, _mm256_srai_epi32(bits, 31));
 }
 
-// Of places, what lattice_llr looks up.
+// Index of lattice_llr for each place.
 GRADCOMP_AVX2 inline __m256i folded(__m256i places) {
   const __m256i magnitude = _mm256_xor_si256(places, _mm256_srai_epi16(places, 15));
   const __m256i last =
@@ -273,13 +273,13 @@ GRADCOMP_AVX2 std::uint32_t lattice_places(const float* x, const std::uint64_t* 
   }
   alignas(32) std::uint32_t most[8];
   _mm256_store_si256(reinterpret_cast<__m256i*>(most), largest);
-  // What is left may begin within a word.
+  // The rest may begin within a word.
   const std::uint64_t word = i < n ? mask[i / kLanes] >> (i % kLanes) : 0;
   return finish_places(x + i, &word, scale, rule, places + i, llr + i, n - i,
                        *std::max_element(most, most + 8));
 }
 
-// So many elements that sums in 32 bits do not overflow.
+// Number of elements whose sums in 32 bits do not overflow.
 constexpr std::size_t kLatticeRun = 2048;
 
 GRADCOMP_AVX2 inline std::int64_t wide_sum(__m256i sums) {
@@ -355,7 +355,7 @@ GRADCOMP_AVX2 void lattice_points(const std::uint8_t* indices, const std::uint64
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(y + i),
                         _mm256_xor_si256(_mm256_castps_si256(point), negative));
   }
-  // What is left begins within a word.
+  // The rest begins within a word.
   for (; i < n; ++i) {
     const std::uint64_t word = bits[i / kLanes] >> (i % kLanes);
     finish_points(indices + i, &word, scale, y + i, 1);

@@ -30,7 +30,7 @@ GRADCOMP_AVX512 inline __m512i negated(__m512i llr, std::uint64_t where) {
 GRADCOMP_AVX512 inline __m512i sixteen_levels(const float* x, __m512 scale, __m512* squares) {
   const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(x), scale);
   *squares = _mm512_add_ps(*squares, _mm512_mul_ps(scaled, scaled));
-  // What is far below becomes the least integer, and NaN 127.
+  // Values far below the range become the least integer, and NaN becomes 127.
   return _mm512_cvtps_epi32(_mm512_min_ps(scaled, _mm512_set1_ps(127.0f)));
 }
 
@@ -149,7 +149,7 @@ GRADCOMP_AVX512 void penalties(const std::int8_t* llr, const std::uint64_t* bits
   while (i < count) {
     __m512i low = zero;
     __m512i high = zero;
-    // So many rows that sums in 16 bits do not overflow.
+    // Number of rows whose sums in 16 bits do not overflow.
     for (const std::size_t stop = std::min(count, i + 256); i < stop; ++i) {
       const __m512i most = _mm512_max_epi8(negated(load_row(llr, i), ~bits[i]), zero);
       low = _mm512_add_epi16(low, _mm512_cvtepu8_epi16(_mm512_castsi512_si256(most)));
@@ -167,7 +167,7 @@ GRADCOMP_AVX512 void penalties(const std::int8_t* llr, const std::uint64_t* bits
 }
 
 GRADCOMP_AVX512 void move_llr(const std::uint8_t* from, std::int8_t* llr, std::size_t count) {
-  const __m512i order = _mm512_loadu_si512(from);  // of which the last 4 bits count
+  const __m512i order = _mm512_loadu_si512(from);  // only the last 4 bits count
   for (std::size_t i = 0; i < count; ++i) {
     store_row(llr, i, _mm512_shuffle_epi8(load_row(llr, i), order));
   }
@@ -189,7 +189,7 @@ GRADCOMP_AVX512 inline __m512i sixteen_places(const float* x, __m512 scale, __m5
   return _mm512_xor_si512(place, _mm512_srai_epi32(bits, 31));
 }
 
-// Of places, what lattice_llr looks up.
+// Index of lattice_llr for each place.
 GRADCOMP_AVX512 inline __m512i folded(__m512i places) {
   const __m512i magnitude = _mm512_xor_si512(places, _mm512_srai_epi16(places, 15));
   const __m512i last =
@@ -240,7 +240,7 @@ GRADCOMP_AVX512 std::uint32_t lattice_places(const float* x, const std::uint64_t
                        _mm512_reduce_max_epu32(largest));
 }
 
-// So many elements that sums in 32 bits do not overflow.
+// Number of elements whose sums in 32 bits do not overflow.
 constexpr std::size_t kLatticeRun = 2048;
 
 GRADCOMP_AVX512 inline std::int64_t wide_sum(__m512i sums) {

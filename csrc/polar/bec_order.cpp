@@ -17,7 +17,8 @@ std::vector<std::uint16_t> bec_ranks(unsigned log2, std::uint32_t erasure, std::
       z[i + half] = both;
     }
   }
-  // Of inputs as good, the last one first: it is never worse than one whose bits it contains.
+  // Of equally good inputs, the last one first: it is never worse than an input whose index bits it
+  // contains.
   std::vector<std::uint16_t> order(n);
   std::iota(order.begin(), order.end(), std::uint16_t{0});
   std::sort(order.begin(), order.end(),

@@ -11,33 +11,33 @@ namespace {
 
 class Encoder {
  public:
-  Encoder(const Node* nodes, std::int8_t* work, std::uint8_t* out)
-      : kernels_(*kernels().polar), nodes_(nodes), work_(work), out_(out) {}
+  Encoder(const SubtreeKind* tree, std::int8_t* work, std::uint8_t* out)
+      : kernels_(*kernels().polar), tree_(tree), work_(work), out_(out) {}
 
   void encode(std::size_t node, std::size_t count, const std::int8_t* llr, std::uint64_t* bits) {
-    switch (nodes_[node]) {
-      case Node::kFrozen:
+    switch (tree_[node]) {
+      case SubtreeKind::kFrozen:
         std::fill(bits, bits + count, std::uint64_t{0});
         return;
-      case Node::kRepetition:
+      case SubtreeKind::kRepetition:
         kernels_.decide_repetition(llr, bits, count);
         send(bits, 1);
         return;
-      case Node::kParity:
+      case SubtreeKind::kParity:
         kernels_.decide_parity(llr, bits, count);
         send(bits + 1, count - 1);
         return;
-      case Node::kFree:
+      case SubtreeKind::kFree:
         kernels_.decide(llr, bits, count);
         send(bits, count);
         return;
-      case Node::kSplit:
+      case SubtreeKind::kSplit:
         break;
     }
     const std::size_t half = count / 2;
-    // What follows in `work` is for the halves of this half.
+    // The rest of `work` is for the halves of this half.
     std::int8_t* const inner = work_ + kLanes * half;
-    if (nodes_[2 * node] == Node::kFrozen) {
+    if (tree_[2 * node] == SubtreeKind::kFrozen) {
       kernels_.add_frozen(llr, inner, half);
       encode(2 * node + 1, half, inner, bits + half);
       std::memcpy(bits, bits + half, 8 * half);
@@ -57,32 +57,32 @@ class Encoder {
   }
 
   const PolarKernels& kernels_;
-  const Node* nodes_;
+  const SubtreeKind* tree_;
   std::int8_t* work_;  // the LLRs of a node of `count` rows are in [count, 2 count)
   std::uint8_t* out_;
 };
 
-// Takes codewords apart into what Encoder sends.
+// Splits codewords into the words that Encoder sends.
 class Sender {
  public:
-  Sender(const Node* nodes, std::uint8_t* out)
-      : kernels_(*kernels().polar), nodes_(nodes), out_(out) {}
+  Sender(const SubtreeKind* tree, std::uint8_t* out)
+      : kernels_(*kernels().polar), tree_(tree), out_(out) {}
 
   void send(std::size_t node, std::size_t count, std::uint64_t* bits) {
-    switch (nodes_[node]) {
-      case Node::kFrozen:
+    switch (tree_[node]) {
+      case SubtreeKind::kFrozen:
         return;
-      case Node::kRepetition:
+      case SubtreeKind::kRepetition:
         return write(bits, 1);
-      case Node::kParity:
+      case SubtreeKind::kParity:
         return write(bits + 1, count - 1);
-      case Node::kFree:
+      case SubtreeKind::kFree:
         return write(bits, count);
-      case Node::kSplit:
+      case SubtreeKind::kSplit:
         break;
     }
     const std::size_t half = count / 2;
-    if (nodes_[2 * node] != Node::kFrozen) {
+    if (tree_[2 * node] != SubtreeKind::kFrozen) {
       kernels_.xor_words(bits, bits + half, half);
       send(2 * node, half, bits);
     }
@@ -96,37 +96,37 @@ class Sender {
   }
 
   const PolarKernels& kernels_;
-  const Node* nodes_;
+  const SubtreeKind* tree_;
   std::uint8_t* out_;
 };
 
 class Decoder {
  public:
-  Decoder(const Node* nodes, const std::uint8_t* in)
-      : kernels_(*kernels().polar), nodes_(nodes), in_(in) {}
+  Decoder(const SubtreeKind* tree, const std::uint8_t* in)
+      : kernels_(*kernels().polar), tree_(tree), in_(in) {}
 
   void decode(std::size_t node, std::size_t count, std::uint64_t* bits) {
-    switch (nodes_[node]) {
-      case Node::kFrozen:
+    switch (tree_[node]) {
+      case SubtreeKind::kFrozen:
         std::fill(bits, bits + count, std::uint64_t{0});
         return;
-      case Node::kRepetition:
+      case SubtreeKind::kRepetition:
         receive(bits, 1);
         std::fill(bits + 1, bits + count, bits[0]);
         return;
-      case Node::kParity:
+      case SubtreeKind::kParity:
         receive(bits + 1, count - 1);
         bits[0] = 0;
         for (std::size_t i = 1; i < count; ++i) bits[0] ^= bits[i];
         return;
-      case Node::kFree:
+      case SubtreeKind::kFree:
         receive(bits, count);
         return;
-      case Node::kSplit:
+      case SubtreeKind::kSplit:
         break;
     }
     const std::size_t half = count / 2;
-    if (nodes_[2 * node] == Node::kFrozen) {
+    if (tree_[2 * node] == SubtreeKind::kFrozen) {
       decode(2 * node + 1, half, bits + half);
       std::memcpy(bits, bits + half, 8 * half);
     } else {
@@ -143,23 +143,24 @@ class Decoder {
   }
 
   const PolarKernels& kernels_;
-  const Node* nodes_;
+  const SubtreeKind* tree_;
   const std::uint8_t* in_;
 };
 
 }  // namespace
 
-void polar_encode(const Node* nodes, unsigned log2, const std::int8_t* llr, std::int8_t* work,
+void polar_encode(const SubtreeKind* tree, unsigned log2, const std::int8_t* llr, std::int8_t* work,
                   std::uint64_t* bits, std::uint8_t* out) {
-  Encoder(nodes, work, out).encode(1, std::size_t{1} << log2, llr, bits);
+  Encoder(tree, work, out).encode(1, std::size_t{1} << log2, llr, bits);
 }
 
-void polar_words(const Node* nodes, unsigned log2, std::uint64_t* bits, std::uint8_t* out) {
-  Sender(nodes, out).send(1, std::size_t{1} << log2, bits);
+void polar_words(const SubtreeKind* tree, unsigned log2, std::uint64_t* bits, std::uint8_t* out) {
+  Sender(tree, out).send(1, std::size_t{1} << log2, bits);
 }
 
-void polar_decode(const Node* nodes, unsigned log2, const std::uint8_t* in, std::uint64_t* bits) {
-  Decoder(nodes, in).decode(1, std::size_t{1} << log2, bits);
+void polar_decode(const SubtreeKind* tree, unsigned log2, const std::uint8_t* in,
+                  std::uint64_t* bits) {
+  Decoder(tree, in).decode(1, std::size_t{1} << log2, bits);
 }
 
 }  // namespace gradcomp

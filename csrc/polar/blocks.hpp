@@ -1,4 +1,4 @@
-// Blocks of a batch, on the thread pool.
+// Parallel loop over the blocks of a batch, with working memory per thread.
 #pragma once
 
 #include <algorithm>
@@ -6,33 +6,24 @@
 #include <new>
 #include <vector>
 
+#include "base/chunks.hpp"
 #include "base/status.hpp"
-#include "base/thread_pool.hpp"
 
 namespace gradcomp::polar_code {
 
-// Calls worker(block) for each block of [0, count); a worker (made by make_worker()) belongs to one
-// thread at a time and must not throw.
+// Calls worker(block) for each block in [0, count). make_worker() makes a worker for each thread;
+// calls of a worker must not throw.
 template <typename MakeWorker>
 Status for_blocks(std::size_t count, const MakeWorker& make_worker) {
   using Worker = decltype(make_worker());
   try {
     std::vector<Worker> workers;
-    const std::size_t wanted = std::min(count, thread_count());
+    const std::size_t wanted = count == 0 ? 0 : part_count(count);
     workers.reserve(wanted);
     for (std::size_t i = 0; i < wanted; ++i) workers.push_back(make_worker());
-    struct Context {
-      std::vector<Worker>* workers;
-      std::size_t count;
-    } context{&workers, count};
-    run_tasks(
-        workers.size(),
-        [](void* opaque, std::size_t i) {
-          const Context& c = *static_cast<Context*>(opaque);
-          const std::size_t end = c.count * (i + 1) / c.workers->size();
-          for (std::size_t b = c.count * i / c.workers->size(); b < end; ++b) (*c.workers)[i](b);
-        },
-        &context);
+    for_parts(count, wanted, [&](std::size_t part, std::size_t begin, std::size_t end) {
+      for (std::size_t block = begin; block < end; ++block) workers[part](block);
+    });
   } catch (const std::bad_alloc&) {
     return capacity_error("memory ran out");
   }

@@ -1,4 +1,4 @@
-// What successive cancellation computes with log-likelihood ratios L = ln P(0) / P(1).
+// Operations of successive cancellation on log-likelihood ratios L = ln P(0) / P(1).
 #pragma once
 
 #include <algorithm>
@@ -6,10 +6,10 @@
 
 namespace gradcomp::polar_code {
 
-// Stands for certainty: sums of 2^20 of them stay finite, and adding a real LLR changes nothing.
+// LLR of a certain bit: sums of 2^20 of them stay finite, and adding a real LLR changes nothing.
 inline constexpr double kCertain = 1e30;
 
-// ln(1 + e^-x) for x >= 0. Beyond 40 it is below the rounding of what it is added to.
+// ln(1 + e^-x) for x >= 0. Beyond 40 it is below the rounding error of the sum it is added to.
 inline double log1p_exp(double x) noexcept { return x > 40 ? 0.0 : std::log1p(std::exp(-x)); }
 
 inline double min_sum(double a, double b) noexcept {
@@ -29,7 +29,7 @@ struct ExactRule {
     const double p = std::expm1(-std::fabs(a)), q = std::expm1(-std::fabs(b));
     return std::copysign(std::log1p(p * q / (2 + p + q)), approximate);
   }
-  // What a decision for 0 at this LLR adds to a path metric: -ln P(0).
+  // Penalty of deciding 0 at this LLR in a path metric: -ln P(0).
   static double cost(double llr) noexcept {
     return std::max(0.0, -llr) + log1p_exp(std::fabs(llr));
   }

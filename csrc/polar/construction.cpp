@@ -14,7 +14,8 @@ namespace {
 
 constexpr double kPi = 3.14159265358979323846;
 
-// One polarisation step after the other, in the order of successive cancellation: neighbours first.
+// Applies one polarisation step after the other, in the order of successive cancellation:
+// neighbours first.
 template <typename T, typename Worse, typename Better>
 void polarise(std::vector<T>* values, const Worse& worse, const Better& better) {
   T* const x = values->data();
@@ -54,8 +55,8 @@ std::vector<std::uint64_t> erasure_probabilities(const Code& code) {
   return z;
 }
 
-// ln z. All mother positions count as transmitted, and the sum's logarithm is written as in
-// mcba1n/polar-codes, so that sets are equal to the ones made there; digits are lost near ln z = 0.
+// ln z. All mother positions count as transmitted, and the logarithm of the sum is computed as in
+// mcba1n/polar-codes, so that the sets agree. Digits are lost near ln z = 0.
 std::vector<double> log_bhattacharyya(const Code& code, const Design& design) {
   std::vector<double> z(code.mother(), -symbol_snr(code, design));
   polarise(
@@ -101,8 +102,8 @@ double inverse_log_phi(double y) {
   return std::min(middle, x);
 }
 
-// Mean LLR if every LLR were Gaussian; Trifonov, "Efficient Design and Decoding of Polar Codes",
-// IEEE Trans. Commun. 60(11), 2012, section III.
+// Mean LLRs, assuming that every LLR is Gaussian; Trifonov, "Efficient Design and Decoding of Polar
+// Codes", IEEE Trans. Commun. 60(11), 2012, section III.
 std::vector<double> mean_llrs(const Code& code, const Design& design) {
   std::vector<double> mean = channels<double>(code, kCertain, 4 * symbol_snr(code, design));
   polarise(
@@ -127,9 +128,9 @@ void gaussian_pair(Stream* stream, double* first, double* second) {
   *second = radius * std::sin(angle);
 }
 
-// Probability that a decision is wrong when all before it are right: the mean of 1 / (1 + e^|L|)
-// over transmissions of the zero word, which stands for all words, as the channel is symmetric.
-// It counts every trial in part, where counting errors would need many more.
+// Probability that a decision is wrong if all before it are right: the mean of 1 / (1 + e^|L|) over
+// transmissions of the zero word. The channel is symmetric, so the zero word stands for all words.
+// Counting errors would need many more trials.
 std::vector<double> error_probabilities(const Code& code, const Design& design) {
   const double mean = 4 * symbol_snr(code, design), deviation = std::sqrt(2 * mean);
   std::vector<double> errors(code.mother(), 0.0), llr;
@@ -155,7 +156,7 @@ std::vector<std::uint32_t> rank_positions(const Design& design, Code* code) {
   const auto less = [&](std::uint32_t a, std::uint32_t b) { return value[a] < value[b]; };
   const auto greater = [&](std::uint32_t a, std::uint32_t b) { return value[a] > value[b]; };
   std::vector<std::uint32_t> order(code->mother());
-  // Of equal ones, later decisions know more ...
+  // Of equally reliable positions, later decisions know more ...
   for (std::size_t i = 0; i < order.size(); ++i) {
     order[order.size() - 1 - i] = static_cast<std::uint32_t>(reverse_bits(i, code->log2));
   }

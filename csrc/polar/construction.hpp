@@ -1,5 +1,5 @@
-// Which positions of a polar code carry information. Codes of any length: a mother code of the next
-// power of two, shortened.
+// Construction of polar codes: the choice of the positions that carry information. A code of any
+// length is a mother code of the next power of two, shortened.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ struct Code {
   std::vector<std::uint32_t> kept;         // N positions that are transmitted, ascending
   std::vector<std::uint32_t> information;  // K of the kept ones, ascending
   std::vector<std::uint32_t> frozen;       // the others, most reliable first, shortened ones last
-  std::vector<double> reliability;         // of each position; what it is depends on Construction
+  std::vector<double> reliability;         // of each position; its meaning depends on Construction
   // Number of information positions among the first i in decision order; mother length + 1 entries.
   std::vector<std::uint32_t> informative;
 
@@ -40,7 +40,7 @@ struct Code {
 
 struct Design {
   Construction construction = Construction::kBec;
-  double snr_db = 5;            // Eb/N0 that all but kBec are made for
+  double snr_db = 5;            // design Eb/N0 of all constructions except kBec
   std::uint64_t seed = 0;       // of kMonteCarlo
   std::uint32_t trials = 1000;  // of kMonteCarlo
 };

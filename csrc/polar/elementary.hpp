@@ -1,5 +1,5 @@
-// Elementary functions that have the same bits on every platform, unlike those of the standard
-// library: of sums, products and quotients alone. Right to about 10^-11.
+// Elementary functions from sums, products and quotients alone, with the same bits on every
+// platform, unlike those of the standard library. Error about 10^-11.
 #pragma once
 
 #include <cmath>

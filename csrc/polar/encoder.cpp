@@ -49,9 +49,9 @@ class SystematicEncoder {
   }
 
  private:
-  // Given the output of a part of the transform at its information positions, and inputs of 0 at
-  // the frozen ones, fills in the rest of the output: Arikan, "Systematic Polar Coding", IEEE
-  // Commun. Lett. 15(8), 2011. Unlike transforming twice, it is right for every set of positions.
+  // Completes the output of a part of the transform, given the output at information positions and
+  // inputs of 0 at frozen ones: Arikan, "Systematic Polar Coding", IEEE Commun. Lett. 15(8), 2011.
+  // Unlike transforming twice, this is correct for every set of positions.
   void complete(std::size_t begin, std::size_t end) {
     const std::uint32_t count = informative_[end] - informative_[begin];
     if (count == end - begin) return;

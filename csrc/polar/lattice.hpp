@@ -1,8 +1,8 @@
-// The half-integer lattice of polar_ec, one element at a time: what every level computes, and the
-// ends of runs on all of them. docs/wire-format.md#polar_ec is the norm.
+// Half-integer lattice of polar_ec, one element at a time: reference for all levels, which also use
+// it for the ends of runs. docs/wire-format.md#polar_ec is the norm.
 //
-// The points are +-(k + 1/2) for k = 0, 1, ..., in steps. A bit says which half of them: those with
-// 1/2 (-3/2, 5/2, ...) for 0, those with -1/2 for 1. The number k is the index of the point.
+// The points are +-(k + 1/2) for k = 0, 1, ..., in steps. A bit selects one half of them: 1/2,
+// -3/2, 5/2, ... for 0, and their negatives for 1. The number k is the index of the point.
 #pragma once
 
 #include <algorithm>
@@ -16,19 +16,19 @@
 namespace gradcomp {
 
 inline std::int8_t lattice_llr(const LatticeRule& rule, int magnitude) {
-  // From 2 steps on, all repeats every 2 steps.
+  // From 2 steps on, LLRs repeat every 2 steps.
   const int folded = std::min(magnitude, (magnitude & 31) | 32);
   return rule.llr[folded];
 }
 
-// Of the nearest point to a magnitude, of the half that has 1/2 with its sign or of the other one:
-// how many pairs of steps away it is, as LatticeRule has it, and its index.
+// Distance in pairs of steps (see LatticeRule) and index of the point nearest to a magnitude, in
+// the half with 1/2 and its sign or, with `other`, in the other half.
 inline int lattice_pairs(const LatticeRule& rule, int magnitude, bool other) {
   return (magnitude + (other ? rule.other : rule.same)) >> 5;
 }
 inline int lattice_index(int pairs, bool other) { return std::max(2 * pairs - (other ? 1 : 0), 0); }
 
-// Places of n elements, their LLRs, and the largest magnitude so far.
+// Writes the places and LLRs of n elements; returns the largest magnitude so far.
 inline std::uint32_t finish_places(const float* x, const std::uint64_t* mask, float scale,
                                    const LatticeRule& rule, std::int16_t* places, std::int8_t* llr,
                                    std::size_t n, std::uint32_t largest) {
@@ -53,7 +53,7 @@ inline LatticeSums finish_indices(const std::int16_t* places, const std::uint64_
   for (std::size_t i = 0; i < n; ++i) {
     const bool negative = places[i] < 0;
     const int magnitude = negative ? ~places[i] : places[i];
-    // Seen from an element that is not negative: whether the point is one of the other half.
+    // Mirrored to a nonnegative element: whether the point is in the other half.
     const bool other = ((bits[i / kLanes] >> (i % kLanes) & 1) != 0) != negative;
     const int pairs = lattice_pairs(rule, magnitude, other);
     const int twice = 4 * pairs + (other ? -1 : 1);  // the point

@@ -11,10 +11,11 @@ constexpr std::uint32_t kErasure = 35u << 25;  // of 2^31, as of 64 inputs 35 ar
 
 }  // namespace
 
-std::vector<Node> lattice_nodes(unsigned log2, std::size_t rows) {
-  std::vector<Node> nodes(std::size_t{2} << log2);
-  make_nodes(bec_ranks(log2, kErasure, rows).data(), log2, lattice_words(rows), nodes.data());
-  return nodes;
+std::vector<SubtreeKind> lattice_tree(unsigned log2, std::size_t rows) {
+  std::vector<SubtreeKind> tree(std::size_t{2} << log2);
+  find_subtree_kinds(bec_ranks(log2, kErasure, rows).data(), log2, lattice_words(rows),
+                     tree.data());
+  return tree;
 }
 
 }  // namespace gradcomp

@@ -10,13 +10,13 @@
 namespace gradcomp {
 namespace {
 
-// The largest LLR.
+// Largest LLR.
 constexpr double kPeak = 60;
-// How certain the code's decisions are, measured on normal elements: the odds against an LLR are
+// Certainty of the code's decisions, measured on normal elements: the odds against an LLR are
 // exp(certainty |LLR|).
 double certainty(double rate) { return 0.0574 + 0.0021 / (rate * rate * rate); }
 
-// The least cost of a point of one half: squared error and a price for each unit of its index.
+// Least cost of a point of one half: squared error plus a price for each unit of its index.
 double cost(double magnitude, bool other, double price) {
   double least = other ? (magnitude + 0.5) * (magnitude + 0.5) : 1e9;
   for (int index = other ? 1 : 0; index < 8; index += 2) {
@@ -59,8 +59,8 @@ double Magnitudes::centre(std::size_t bin) {
 }
 
 LatticeDesign::LatticeDesign(double rate) {
-  // What an index costs more than the one before, in squared steps. At high rates all cost the
-  // same.
+  // Cost of an index in excess of the one before, in squared steps. At high rates all indices cost
+  // the same.
   const double price = std::max(0.0, 0.28 / rate - 0.1);
   double ratios[64];
   double largest = 0;
@@ -95,7 +95,7 @@ double LatticeDesign::index_bits(const Magnitudes& magnitudes, double step) cons
     counts[2 * ((place + rule_.same) >> 5)] += 1024 * count - other;
     counts[std::max(2 * ((place + rule_.other) >> 5) - 1, 0)] += other;
   });
-  // More of them than there is room for.
+  // More outliers than the payload may have.
   if (64 * outliers > total) return 64;
   double bits = 8 * static_cast<double>(kOutlierBytes) * static_cast<double>(outliers) /
                 static_cast<double>(total);

@@ -1,5 +1,5 @@
-// Which quantizer polar_ec's encoder takes for a rate: the rule by which elements become points,
-// and the step that makes their indices take a given number of bits.
+// Quantizer of polar_ec's encoder for a rate: the rule that maps elements to points, and the step
+// with which their indices take a given number of bits.
 #pragma once
 
 #include <cstddef>
@@ -10,17 +10,17 @@
 
 namespace gradcomp {
 
-// Elements beyond all points travel as position and value.
+// Size of an outlier: elements beyond all points are sent as position and value.
 inline constexpr std::size_t kOutlierBytes = 8;
 
-// How many elements have which magnitude: 32 bins per octave, by the upper bits of a float32. What
-// is not finite does not count.
+// Histogram of magnitudes: 32 bins per octave, by the upper bits of a float32. Elements that are
+// not finite do not count.
 class Magnitudes {
  public:
   Magnitudes() : counts_(kBins, 0) {}
 
   void add(const float* x, std::size_t n);
-  // A normal variable of variance 1.
+  // Histogram of a normal variable of variance 1.
   static Magnitudes normal();
 
   // Calls fn(magnitude, count) for all bins with elements.
@@ -35,7 +35,7 @@ class Magnitudes {
   static constexpr unsigned kShift = 18;
   static constexpr std::size_t kBins = 0x7F800000u >> kShift;
 
-  static float edge(std::size_t bin);  // its least magnitude
+  static float edge(std::size_t bin);  // least magnitude of the bin
   static double centre(std::size_t bin);
 
   std::vector<std::uint32_t> counts_;
@@ -47,17 +47,17 @@ class LatticeDesign {
   explicit LatticeDesign(double rate);
 
   const LatticeRule& rule() const { return rule_; }
-  // The step at which the indices of these elements, and the outliers among them, have `bits` bits
-  // each, about; 0 where all are 0.
+  // Step with which the indices and outliers of these elements take about `bits` bits per element.
+  // 0 if all elements are 0.
   double find_step(const Magnitudes& magnitudes, double bits) const;
 
  private:
-  // Per element, with those of outliers.
+  // Bits per element, including outliers.
   double index_bits(const Magnitudes& magnitudes, double step) const;
 
   LatticeRule rule_;
-  std::uint16_t
-      other_[64];  // of 1024 elements of this magnitude, whose points are of the other half
+  std::uint16_t other_[64];  // of 1024 elements of each magnitude, number of those with points in
+                             // the other half
 };
 
 }  // namespace gradcomp

@@ -10,14 +10,14 @@
 namespace gradcomp {
 namespace {
 
-constexpr std::size_t kCodes = kLanes / kPaths;  // that are searched at once
+constexpr std::size_t kCodes = kLanes / kPaths;  // codes searched at once
 
-// More than any sum of penalties: of paths that do not exist yet.
+// Penalty of paths that do not exist yet: more than any sum of penalties.
 constexpr std::int32_t kNever = std::int32_t{1} << 26;
 static_assert((std::size_t{127} << 16) < kNever, "blocks have at most 2^16 rows");
 
-// The search in 8 codes at once: lane 8 c + p is path p of code c. Paths are in the order of their
-// penalties, which are the sums of the |LLR| that they contradict.
+// Search in 8 codes at once: lane 8 c + p is path p of code c. Paths are sorted by penalty, the sum
+// of the |LLR| that they contradict.
 class ListEncoder {
  public:
   explicit ListEncoder(std::int8_t* work) : kernels_(*kernels().polar), work_(work) {
@@ -26,32 +26,32 @@ class ListEncoder {
     }
   }
 
-  // Fills `bits` with the words of all paths. Returns whether paths have moved; lane i then goes on
-  // from what was lane from[i].
+  // Fills `bits` with the words of all paths. Returns true if paths have moved: lane i then
+  // continues the former lane from[i].
   bool encode(std::size_t node, std::size_t count, std::int8_t* llr, std::uint64_t* bits,
               std::uint8_t* from) {
-    switch (nodes_[node]) {
-      case Node::kFrozen:
+    switch (tree_[node]) {
+      case SubtreeKind::kFrozen:
         std::fill(bits, bits + count, std::uint64_t{0});
         contradict(llr, bits, count);
         return false;
-      case Node::kRepetition:
+      case SubtreeKind::kRepetition:
         return fork(llr, bits, count, from);
-      case Node::kParity:
+      case SubtreeKind::kParity:
         kernels_.decide_parity(llr, bits, count);
         contradict(llr, bits, count);
         return false;
-      case Node::kFree:
+      case SubtreeKind::kFree:
         if (count == 1) return fork(llr, bits, count, from);
         kernels_.decide(llr, bits, count);
         return false;
-      case Node::kSplit:
+      case SubtreeKind::kSplit:
         break;
     }
     const std::size_t half = count / 2;
-    // What follows in `work` is for the halves of this half.
+    // The rest of `work` is for the halves of this half.
     std::int8_t* const inner = work_ + kLanes * half;
-    if (nodes_[2 * node] == Node::kFrozen) {
+    if (tree_[2 * node] == SubtreeKind::kFrozen) {
       if (forked_) {
         kernels_.check(llr, inner, half);
         std::fill(bits, bits + half, std::uint64_t{0});
@@ -79,8 +79,8 @@ class ListEncoder {
     return first || second;
   }
 
-  void run(const Node* nodes, std::size_t rows, std::int8_t* llr, std::uint64_t* bits) {
-    nodes_ = nodes;
+  void run(const SubtreeKind* tree, std::size_t rows, std::int8_t* llr, std::uint64_t* bits) {
+    tree_ = tree;
     std::uint8_t from[kLanes];
     encode(1, rows, llr, bits, from);
   }
@@ -91,7 +91,7 @@ class ListEncoder {
     if (forked_) kernels_.penalties(llr, bits, penalties_, count);
   }
 
-  // All bits of a path become 0 or 1: of both continuations of all paths, the best go on.
+  // All bits of a path become 0 or 1. Of both continuations of all paths, the best survive.
   bool fork(const std::int8_t* llr, std::uint64_t* bits, std::size_t count, std::uint8_t* from) {
     forked_ = true;
     std::int32_t zeros[kLanes], ones[kLanes];
@@ -137,7 +137,7 @@ class ListEncoder {
   }
 
   const PolarKernels& kernels_;
-  const Node* nodes_ = nullptr;
+  const SubtreeKind* tree_ = nullptr;
   std::int8_t* work_;  // the LLRs of a node of `count` rows are in [count, 2 count)
   std::int32_t penalties_[kLanes];
   bool forked_ = false;
@@ -145,7 +145,7 @@ class ListEncoder {
 
 }  // namespace
 
-void polar_list_encode(const Node* nodes, unsigned log2, const std::int8_t* llr,
+void polar_list_encode(const SubtreeKind* tree, unsigned log2, const std::int8_t* llr,
                        const ListSpace& space, std::uint64_t* bits, std::uint8_t* out) {
   const std::size_t rows = std::size_t{1} << log2;
   std::fill(bits, bits + rows, std::uint64_t{0});
@@ -155,15 +155,15 @@ void polar_list_encode(const Node* nodes, unsigned log2, const std::int8_t* llr,
         std::memset(space.llr + kLanes * row + kPaths * c, llr[kLanes * row + first + c], kPaths);
       }
     }
-    ListEncoder(space.work).run(nodes, rows, space.llr, space.bits);
+    ListEncoder(space.work).run(tree, rows, space.llr, space.bits);
     for (std::size_t row = 0; row < rows; ++row) {
-      // The best paths' bits, 8 apart, side by side: no two products have a bit in common.
+      // Packs the bits of the best paths, 8 apart: no two products share a bit.
       constexpr std::uint64_t kBest = 0x0101010101010101, kGather = 0x0102040810204080;
       bits[row] |= ((space.bits[row] & kBest) * kGather >> 56) << first;
     }
   }
   std::memcpy(space.bits, bits, 8 * rows);
-  polar_words(nodes, log2, space.bits, out);
+  polar_words(tree, log2, space.bits, out);
 }
 
 }  // namespace gradcomp

@@ -13,8 +13,8 @@
 namespace gradcomp::polar_code {
 namespace {
 
-// All paths walk the tree together. A node tells its caller which of the paths that entered each
-// surviving path comes from, so LLRs are never copied when a path forks.
+// All paths walk the tree together. A node returns the origin of each surviving path among the
+// paths that entered, so LLRs are never copied when a path forks.
 class ListDecoder {
  public:
   ListDecoder(const Code& code, std::size_t list_size)
@@ -102,8 +102,8 @@ class ListDecoder {
         to[i] = bits[i] != 0 ? a[i + half] - a[i] : a[i + half] + a[i];
       }
     }
-    // What the left child left behind must outlive the right one: nodes of the right child's own
-    // children use smaller levels only.
+    // The output of the left child must outlive the right child: descendants of the right child use
+    // only smaller levels.
     const std::size_t survivors =
         node<Rule>(log2 - 1, begin + half, lefts, child.right.data(), child.right_origin.data());
     for (std::size_t p = 0; p < survivors; ++p) {

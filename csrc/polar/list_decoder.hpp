@@ -16,8 +16,8 @@ inline constexpr std::size_t kMaxListSize = 64;
 std::size_t path_count(const Code& code, std::size_t list_size) noexcept;
 
 // llrs: [blocks, N]. messages: [blocks, paths, K], best first. metrics: [blocks, paths]: the sum of
-// -ln P over all decisions, so ascending; of equal ones, the path that stood higher before, then
-// the likelier decision: a list of one is successive cancellation.
+// -ln P over all decisions, ascending. Ties: the path that ranked higher before, then the likelier
+// decision. A list of one is successive cancellation.
 Status list_decode(const Code& code, Span<const double> llrs, std::size_t list_size,
                    const DecodeOptions& options, Span<std::uint8_t> messages, Span<double> metrics);
 

@@ -1,4 +1,4 @@
-// Reading LLRs of a caller.
+// Checks and reorders the LLRs of a caller.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,8 @@ inline Status check_llrs(Span<const double> llrs) {
 
 inline double clamp_llr(double llr) noexcept { return std::clamp(llr, -kCertain, kCertain); }
 
-// One block's LLRs [N] in decision order of the mother code; shortened positions are certain.
+// Writes one block's LLRs [N] in decision order of the mother code; shortened positions are
+// certain.
 inline void load_channel(const Code& code, const double* llrs, double* channel) noexcept {
   std::fill(channel, channel + code.mother(), kCertain);
   for (std::size_t i = 0; i < code.length; ++i) {

@@ -1,4 +1,4 @@
-// The end of PolarKernels::quantize, which every level takes in the same order.
+// End of PolarKernels::quantize, in the same order on every level.
 #pragma once
 
 #include <cmath>
@@ -7,7 +7,7 @@
 
 namespace gradcomp {
 
-// The last n elements, of which the first belongs to partial sum 0; then all sums.
+// Quantizes the last n elements, of which the first belongs to partial sum 0; then adds all sums.
 inline float finish_quantize(const float* x, float scale, std::int8_t* llr, std::size_t n,
                              float* partial) {
   for (std::size_t i = 0; i < n; ++i) {

@@ -23,8 +23,8 @@ class ScDecoder {
   const std::vector<std::uint8_t>& inputs() const { return inputs_; }
   const std::vector<std::uint8_t>& outputs() const { return outputs_; }
 
-  // decide(llr) is called for information positions. seen: the LLR of every decision at its natural
-  // index, or null.
+  // decide(llr) is called for information positions. seen: receives the LLR of every decision at
+  // its natural index, or null.
   template <typename Rule, typename Decide>
   void run(Decide& decide, double* seen) {
     seen_ = seen;

@@ -7,11 +7,12 @@
 namespace gradcomp::polar_code {
 namespace {
 
-// Elements of a word whose bit `stage` of the index is clear.
+// Masks of the elements of a word with bit `stage` of the index clear.
 constexpr std::uint64_t kLower[6] = {0x5555555555555555u, 0x3333333333333333u, 0x0F0F0F0F0F0F0F0Fu,
                                      0x00FF00FF00FF00FFu, 0x0000FFFF0000FFFFu, 0x00000000FFFFFFFFu};
 
-// The lowest bits of 8 bytes, the first byte's in bit 0: the product moves bit 8i to bit 56 + i.
+// Collects the lowest bits of 8 bytes, the first byte's in bit 0: the product moves bit 8i to bit
+// 56 + i.
 std::uint64_t gather_byte(const std::uint8_t* bits) noexcept {
   return (load<std::uint64_t>(bits) * 0x0102040810204080u) >> 56;
 }

@@ -21,11 +21,11 @@ inline std::size_t reverse_bits(std::size_t index, unsigned log2) noexcept {
 // words: 2^log2 bits, element i in bit i % 64 of word i / 64; bits beyond the last element are 0.
 void transform_packed(std::uint64_t* words, unsigned log2) noexcept;
 
-// The other form: elements of one byte each, 0 or 1. `words` has (size + 63) / 64 words.
+// Converts to and from elements of one byte each, 0 or 1. `words` has (size + 63) / 64 words.
 void pack_bits(const std::uint8_t* bits, std::size_t size, std::uint64_t* words) noexcept;
 void unpack_bits(const std::uint64_t* words, std::size_t size, std::uint8_t* bits) noexcept;
 
-// transform_packed() for that form; `words` is working memory.
+// transform_packed() for elements of one byte; `words` is working memory.
 void transform_bits(std::uint8_t* bits, unsigned log2, std::vector<std::uint64_t>* words);
 
 }  // namespace gradcomp::polar_code

@@ -91,7 +91,7 @@ StageInfo chunk_allreduce_stage() {
       integer_param("chunk", "512", 1, 65536, "elements of a chunk"),
       choice_param("values", "fp32", "fp32|fp16", "elements on the wire"),
   };
-  stage.symbols = Symbols::kIndices;  // every rank knows which elements are sent
+  stage.symbols = Symbols::kIndices;  // every rank knows the indices of the elements sent
   return stage;
 }
 

@@ -16,7 +16,7 @@ StageInfo coder(Symbols symbols, const char* name, const char* example, const ch
   return stage;
 }
 
-// The coder that a spec without one means.
+// Marks the coder of specs without a coder.
 StageInfo default_coder(StageInfo stage) {
   stage.is_default = true;
   return stage;

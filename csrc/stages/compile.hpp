@@ -1,4 +1,4 @@
-// From a spec string to a codec.
+// Compiles a spec string to a codec.
 #pragma once
 
 #include <string_view>

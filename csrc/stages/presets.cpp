@@ -7,7 +7,7 @@
 namespace gradcomp {
 namespace {
 
-// "name=value" of a parameter, under another name.
+// "as=value" with the value of the parameter `name`.
 std::string given(const Params& params, const char* name, const char* as) {
   return std::string(as) + "=" + params.values().find(name)->second.text();
 }
@@ -28,8 +28,8 @@ std::string ratio_text(const Params& params) {
     warmup.values.push_back(ratio);
     return warmup.text();
   }
-  // In E epochs the authors' code sends ratio^((e + 1) / (E + 1)) in epoch e. By steps it starts
-  // where five epochs, the paper's number, would.
+  // With a warm-up of E epochs, the authors' code sends ratio^((e + 1) / (E + 1)) in epoch e. A
+  // warm-up in steps starts at the ratio of E = 5, the paper's number of epochs.
   const double stairs = 1.0 + static_cast<double>(steps > 0 ? 5 : epochs);
   char buffer[32];
   std::snprintf(buffer, sizeof buffer, "%.6g", std::pow(ratio, 1.0 / stairs));
@@ -58,7 +58,7 @@ std::string expand_chunk_dgc(const Params& params) {
   return expand(params, "chunk_allreduce", {"chunk", "values"});
 }
 
-// What all presets have, and theirs between.
+// Parameters common to all presets, with those of one preset in between.
 std::vector<ParamInfo> preset_params(const std::vector<ParamInfo>& between) {
   std::vector<ParamInfo> params = {
       real_param("ratio", "0.001", 0, 1, "fraction of the elements that is sent after warm-up",

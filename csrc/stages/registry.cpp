@@ -8,7 +8,7 @@
 namespace gradcomp {
 
 const std::vector<StageInfo>& registry() {
-  // In the order that people see; ids are given once and never change.
+  // In the order of `gradcomp list`; ids never change.
   static const std::vector<StageInfo> rows = [] {
     std::vector<StageInfo> all = {
         dgc_stage(),

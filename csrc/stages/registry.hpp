@@ -1,5 +1,5 @@
-// The table of every stage that a spec may name. Explicit: static registrars vanish in static
-// links.
+// Table of all stages that a spec may name. Explicit, because static linking drops self-registering
+// objects.
 #pragma once
 
 #include <cstdint>

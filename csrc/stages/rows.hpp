@@ -1,4 +1,4 @@
-// The registry rows of stages that are no codecs; codecs/codecs.hpp has those of codecs.
+// Registry rows of all stages except codecs; codecs/codecs.hpp has the rows of codecs.
 #pragma once
 
 #include <vector>
@@ -24,7 +24,8 @@ StageInfo signsgd_mv_stage();
 // coders.cpp
 std::vector<StageInfo> coder_stages();
 
-// Parameters of momentum correction; the preset `dgc` has them, with `masking` under another name.
+// Parameters of momentum correction. The preset `dgc` has them too, with another name for
+// `masking`.
 std::vector<ParamInfo> momentum_params(const char* masking);
 
 }  // namespace gradcomp

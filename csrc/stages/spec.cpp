@@ -32,7 +32,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
-// "did you mean 'x'?" when a known name is close, and the list of known names.
+// "did you mean 'x'?" if a known name is close, and the list of known names.
 std::string suggestion(std::string_view word, const std::vector<std::string_view>& known) {
   std::string list;
   std::string_view nearest;
@@ -77,7 +77,7 @@ class Parser {
       ++pos_;
     }
     const StageInfo& last = *spec->stages.back().info;
-    if (last.is_default) spec->stages.pop_back();  // one canonical form for one meaning
+    if (last.is_default) spec->stages.pop_back();  // one canonical form per meaning
     if (last.kind < StageKind::kCodec) {
       return error(pos_, "a codec must follow the " + std::string(kind_name(last.kind)) + " " +
                              quoted(last.name) + ", as in " + quoted(last.example));
@@ -287,7 +287,7 @@ class Parser {
                  must_be(stage, param) + (word.text.empty() ? "" : ", not " + quoted(word.text)));
   }
 
-  // [0.25,0.1], of the numbers that the parameter allows
+  // [0.25,0.1], with numbers in the range of the parameter
   Status parse_list(const StageInfo& stage, const ParamInfo& param, Value* value) {
     GRADCOMP_TRY(expect('['));
     for (;;) {
@@ -317,7 +317,7 @@ class Parser {
     return {};
   }
 
-  // Whether a schedule follows; then its name is read.
+  // True if a schedule follows; then reads its name.
   Status parse_schedule_name(const StageInfo& stage, const ParamInfo& param, bool* found,
                              Word* name) {
     const std::size_t begin = pos_;

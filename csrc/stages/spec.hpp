@@ -1,6 +1,6 @@
-// Spec strings: "residual(beta=0.9)|topk(ratio=0.01)|rice". Left to right is data flow: memory,
+// Spec strings: "residual(beta=0.9)|topk(ratio=0.01)|rice". Data flows from left to right: memory,
 // transform, codec, coder; all but the codec are optional. An algorithm replaces transform, codec
-// and coder. A preset stands for several stages. The one parser of the project;
+// and coder. A preset stands for several stages. This is the only parser of specs;
 // docs/spec-grammar.md has the grammar.
 #pragma once
 
@@ -16,11 +16,12 @@ namespace gradcomp {
 struct Spec {
   std::vector<Stage> stages;
 
-  const Stage* find(StageKind kind) const;  // nullptr when the spec has none
+  const Stage* find(StageKind kind) const;  // nullptr if the spec has none
   std::string text() const;                 // canonical: keys sorted, defaults filled in, no spaces
   std::string text_without_memory() const;
-  bool scheduled_by(Schedule::Unit unit) const;  // some parameter has a schedule that counts these
-  // What the spec is at a step (how often the tensor was averaged before) of an epoch.
+  bool scheduled_by(Schedule::Unit unit) const;  // true if a parameter has a schedule in this unit
+  // Spec without schedules, with their values at a step of an epoch. `step` counts the earlier
+  // averages of the tensor.
   Spec at(std::int64_t step, std::int64_t epoch) const;
 };
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/thread_pool.hpp"
+#include "base/chunks.hpp"
 #include "codec/bucket_codec.hpp"
 #include "wire/frame.hpp"
 
@@ -25,17 +25,7 @@ void for_items(std::size_t count, const SizeOf& size_of, const Fn& fn) {
       fn(i);
     }
   }
-  struct Context {
-    const std::vector<std::size_t>* small;
-    const Fn* fn;
-  } context{&small, &fn};
-  run_tasks(
-      small.size(),
-      [](void* opaque, std::size_t i) {
-        Context& c = *static_cast<Context*>(opaque);
-        (*c.fn)((*c.small)[i]);
-      },
-      &context);
+  for_tasks(small.size(), [&](std::size_t i) { fn(small[i]); });
 }
 
 // Calls share() for the items of each bucket: items of the same spec, whose codec has BucketCodec.

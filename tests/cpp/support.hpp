@@ -1,4 +1,4 @@
-// What the C++ tests share.
+// Helpers of the C++ tests: data, levels, specs.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ inline std::vector<std::string> level_names() {
   return {names, names + count};
 }
 
-// Selects a level, and the best one again at the end of the scope.
+// Selects a level; the end of the scope selects the best one again.
 class LevelScope {
  public:
   explicit LevelScope(const std::string& name) { selected_ = select_level(name.c_str()); }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <deque>
 
+#include "base/chunks.hpp"
 #include "base/thread_pool.hpp"
 #include "codec/frame_layout.hpp"
 #include "support.hpp"

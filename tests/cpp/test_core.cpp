@@ -4,6 +4,7 @@
 #include <cmath>
 #include <thread>
 
+#include "base/chunks.hpp"
 #include "base/logarithm.hpp"
 #include "base/thread_pool.hpp"
 #include "stages/registry.hpp"

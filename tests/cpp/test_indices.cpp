@@ -1,4 +1,4 @@
-// Index coding: what the codecs' tests do not reach, such as long gaps and large tensors.
+// Index coding in cases beyond the codecs' tests, such as long gaps and large tensors.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -66,7 +66,7 @@ TEST_CASE("every index coding is lossless, and ends where it says") {
         CHECK(code[size] == 0xA5);
         Indices decoded(indices.size() + 1, 0xFFFFFFFF);
         const auto decode = [&](std::size_t bytes) {
-          // A copy of its own size, so that a sanitizer sees what is read beyond.
+          // A copy of exact size, so that a sanitizer sees reads beyond it.
           const std::vector<std::uint8_t> exact(code.begin(),
                                                 code.begin() + static_cast<std::ptrdiff_t>(bytes));
           return decode_indices(used, {exact.data(), bytes}, c.n, {decoded.data(), indices.size()});

@@ -319,7 +319,7 @@ TEST_CASE("dynamic 8-bit codes are of the nearest value, ties to the lower code"
     }
     return static_cast<std::uint8_t>(best);
   };
-  // Around every border, and the values themselves.
+  // Around every border, and at the values themselves.
   std::vector<float> x;
   for (std::size_t code = 0; code + 1 < 256; ++code) {
     const double middle =

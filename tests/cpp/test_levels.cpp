@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/chunks.hpp"
 #include "base/thread_pool.hpp"
 #include "coding/digits.hpp"
 #include "coding/elias.hpp"
@@ -30,7 +31,7 @@ Bytes encode(const LevelCoder& coder, const Bytes& symbols, unsigned bits) {
 }
 
 bool decode(const LevelCoder& coder, const Bytes& code, unsigned bits, Bytes* symbols) {
-  const Bytes exact(code);  // so that a sanitizer sees every byte too far
+  const Bytes exact(code);  // so that a sanitizer sees every access beyond it
   return coder.decode({exact.data(), exact.size()}, bits, {symbols->data(), symbols->size()}).ok();
 }
 
@@ -144,7 +145,8 @@ TEST_CASE("Elias delta codes are those of the definition") {
 TEST_CASE("rANS is within 2% of the entropy of quantized gradients") {
   const LevelCoder rans = coder("rans");
   for (int levels : {1, 2, 7, 31, 127}) {
-    for (double scale : {0.05, 0.3, 1.0}) {  // of the levels' range, the spread of the values
+    for (double scale :
+         {0.05, 0.3, 1.0}) {  // spread of the values relative to the range of the levels
       std::vector<double> gauss, laplace;
       for (int symbol = 0; symbol <= 2 * levels; ++symbol) {
         const double level = (symbol + 1) / 2 / (levels * scale);
@@ -160,7 +162,7 @@ TEST_CASE("rANS is within 2% of the entropy of quantized gradients") {
         CAPTURE(scale);
         CAPTURE(entropy);
         if (entropy > 8000) CHECK(static_cast<double>(code.size()) < 1.02 * entropy);
-        // Below half a bit each, what a chunk always carries shows: its states and its table.
+        // Below half a bit each, the fixed part of a chunk dominates: its states and its table.
         CHECK(static_cast<double>(code.size()) < 1.005 * entropy + 2 * 320);
       }
     }
@@ -332,7 +334,7 @@ TEST_CASE("digits come back, and damaged ones do no harm") {
       REQUIRE(size <= out.size());
       out.resize(size);
       const auto read = [&](const Bytes& in) {
-        const Bytes exact(in);  // so that a sanitizer sees every byte too far
+        const Bytes exact(in);  // so that a sanitizer sees every access beyond it
         DigitsChunk chunk;
         if (!read_digits_header({exact.data(), exact.size()}, count, &chunk)) return false;
         Bytes symbols(digit_symbols(count, chunk.width));

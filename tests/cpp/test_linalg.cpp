@@ -20,7 +20,7 @@ struct Sizes {
   std::size_t rows, cols, rank;
 };
 
-// Whole and broken tiles of every level.
+// Shapes with whole and partial tiles of every level.
 const Sizes kSizes[] = {{1, 1, 1},  {1, 40, 1},  {7, 15, 2},   {8, 16, 4},
                         {9, 17, 5}, {33, 64, 3}, {70, 31, 11}, {600, 300, 2}};
 
@@ -28,7 +28,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), sizeof(float) * a.size()) == 0;
 }
 
-// All that the products write, one after the other.
+// All outputs of the products, one after the other.
 std::vector<float> products(const Sizes& size) {
   const std::vector<float> grad = floats(size.rows * size.cols, 1, true);
   const std::vector<float> p = floats(size.rows * size.rank, 2, true);
@@ -140,7 +140,7 @@ TEST_CASE("outer products are what they are called, of any number of vectors") {
   for (const std::size_t rank : {1, 4, 5, 16, 32, 33}) {
     for (const std::size_t rows : {1, 7, 8, 19}) {
       for (const std::size_t cols : {5, 16, 37, 64}) {
-        // Whole numbers, of which every order of addition makes the same sum.
+        // Whole numbers: every order of addition gives the same sum.
         std::vector<float> p(rank * rows), q(rank * cols), expected(rows * cols);
         for (float& x : p) x = static_cast<float>(stream.below(100)) - 50;
         for (float& x : q) x = static_cast<float>(stream.below(100)) - 50;

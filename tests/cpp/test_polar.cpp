@@ -25,7 +25,7 @@ std::vector<std::uint64_t> random_bits(std::size_t n, std::uint64_t seed) {
   return out;
 }
 
-// Of all magnitudes up to `most`, with many ties.
+// LLRs of all magnitudes up to `most`, with many ties.
 std::vector<std::int8_t> random_llr(std::size_t rows, int most, std::uint64_t seed) {
   std::vector<std::int8_t> llr(kLanes * rows);
   std::vector<std::uint32_t> draws(llr.size());
@@ -41,56 +41,57 @@ struct Encoded {
   std::vector<std::uint8_t> words;
 };
 
-Encoded encode(const std::vector<Node>& nodes, unsigned log2, std::size_t count,
+Encoded encode(const std::vector<SubtreeKind>& tree, unsigned log2, std::size_t count,
                const std::vector<std::int8_t>& llr) {
   Encoded encoded{std::vector<std::uint64_t>(llr.size() / kLanes),
                   std::vector<std::uint8_t>(8 * count)};
   std::vector<std::int8_t> work(llr.size());
-  polar_encode(nodes.data(), log2, llr.data(), work.data(), encoded.bits.data(),
+  polar_encode(tree.data(), log2, llr.data(), work.data(), encoded.bits.data(),
                encoded.words.data());
   return encoded;
 }
 
-Encoded list_encode(const std::vector<Node>& nodes, unsigned log2, std::size_t count,
+Encoded list_encode(const std::vector<SubtreeKind>& tree, unsigned log2, std::size_t count,
                     const std::vector<std::int8_t>& llr) {
   Encoded encoded{std::vector<std::uint64_t>(llr.size() / kLanes),
                   std::vector<std::uint8_t>(8 * count)};
   std::vector<std::int8_t> paths(llr.size()), work(llr.size());
   std::vector<std::uint64_t> bits(encoded.bits.size());
-  polar_list_encode(nodes.data(), log2, llr.data(), {paths.data(), work.data(), bits.data()},
+  polar_list_encode(tree.data(), log2, llr.data(), {paths.data(), work.data(), bits.data()},
                     encoded.bits.data(), encoded.words.data());
   return encoded;
 }
 
-std::vector<Node> nodes_of(unsigned log2, std::size_t count, std::uint32_t erasure) {
-  std::vector<Node> nodes(std::size_t{2} << log2);
-  make_nodes(bec_ranks(log2, erasure, std::size_t{1} << log2).data(), log2, count, nodes.data());
-  return nodes;
+std::vector<SubtreeKind> tree_of(unsigned log2, std::size_t count, std::uint32_t erasure) {
+  std::vector<SubtreeKind> tree(std::size_t{2} << log2);
+  find_subtree_kinds(bec_ranks(log2, erasure, std::size_t{1} << log2).data(), log2, count,
+                     tree.data());
+  return tree;
 }
 
-// What the scalar level makes, after a check that all levels make the same and that it decodes to
-// what the encoder says.
-Encoded check_levels(decltype(encode) encoder, const std::vector<Node>& nodes, unsigned log2,
+// Returns the result of the scalar level. Checks that all levels agree, and that it decodes to the
+// codewords of the encoder.
+Encoded check_levels(decltype(encode) encoder, const std::vector<SubtreeKind>& tree, unsigned log2,
                      std::size_t count, const std::vector<std::int8_t>& llr) {
   Encoded scalar;
   {
     LevelScope scope("scalar");
-    scalar = encoder(nodes, log2, count, llr);
+    scalar = encoder(tree, log2, count, llr);
   }
   for (const std::string& name : level_names()) {
     LevelScope scope(name);
     CAPTURE(name);
-    const Encoded encoded = encoder(nodes, log2, count, llr);
+    const Encoded encoded = encoder(tree, log2, count, llr);
     CHECK(encoded.bits == scalar.bits);
     CHECK(encoded.words == scalar.words);
     std::vector<std::uint64_t> decoded(encoded.bits.size());
-    polar_decode(nodes.data(), log2, encoded.words.data(), decoded.data());
+    polar_decode(tree.data(), log2, encoded.words.data(), decoded.data());
     CHECK(decoded == scalar.bits);
   }
   return scalar;
 }
 
-// The inputs of a codeword: the transform is its own inverse.
+// Inputs of a codeword: the transform is its own inverse.
 std::vector<std::uint64_t> inputs(std::vector<std::uint64_t> bits) {
   for (std::size_t half = 1; half < bits.size(); half *= 2) {
     for (std::size_t i = 0; i < bits.size(); ++i) {
@@ -105,10 +106,10 @@ std::vector<std::uint64_t> inputs(std::vector<std::uint64_t> bits) {
 TEST_CASE("the order of inputs is that of the erasure channel") {
   // Z of the 8 inputs at 1/2, in 256ths of 256: 255.0 225.0 207.0 81.0 175.0 49.0 31.0 1.0.
   CHECK(bec_ranks(3, kHalf, 8) == std::vector<std::uint16_t>{7, 6, 5, 3, 4, 2, 1, 0});
-  // Where all are as good, the last ones are first.
+  // If all inputs are equally good, the last ones come first.
   CHECK(bec_ranks(2, 0, 4) == std::vector<std::uint16_t>{3, 2, 1, 0});
   CHECK(bec_ranks(2, 1u << 31, 4) == std::vector<std::uint16_t>{3, 2, 1, 0});
-  // Nothing is known of the second half, so the inputs of the first one are useless.
+  // The second half is erased with certainty, so the inputs of the first half are useless.
   CHECK(bec_ranks(2, kHalf, 2) == std::vector<std::uint16_t>{3, 2, 1, 0});
   for (unsigned log2 : {2u, 5u, 14u}) {
     const std::vector<std::uint16_t> ranks = bec_ranks(log2, kHalf + 12345, 3u << log2 >> 2);
@@ -122,16 +123,16 @@ TEST_CASE("the order of inputs is that of the erasure channel") {
 
 TEST_CASE("nodes are pruned as far as their codes are simple") {
   // Inputs 3, 5, 6 and 7 are free: (frozen frozen frozen free) (frozen free free free).
-  const std::vector<Node> nodes = nodes_of(3, 4, kHalf);
-  CHECK(nodes[1] == Node::kSplit);
-  CHECK(nodes[2] == Node::kRepetition);
-  CHECK(nodes[3] == Node::kParity);
-  CHECK(nodes_of(9, 1, kHalf)[1] == Node::kSplit);
-  CHECK(nodes_of(8, 1, kHalf)[1] == Node::kRepetition);
-  CHECK(nodes_of(7, 127, kHalf)[1] == Node::kSplit);
-  CHECK(nodes_of(6, 63, kHalf)[1] == Node::kParity);
-  CHECK(nodes_of(10, 1024, kHalf)[1] == Node::kFree);
-  CHECK(nodes_of(10, 0, kHalf)[1] == Node::kFrozen);
+  const std::vector<SubtreeKind> tree = tree_of(3, 4, kHalf);
+  CHECK(tree[1] == SubtreeKind::kSplit);
+  CHECK(tree[2] == SubtreeKind::kRepetition);
+  CHECK(tree[3] == SubtreeKind::kParity);
+  CHECK(tree_of(9, 1, kHalf)[1] == SubtreeKind::kSplit);
+  CHECK(tree_of(8, 1, kHalf)[1] == SubtreeKind::kRepetition);
+  CHECK(tree_of(7, 127, kHalf)[1] == SubtreeKind::kSplit);
+  CHECK(tree_of(6, 63, kHalf)[1] == SubtreeKind::kParity);
+  CHECK(tree_of(10, 1024, kHalf)[1] == SubtreeKind::kFree);
+  CHECK(tree_of(10, 0, kHalf)[1] == SubtreeKind::kFrozen);
 }
 
 TEST_CASE("polar kernels are the same on every level") {
@@ -285,7 +286,7 @@ TEST_CASE("log-likelihood ratios are the same on every level") {
   }
 }
 
-// Calls check(nodes, log2, count, most, llr) for codes of some lengths, numbers of free inputs and
+// Calls check(tree, log2, count, most, llr) for codes of some lengths, numbers of free inputs and
 // log-likelihood ratios of at most `most`.
 template <typename Check>
 void each_block(std::initializer_list<unsigned> lengths, Check&& check) {
@@ -293,12 +294,12 @@ void each_block(std::initializer_list<unsigned> lengths, Check&& check) {
     const std::size_t n = std::size_t{1} << log2;
     for (std::size_t count : {std::size_t{1}, n / 16, n / 4, n / 2, n - 1, n}) {
       if (count == 0) continue;
-      const std::vector<Node> nodes = nodes_of(log2, count, kHalf);
+      const std::vector<SubtreeKind> tree = tree_of(log2, count, kHalf);
       for (int most : {2, 30, 127}) {
         CAPTURE(log2);
         CAPTURE(count);
         CAPTURE(most);
-        check(nodes, log2, count, most, random_llr(n, most, count));
+        check(tree, log2, count, most, random_llr(n, most, count));
       }
     }
   }
@@ -306,10 +307,10 @@ void each_block(std::initializer_list<unsigned> lengths, Check&& check) {
 
 TEST_CASE("blocks are codewords, the same on every level, and decode to what the encoder says") {
   each_block({0u, 1u, 3u, 6u, 9u, 12u},
-             [](const std::vector<Node>& nodes, unsigned log2, std::size_t count, int,
+             [](const std::vector<SubtreeKind>& tree, unsigned log2, std::size_t count, int,
                 const std::vector<std::int8_t>& llr) {
                const std::size_t n = std::size_t{1} << log2;
-               const Encoded encoded = check_levels(encode, nodes, log2, count, llr);
+               const Encoded encoded = check_levels(encode, tree, log2, count, llr);
                const std::vector<std::uint16_t> ranks = bec_ranks(log2, kHalf, n);
                const std::vector<std::uint64_t> u = inputs(encoded.bits);
                bool frozen_are_zero = true;
@@ -322,12 +323,12 @@ TEST_CASE("blocks are codewords, the same on every level, and decode to what the
 
 TEST_CASE("lists find codewords too, the same on every level, that agree better with the ratios") {
   each_block({0u, 1u, 3u, 6u, 9u},
-             [](const std::vector<Node>& nodes, unsigned log2, std::size_t count, int most,
+             [](const std::vector<SubtreeKind>& tree, unsigned log2, std::size_t count, int most,
                 const std::vector<std::int8_t>& llr) {
                const std::size_t n = std::size_t{1} << log2;
-               const Encoded encoded = check_levels(list_encode, nodes, log2, count, llr);
+               const Encoded encoded = check_levels(list_encode, tree, log2, count, llr);
                if (most > 2) return;  // penalties are right as long as no ratio is limited
-               const Encoded single = encode(nodes, log2, count, llr);
+               const Encoded single = encode(tree, log2, count, llr);
                CHECK(kernels().polar->agreement(llr.data(), encoded.bits.data(), n) >=
                      kernels().polar->agreement(llr.data(), single.bits.data(), n));
              });
@@ -335,15 +336,15 @@ TEST_CASE("lists find codewords too, the same on every level, that agree better 
 
 TEST_CASE("a list of as many paths as there are codewords finds the best one") {
   // 3 free inputs of 8: 8 codewords.
-  const std::vector<Node> nodes = nodes_of(3, 3, kHalf);
+  const std::vector<SubtreeKind> tree = tree_of(3, 3, kHalf);
   const std::vector<std::int8_t> llr = random_llr(8, 20, 5);  // too small to be limited
-  const Encoded encoded = list_encode(nodes, 3, 3, llr);
+  const Encoded encoded = list_encode(tree, 3, 3, llr);
   for (std::size_t lane = 0; lane < kLanes; ++lane) {
     int best = -(1 << 20), found = 0;
     for (std::uint64_t message = 0; message < 8; ++message) {
       const std::uint64_t words[3] = {message & 1, message >> 1 & 1, message >> 2};
       std::uint64_t bits[8];
-      polar_decode(nodes.data(), 3, reinterpret_cast<const std::uint8_t*>(words), bits);
+      polar_decode(tree.data(), 3, reinterpret_cast<const std::uint8_t*>(words), bits);
       int sum = 0;
       for (std::size_t i = 0; i < 8; ++i) {
         sum += bits[i] != 0 ? -llr[kLanes * i + lane] : llr[kLanes * i + lane];

@@ -1,5 +1,5 @@
-// libFuzzer: arbitrary payloads into the decoders of every registered codec. Run by scripts/test
-// cpp.
+// libFuzzer target: arbitrary payloads for the decoders of every registered codec. Run by
+// scripts/test cpp.
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -12,7 +12,7 @@ namespace {
 
 using namespace gradcomp;
 
-// Every codec's example, alone and with each coder that it allows.
+// Example spec of every codec, alone and with each coder that it allows.
 std::vector<CompiledCodec> make_codecs() {
   std::vector<CompiledCodec> codecs;
   for (const StageInfo& info : registry()) {
@@ -33,14 +33,14 @@ std::vector<CompiledCodec> make_codecs() {
 
 }  // namespace
 
-// Input: which codec, numel (two bytes), then the payload.
+// Input: index of the codec, numel (two bytes), then the payload.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const std::vector<CompiledCodec> codecs = make_codecs();
   static Scratch scratch;
   if (size < 3) return 0;
   const CompiledCodec& codec = codecs[data[0] % codecs.size()];
   const std::size_t numel = (data[1] | std::size_t{data[2]} << 8) % 5000;
-  // Of exact size, so that the sanitizer sees every byte too far, and never null.
+  // Exact size, so that the sanitizer sees every access beyond it; never null.
   const std::size_t bytes = size - 3;
   const std::unique_ptr<std::uint8_t[]> payload(new std::uint8_t[bytes]);
   std::copy_n(data + 3, bytes, payload.get());

@@ -1,4 +1,4 @@
-// libFuzzer: arbitrary text into the spec parser. Run by scripts/test cpp.
+// libFuzzer target: arbitrary text for the spec parser. Run by scripts/test cpp.
 #include <cstdint>
 #include <cstdlib>
 #include <string>

@@ -1,6 +1,6 @@
-// Damages frames and spec strings in many ways and decodes them. Built under sanitizers it proves
+// Damages frames and spec strings in many ways and decodes them. Built with sanitizers, it checks
 // that no byte from the wire is trusted: every outcome must be a Status, and a refused decode_add
-// must leave its accumulator as it was.
+// must leave its accumulator unchanged.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -59,7 +59,7 @@ Subject make_subject(const char* spec, const std::vector<float>& x, std::size_t 
   return subject;
 }
 
-// What the registry's examples leave out: a matrix in which little is random.
+// A case beyond the registry's examples: a matrix with little randomness.
 Subject make_matrix(const char* spec, std::size_t rows, std::size_t cols, Stream* stream,
                     Scratch* scratch) {
   std::vector<float> x(rows * cols);
@@ -71,7 +71,7 @@ Subject make_matrix(const char* spec, std::size_t rows, std::size_t cols, Stream
   return make_subject(spec, x, cols, 0, scratch);
 }
 
-// Finite, with heavy tails.
+// Finite values with heavy tails.
 float element(Stream* stream) {
   const float x = static_cast<float>(stream->below(2001)) / 1000 - 1;
   return x * x * x;
@@ -130,7 +130,7 @@ void mutate(std::vector<std::uint8_t>* bytes, Stream* random) {
         break;
     }
   }
-  // A right length and CRC let the damage through to the payload.
+  // A correct length and CRC let the damage reach the payload.
   if (random->below(2) == 0 && bytes->size() >= kFrameHeader + 4) {
     const bool stream = ((*bytes)[5] & kFlagStream) != 0;
     const std::size_t head = kFrameHeader + (stream ? 8 : 0);
@@ -141,9 +141,9 @@ void mutate(std::vector<std::uint8_t>* bytes, Stream* random) {
   }
 }
 
-// Whether the damaged frame still decodes.
+// True if the damaged frame still decodes.
 bool decode(const Subject& subject, const std::vector<std::uint8_t>& bytes, Scratch* scratch) {
-  // A copy of exact size, so that the sanitizer sees every byte too far.
+  // A copy of exact size, so that the sanitizer sees every access beyond it.
   std::vector<std::uint8_t> exact(bytes);
   exact.shrink_to_fit();
   Frame frame;
@@ -214,5 +214,5 @@ int main(int argc, char** argv) {
     parse_mutated_spec(&random);
   }
   std::printf("%ld mutated frames and specs: %ld frames still decoded\n", count, survivors);
-  return survivors > 0 ? 0 : 1;  // none would mean that payload checks were never reached
+  return survivors > 0 ? 0 : 1;  // 0 would mean that payload checks were never reached
 }

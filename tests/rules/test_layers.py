@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,92 @@ ADAPTERS = sorted(
 )
 
 
+# From the lowest layer up. A layer includes itself and lower ones; parts of one layer are siblings
+# and do not include each other.
+LAYERS = (
+    ("base",),
+    ("kernels",),
+    ("coding", "linalg", "polar"),
+    ("codec",),
+    ("codecs",),
+    ("stages",),
+    ("wire",),
+    ("bindings", "capi.cpp"),
+)
+RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
+
+
 def _includes(path: Path) -> list[str]:
     return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', path.read_text(), re.MULTILINE)
+
+
+def _own_includes(path: Path) -> list[Path]:
+    """The files of csrc that a file includes, relative to csrc."""
+    csrc = ROOT / "csrc"
+    return [Path(name) for name in _includes(path) if (csrc / name).is_file()]
+
+
+def _circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Groups of two or more names that all reach each other."""
+    reached = {name: set(targets) for name, targets in graph.items()}
+    for middle in graph:
+        for name in graph:
+            if middle in reached[name]:
+                reached[name] |= reached[middle]
+    groups = {
+        tuple(sorted(other for other in reached[name] if name in reached[other]))
+        for name in graph
+        if name in reached[name]
+    }
+    return [list(group) for group in sorted(groups)]
 
 
 def test_there_are_sources_to_check() -> None:
     assert len(CORE) > 20
     assert ADAPTERS
+
+
+def test_every_source_is_in_a_layer() -> None:
+    parts = {p.relative_to(ROOT / "csrc").parts[0] for p in SOURCES}
+    assert parts - {"include"} == set(RANK)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_includes_point_down(path: Path) -> None:
+    own = path.relative_to(ROOT / "csrc").parts[0]
+    if own == "include":  # the C header, which stands alone
+        return
+    parts = {included.parts[0] for included in _own_includes(path)} - {"include"}
+    assert {part for part in parts if part != own and RANK[part] >= RANK[own]} == set()
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in SOURCES if "codecs" in p.parts], ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_families_of_codecs_do_not_include_each_other(path: Path) -> None:
+    own = path.parent.name
+    families = {
+        included.parts[1]
+        for included in _own_includes(path)
+        if len(included.parts) == 3 and included.parts[0] == "codecs"
+    }
+    assert families <= {own}
+
+
+@pytest.mark.parametrize("unit", ["files", "modules"])
+def test_includes_have_no_circles(unit: str) -> None:
+    """A module is a header with its source file: a stricter rule than one for files alone."""
+    csrc = ROOT / "csrc"
+
+    def name(path: Path) -> str:
+        return str(path.with_suffix("") if unit == "modules" else path)
+
+    graph: dict[str, set[str]] = {name(p.relative_to(csrc)): set() for p in SOURCES}
+    for path in SOURCES:
+        source = name(path.relative_to(csrc))
+        graph[source] |= {name(included) for included in _own_includes(path)} - {source}
+    circles = _circles(graph)
+    assert circles == [], f"{len(circles)} circles of includes among {unit}: {circles}"
 
 
 @pytest.mark.parametrize("path", CORE, ids=lambda p: str(p.relative_to(ROOT)))

@@ -33,7 +33,7 @@ Codewords::Codewords(std::size_t n) : lanes_log2_(kMaxLanesLog2) {
     unsigned log2 = 0;
     while (std::size_t{1} << log2 < rows) ++log2;
     const bool same = b != 0 && blocks_.back().rows == rows;
-    blocks_.push_back({begin, rows, log2, same ? blocks_.back().nodes : lattice_nodes(log2, rows)});
+    blocks_.push_back({begin, rows, log2, same ? blocks_.back().nodes : lattice_tree(log2, rows)});
   }
 }
 

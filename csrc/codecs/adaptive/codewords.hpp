@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "coding/bits.hpp"
-#include "polar/nodes.hpp"
+#include "polar/subtree_kind.hpp"
 
 namespace gradcomp {
 
@@ -34,7 +34,7 @@ class Codewords {
     std::size_t begin;  // in rows
     std::size_t rows;
     unsigned log2;  // of its code's length, at least `rows`
-    std::vector<Node> nodes;
+    std::vector<SubtreeKind> nodes;
   };
 
   std::size_t lanes() const { return std::size_t{1} << lanes_log2_; }

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/bytes.hpp"
-#include "base/thread_pool.hpp"
+#include "base/chunks.hpp"
 #include "codecs/adaptive/frequency_tables.hpp"
 #include "codecs/adaptive/group_decoder.hpp"
 #include "codecs/adaptive/group_form.hpp"

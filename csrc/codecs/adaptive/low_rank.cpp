@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/bytes.hpp"
-#include "base/thread_pool.hpp"
+#include "base/chunks.hpp"
 #include "codecs/adaptive/dot.hpp"
 #include "codecs/adaptive/symbol_stream.hpp"
 #include "kernels/kernels.hpp"
@@ -135,24 +135,14 @@ void subtract_low_rank(const LowRank& low_rank, const float* x, std::size_t rows
   const std::size_t cols = low_rank.v.size;
   // A few rows at a time: copied ones are still in the cache when the product is subtracted.
   const std::size_t each = std::max<std::size_t>(8, kCached / cols / 8 * 8);
-  struct Context {
-    const LowRank* low_rank;
-    const float* x;
-    float* e;
-    std::size_t rows, cols, each;
-  } context{&low_rank, x, e, rows, cols, each};
-  run_tasks((rows + each - 1) / each,
-            [](void* opaque, std::size_t i) {
-              const Context& c = *static_cast<Context*>(opaque);
-              const std::size_t first = i * c.each;
-              const std::size_t count = std::min(c.each, c.rows - first);
-              float* const to = c.e + first * c.cols;
-              std::memcpy(to, c.x + first * c.cols, sizeof(float) * count * c.cols);
-              kernels().linalg->outer(c.low_rank->p.values.data() + first, c.rows,
-                                      c.low_rank->v.values.data(), c.cols, c.low_rank->rank, count,
-                                      c.cols, {nullptr, nullptr, to}, c.cols);
-            },
-            &context);
+  for_tasks((rows + each - 1) / each, [&](std::size_t i) {
+    const std::size_t first = i * each;
+    const std::size_t count = std::min(each, rows - first);
+    float* const to = e + first * cols;
+    std::memcpy(to, x + first * cols, sizeof(float) * count * cols);
+    kernels().linalg->outer(low_rank.p.values.data() + first, rows, low_rank.v.values.data(), cols,
+                            low_rank.rank, count, cols, {nullptr, nullptr, to}, cols);
+  });
 }
 
 }  // namespace gradcomp

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "base/thread_pool.hpp"
+#include "base/chunks.hpp"
 
 namespace gradcomp {
 
@@ -34,18 +34,10 @@ struct MatrixShape {
   // Calls fn(band) for all bands, on all threads where there is work for several.
   template <typename Fn>
   void for_bands(const Fn& fn) const {
-    struct Context {
-      const Fn* fn;
-      std::size_t bands, ranges;
-    } context{&fn, bands(), range_count(size()) == 1 ? 1 : bands()};
-    run_tasks(
-        context.ranges,
-        [](void* opaque, std::size_t range) {
-          const Context& c = *static_cast<Context*>(opaque);
-          const std::size_t end = c.bands * (range + 1) / c.ranges;
-          for (std::size_t b = c.bands * range / c.ranges; b < end; ++b) (*c.fn)(b);
-        },
-        &context);
+    for_parts(bands(), range_count(size()) == 1 ? 1 : bands(),
+              [&](std::size_t, std::size_t begin, std::size_t end) {
+                for (std::size_t b = begin; b < end; ++b) fn(b);
+              });
   }
 };
 

@@ -1,6 +1,5 @@
 // The two 16-bit floats. Payload: numel binary16 (fp16) or bfloat16 (bf16).
 #include "base/chunks.hpp"
-#include "base/thread_pool.hpp"
 #include "codec/feedback.hpp"
 #include "codec/payload.hpp"
 #include "codecs/codecs.hpp"
@@ -80,8 +79,8 @@ class Fp16 final : public Half {
   bool saturate_;
 };
 
-// Not summable: no engine that gradcomp plugs into adds bfloat16 (Horovod refuses the type). Frames
-// are gathered and summed in float32, which also loses less.
+// Not summable: no supported engine adds bfloat16 (Horovod refuses the type). Frames are gathered
+// and summed in float32, which also loses less.
 class Bf16 final : public Half {
  public:
   Caps caps() const noexcept override {

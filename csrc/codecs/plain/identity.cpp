@@ -1,7 +1,7 @@
-// float32 as it is. Payload: numel float32.
+// Unchanged float32 values. Payload: numel float32.
 #include <cstring>
 
-#include "base/thread_pool.hpp"
+#include "base/chunks.hpp"
 #include "codec/payload.hpp"
 #include "codecs/codecs.hpp"
 #include "kernels/kernels.hpp"

@@ -10,9 +10,9 @@ namespace {
 constexpr std::size_t kBlock = 4096;
 constexpr std::uint8_t kZero = 127;
 
-class Blockwise8 final : public BucketCodec {
+class Blockwise8 final : public BucketScaleCodec {
  public:
-  Blockwise8() : BucketCodec(kBlock) {}
+  Blockwise8() : BucketScaleCodec(kBlock) {}
 
   Caps caps() const noexcept override { return {}; }
 

@@ -6,13 +6,13 @@
 
 namespace gradcomp {
 
-std::size_t BucketCodec::max_encoded_size(std::size_t n) const noexcept {
+std::size_t BucketScaleCodec::max_encoded_size(std::size_t n) const noexcept {
   const std::size_t tail = n % bucket_;
   return n / bucket_ * stride() + (tail == 0 ? 0 : kScaleBytes + code_bytes(tail));
 }
 
-Status BucketCodec::encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
-                           std::size_t* written) const {
+Status BucketScaleCodec::encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
+                                std::size_t* written) const {
   GRADCOMP_TRY(check_room(out, max_encoded_size(x.size())));
   float* const residual = residual_of(call);
   for_blocks(x.size(), bucket_, [&](std::size_t bucket, std::size_t begin, std::size_t count) {
@@ -35,7 +35,7 @@ Status BucketCodec::encode(Span<const float> x, const Call& call, Span<std::uint
   return {};
 }
 
-Status BucketCodec::check(Span<const std::uint8_t> in, std::size_t n) const {
+Status BucketScaleCodec::check(Span<const std::uint8_t> in, std::size_t n) const {
   GRADCOMP_TRY(check_payload_size(in, max_encoded_size(n), n));
   const std::uint8_t* codes = in.data() + kScaleBytes;
   for (std::size_t begin = 0; begin < n; begin += bucket_, codes += stride()) {
@@ -47,7 +47,7 @@ Status BucketCodec::check(Span<const std::uint8_t> in, std::size_t n) const {
   return {};
 }
 
-Status BucketCodec::decode(Span<const std::uint8_t> in, const Call&, Span<float> y) const {
+Status BucketScaleCodec::decode(Span<const std::uint8_t> in, const Call&, Span<float> y) const {
   GRADCOMP_TRY(check(in, y.size()));
   for_blocks(y.size(), bucket_, [&](std::size_t bucket, std::size_t begin, std::size_t count) {
     const std::uint8_t* from = in.data() + bucket * stride();
@@ -56,8 +56,8 @@ Status BucketCodec::decode(Span<const std::uint8_t> in, const Call&, Span<float>
   return {};
 }
 
-Status BucketCodec::decode_add(Span<const std::uint8_t> in, const Call&, float weight,
-                               Span<float> acc) const {
+Status BucketScaleCodec::decode_add(Span<const std::uint8_t> in, const Call&, float weight,
+                                    Span<float> acc) const {
   GRADCOMP_TRY(check(in, acc.size()));
   for_blocks(acc.size(), bucket_, [&](std::size_t bucket, std::size_t begin, std::size_t count) {
     const std::uint8_t* from = in.data() + bucket * stride();

@@ -1,5 +1,5 @@
-// What codecs with a scale per bucket of elements share. Payload: bucket after bucket (the last one
-// may be shorter), each an f32 scale and its codes.
+// Base class for codecs with one scale per bucket of elements. Payload: bucket after bucket, each
+// an f32 scale and its codes; the last bucket may be shorter.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +15,9 @@ namespace gradcomp {
 
 inline constexpr std::size_t kScaleBytes = 4;
 
-class BucketCodec : public Codec {
+class BucketScaleCodec : public Codec {
  public:
-  explicit BucketCodec(std::size_t bucket) : bucket_(bucket) {}
+  explicit BucketScaleCodec(std::size_t bucket) : bucket_(bucket) {}
 
   bool fuses_feedback() const noexcept final { return true; }
   std::size_t max_encoded_size(std::size_t n) const noexcept final;
@@ -29,13 +29,13 @@ class BucketCodec : public Codec {
 
  private:
   virtual std::size_t code_bytes(std::size_t n) const noexcept = 0;
-  // Quantizes n finite numbers, the largest of magnitude `largest` > 0, of which the first is
-  // element `first` of the tensor. Returns the scale.
+  // Quantizes n finite numbers and returns the scale. Their largest magnitude is `largest` > 0; the
+  // first number is element `first` of the tensor.
   virtual float quantize(const float* x, float largest, const Call& call, std::size_t first,
                          std::uint8_t* codes, std::size_t n) const = 0;
-  // The codes of n numbers that decode to 0.
+  // Writes codes of n numbers that decode to 0.
   virtual void zeros(std::uint8_t* codes, std::size_t n) const = 0;
-  // Whether n codes are in range, and the bits beyond them 0.
+  // True if n codes are in range, and the bits beyond them are 0.
   virtual bool valid(const std::uint8_t* codes, std::size_t n) const = 0;
   virtual void expand(const std::uint8_t* codes, float scale, float* y, std::size_t n) const = 0;
   virtual void expand_add(const std::uint8_t* codes, float scale, float weight, float* acc,

@@ -26,8 +26,8 @@ StageInfo dither_stage() {
   stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {
     const bool l2 = recipe.params.choice("normalize") == "l2";
     const bool natural = recipe.params.choice("partition") == "natural";
-    return std::make_unique<Dithered>(recipe, l2 ? Norm::kL2 : Norm::kMax,
-                                      natural ? Partition::kNatural : Partition::kLinear);
+    return std::make_unique<DitheredCodec>(recipe, l2 ? Norm::kL2 : Norm::kMax,
+                                           natural ? Partition::kNatural : Partition::kLinear);
   };
   return stage;
 }

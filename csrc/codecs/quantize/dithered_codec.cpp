@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/bytes.hpp"
-#include "base/thread_pool.hpp"
+#include "base/chunks.hpp"
 #include "codec/feedback.hpp"
 #include "codec/payload.hpp"
 #include "kernels/kernels.hpp"
@@ -15,10 +15,10 @@
 namespace gradcomp {
 namespace {
 
-// Just below the largest float, so that a level times norm / levels stays finite when the quotient
-// was rounded up.
+// Just below the largest float, so that level * (norm / levels) stays finite even if the quotient
+// is rounded up.
 constexpr float kLargestNorm = 0x1.FFFFFp127f;
-// Buckets below travel as zeros: the inverse of a smaller norm would not be finite.
+// Buckets with smaller norms are sent as zeros: the inverse of the norm would not be finite.
 constexpr float kSmallestNorm = 0x1p-96f;
 
 constexpr std::size_t kWords = 1024;  // random words at a time
@@ -44,7 +44,7 @@ ParamInfo bucket_param(const char* default_text, const char* doc) {
   return integer_param("bucket", default_text, 16, kMaxNumel, doc);
 }
 
-Dithered::Dithered(const Recipe& recipe, Norm norm, Partition partition)
+DitheredCodec::DitheredCodec(const Recipe& recipe, Norm norm, Partition partition)
     : levels_(static_cast<unsigned>(recipe.params.integer("levels"))),
       bits_(symbol_bits(2 * levels_)),
       bucket_(static_cast<std::size_t>(recipe.params.integer("bucket"))),
@@ -60,34 +60,36 @@ Dithered::Dithered(const Recipe& recipe, Norm norm, Partition partition)
   }
 }
 
-Caps Dithered::caps() const noexcept {
+Caps DitheredCodec::caps() const noexcept {
   Caps caps;
   caps.private_noise = true;
   return caps;
 }
 
-// Two threads may need the norm of a bucket that lies across a chunk's border.
-bool Dithered::fuses_feedback() const noexcept { return bucket_ > kChunk || kChunk % bucket_ == 0; }
+// Fused only if no bucket crosses a chunk's border: else two threads may need its norm.
+bool DitheredCodec::fuses_feedback() const noexcept {
+  return bucket_ > kChunk || kChunk % bucket_ == 0;
+}
 
-std::size_t Dithered::max_encoded_size(std::size_t n) const noexcept {
+std::size_t DitheredCodec::max_encoded_size(std::size_t n) const noexcept {
   return 4 * buckets(n) + coder_.max_bytes(n, bits_);
 }
 
 // Norms ------------------------------------------------------------------------------------------
-// A bucket is measured in the pieces that multiples of kChunk cut it into, joined in order, so that
-// threads can share the work and the sum does not depend on how many there are.
+// A bucket is measured in pieces, cut at multiples of kChunk and joined in order. So threads can
+// share the work, and the sum does not depend on their number.
 
-double Dithered::measure(const float* x, std::size_t n) const {
+double DitheredCodec::measure(const float* x, std::size_t n) const {
   if (norm_ == Norm::kL2) return kernels().sum_squares(x, n);
   return static_cast<double>(bits_float(kernels().max_magnitude(x, n)));
 }
 
-double Dithered::join(double a, double b) const {
+double DitheredCodec::join(double a, double b) const {
   if (norm_ == Norm::kL2) return a + b;
   return a >= b || std::isnan(a) ? a : b;
 }
 
-float Dithered::norm_of(double measure) const {
+float DitheredCodec::norm_of(double measure) const {
   if (!std::isfinite(measure)) return bits_float(kNanBits);
   const double norm = norm_ == Norm::kL2 ? std::sqrt(measure) : measure;
   if (norm > static_cast<double>(kLargestNorm)) return kLargestNorm;
@@ -95,7 +97,7 @@ float Dithered::norm_of(double measure) const {
   return rounded < kSmallestNorm ? 0.0f : rounded;
 }
 
-float Dithered::bucket_norm(Span<const float> x, std::size_t bucket) const {
+float DitheredCodec::bucket_norm(Span<const float> x, std::size_t bucket) const {
   const std::size_t end = std::min((bucket + 1) * bucket_, x.size());
   double total = 0;
   for (std::size_t begin = bucket * bucket_; begin < end;) {
@@ -106,11 +108,12 @@ float Dithered::bucket_norm(Span<const float> x, std::size_t bucket) const {
   return norm_of(total);
 }
 
-// The norms of buckets that are longer than a chunk.
-Status Dithered::write_long_norms(Span<const float> x, const Call& call, std::uint8_t* out) const {
+// Writes the norms of buckets that are longer than a chunk.
+Status DitheredCodec::write_long_norms(Span<const float> x, const Call& call,
+                                       std::uint8_t* out) const {
   const std::size_t n = x.size();
-  // Piece i of the tensor is in chunk c and bucket b with c + b = i; where a bucket begins with a
-  // chunk, one i is left out.
+  // Piece i of the tensor is in chunk c and bucket b with c + b = i; if a bucket and a chunk begin
+  // together, one i is skipped.
   const std::size_t pieces = (n + kChunk - 1) / kChunk + buckets(n);
   Span<double> measures = call.scratch->get<double>(kMeasureSlot, pieces + 1);
   if (measures.empty()) return capacity_error("out of memory while measuring buckets");
@@ -138,8 +141,8 @@ Status Dithered::write_long_norms(Span<const float> x, const Call& call, std::ui
 
 // Encoding ---------------------------------------------------------------------------------------
 
-void Dithered::round(const float* x, const std::uint32_t* words, float norm, std::uint8_t* symbols,
-                     std::size_t n) const {
+void DitheredCodec::round(const float* x, const std::uint32_t* words, float norm,
+                          std::uint8_t* symbols, std::size_t n) const {
   if (!(norm > 0)) {
     std::memset(symbols, 0, n);
   } else if (partition_ == Partition::kLinear) {
@@ -150,10 +153,11 @@ void Dithered::round(const float* x, const std::uint32_t* words, float norm, std
   }
 }
 
-// The symbols of one chunk, x[begin, end), and the norms of the buckets that begin in it, unless
-// they are longer than a chunk and written already.
-void Dithered::write_symbols(Span<const float> x, const Call& call, std::size_t begin,
-                             std::size_t end, std::uint8_t* norms, std::uint8_t* symbols) const {
+// Writes the symbols of one chunk, x[begin, end), and the norms of buckets that begin in it. Norms
+// of buckets longer than a chunk are already written.
+void DitheredCodec::write_symbols(Span<const float> x, const Call& call, std::size_t begin,
+                                  std::size_t end, std::uint8_t* norms,
+                                  std::uint8_t* symbols) const {
   alignas(64) std::uint32_t words[kWords];
   std::size_t bucket_end = begin;
   float* const residual = residual_of(call);
@@ -185,8 +189,8 @@ void Dithered::write_symbols(Span<const float> x, const Call& call, std::size_t 
   }
 }
 
-Status Dithered::encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
-                        std::size_t* written) const {
+Status DitheredCodec::encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
+                             std::size_t* written) const {
   const std::size_t n = x.size();
   GRADCOMP_TRY(check_room(out, max_encoded_size(n)));
   const std::size_t ranges = range_count(n);
@@ -198,7 +202,7 @@ Status Dithered::encode(Span<const float> x, const Call& call, Span<std::uint8_t
 
   std::vector<Span<std::uint8_t>> parts(ranges);
   for_ranges(n, ranges, [&](std::size_t range, std::size_t begin, std::size_t end) {
-    // Where the code of this range begins if none before it gets shorter than it may be.
+    // Start of this range's code if all codes before it have their greatest length.
     std::uint8_t* const start = coded + coder_.max_bytes(begin, bits_);
     std::uint8_t* to = start;
     std::uint8_t* const chunk = chunks.data() + range * kChunk;
@@ -221,8 +225,8 @@ Status Dithered::encode(Span<const float> x, const Call& call, Span<std::uint8_t
 
 // Decoding ---------------------------------------------------------------------------------------
 
-Status Dithered::read(Span<const std::uint8_t> in, const Call& call, std::size_t n,
-                      Span<const std::uint8_t>* symbols) const {
+Status DitheredCodec::read(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+                           Span<const std::uint8_t>* symbols) const {
   const std::size_t head = 4 * buckets(n);
   if (in.size() < head) {
     return wire_error("the payload has " + std::to_string(in.size()) + " bytes; the norms of " +
@@ -252,9 +256,9 @@ Status Dithered::read(Span<const std::uint8_t> in, const Call& call, std::size_t
                     " levels have symbols up to " + std::to_string(2 * levels_));
 }
 
-// Calls fn(bucket, begin, end) for the part of each bucket that is in one range of elements.
+// Calls fn(bucket, begin, end) for the part of each bucket in each range of elements.
 template <typename Fn>
-void Dithered::for_buckets(std::size_t n, const Fn& fn) const {
+void DitheredCodec::for_buckets(std::size_t n, const Fn& fn) const {
   for_ranges(n, [&](std::size_t, std::size_t begin, std::size_t end) {
     while (begin < end) {
       const std::size_t bucket = begin / bucket_;
@@ -265,7 +269,7 @@ void Dithered::for_buckets(std::size_t n, const Fn& fn) const {
   });
 }
 
-Status Dithered::decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const {
+Status DitheredCodec::decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const {
   Span<const std::uint8_t> symbols;
   GRADCOMP_TRY(read(in, call, y.size(), &symbols));
   for_buckets(y.size(), [&](std::size_t bucket, std::size_t begin, std::size_t end) {
@@ -279,8 +283,8 @@ Status Dithered::decode(Span<const std::uint8_t> in, const Call& call, Span<floa
   return {};
 }
 
-void Dithered::add(const std::uint8_t* symbols, float norm, float weight, float* acc,
-                   std::size_t n) const {
+void DitheredCodec::add(const std::uint8_t* symbols, float norm, float weight, float* acc,
+                        std::size_t n) const {
   const float unit = unit_of(partition_, levels_, norm);
   if (partition_ == Partition::kLinear) {
     kernels().zigzag_add(symbols, unit, weight, acc, n);
@@ -289,8 +293,8 @@ void Dithered::add(const std::uint8_t* symbols, float norm, float weight, float*
   }
 }
 
-Status Dithered::decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
-                            Span<float> acc) const {
+Status DitheredCodec::decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
+                                 Span<float> acc) const {
   Span<const std::uint8_t> symbols;
   GRADCOMP_TRY(read(in, call, acc.size(), &symbols));
   for_buckets(acc.size(), [&](std::size_t bucket, std::size_t begin, std::size_t end) {

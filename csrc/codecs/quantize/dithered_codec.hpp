@@ -1,5 +1,4 @@
-// What quantizers share that round each element at random to a level of its bucket's norm: the
-// payload, the rounding, and decoding.
+// Codec for quantizers that round each element at random to a level of its bucket's norm.
 //
 // Payload: float32 norms, one per bucket, then the coded levels of all elements.
 #pragma once
@@ -19,10 +18,10 @@ enum class Partition {
   kNatural,  // levels 0, 2^(1-s), ..., 1/2, 1 of the norm
 };
 
-class Dithered final : public Codec {
+class DitheredCodec final : public Codec {
  public:
   // Reads the parameters `levels` and `bucket`, and the coder stage.
-  Dithered(const Recipe& recipe, Norm norm, Partition partition);
+  DitheredCodec(const Recipe& recipe, Norm norm, Partition partition);
 
   Caps caps() const noexcept override;
   bool fuses_feedback() const noexcept override;
@@ -45,7 +44,7 @@ class Dithered final : public Codec {
   void round(const float* x, const std::uint32_t* words, float norm, std::uint8_t* symbols,
              std::size_t n) const;
 
-  // acc += weight * what the symbols of (a part of) a bucket stand for.
+  // acc += weight * the values of the symbols of a bucket, or of a part of one.
   void add(const std::uint8_t* symbols, float norm, float weight, float* acc, std::size_t n) const;
 
   Status read(Span<const std::uint8_t> in, const Call& call, std::size_t n,
@@ -64,7 +63,7 @@ class Dithered final : public Codec {
 
 ParamInfo levels_param(const char* default_text, const char* doc);
 ParamInfo bucket_param(const char* default_text, const char* doc);
-// How NaN and Inf in a bucket show.
+// Effect of NaN and Inf in a bucket, for stage rows.
 extern const char* const kDitheredNonfinite;
 
 }  // namespace gradcomp

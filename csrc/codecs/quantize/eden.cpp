@@ -1,6 +1,6 @@
-// Rotated quantizers with a scale that undoes their bias: DRIVE (one bit) and EDEN (1 to 8 bits).
+// Rotated quantizers with a scale that removes their bias: DRIVE (one bit) and EDEN (1 to 8 bits).
 //
-// A group r of the rotated vector becomes scale * q, with q_i the centroid nearest to r_i in units
+// A group r of the rotated vector becomes scale * q; q_i is the centroid nearest to r_i, in units
 // of the group's root mean square. The unbiased scale is |r|^2 / <r, q>: then <r, scale * q> =
 // |r|^2, so the error is orthogonal to r and the rotation's randomness averages it out.
 #include <algorithm>
@@ -16,19 +16,19 @@
 namespace gradcomp {
 namespace {
 
-// A Hadamard transform of few elements leaves them far from normal, and the result far from
+// After a Hadamard transform, few elements are far from normal, so the result would be far from
 // unbiased.
 constexpr std::size_t kMinNumel = 64;
 
-// From here on, no product underflows.
+// From this root mean square on, no product underflows.
 constexpr double kMinRms = 0x1p-100;
 
 constexpr float kOne[1] = {1.0f};
 
-class Eden final : public GroupedCodec {
+class Eden final : public GroupCodec {
  public:
   Eden(unsigned bits, Span<const float> positive, const Recipe& recipe)
-      : GroupedCodec(bits, true, kMinNumel, LevelCoder::named(recipe.coder_name("packed"))),
+      : GroupCodec(bits, true, kMinNumel, LevelCoder::named(recipe.coder_name("packed"))),
         centroids_(bits, positive),
         unbiased_(recipe.params.boolean("unbiased")) {}
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/bytes.hpp"
-#include "base/thread_pool.hpp"
+#include "base/chunks.hpp"
 #include "codec/feedback.hpp"
 #include "codec/payload.hpp"
 #include "kernels/kernels.hpp"
@@ -36,16 +36,16 @@ void subtract(const float* sent, float* residual, std::size_t n) {
 
 }  // namespace
 
-std::size_t GroupedCodec::groups(std::size_t n) const noexcept {
+std::size_t GroupCodec::groups(std::size_t n) const noexcept {
   return rotated_ ? Rotation(n, 0).groups() : (n + kGroup - 1) / kGroup;
 }
 
-std::size_t GroupedCodec::max_encoded_size(std::size_t n) const noexcept {
+std::size_t GroupCodec::max_encoded_size(std::size_t n) const noexcept {
   return n < min_numel_ ? 4 * n : 4 * groups(n) + coder_.max_bytes(n, bits_);
 }
 
-Status GroupedCodec::encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
-                            std::size_t* written) const {
+Status GroupCodec::encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
+                          std::size_t* written) const {
   const std::size_t n = x.size();
   GRADCOMP_TRY(check_room(out, max_encoded_size(n)));
   float* const residual = residual_of(call);
@@ -97,29 +97,28 @@ Status GroupedCodec::encode(Span<const float> x, const Call& call, Span<std::uin
   return {};
 }
 
-Status GroupedCodec::unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n,
-                            Span<std::uint8_t>* symbols) const {
+Status GroupCodec::unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+                          Span<std::uint8_t>* symbols) const {
   const std::size_t head = 4 * groups(n);
   if (in.size() < head) {
     return wire_error("the payload has " + std::to_string(in.size()) + " bytes; the scales of " +
                       std::to_string(n) + " elements alone have " + std::to_string(head));
   }
-  const Span<std::uint8_t> room = call.scratch->get<std::uint8_t>(kSymbolSlot, n + 1);
-  if (room.empty()) return capacity_error("out of memory while decoding levels");
-  *symbols = {room.data(), n};
+  const Span<std::uint8_t> buffer = call.scratch->get<std::uint8_t>(kSymbolSlot, n + 1);
+  if (buffer.empty()) return capacity_error("out of memory while decoding levels");
+  *symbols = {buffer.data(), n};
   return coder_.decode({in.data() + head, in.size() - head}, bits_, *symbols);
 }
 
-void GroupedCodec::decode_group(float scale, const std::uint8_t* symbols, std::size_t count,
-                                float* v) const {
+void GroupCodec::decode_group(float scale, const std::uint8_t* symbols, std::size_t count,
+                              float* v) const {
   alignas(64) float table[256];
   values(scale, table);
   kernels().look_up(symbols, table, bits_, v, count);
 }
 
-void GroupedCodec::decode_tile(const Rotation& rotation, std::size_t tile,
-                               const std::uint8_t* scales, const std::uint8_t* symbols,
-                               float* v) const {
+void GroupCodec::decode_tile(const Rotation& rotation, std::size_t tile, const std::uint8_t* scales,
+                             const std::uint8_t* symbols, float* v) const {
   const std::size_t first = rotation.first_group(tile);
   const std::size_t rest = rotation.tile_size(tile) - first;
   const float scale = load<float>(scales + 4 * tile);
@@ -135,8 +134,8 @@ void GroupedCodec::decode_tile(const Rotation& rotation, std::size_t tile,
 }
 
 template <typename Place, typename Sink>
-void GroupedCodec::expand(const std::uint8_t* scales, Span<const std::uint8_t> symbols,
-                          const Call& call, const Place& place, const Sink& sink) const {
+void GroupCodec::expand(const std::uint8_t* scales, Span<const std::uint8_t> symbols,
+                        const Call& call, const Place& place, const Sink& sink) const {
   if (rotated_) {
     const Rotation rotation(symbols.size(), call.stream);
     for_tiles(rotation, [&](std::size_t tile, float* buffer) {
@@ -158,7 +157,7 @@ void GroupedCodec::expand(const std::uint8_t* scales, Span<const std::uint8_t> s
   }
 }
 
-Status GroupedCodec::decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const {
+Status GroupCodec::decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const {
   if (y.size() < min_numel_) {
     GRADCOMP_TRY(check_payload_size(in, 4 * y.size(), y.size()));
     if (!y.empty()) std::memcpy(y.data(), in.data(), 4 * y.size());
@@ -173,8 +172,8 @@ Status GroupedCodec::decode(Span<const std::uint8_t> in, const Call& call, Span<
   return {};
 }
 
-Status GroupedCodec::decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
-                                Span<float> acc) const {
+Status GroupCodec::decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
+                              Span<float> acc) const {
   if (acc.size() < min_numel_) {
     GRADCOMP_TRY(check_payload_size(in, 4 * acc.size(), acc.size()));
     kernels().f32_add(in.data(), weight, acc.data(), acc.size());

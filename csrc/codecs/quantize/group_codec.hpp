@@ -1,7 +1,7 @@
-// What quantizers with a scale per group of elements share: the payload, rotation, and decoding.
+// Base class for quantizers with one scale per group of elements, with or without a rotation.
 //
-// Payload: a float32 scale per group, then the coded levels. After a rotation the groups are those
-// of coding/rotation.hpp; else they are runs of kGroup elements.
+// Payload: a float32 scale per group, then the coded levels. After a rotation, groups are defined
+// by coding/rotation.hpp; else they are runs of kGroup elements.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace gradcomp {
 
-class GroupedCodec : public Codec {
+class GroupCodec : public Codec {
  public:
   static constexpr std::size_t kGroup = 512;
 
@@ -27,11 +27,11 @@ class GroupedCodec : public Codec {
                     Span<float> acc) const final;
 
  protected:
-  // Tensors of fewer than `min_numel` elements travel as float32.
-  GroupedCodec(unsigned bits, bool rotated, std::size_t min_numel, LevelCoder coder)
+  // Tensors of fewer than `min_numel` elements are sent as float32.
+  GroupCodec(unsigned bits, bool rotated, std::size_t min_numel, LevelCoder coder)
       : bits_(bits), rotated_(rotated), min_numel_(min_numel), coder_(coder) {}
 
-  // Up to it no sum of the inverse rotation overflows.
+  // Up to this scale, no sum of the inverse rotation overflows.
   static constexpr float kMaxRotatedScale = 0x1p100f;
 
   unsigned bits() const noexcept { return bits_; }
@@ -39,23 +39,23 @@ class GroupedCodec : public Codec {
 
  private:
   // Writes n symbols below 2^bits and returns the group's scale; `first` is the index of the
-  // group's first element. A group with an element that is not finite gets NaN, and so does one of
-  // a rotated vector whose scale would be above kMaxRotatedScale.
+  // group's first element. The scale is NaN if an element is not finite, or if the scale of a
+  // rotated group would exceed kMaxRotatedScale.
   virtual float quantize(const float* v, std::size_t n, std::size_t first, const Call& call,
                          std::uint8_t* symbols) const = 0;
-  // The 2^bits values that the symbols of a group stand for.
+  // Writes the 2^bits values of the symbols of a group.
   virtual void values(float scale, float* table) const = 0;
 
   std::size_t groups(std::size_t n) const noexcept;
-  // Decodes `count` elements of a group, not rotated back.
+  // Decodes `count` elements of a group, without the inverse rotation.
   void decode_group(float scale, const std::uint8_t* symbols, std::size_t count, float* v) const;
-  // Decodes a tile of a rotation, of which one or two groups' scales begin at `scales`.
+  // Decodes a tile of a rotation, of one or two groups; `scales` has the scales of all groups.
   void decode_tile(const Rotation& rotation, std::size_t tile, const std::uint8_t* scales,
                    const std::uint8_t* symbols, float* v) const;
   Status unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n,
                 Span<std::uint8_t>* symbols) const;
-  // Calls sink(begin, values, count) for runs of decoded elements, in parallel. `place(begin)` says
-  // where they are decoded to, or is nullptr for a buffer.
+  // Calls sink(begin, values, count) for runs of decoded elements, on all threads. place(begin,
+  // buffer) returns their destination.
   template <typename Place, typename Sink>
   void expand(const std::uint8_t* scales, Span<const std::uint8_t> symbols, const Call& call,
               const Place& place, const Sink& sink) const;

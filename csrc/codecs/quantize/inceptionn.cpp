@@ -8,8 +8,9 @@
 
 #include "base/bytes.hpp"
 #include "base/chunks.hpp"
+#include "codec/payload.hpp"
 #include "codecs/codecs.hpp"
-#include "codecs/sign/bits.hpp"
+#include "coding/bits.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {
@@ -18,7 +19,7 @@ namespace {
 constexpr std::size_t kBlock = 1024;
 static_assert(kChunk % kBlock == 0, "a block is one thread's");
 
-// Of the payload of n elements, or of whole blocks before others.
+// Greatest payload size of n elements, or of whole blocks before others.
 std::size_t max_bytes(std::size_t n) { return 4 * n + 2 * bit_bytes(n); }
 
 std::size_t data_bytes(const FixedCounts& counts) {
@@ -38,7 +39,7 @@ class Inceptionn final : public Codec {
   Status encode(Span<const float> x, const Call&, Span<std::uint8_t> out,
                 std::size_t* written) const override {
     GRADCOMP_TRY(check_room(out, max_bytes(x.size())));
-    // Every range writes where it would begin at worst; then they close up.
+    // Every range is written at its latest possible start; then gaps are closed.
     const std::size_t ranges = range_count(x.size());
     std::array<Span<std::uint8_t>, kMaxThreads> parts;
     for_ranges(x.size(), ranges, [&](std::size_t range, std::size_t begin, std::size_t end) {
@@ -97,7 +98,7 @@ class Inceptionn final : public Codec {
     return out + 4 * counts.words;
   }
 
-  // Checks all sizes, and finds where each chunk begins.
+  // Checks all sizes, and finds the start of each chunk.
   static Status check(Span<const std::uint8_t> in, std::size_t n, const Call& call,
                       Span<std::size_t>* offsets) {
     std::size_t left = in.size();
@@ -132,7 +133,7 @@ class Inceptionn final : public Codec {
     return {};
   }
 
-  // Calls fn(begin, count, block) for every block of a payload that was checked.
+  // Calls fn(begin, count, block) for every block of a checked payload.
   template <typename Fn>
   static void for_blocks_in(Span<const std::uint8_t> in, std::size_t n, Span<std::size_t> offsets,
                             const Fn& fn) {

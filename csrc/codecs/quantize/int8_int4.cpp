@@ -12,11 +12,12 @@ namespace {
 
 constexpr std::size_t kPiece = kRoundingPiece;  // elements at a time, an even number
 
-// 8 bits: levels -127 to 127 as int8. 4 bits: levels -7 to 7, two in a byte, the first one below.
-class Linear : public BucketCodec {
+// 8 bits: levels -127 to 127 as int8. 4 bits: levels -7 to 7, two in a byte, the first one in the
+// lower half.
+class IntegerCodec : public BucketScaleCodec {
  public:
-  Linear(const Params& params, float limit)
-      : BucketCodec(static_cast<std::size_t>(params.integer("bucket"))),
+  IntegerCodec(const Params& params, float limit)
+      : BucketScaleCodec(static_cast<std::size_t>(params.integer("bucket"))),
         limit_(limit),
         random_(params.choice("rounding") == "stochastic") {}
 
@@ -38,7 +39,7 @@ class Linear : public BucketCodec {
     if (scale * limit_ > std::numeric_limits<float>::max()) {
       scale = bits_float(float_bits(scale) - 1);
     }
-    if (scale < 0x1p-126f) {  // too small for a finite inverse, and for any gradient to matter
+    if (scale < 0x1p-126f) {  // too small for a finite inverse, and negligible in a gradient
       zeros(codes, n);
       return 0.0f;
     }
@@ -70,9 +71,9 @@ class Linear : public BucketCodec {
   bool random_;
 };
 
-class Int8 final : public Linear {
+class Int8 final : public IntegerCodec {
  public:
-  explicit Int8(const Params& params) : Linear(params, 127.0f) {}
+  explicit Int8(const Params& params) : IntegerCodec(params, 127.0f) {}
 
  private:
   std::size_t code_bytes(std::size_t n) const noexcept override { return n; }
@@ -98,9 +99,9 @@ class Int8 final : public Linear {
   }
 };
 
-class Int4 final : public Linear {
+class Int4 final : public IntegerCodec {
  public:
-  explicit Int4(const Params& params) : Linear(params, 7.0f) {}
+  explicit Int4(const Params& params) : IntegerCodec(params, 7.0f) {}
 
  private:
   std::size_t code_bytes(std::size_t n) const noexcept override { return (n + 1) / 2; }
@@ -122,7 +123,7 @@ class Int4 final : public Linear {
     return bad == 0 && (n % 2 == 0 || codes[n / 2] >> 4 == 0);
   }
 
-  // At most kPiece levels, of codes that begin with an even one.
+  // Unpacks at most kPiece levels, from an even one on.
   static void unpack(const std::uint8_t* codes, std::uint8_t* levels, std::size_t n) {
     for (std::size_t i = 0; i < (n + 1) / 2; ++i) {
       // Sign extension: -8 to 7 from the lower and the upper half.
@@ -151,7 +152,7 @@ class Int4 final : public Linear {
   }
 };
 
-StageInfo linear_stage() {
+StageInfo integer_stage() {
   StageInfo stage;
   stage.paper =
       "Alistarh, Grubic, Li, Tomioka, Vojnovic: QSGD, NeurIPS 2017, section 4 (buckets), with the "
@@ -168,7 +169,7 @@ StageInfo linear_stage() {
 }  // namespace
 
 StageInfo int8_stage() {
-  StageInfo stage = linear_stage();
+  StageInfo stage = integer_stage();
   stage.name = "int8";
   stage.id = 16;
   stage.summary = "integers from -127 to 127 times a scale per bucket";
@@ -180,7 +181,7 @@ StageInfo int8_stage() {
 }
 
 StageInfo int4_stage() {
-  StageInfo stage = linear_stage();
+  StageInfo stage = integer_stage();
   stage.name = "int4";
   stage.id = 17;
   stage.summary = "integers from -7 to 7 times a scale per bucket";

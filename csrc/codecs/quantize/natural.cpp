@@ -1,5 +1,5 @@
-// Natural compression: powers of two. Payload: one byte per element.
-#include "base/thread_pool.hpp"
+// Natural compression: random rounding to powers of two. Payload: one byte per element.
+#include "base/chunks.hpp"
 #include "codec/feedback.hpp"
 #include "codec/payload.hpp"
 #include "codecs/codecs.hpp"

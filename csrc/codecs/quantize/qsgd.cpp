@@ -22,7 +22,7 @@ StageInfo qsgd_stage() {
   stage.symbols = Symbols::kLevels;
   stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {
     const bool l2 = recipe.params.choice("norm") == "l2";
-    return std::make_unique<Dithered>(recipe, l2 ? Norm::kL2 : Norm::kMax, Partition::kLinear);
+    return std::make_unique<DitheredCodec>(recipe, l2 ? Norm::kL2 : Norm::kMax, Partition::kLinear);
   };
   return stage;
 }

@@ -1,4 +1,4 @@
-// Random words for codecs that round at random.
+// Random words for codecs with stochastic rounding.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace gradcomp {
 
-// Elements at a time: their rounding words and they themselves stay in the first-level cache.
+// Elements per piece: they and their rounding words fit the L1 cache.
 inline constexpr std::size_t kRoundingPiece = 1280;
 
 // Calls fn(done, words, count) for pieces of n elements at x, from x[done] on, with the rounding

@@ -1,7 +1,7 @@
-// Random ternary quantization. Payload: f32 scale, then five elements in a byte as the digits of a
-// number to base 3: 0 for 0, 1 for the scale, 2 for its opposite.
+// Random ternary quantization. Payload: f32 scale, then five elements per byte as digits in base 3:
+// 0 for 0, 1 for the scale, 2 for its negative.
 //
-// Blocks of kBlock elements have their digits in strides, so that packing works on whole vectors:
+// Digits of a block of kBlock elements are interleaved, so that packing works on whole vectors:
 // byte j of a block of B bytes has the elements j, j + B, ..., j + 4B.
 #include <algorithm>
 #include <cmath>
@@ -28,7 +28,7 @@ std::size_t packed_bytes(std::size_t n) { return (n + kDigits - 1) / kDigits; }
 
 void pack(const std::uint8_t* digits, std::uint8_t* out, std::size_t bytes) {
   for (std::size_t j = 0; j < bytes; ++j) {
-    // In bytes throughout, so that a vector holds many.
+    // Bytes throughout, so that a vector holds many.
     std::uint8_t packed = digits[4 * bytes + j];
     for (std::size_t k = 4; k-- > 0;) {
       packed = static_cast<std::uint8_t>(packed + packed + packed + digits[k * bytes + j]);
@@ -37,12 +37,12 @@ void pack(const std::uint8_t* digits, std::uint8_t* out, std::size_t bytes) {
   }
 }
 
-// The level that a digit stands for, as int8: 0, 1 or -1.
+// Level of a digit, as int8: 0, 1 or -1.
 std::uint8_t level_of(std::uint8_t digit) {
   return static_cast<std::uint8_t>(digit - (digit >> 1) - (digit >> 1) - (digit >> 1));
 }
 
-// As levels: 0, 1 and -1. Clobbers nothing beyond kDigits * bytes levels.
+// Unpacks to levels: 0, 1 and -1. Writes nothing beyond kDigits * bytes levels.
 void unpack(const std::uint8_t* in, std::uint8_t* levels, std::size_t bytes) {
   std::uint8_t rest[kBlockBytes];
   std::copy_n(in, bytes, rest);
@@ -62,7 +62,7 @@ void unpack(const std::uint8_t* in, std::uint8_t* levels, std::size_t bytes) {
   }
 }
 
-// What a chunk adds to the scale.
+// Contribution of a chunk to the scale.
 struct ChunkStatistics {
   Moments moments;
   std::uint32_t largest;  // magnitude bits
@@ -135,7 +135,7 @@ class TernGrad final : public Codec {
   }
 
  private:
-  // The largest magnitude after clipping; NaN when an element is not finite.
+  // Largest magnitude after clipping; NaN if an element is not finite.
   Status find_scale(Span<const float> x, const Call& call, float* scale) const {
     const std::size_t n = x.size();
     Span<ChunkStatistics> chunks = call.scratch->get<ChunkStatistics>(0, chunk_count(n) + 1);

@@ -1,4 +1,4 @@
-// 2^bits levels at equal distances, symmetric around 0, of a scale of each group's own.
+// 2^bits levels at equal distances, symmetric around 0, with one scale per group.
 //
 // The levels of a group are (2k - top) * h with k = 0 ... top and top = 2^bits - 1; the scale on
 // the wire is h, half the distance between two of them.
@@ -15,18 +15,17 @@
 namespace gradcomp {
 namespace {
 
-// The outermost level, in standard deviations, of the least squared error for normal values.
+// Outermost level, in standard deviations, with the least squared error for normal values.
 constexpr float kNearestClip[9] = {0,       0.7979f, 1.4936f, 2.0511f, 2.5141f,
                                    2.9161f, 3.2779f, 3.6109f, 3.9220f};
 constexpr float kStochasticClip[9] = {0,       0.6473f, 1.2703f, 1.8281f, 2.3086f,
                                       2.7288f, 3.1043f, 3.4494f, 3.7698f};
 
-class Uniform final : public GroupedCodec {
+class Uniform final : public GroupCodec {
  public:
   explicit Uniform(const Recipe& recipe)
-      : GroupedCodec(static_cast<unsigned>(recipe.params.integer("bits")),
-                     recipe.transform != nullptr, 0,
-                     LevelCoder::named(recipe.coder_name("packed"))),
+      : GroupCodec(static_cast<unsigned>(recipe.params.integer("bits")),
+                   recipe.transform != nullptr, 0, LevelCoder::named(recipe.coder_name("packed"))),
         top_(static_cast<float>((1u << bits()) - 1)),
         stochastic_(recipe.params.choice("rounding") == "stochastic") {
     if (recipe.params.has("clip")) {
@@ -45,7 +44,7 @@ class Uniform final : public GroupedCodec {
   }
 
  private:
-  // The outermost level: the largest magnitude, or less where large ones are to be clipped.
+  // Outermost level: the largest magnitude, or less if large magnitudes are clipped.
   float limit(const float* v, std::size_t n, std::uint32_t largest) const {
     const float most = bits_float(largest);
     if (clip_ == 0) return most;

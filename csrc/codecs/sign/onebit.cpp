@@ -1,11 +1,11 @@
 // 1-bit quantization. Payload: f32 mean of the elements below 0, f32 mean of all others, one bit
-// per element that tells whether it is below 0.
+// per element, 1 if it is below 0.
 #include <cmath>
 
 #include "base/bytes.hpp"
 #include "codec/payload.hpp"
 #include "codecs/codecs.hpp"
-#include "codecs/sign/sign_codec.hpp"
+#include "codecs/sign/sign_bit_codec.hpp"
 
 namespace gradcomp {
 namespace {
@@ -26,9 +26,9 @@ float mean(double sum, std::size_t count) {
   return count == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(count));
 }
 
-class OneBit final : public OneBitCodec {
+class OneBit final : public SignBitCodec {
  public:
-  OneBit() : OneBitCodec(kHead) {}
+  OneBit() : SignBitCodec(kHead) {}
 
   Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
                 std::size_t* written) const override {

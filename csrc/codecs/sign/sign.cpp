@@ -1,19 +1,19 @@
-// Scaled sign. Payload: f32 scale, one bit per element that tells whether it is below 0.
+// Scaled sign. Payload: f32 scale, one bit per element, 1 if it is below 0.
 #include <cmath>
 
 #include "base/bytes.hpp"
 #include "codec/payload.hpp"
 #include "codecs/codecs.hpp"
-#include "codecs/sign/sign_codec.hpp"
+#include "codecs/sign/sign_bit_codec.hpp"
 
 namespace gradcomp {
 namespace {
 
 constexpr std::size_t kHead = 4;
 
-class Sign final : public OneBitCodec {
+class Sign final : public SignBitCodec {
  public:
-  Sign() : OneBitCodec(kHead) {}
+  Sign() : SignBitCodec(kHead) {}
 
   Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
                 std::size_t* written) const override {

@@ -1,6 +1,6 @@
-// Count sketch: a table much smaller than the tensor, to whose cells elements are added with random
-// signs; an element's estimate is a median over the table's rows. Payload: the table, float32, row
-// by row; or the elements themselves where they are not more.
+// Count sketch: a table much smaller than the tensor. Elements are added to its cells with random
+// signs; the estimate of an element is a median over the table's rows. Payload: the table, float32,
+// row by row; or the elements themselves if the table is not smaller.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -9,8 +9,8 @@
 #include <string>
 
 #include "base/bytes.hpp"
+#include "base/chunks.hpp"
 #include "base/rng.hpp"
-#include "base/thread_pool.hpp"
 #include "codec/payload.hpp"
 #include "codecs/codecs.hpp"
 #include "kernels/kernels.hpp"
@@ -18,20 +18,22 @@
 namespace gradcomp {
 namespace {
 
-// Elements of a run go to consecutive cells from one random cell on: two elements share a cell with
-// the same probability as if each had a random cell of its own, and memory is read in order.
+// Elements of a run go to consecutive cells from one random cell on. Two elements share a cell with
+// the same probability as with independent random cells, and memory is read in order.
 constexpr std::size_t kRun = 32;
-constexpr std::size_t kPiece = 1024;  // elements whose estimates stay in the first-level cache
+constexpr std::size_t kPiece = 1024;  // elements per piece: their estimates fit the L1 cache
 constexpr std::size_t kPieceRuns = kPiece / kRun;
 constexpr std::size_t kMaxRows = 15;
-// Where every row's estimate is so many times as large as the root mean square of the cells, it is
-// no noise.
+// An estimate is significant, not noise, if in every row it reaches this multiple of the root mean
+// square of the cells.
 constexpr double kHeavy = 3;
 constexpr double kFloatMax = std::numeric_limits<float>::max();
-// The variance of the median of some rows is at most about so many times that of their mean.
+// Upper bound, approximate, for the variance of the median of some rows relative to the variance of
+// their mean.
 constexpr double kMedianVariance = 1.5;
 
-// For each run of a piece where it begins in a row, and the signs of its elements, one bit each.
+// Hashes of the runs of a piece: the first cell in a row, and the signs of the elements, one bit
+// each.
 struct Hashes {
   std::uint32_t start[kPieceRuns];
   std::uint32_t signs[kPieceRuns];
@@ -46,7 +48,7 @@ void hash(std::uint64_t stream, std::size_t row, std::size_t begin, const Cell* 
   for (std::size_t run = 0; run < kPieceRuns; ++run) {
     hashes->start[run] = static_cast<std::uint32_t>(std::uint64_t{words[2 * run]} * cols >> 32);
     hashes->signs[run] = words[2 * run + 1];
-    // Every run may be in cache lines and a page of its own: ask for them early.
+    // Every run may be in different cache lines and another page: prefetch early.
     const Cell* const cell = cells + hashes->start[run];
     __builtin_prefetch(cell);
     __builtin_prefetch(cell + kRun / 2);
@@ -54,7 +56,8 @@ void hash(std::uint64_t stream, std::size_t row, std::size_t begin, const Cell* 
   }
 }
 
-// Bit j of `signs` as a mask; a table of bits, since not every instruction set has shifts by lane.
+// Bit j of `signs` as a mask; a table of bits, because not every instruction set has shifts by
+// lane.
 constexpr std::array<std::uint32_t, kRun> kBits = [] {
   std::array<std::uint32_t, kRun> bits{};
   for (std::size_t j = 0; j < kRun; ++j) bits[j] = 1u << j;
@@ -64,8 +67,8 @@ std::uint32_t sign_mask(std::uint32_t signs, std::size_t j) {
   return (signs & kBits[j]) == kBits[j] ? ~0u : 0u;
 }
 
-// Integers that order as the numbers do, with -0 below 0. That of a number with the other sign is
-// its complement, which would put NaN below all numbers: it is above them whatever its sign.
+// Integer with the order of the numbers, -0 below 0. Changing the sign of a number complements its
+// key. NaN is above all numbers, whatever its sign.
 std::int32_t order_key(float x) {
   const std::uint32_t magnitude = float_bits(x) & kMagnitudeMask;
   if (magnitude > kInfBits) return static_cast<std::int32_t>(kNanBits);
@@ -88,9 +91,9 @@ void sort_pairs(std::int32_t* __restrict a, std::int32_t* __restrict b) {
 
 struct Table {
   std::size_t cols;
-  Span<std::int32_t> keys;  // of the cells; every row goes on as it begins
+  Span<std::int32_t> keys;  // of the cells; every row is followed by a copy of its first cells
   bool has_nan;
-  // Unless all rows reach `heavy`, with one sign, an estimate is multiplied by `shrink`.
+  // An estimate is multiplied by `shrink` unless all rows reach `heavy` with one sign.
   std::int32_t heavy;  // an order key
   float shrink;
 };
@@ -128,7 +131,7 @@ class Sketch final : public Codec {
     const std::size_t cols = this->cols(n);
     Span<float> table = call.scratch->get<float>(0, rows_ * (cols + kRun));
     if (table.empty()) return out_of_memory(n);
-    // Every row on one thread: its sums have one order.
+    // One thread per row, so that its sums have one order.
     for_rows(n, [&](std::size_t row) {
       float* const cells = table.data() + row * (cols + kRun);
       std::memset(cells, 0, 4 * (cols + kRun));
@@ -137,9 +140,10 @@ class Sketch final : public Codec {
         hash(call.stream, row, begin, cells, cols, &hashes);
         add_piece(x.data() + begin, std::min(kPiece, n - begin), hashes, cells);
       }
-      for (std::size_t i = 0; i < kRun; ++i) cells[i] += cells[cols + i];  // around the row's end
+      for (std::size_t i = 0; i < kRun; ++i)
+        cells[i] += cells[cols + i];  // wrap around the row's end
       for (std::size_t i = 0; i < cols; ++i) {
-        const bool nan = cells[i] != cells[i];  // whose bits would depend on the compiler
+        const bool nan = cells[i] != cells[i];  // the bits of a NaN would depend on the compiler
         store(out.data() + 4 * (row * cols + i), nan ? bits_float(kNanBits) : cells[i]);
       }
     });
@@ -187,7 +191,7 @@ class Sketch final : public Codec {
     return std::max(kRun, static_cast<std::size_t>(std::floor(cells + 0.5)));
   }
 
-  // Whether the tensor is no larger than its sketch, and travels as it is.
+  // True if the tensor is no larger than its sketch; then it is sent unchanged.
   bool exact(std::size_t n) const { return n <= rows_ * cols(n); }
 
   static Status out_of_memory(std::size_t n) {
@@ -196,14 +200,10 @@ class Sketch final : public Codec {
 
   template <typename Fn>
   void for_rows(std::size_t n, const Fn& fn) const {
-    if (range_count(n) == 1) {
-      for (std::size_t row = 0; row < rows_; ++row) fn(row);
-      return;
-    }
-    const Fn* pointer = &fn;
-    run_tasks(
-        rows_, [](void* context, std::size_t row) { (**static_cast<const Fn**>(context))(row); },
-        &pointer);
+    for_parts(rows_, range_count(n) == 1 ? 1 : rows_,
+              [&](std::size_t, std::size_t begin, std::size_t end) {
+                for (std::size_t row = begin; row < end; ++row) fn(row);
+              });
   }
 
   static void add_piece(const float* __restrict x, std::size_t count, const Hashes& hashes,
@@ -242,7 +242,7 @@ class Sketch final : public Codec {
     const auto m = static_cast<double>(all);
     const double squares = kernels().sum_squares(cells.data(), all);
     const double least = std::min<double>(kHeavy * std::sqrt(squares / m), kFloatMax);
-    // One row cannot tell an element from another that shares its cell.
+    // With one row, elements that share a cell cannot be told apart.
     table->heavy = order_key(rows_ > 1 ? static_cast<float>(least) : bits_float(kInfBits));
     const double shrink = m / (m + kMedianVariance * static_cast<double>(n));
     table->shrink = unbiased_ ? 1.0f : static_cast<float>(shrink);

@@ -1,4 +1,4 @@
-// A given proportion of the elements of each sign, the largest ones, as two means.
+// The largest elements of each sign, a given proportion of them, sent as two means.
 #include <algorithm>
 
 #include "base/bytes.hpp"
@@ -17,7 +17,7 @@ class AdaQ final : public SparseCodec {
 
  private:
   std::size_t min_kept(std::size_t) const noexcept override { return 0; }  // all may be zeros
-  // The counts of the two signs are rounded one by one, and at least 1 each.
+  // The counts of the two signs are rounded separately, and at least 1 each.
   std::size_t max_kept(std::size_t n) const noexcept override {
     return std::min(n, keep_.count(n) + 1);
   }
@@ -37,7 +37,7 @@ class AdaQ final : public SparseCodec {
     return select_largest_by_sign(x, k, call, kept);
   }
 
-  // Of at most kChunk elements; zeros count for neither, a NaN by its sign bit.
+  // Counts at most kChunk elements by sign bit, NaN included; zeros count for neither sign.
   static SignCounts count_signs(const float* x, std::size_t n) {
     std::uint32_t positive = 0;
     std::uint32_t negative = 0;

@@ -1,11 +1,11 @@
-// Whole chunks of consecutive elements: those of largest L1 norm.
+// The chunks of consecutive elements with the largest L1 norms.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <string>
 
-#include "base/thread_pool.hpp"
+#include "base/chunks.hpp"
 #include "codecs/codecs.hpp"
 #include "codecs/sparse/keep.hpp"
 #include "codecs/sparse/sparse_codec.hpp"
@@ -14,7 +14,7 @@
 namespace gradcomp {
 namespace {
 
-// Orders as the norms do, NaN above Inf.
+// Integer key with the order of the norms, NaN above Inf.
 std::uint64_t norm_key(double norm) {
   if (std::isnan(norm)) return ~std::uint64_t{0};
   std::uint64_t bits;
@@ -44,7 +44,7 @@ class ChunkTopK final : public SparseCodec {
       return capacity_error("out of memory: choosing among " + std::to_string(chunks) + " chunks");
     }
     for_ranges(x.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
-      // The chunks that begin in this range.
+      // Chunks that begin in this range.
       for (std::size_t c = (begin + chunk_ - 1) / chunk_; c * chunk_ < end; ++c) {
         const std::size_t length = std::min(chunk_, x.size() - c * chunk_);
         keys[c] = norm_key(kernels().sum_magnitudes(x.data() + c * chunk_, length));

@@ -1,4 +1,4 @@
-// How many elements a sparsifier keeps: what `ratio` and `k` mean.
+// Number of elements that a sparsifier keeps, from the parameters `ratio` and `k`.
 #pragma once
 
 #include <cmath>
@@ -25,8 +25,8 @@ class Keep {
       : ratio_(params.has("ratio") ? params.real("ratio") : 0.0),
         k_(params.has("k") ? static_cast<std::size_t>(params.integer("k")) : 0) {}
 
-  // In [1, n], or 0 for n = 0. Rounded to the nearest: a ceiling would turn 0.07 * 100 =
-  // 7.000000000000001 into 8.
+  // Number of elements kept of n: in [1, n], or 0 for n = 0. Rounded to nearest: a ceiling would
+  // turn 0.07 * 100 = 7.000000000000001 into 8.
   std::size_t count(std::size_t n) const noexcept {
     std::size_t k = k_;
     if (k == 0) k = static_cast<std::size_t>(std::floor(ratio_ * static_cast<double>(n) + 0.5));

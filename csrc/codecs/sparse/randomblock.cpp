@@ -1,5 +1,5 @@
-// k consecutive elements from a random place on; the tensor is a ring, so that every element is as
-// likely to be kept as any other.
+// k consecutive elements from a random position on. The tensor is a ring, so every element is kept
+// with the same probability.
 #include "base/rng.hpp"
 #include "codecs/codecs.hpp"
 #include "codecs/sparse/seeded_codec.hpp"

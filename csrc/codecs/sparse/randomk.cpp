@@ -1,7 +1,7 @@
-// k elements drawn without replacement, one from each of k parts of the tensor. The parts are
-// equal, up to one element, and the tensor is a ring on which they begin at a random element, so
-// that each element is kept with probability k / n. Drawn so, indices ascend, and need neither be
-// sorted nor compared with each other.
+// k elements drawn without replacement, one from each of k parts of the tensor. The parts are equal
+// up to one element. The tensor is a ring on which the first part begins at a random element, so
+// each element is kept with probability k / n. Indices drawn this way ascend, and need neither
+// sorting nor comparing.
 #include <algorithm>
 
 #include "base/rng.hpp"
@@ -12,13 +12,13 @@
 namespace gradcomp {
 namespace {
 
-// k parts of n places, and a place drawn from each of them.
+// Divides n places into k parts, and draws a place from each.
 class Parts {
  public:
   Parts(std::size_t n, std::size_t k, std::uint64_t stream) noexcept
       : stream_(stream), step_(((std::uint64_t{n} << 32) + k - 1) / k) {}
 
-  // Writes offset + the places of the parts in [first, last). Returns where they end.
+  // Writes offset + place for the parts in [first, last). Returns the end of the output.
   std::uint32_t* draw(std::size_t first, std::size_t last, std::size_t offset,
                       std::uint32_t* out) const noexcept {
     if (step_ > kLargestWithWords) {
@@ -43,7 +43,7 @@ class Parts {
     return out;
   }
 
-  // How many places are below `place`, which is one of the n.
+  // Number of drawn places below `place`, 0 <= place < n.
   std::size_t count_below(std::size_t place) const noexcept {
     const std::size_t part = part_of(place);
     std::uint32_t drawn = 0;
@@ -53,17 +53,18 @@ class Parts {
 
  private:
   static constexpr std::size_t kPiece = 1024;
-  // Of parts up to 4096 places a word chooses, so that probabilities are off by 2^-20 of what they
-  // are, at most; of larger ones, of which there are few, a whole draw.
+  // For parts of up to 4096 places, one word decides, with a relative error of probabilities of at
+  // most 2^-20. For larger parts, which are few, a whole draw decides.
   static constexpr std::uint64_t kLargestWithWords = std::uint64_t{4096} << 32;
 
   std::size_t part_of(std::size_t place) const noexcept {
     const auto part = static_cast<std::size_t>((std::uint64_t{place} << 32) / step_);
-    return (part + 1) * step_ >> 32 <= place ? part + 1 : part;  // it may begin a fraction later
+    return (part + 1) * step_ >> 32 <= place ? part + 1
+                                             : part;  // the next part may begin a fraction later
   }
 
   std::uint64_t stream_;
-  // From part to part, in 2^-32 places; rounded up, so that part k would begin at n.
+  // Distance between parts, in 2^-32 places; rounded up, so that part k would begin at n.
   std::uint64_t step_;
 };
 
@@ -77,7 +78,7 @@ class RandomK final : public SeededCodec {
     if (k == 0) return {};
     const Parts parts(n, k, call.stream);
     const auto turn = static_cast<std::size_t>(scale_draw(draw_at(call.stream, k), n));
-    // Places from here on are the tensor's first elements.
+    // Places from here on wrap around to the tensor's first elements.
     const std::size_t wrap = n - turn;
     const std::size_t before = turn == 0 ? k : parts.count_below(wrap);
     std::uint32_t* const out = parts.draw(before, k, std::size_t{0} - wrap, indices.data());

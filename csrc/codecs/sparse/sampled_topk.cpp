@@ -1,5 +1,5 @@
-// About k elements of large magnitude: the threshold is estimated on a sample and adapted when it
-// is too far off (Lin et al.: Deep Gradient Compression).
+// About k elements of large magnitude: the threshold is estimated on a sample, and adapted if it is
+// too far off (Lin et al.: Deep Gradient Compression).
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -16,7 +16,7 @@ namespace {
 
 struct Sample {
   std::size_t stride;  // 1: the whole tensor
-  std::size_t rank;    // which one of the sampled magnitudes, from the largest, is the threshold
+  std::size_t rank;    // rank of the threshold among the sampled magnitudes, from the largest
 };
 
 class SampledTopK final : public SparseCodec {
@@ -47,14 +47,16 @@ class SampledTopK final : public SparseCodec {
   }
   std::size_t max_kept(std::size_t n) const noexcept override { return keep_.count(n); }
 
-  // The reference implementation's sizes, with k / n for its ratio.
+  // Sizes as in the reference implementation, with k / n as its ratio.
   Sample plan(std::size_t n, std::size_t k) const noexcept {
     if (k == 0 || sample_ratio_ >= 1.0) return {1, k};
-    const std::size_t two_kept = (2 * n + k - 1) / k;  // so large a sample holds 2 of the k
+    const std::size_t two_kept =
+        (2 * n + k - 1) / k;  // a sample of this size holds about 2 of the k
     if (n <= two_kept) return {1, k};
     const auto wanted = static_cast<std::size_t>(std::ceil(static_cast<double>(n) * sample_ratio_));
     const std::size_t least = std::max(wanted, two_kept);
-    // Odd, so that it is no multiple of a matrix's row length, and a little too small at worst.
+    // Odd, so that it is no multiple of a matrix's even row length, and at worst slightly too
+    // small.
     std::size_t stride = (n + 32 * least - 1) / (32 * least) * 32 + 1;
     while (n / stride < least) stride -= 8;
     return {stride, (n / stride * k + n - 1) / n};
@@ -94,7 +96,7 @@ class SampledTopK final : public SparseCodec {
     if (magnitudes.empty()) {
       return capacity_error("out of memory: a sample of " + std::to_string(size) + " elements");
     }
-    // Each may be in a cache line of its own, so they are asked for early.
+    // Each element may be in a different cache line, so prefetch early.
     const std::size_t ahead = 32 * sample.stride;
     for (std::size_t i = 0; i < size; ++i) {
       const std::size_t at = start + i * sample.stride;

@@ -8,7 +8,7 @@
 namespace gradcomp {
 namespace {
 
-// More than a processor has in flight, so that none is waited for.
+// More loads than a processor has in flight, so that none stalls.
 constexpr std::size_t kAhead = 32;
 
 // Calls fn(i) for every i below count, and touch(i) about kAhead calls before.

@@ -1,5 +1,5 @@
-// Reading and writing few elements of a large tensor. Each may be in a cache line, and a page, of
-// its own, so they are asked for early.
+// Reads and writes few elements of a large tensor. Each may be in a different cache line and page,
+// so they are prefetched.
 #pragma once
 
 #include <cstddef>

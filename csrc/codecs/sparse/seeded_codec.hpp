@@ -1,5 +1,5 @@
-// What the sparsifiers share whose choice follows from the call's stream alone: no index travels,
-// and ranks with the same stream send the same elements.
+// Base class for sparsifiers whose choice depends on the call's stream alone: no index is sent, and
+// ranks with the same stream send the same elements.
 //
 // Payload: the k values in ascending order of index.
 #pragma once
@@ -33,8 +33,8 @@ class SeededCodec : public Codec {
     Span<float> values;
   };
 
-  // Chooses indices.size() of n indices, ascending. May use scratch slots 0 and 1, and write to one
-  // more index.
+  // Chooses indices.size() of n indices, ascending. May use scratch slots 0 and 1, and write one
+  // index beyond the end.
   virtual Status choose(std::size_t n, const Call& call, Span<std::uint32_t> indices) const = 0;
 
   Status choose_kept(std::size_t n, const Call& call, Kept* kept) const;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/bytes.hpp"
-#include "base/thread_pool.hpp"
+#include "base/chunks.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {
@@ -19,7 +19,7 @@ std::uint32_t magnitude(float x) { return float_bits(x) & kMagnitudeMask; }
 std::uint32_t positive_magnitude(float x) { return std::signbit(x) ? 0 : magnitude(x); }
 std::uint32_t negative_magnitude(float x) { return std::signbit(x) ? magnitude(x) : 0; }
 
-// See the header; `size_of` an element is what must reach the threshold.
+// See the header; size_of(x) is compared with the threshold.
 template <typename SizeOf>
 std::uint32_t guess(Span<const Span<const float>> tensors, std::size_t k, const SizeOf& size_of) {
   constexpr std::size_t kRun = 16;  // one cache line of floats per sampled place
@@ -27,12 +27,12 @@ std::uint32_t guess(Span<const Span<const float>> tensors, std::size_t k, const 
   std::size_t n = 0;
   for (const Span<const float>& x : tensors) n += x.size();
   if (n < std::size_t{1} << 15 || k > n / 4) return 0;
-  std::size_t runs = 256 * n / k / kRun;  // so that about 256 sampled elements reach the threshold
+  std::size_t runs = 256 * n / k / kRun;  // about 256 sampled elements reach the threshold
   runs = std::min(std::max<std::size_t>(runs, 512), std::min(kMaxRuns, n / (8 * kRun)));
   const std::size_t stride = n / runs;
   std::vector<std::uint32_t> sample;
   sample.reserve(runs * kRun);
-  std::size_t next = 0;  // in the tensor at hand
+  std::size_t next = 0;  // next position in the current tensor
   for (const Span<const float>& x : tensors) {
     for (; next < x.size() && runs > 0; next += stride, --runs) {
       const std::size_t end = std::min(next + kRun, x.size());
@@ -47,20 +47,21 @@ std::uint32_t guess(Span<const Span<const float>> tensors, std::size_t k, const 
   return kth_largest(sample.data(), sample.size(), rank).number;
 }
 
-// Appends the candidates in x[begin, end) to `part`, which has room for `cap` of them.
+// Appends the candidates in x[begin, end) to `part`, which holds up to `cap` of them.
 void scan(const float* x, std::size_t begin, std::size_t end, std::uint32_t threshold,
           std::size_t k, std::size_t cap, Excess excess, Candidates* part) {
-  const std::size_t room = cap + kCollectSlack;
+  const std::size_t capacity = cap + kCollectSlack;
   while (begin < end) {
     std::size_t taken = 0;
     part->size += kernels().collect(x + begin, end - begin, static_cast<std::uint32_t>(begin),
                                     threshold, part->values + part->size,
-                                    part->indices + part->size, room - part->size, &taken);
+                                    part->indices + part->size, capacity - part->size, &taken);
     begin += taken;
     if (begin == end) return;
     part->more = true;
     if (excess == Excess::kFirst) return;
-    // k candidates with lower indices reach the smallest kept: a later element must exceed it.
+    // k candidates with lower indices reach the smallest kept magnitude, so a later element must
+    // exceed it.
     threshold = keep_largest(part, k) + 1;
   }
 }
@@ -118,7 +119,7 @@ std::uint32_t keep_largest(Candidates* candidates, std::size_t k) {
   const std::size_t n = candidates->size;
   for (std::size_t i = 0; i < n; ++i) candidates->work[i] = magnitude(values[i]);
   const Rank least = kth_largest(candidates->work, n, k);
-  // No branch where it would be as good as random.
+  // No branch here: its outcome would be nearly random.
   std::size_t ties = least.ties;
   std::size_t kept = 0;
   for (std::size_t i = 0; i < n; ++i) {
@@ -126,7 +127,7 @@ std::uint32_t keep_largest(Candidates* candidates, std::size_t k) {
     values[kept] = values[i];
     indices[kept] = indices[i];
     kept += bits > least.number ? 1 : 0;
-    if (bits == least.number && ties > 0) {  // rare, or all
+    if (bits == least.number && ties > 0) {  // either rare or always true
       --ties;
       ++kept;
     }
@@ -141,22 +142,22 @@ Status find_candidates(Span<const float> x, std::uint32_t threshold, std::size_t
   const std::size_t ranges = range_count(n);
   const std::size_t largest_range = ranges == 1 ? n : (n / kChunk / ranges + 2) * kChunk;
   cap = std::min(cap, largest_range);
-  const std::size_t room = cap + kCollectSlack;
-  const std::size_t work_room = excess == Excess::kLargest ? room : 1;
-  Span<float> values = call.scratch->get<float>(0, ranges * room);
-  Span<std::uint32_t> indices = call.scratch->get<std::uint32_t>(1, ranges * room);
-  Span<std::uint32_t> work = call.scratch->get<std::uint32_t>(2, ranges * work_room);
+  const std::size_t capacity = cap + kCollectSlack;
+  const std::size_t work_capacity = excess == Excess::kLargest ? capacity : 1;
+  Span<float> values = call.scratch->get<float>(0, ranges * capacity);
+  Span<std::uint32_t> indices = call.scratch->get<std::uint32_t>(1, ranges * capacity);
+  Span<std::uint32_t> work = call.scratch->get<std::uint32_t>(2, ranges * work_capacity);
   if (values.empty() || indices.empty() || work.empty()) {
-    return capacity_error("out of memory: choosing among " + std::to_string(n) +
-                          " elements needs " + std::to_string(4 * ranges * (2 * room + work_room)) +
-                          " bytes of working memory");
+    return capacity_error(
+        "out of memory: choosing among " + std::to_string(n) + " elements needs " +
+        std::to_string(4 * ranges * (2 * capacity + work_capacity)) + " bytes of working memory");
   }
   std::vector<Candidates> parts(ranges);
   for_ranges(n, ranges, [&](std::size_t range, std::size_t begin, std::size_t end) {
     Candidates& part = parts[range];
-    part.values = values.data() + range * room;
-    part.indices = indices.data() + range * room;
-    part.work = work.data() + range * work_room;
+    part.values = values.data() + range * capacity;
+    part.indices = indices.data() + range * capacity;
+    part.work = work.data() + range * work_capacity;
     scan(x.data(), begin, end, threshold, k, cap, excess, &part);
   });
   *found = parts[0];
@@ -177,7 +178,7 @@ Status select_largest(Span<const float> x, std::size_t k, const Call& call, Sele
   Candidates found;
   GRADCOMP_TRY(
       find_candidates(x, guess_threshold({&x, 1}, k), k, cap, Excess::kLargest, call, &found));
-  // With fewer than k the guess was too high; now every element is a candidate.
+  // With fewer than k candidates, the guess was too high: now every element is a candidate.
   if (found.size < k) {
     GRADCOMP_TRY(find_candidates(x, 0, k, cap, Excess::kLargest, call, &found));
   }
@@ -199,7 +200,8 @@ Status select_largest_by_sign(Span<const float> x, const SignCounts& k, const Ca
     GRADCOMP_TRY(find_candidates(x, threshold, 1, n, Excess::kFirst, call, &found));
     Span<std::uint32_t> work = call.scratch->get<std::uint32_t>(3, found.size + 1);
     if (work.empty()) return out_of_memory(found.size);
-    // By sign bit: the smallest kept, and how many of those equal to it.
+    // By sign bit: the smallest magnitude kept, and the number of elements equal to it that are
+    // kept.
     Rank least[2] = {{0, 0}, {0, 0}};
     bool enough = true;
     for (std::uint32_t sign : {0u, 1u}) {
@@ -221,7 +223,7 @@ Status select_largest_by_sign(Span<const float> x, const SignCounts& k, const Ca
       found.values[size] = found.values[i];
       found.indices[size] = found.indices[i];
       size += (bits & kMagnitudeMask) > rank.number ? 1 : 0;
-      if ((bits & kMagnitudeMask) == rank.number && rank.ties > 0) {  // rare, or all
+      if ((bits & kMagnitudeMask) == rank.number && rank.ties > 0) {  // either rare or always true
         --rank.ties;
         ++size;
       }

@@ -1,8 +1,8 @@
-// What all sparsifiers that send indices share: the payload, and decoding. An index stands for a
-// unit: one element, or a chunk of consecutive ones, of which the tensor's last may be shorter.
+// Base class for sparsifiers that send indices: payload and decoding. An index stands for a unit:
+// one element, or a chunk of consecutive elements; the tensor's last chunk may be shorter.
 //
-// Payload: u32 count of units, u8 index coding, u8 value type, u16 number of elements by which the
-// last unit kept is short, the coded indices, the values.
+// Payload: u32 count of units, u8 index coding, u8 value type, u16 shortfall of elements in the
+// last kept unit, the coded indices, the values.
 #pragma once
 
 #include <cstddef>
@@ -38,10 +38,10 @@ class SparseCodec : public Codec {
     Span<float> values;
   };
 
-  // The least and the most units that are kept of n.
+  // Least and greatest number of units kept of n.
   virtual std::size_t min_kept(std::size_t n) const noexcept = 0;
   virtual std::size_t max_kept(std::size_t n) const noexcept = 0;
-  // Which units are kept, and the values of all their elements. May use scratch slots 0 to
+  // Selects the units to keep, and the values of all their elements. May use scratch slots 0 to
   // kSelectionSlots - 1, and leave the result there.
   virtual Status select(Span<const float> x, const Call& call, Selection* kept) const = 0;
 
@@ -53,7 +53,7 @@ class SparseCodec : public Codec {
   std::size_t unit_;
 };
 
-inline constexpr std::size_t kMaxUnit = 65536;  // so that the shortfall fits its field
+inline constexpr std::size_t kMaxUnit = 65536;  // the shortfall must fit its u16 field
 
 inline ParamInfo values_param() {
   return choice_param(

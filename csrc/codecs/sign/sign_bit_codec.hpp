@@ -1,19 +1,21 @@
-// What codecs share that send one of two values per element. Payload: what says the values, then
-// one bit per element that tells whether it is below 0.
+// Base class for codecs with one bit per element. Payload: a head of float32 scales, then one bit
+// per element, which is 1 if the element is below 0.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "base/chunks.hpp"
 #include "codec/codec.hpp"
 #include "codec/feedback.hpp"
-#include "codecs/sign/bits.hpp"
+#include "codec/payload.hpp"
+#include "coding/bits.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {
 
-class OneBitCodec : public Codec {
+class SignBitCodec : public Codec {
  public:
   Caps caps() const noexcept final { return {}; }
 
@@ -22,7 +24,7 @@ class OneBitCodec : public Codec {
   bool fuses_feedback() const noexcept final { return true; }
 
   Status decode(Span<const std::uint8_t> in, const Call&, Span<float> y) const final {
-    GRADCOMP_TRY(check_bits(in, head_, y.size()));
+    GRADCOMP_TRY(check(in, y.size()));
     const Values values = read(in.data());
     for_ranges(y.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
       kernels().select_bits(in.data() + head_ + begin / 8, values.others, values.negative,
@@ -33,7 +35,7 @@ class OneBitCodec : public Codec {
 
   Status decode_add(Span<const std::uint8_t> in, const Call&, float weight,
                     Span<float> acc) const final {
-    GRADCOMP_TRY(check_bits(in, head_, acc.size()));
+    GRADCOMP_TRY(check(in, acc.size()));
     const Values values = read(in.data());
     for_ranges(acc.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
       kernels().select_bits_add(in.data() + head_ + begin / 8, weight * values.others,
@@ -43,15 +45,15 @@ class OneBitCodec : public Codec {
   }
 
  protected:
-  // What elements below 0 decode to, and all others.
+  // Decoded values of elements below 0 and of all others.
   struct Values {
     float negative;
     float others;
   };
 
-  explicit OneBitCodec(std::size_t head) : head_(head) {}
+  explicit SignBitCodec(std::size_t head) : head_(head) {}
 
-  // Subtracts what a finished payload says from the residual, if there is one.
+  // Subtracts the decoded payload from the residual, if there is one.
   Status subtract_sent(Span<std::uint8_t> out, std::size_t size, const Call& call) const {
     if (call.feedback == nullptr) return {};
     return decode_add({out.data(), size}, call, -1.0f, call.feedback->residual());
@@ -59,6 +61,14 @@ class OneBitCodec : public Codec {
 
  private:
   virtual Values read(const std::uint8_t* head) const = 0;
+
+  Status check(Span<const std::uint8_t> in, std::size_t n) const {
+    GRADCOMP_TRY(check_payload_size(in, max_encoded_size(n), n));
+    if (n % 8 != 0 && in[in.size() - 1] >> n % 8 != 0) {
+      return wire_error("the bits beyond the last of " + std::to_string(n) + " elements are not 0");
+    }
+    return {};
+  }
 
   std::size_t head_;
 };
