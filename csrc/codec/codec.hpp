@@ -10,7 +10,7 @@
 
 namespace gradcomp {
 
-// Type of a payload's elements, for engines that sum payloads.
+// What the elements of a payload are; an engine that sums payloads needs to know.
 enum class PayloadType : std::uint8_t { kBytes = 0, kFloat16 = 1, kFloat32 = 2 };
 
 struct Caps {
