@@ -1,5 +1,5 @@
-// Codecs that look at all tensors of a bucket before they encode any of them, and may keep state of
-// each tensor from step to step. Codec::bucket() leads to this interface.
+// Interface of codecs that look at all tensors of a bucket before they encode any of them. They may
+// keep state of each tensor from step to step. Codec::bucket() returns it.
 #pragma once
 
 #include <cstddef>

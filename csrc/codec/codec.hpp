@@ -28,7 +28,7 @@ struct Call {
 // Largest tensor: its float32 image must fit the frame's 32-bit payload length.
 inline constexpr std::size_t kMaxNumel = (std::size_t{1} << 30) - 1;
 
-// Spans are never null here, even where they are empty.
+// Spans are never null, even if they are empty.
 class Codec {
  public:
   Codec() = default;
@@ -50,21 +50,20 @@ class Codec {
   virtual const BucketCodec* bucket() const noexcept { return nullptr; }
 
   // Whether encode honours call.feedback (codec/feedback.hpp): it then corrects every element
-  // before it first reads it, and subtracts what decode would make of the payload. It fails before
-  // it has touched any element, or not at all.
+  // before it first reads it, and subtracts the decoded payload. Such an encode fails before it has
+  // touched any element, or not at all.
   virtual bool fuses_feedback() const noexcept { return false; }
 
-  // Overwrites y. Every byte of `in` is hostile: an error leaves no element of y half trusted, the
-  // caller must discard y.
+  // Overwrites y. `in` is untrusted, down to every byte. After an error the caller must discard y.
   virtual Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const = 0;
 
   // acc += weight * decode(in), one rounding for the product and one for the sum, in index order.
-  // On error acc is untouched.
+  // After an error acc is unchanged.
   virtual Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                             Span<float> acc) const = 0;
 
-  // y = 0 at the elements that the payload carries, whatever their values are; for codecs that say
-  // which ones they are (Symbols::kIndices).
+  // y = 0 at the elements that the payload carries, whatever their values; for codecs whose
+  // payloads have indices (Symbols::kIndices).
   virtual Status zero_sent(Span<const std::uint8_t> in, const Call& call, Span<float> y) const {
     (void)in, (void)call, (void)y;
     return {Code::kSpec, "this codec's payloads do not say which elements they carry"};

@@ -58,6 +58,14 @@ TEST_CASE("the same bytes at every level and thread count") {
   }
 }
 
+TEST_CASE("exactly the codecs that share have the interface for buckets") {
+  for (const std::string& spec : example_specs()) {
+    CAPTURE(spec);
+    const CompiledCodec codec = compile(spec);
+    CHECK((codec.codec->bucket() != nullptr) == codec.codec->caps().shares);
+  }
+}
+
 TEST_CASE("a batch is its tensors, with error feedback fused or not") {
   std::vector<CompiledCodec> codecs;
   for (const std::string& spec : example_specs()) codecs.push_back(compile(spec));

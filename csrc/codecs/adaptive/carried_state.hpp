@@ -9,8 +9,8 @@
 namespace gradcomp {
 
 struct CarriedState {
-  float step =
-      0;  // quantization step, in root mean squares of the bucket's elements; 0: no state yet
+  // Quantization step, in root mean squares of the bucket's elements; 0: no state yet.
+  float step = 0;
   float factor_step = 0;  // step of the factors, in quantization steps
   float rank = 0;         // of a turned matrix -1 - rank
   float due = 0;          // training steps until ranks are tried again

@@ -27,7 +27,7 @@ constexpr std::size_t kPiece = 4096;
 // each value of V that they load more than once.
 constexpr std::size_t kLongPiece = 8 * 3072;
 
-// A payload whose streams are decoded, but not yet turned into elements.
+// A payload whose streams are decoded to levels and factors, from which fill() makes elements.
 class DecodedPayload {
  public:
   Status open(Span<const std::uint8_t> in, const DecodeOptions& options, Scratch& scratch,
@@ -71,8 +71,8 @@ class DecodedPayload {
   LearnedBasis basis_;  // of a turned matrix
   std::vector<float> p_;
   std::vector<float> v_;
-  const std::int8_t* levels_ =
-      nullptr;  // nullptr: all elements are `values_.step`, which is 0 or NaN
+  // nullptr: all elements are `values_.step`, which is 0 or NaN.
+  const std::int8_t* levels_ = nullptr;
   std::vector<LevelMatrix> bands_;
 };
 

@@ -1,6 +1,7 @@
-// Frequencies of the magnitudes in each class of contexts, for rANS. They are from a family with
-// two parameters, the shape, so that a payload describes a class with one byte, or with none where
-// the class has its default shape.
+// Frequencies of the magnitudes in each class of contexts, for rANS.
+//
+// They are from a family with two parameters, the shape. So a payload describes a class with one
+// byte, or with none where the class has its default shape.
 #pragma once
 
 #include <cstddef>

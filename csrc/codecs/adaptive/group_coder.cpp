@@ -46,19 +46,19 @@ struct GroupCoder::BandStats {
   Offsets other;
   LevelOffsets level_offsets;
 
-  void add(const BandStats& found) {
-    points += found.points;
+  void add(const BandStats& stats) {
+    points += stats.points;
     for (std::size_t s = 0; s < kSymbols; ++s) {
-      levels[s] += found.levels[s];
-      indices[s] += found.indices[s];
+      levels[s] += stats.levels[s];
+      indices[s] += stats.indices[s];
     }
     for (std::size_t c = 0; c < kClasses; ++c) {
-      groups[c][0] += found.groups[c][0];
-      groups[c][1] += found.groups[c][1];
-      first[c].add(found.first[c]);
+      groups[c][0] += stats.groups[c][0];
+      groups[c][1] += stats.groups[c][1];
+      first[c].add(stats.first[c]);
     }
-    other.add(found.other);
-    level_offsets.add(found.level_offsets);
+    other.add(stats.other);
+    level_offsets.add(stats.level_offsets);
   }
   // In squares of the step.
   double error() const {
@@ -86,7 +86,7 @@ struct GroupCoder::Band {
   std::vector<std::uint8_t> groups;   // class * kClassSymbols, plus 1 for points
   std::vector<std::uint32_t> excesses;
   std::vector<std::uint8_t> words;  // of the polar codes
-  BandStats found;
+  BandStats stats;
 
   std::size_t groups_in_row() const { return (cols + kGroup - 1) / kGroup; }
   bool of_points(std::size_t group) const { return (groups[group] & 1) != 0; }
@@ -120,11 +120,11 @@ struct GroupCoder::Band {
       }
       if (!(gain > 0 && largest * scale < kLatticeTop)) return;
       groups[group] = 1;
-      found.points += count;
+      stats.points += count;
     });
-    if (found.points >= kMinPoints) return;
+    if (stats.points >= kMinPoints) return;
     std::fill(groups.begin(), groups.end(), std::uint8_t{0});
-    found.points = 0;
+    stats.points = 0;
   }
 
   // Finds the codewords: a bit for each point, at Codewords::place() in words of 64 bits.
@@ -150,10 +150,10 @@ struct GroupCoder::Band {
   void code(const LevelCosts& costs, const PointRules& rules, float step, std::uint8_t most) {
     const float scale = 16 / (kSpacing * step);
     const DeadZone zone = dead_zone(step);
-    found = {};
+    stats = {};
     excesses.clear();
     choose_groups(costs, rules, zone.inverse, scale, most);
-    const Codewords codes(found.points);
+    const Codewords codes(stats.points);
     const std::vector<std::uint64_t> bits = find_words(rules, scale, codes);
     std::vector<std::int16_t> columns;
     Contexts contexts = first_contexts(cols, &columns);
@@ -162,7 +162,7 @@ struct GroupCoder::Band {
       contexts.shift = column_shift(begin / cols);
       const unsigned of_group = group_class(contexts, at, count);
       const unsigned as_points = of_points(group) ? 1 : 0;
-      ++found.groups[of_group][as_points];
+      ++stats.groups[of_group][as_points];
       groups[group] = static_cast<std::uint8_t>(of_group * kClassSymbols + as_points);
       if (as_points == 0) {
         code_levels(zone, at, begin, count, contexts);
@@ -186,8 +186,8 @@ struct GroupCoder::Band {
     Contexts here{contexts.columns + at, contexts.row, contexts.shift};
     kernels().coding->classify(x + begin, count, zone, here, to);
     contexts.row = here.row;
-    for (std::size_t k = 0; k < count; ++k) ++found.levels[to[k]];
-    found.level_offsets.add(x + begin, to, count, zone.inverse);
+    for (std::size_t k = 0; k < count; ++k) ++stats.levels[to[k]];
+    stats.level_offsets.add(x + begin, to, count, zone.inverse);
     find_excesses({x + begin, to, 1, count}, zone, &excesses);
   }
 
@@ -199,14 +199,14 @@ struct GroupCoder::Band {
     const int pairs = lattice_pairs(rules.of[of_class], place_of(x[i], scale), other);
     const auto index = static_cast<unsigned>(lattice_index(pairs, other));
     symbols[i] = index_symbol(of_class, index);
-    ++found.indices[symbols[i]];
+    ++stats.indices[symbols[i]];
     if (index >= kTopMagnitude) excesses.push_back(index - kTopMagnitude);
     const bool below = ((index & 1) != 0) != bit;
     const double size = static_cast<double>((below ? -x[i] : x[i]) * scale) / 16;
     if (index == 0) {
-      found.first[of_class].add(size);
+      stats.first[of_class].add(size);
     } else {
-      found.other.add(size - (index + 0.5));
+      stats.other.add(size - (index + 0.5));
     }
     return static_cast<std::uint8_t>(std::min(index, kTopMagnitude));
   }
@@ -220,14 +220,14 @@ GroupCoder::GroupCoder(const Quantized& quantized, const SymbolCounts& counted,
     bands_.emplace_back(quantized.rest() + at, symbols + at, shape_.rows_of_band(b), shape_.cols);
   }
   // First with the tables for levels alone, then with those for the groups that this has chosen.
-  const BandStats found =
+  const BandStats stats =
       code(FrequencyTables::best(counted.counts), FrequencyTables(SymbolKind::kIndices));
-  if (found.points == 0) {
-    find_form(quantized, counted, found);
+  if (stats.points == 0) {
+    find_form(quantized, counted, stats);
   } else {
     find_form(quantized, counted,
-              code(FrequencyTables::best(found.levels),
-                   FrequencyTables::best(found.indices, SymbolKind::kIndices)));
+              code(FrequencyTables::best(stats.levels),
+                   FrequencyTables::best(stats.indices, SymbolKind::kIndices)));
   }
 }
 
@@ -238,30 +238,30 @@ GroupCoder::BandStats GroupCoder::code(const FrequencyTables& levels,
   const LevelCosts costs(levels);
   const PointRules rules(indices);
   shape_.for_bands([&](std::size_t b) { bands_[b].code(costs, rules, step_, groups_); });
-  BandStats found;
-  for (const Band& band : bands_) found.add(band.found);
-  return found;
+  BandStats stats;
+  for (const Band& band : bands_) stats.add(band.stats);
+  return stats;
 }
 
 void GroupCoder::find_form(const Quantized& quantized, const SymbolCounts& counted,
-                           const BandStats& found) {
+                           const BandStats& stats) {
   const double alone = quantized.finish(counted, &tables_);
   bytes_ = alone == 1 ? 1 : alone + 1;
   LevelOffsets before;
   for (const Band& band : bands_)
     before.add(band.x, band.as_levels, band.symbols.size(), 1 / step_);
   error_ = before.error();
-  if (found.points == 0) return;
+  if (stats.points == 0) return;
   SymbolCounts levels;
   levels.step = step_;
-  std::copy(found.levels, found.levels + kSymbols, levels.counts);
+  std::copy(stats.levels, stats.levels + kSymbols, levels.counts);
   double bytes = 2;
   for (const Band& band : bands_) {
     levels.excess += static_cast<double>(excess_bits(band.excesses));
     bytes += static_cast<double>(kPointCountBytes + band.words.size());
   }
   GroupForm form;
-  form.indices = FrequencyTables::best(found.indices, SymbolKind::kIndices);
+  form.indices = FrequencyTables::best(stats.indices, SymbolKind::kIndices);
   double least = std::numeric_limits<double>::infinity();
   for (std::uint8_t start = 0; start < GroupForm::kNoPoints; ++start) {
     GroupForm trial;
@@ -269,8 +269,8 @@ void GroupCoder::find_form(const Quantized& quantized, const SymbolCounts& count
     double bits = 0;
     for (unsigned c = 0; c < kClasses; ++c) {
       const std::uint32_t ones = trial.points_of(c);
-      bits += static_cast<double>(found.groups[c][0]) * (14 - portable_log2(kRansTotal - ones)) +
-              static_cast<double>(found.groups[c][1]) * (14 - portable_log2(ones));
+      bits += static_cast<double>(stats.groups[c][0]) * (14 - portable_log2(kRansTotal - ones)) +
+              static_cast<double>(stats.groups[c][1]) * (14 - portable_log2(ones));
     }
     if (bits < least) {
       least = bits;
@@ -278,27 +278,27 @@ void GroupCoder::find_form(const Quantized& quantized, const SymbolCounts& count
     }
   }
   FrequencyTables tables;
-  bytes += quantized.finish(levels, &tables) + (form.indices.bits(found.indices) + least) / 8;
+  bytes += quantized.finish(levels, &tables) + (form.indices.bits(stats.indices) + least) / 8;
   // With a limit on the groups of points both cost about the same, so the caller decides.
-  const double cost = found.error() - error_ + kBitWorth * 8 * (bytes - bytes_);
+  const double cost = stats.error() - error_ + kBitWorth * 8 * (bytes - bytes_);
   if (groups_ == kAllGroups && cost >= 0) return;
   bytes_ = bytes;
-  error_ = found.error();
+  error_ = stats.error();
   tables_ = tables;
   form_ = form;
   double off = 0;
   double count = 0;
   for (std::size_t c = 0; c < kClasses; ++c) {
     off +=
-        64 * found.first[c].sum - found.first[c].count * GroupForm::centre(form.indices.level(c));
-    count += found.first[c].count;
+        64 * stats.first[c].sum - stats.first[c].count * GroupForm::centre(form.indices.level(c));
+    count += stats.first[c].count;
   }
   const auto mean = [](double sum, double number) {
     if (number == 0) return std::int8_t{0};
     return static_cast<std::int8_t>(std::min(std::max(std::floor(sum / number + 0.5), -8.0), 7.0));
   };
   form_.first = mean(off, count);
-  form_.other = mean(64 * found.other.sum, found.other.count);
+  form_.other = mean(64 * stats.other.sum, stats.other.count);
 }
 
 void GroupCoder::put_levels(std::uint8_t* symbols) const {
@@ -320,7 +320,7 @@ std::size_t GroupCoder::encode_band(std::size_t index, Span<const SymbolMatrix> 
   const Band& band = bands_[index];
   const std::uint8_t* const end = out + capacity;
   if (capacity < kPointCountBytes + band.words.size()) return 0;
-  store(out, static_cast<std::uint32_t>(band.found.points));
+  store(out, static_cast<std::uint32_t>(band.stats.points));
   std::uint8_t* to = std::copy(band.words.begin(), band.words.end(), out + kPointCountBytes);
   std::vector<std::uint32_t> excesses;
   for (const SymbolMatrix& matrix : factors) find_excesses(matrix, whole_numbers(), &excesses);

@@ -45,7 +45,7 @@ class GroupCoder {
   // statistics.
   BandStats code(const FrequencyTables& levels, const FrequencyTables& indices);
   // Chooses the form and the tables for the groups as they are coded, or for levels alone.
-  void find_form(const Quantized& quantized, const SymbolCounts& counted, const BandStats& found);
+  void find_form(const Quantized& quantized, const SymbolCounts& counted, const BandStats& stats);
 
   MatrixShape shape_;
   float step_;

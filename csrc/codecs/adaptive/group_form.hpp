@@ -54,7 +54,7 @@ struct GroupForm {
   // Sets values[code] for all codes of points (LevelMatrix::levels, as a byte), where levels have
   // this step.
   void fill_values(float step, float* values) const;
-  // The value of a point whose index is above kTopMagnitude, with the sign of `index`.
+  // The value of a point with an index above 0, negative if `index` is.
   float value(float step, std::int32_t index) const;
 };
 

@@ -16,8 +16,8 @@
 namespace gradcomp {
 namespace {
 
-// Most directions of each side. Turning a matrix takes four times as many products for each
-// element.
+// Most directions of each side. Turning a matrix takes 4 multiplications for each element and
+// direction.
 constexpr std::size_t kMostDirections = 32;
 // Fewer directions gain too little.
 constexpr std::size_t kFewestDirections = 4;

@@ -1,13 +1,14 @@
 // State of preset=basis: the directions in which the rows and columns of past averages were
-// largest. All ranks have the same averages, hence the same directions. So a gradient X may be sent
-// "turned", as B = Q_rows^T X Q_cols, where each Q is an orthonormal basis of the whole space that
-// begins with these directions, up to their signs.
+// largest. All ranks have the same averages, hence the same directions.
 //
-// Such a Q is I - Y T Y^T, with Y = V + E for the directions V and as many unit vectors E, and
-// T = Y_1^-T for the first R elements Y_1 of each vector of Y. (Sun and Bischof: "A Basis-Kernel
-// Representation of Orthogonal Matrices", SIAM J. Matrix Anal. Appl. 1995; the signs that make Y_1
-// well conditioned: Ballard et al., "Reconstructing Householder Vectors from Tall-Skinny QR",
-// 2015.)
+// A gradient X may then be sent "turned", as B = Q_rows^T X Q_cols. Each Q is an orthonormal basis
+// of the whole space that begins with these directions, up to their signs: Q = I - Y T Y^T. Here
+// Y = V + E has the R directions V and the first R unit vectors E, and T = Y_1^-T for the first R
+// elements Y_1 of each vector of Y.
+//
+// Sun and Bischof: "A Basis-Kernel Representation of Orthogonal Matrices", SIAM J. Matrix Anal.
+// Appl. 1995. The signs make Y_1 well conditioned, as in Ballard et al.: "Reconstructing
+// Householder Vectors from Tall-Skinny QR", 2015.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +28,7 @@ struct LearnedBasis {
     const float* t = nullptr;  // rank x rank
     std::size_t size = 0;
   };
-  std::size_t rank =
-      0;  // directions of each side; 0: there is no basis, or nothing was learned yet
+  std::size_t rank = 0;  // directions of each side; 0: no basis, or nothing learned yet
   Side of_cols;
   Side of_rows;
   std::uint32_t check = 0;  // CRC-32C of all numbers

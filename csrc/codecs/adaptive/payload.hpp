@@ -35,9 +35,8 @@ struct LevelValues {
 
 struct PayloadHead {
   std::size_t lanes = 1;  // rANS states: a power of 2, at most 32
-  std::size_t rank =
-      0;  // of the low-rank part; not of a turned matrix, whose rank is in TurnedFields
-  bool turned = false;  // whether the matrix is seen from a learned basis
+  std::size_t rank = 0;   // of the low-rank part; 0 for a turned matrix, see TurnedFields
+  bool turned = false;    // whether the matrix is seen from a learned basis
   std::size_t cols = 0;
   LevelValues values;
 

@@ -23,12 +23,6 @@ LevelCosts::LevelCosts(const FrequencyTables& tables) {
   }
 }
 
-float LevelCosts::of(unsigned of_class, unsigned symbol, float size) const {
-  const unsigned magnitude = (symbol + 1) / 2;
-  const float off = size - level_near(magnitude, size);
-  return off * off + bits[of_class][magnitude];
-}
-
 PointRules::PointRules(const FrequencyTables& indices) {
   for (unsigned c = 0; c < kClasses; ++c) {
     const double centre = static_cast<double>(GroupForm::centre(indices.level(c))) / 64;
@@ -66,14 +60,6 @@ PointRules::PointRules(const FrequencyTables& indices) {
     };
     of[c].same = static_cast<std::int16_t>(32 - std::floor(16 * bound(centre, 2) + 0.5));
     of[c].other = static_cast<std::int16_t>(32 - std::floor(16 * bound(-centre, 1) + 0.5));
-  }
-}
-
-void LevelOffsets::add(const float* x, const std::uint8_t* symbols, std::size_t n, float inverse) {
-  for (std::size_t i = 0; i < n; ++i) {
-    const unsigned magnitude = (symbols[i] % kClassSymbols + 1u) / 2;
-    const float size = std::fabs(x[i]) * inverse;
-    of[std::min(magnitude, 2u)].add(static_cast<double>(size - level_near(magnitude, size)));
   }
 }
 

@@ -12,6 +12,11 @@
 
 namespace gradcomp {
 
+// The level of a magnitude; of the top magnitude the one nearest to an element of `size` steps.
+inline float level_near(unsigned magnitude, float size) {
+  return magnitude < kTopMagnitude ? static_cast<float>(magnitude) : std::floor(size + 0.5f);
+}
+
 // Costs of an element as a level, given the tables of levels.
 struct LevelCosts {
   float bits[kClasses][kTopMagnitude + 1];
@@ -19,7 +24,11 @@ struct LevelCosts {
   explicit LevelCosts(const FrequencyTables& tables);
 
   // Of an element of `size` steps, with a class and its symbol there.
-  float of(unsigned of_class, unsigned symbol, float size) const;
+  float of(unsigned of_class, unsigned symbol, float size) const {
+    const unsigned magnitude = (symbol + 1) / 2;
+    const float off = size - level_near(magnitude, size);
+    return off * off + bits[of_class][magnitude];
+  }
 };
 
 // Costs of an element as a point, and the rules that choose points, given the tables of indices.
@@ -37,11 +46,6 @@ struct PointRules {
 inline int place_of(float x, float scale) {
   const float scaled = std::fabs(x) * scale;
   return static_cast<int>(scaled < kLatticeTop ? scaled : kLatticeTop);
-}
-
-// The level of a magnitude; of the top magnitude the one nearest to an element of `size` steps.
-inline float level_near(unsigned magnitude, float size) {
-  return magnitude < kTopMagnitude ? static_cast<float>(magnitude) : std::floor(size + 0.5f);
 }
 
 // Offsets of elements from their reconstruction points.
@@ -68,7 +72,14 @@ struct Offsets {
 struct LevelOffsets {
   Offsets of[3];
 
-  void add(const float* x, const std::uint8_t* symbols, std::size_t n, float inverse);
+  // Of n elements; `inverse` is 1 / step.
+  void add(const float* x, const std::uint8_t* symbols, std::size_t n, float inverse) {
+    for (std::size_t i = 0; i < n; ++i) {
+      const unsigned magnitude = (symbols[i] % kClassSymbols + 1u) / 2;
+      const float size = std::fabs(x[i]) * inverse;
+      of[std::min(magnitude, 2u)].add(static_cast<double>(size - level_near(magnitude, size)));
+    }
+  }
   void add(const LevelOffsets& others) {
     for (std::size_t i = 0; i < 3; ++i) of[i].add(others.of[i]);
   }
