@@ -30,21 +30,21 @@ def of_gradcomp(variant: str) -> list[float]:
     """Seconds of each round of all matrices, as the Horovod adapter averages them."""
     spec = f"powersgd(rank={RANK},start_step=0,variant={variant})"
     pipeline = Pipeline(Config.from_mapping({"version": 1, "compress": {"default": spec}}))
-    # A large matrix is a bucket by itself; so is each vector, and those travel dense.
+    # A large matrix is a bucket by itself; so is each vector, and vectors travel dense.
     buckets = [names for names in pipeline.buckets(SHAPES) if len(SHAPES[names[0]]) > 1]
     grads = gradients()
 
     def one() -> None:
         for names in buckets:
             of_bucket = {name: grads[name] for name in names}
-            # The next round's gradients are this one's averages: of the same size, as time goes.
+            # The next round's gradients are this round's averages, of the same magnitude.
             run_rounds([pipeline.bucket_round(names[0], of_bucket, overwrite=True)])
 
     return timed(one)
 
 
 class Model(torch.nn.Module):
-    """Parameters whose gradients are given."""
+    """Parameters with fixed gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def of_torch() -> list[float]:
         model = DistributedDataParallel(Model())
         model.register_comm_hook(state, hook)
         seconds = []
-        for _ in range(ROUNDS + 4):  # the first ones travel dense and allocate
+        for _ in range(ROUNDS + 4):  # the first steps travel dense and allocate
             spent = 0.0
             model().backward()
             seconds.append(spent)
@@ -87,7 +87,7 @@ def of_torch() -> list[float]:
 
 
 def timed(one: Callable[[], None]) -> list[float]:
-    """Processor seconds of calls, after two to get warm."""
+    """Processor seconds of calls, after two warm-up calls."""
     seconds = []
     for _ in range(ROUNDS + 2):
         begin = time.process_time()
