@@ -30,7 +30,7 @@ def of_gradcomp(variant: str) -> list[float]:
     """Seconds of each round of all matrices, as the Horovod adapter averages them."""
     spec = f"powersgd(rank={RANK},start_step=0,variant={variant})"
     pipeline = Pipeline(Config.from_mapping({"version": 1, "compress": {"default": spec}}))
-    # A large matrix is a bucket by itself; so is each vector, and vectors travel dense.
+    # A large matrix is a bucket by itself; so is each vector, and those travel dense.
     buckets = [names for names in pipeline.buckets(SHAPES) if len(SHAPES[names[0]]) > 1]
     grads = gradients()
 
