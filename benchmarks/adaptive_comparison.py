@@ -9,16 +9,19 @@ r"""The adaptive codec beside others on recorded gradients: error by bits on the
     python benchmarks/adaptive_comparison.py --coders runs/late/*.npz
 
 Each file holds the gradients of several steps of a model, as scripts/results/record_gradients.py records
-them. All tensors of a step travel as one bucket. Two errors are measured: that of the last step's
-gradient by itself (vNMSE), and with error feedback, over the last five steps, what of their sum has
-not been sent at the end: |residual|^2 / |sum of the gradients|^2. Bits count every byte of the
-frames, but of the methods that are marked as ideal: those are bounds without any framing. The steps
-before are what preset=basis learns from, as one rank decodes them.
+them. All tensors of a step travel as one bucket. Two errors are measured:
+
+- the error of the last step's gradient by itself (vNMSE);
+- with error feedback, over the last five steps, the unsent part of their sum at the end:
+  |residual|^2 / |sum of the gradients|^2.
+
+Bits count every byte of the frames, except for methods marked as ideal: these are bounds without
+any framing. preset=basis learns from the earlier steps, as decoded by one rank.
 
     python benchmarks/adaptive_comparison.py --speeds runs/late/*.npz
 
-measures speeds instead: on a large matrix, and on the files' buckets, without and with what an
-encoder takes over from the step before.
+measures speeds instead: on a large matrix, and on the files' buckets, without and with
+the encoder's state of the step before.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ from polar_targets import fastest
 FloatArray = npt.NDArray[np.float32]
 ByteArray = npt.NDArray[np.uint8]
 Bucket = list[FloatArray]
-# Bits, and what is decoded.
+# Bits, and the decoded elements.
 Coder = Callable[[Bucket], tuple[float, Bucket]]
 
 RATES = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
@@ -81,7 +84,7 @@ def load(path: Path) -> list[Bucket]:
 
 
 def numel(bucket: Bucket) -> int:
-    """Elements of all tensors."""
+    """Number of elements of all tensors."""
     return sum(x.size for x in bucket)
 
 
@@ -108,9 +111,9 @@ def frames(spec: str) -> Coder:
 
 
 class Learning:
-    """A spec with preset=basis, with what it has learned from the buckets before.
+    """A spec with preset=basis, with its basis from earlier buckets.
 
-    Unless it ``resumes``, encoding begins anew in each step, as that of the others here does.
+    Unless it ``resumes``, encoding begins anew in each step, like the other methods here.
     """
 
     def __init__(self, rate: float, coder: str = "ecsq", resumes: bool = False) -> None:
@@ -120,7 +123,7 @@ class Learning:
         self._bases: list[FloatArray | None] = []
 
     def begin(self, steps: Sequence[Bucket]) -> None:
-        """Forget, and then learn from these."""
+        """Reset, then learn from these gradients."""
         self._carried = [
             np.zeros(self._codec.carried, np.float32) if self._resumes else None for _ in steps[0]
         ]
@@ -144,14 +147,14 @@ class Learning:
         return 8 * data.size / numel(bucket), decoded
 
     def decode(self, data: ByteArray, like: Bucket) -> Bucket:
-        """What the frames of a bucket of these shapes hold."""
+        """The decoded elements of a bucket of these shapes."""
         decoded = [np.zeros_like(x) for x in like]
         tensors = zip(split_frames(data, len(like)), decoded, self._bases, strict=True)
         decode_batch_add([ToDecode("", self._codec, [f], y, basis) for f, y, basis in tensors])
         return decoded
 
     def learn(self, averages: Bucket) -> None:
-        """Bring the bases up to date."""
+        """Update the bases."""
         for average, basis in zip(averages, self._bases, strict=True):
             if basis is not None:
                 self._codec.learn(average, average.shape, basis)
@@ -198,8 +201,11 @@ def low_rank(rank: int) -> Coder:
 def searched(
     make: Callable[[float], Coder], start: float, power: float
 ) -> Callable[[float], Coder]:
-    """A method of another parameter than the rate, by secants of the logarithms; the rate is about
-    its ``power`` at first. The next bucket's search begins where the last one has ended."""
+    """A method without a rate, whose parameter is searched by secants of the logarithms.
+
+    The rate is first assumed proportional to the parameter to the ``power``. The next bucket's
+    search begins at the last result.
+    """
 
     def at_rate(rate: float) -> Coder:
         parameter, slope = start, power
@@ -225,7 +231,7 @@ def searched(
 
 
 def methods(scale: float) -> Iterator[tuple[str, float, Coder]]:
-    """Names, the rate asked for, and what codes; ``scale`` is the root mean square."""
+    """Names, requested rates and coders; ``scale`` is the root mean square."""
     kept = {
         f"top-k, {values}": searched(
             lambda ratio, v=values: frames(
@@ -325,7 +331,7 @@ def interpolated(points: Sequence[Point], name: str, bits: float) -> float:
 
 
 def table(points: Sequence[Point]) -> None:
-    """Errors by rate, and how many times less than others' at the bits that were used."""
+    """Errors by rate, and the ratios of others' errors to them at the same bits."""
     for model in dict.fromkeys(point.model for point in points):
         for feedback in (False, True):
             own = [p for p in points if (p.model, p.feedback) == (model, feedback)]
@@ -347,9 +353,9 @@ def table(points: Sequence[Point]) -> None:
 
 
 def coders(name: str, steps: Sequence[Bucket], learns: bool = False) -> None:
-    """How much less the error of coder=polar is than that of the usual coder, at its bits.
+    """The gain of coder=polar over the usual coder, at the latter's bits.
 
-    Of the last step; with ``learns`` with preset=basis, which has learned from those before.
+    For the last step; with ``learns`` with preset=basis, learned from the steps before.
     """
     bucket = steps[-1]
     rates = (0.25, 0.5, 1, 2)

@@ -33,7 +33,7 @@ TURNS, CALLS = 9, 3
 
 def main() -> None:
     """Measure, and print a table."""
-    # A worker's, which the plug-in asks for; nothing is sent.
+    # The plug-in requires a worker's variables; nothing is sent.
     os.environ.update(DMLC_ROLE="worker", DMLC_NUM_WORKER="1", DMLC_WORKER_ID="0")
     import byteps.torch  # noqa: F401  its library has the registry
 
@@ -50,7 +50,7 @@ def main() -> None:
         text = f"{len(arguments)} " + " ".join(f"{key} {value}" for key, value in arguments.items())
         pointer = x.ctypes.data_as(ctypes.c_void_p)
         size = function(text.encode(), pointer, NUMEL, seconds, CALLS + 1)
-        return list(seconds)[1:], size  # the first one allocates
+        return list(seconds)[1:], size  # the first call allocates
 
     table = Table(box=SIMPLE_HEAD)
     for heading in ("BytePS", "ms", "bytes", "gradcomp", "ms", "bytes", "times faster"):

@@ -1,11 +1,11 @@
-"""What a push_pull of BytePS takes, uncompressed and with specs.
+"""Time of a push_pull of BytePS, uncompressed and with specs.
 
   python -m byteps_compressors.launch --workers 2 --servers 1 -- \
       python benchmarks/byteps_push_pull.py 'topk(ratio=0.001)' 'residual|sign'
 
-All tensors take turns in one job, so that what else the machine does troubles all of them alike.
-The times are worker 0's. BytePS' own compressors can be among the specs, as KEY=VALUE arguments of
-theirs with commas between, such as compressor_type=onebit,compressor_onebit_scaling=true.
+All tensors take turns in one job, so that other load affects all of them alike. The times are
+worker 0's. A spec may be one of BytePS' own compressors, as comma-separated KEY=VALUE arguments,
+such as compressor_type=onebit,compressor_onebit_scaling=true.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The figures of docs/codecs: what a codec does to a small input, and its error by size.
+"""The figures of docs/codecs: a codec's output for a small input, and its error by size.
 
 python benchmarks/codec_figures.py [NAME...]
 
-Codecs come from the registry, and what is drawn of each follows from its capabilities and from the
-names of its parameters, so a new one gets its figure without an edit here. Only the pages that are
+Codecs come from the registry. Their capabilities and the names of their parameters determine the
+figure, so a new codec gets one without an edit here. Only the pages that are
 not about a codec have functions of their own.
 """
 
@@ -37,12 +37,11 @@ FloatArray = npt.NDArray[np.float32]
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "codecs" / "figures"
 
-# Okabe and Ito's colours, told apart by colour-blind people and in print.
+# Okabe and Ito's colours, distinguishable by colour-blind people and in print.
 FIRST, SECOND, THIRD, FOURTH, FIFTH = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"
 GREY = "#b8b8b8"
 
-# The parameters that trade size for error, and their values in a curve: the first one that a codec
-# has is taken.
+# The parameters that trade size for error, and their values in a curve: a codec's first one counts.
 SWEPT: Mapping[str, Sequence[float]] = {
     "ratio": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
     "bits": (1, 2, 3, 4, 5, 6, 7, 8),
@@ -52,7 +51,7 @@ SWEPT: Mapping[str, Sequence[float]] = {
     "tau": (6, 4, 3, 2, 1, 0.3),
     "clip": (0, 4, 2.5, 1.5),
 }
-# What suits a few hundred elements.
+# Values that suit a few hundred elements.
 SMALL: Mapping[str, float] = {"ratio": 0.1, "chunk": 8, "tau": 2}
 
 CURVE_NUMEL = 1 << 18
@@ -77,18 +76,18 @@ def normal(numel: int) -> FloatArray:
 
 
 def laplace(numel: int) -> FloatArray:
-    """Elements with heavier tails, as those of gradients are."""
+    """Elements with heavier tails, like gradients."""
     return np.random.default_rng(1).laplace(size=numel).astype(np.float32)
 
 
 def round_trip(spec: str, x: FloatArray, seed: int = 0) -> FloatArray:
-    """What a codec makes of x."""
+    """The decoded elements of x."""
     codec = get_codec(spec)
     return codec.decode(codec.encode(x, seed=seed))
 
 
 def with_values(spec: str, values: Mapping[str, float]) -> str:
-    """A spec whose codec has other values of those parameters that it names."""
+    """A spec with other values for the parameters that it names."""
     *others, codec = parse(spec).stages
     params = {**codec.params, **{name: values[name] for name in values if name in codec.params}}
     texts = [f"{name}={_text(value)}" for name, value in params.items()]
@@ -157,7 +156,7 @@ def curve(spec: str) -> list[Point]:
 
 
 def codecs() -> list[StageInfo]:
-    """The codecs that lose anything."""
+    """The lossy codecs."""
     return [stage for stage in stages() if stage.kind == "codec" and curve(stage.example)]
 
 
@@ -187,7 +186,7 @@ def draw_curves(axes: Axes, specs: Mapping[str, str]) -> None:
             label=label if len(specs) > 1 else None,
             zorder=3,
         )
-        # Of several curves those that are alike have their labels in the same places.
+        # Labels of similar curves are in the same places.
         ends = {points[0], points[-1]} if len(points) > 1 and colour == FIRST else set()
         for point in ends:
             right = point.bits > 2
@@ -220,7 +219,7 @@ def show_ticks(axes: Axes, ticks: Sequence[float]) -> None:
 
 
 def draw_dots(axes: Axes, spec: str, x: FloatArray, limit: float) -> None:
-    """What elements decode to; where that is hard to tell from the input, the error instead."""
+    """Decoded values; the error instead, if they are hard to tell from the input."""
     decoded = round_trip(spec, x)
     errors = vnmse(x, decoded) < 1e-3
     base = x if errors else np.zeros_like(x)
@@ -246,7 +245,7 @@ def draw_dots(axes: Axes, spec: str, x: FloatArray, limit: float) -> None:
 
 
 def draw_bars(axes: Axes, spec: str) -> None:
-    """Which elements of a small signal are kept, and as what."""
+    """The kept elements of a small signal, and their values."""
     x = laplace(BARS) * np.repeat(np.float32([0.6, 1.4, 0.8, 1.2]), BARS // 4)
     codec = get_codec(spec)
     tensors = [x]
@@ -282,7 +281,7 @@ def new_figure(widths: Sequence[float]) -> tuple[Figure, list[Axes]]:
 
 
 def draw_codec(stage: StageInfo) -> Figure:
-    """What a codec does, and its curve."""
+    """A codec's output, and its curve."""
     if "sparse" in get_codec(stage.example).caps:
         figure, axes = new_figure([1.7, 1])
         draw_bars(axes[0], with_values(stage.example, SMALL))
@@ -290,7 +289,7 @@ def draw_codec(stage: StageInfo) -> Figure:
         figure, axes = new_figure([1, 1, 1.3])
         x = normal(DOTS)
         draw_dots(axes[0], stage.example, x, 3.5)
-        # Beside the example the setting whose steps are best to see; without any, a closer look.
+        # Beside the example, the setting with the most visible steps; if there is none, a closer look.
         example = short(stage.example)
         others = [point for point in curve(stage.example) if short(point.spec) != example]
         if others:
@@ -317,7 +316,7 @@ def draw_rotate() -> Figure:
 
 
 def draw_signum() -> Figure:
-    """What is handed to the codec of one element's noisy gradient."""
+    """The codec's input for one element's noisy gradient."""
     figure, axes = new_figure([1])
     steps = np.arange(120)
     gradients = (np.cos(steps / 25) + normal(steps.size)).astype(np.float32)
@@ -338,7 +337,7 @@ def draw_signum() -> Figure:
 
 
 def draw_index_coders() -> Figure:
-    """Bits that say which elements are kept."""
+    """Bits of the kept elements' indices."""
     figure, axes = new_figure([1, 1])
     x = normal(1 << 18)
     ratios = np.geomspace(0.001, 0.9, 16)
@@ -384,7 +383,7 @@ def draw_level_coders() -> Figure:
 
 
 def figures() -> dict[str, Callable[[], Figure]]:
-    """How to draw each figure, by its name."""
+    """The function that draws each figure, by name."""
     drawn: dict[str, Callable[[], Figure]] = {
         "rotate": draw_rotate,
         "signum": draw_signum,
@@ -397,7 +396,7 @@ def figures() -> dict[str, Callable[[], Figure]]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a small PNG: with few colours, and nothing that tells when and by what it was made."""
+    """Write a small PNG with few colours and without metadata about its creation."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")

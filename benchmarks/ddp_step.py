@@ -3,7 +3,7 @@
   torchrun --nproc_per_node=2 benchmarks/ddp_step.py
 
 torch's hook works with a single bucket only: on Gloo it aborts with several. The backward pass is a
-stand-in: products of square matrices before the gradient of each tensor, which is given.
+stand-in: products of square matrices before the fixed gradient of each tensor.
 """
 
 import argparse
@@ -23,7 +23,7 @@ ONE_BUCKET = 10**4  # MiB
 
 
 class Model(torch.nn.Module):
-    """Parameters whose gradients are given."""
+    """Parameters with fixed gradients."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], products: int) -> None:
         super().__init__()

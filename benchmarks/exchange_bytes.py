@@ -1,8 +1,8 @@
 """Bytes that a rank receives for one average, by exchange pattern and number of ranks.
 
-Frames are counted as the loopback delivers them, those of the rank itself left out. Of an
-all-reduce of P bytes a rank receives 2 (n - 1) / n P, as in a ring. With two_level it is what the
-first rank of a node receives from other nodes: all that enters the node.
+Frames are counted as the loopback delivers them, without the rank's own. Of an all-reduce of P
+bytes a rank receives 2 (n - 1) / n P, as in a ring. With two_level the count covers the first rank
+of a node and its traffic from other nodes: all that enters the node.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ Row = tuple[str, str, int]
 
 
 def ranks_in_node(row: Row, ranks: int) -> int:
-    """Of a row, where there are so many ranks."""
+    """The value of a row at a number of ranks."""
     return ranks // 2 if row[2] == HALF else row[2]
 
 
 def received(
     inner: Generator[Request, Any, FloatArray], pipeline: Pipeline, nbytes: list[float]
 ) -> Generator[Request, Any, FloatArray]:
-    """The round itself; adds up what it receives from other ranks, those of its node left out."""
+    """The round itself; adds up the bytes received from ranks of other nodes."""
     try:
         request = next(inner)
         while True:
@@ -84,7 +84,7 @@ def received(
 
 
 def measure(row: Row, ranks: int, *, uneven: bool = False) -> tuple[float, float]:
-    """Bytes that the rank with most of them receives, and the vNMSE of the average.
+    """The largest number of bytes received by a rank, and the vNMSE of the average.
 
     Gradients are standard normal, half of their variance shared by all ranks; uneven ones are 50
     times as large in the first of 64 parts.
@@ -144,7 +144,7 @@ def draw(table: dict[Row, dict[int, float]]) -> Figure:
 
 
 def main() -> None:
-    """Print the table, and draw it where asked."""
+    """Print the table, and draw it on request."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plot", type=Path, metavar="PNG")
     arguments = parser.parse_args()

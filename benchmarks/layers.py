@@ -1,4 +1,4 @@
-"""A backward pass whose work and whose gradients are given."""
+"""A backward pass with fixed work and fixed gradients."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 
 
 class Layer(torch.autograd.Function):
-    """Passes its input on; in the backward pass it computes, then gives its weight a gradient."""
+    """Passes its input on; computes in the backward pass, then gives its weight a gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, work: Any) -> torch.Tensor:
@@ -16,7 +16,7 @@ class Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *of_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """The gradient that was given."""
+        """The fixed gradient."""
         matrix, products, grad = ctx.work
         for _ in range(products):
             matrix @ matrix

@@ -25,7 +25,7 @@ def normal(numel: int, seed: int = 1) -> FloatArray:
 
 
 def row(target: str, what: str, measured: float, sign: str, limit: float) -> None:
-    """Print one line; ``sign`` says on which side of the limit the target is."""
+    """Print one line; ``sign`` gives the target's side of the limit."""
     met = measured <= limit if sign == "<=" else measured >= limit
     print(f"{target:<4} {what:<52} {measured:>8.4f} {sign} {limit:<7.4g} {'' if met else 'missed'}")
 
@@ -41,7 +41,7 @@ def fastest(call: Callable[[], object], repeats: int = 7) -> float:
 
 
 def errors() -> None:
-    """T1 to T3, and what `preset=best` is to reach."""
+    """T1 to T3, and the targets of `preset=best`."""
     x = normal(1 << 22)
     for rate, limit in {1 / 16: 0.930, 1 / 8: 0.860, 1 / 4: 0.730, 1 / 2: 0.529}.items():
         spec = f"rotate|polar_b(rate={rate},n=16384)"
@@ -73,7 +73,7 @@ def speeds(numel: int) -> None:
         codec = gradcomp.get_codec(spec)
         out = np.zeros(codec.max_encoded_size(numel), np.uint8)
         encoding, decoding, copying = [], [], []
-        for _ in range(7):  # one after the other: what else the machine does hits all alike
+        for _ in range(7):  # in turns: other load affects all alike
             copying.append(fastest(lambda: np.copyto(y, x), 1))
             encoding.append(fastest(lambda c=codec, o=out: c.encode(x, out=o), 1))
             frame = codec.encode(x, out=out)

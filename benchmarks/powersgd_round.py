@@ -41,14 +41,14 @@ def of_gradcomp(variant: str) -> list[float]:
     def one() -> None:
         for names in buckets:
             of_bucket = {name: grads[name] for name in names}
-            # The next round's gradients are this one's averages: of the same size, as time goes.
+            # The next round's gradients are this round's averages, of the same magnitude.
             run_rounds([pipeline.bucket_round(names[0], of_bucket, overwrite=True)])
 
     return timed(one)
 
 
 class Model(torch.nn.Module):
-    """Parameters whose gradients are given."""
+    """Parameters with fixed gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def of_torch() -> list[float]:
         model = DistributedDataParallel(Model())
         model.register_comm_hook(state, hook)
         seconds = []
-        for _ in range(ROUNDS + 4):  # the first ones travel dense and allocate
+        for _ in range(ROUNDS + 4):  # the first steps travel dense and allocate
             spent = 0.0
             model().backward()
             seconds.append(spent)
@@ -91,7 +91,7 @@ def of_torch() -> list[float]:
 
 
 def timed(one: Callable[[], None]) -> list[float]:
-    """Processor seconds of calls, after two to get warm."""
+    """Processor seconds of calls, after two warm-up calls."""
     seconds = []
     for _ in range(ROUNDS + 2):
         begin = time.process_time()

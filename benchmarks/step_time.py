@@ -3,8 +3,8 @@
   horovodrun -np 2 python benchmarks/step_time.py compress.default=identity \\
       'compress.default=residual|topk(ratio=0.01) compress.policy=auto'
 
-Each argument is a configuration: overrides with blanks between them. The backward pass is a
-stand-in: products of square matrices before the gradient of each tensor, which is given.
+Each argument is a configuration: overrides separated by blanks. The backward pass is a stand-in:
+products of square matrices before the fixed gradient of each tensor.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""What averaging costs in TensorFlow, relative to PyTorch, on the same tensors under Horovod.
+"""Cost of averaging in TensorFlow, relative to PyTorch, on the same tensors under Horovod.
 
   python benchmarks/tensorflow_overhead.py [--ranks 2] [SPEC...]
 
-For each framework one job measures steps whose backward pass gives set gradients, with Horovod and
-without; the difference is the cost of averaging. Specs take turns, and medians count.
+For each framework one job measures steps with fixed gradients, with Horovod and without; the
+difference is the cost of averaging. Specs take turns, and medians count.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 SPECS = ("residual|topk(ratio=0.01)", "residual|int8", "fp16", "powersgd(rank=2,start_step=0)")
-# As of a small network: 2.4 million parameters.
+# The shapes of a small network: 2.4 million parameters.
 SHAPES = [(256, 512), (512, 512), (512, 1024), (1024, 1024), (1024, 400), (512,), (1024,)]
 WARM_UP = 5
 
 
 def torch_steps(specs: Sequence[str]) -> tuple[int, list[Callable[[], Any]]]:
-    """This rank, and a step without Horovod and one of each spec."""
+    """The rank, a step without Horovod, and a step of each spec."""
     import horovod.torch as hvd
     import torch
 
@@ -63,7 +63,7 @@ def torch_steps(specs: Sequence[str]) -> tuple[int, list[Callable[[], Any]]]:
 
 
 def tensorflow_steps(specs: Sequence[str]) -> tuple[int, list[Callable[[], Any]]]:
-    """As `torch_steps`."""
+    """The same as `torch_steps`, in TensorFlow."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
@@ -92,13 +92,13 @@ def tensorflow_steps(specs: Sequence[str]) -> tuple[int, list[Callable[[], Any]]
 
 
 def gradients(rank: int) -> list[Any]:
-    """Of one rank; the same in every framework."""
+    """The gradients of one rank; the same in every framework."""
     random = np.random.default_rng(rank)
     return [random.standard_normal(shape, np.float32) for shape in SHAPES]
 
 
 def measure(framework: str, specs: Sequence[str], steps: int) -> None:
-    """What each rank does; rank 0 prints the milliseconds that averaging takes."""
+    """Work of each rank; rank 0 prints the milliseconds of averaging."""
     rank, functions = (torch_steps if framework == "torch" else tensorflow_steps)(specs)
     seconds: list[list[float]] = [[] for _ in functions]
     for _ in range(WARM_UP + steps):

@@ -1,19 +1,17 @@
-"""Training on a slow network: how long until the uncompressed run's result is reached.
+"""Training on a slow network: the time to reach the uncompressed run's result.
 
   python benchmarks/time_to_accuracy.py --task configs/digits/cnn.yaml --np 4 --rate 100mbit \\
       --run uncompressed --run fp16=fp16 --run 'top-k 1%=residual|topk(ratio=0.01)' \\
       --output runs/time-to-accuracy
 
 Each rank of scripts/train.py is on a host of its own, a network namespace of this machine behind a
-link of the given rate (benchmarks/netlab, which needs root), under stock Horovod. Time is that of
-the steps; tests in between do not count. The target is the worst final result of the first run's
-seeds: a run is there with the first epoch whose test is as good. Runs that are finished in OUTPUT
-are kept.
+link of the given rate (benchmarks/netlab, which needs root), under stock Horovod. Only steps
+count as time; tests do not. The target is the worst final result of the first run's seeds. A run
+reaches it in the first epoch with an equally good test. Finished runs in OUTPUT are kept.
 
-With --measure-steps N runs train without the links, and each contender takes N steps behind them
-for the time of a step, the median. That is for contenders whose steps are all alike (no warm-up,
-no steps that are dense), as is what they learn, which does not depend on the link: it saves the
-hours that uncompressed runs would take.
+With --measure-steps N runs train without the links, and each contender takes N steps behind them;
+their median is the time of a step. Learning does not depend on the link, so this saves the hours of
+uncompressed runs. It requires contenders with uniform steps (no warm-up, no dense steps).
 
 Exit codes: 0 done, 1 a run failed, 2 wrong arguments.
 """
@@ -50,7 +48,7 @@ Curve = list[tuple[float, float]]
 
 
 def parse() -> argparse.Namespace:
-    """The arguments."""
+    """The command line's arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -90,12 +88,12 @@ def train(
     else:
         print(f"    {job.title} ...", flush=True)
         folder = ROOT / job.folder
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that did not end
+        shutil.rmtree(folder, ignore_errors=True)  # from an unfinished run
         command = [sys.executable, str(ROOT / "scripts" / "train.py"), *job.arguments]
         command += ["--output", str(folder)]
         run(lab, "horovod", arguments.np, command, folder.parent / f"{folder.name}-logs", _TIMEOUT)
     summary = job.summary()
-    assert summary is not None  # as the run has ended well
+    assert summary is not None  # since the run has succeeded
     return job, summary
 
 
@@ -111,7 +109,7 @@ def step_seconds(lab: Lab, contender: Contender, arguments: argparse.Namespace) 
 def curve_of(
     rows: Sequence[dict[str, Any]], metric: Metric, step_seconds: float | None = None
 ) -> Curve:
-    """Of the rows that a run has left; with the time of every step, if it is given."""
+    """From the rows of a run's metrics; with a given time of every step, if any."""
     steps = [row for row in rows if row["kind"] == "step"]
     seconds = (row["seconds"] if step_seconds is None else step_seconds for row in steps)
     ends = dict(zip((row["step"] for row in steps), accumulate(seconds), strict=True))
@@ -123,7 +121,7 @@ def curve_of(
 
 
 def seconds_to(target: float, curve: Curve, metric: Metric) -> float | None:
-    """When a test was first as good as the target; None: never."""
+    """The time of the first test that reaches the target; None: never."""
     sign = 1 if metric.higher_is_better else -1
     return next((at for at, value in curve if sign * value >= sign * target), None)
 
@@ -144,7 +142,7 @@ def table_of(rows: Sequence[dict[str, Any]], metric: Metric) -> str:
             f"{row['sent_bytes_per_step']:.0f}",
             f"{len(there)} of {len(final)}",
         ]
-        # Of several seeds of which some never get there, a median would flatter.
+        # A median would be too good if some seeds never reach the target.
         if len(there) == len(final):
             median = statistics.median(there)
             cells += [f"{median:.1f}", f"{statistics.median(base) / median:.1f}x"]

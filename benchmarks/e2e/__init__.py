@@ -1,1 +1,1 @@
-"""What a whole step takes on slow links, with this project's compressors and with others."""
+"""Time of whole steps on slow links, with this project's compressors and with others."""

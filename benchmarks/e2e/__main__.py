@@ -1,14 +1,14 @@
-"""What a whole training step takes on links of different rates, beside what others reach.
+"""Time of whole training steps on links of different rates, beside other libraries.
 
   python benchmarks/e2e --model resnet50 --ranks 4 --rates 100mbit,1gbit
   python benchmarks/e2e --quick
 
 Each rank is on a host of its own: a network namespace of this machine (benchmarks/netlab), which
-needs root. Where none can be made, and with --simulate, times on the wire are computed instead, and
-results say so. Gradients have the shapes of a real model and are random; forward and backward pass
-are a pause of --compute-ms. Results go to OUTPUT/results.json, where those of other runs stay, and
-from there to tables and pictures beside it. --quick checks with two ranks that the bytes counted
-are those on the wire. Exit codes: 0 done; 1 a job failed, or bytes were miscounted; 2 wrong
+needs root. If none can be created, and with --simulate, times on the wire are computed
+instead, and results are marked. Gradients have the shapes of a real model and are random; forward and backward pass
+are a pause of --compute-ms. Results are added to OUTPUT/results.json; tables
+and pictures beside it are drawn from that file. --quick checks with two ranks that the counted
+bytes match the wire. Exit codes: 0 done; 1 a job failed, or bytes were miscounted; 2 wrong
 arguments.
 """
 
@@ -26,17 +26,17 @@ from e2e.sweep import Cell, Results, Sweep
 from gradcomp.tools.model_shapes import MODELS, model_shapes
 from netlab import ENGINES, JobError, Lab, LabError
 
-# Enough bytes that what Horovod's ranks say to each other besides hardly counts.
+# Enough bytes that Horovod's own messages hardly count.
 QUICK = ["Horovod", "Horovod fp16", "top-k 10%"]
 
 
 def words(text: str) -> list[str]:
-    """What stands between commas."""
+    """The items of a comma-separated list."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def parse() -> argparse.Namespace:
-    """The arguments."""
+    """The command line's arguments."""
     parser = argparse.ArgumentParser(
         prog="python benchmarks/e2e",
         description=__doc__,
@@ -81,7 +81,7 @@ def parse() -> argparse.Namespace:
 
 
 def how(rows: list[dict[str, Any]]) -> str:
-    """How rows came about."""
+    """The origin of the rows: measured or simulated."""
     if rows[0].get("simulated"):
         return "SIMULATED: times on the wire are computed"
     lines = [f"a link carries {rows[0]['measured_bits_per_second'] / 1e6:.1f} Mbit/s"]
@@ -104,8 +104,8 @@ def main() -> int:
         print(f"e2e: {reason}; SIMULATED instead", file=sys.stderr)
         simulate = True
     results = Results(arguments.output / "results.json")
-    # Horovod's ranks talk to each other in every cycle, 1 ms by default, also when there is nothing
-    # to do. What that sends is not the contenders'.
+    # Horovod's ranks communicate in every cycle, 1 ms by default, also when there is nothing to do.
+    # That traffic does not belong to the contenders.
     environment = {"HOROVOD_CYCLE_TIME": "50"} if arguments.quick else {}
     sweep = Sweep(
         contenders, arguments.output / "logs", arguments.steps, arguments.warmup, environment

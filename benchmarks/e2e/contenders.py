@@ -1,4 +1,4 @@
-"""What is compared: for each engine its own way to send gradients, peers', and this project's."""
+"""The contenders: for each engine its own way to send gradients, other libraries', and ours."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class Contender:
     """One way to send gradients.
 
     Attributes:
-        name: what tables call it.
+        name: its name in tables.
         engine: ``horovod`` (on Gloo), ``mpi`` (Horovod on Open MPI), ``torch`` or ``byteps``.
-        kind: ``ours``, ``alone`` where every rank keeps its gradients to itself, or what the
-            engine's worker module makes of it.
-        spec: configuration overrides with blanks between them where it is ours, else a parameter.
-        same_as: what its results are the same algorithm as; empty where nobody else has it.
-        warmup: steps that it needs before it is itself.
+        kind: ``ours``, ``alone`` if every rank keeps its gradients to itself, or a kind defined by
+            the engine's worker module.
+        spec: for ours, configuration overrides separated by blanks; else a parameter.
+        same_as: another contender with the same algorithm; empty if there is none.
+        warmup: steps before its steady state.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Contender:
 
     @property
     def dense(self) -> bool:
-        """Whether it takes as long as the link takes for all gradients."""
+        """Whether a step takes as long as sending all gradients uncompressed."""
         return self.kind in ("none", "fp16")
 
 
@@ -94,12 +94,12 @@ FP16 = ("Horovod fp16", "DDP fp16")
 
 
 def alone(engine: str) -> str:
-    """The name of the contender that sends nothing: what a step takes by itself."""
+    """The name of the contender that sends nothing: the time of a step by itself."""
     return next(one.name for one in CONTENDERS if one.engine == engine and one.kind == "alone")
 
 
 def chosen(names: list[str] | None, engines: list[str] | None) -> list[Contender]:
-    """Those of some names, or of some engines; all without.
+    """Contenders by name or by engine; all by default.
 
     Raises:
         ValueError: there is no such contender.

@@ -1,4 +1,4 @@
-"""What figures were measured on."""
+"""Description of the measuring machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def machine() -> str:
-    """The processor, the instructions of it that are used, and how many cores this may use."""
+    """The processor, the instruction set in use, and the number of available cores."""
     found = None
     if _CPUINFO.exists():
         found = re.search(r"^model name\s*: (.+)$", _CPUINFO.read_text("utf-8"), re.MULTILINE)

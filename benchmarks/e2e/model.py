@@ -1,4 +1,4 @@
-"""A model that only has gradients: a real one's shapes, and a given time to compute."""
+"""A model with gradients only: a real model's shapes, and a fixed time to compute."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _APART = 8 << 20
 
 
 def random_numbers(name: str, ranks: int) -> torch.Tensor:
-    """Normal numbers, from which all ranks take their gradients; of one of gradcomp.tools.model_shapes.MODELS.
+    """Normal numbers for all ranks' gradients, for a model of gradcomp.tools.model_shapes.MODELS.
 
-    Each rank begins elsewhere, so they can share the memory and still have different gradients.
+    Each rank begins at a different place, so ranks share the memory and have different gradients.
     """
     count = _numel(name) + (ranks - 1) * _APART
     return torch.randn(count, generator=torch.Generator().manual_seed(0))
@@ -31,7 +31,7 @@ def _numel(name: str) -> int:
 
 
 class _Layer(torch.autograd.Function):
-    """Passes its input on; in the backward pass it waits, then gives its weight a gradient."""
+    """Passes its input on; waits in the backward pass, then gives its weight a gradient."""
 
     @staticmethod
     def forward(
@@ -43,23 +43,23 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *of_output: torch.Tensor) -> tuple[Any, ...]:
-        """The gradient that was given."""
+        """The fixed gradient."""
         grad, seconds = ctx.work
-        if seconds:  # even a sleep of no time lets others have the processor
+        if seconds:  # even a sleep of zero seconds yields the processor
             time.sleep(seconds)
         return of_output[0], grad, None, None
 
 
 class Synthetic(torch.nn.Module):
-    """A chain of layers whose backward pass takes a given time.
+    """A chain of layers with a fixed time of the backward pass.
 
-    The processor is free meanwhile, as it is while an accelerator computes.
+    The processor is free meanwhile, as during an accelerator's computation.
 
     Args:
         name: one of gradcomp.tools.model_shapes.MODELS.
-        seconds: of one step's forward and backward pass together; a third is the forward pass.
-        numbers: what `random_numbers` gave; the gradients are the same in every step.
-        rank: whose gradients.
+        seconds: duration of a step's forward and backward pass; a third is the forward pass.
+        numbers: from `random_numbers`; the gradients are the same in every step.
+        rank: owner of the gradients.
     """
 
     def __init__(self, name: str, seconds: float, numbers: torch.Tensor, rank: int) -> None:
@@ -68,7 +68,7 @@ class Synthetic(torch.nn.Module):
         self.names = list(shapes)
         self.weights = torch.nn.ParameterList()
         self.grads = []
-        # So much of NumPy's zeros takes no memory until somebody looks at it, which nobody does.
+        # NumPy's zeros take no memory until they are read, and nothing reads them.
         zeros = torch.from_numpy(np.zeros(_numel(name), np.float32))
         numbers = numbers[rank * _APART :]
         for shape in shapes.values():
@@ -81,7 +81,7 @@ class Synthetic(torch.nn.Module):
         self.layer_seconds = 2 * seconds / 3 / layers
 
     def named_weights(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """The parameters, by the names that they have in the real model."""
+        """The parameters, by their names in the real model."""
         return list(zip(self.names, self.weights, strict=True))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ class Engine:
         ops.synchronize(ops.push_pull_async_inplace(torch.zeros(1), name="barrier"))
 
     def prepare(self, contender: Contender, model: Synthetic, prefix: str) -> Run:
-        """A contender's way to take a step."""
+        """The step function of a contender."""
         named = [(prefix + name, weight) for name, weight in model.named_weights()]
         idle = optimizer(model, contender.spec)
         attached = None
@@ -45,7 +45,7 @@ class Engine:
             model(torch.zeros(1, requires_grad=True)).backward()
             wrapped.step()
 
-        # Bytes pushed are those of all contenders so far; the worker takes differences.
+        # Pushed bytes add up over all contenders so far; the worker takes differences.
         return Run(step, attached)
 
     def close(self) -> None:

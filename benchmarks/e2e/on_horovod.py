@@ -21,13 +21,13 @@ class Engine:
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        # Not hvd.barrier, in which ranks that are early keep the others' processors busy.
+        # Not hvd.barrier: early ranks would keep the others' processors busy.
         done = hvd.allreduce_async(torch.zeros(1), name="e2e.barrier")
         wait(done)
         hvd.synchronize(done)
 
     def prepare(self, contender: Contender, model: Synthetic, prefix: str) -> Run:
-        """A contender's way to take a step."""
+        """The step function of a contender."""
         named = [(prefix + name, weight) for name, weight in model.named_weights()]
         ours = Compression(config_of(contender.spec), named) if contender.kind == "ours" else None
         wrapped = optimizer(model, contender.spec)

@@ -1,4 +1,4 @@
-"""Contenders on Horovod over Open MPI, which are those on Gloo."""
+"""Contenders on Horovod over Open MPI, the same as on Gloo."""
 
 from e2e.on_horovod import Engine
 

@@ -28,10 +28,10 @@ class Engine:
         dist.barrier()
 
     def prepare(self, contender: Contender, model: Synthetic, prefix: str) -> Run:
-        """A contender's way to take a step."""
+        """The step function of a contender."""
         if contender.kind == "topk":
             return Run(_plain_top_k(model, float(contender.spec)))
-        # On Gloo several buckets of powerSGD_hook abort: their collectives change places.
+        # On Gloo powerSGD_hook aborts with several buckets: their collectives change order.
         ours = None
         bucket_mb = _ONE_BUCKET_MB if contender.kind == "powersgd" else None
         # All parameters are zeros already.
@@ -62,15 +62,17 @@ class Engine:
 
 
 def _kept(_: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A hook that leaves gradients as they are."""
+    """A hook that does not change gradients."""
     future = torch.futures.Future[torch.Tensor]()
     future.set_result(bucket.buffer())
     return future
 
 
 def _plain_top_k(model: Synthetic, ratio: float) -> Callable[[], None]:
-    """Top-k with error feedback as it is usually written: values and int64 indices of each tensor
-    are gathered, then added up in every rank (GRACE's formulation)."""
+    """Top-k with error feedback in its usual form (GRACE's formulation).
+
+    Values and int64 indices of each tensor are gathered, then added in every rank.
+    """
     size = dist.get_world_size()
     residuals = [torch.zeros(weight.numel()) for weight in model.weights]
 

@@ -42,18 +42,18 @@ def _of(rows: Sequence[Row], contender: str, rate: str) -> Row | None:
 
 
 def _beside(rows: Sequence[Row], row: Row) -> list[Row]:
-    """Rows that are compared with this one: those of the same machine."""
+    """Rows of the same machine, for comparison."""
     return [other for other in rows if other.get("machine") == row.get("machine")]
 
 
 def _baseline(rows: Sequence[Row], rate: str, names: Sequence[str] = BASELINES) -> float | None:
-    """Seconds of the faster one of the baselines."""
+    """Seconds of the faster baseline."""
     found = [_of(rows, name, rate) for name in names]
     return min((row["median_seconds"] for row in found if row is not None), default=None)
 
 
 def _own_baseline(rows: Sequence[Row], rate: str, engine: str) -> float | None:
-    """Seconds of the faster one of what an engine itself does, in float32 and in fp16."""
+    """Seconds of the faster of an engine's own methods, float32 and fp16."""
     own = [one.name for one in CONTENDERS if one.engine == engine and one.dense]
     return _baseline(rows, rate, own)
 
@@ -67,9 +67,11 @@ def _present(rows: Sequence[Row]) -> list[Contender]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown: a line for each contender, with the median step at each rate, and how many times as
-    fast that is as the better baseline and as the better one of its own engine; the bytes that a
-    host sends in a step."""
+    """Markdown: a line for each contender with the median step at each rate.
+
+    Speed-ups are relative to the better baseline and to the better method of its own engine. Bytes
+    are sent by a host in a step.
+    """
     rates = _rates(rows)
     lines = [
         "| | MB a step | " + " | ".join(f"{rate}, ms | speed-up | own" for rate in rates) + " |",
@@ -92,7 +94,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def machines(rows: Sequence[Row]) -> str:
-    """Where the rows were measured, as each has its ``machine``; empty where none has."""
+    """The machines of the rows, by their ``machine``; empty if none has it."""
     where: dict[str, list[str]] = {}
     for rate in _rates(rows):
         for row in rows:
@@ -107,9 +109,11 @@ def machines(rows: Sequence[Row]) -> str:
 
 
 def overheads(rows: Sequence[Row]) -> str:
-    """Markdown: of each contender of this project, what a step takes beyond that of one that sends
-    nothing and the time in which the link carries its bytes; also as a part of the step of the
-    better fp16. Empty where nothing tells."""
+    """Markdown: the overhead of a step of each of our contenders.
+
+    That is the time beyond a step without sending and the link's time for its bytes, also as a
+    share of the better fp16's step. Empty without the necessary rows.
+    """
     lines = []
     for one in _present(rows):
         for rate in _rates(rows):
@@ -134,8 +138,7 @@ def overheads(rows: Sequence[Row]) -> str:
 
 
 def peers(rows: Sequence[Row]) -> str:
-    """Markdown: how many times as fast contenders of this project are as the same algorithm of
-    others. Empty where there is none."""
+    """Markdown: speed-ups of our contenders over the same algorithms of others; empty if none."""
     rates = _rates(rows)
     lines = []
     for one in _present(rows):
@@ -154,10 +157,10 @@ def peers(rows: Sequence[Row]) -> str:
 
 
 def bookkeeping(rows: Sequence[Row], dense_bytes: int) -> list[str]:
-    """Where the bytes counted are not those that the interface sent; two ranks only.
+    """Contenders whose counted bytes differ from the interface's; two ranks only.
 
-    With more, engines send what they are given more than once. Without compression the bytes are
-    those of the gradients.
+    With more ranks, engines send their input more than once. Without compression the bytes must
+    equal the gradients'.
     """
     wrong = []
     expected_of = {"Horovod": dense_bytes, "Horovod fp16": dense_bytes // 2}
@@ -199,7 +202,7 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
             *named, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2, fontsize="small"
         )
         for axis in (upper, lower):
-            if any(len(line.get_xdata()) for line in axis.lines):  # the lower one needs baselines
+            if any(len(line.get_xdata()) for line in axis.lines):  # the lower axes need baselines
                 axis.set(xscale="log", yscale="log")
             axis.grid(visible=True, which="both", alpha=0.3)
     figure.suptitle(title)
@@ -208,7 +211,7 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
 
 
 def _style(one: Contender, number: int) -> dict[str, Any]:
-    """Lines: this project's solid, others' dashed, one that sends nothing dotted and grey."""
+    """Line styles: ours solid, others' dashed, the contender without sending dotted and grey."""
     if one.kind == "alone":
         return {"linestyle": ":", "color": "grey"}
     ours = one.kind == "ours"

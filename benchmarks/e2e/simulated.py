@@ -1,8 +1,9 @@
-"""What steps would take, where no hosts can be made: computed, not measured.
+"""Computed, not measured, step times, for machines without network namespaces.
 
 All ranks run in this process, one after the other (gradcomp.Loopback), and the time of each one's
-arithmetic is measured. Links are ideal token buckets: what a rank sends, by the usual algorithm of
-each collective, takes its bytes over the rate. Nothing overlaps, and nothing is lost to latency.
+arithmetic is measured. Links are ideal token buckets: the bytes that a rank sends, by the usual
+algorithm of each collective, take their number over the rate. Nothing overlaps, and there is no
+latency.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ _STEPS = 3
 
 
 def _on_the_link(sent: Counter[str], ranks: int) -> float:
-    """Bytes that a rank sends for those that it hands over: a ring's all-reduce and all-gather,
-    direct exchange."""
+    """Bytes sent by a rank for the bytes handed over.
+
+    All-reduce and all-gather use a ring, all-to-all a direct exchange.
+    """
     factors = {"allgather": ranks - 1.0, "alltoall": (ranks - 1) / ranks}
     ring = 2 * (ranks - 1) / ranks
     return sum(nbytes * factors.get(kind, ring) for kind, nbytes in sent.items())
@@ -37,7 +40,7 @@ def _on_the_link(sent: Counter[str], ranks: int) -> float:
 def simulate(
     contender: Contender, model: str, compute_ms: float, ranks: int, rate: str
 ) -> dict[str, Any] | None:
-    """A row as a job's; None where the contender is not Horovod's or ours."""
+    """A row in the form of a job's; None for contenders that are neither Horovod's nor ours."""
     speed = bits_per_second(rate) / 8
     if contender.kind in ("none", "fp16") and contender.engine == "horovod":
         width = 4 if contender.kind == "none" else 2
@@ -61,7 +64,7 @@ def simulate(
 
 
 def _arithmetic(contender: Contender, model: str, ranks: int) -> tuple[Counter[str], list[float]]:
-    """What a rank hands over in a step, and the seconds of its own work in some steps."""
+    """Bytes handed over by a rank in a step, and the seconds of its own work in some steps."""
     torch.set_num_threads(1)
     numbers = random_numbers(model, ranks)
     models = [Synthetic(model, 0.0, numbers, rank) for rank in range(ranks)]

@@ -1,4 +1,4 @@
-"""Runs the jobs of a sweep, and keeps what they took."""
+"""Runs the jobs of a sweep, and keeps their results."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["Cell", "Results", "Sweep"]
 
 _TIMEOUT = 3600.0
 
-# Memory of gradients is used again in the next step, as accelerators' allocators do it; by default
-# the C library gives it back to the system, which takes longer than a step's arithmetic.
+# Reuse the memory of gradients in the next step, as accelerators' allocators do. By default the C
+# library returns it to the system, which takes longer than a step's arithmetic.
 _MEMORY = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
@@ -33,13 +33,13 @@ _MEMORY = {
 
 @dataclass(frozen=True)
 class Cell:
-    """Where contenders are compared.
+    """The conditions of a comparison.
 
     Attributes:
         model: one of gradcomp.tools.model_shapes.MODELS.
-        compute_ms: what a step's forward and backward pass take.
-        ranks: each on a host of its own.
-        rate: of each host's link.
+        compute_ms: duration of a step's forward and backward pass.
+        ranks: number of ranks, each on a host of its own.
+        rate: rate of each host's link.
     """
 
     model: str
@@ -58,7 +58,7 @@ class Results:
             self.rows = json.loads(path.read_text(encoding="utf-8"))
 
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Take rows up, and write the file."""
+        """Add rows, and write the file."""
         keys = ("model", "compute_ms", "ranks", "rate", "contender")
         known = {tuple(row[key] for key in keys): row for row in self.rows}
         known |= {tuple(row[key] for key in keys): row for row in rows}
@@ -73,9 +73,9 @@ class Sweep:
 
     Args:
         logs: folder for the logs of all jobs.
-        steps: timed steps of each contender, at least 5 of those that compress; None: 2 to 8, fewer
-            on slow links.
-        warmup: steps before these, at least 3 of those that compress.
+        steps: timed steps of each contender, at least 5 with compression; None: 2 to 8, fewer on
+            slow links.
+        warmup: untimed steps before, at least 3 with compression.
         environment: further variables of all ranks.
     """
 
@@ -113,7 +113,7 @@ class Sweep:
                 yield [{**of_all, **row} for row in self._job(lab, engine, cell)]
 
     def simulate(self, cell: Cell) -> list[dict[str, Any]]:
-        """The same, computed; of the contenders that can be."""
+        """The same, computed, for the contenders that support it."""
         fields = asdict(cell)
         rows = (simulate(contender, **fields) for contender in self._contenders)
         return [{**fields, **row} for row in rows if row is not None]

@@ -1,12 +1,14 @@
-"""One rank of a job of the sweep: takes some contenders' steps, and writes what they took.
+"""One rank of a job of the sweep: takes some contenders' steps, and writes their times and bytes.
 
   python worker.py ORDER.json RESULTS
 
-The order has the engine, the contenders, the model, the file of its gradients' numbers and how many
-steps; see sweep.py, which starts the ranks. Each rank writes RESULTS/rank-N.json: for each
-contender the seconds of each step, the bytes that it handed to collectives (of this project's
-contenders), and those that the host's interface sent, in a step and in a second without any; of
-such a second, what of a processor its engine takes.
+The order has the engine, the contenders, the model, the file of its gradients' numbers and the number
+of steps; sweep.py starts the ranks. Each rank writes RESULTS/rank-N.json, for each contender:
+
+- the seconds of each step;
+- the bytes handed to collectives (our contenders only);
+- the bytes sent by the host's interface, in a step and in an idle second;
+- the share of a processor that its engine takes in an idle second.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _LEAST_STEPS = 5
 
 
 class Engine(Protocol):
-    """What a worker module's ``Engine`` offers."""
+    """Interface of a worker module's ``Engine``."""
 
     rank: int
 
@@ -44,18 +46,18 @@ class Engine(Protocol):
         """Wait for all ranks."""
 
     def prepare(self, contender: Contender, model: Synthetic, prefix: str) -> Run:
-        """A contender's way to take a step; names of tensors begin with the prefix."""
+        """The step function of a contender; names of tensors begin with the prefix."""
 
     def close(self) -> None:
         """Leave the job."""
 
 
 class Run:
-    """One contender at work.
+    """A contender, ready to take steps.
 
     Args:
-        step: a whole step, but for the time that is not timed.
-        compression: one of this project's, whose ``stats`` count bytes; None for others.
+        step: a whole step, without its untimed part.
+        compression: one of ours, whose ``stats`` count bytes; None for others.
     """
 
     def __init__(self, step: Callable[[], None], compression: Any = None) -> None:
@@ -63,12 +65,12 @@ class Run:
         self._compression = compression
 
     def sent(self) -> int | None:
-        """Bytes handed to collectives so far; None where nobody counts them."""
+        """Bytes handed to collectives so far; None if they are not counted."""
         return None if self._compression is None else self._compression.stats.total_bytes
 
 
 class Idle(torch.optim.SGD):
-    """An optimizer that leaves the parameters alone: what it takes is no engine's business."""
+    """An optimizer without effect: its time does not belong to the engine."""
 
     def step(self, closure: Any = None) -> Any:
         """Nothing."""
@@ -82,20 +84,20 @@ class IdleDGC(DGCSGD):
 
 
 def optimizer(model: Synthetic, spec: str = "") -> torch.optim.Optimizer:
-    """One that fits the spec."""
+    """The optimizer that fits the spec."""
     kind = IdleDGC if spec.startswith("dgc") else Idle
     return kind(model.parameters(), lr=0.1, momentum=0.9 if kind is IdleDGC else 0.0)
 
 
 def config_of(spec: str) -> Config:
-    """Of a contender's spec and settings of the section ``compress``."""
+    """The configuration of a contender's spec and settings of the section ``compress``."""
     first, *others = spec.split()
     settings = [f"compress.{setting}" for setting in others]
     return load_config([], ["version=1", f"compress.default={first}", *settings])
 
 
 def interface_bytes() -> int:
-    """What this host's interface has sent so far; 0 where there is none, on a machine alone."""
+    """Bytes sent by this host's interface so far; 0 without an interface, on a single machine."""
     for line in Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == INTERFACE:
@@ -125,7 +127,7 @@ def measure(engine: Engine, run: Run, warmup: int, steps: int) -> dict[str, Any]
 
 
 def idle(engine: Engine) -> dict[str, float]:
-    """What goes on while there is nothing to do: the engine's own messages and its threads."""
+    """Idle load: the engine's own messages and its threads."""
     engine.barrier()
     began, seen, busy = time.perf_counter(), interface_bytes(), time.process_time()
     time.sleep(_IDLE_SECONDS)

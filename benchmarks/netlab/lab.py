@@ -2,7 +2,7 @@
 
 Each host has a namespace with one interface, ``eth0``, whose other end is at the bridge. Token
 buckets (tc tbf) limit both directions of each link to the same rate. All hosts share the
-processors, so what they compute takes longer than on machines of their own.
+processors, so computation takes longer than on separate machines.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _TOLERANCE = 0.15
 
 
 class LabError(Exception):
-    """The lab cannot be set up; the text says why and what to do."""
+    """The lab cannot be set up; the text has the reason and the remedy."""
 
 
 def bits_per_second(rate: str) -> float:
     """A rate such as ``100mbit`` in numbers.
 
     Raises:
-        LabError: it is none.
+        LabError: not a rate.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
     if found is None or not 1e5 <= float(found[1]) * _UNITS[found[2]] <= 1e11:
@@ -54,13 +54,13 @@ def bits_per_second(rate: str) -> float:
 class Lab:
     """Hosts 0, 1, ... with links of the same rate.
 
-    A context manager: the hosts are there inside it. What a lab that was killed has left behind is
-    removed first. There can be one lab at a time on a machine, in the main thread: inside of it
-    SIGTERM ends the program as an exception does, so that hosts go, and what runs on them.
+    A context manager: the hosts exist inside it. Remains of a killed lab are removed first. Only one
+    lab at a time can exist on a machine, in the main thread. Inside it SIGTERM ends the program like
+    an exception, so that the hosts and their processes end as well.
 
     Args:
-        hosts: how many, 2 to 64.
-        rate: of each link, in each direction, such as ``100mbit``; None: not limited.
+        hosts: number of hosts, 2 to 64.
+        rate: rate of each link, in each direction, such as ``100mbit``; None: unlimited.
 
     Raises:
         LabError: from here, or on entry: an argument is out of range, this is not root, a program
@@ -79,13 +79,13 @@ class Lab:
 
     @staticmethod
     def unavailable() -> str:
-        """Why there can be no lab on this machine; empty where there can."""
+        """Why no lab is possible on this machine; empty if it is."""
         missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
         if missing:
             return f"there is no {' and no '.join(missing)}: install Debian's iproute2"
         if os.geteuid() != 0:
             return "network namespaces need root: run this as root"
-        probe = "gradcomp-probe"  # containers may have root, and forbid namespaces
+        probe = "gradcomp-probe"  # containers may have root without namespaces
         _quietly(["ip", "netns", "del", probe])
         try:
             _run(["ip", "netns", "add", probe])
@@ -139,7 +139,7 @@ class Lab:
         return f"{_NETWORK}.1"
 
     def command(self, host: int, command: Sequence[str]) -> list[str]:
-        """What runs a command on a host."""
+        """The command prefix that runs a command on a host."""
         return ["ip", "netns", "exec", _namespace(host), *command]
 
     def shape(self, rate: str | None) -> None:
@@ -158,7 +158,7 @@ class Lab:
     def measure(self) -> float:
         """Bits per second that a TCP connection from host 0 to host 1 carries.
 
-        Fewer than the rate where the processors cannot keep up with it.
+        Below the rate if the processors cannot keep up.
 
         Raises:
             LabError: more than the rate, so the links are not shaped.
@@ -211,7 +211,7 @@ def _namespace(host: int) -> str:
 
 
 def _link(host: int) -> str:
-    """The end at the bridge of a host's link."""
+    """The bridge's end of a host's link."""
     return f"gradcomp-{host}"
 
 

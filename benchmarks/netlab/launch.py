@@ -30,11 +30,11 @@ _libc = ctypes.CDLL(None)
 
 
 class JobError(Exception):
-    """A job has failed; the text says which rank, and how its output ends."""
+    """A job has failed; the text names the rank and has the end of its output."""
 
 
 def hosts_of(engine: str, ranks: int) -> int:
-    """How many hosts a job needs: BytePS' scheduler and server have one of their own."""
+    """Number of hosts of a job: BytePS' scheduler and server have one of their own."""
     return ranks + (engine == "byteps")
 
 
@@ -67,7 +67,7 @@ def run(
 
 
 class _Process(NamedTuple):
-    """What is to be started; ``name`` is that of its log, too."""
+    """A process to start; ``name`` also names its log."""
 
     name: str
     command: list[str]
@@ -84,7 +84,7 @@ def _ranks(
 
 
 def _run_all(started: Sequence[_Process], logs: Path, timeout: float) -> None:
-    """Run all of them to their ends, or end all of them."""
+    """Run all processes to their ends; after a failure, end all of them."""
     deadline = time.monotonic() + timeout
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -127,7 +127,7 @@ def _end_with_parent() -> None:
 
 
 def _failure(failed: Mapping[str, int], logs: Path) -> str:
-    """About one of those that failed: others' errors follow where one was killed."""
+    """The error of one failed process: if one was killed, the others' errors only follow from it."""
     name = min(failed, key=lambda one: failed[one] != -signal.SIGKILL)
     end = f"ended with exit code {failed[name]}"
     if failed[name] == -signal.SIGKILL:
@@ -151,7 +151,7 @@ def _torch(lab: Lab, rank: int, ranks: int) -> dict[str, str]:
 
 @contextmanager
 def _rendezvous(lab: Lab, ranks: int) -> Iterator[list[dict[str, str]]]:
-    """What ``horovodrun --gloo`` tells the ranks, with a server for them on this machine."""
+    """The environment that ``horovodrun --gloo`` sets, with a rendezvous server on this machine."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.http.http_server import RendezvousServer
 
@@ -183,8 +183,8 @@ def _rendezvous(lab: Lab, ranks: int) -> Iterator[list[dict[str, str]]]:
         server.stop()
 
 
-# In place of ssh: the last part of a host's address tells its namespace. Open MPI takes processes
-# under one host name for neighbours that share memory, so each host has a name of its own.
+# In place of ssh: the last part of a host's address selects its namespace. Open MPI assumes shared
+# memory between processes under one host name, so each host has a name of its own.
 _SSH = """#!/bin/sh
 while [ "$1" = -o ]; do shift 2; done
 [ "$1" = -x ] && shift

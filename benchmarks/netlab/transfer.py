@@ -10,11 +10,13 @@ import sys
 import time
 
 BLOCK = 1 << 16
-SKIPPED = 0.4  # of all bytes: what buckets hold passes at once, and TCP has to find the rate
+SKIPPED = (
+    0.4  # share of all bytes: the buckets' content passes at once, and TCP has to find the rate
+)
 
 
 def receive(address: str, nbytes: int) -> None:
-    """Print the rate at which so many bytes arrive."""
+    """Print the rate at which the bytes arrive."""
     with socket.create_server((address, 0)) as server:
         print(server.getsockname()[1], flush=True)
         connection, _ = server.accept()
@@ -32,7 +34,7 @@ def receive(address: str, nbytes: int) -> None:
 
 
 def send(address: str, port: int) -> None:
-    """Send zeros until nobody wants more."""
+    """Send zeros until the receiver closes."""
     with (
         socket.create_connection((address, port)) as connection,
         contextlib.suppress(ConnectionError),
