@@ -163,6 +163,16 @@ def test_huge_and_tiny_values() -> None:
     assert np.isnan(roundtrip("rotate|polar_b", x)).all()
 
 
+@pytest.mark.parametrize("preset", ["", "preset=best"])
+def test_the_largest_floats_stay_finite(preset: str) -> None:
+    largest = np.finfo(f32).max
+    for n in range(64, 400):
+        x = np.full(n, largest)
+        assert np.isfinite(roundtrip(f"polar_b({preset})", x)).all(), n
+        x[::2] *= f32(0.92)  # log-likelihood ratios are rounded up
+        assert np.isfinite(roundtrip(f"polar_b({preset})", x)).all(), n
+
+
 def test_hostile_scales_and_sizes() -> None:
     n = 5000
     codec = get_codec("polar_b(unbiased=true)")
