@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+
+# Before numpy is imported: the tests' small decompositions only lose time to threads of BLAS.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import settings
@@ -11,14 +15,14 @@ from xdist.scheduler import LoadScopeScheduling
 
 from gradcomp import _core
 
-# How long an example takes says more about the machine's other work than about the code.
+# An example's time depends more on other work of the machine than on the code.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
 
 class _JobsTogether(LoadScopeScheduling):
-    """All jobs of several ranks run in one process of pytest, one at a time: they share reports,
-    and need the processors. Other tests go wherever there is time."""
+    """Runs all jobs of several ranks in one process of pytest, one at a time: they share reports, and
+    need the processors. Other tests go to any process."""
 
     def _split_scope(self, nodeid: str) -> str:
         return "jobs" if nodeid.startswith("tests/engines/") else nodeid

@@ -1,4 +1,4 @@
-"""What is special about `adaptive`: rate, rank, buckets, matrices."""
+"""adaptive: rate, rank, buckets, and state that is carried from step to step."""
 
 from __future__ import annotations
 
@@ -6,25 +6,13 @@ import numpy as np
 import pytest
 
 import gradcomp
-from gradcomp import SpecError, ToEncode, _core, encode_batch
+from gradcomp import SpecError, ToEncode, encode_batch
 from gradcomp.codec.frame import split_frames
+from support.codecs import error_of, settings_of_the_core
+from support.frames import HEAD
+from support.gradients import structured
 
 RATES = [0.05, 0.1, 0.25, 0.5, 1, 2, 4]
-HEAD = 24  # of a frame
-
-
-def gradient(rows: int, cols: int, seed: int = 0) -> np.ndarray:
-    """Rows and columns of different sizes, and a few directions that stand out."""
-    rng = np.random.default_rng(seed)
-    scales = np.exp(rng.normal(size=(rows, 1)) + rng.normal(size=cols))
-    pairs = rng.normal(size=(rows, 3)) @ rng.normal(size=(3, cols))
-    return (scales * rng.normal(size=(rows, cols)) + 8 * pairs).astype(np.float32)
-
-
-def vnmse(spec: str, x: np.ndarray) -> float:
-    codec = gradcomp.get_codec(spec)
-    error = x.reshape(-1) - codec.decode(codec.encode(x)).astype(np.float64)
-    return float(np.sum(error**2) / np.sum(x.astype(np.float64) ** 2))
 
 
 def rank_of(frame: np.ndarray) -> int:
@@ -34,7 +22,7 @@ def rank_of(frame: np.ndarray) -> int:
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("shape", [(300, 200), (60_000,), (1000, 70)])
 def test_the_rate_asked_for_is_the_rate_on_the_wire(rate: float, shape: tuple[int, ...]) -> None:
-    x = gradient(*shape) if len(shape) == 2 else gradient(1, *shape).reshape(-1)
+    x = structured(*shape) if len(shape) == 2 else structured(1, *shape).reshape(-1)
     frame = gradcomp.get_codec(f"adaptive(rate={rate})").encode(x)
     assert abs(8 * frame.size / x.size / rate - 1) < 0.03
 
@@ -43,14 +31,14 @@ def test_the_rate_asked_for_is_the_rate_on_the_wire(rate: float, shape: tuple[in
 def test_the_rate_is_that_of_the_whole_bucket(rate: float) -> None:
     codec = gradcomp.get_codec(f"adaptive(rate={rate})")
     bucket = [
-        100 * gradient(128, 256),
-        gradient(200, 300, 1),
-        gradient(1, 128, 2).reshape(-1),
-        gradient(64, 9, 3).reshape(64, 1, 3, 3),
+        100 * structured(128, 256),
+        structured(200, 300, 1),
+        structured(1, 128, 2).reshape(-1),
+        structured(64, 9, 3).reshape(64, 1, 3, 3),
     ]
     data, sizes = encode_batch([ToEncode(codec, x) for x in bucket])
     assert abs(8 * data.size / sum(x.size for x in bucket) / rate - 1) < 0.03
-    # The step is that of all, so what is larger takes more.
+    # All tensors have one quantization step, so larger ones take more bits.
     assert sizes[0] > 2 * sizes[1]
     steps = set()
     for frame, x in zip(split_frames(data, len(bucket)), bucket, strict=True):
@@ -61,34 +49,36 @@ def test_the_rate_is_that_of_the_whole_bucket(rate: float) -> None:
 
 
 def test_error_falls_with_the_rate() -> None:
-    x = gradient(256, 192)
-    errors = [vnmse(f"adaptive(rate={rate})", x) for rate in RATES]
+    x = structured(256, 192)
+    errors = [error_of(f"adaptive(rate={rate})", x) for rate in RATES]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 1e-2
 
 
 def test_structure_is_found_and_pays() -> None:
-    x = gradient(256, 192)
+    x = structured(256, 192)
     frame = gradcomp.get_codec("adaptive(rate=0.25)").encode(x)
     assert rank_of(frame) > 0
     shuffled = np.random.default_rng(1).permutation(x.reshape(-1)).reshape(x.shape)
     assert rank_of(gradcomp.get_codec("adaptive(rate=0.25)").encode(shuffled)) == 0
-    auto = vnmse("adaptive(rate=0.25)", x)
-    assert auto < 0.8 * vnmse("adaptive(rate=0.25,rank=0)", x)
+    auto = error_of("adaptive(rate=0.25)", x)
+    assert auto < 0.8 * error_of("adaptive(rate=0.25,rank=0)", x)
     # A vector has neither columns nor rank.
-    assert vnmse("adaptive(rate=0.25)", x.reshape(-1)) > 1.2 * auto
+    assert error_of("adaptive(rate=0.25)", x.reshape(-1)) > 1.2 * auto
     assert rank_of(gradcomp.get_codec("adaptive(rate=0.25)").encode(x.reshape(-1))) == 0
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 4, 8, 16])
 def test_a_fixed_rank_is_kept(rank: int) -> None:
-    x = gradient(120, 100)
+    x = structured(120, 100)
     assert rank_of(gradcomp.get_codec(f"adaptive(rate=2,rank={rank})").encode(x)) == rank
 
 
 def test_it_beats_topk_and_a_global_quantizer_on_gradients_of_matrices() -> None:
-    x = gradient(400, 300)
-    assert vnmse("adaptive(rate=0.25)", x) < 0.7 * vnmse("topk(ratio=0.0125,values=int8)|rice", x)
+    x = structured(400, 300)
+    assert error_of("adaptive(rate=0.25)", x) < 0.7 * error_of(
+        "topk(ratio=0.0125,values=int8)|rice", x
+    )
 
 
 def test_nothing_but_zeros_takes_one_byte_and_a_nan_makes_all_nan() -> None:
@@ -122,7 +112,7 @@ def test_error_feedback_leaves_exactly_what_was_not_sent() -> None:
     sent = np.zeros(200 * 100, np.float64)
     total = np.zeros(200 * 100, np.float64)
     for step in range(5):
-        grad = gradient(200, 100, step)
+        grad = structured(200, 100, step)
         corrected = residual + grad.reshape(-1)
         data, _ = encode_batch([ToEncode(codec, grad, residual=residual)])
         decoded = codec.decode(data)
@@ -134,8 +124,8 @@ def test_error_feedback_leaves_exactly_what_was_not_sent() -> None:
 
 def test_small_tensors_are_sent_sooner_or_later() -> None:
     codec = gradcomp.get_codec("adaptive(rate=0.02)")
-    x = gradient(8, 16)
-    assert vnmse("adaptive(rate=0.02)", x) < 1
+    x = structured(8, 16)
+    assert error_of("adaptive(rate=0.02)", x) < 1
     assert codec.encode(x).size < HEAD + 4 + 60
 
 
@@ -152,22 +142,14 @@ def test_bands_are_the_same_on_all_levels_and_threads(
     rate: float, rank: int, rows: int, coder: str
 ) -> None:
     """More than 2^20 elements, so that there are two bands, one of them short."""
-    x = gradient(rows, 1000)
+    x = structured(rows, 1000)
     codec = gradcomp.get_codec(f"adaptive(rate={rate},rank={rank},coder={coder})")
-    level, threads = _core.simd_level(), _core.thread_count()
     results = set()
-    try:
-        for name in _core.simd_levels():
-            for count in (1, 3):
-                _core.set_simd_level(name)
-                _core.set_thread_count(count)
-                frame = codec.encode(x)
-                added = np.ones(x.size, np.float32)
-                codec.decode_add(frame, added, 0.5)
-                results.add((frame.tobytes(), codec.decode(frame).tobytes(), added.tobytes()))
-    finally:
-        _core.set_simd_level(level)
-        _core.set_thread_count(threads)
+    for _ in settings_of_the_core(threads=(1, 3)):
+        frame = codec.encode(x)
+        added = np.ones(x.size, np.float32)
+        codec.decode_add(frame, added, 0.5)
+        results.add((frame.tobytes(), codec.decode(frame).tobytes(), added.tobytes()))
     ((frame_bytes, decoded, added_bytes),) = results
     y = np.frombuffer(decoded, np.float32)
     assert abs(8 * len(frame_bytes) / x.size / rate - 1) < 0.03
@@ -201,24 +183,16 @@ def test_any_number_of_states_decodes_the_same_on_all_levels(
     rows: int, cols: int, states: int, coder: str
 ) -> None:
     codec = gradcomp.get_codec(f"adaptive(rate={0.5 if states == 1 else 1},coder={coder})")
-    x = gradient(rows, cols)
+    x = structured(rows, cols)
     frame = codec.encode(x)
     assert 1 << (int(frame[24]) & 7) == states
-    level = _core.simd_level()
-    results = set()
-    try:
-        for name in _core.simd_levels():
-            _core.set_simd_level(name)
-            results.add(codec.decode(frame).tobytes())
-    finally:
-        _core.set_simd_level(level)
-    (decoded,) = results
+    (decoded,) = {codec.decode(frame).tobytes() for _ in settings_of_the_core(threads=(1,))}
     error = np.linalg.norm(np.frombuffer(decoded, np.float32) - x.reshape(-1))
     assert error < 0.6 * np.linalg.norm(x)
 
 
 def test_what_levels_stand_for_is_found_in_all_columns() -> None:
-    """Of long rows whose first quarter is zeros, as of the same rows turned by half."""
+    """Long rows whose first quarter is zeros have the levels of the same rows rolled by half."""
     x = np.random.default_rng(0).laplace(size=(64, 16384)).astype(np.float32)
     x[:, :4096] = 0
     codec = gradcomp.get_codec("adaptive(rate=0.5,rank=0)")
@@ -229,7 +203,7 @@ def test_what_levels_stand_for_is_found_in_all_columns() -> None:
 
 
 def bucket_of(step: int) -> list[np.ndarray]:
-    """Gradients that change from step to step, and keep what they have of structure."""
+    """Gradients that change from step to step, and keep their structure."""
     bucket = []
     for number, shape in enumerate(SHAPES):
         fixed, rng = (np.random.default_rng([number, one]) for one in (0, 1 + step))
@@ -250,7 +224,7 @@ def encode_step(step: int, carried: list[np.ndarray]) -> np.ndarray:
     return encode_batch([ToEncode(CODEC, x, carried=one) for x, one in tensors])[0]
 
 
-def error_of(step: int, data: np.ndarray) -> float:
+def error_of_step(step: int, data: np.ndarray) -> float:
     bucket = bucket_of(step)
     frames = split_frames(data, len(bucket))
     off = (x.reshape(-1) - CODEC.decode(f) for x, f in zip(bucket, frames, strict=True))
@@ -264,31 +238,23 @@ def test_steps_that_begin_from_the_last_one_keep_to_the_rate_and_are_as_good() -
     for step in range(20):
         data = encode_step(step, carried)
         assert abs(8 * data.size / numel / 0.25 - 1) < 0.03
-        own += error_of(step, data)
-        anew += error_of(step, encode_step(step, fresh()))
+        own += error_of_step(step, data)
+        anew += error_of_step(step, encode_step(step, fresh()))
     assert own < 1.03 * anew
 
 
 def test_what_is_carried_decides_the_bytes_alone() -> None:
     carried = fresh()
     before = [encode_step(step, carried).tobytes() for step in range(4)]
-    level, threads = _core.simd_level(), _core.thread_count()
     saved = [one.copy() for one in carried]
     expected = [encode_step(step, carried).tobytes() for step in range(4, 7)]
     assert expected[0] != encode_step(4, fresh()).tobytes()
-    try:
-        for one in _core.simd_levels():
-            for count in (1, 3):
-                _core.set_simd_level(one)
-                _core.set_thread_count(count)
-                again = fresh()
-                assert [encode_step(step, again).tobytes() for step in range(4)] == before
-                again = [one.copy() for one in saved]
-                assert [encode_step(step, again).tobytes() for step in range(4, 7)] == expected
-                assert [one.tobytes() for one in again] == [one.tobytes() for one in carried]
-    finally:
-        _core.set_simd_level(level)
-        _core.set_thread_count(threads)
+    for _ in settings_of_the_core(threads=(1, 3)):
+        again = fresh()
+        assert [encode_step(step, again).tobytes() for step in range(4)] == before
+        again = [one.copy() for one in saved]
+        assert [encode_step(step, again).tobytes() for step in range(4, 7)] == expected
+        assert [one.tobytes() for one in again] == [one.tobytes() for one in carried]
 
 
 def test_ranks_follow_gradients_that_change() -> None:
@@ -296,7 +262,7 @@ def test_ranks_follow_gradients_that_change() -> None:
     carried = np.zeros(CODEC.carried, np.float32)
     ranks = []
     for step in range(20):
-        x = noise if step == 0 else gradient(120, 100, step)
+        x = noise if step == 0 else structured(120, 100, step)
         ranks.append(rank_of(encode_batch([ToEncode(CODEC, x, carried=carried)])[0]))
     assert ranks[0] == 0
     assert ranks[-1] > 0
@@ -316,11 +282,11 @@ def test_any_numbers_may_be_carried() -> None:
             one[at] = rng.choice(np.array(values, np.float32))
         data = encode_step(1, carried)
         assert abs(8 * data.size / numel / 0.25 - 1) < 0.03, trial
-        assert np.isfinite(error_of(1, data))
+        assert np.isfinite(error_of_step(1, data))
 
 
 def test_only_what_a_codec_carries_is_taken() -> None:
-    x = gradient(20, 20)
+    x = structured(20, 20)
     for spec, size in (("adaptive", CODEC.carried + 1), ("fp16", 1)):
         codec = gradcomp.get_codec(spec)
         with pytest.raises(ValueError, match=rf"carries {codec.carried} numbers .* not {size}"):

@@ -1,11 +1,10 @@
-"""`adaptive(preset=basis)`: what ranks learn from averages, and frames that need it."""
+"""adaptive(preset=basis): the basis that ranks learn from averages, and frames that need it."""
 
 from __future__ import annotations
 
 import struct
 from typing import Any
 
-import decoder
 import numpy as np
 import pytest
 
@@ -16,16 +15,16 @@ from gradcomp import (
     ToDecode,
     ToEncode,
     WireError,
-    _core,
     decode_batch_add,
     encode_batch,
 )
 from gradcomp.codec.frame import split_frames
+from support.codecs import settings_of_the_core
+from support.frames import HEAD, sealed
 
 SPEC = "adaptive(rate=0.5,preset=basis)"
 CODEC = gradcomp.get_codec(SPEC)
 SHAPES = [(96, 80), (120, 5, 8), (700,), (3, 50), (20,)]
-HEAD = 24  # of a frame
 TURNED = 17  # in place of a rank
 
 
@@ -128,7 +127,7 @@ def test_directions_that_last_pay() -> None:
 
 
 def turned_fields(payload: bytes) -> int:
-    """Where they are: behind the head and the shapes of the tables."""
+    """The offset of the fields of a turned matrix: behind the head and the shapes of the tables."""
     return 12 + int.from_bytes(payload[10:12], "little").bit_count()
 
 
@@ -176,26 +175,18 @@ def test_frames_and_bases_are_the_same_at_any_level_and_number_of_threads() -> N
         (rng.normal(size=(700, 5)) @ rng.normal(size=(5, 400)) + rng.normal(size=(700, 400)))
         for _ in range(3)
     ]
-    level, threads = _core.simd_level(), _core.thread_count()
     results = set()
-    try:
-        for one in _core.simd_levels():
-            for count in (1, 3):
-                _core.set_simd_level(one)
-                _core.set_thread_count(count)
-                basis = np.zeros(CODEC.basis_size((700, 400)), np.float32)
-                found = b""
-                for step in steps:
-                    x = step.astype(np.float32)
-                    frame, _ = encode_batch([ToEncode(CODEC, x, basis=basis)])
-                    out = np.zeros_like(x)
-                    decode_batch_add([ToDecode("w", CODEC, [frame], out, basis)])
-                    CODEC.learn(x, x.shape, basis)
-                    found += frame.tobytes() + out.tobytes() + basis.tobytes()
-                results.add(found)
-    finally:
-        _core.set_simd_level(level)
-        _core.set_thread_count(threads)
+    for _ in settings_of_the_core(threads=(1, 3)):
+        basis = np.zeros(CODEC.basis_size((700, 400)), np.float32)
+        found = b""
+        for step in steps:
+            x = step.astype(np.float32)
+            frame, _ = encode_batch([ToEncode(CODEC, x, basis=basis)])
+            out = np.zeros_like(x)
+            decode_batch_add([ToDecode("w", CODEC, [frame], out, basis)])
+            CODEC.learn(x, x.shape, basis)
+            found += frame.tobytes() + out.tobytes() + basis.tobytes()
+        results.add(found)
     assert len(results) == 1
 
 
@@ -265,8 +256,7 @@ def test_any_numbers_may_be_in_a_basis() -> None:
 def rebuilt(frame: np.ndarray, payload: bytes) -> np.ndarray:
     head = bytearray(frame[:HEAD].tobytes())
     struct.pack_into("<I", head, 12, len(payload))
-    body = bytes(head) + payload
-    return np.frombuffer(body + struct.pack("<I", decoder.crc32c(body)), np.uint8)
+    return np.frombuffer(sealed(bytes(head) + payload), np.uint8)
 
 
 def test_another_basis_is_refused() -> None:

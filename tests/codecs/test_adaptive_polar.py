@@ -1,4 +1,4 @@
-"""What is special about `adaptive` with coder=polar: groups of elements that become points."""
+"""adaptive(coder=polar): groups of elements that become points."""
 
 from __future__ import annotations
 
@@ -10,34 +10,24 @@ import pytest
 import gradcomp
 from gradcomp import SpecError, ToEncode, encode_batch
 from gradcomp.codec.frame import split_frames
+from support.codecs import vnmse
+from support.frames import HEAD
+from support.gradients import normal, structured
 
-HEAD = 24  # of a frame
 NO_POINTS = 24
 
 
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-def gradient(rows: int, cols: int, seed: int = 0) -> np.ndarray:
-    """Rows and columns of different sizes, and two directions that stand out."""
-    rng = np.random.default_rng(seed)
-    scales = np.exp(rng.normal(size=(rows, 1)) + rng.normal(size=cols))
-    pairs = rng.normal(size=(rows, 2)) @ rng.normal(size=(2, cols))
-    return (scales * rng.normal(size=(rows, cols)) + 8 * pairs).astype(np.float32)
-
-
-def roundtrip(spec: str, x: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-    """Bits per element, the frame and what it decodes to."""
+def encoded(spec: str, x: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    """Bits per element, the frame and its decode."""
     codec = gradcomp.get_codec(spec)
     frame = codec.encode(x)
     return 8 * frame.size / x.size, frame, codec.decode(frame).reshape(x.shape)
 
 
 def decibels(spec: str, x: np.ndarray) -> float:
-    """The error, with what its bits are off the rate made up for: 6.02 dB for each."""
-    bits, _, y = roundtrip(spec, x)
-    error = np.sum((x - y.astype(np.float64)) ** 2) / np.sum(x.astype(np.float64) ** 2)
+    """The error in decibels, corrected by 6.02 dB for each bit that the frame is off the rate."""
+    bits, _, y = encoded(spec, x)
+    error = vnmse(x, y)
     rate = float(spec.partition("rate=")[2].partition(",")[0].rstrip(")"))
     return float(10 * np.log10(error) + 20 * np.log10(2) * (bits - rate))
 
@@ -51,8 +41,12 @@ def start_of(frame: np.ndarray) -> int:
 @pytest.mark.parametrize("rate", [0.05, 0.25, 0.5, 1, 2, 4])
 @pytest.mark.parametrize("shape", [(300, 200), (60_000,), (1000, 70)])
 def test_the_rate_asked_for_is_the_rate_on_the_wire(rate: float, shape: tuple[int, ...]) -> None:
-    x = gradient(*shape) if len(shape) == 2 else gradient(1, *shape).reshape(-1)
-    bits, _, _ = roundtrip(f"adaptive(rate={rate},coder=polar)", x)
+    x = (
+        structured(*shape, directions=2)
+        if len(shape) == 2
+        else structured(1, *shape, directions=2).reshape(-1)
+    )
+    bits, _, _ = encoded(f"adaptive(rate={rate},coder=polar)", x)
     assert abs(bits / rate - 1) < 0.03
 
 
@@ -61,7 +55,7 @@ def test_the_rate_asked_for_is_the_rate_on_the_wire(rate: float, shape: tuple[in
 def test_on_normal_elements_points_are_better(
     rate: float, gain: float, shape: tuple[int, ...]
 ) -> None:
-    x = normal(*shape)
+    x = normal(shape)
     ecsq = decibels(f"adaptive(rate={rate},rank=0)", x)
     assert decibels(f"adaptive(rate={rate},rank=0,coder=polar)", x) < ecsq - gain
 
@@ -69,8 +63,8 @@ def test_on_normal_elements_points_are_better(
 @pytest.mark.parametrize("rate", [0.05, 0.15, 0.25, 0.35])
 def test_where_all_groups_change_at_once_the_rate_is_kept(rate: float) -> None:
     """In noise, no group is busier than the others."""
-    x = normal(256, 512)
-    bits, _, _ = roundtrip(f"adaptive(rate={rate},rank=0,coder=polar)", x)
+    x = normal((256, 512))
+    bits, _, _ = encoded(f"adaptive(rate={rate},rank=0,coder=polar)", x)
     assert abs(bits / rate - 1) < 0.03
     ecsq = decibels(f"adaptive(rate={rate},rank=0)", x)
     assert decibels(f"adaptive(rate={rate},rank=0,coder=polar)", x) < ecsq + 0.01
@@ -79,16 +73,16 @@ def test_where_all_groups_change_at_once_the_rate_is_kept(rate: float) -> None:
 @pytest.mark.parametrize("rate", [0.25, 1])
 def test_on_gradients_it_is_never_worse(rate: float) -> None:
     for seed in range(3):
-        x = gradient(200, 160, seed)
+        x = structured(200, 160, seed, directions=2)
         ecsq = decibels(f"adaptive(rate={rate})", x)
         assert decibels(f"adaptive(rate={rate},coder=polar)", x) < ecsq + 0.05
 
 
 def test_only_what_is_busy_becomes_points() -> None:
     """Rows without structure, and between them rows of rare large elements."""
-    x = normal(256, 256)
+    x = normal((256, 256))
     x[::2] *= np.random.default_rng(1).random((128, 256)) < 0.01
-    _, frame, _ = roundtrip("adaptive(rate=1,rank=0,coder=polar)", x)
+    _, frame, _ = encoded("adaptive(rate=1,rank=0,coder=polar)", x)
     assert start_of(frame) != NO_POINTS
     points = int.from_bytes(band_of(frame)[:4].tobytes(), "little")
     assert 0.4 * x.size < points < 0.6 * x.size
@@ -114,9 +108,9 @@ def test_where_nothing_is_busy_the_payload_is_that_of_ecsq_and_a_byte() -> None:
 
 
 def test_the_usual_coder_is_ecsq() -> None:
-    x = gradient(100, 80)
-    _, named, _ = roundtrip("adaptive(rate=1,coder=ecsq)", x)
-    _, usual, _ = roundtrip("adaptive(rate=1)", x)
+    x = structured(100, 80, directions=2)
+    _, named, _ = encoded("adaptive(rate=1,coder=ecsq)", x)
+    _, usual, _ = encoded("adaptive(rate=1)", x)
     assert named[HEAD:-4].tobytes() == usual[HEAD:-4].tobytes()
     assert "coder" not in gradcomp.get_codec("adaptive(rate=1)").spec
 
@@ -129,7 +123,7 @@ def test_there_is_no_other_coder() -> None:
 def test_extreme_elements_stay_finite_and_are_sent() -> None:
     codec = gradcomp.get_codec("adaptive(rate=2,coder=polar)")
     for scale in (1e-21, 1e19, 1e35):
-        x = normal(64, 64) * np.float32(scale)
+        x = normal((64, 64)) * np.float32(scale)
         x[5, 7] = 3000 * scale  # too many steps for a point
         frame = codec.encode(x)
         y = codec.decode(frame).reshape(x.shape)
@@ -150,7 +144,7 @@ def test_error_feedback_leaves_exactly_what_was_not_sent() -> None:
     codec = gradcomp.get_codec("adaptive(rate=1,coder=polar)")
     residual = np.zeros(100 * 90, np.float32)
     for step in range(3):
-        grad = normal(100, 90, seed=step)
+        grad = normal((100, 90), seed=step)
         corrected = residual + grad.reshape(-1)
         data, _ = encode_batch([ToEncode(codec, grad, residual=residual)])
         np.testing.assert_array_equal(residual, corrected - codec.decode(data))
@@ -165,7 +159,9 @@ def test_steps_that_begin_from_the_last_one_keep_to_the_rate() -> None:
     with_points = 0
     for step in range(6):
         bucket = [
-            gradient(*shape, seed=step) if len(shape) == 2 else normal(*shape, seed=step)
+            structured(*shape, seed=step, directions=2)
+            if len(shape) == 2
+            else normal(shape, seed=step)
             for shape in shapes
         ]
         corrected = [r + x.reshape(-1) for r, x in zip(residuals, bucket, strict=True)]

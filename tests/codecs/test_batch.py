@@ -30,10 +30,8 @@ def gradients() -> list[np.ndarray]:
 
 
 @pytest.fixture(params=[1, 2, 3], autouse=True)
-def threads(request: pytest.FixtureRequest) -> object:
+def _threads(request: pytest.FixtureRequest) -> None:
     _core.set_thread_count(request.param)
-    yield
-    _core.set_thread_count(1)
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if "shares" not in get_codec(spec).caps])

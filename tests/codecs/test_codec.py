@@ -1,4 +1,4 @@
-"""The codec object: buffers, errors, threads, processes. What codecs do is in tests/property."""
+"""The codec object: buffers, errors, threads, processes. The laws of codecs are in test_laws.py."""
 
 from __future__ import annotations
 
@@ -24,13 +24,6 @@ from gradcomp.codec.frame import inspect
 X = np.array([0.5, -3.0, 0.25, 2.0], np.float32)
 SPECS = ["identity", "fp16", "bf16", "topk(k=2)", "randomk(k=2)"]
 MAX_NUMEL = 2**30 - 1
-
-
-@pytest.fixture(autouse=True)
-def _restore_threads() -> Iterator[None]:
-    threads = _core.thread_count()
-    yield
-    _core.set_thread_count(threads)
 
 
 # ------------------------------------------------------------------------------------- attributes

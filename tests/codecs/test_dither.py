@@ -1,19 +1,14 @@
+"""dither: its definition by the document and by BytePS, unbiasedness, and extreme elements."""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
 import gradcomp
-from support.levels_model import (
-    decode_symbols,
-    dequantize,
-    quantize,
-    reference,
-    rounding_words,
-    stream_key,
-    unzigzag,
-    words_of_draws,
-)
+from support.levels_model import check_payload, dequantize, quantize
+from support.reference import reference
+from support.streams import words_of_draws
 
 CALL = {"seed": 1, "step": 2, "tensor_id": 3}
 
@@ -35,18 +30,7 @@ def test_the_payload_is_what_the_document_says(
         f"dither(levels={levels},bucket={bucket},normalize={normalize},partition={partition})"
         f"|{coder}"
     )
-    codec = gradcomp.get_codec(spec)
-    x = gradients(10_000)
-    words = rounding_words(stream_key(**CALL), x.size)
-    norms, signed = quantize(x, words, levels, bucket, normalize, partition)
-    payload = codec.encode_payload(x, **CALL).tobytes()
-    head = 4 * norms.size
-    assert payload[:head] == norms.tobytes()
-    symbols = decode_symbols(payload[head:], coder, (2 * levels).bit_length(), x.size)
-    np.testing.assert_array_equal(unzigzag(symbols), signed)
-    decoded = codec.decode(codec.encode(x, **CALL))
-    expected = dequantize(norms, signed, levels, bucket, partition) + np.float32(0)
-    assert decoded.tobytes() == expected.tobytes()
+    check_payload(spec, gradients(10_000), levels, bucket, normalize, partition, **CALL)
 
 
 def xorshift128plus(seed: int, count: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Error feedback: what is not sent stays, over several steps, for every registered codec."""
+"""Error feedback: the residual keeps all that was not sent, for every registered codec."""
 
 from __future__ import annotations
 
@@ -10,17 +10,10 @@ from hypothesis.extra import numpy as hnp
 
 import gradcomp
 from gradcomp import Pipeline
-from support.gradients import (
-    DISTRIBUTIONS,
-    LAWS,
-    MEMORY_SPECS,
-    config_of,
-    finite,
-    residual_of,
-    same_bits,
-    sample,
-    send,
-)
+from support.codecs import same_bits
+from support.gradients import DISTRIBUTIONS, LAWS, finite, sample
+from support.pipelines import config_of, residual_of, send
+from support.specs import MEMORY_SPECS
 
 HALF_MAX = 65504.0
 BFLOAT_OVERFLOW = 511 / 512 * 2.0**128  # rounding to bfloat16 gives Inf from here on
@@ -52,7 +45,7 @@ def corrected_by(pipeline: Pipeline, grad: np.ndarray, beta: float, gamma: float
 
 
 def difference(corrected: np.ndarray, sent: np.ndarray) -> np.ndarray:
-    """What the memory has to keep: rounded once, and 0 where that is not finite."""
+    """The residual that the memory has to keep: rounded once, and 0 where it is not finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         kept = corrected - sent
     return np.where(np.isfinite(kept), kept, np.float32(0))

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import struct
 
 import numpy as np
 import pytest
 
 from gradcomp import WireError, _core, get_codec
 from gradcomp.codec.frame import FrameInfo, inspect, split_frames
+from support.frames import edited
 
 X = np.array([0.5, -3.0, 0.25, 2.0], np.float32)
 TOPK = get_codec("topk(k=2)|raw32").encode(X).tobytes()
 RANDOMK = get_codec("randomk(k=2)").encode(X, seed=1, step=2, tensor_id=3).tobytes()
-
-
-def edited(frame: bytes, offset: int, layout: str, value: int) -> bytes:
-    data = bytearray(frame)
-    struct.pack_into(layout, data, offset, value)
-    return bytes(data)
 
 
 def test_inspect_names_every_field() -> None:

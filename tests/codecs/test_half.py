@@ -11,7 +11,8 @@ from hypothesis import given
 
 import gradcomp
 from gradcomp import _core
-from support.gradients import LAWS, any_bits, same_bits, settings_of_the_core
+from support.codecs import same_bits, settings_of_the_core
+from support.gradients import LAWS, any_bits
 
 ALL_HALVES = np.arange(2**16, dtype=np.uint16)
 SPECS = ["fp16(overflow=inf)", "fp16(overflow=saturate)", "bf16"]

@@ -1,4 +1,4 @@
-"""What holds for every registered codec, whatever it does to a gradient."""
+"""Laws of every registered codec."""
 
 from __future__ import annotations
 
@@ -9,17 +9,9 @@ from hypothesis import strategies as st
 
 import gradcomp
 from gradcomp.codec.frame import inspect, split_frames
-from support.gradients import (
-    CODECS,
-    DISTRIBUTIONS,
-    LAWS,
-    SPECS,
-    any_bits,
-    finite,
-    same_bits,
-    sample,
-    settings_of_the_core,
-)
+from support.codecs import same_bits, settings_of_the_core
+from support.gradients import DISTRIBUTIONS, LAWS, any_bits, finite, sample
+from support.specs import CODECS, SPECS
 
 CALL = {"seed": 3, "step": 1, "tensor_id": 4}
 SMALL_SIZES = [0, 1, 7, 63, 64, 65, 4095, 4096, 4097]

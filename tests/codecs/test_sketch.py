@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 import gradcomp
 from gradcomp import Loopback, SpecError
 from gradcomp.codec.spec import parse
-from support.gradients import LAWS, config_of, finite, sample
+from support.gradients import LAWS, finite, sample
+from support.pipelines import config_of
 
 N = 3000
 

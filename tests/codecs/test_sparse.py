@@ -12,29 +12,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import gradcomp
-from support.gradients import (
-    DISTRIBUTIONS,
-    LAWS,
-    any_bits,
-    finite,
-    same_bits,
-    sample,
-    settings_of_the_core,
-)
+from support.codecs import magnitudes, only, roundtrip, same_bits, settings_of_the_core
+from support.gradients import DISTRIBUTIONS, LAWS, any_bits, finite, sample
 
 
 def topk_reference(x: np.ndarray, k: int) -> np.ndarray:
     """The dense decode of the k elements of largest magnitude bits; of equal ones the first."""
-    magnitude = (x.view(np.uint32) & 0x7FFFFFFF).astype(np.int64)
-    kept = np.argsort(-magnitude, kind="stable")[:k]
-    dense = np.zeros_like(x)
-    dense[kept] = x[kept]
-    return dense
+    return only(x, np.argsort(-magnitudes(x), kind="stable")[:k])
 
 
 def topk(x: np.ndarray, k: int) -> np.ndarray:
-    codec = gradcomp.get_codec(f"topk(k={k})")
-    return codec.decode(codec.encode(x))
+    return roundtrip(f"topk(k={k})", x)
 
 
 @LAWS

@@ -1,10 +1,8 @@
-"""What is special about each sparsifier: plain numpy definitions, published reference data."""
+"""Sparsifiers against plain numpy definitions and published reference data."""
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
 import decoder
 import numpy as np
@@ -13,49 +11,10 @@ import pytest
 from gradcomp import SpecError, WireError, get_codec
 from gradcomp.codec.frame import inspect
 from gradcomp.codec.spec import parse
-
-REFERENCE = Path(__file__).resolve().parents[1] / "golden" / "reference"
-
-
-def gaussian(n: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=n).astype(np.float32)
-
-
-def roundtrip(spec: str, x: np.ndarray, **call: int) -> np.ndarray:
-    codec = get_codec(spec)
-    return codec.decode(codec.encode(x, **call))
-
-
-def only(x: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """x at the kept indices, zero elsewhere."""
-    dense = np.zeros_like(x)
-    dense[kept] = x[kept]
-    return dense
-
-
-def magnitudes(x: np.ndarray) -> np.ndarray:
-    return (x.view(np.uint32) & 0x7FFFFFFF).astype(np.int64)
-
-
-def reference(case: str) -> tuple[dict, dict[str, np.ndarray]]:
-    folder = REFERENCE / case
-    with np.load(folder / "arrays.npz") as arrays:
-        return json.loads((folder / "case.json").read_text()), dict(arrays)
-
-
-# The stream of a call, as the independent decoder has it ------------------------------------------
-
-
-def first_draw(seed: int) -> int:
-    """The first draw of the stream of the call with this seed, step 0 and tensor 0."""
-    return decoder.draws(decoder.stream_key(seed, 0, 0), 1)[0]
-
-
-def seed_with_start(stride: int, start: int) -> int:
-    """A seed whose first draw below `stride` is `start`."""
-    seeds = range(10_000)
-    return next(seed for seed in seeds if first_draw(seed) * stride >> 64 == start)
-
+from support.codecs import magnitudes, only, roundtrip
+from support.gradients import normal
+from support.reference import reference
+from support.streams import first_draw, seed_with_start
 
 # randomk and randomblock --------------------------------------------------------------------------
 
@@ -68,7 +27,7 @@ def seed_with_start(stride: int, start: int) -> int:
     ],
 )
 def test_randomk_keeps_one_element_of_each_part(n: int, k: int) -> None:
-    x = gaussian(n)
+    x = normal(n)
     for seed in range(40 if n < 10_000 else 2):
         kept = decoder.randomk_indices(n, min(k, n), decoder.stream_key(seed, 0, 0))
         assert np.unique(kept).size == min(k, n)
@@ -87,7 +46,7 @@ def test_randomk_keeps_all_elements_as_often_where_parts_are_unequal(n: int, k: 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (100, 7), (100, 100)])
 def test_randomblock_is_a_block_of_a_ring(n: int, k: int) -> None:
-    x = gaussian(n)
+    x = normal(n)
     starts = set()
     for seed in range(40):
         start = first_draw(seed) * n >> 64
@@ -101,7 +60,7 @@ def test_randomblock_is_a_block_of_a_ring(n: int, k: int) -> None:
 @pytest.mark.parametrize("name", ["randomk", "randomblock"])
 def test_unbiased_random_sparsifiers(name: str, values: str) -> None:
     n, k, calls = 40, 10, 2000
-    x = gaussian(n, 1)
+    x = normal(n, 1)
     codec = get_codec(f"{name}(k={k},unbiased=true,values={values})")
     total = np.zeros(n)
     for seed in range(calls):
@@ -113,7 +72,7 @@ def test_unbiased_random_sparsifiers(name: str, values: str) -> None:
 
 
 def test_biased_random_sparsifiers_contract() -> None:
-    x = gaussian(5000)
+    x = normal(5000)
     energy = np.mean(
         [np.square(x - roundtrip("randomk(ratio=0.1)", x, seed=s)).sum() for s in range(30)]
     )
@@ -190,7 +149,7 @@ def chunktopk(x: np.ndarray, ratio: float, chunk: int) -> np.ndarray:
 @pytest.mark.parametrize("n", [1, 255, 256, 257, 70_000])
 def test_chunktopk_sends_whole_chunks(n: int, chunk: int) -> None:
     spec = f"chunktopk(ratio=0.3,chunk={chunk})"
-    x = gaussian(n)
+    x = normal(n)
     np.testing.assert_array_equal(roundtrip(spec, x), chunktopk(x, 0.3, chunk))
     x[-1] = 1e6  # the last chunk, which may be short, is sent
     np.testing.assert_array_equal(roundtrip(spec, x), chunktopk(x, 0.3, chunk))
@@ -285,7 +244,7 @@ def test_sampled_topk_follows_its_definition(kind: str, options: dict) -> None:
     names = {"upper": "upper_bound", "lower": "lower_bound", "iterations": "max_adaptation_iters"}
     text = "".join(f",{names.get(key, key)}={str(value).lower()}" for key, value in options.items())
     for n, k in [(50, 1), (300, 30), (5000, 100), (20_000, 20), (70_000, 700)]:
-        x = gaussian(n, n)
+        x = normal(n, n)
         if kind == "heavy":
             x = x**7
         elif kind == "sparse":
@@ -393,7 +352,7 @@ def test_sampled_topk_selects_what_dgc_selects(name: str) -> None:
             else:
                 v = before[1] + (mu * before[0] + g)
             start = int(arrays[f"sample_start.{tensor}"][step, rank])
-            seed = 0 if start < 0 else seed_with_start(stride, start)
+            seed = 0 if start < 0 else seed_with_start(start, stride)
             assert stride == stride_of(n, k, options["sample_ratio"])
             kept = np.flatnonzero(codec.decode(codec.encode(v, seed=seed)))
             count = counts[step, rank]

@@ -1,4 +1,4 @@
-"""Spec strings: grammar, canonical form, and errors that say what to do."""
+"""Spec strings: grammar, canonical form, and errors with their remedies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that several files of tests look at: each starts once, and runs many cases."""
+"""Jobs of several test files: each starts once, and runs many cases."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def gloo2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
 
 @pytest.fixture(scope="session")
 def gloo3(tmp_path_factory: pytest.TempPathFactory, shared: Path, gloo2: CaseJob) -> CaseJob:
-    """Three ranks on Gloo; they take up what the two have saved."""
+    """Three ranks on Gloo, which load the checkpoints of the two."""
     modules = ["replicas", "process_sets", "exchange", "states:rescale"]
     return run_cases(modules, 3, "gloo", tmp_path_factory.mktemp("gloo3"), shared)
 
@@ -43,7 +43,7 @@ def mpi4(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
 
 @pytest.fixture(scope="session")
 def mpi2(tmp_path_factory: pytest.TempPathFactory, shared: Path, gloo2: CaseJob) -> CaseJob:
-    """Two ranks on MPI; they take up what those on Gloo have saved."""
+    """Two ranks on MPI, which load the checkpoints of those on Gloo."""
     modules = ["replicas", "adasum", "low_rank", "exchange", "states:resume"]
     return run_cases(modules, 2, "mpi", tmp_path_factory.mktemp("mpi2"), shared)
 

@@ -1,4 +1,4 @@
-"""Starts jobs of several processes as users do, and collects what their ranks report.
+"""Starts jobs of several processes as users do, and collects the reports of their ranks.
 
 No job outlives its time limit: then every process of it is killed, and the test fails with all that
 the job has printed.
@@ -23,6 +23,10 @@ import psutil
 import pytest
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+PATHS = [HERE, HERE.parent, HERE.parent / "golden"]
+"""PYTHONPATH of jobs: ``workers``, ``support`` and the readers of reference cases."""
 
 LIMIT = 500.0
 """Seconds that a job may take on a slow machine; jobs that do well need a small part of it."""
@@ -37,7 +41,7 @@ HOROVODRUN = (sys.executable, str(HERE / "horovodrun.py"))
 LAUNCHERS = {
     None: lambda ranks: [],
     "gloo": lambda ranks: [*HOROVODRUN, "--gloo", "-np", str(ranks)],
-    # Two hosts, as far as Horovod is concerned.
+    # Two hosts for Horovod: two names of this machine.
     "gloo_hosts": lambda ranks: [
         *(*HOROVODRUN, "--gloo", "-np", str(ranks)),
         *("-H", f"localhost:{ranks // 2},127.0.0.1:{ranks // 2}"),
@@ -51,7 +55,7 @@ LAUNCHERS = {
 ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent / "golden")]),
+    "PYTHONPATH": os.pathsep.join(map(str, PATHS)),
     "PYTHONFAULTHANDLER": "1",
     "OMP_NUM_THREADS": "1",
     # Horovod looks for new requests every so many milliseconds.
@@ -136,7 +140,7 @@ def run(
     cwd: Path | None = None,
     limit: float = LIMIT,
 ) -> Finished:
-    """`start` and `finish`."""
+    """Start a job, and wait for it."""
     return finish(start(command, ranks, launcher, environment, cwd), limit)
 
 
@@ -167,12 +171,17 @@ def run_cases(
     # A warning of ours would reach every user on every rank.
     command = ["-W", "error", *harness, folder, shared, *modules]
     finished = run(command, ranks, launcher, {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+    return CaseJob(finished, read_reports(folder, ranks))
+
+
+def read_reports(folder: Path, ranks: int) -> list[dict[str, dict[str, Any]]]:
+    """Each rank's report, by case; empty where a rank has written none."""
     reports = []
     for rank in range(ranks):
         path = folder / f"rank{rank}.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         reports.append({row["case"]: row for row in map(json.loads, lines)})
-    return CaseJob(finished, reports)
+    return reports
 
 
 def _kill(process: subprocess.Popen[str]) -> str:

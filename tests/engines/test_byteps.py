@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from launch import HERE
+from launch import HERE, PATHS, CaseJob, Finished, read_reports
 from workers.byteps_model import PARTITION_BYTES
 
 CASES = [
@@ -25,7 +25,7 @@ CASES = [
 ]
 LIMIT = 300
 ENVIRONMENT = {
-    "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+    "PYTHONPATH": os.pathsep.join([*map(str, PATHS), os.environ.get("PYTHONPATH", "")]),
     "BYTEPS_PARTITION_BYTES": str(PARTITION_BYTES),
     "PS_KEY_LOG": "1",
     "OMP_NUM_THREADS": "1",
@@ -50,44 +50,50 @@ def run(folder: Path, workers: int, servers: int, *program: str | Path) -> Any:
 
 
 @dataclass(frozen=True)
-class CaseJob:
+class BytepsJob(CaseJob):
     """A job whose workers ran cases."""
 
-    reports: list[dict[str, dict[str, Any]]]
-    output: str
     logs: Path
 
-    def check(self, case: str) -> list[Any]:
-        """What each worker returned; fails the test unless all have passed."""
-        for rank, report in enumerate(self.reports):
-            assert case in report, f"worker {rank} did not finish it; the job printed {self.output}"
-            assert not report[case]["error"], f"worker {rank}: {report[case]['error']}"
-        return [report[case]["value"] for report in self.reports]
 
-
-def run_cases(folder: Path, workers: int, servers: int, cases: list[str]) -> CaseJob:
+def run_cases(folder: Path, workers: int, servers: int, cases: list[str]) -> BytepsJob:
+    began = time.monotonic()
     done = run(folder, workers, servers, "-m", "workers.byteps_cases", folder, *cases)
-    reports = []
-    for rank in range(workers):
-        path = folder / f"rank{rank}.jsonl"
-        rows = map(json.loads, path.read_text().splitlines() if path.exists() else [])
-        reports.append({row["case"]: row for row in rows})
-    assert done.returncode == 0, done.stdout + done.stderr
-    return CaseJob(reports, done.stdout + done.stderr, folder / "logs")
+    finished = Finished(done.returncode, done.stdout + done.stderr, time.monotonic() - began)
+    assert finished.status == 0, finished.output
+    return BytepsJob(finished, read_reports(folder, workers), folder / "logs")
+
+
+def start(log: Path, program: list[str], **environment: str) -> subprocess.Popen[str]:
+    """Start a job of `workers.byteps_forever`; returns the launcher once ``log`` says that the
+    job is under way."""
+    process = subprocess.Popen(
+        program,
+        env={**os.environ, **ENVIRONMENT, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + LIMIT
+    while not (log.exists() and "under way" in log.read_text()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return process
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> CaseJob:
+def job(tmp_path_factory: pytest.TempPathFactory) -> BytepsJob:
     """Two workers, two servers."""
     return run_cases(tmp_path_factory.mktemp("byteps2"), 2, 2, CASES)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_workers_two_servers(job: CaseJob, case: str) -> None:
+def test_two_workers_two_servers(job: BytepsJob, case: str) -> None:
     job.check(case)
 
 
-def test_training_reaches_the_uncompressed_accuracy_with_equal_weights(job: CaseJob) -> None:
+def test_training_reaches_the_uncompressed_accuracy_with_equal_weights(job: BytepsJob) -> None:
     first, second = job.check("training")
     assert first == second  # accuracies, and digests of the weights
     uncompressed, _ = first.pop("identity")
@@ -96,7 +102,7 @@ def test_training_reaches_the_uncompressed_accuracy_with_equal_weights(job: Case
         assert accuracy > uncompressed - 0.02, spec
 
 
-def test_the_servers_saw_the_bytes_that_the_workers_counted(job: CaseJob) -> None:
+def test_the_servers_saw_the_bytes_that_the_workers_counted(job: BytepsJob) -> None:
     counted = sum(pushed for pushed, _, _ in job.check("totals"))
     assert sum(sum(sizes[2:]) for sizes in pushes(job.logs)) == counted
 
@@ -115,7 +121,7 @@ class TestRestarts:
     """Two-way error feedback over the end of a job."""
 
     def train(self, folder: Path, servers: int, name: str, *options: str) -> Any:
-        """What worker 0 reports, which has to be what worker 1 does."""
+        """The report of worker 0, after a check that worker 1 has the same."""
         reports = folder / name
         reports.mkdir()
         done = run(reports, 2, servers, "-m", "workers.byteps_resume", folder, reports, *options)
@@ -140,7 +146,7 @@ class TestRestarts:
 
 
 def pushes(logs: Path) -> list[list[int]]:
-    """Of each partition with a compressor and each worker: the sizes of pushes.
+    """The sizes of pushes, for each partition with a compressor and each worker.
 
     The first is the whole partition, and the second the compressor's arguments.
     """
@@ -199,19 +205,8 @@ class TestDeaths:
     @pytest.mark.parametrize("victim", ["worker 1", "server 0", "scheduler"])
     def test_a_killed_role_ends_the_job(self, tmp_path: Path, victim: str) -> None:
         logs = tmp_path / "logs"
-        launcher = subprocess.Popen(
-            command(logs, 2, 1, "-m", "workers.byteps_forever"),
-            env={**os.environ, **ENVIRONMENT},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        log = logs / "worker-0.log"
-        deadline = time.monotonic() + LIMIT
-        while not (log.exists() and "under way" in log.read_text()):
-            assert launcher.poll() is None, launcher.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        program = command(logs, 2, 1, "-m", "workers.byteps_forever")
+        launcher = start(logs / "worker-0.log", program)
         supervisors = psutil.Process(launcher.pid).children()
         roles = [role for one in supervisors for role in one.children()]
         tags = [role.environ().get("BYTEPS_SHM_TAG", "none") for role in roles]
@@ -277,18 +272,8 @@ env -i HOME="$HOME" PATH=/usr/bin:/bin sh -c "$*"
         log = tmp_path / "logs/worker-1.log"
         path = os.pathsep.join([str(ssh.parent), os.environ["PATH"]])
         program = command(log.parent, 2, 2, "-m", "workers.byteps_forever")
-        process = subprocess.Popen(
-            [*program[:3], *map(str, options), *program[3:]],
-            env={**os.environ, **ENVIRONMENT, "PATH": path, "FOR_ALL": "a b'c"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        deadline = time.monotonic() + LIMIT
-        while not (log.exists() and "under way" in log.read_text()):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        program = [*program[:3], *map(str, options), *program[3:]]
+        process = start(log, program, PATH=path, FOR_ALL="a b'c")
         yield process
         process.kill()
 

@@ -1,4 +1,4 @@
-"""What docker/byteps/compose.yaml starts in containers, as processes of this machine."""
+"""The services of docker/byteps/compose.yaml, as processes of this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHORT = ["--set", "train.epochs=1", "--set", "train.steps_per_epoch=3"]
 
 
 def environment(service: dict[str, Any], folder: Path, port: int) -> dict[str, str]:
-    """The service's own, but for what containers have apart from each other."""
+    """The service's environment, except for settings by which containers are apart."""
     folder.mkdir()
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("BYTEPS_", "DMLC_", "PORT"))}
     here = {
@@ -37,7 +37,7 @@ def environment(service: dict[str, Any], folder: Path, port: int) -> dict[str, s
 
 
 def command(service: dict[str, Any], output: Path) -> list[str]:
-    """The service's own; without one, that of the image."""
+    """The service's command, or the image's where the service has none."""
     (of_image,) = re.findall(r"^CMD (\[.*\])$", (FOLDER / "Dockerfile").read_text(), re.MULTILINE)
     words = shlex.split(service["command"]) if "command" in service else json.loads(of_image)
     assert words[0] == "python"

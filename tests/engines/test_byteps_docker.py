@@ -1,4 +1,4 @@
-"""The compose file says what BytePS' roles must know."""
+"""The compose file gives BytePS' roles all settings that they need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines of a BytePS job: hostfiles, and what runs where."""
+"""Machines of a BytePS job: hostfiles, and the placement of processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What BytePS' processes check before they start; nothing of BytePS runs here."""
+"""Checks of BytePS' processes before they start; nothing of BytePS runs here."""
 
 from __future__ import annotations
 

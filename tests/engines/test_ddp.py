@@ -37,7 +37,7 @@ def test_replicas(name: str, spec: str, request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.parametrize("way", ["kill", "raise", "gone"])
 def test_rank_that_ends(way: str) -> None:
-    """The other one does not wait for it: it says whom it has lost, and where."""
+    """The other rank does not wait: its error names the lost rank and the request."""
     job = run(["-m", "workers.ddp_dying", way], 2, "torchrun", limit=120)
     assert job.output.count("the end of rank 1") == 1, job.output
     assert job.status != 0, job.output

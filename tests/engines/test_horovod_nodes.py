@@ -1,4 +1,4 @@
-"""Where Horovod says that ranks are, without starting it."""
+"""Nodes from Horovod's ranks, without starting Horovod."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from horovod_compressors import nodes
 
 
 class Table:
-    """Horovod's process sets, as far as nodes.py looks at them."""
+    """A stand-in for Horovod's process sets, with the methods that nodes.py uses."""
 
     def __init__(self, sets: dict[int, list[int]], homogeneous: bool) -> None:
         self.sets = sets

@@ -1,4 +1,4 @@
-"""What the stock optimizer can be asked for, with compression, on real Horovod; see the cases."""
+"""Options of the stock optimizer with compression, on real Horovod; see the cases."""
 
 from __future__ import annotations
 

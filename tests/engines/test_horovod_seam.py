@@ -1,6 +1,6 @@
-"""What `horovod_compressors.torch` relies on in Horovod, public or not.
+"""The parts of Horovod, public or not, that `horovod_compressors.torch` relies on.
 
-Each failure says what to mend when another Horovod comes.
+Each failure names the code to change for another version of Horovod.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import horovod
@@ -19,6 +18,7 @@ import horovod.torch as hvd
 import pytest
 from horovod.torch import mpi_ops as stock_ops
 from horovod.torch import optimizer as stock
+from launch import HERE
 
 from horovod_compressors.torch import names
 from horovod_compressors.torch.engine import SUMMABLE_DTYPES
@@ -30,8 +30,8 @@ RUN = "horovod_compressors/torch/patch.py"
 
 @pytest.fixture(scope="module")
 def observed() -> dict[str, Any]:
-    """How the stock optimizer, in a process of its own, called a compressor."""
-    script = Path(__file__).with_name("horovod_seam.py")
+    """The calls of a compressor by the stock optimizer, in a process of its own."""
+    script = HERE / "workers" / "horovod_seam.py"
     environment = {
         "HOROVOD_ELASTIC": "1",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -61,7 +61,7 @@ def test_version() -> None:
     )
 
 
-# Which code calls compress, and under which names ---------------------------
+# Callers of compress, and names ---------------------------------------------
 
 
 def callers_of_compress() -> dict[str, ast.FunctionDef]:
@@ -122,7 +122,7 @@ def test_interface_of_compressors(compressor: Any) -> None:
         )
 
 
-# What it calls it with ------------------------------------------------------
+# Arguments of compress ------------------------------------------------------
 
 ALL_NAMES = ["a", "b", "c"]
 
@@ -201,7 +201,7 @@ def test_names_that_horovod_gives(observed: dict[str, Any]) -> None:
     )
 
 
-# In which order, and what becomes of the results -----------------------------
+# Order of calls, and use of the results --------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["missing", "grouped", "unnamed", "sparse_as_dense"])

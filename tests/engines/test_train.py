@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import launch
 import psutil
 import pytest
 import torch
@@ -41,14 +42,8 @@ def start(ranks, args, program=TRAIN, launcher=(*HOROVODRUN, "--gloo", "-np")):
 
 def finish(job):
     """Exit status and output of a job, which is not left running in any case."""
-    try:
-        output, _ = job.communicate(timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        for process in [*psutil.Process(job.pid).children(recursive=True), job]:
-            process.kill()
-        output, _ = job.communicate()
-        pytest.fail(f"still running after {LIMIT} s:\n{output}")
-    return job.returncode, output
+    finished = launch.finish(job, LIMIT)
+    return finished.status, finished.output
 
 
 def train(ranks, args):

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
-from powersgd_reference import config_of
 
 from gradcomp import Loopback, Pipeline, SpecError
 from gradcomp.codec.spec import parse
 from gradcomp.exchange.algorithms.atomo import sample, sampling_probabilities
+from support.gradients import own_streams
+from support.pipelines import config_of
 
 SHAPES = {"a": (12, 20), "conv": (6, 4, 2, 2)}
-
-
-def gradients(ranks: int, step: int) -> dict[str, list[np.ndarray]]:
-    return {
-        name: [
-            np.random.default_rng([rank, step, *name.encode()]).standard_normal(shape, np.float32)
-            for rank in range(ranks)
-        ]
-        for name, shape in SHAPES.items()
-    }
+gradients = partial(own_streams, SHAPES)
 
 
 def spec_of(params: str) -> str:

@@ -7,16 +7,9 @@ import pytest
 
 from gradcomp import Config, Loopback, SpecError, _core
 from gradcomp.codec.spec import parse
-
-
-def everywhere(spec: str) -> Config:
-    rules = [{"match": {}, "use": spec}]
-    return Config.from_mapping({"version": 1, "compress": {"default": spec, "rules": rules}})
-
-
-def gradients(shape: tuple[int, ...], ranks: int, seed: int) -> list[np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return [rng.normal(size=shape).astype(np.float32) for _ in range(ranks)]
+from support.codecs import settings_of_the_core
+from support.gradients import of_one_tensor
+from support.pipelines import config_of
 
 
 @pytest.mark.parametrize("memory", ["", "residual|", "momentum_correction(masking=false)|"])
@@ -24,11 +17,11 @@ def gradients(shape: tuple[int, ...], ranks: int, seed: int) -> list[np.ndarray]
 def test_the_chunks_of_the_largest_average_norm_are_sent(
     shape: tuple[int, ...], memory: str
 ) -> None:
-    loop = Loopback(everywhere(f"{memory}chunk_allreduce(ratio=0.3,chunk=8)"), 3)
+    loop = Loopback(config_of(f"{memory}chunk_allreduce(ratio=0.3,chunk=8)"), 3)
     corrected = [np.zeros(int(np.prod(shape)), np.float32) for _ in range(3)]
     momenta = [np.zeros_like(flat) for flat in corrected]
     for step in range(4):
-        grads = gradients(shape, 3, step)
+        grads = of_one_tensor(3, shape, step)
         averages = loop.step({"w": grads})["w"]
         for rank, grad in enumerate(grads):
             flat = grad.reshape(-1)
@@ -54,11 +47,11 @@ def test_the_chunks_of_the_largest_average_norm_are_sent(
 
 def test_what_is_sent_and_what_is_kept_are_the_gradient() -> None:
     """Rounding to float16 stays in the residual, too."""
-    loop = Loopback(everywhere("residual|chunk_allreduce(ratio=0.2,chunk=16,values=fp16)"), 2)
+    loop = Loopback(config_of("residual|chunk_allreduce(ratio=0.2,chunk=16,values=fp16)"), 2)
     total = np.zeros(500, np.float64)
     applied = np.zeros(500, np.float64)
     for step in range(20):
-        grads = gradients((500,), 2, step)
+        grads = of_one_tensor(2, (500,), step)
         total += np.mean(grads, axis=0, dtype=np.float64)
         applied += loop.step({"w": grads})["w"][0]
     kept = np.mean([rank.state_dict()["residual"]["w"] for rank in loop.ranks], axis=0)
@@ -69,8 +62,8 @@ def test_what_is_sent_and_what_is_kept_are_the_gradient() -> None:
 def test_the_volume_does_not_grow_with_the_ranks() -> None:
     sent = []
     for ranks in (2, 4, 8):
-        loop = Loopback(everywhere("residual|chunk_allreduce(ratio=0.01,chunk=100)"), ranks)
-        loop.step({"w": gradients((100_000,), ranks, 0)})
+        loop = Loopback(config_of("residual|chunk_allreduce(ratio=0.01,chunk=100)"), ranks)
+        loop.step({"w": of_one_tensor(ranks, (100_000,), 0)})
         assert {stats.total_bytes for stats in loop.stats} == {4 * (1000 + 1000)}
         sent.append(loop.stats[0].total_bytes)
     assert len(set(sent)) == 1
@@ -95,35 +88,30 @@ def test_a_bucket_is_as_its_tensors_one_by_one() -> None:
     assert len(together.ranks[0].buckets(together.ranks[0].resolve_all(shapes))) == 1
     assert len(alone.ranks[0].buckets(alone.ranks[0].resolve_all(shapes))) == 5
     for step in range(3):
-        grads = {name: gradients(shape, 2, step) for name, shape in shapes.items()}
+        grads = {name: of_one_tensor(2, shape, step) for name, shape in shapes.items()}
         expected = alone.step(grads)
         for name, averages in together.step(grads).items():
             assert averages[0].tobytes() == expected[name][0].tobytes()
 
 
 def test_nothing_nonfinite_stays() -> None:
-    loop = Loopback(everywhere("residual|chunk_allreduce(ratio=0.1,chunk=10)"), 2)
-    grads = gradients((200,), 2, 0)
+    loop = Loopback(config_of("residual|chunk_allreduce(ratio=0.1,chunk=10)"), 2)
+    grads = of_one_tensor(2, (200,), 0)
     grads[0][55], grads[1][123] = np.nan, np.inf
     average = loop.step({"w": grads})["w"][0]
     assert not np.isfinite(average[[55, 123]]).any()
     for rank in loop.ranks:
         assert np.isfinite(rank.state_dict()["residual"]["w"]).all()
-    assert np.isfinite(loop.step({"w": gradients((200,), 2, 1)})["w"][0]).all()
+    assert np.isfinite(loop.step({"w": of_one_tensor(2, (200,), 1)})["w"][0]).all()
 
 
 def test_norms_are_the_same_at_all_levels() -> None:
     x = np.random.default_rng(0).normal(size=10_001).astype(np.float32)
-    level = _core.simd_level()
     seen = set()
-    try:
-        for name in _core.simd_levels():
-            _core.set_simd_level(name)
-            norms = np.empty(101, np.float32)
-            _core.chunk_norms(x, 100, norms)
-            seen.add(norms.tobytes())
-    finally:
-        _core.set_simd_level(level)
+    for _ in settings_of_the_core(threads=(1,)):
+        norms = np.empty(101, np.float32)
+        _core.chunk_norms(x, 100, norms)
+        seen.add(norms.tobytes())
     assert len(seen) == 1
     with pytest.raises(ValueError, match="do not fit"):
         _core.chunk_norms(x, 0, norms)

@@ -7,13 +7,11 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from decoder import draws
-from dgc_reference import config_of, reference, word
+from dgc_reference import config_of_case, word
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradcomp import Config, ConfigError, Loopback, SpecError, _core
-from gradcomp.codec.codec import derive_stream
+from gradcomp import Config, ConfigError, Loopback, SpecError
 from gradcomp.codec.spec import parse, stages
 from gradcomp.exchange.memory import MomentumCorrection
 from gradcomp.exchange.patterns.base import Context
@@ -24,22 +22,17 @@ from gradcomp.exchange.select import make_aggregator
 from gradcomp.exchange.state_kinds import STATE_KINDS
 from gradcomp.runtime.loopback import run_rounds
 from gradcomp.runtime.pipeline import Pipeline
-
-
-def seed_with_start(start: int, stride: int, step: int, tensor_id: int) -> int:
-    """A seed with which the sample of sampled_topk begins there."""
-    for seed in range(100_000):
-        (draw,) = draws(derive_stream(seed, step, tensor_id), 1)
-        if (draw * stride) >> 64 == start:
-            return seed
-    raise AssertionError(f"no seed found for start {start} of stride {stride}")
+from support.codecs import settings_of_the_core
+from support.pipelines import config_of
+from support.reference import reference
+from support.streams import seed_with_start
 
 
 @pytest.mark.parametrize("case", [f"dgc-0{number}" for number in range(1, 7)])
 def test_the_authors_data(case: str) -> None:
     about, arrays = reference(case)
     world_size = about["world_size"]
-    config = config_of(about)
+    config = config_of_case(about)
     pipelines = [Pipeline(config, rank, world_size) for rank in range(world_size)]
     fp16 = about["config"]["compressor"]["fp16_values"]
     rtol, atol = about["tolerance"]["rtol"], about["tolerance"]["atol"]
@@ -60,7 +53,7 @@ def test_the_authors_data(case: str) -> None:
                 rounds.append(pipeline.round(name, arrays[f"grad.{name}"][step, rank]))
             averages = run_rounds(rounds)
             expected = arrays[f"out.{name}"][step]
-            # What they drop in rounding, ours keeps; and they average dense tensors in float16.
+            # The authors drop rounding errors, which ours keeps, and average dense tensors in float16.
             loose = {"rtol": 2e-3, "atol": 2e-3} if fp16 else {"rtol": rtol, "atol": atol}
             for rank, (average, pipeline) in enumerate(zip(averages, pipelines, strict=True)):
                 assert average.tobytes() == averages[0].tobytes()
@@ -84,11 +77,6 @@ def test_the_authors_data(case: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------- laws
-
-
-def everywhere(spec: str) -> Config:
-    rules = [{"match": {}, "use": spec}]
-    return Config.from_mapping({"version": 1, "compress": {"default": spec, "rules": rules}})
 
 
 def taken_codecs() -> list[str]:
@@ -118,7 +106,7 @@ def test_velocity_is_all_momentum_that_was_not_sent(
 ) -> None:
     """velocity after = velocity before + step of the momentum - sent, bit for bit."""
     spec = f"momentum_correction(nesterov={word(nesterov)})|{codec}"
-    pipeline = Pipeline(everywhere(spec))
+    pipeline = Pipeline(config_of(spec))
     rng = np.random.default_rng(seed)
     mu = np.float32(0.9)
     velocity, momentum = np.zeros(n, np.float32), np.zeros(n, np.float32)
@@ -143,24 +131,14 @@ def test_velocity_is_all_momentum_that_was_not_sent(
 def test_all_levels_and_threads_keep_the_same_state() -> None:
     grad = np.random.default_rng(1).normal(size=300_007).astype(np.float32)
     seen = set()
-    level, threads = _core.simd_level(), _core.thread_count()
-    try:
-        for name in _core.simd_levels():
-            for count in (1, 3):
-                _core.set_simd_level(name)
-                _core.set_thread_count(count)
-                for nesterov in ("false", "true"):
-                    spec = (
-                        f"momentum_correction(clip=local_norm,nesterov={nesterov})|topk(ratio=0.01)"
-                    )
-                    pipeline = Pipeline(everywhere(spec))
-                    for _ in range(2):
-                        run_rounds([pipeline.round("w", grad)])
-                    state = pipeline.state_dict()
-                    seen.add((nesterov, *(state[kind]["w"].tobytes() for kind in STATE_KINDS[:2])))
-    finally:
-        _core.set_simd_level(level)
-        _core.set_thread_count(threads)
+    for _ in settings_of_the_core(threads=(1, 3)):
+        for nesterov in ("false", "true"):
+            spec = f"momentum_correction(clip=local_norm,nesterov={nesterov})|topk(ratio=0.01)"
+            pipeline = Pipeline(config_of(spec))
+            for _ in range(2):
+                run_rounds([pipeline.round("w", grad)])
+            state = pipeline.state_dict()
+            seen.add((nesterov, *(state[kind]["w"].tobytes() for kind in STATE_KINDS[:2])))
     assert len(seen) == 2
 
 
@@ -170,7 +148,7 @@ def test_phases_of_the_memory_agree_with_the_fused_call() -> None:
     params = parse("momentum_correction(clip=local_norm,clip_norm=3)|topk(k=5)").stages[0].params
     key = TensorKey("w", (64,), 64)
     phased = MomentumCorrection(params, {}, {}, 1)
-    pipeline = Pipeline(everywhere("momentum_correction(clip=local_norm,clip_norm=3)|topk(k=5)"))
+    pipeline = Pipeline(config_of("momentum_correction(clip=local_norm,clip_norm=3)|topk(k=5)"))
     for _ in range(4):
         grad = rng.normal(size=64).astype(np.float32)
         (sent,) = run_rounds([pipeline.round("w", grad)])
@@ -189,7 +167,7 @@ def test_phases_of_the_memory_agree_with_the_fused_call() -> None:
 def test_ratio_one_is_momentum_sgd() -> None:
     """All is sent: without masking what the optimizer gets is the mean of the ranks' momenta."""
     rng = np.random.default_rng(3)
-    loop = Loopback(everywhere("momentum_correction(masking=false)|topk(ratio=1)"), 2)
+    loop = Loopback(config_of("momentum_correction(masking=false)|topk(ratio=1)"), 2)
     momenta = [np.zeros((8, 8), np.float32) for _ in range(2)]
     for _ in range(5):
         grads = [rng.normal(size=(8, 8)).astype(np.float32) for _ in range(2)]
@@ -222,7 +200,7 @@ def test_clipping(clip: str, factor: float) -> None:
     spec = f"momentum_correction(momentum=0,clip={clip},clip_norm=2)|topk(ratio=1)"
     grads = [np.full((10, 10), rank + 1.0, np.float32) for rank in range(4)]  # norms 10, 20, ...
     grads[3] = np.full((10, 10), 0.01, np.float32)  # below every threshold
-    average = Loopback(everywhere(spec), 4).step({"w": grads})["w"][0]
+    average = Loopback(config_of(spec), 4).step({"w": grads})["w"][0]
     expected = (3 * 2 * factor / 10 + 0.01) / 4
     np.testing.assert_allclose(average, np.full((10, 10), expected), rtol=1e-5)
     # The average of a dense tensor is held to clip_norm itself.
@@ -232,7 +210,7 @@ def test_clipping(clip: str, factor: float) -> None:
 
 
 def test_nothing_nonfinite_stays() -> None:
-    pipeline = Pipeline(everywhere("momentum_correction(masking=false)|topk(k=2)"))
+    pipeline = Pipeline(config_of("momentum_correction(masking=false)|topk(k=2)"))
     bad = np.ones(50, np.float32)
     bad[[3, 7, 11]] = np.inf, np.nan, -np.inf
     run_rounds([pipeline.round("w", bad)])
@@ -273,7 +251,7 @@ def test_warm_up() -> None:
 
 
 def test_the_ratio_falls_while_training_goes_on() -> None:
-    loop = Loopback(everywhere("dgc(ratio=0.01,warmup_epochs=2)"), 2)
+    loop = Loopback(config_of("dgc(ratio=0.01,warmup_epochs=2)"), 2)
     rng = np.random.default_rng(5)
     kept = []
     for epoch in range(4):
@@ -290,12 +268,12 @@ def test_the_ratio_falls_while_training_goes_on() -> None:
 
 
 def test_epochs_must_be_told() -> None:
-    loop = Loopback(everywhere("dgc"), 2)
+    loop = Loopback(config_of("dgc"), 2)
     with pytest.raises(ConfigError, match=r"call set_epoch\(epoch\)"):
         loop.step({"w": [np.ones((8, 8)), np.ones((8, 8))]})
     with pytest.raises(ValueError, match="epoch is -1"):
         loop.set_epoch(-1)
-    steps = Loopback(everywhere("topk(ratio=steps([1,0.5]))"), 1)
+    steps = Loopback(config_of("topk(ratio=steps([1,0.5]))"), 1)
     assert np.count_nonzero(steps.step({"w": [np.ones(64)]})["w"][0]) == 64
     assert np.count_nonzero(steps.step({"w": [np.ones(64)]})["w"][0]) == 32
 

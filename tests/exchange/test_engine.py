@@ -37,7 +37,7 @@ def in_lockstep(name: str, step: int) -> FloatArray:
 
 
 def orders(rank: int, seed: int) -> tuple[list[str], list[str]]:
-    """In which a rank starts and finishes; other ranks have others."""
+    """The orders in which a rank starts and finishes rounds; each rank has its own."""
     random = np.random.default_rng([rank, seed])
     return random.permutation(NAMES).tolist(), random.permutation(NAMES).tolist()
 

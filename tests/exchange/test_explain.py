@@ -1,4 +1,4 @@
-"""`gradcomp.explain`: what a spec means, in words."""
+"""`gradcomp.explain`: a spec in words."""
 
 from __future__ import annotations
 

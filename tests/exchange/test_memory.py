@@ -1,4 +1,4 @@
-"""Memories on their own; the laws of error feedback are in tests/property."""
+"""Memories on their own; the laws of error feedback are in tests/codecs/test_error_feedback.py."""
 
 from __future__ import annotations
 

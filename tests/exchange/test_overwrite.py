@@ -1,4 +1,4 @@
-"""Averages that take the place of gradients are those that get memory of their own."""
+"""Averages that overwrite gradients equal those in memory of their own."""
 
 from __future__ import annotations
 

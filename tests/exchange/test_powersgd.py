@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from powersgd_reference import (
-    LIBRARY,
-    PAPER,
-    Array,
-    config_of,
-    initial_factors,
-    library_spec,
-    reference,
-    vectors,
-)
+from powersgd_reference import LIBRARY, PAPER, initial_factors, library_spec, vectors
 
 from gradcomp import Config, Loopback, Pipeline, StateError, _core
 from gradcomp.exchange.algorithms.powersgd import PowerSGD
 from gradcomp.exchange.rounds import AllGather, AllReduce
 from gradcomp.runtime.loopback import run_rounds
+from support.gradients import own_streams
+from support.pipelines import config_of
+from support.reference import Array, reference
 
 
 def matrix_shape(shape: list[int]) -> tuple[int, int]:
@@ -75,7 +70,7 @@ def test_the_library_variant_is_the_reference_one(case: str, orthogonalization: 
 
 @pytest.mark.parametrize("case", [case for case in LIBRARY if reference(case)[0]["defect"]])
 def test_matrices_of_one_shape_do_not_disturb_each_other(case: str) -> None:
-    """What the reference gets wrong: each matrix has the results that it has by itself."""
+    """Each matrix has the results that it has by itself, which the reference gets wrong."""
     about, arrays = reference(case)
     spec = library_spec(about["config"], "gram_schmidt")
     together = Loopback(config_of(spec), about["world_size"])
@@ -145,17 +140,8 @@ def test_the_papers_variant_is_the_reference_one(
 # -------------------------------------------------------------------------------------------- laws
 
 SHAPES = {"a": (24, 30), "conv": (8, 5, 3, 3), "tall": (60, 7)}
+gradients = partial(own_streams, SHAPES)
 VARIANTS = ["variant=library", "variant=library,iters_per_step=3", "variant=paper"]
-
-
-def gradients(ranks: int, step: int, shapes: dict[str, Any] = SHAPES) -> dict[str, list[Array]]:
-    return {
-        name: [
-            np.random.default_rng([rank, step, *name.encode()]).standard_normal(shape, np.float32)
-            for rank in range(ranks)
-        ]
-        for name, shape in shapes.items()
-    }
 
 
 def spec_of(params: str, rank: int = 2) -> str:
@@ -246,33 +232,28 @@ def test_the_same_bits_on_all_ranks_levels_and_threads(
 
 
 def results(params: str, level: str, threads: int) -> bytes:
-    before = _core.simd_level(), _core.thread_count()
-    try:
-        _core.set_simd_level(level)
-        _core.set_thread_count(threads)
-        loop = Loopback(config_of(spec_of(params)), 3)
-        shapes = {**SHAPES, "large": (300, 301)}
-        found = []
-        for step in range(3):
-            for of_ranks in loop.step(gradients(3, step, shapes)).values():
-                assert len({average.tobytes() for average in of_ranks}) == 1
-                found.append(of_ranks[0].tobytes())
-        for name in shapes:
-            found += [one.tobytes() for one in residuals(loop, name)]
-        return b"".join(found)
-    finally:
-        _core.set_simd_level(before[0])
-        _core.set_thread_count(before[1])
+    _core.set_simd_level(level)
+    _core.set_thread_count(threads)
+    loop = Loopback(config_of(spec_of(params)), 3)
+    shapes = {**SHAPES, "large": (300, 301)}
+    found = []
+    for step in range(3):
+        for of_ranks in loop.step(own_streams(shapes, 3, step)).values():
+            assert len({average.tobytes() for average in of_ranks}) == 1
+            found.append(of_ranks[0].tobytes())
+    for name in shapes:
+        found += [one.tobytes() for one in residuals(loop, name)]
+    return b"".join(found)
 
 
 def test_errors_shrink_with_the_rank_and_power_iterations_help() -> None:
     def error(params: str, rank: int) -> float:
         loop = Loopback(config_of(spec_of(params, rank)), 2)
-        grads = gradients(2, 0, {"a": (24, 30)})
+        grads = own_streams({"a": (24, 30)}, 2, 0)
         average = loop.step(grads)["a"][0]
         return float(np.linalg.norm(average - np.mean(grads["a"], axis=0)))
 
-    exact = gradients(2, 0, {"a": (24, 30)})["a"]
+    exact = own_streams({"a": (24, 30)}, 2, 0)["a"]
     values = np.linalg.svd(np.mean(exact, axis=0, dtype=np.float64), compute_uv=False)
     for rank in (1, 4, 12):
         best = float(np.linalg.norm(values[rank:]))
@@ -328,7 +309,7 @@ def test_the_first_steps_are_dense(variant: str) -> None:
     loop = Loopback(config_of(spec), 2)
     shapes = {"a": (24, 30), "b": (30, 24)}
     for step in range(4):
-        grads = gradients(2, step, shapes)
+        grads = own_streams(shapes, 2, step)
         averages = loop.step(grads)
         for name in shapes:
             exact = np.mean(grads[name], axis=0, dtype=np.float32)

@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradcomp import Config, Loopback, SpecError
+from gradcomp import Loopback, SpecError
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.spec import parse
+from support.gradients import one_stream
+from support.pipelines import config_of
 
 
 def loop_of(spec: str, ranks: int, seed: int = 0) -> Loopback:
-    """Small tensors take part, too."""
-    rules = [{"match": {}, "use": spec}]
-    compress = {"default": spec, "rules": rules}
-    return Loopback(Config.from_mapping({"version": 1, "compress": compress, "seed": seed}), ranks)
+    return Loopback(config_of(spec, seed), ranks)
 
 
 def step(loop: Loopback, grads: Any, name: str = "w") -> FloatArray:
@@ -98,17 +97,10 @@ def test_a_bit_per_element_each_way(ranks: int) -> None:
 
 
 def test_tensors_travel_together_and_vote_alike() -> None:
-    shapes = {"a": (64, 65), "b": (7,), "c": (30, 31)}
-    rng = np.random.default_rng(3)
-    grads = {
-        name: [rng.standard_normal(shape, np.float32) for _ in range(3)]
-        for name, shape in shapes.items()
-    }
+    grads = one_stream({"a": (64, 65), "b": (7,), "c": (30, 31)}, 3, seed=3)
     together = loop_of("signsgd_mv", 3).step(grads)
-    for name, of_ranks in grads.items():
-        np.testing.assert_array_equal(
-            together[name][0], step(loop_of("signsgd_mv", 3), of_ranks, name)
-        )
+    for name, one in grads.items():
+        np.testing.assert_array_equal(together[name][0], step(loop_of("signsgd_mv", 3), one, name))
 
 
 def test_it_descends() -> None:

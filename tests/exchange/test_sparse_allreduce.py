@@ -11,9 +11,10 @@ from gradcomp import Config, Loopback, Pipeline, get_codec
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.errors import ConfigError, WireError
 from gradcomp.exchange.patterns import sparse_allreduce as module
-from gradcomp.exchange.patterns.sparse_allreduce import BLOCK, MIN_SHARE
+from gradcomp.exchange.patterns.sparse_allreduce import BLOCK
 from gradcomp.exchange.rounds import AllGather, AllToAll
 from support import exchange_cases
+from support.exchange_cases import check_nothing_is_lost, check_replicas
 
 SHAPES = {"first": (96, 80), "odd": (161, 101), "small": (64, 64)}
 
@@ -43,23 +44,13 @@ def gradients(ranks: int, step: int = 0) -> dict[str, list[FloatArray]]:
 @pytest.mark.parametrize("memory", ["", "residual|", "residual(beta=0.7,gamma=0.5)|", "signum|"])
 @pytest.mark.parametrize("codec", SPECS)
 def test_replicas_are_identical_and_nothing_is_lost(codec: str, memory: str, ranks: int) -> None:
-    """sum(corrected) = ranks * average + sum(residuals), of both losses."""
     loop = Loopback(config_of(memory + codec), ranks)
-    beta, gamma = (0.7, 0.5) if "beta" in memory else (1.0, 1.0)
-    kept = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-    for step in range(3):
-        grads = gradients(ranks, step)
-        for name, averages in loop.step(grads).items():
-            assert all(average.tobytes() == averages[0].tobytes() for average in averages)
-            assert np.isfinite(averages[0]).all()
-            if not memory.startswith("residual"):
-                continue
-            corrected = beta * kept[name] + gamma * np.sum(grads[name], axis=0, dtype=np.float64)
-            residuals = [rank.state_dict()["residual"][name] for rank in loop.ranks]
-            kept[name] = np.sum(residuals, axis=0, dtype=np.float64).reshape(SHAPES[name])
-            np.testing.assert_allclose(
-                ranks * averages[0].astype(np.float64) + kept[name], corrected, rtol=0, atol=3e-4
-            )
+    if memory.startswith("residual"):
+        beta, gamma = (0.7, 0.5) if "beta" in memory else (1.0, 1.0)
+        check_nothing_is_lost(loop, beta, gamma, SHAPES)
+    else:
+        for step in range(3):
+            check_replicas(loop.step(gradients(ranks, step)))
     assert loop.stats[0].sent_bytes.keys() == {"alltoall", "allgather"}
 
 
@@ -74,7 +65,7 @@ def heavy(ranks: int, numel: int = 2**16) -> list[FloatArray]:
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_the_choice_is_that_of_the_largest_sums(ranks: int) -> None:
-    """About as many as a rank sends, and no sum that is left out is above one that is not."""
+    """About as many sums as a rank sends, and none that is left out exceeds a chosen one."""
     numel, ratio = 2**16, 0.02
     grads = heavy(ranks)
     codec = get_codec(f"topk(ratio={ratio})")
@@ -90,7 +81,7 @@ def test_the_choice_is_that_of_the_largest_sums(ranks: int) -> None:
 
 
 def test_large_gradients_in_one_place_are_no_burden() -> None:
-    """What sra, which cuts a tensor in ranges, gets wrong, and no rank receives more for it."""
+    """sra cuts a tensor in ranges and loses accuracy here; blocks do not, and balance the load."""
     ranks, grads = 8, heavy(8)
     exact = np.mean(grads, axis=0)
     errors = {}
@@ -149,17 +140,6 @@ def test_gradients_that_are_all_equal(values: float) -> None:
     average = Loopback(config_of("topk(ratio=0.02)"), 3).step(grads)["w"][0]
     assert set(np.unique(average)) <= {0.0, values}
     assert np.count_nonzero(average) == (round(0.02 * 128 * 128) if values else 0)
-
-
-@pytest.mark.parametrize(("missing", "kinds"), [(1, {"allgather"}), (0, {"alltoall", "allgather"})])
-def test_few_elements_are_gathered(missing: int, kinds: set[str]) -> None:
-    config = config_of("topk(k=1)", rules=[{"match": {}, "use": "residual|topk(k=5)"}])
-    loop = Loopback(config, 3)
-    numel = 3 * MIN_SHARE - missing
-    grads = [np.random.default_rng(rank).standard_normal(numel) for rank in range(3)]
-    averages = loop.step({"w": grads})["w"]
-    assert set(loop.stats[0].sent_bytes) == kinds
-    assert all(np.array_equal(average, averages[0]) for average in averages)
 
 
 def test_buckets_have_one_way_to_send_values() -> None:

@@ -183,7 +183,7 @@ class Bits:
         return 1 << n | self.get(n)
 
     def pad(self) -> int:
-        """Reads what is left of a byte; the number of bytes read so far."""
+        """Read the rest of a byte; returns the number of bytes read so far."""
         if self.get(-self.used % 8):
             raise FormatError("padding bits are not 0")
         return self.used // 8
@@ -427,7 +427,7 @@ def hadamard(x: np.ndarray, stride: int = 1) -> np.ndarray:
 
 
 class Rotation:
-    """Where the blocks and the groups of n elements begin and end, and what is done to a block."""
+    """The borders of the blocks and groups of n elements, and the rotation of a block."""
 
     def __init__(self, n: int, stream: int) -> None:
         self.stream = stream
@@ -688,7 +688,7 @@ def unzigzag(symbols: np.ndarray) -> np.ndarray:
 def read_norms_and_levels(
     payload: bytes, n: int, spec: Spec, values: Callable[[np.ndarray, np.ndarray, int], np.ndarray]
 ) -> np.ndarray:
-    """Levels of a bucket's norm; `values(norms, v, s)` says what they decode to."""
+    """Decode levels of a bucket's norm; `values(norms, v, s)` are the elements."""
     bucket, s = int(spec.params["bucket"]), int(spec.params["levels"])
     head = 4 * -(-n // bucket)
     norms = np.frombuffer(payload[:head], "<f4") if len(payload) >= head else None
@@ -723,7 +723,7 @@ def read_dither(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
 def read_scales_and_levels(
     payload: bytes, n: int, spec: Spec, v: np.ndarray, groups: list[tuple[int, int]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The scale of every group, and what all elements decode to before they are rotated back."""
+    """The scale of every group, and all elements before they are rotated back."""
     head = 4 * len(groups)
     if len(payload) < head:
         raise FormatError("the scales are cut short")
@@ -855,7 +855,7 @@ def median(rows: np.ndarray) -> np.ndarray:
 
 @cache
 def free_inputs(m: int, erasure: int, length: int, count: int) -> np.ndarray:
-    """Which of a code's 2^m inputs are free: the `count` ones with the least Z."""
+    """A mask of the free inputs of a code's 2^m: the `count` ones with the least Z."""
     z = [erasure] * length + [2**31] * (2**m - length)
     half = len(z) // 2
     while half:
@@ -871,7 +871,7 @@ def free_inputs(m: int, erasure: int, length: int, count: int) -> np.ndarray:
 
 
 def read_codeword(words: np.ndarray, free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The codeword, and the words that are left for what follows."""
+    """The codeword, and the remaining words."""
     m, count = len(free), int(free.sum())
     if count == 0:
         return np.zeros(m, np.uint64), words
@@ -898,7 +898,7 @@ def polar_code_rows(n: int, code: str) -> int:
 
 
 def polar_blocks(n: int, code: str) -> list[int]:
-    """The rows of all blocks but the one of what the rotation's whole blocks leave over."""
+    """The rows of all blocks, without the block of the elements beyond the last whole rotation block."""
     size = polar_code_rows(n, code)
     tiles = n // 4096 * 64
     return [size] * (tiles // size) + falling_powers(tiles % size)
@@ -1036,7 +1036,7 @@ GROUPS_OF_POINTS = (40, 200, 900, 3300, 8192, 13084, 15484, 16184, 16344)
 
 
 def adaptive_frequencies(level: int, tail: int, signs: int = 2) -> list[int]:
-    """Those of the symbols 0, 1, -1, 2, -2, ..., 7, -7, or without signs of 0, 1, ..., 7."""
+    """Frequencies of the symbols 0, 1, -1, 2, -2, ..., 7, -7; without signs, of 0, 1, ..., 7."""
     frequencies = [ADAPTIVE_ZEROS[level]]
     left = (2**14 - ADAPTIVE_ZEROS[level]) // signs
     for m in range(1, 8):
@@ -1047,7 +1047,7 @@ def adaptive_frequencies(level: int, tail: int, signs: int = 2) -> list[int]:
 
 
 def adaptive_class(means: int) -> int:
-    """Of a column's mean and the row's."""
+    """The class of an element, from the sum of the means of its column and row."""
     v = means + 164
     e = v.bit_length() - 1
     return min(max(2 * e - 14 + (2 * v >= 3 << e), 0), 15)
@@ -1056,7 +1056,7 @@ def adaptive_class(means: int) -> int:
 def adaptive_shapes(
     data: bytes, usual: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> tuple[list[tuple[int, int]], bytes]:
-    """Of each class, and what follows."""
+    """The (level, tail) of each class, and the remaining bytes."""
     if len(data) < 2:
         raise FormatError("the payload ends before its tables")
     described = int.from_bytes(data[:2], "little")
@@ -1074,14 +1074,14 @@ def adaptive_shapes(
 
 @dataclass(frozen=True)
 class GroupForm:
-    """How the groups of a tensor are described."""
+    """The form of a tensor's groups of points."""
 
     start: int
     offsets: int
     shapes: list[tuple[int, int]]
 
     def frequency(self, of_class: int) -> int:
-        """Of 2^14 groups, those of points."""
+        """The frequency of groups of points, out of 2^14."""
         return GROUPS_OF_POINTS[min(max(of_class - self.start, -8), 0) + 8]
 
     def values(self, indices: np.ndarray, classes: np.ndarray, step: np.float32) -> np.ndarray:
@@ -1095,7 +1095,7 @@ class GroupForm:
 
 
 def read_halves(data: bytes) -> tuple[list[bool], bytes]:
-    """Of each point of a band, whether it is of the half that has -1/2; and what follows."""
+    """For each point of a band, whether it belongs to the half with -1/2; and the remaining bytes."""
     if len(data) < 4:
         raise FormatError("a band ends before its points")
     n = int.from_bytes(data[:4], "little")
@@ -1244,7 +1244,7 @@ def rank_by_rank(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def adaptive_basis(basis: bytes, rows: int, cols: int) -> tuple[Reflection, Reflection]:
-    """That of columns and that of rows."""
+    """The reflection of the columns, and that of the rows."""
     numbers = np.frombuffer(basis, "<f4")
     count = 0 if max(rows, cols) > 65536 else min(32, rows // 2, cols // 2)
     if count < 4 or numbers.size != count * (rows + cols + 2 * count + 2):

@@ -1,27 +1,12 @@
-"""The data of Deep Gradient Compression's authors, and their settings as specs."""
+"""The settings of Deep Gradient Compression's authors as specs."""
 
 from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from gradcomp import Config
-
-__all__ = ["config_of", "reference", "word"]
-
-REFERENCE = Path(__file__).resolve().parent / "reference"
-
-Array = npt.NDArray[Any]
-
-
-def reference(case: str) -> tuple[dict[str, Any], dict[str, Array]]:
-    folder = REFERENCE / case
-    return json.loads((folder / "case.json").read_text()), dict(np.load(folder / "arrays.npz"))
 
 
 def _memory_text(about: dict[str, Any]) -> str:
@@ -37,7 +22,7 @@ def word(value: bool) -> str:
     return str(value).lower()
 
 
-def config_of(about: dict[str, Any]) -> Config:
+def config_of_case(about: dict[str, Any]) -> Config:
     """The case's settings. Theirs keeps ceil(ratio * n), ours the nearest, so k is given."""
     options, memory = about["config"]["compressor"], _memory_text(about)
     rules = []

@@ -1,22 +1,17 @@
-"""What the tests of gossip make of the reference implementations' cases."""
+"""The reference implementations' cases of gossip: graphs, codecs, and the ranks of PowerGossip."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gradcomp.gossip import PowerGossip, Topology, make_topology, run_gossip
 from gradcomp.gossip.base import Tensor
+from support.reference import Array, reference
 
-Array = npt.NDArray[Any]
-REFERENCE = Path(__file__).resolve().parent / "reference"
-
-# By the names that the reference has for its graphs.
+# Topologies by the names that the reference has for its graphs.
 GRAPHS = {
     "DynamicDirectedExponentialGraph": "dde",
     "DynamicBipartiteExponentialGraph": "dbe",
@@ -30,9 +25,7 @@ class Case:
     """One case: its description, arrays, and how close values must be."""
 
     def __init__(self, name: str) -> None:
-        folder = REFERENCE / name
-        self.about: dict[str, Any] = json.loads((folder / "case.json").read_text())
-        self.arrays: dict[str, Array] = dict(np.load(folder / "arrays.npz"))
+        self.about, self.arrays = reference(name)
         self.config = self.about["config"]
         self.steps: int = self.about["steps"]
         self.shapes = {name: tuple(shape) for name, shape in self.about["tensors"].items()}
@@ -80,7 +73,7 @@ class Case:
 
 
 class Replayed(PowerGossip):
-    """PowerGossip whose random factors are those of a case."""
+    """PowerGossip with the random factors of a case."""
 
     case: Case
 

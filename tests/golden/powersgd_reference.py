@@ -1,34 +1,15 @@
-"""What the tests of PowerSGD make of the reference implementation's cases."""
+"""The reference implementation's cases of PowerSGD: names, specs, and initial factors."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from gradcomp import Config
+from support.reference import Array
 
-REFERENCE = Path(__file__).resolve().parent / "reference"
 LIBRARY = [f"powersgd-0{number}" for number in range(1, 6)]
 PAPER = [f"powersgd-rankk-0{number}" for number in range(1, 4)]
-
-Array = npt.NDArray[Any]
-
-
-def config_of(spec: str, seed: int = 0) -> Config:
-    """The spec for every tensor, small ones too."""
-    rules = [{"match": {}, "use": spec}]
-    return Config.from_mapping(
-        {"version": 1, "seed": seed, "compress": {"default": spec, "rules": rules}}
-    )
-
-
-def reference(case: str) -> tuple[dict[str, Any], dict[str, Array]]:
-    folder = REFERENCE / case
-    return json.loads((folder / "case.json").read_text()), dict(np.load(folder / "arrays.npz"))
 
 
 def vectors(factor: Array) -> Array:
@@ -46,7 +27,7 @@ def library_spec(config: dict[str, Any], orthogonalization: str) -> str:
 
 
 def initial_factors(about: dict[str, Any], arrays: dict[str, Array]) -> dict[str, Any]:
-    """Of the reference's flat buffers: groups of matrices of one shape."""
+    """The state's factors, from the reference's flat buffers, which hold groups of equal shapes."""
     factors: dict[str, Any] = {"powersgd_p": {}, "powersgd_q": {}}
     for kind, buffer, side in (("powersgd_p", "p_init", 0), ("powersgd_q", "q_init", 1)):
         at = 0

@@ -14,6 +14,7 @@ import pytest
 
 import gradcomp
 from gradcomp import ToDecode, ToEncode, decode_batch_add, encode_batch
+from support.frames import sealed
 
 SPECS = [
     gradcomp.get_codec(f"adaptive({params})").spec
@@ -89,7 +90,7 @@ def test_both_decoders_refuse_the_same_damaged_matrices(spec: str) -> None:
         if rng.random() < 0.2:
             data = data[: rng.randrange(24, len(data))]
         struct.pack_into("<I", data, 12, len(data) - 24)
-        damaged = bytes(data) + struct.pack("<I", decoder.crc32c(bytes(data)))
+        damaged = sealed(bytes(data))
         try:
             expected = decoder.decode(damaged, spec, basis.tobytes())
         except decoder.FormatError:

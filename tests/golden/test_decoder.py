@@ -14,6 +14,8 @@ from golden import make_golden
 from golden.worked_examples import EXAMPLE_INPUT
 from gradcomp import _core
 from gradcomp.codec.spec import stages
+from support import frames
+from support.frames import sealed
 
 SPECS = [
     *(
@@ -25,11 +27,6 @@ SPECS = [
     "topk(ratio=1.0,values=fp32)",
     "randomk(ratio=1.0,unbiased=false,values=fp32)",
 ]
-
-
-def rebuilt(frame: bytes) -> bytes:
-    """The frame with a CRC that matches."""
-    return frame[:-4] + struct.pack("<I", decoder.crc32c(frame[:-4]))
 
 
 def test_crc32c_check_value() -> None:
@@ -120,7 +117,7 @@ def damaged(frame: bytes, rng: random.Random) -> bytes:
             struct.pack_into("<I", data, 12, max(0, len(data) - rng.choice([24, 28, 32, 36])))
         elif kind == 5 and len(data) > 5:
             data[5] = rng.choice([0, 1, 2, 3, 4])
-    return rebuilt(bytes(data)) if len(data) >= 28 and rng.random() < 0.8 else bytes(data)
+    return sealed(bytes(data[:-4])) if len(data) >= 28 and rng.random() < 0.8 else bytes(data)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -148,9 +145,8 @@ SEEDED = gradcomp.get_codec(RANDOMK).encode(EXAMPLE_INPUT).tobytes()
 
 
 def edited(frame: bytes, offset: int, layout: str, value: int) -> bytes:
-    data = bytearray(frame)
-    struct.pack_into(layout, data, offset, value)
-    return rebuilt(bytes(data))
+    """The frame with a number packed into it, and a CRC that fits."""
+    return sealed(frames.edited(frame, offset, layout, value)[:-4])
 
 
 BROKEN = {

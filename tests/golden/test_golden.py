@@ -1,4 +1,4 @@
-"""Golden vectors: today's encoder makes the stored bytes, and both decoders read them."""
+"""Golden vectors: the encoder makes the stored bytes, and both decoders read them."""
 
 from __future__ import annotations
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pytest
-from gossip_reference import GRAPHS, REFERENCE, Array, Case, factors, powergossip_ranks
+from gossip_reference import GRAPHS, Case, factors, powergossip_ranks
 
 from gradcomp.gossip import (
     Choco,
@@ -22,6 +21,7 @@ from gradcomp.gossip import (
     mixing_matrix,
     run_gossip,
 )
+from support.reference import Array, reference
 
 
 def of_ranks(case: Case, make: Any) -> list[Any]:
@@ -187,8 +187,7 @@ def test_a_sender_keeps_what_its_weights_say() -> None:
 
 @pytest.mark.parametrize("name", ["gossip-topologies-01", "gossip-topologies-02"])
 def test_topologies(name: str) -> None:
-    case_arrays = dict(np.load(REFERENCE / name / "arrays.npz"))
-    about = json.loads((REFERENCE / name / "case.json").read_text())
+    about, case_arrays = reference(name)
     for n in about["config"]["sizes"]:
         for theirs, ours in (
             *(("ring", "ring"), ("torus", "torus"), ("full", "full")),
@@ -216,7 +215,7 @@ def test_topologies(name: str) -> None:
 @pytest.mark.parametrize("name", ["sgp-peers-01", "sgp-peers-02"])
 def test_peers(name: str) -> None:
     """Where the reference names a peer twice in a round, ours has it once."""
-    arrays = dict(np.load(REFERENCE / name / "arrays.npz"))
+    _, arrays = reference(name)
     seen = 0
     for key, expected in arrays.items():
         kind, _, rest = key.partition(".")

@@ -1,9 +1,8 @@
-"""Gradients that come one by one travel in buckets, over an engine of threads."""
+"""Buckets of gradients that come one by one, over an engine of threads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,18 +11,10 @@ from gradcomp import Config, Loopback, Pipeline, ProtocolError
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.exchange.engine import Driver
 from gradcomp.runtime.collector import Collector
+from support.pipelines import config_of
 from support.thread_engine import RANKS, Board, Engine, on_all_ranks
 
 SHAPES = {"a": (40, 10), "b": (300,), "c": (20, 20), "d": (5,), "e": (100, 3)}
-
-
-def config(spec: Any, bucket_bytes: int) -> Config:
-    compress = {
-        "default": spec,
-        "rules": [{"match": {}, "use": spec}],
-        "bucket_bytes": bucket_bytes,
-    }
-    return Config.from_mapping({"version": 1, "compress": compress})
 
 
 def gradient(name: str, step: int, rank: int) -> FloatArray:
@@ -38,7 +29,7 @@ def add(collector: Collector, name: str, grad: FloatArray, dense_bytes: int) -> 
 def train(
     settings: Config, names: Mapping[int, list[str]], steps: int = 3
 ) -> tuple[list[list[dict[str, FloatArray]]], list[Engine]]:
-    """What each rank's collector gives, step by step, and the engines with what they started."""
+    """The averages of each rank's collector, step by step, and the engines."""
     board = Board()
     engines = [Engine(board, rank) for rank in range(RANKS)]
 
@@ -60,64 +51,58 @@ def train(
     return on_all_ranks(rank_main), engines
 
 
+def check_as_in_the_loopback(
+    results: list[list[dict[str, FloatArray]]], settings: Config, steps: int = 3
+) -> None:
+    """All ranks' averages of all tensors are those of the loopback, to the last bit."""
+    loop = Loopback(settings, RANKS)
+    for step in range(steps):
+        grads = {name: [gradient(name, step, rank) for rank in range(RANKS)] for name in SHAPES}
+        expected = {name: one[0].tobytes() for name, one in loop.step(grads).items()}
+        for of_rank in results:
+            found = {name: average.tobytes() for name, average in of_rank[step].items()}
+            assert found == expected
+
+
 ALL = {step: list(SHAPES) for step in range(3)}
 
 
 @pytest.mark.parametrize("bucket_bytes", [0, 1, 2000, 4 * 2**20])
 @pytest.mark.parametrize("spec", ["residual|topk(ratio=0.1)", "residual|sign", "int4"])
 def test_averages_are_those_of_single_tensors(spec: str, bucket_bytes: int) -> None:
-    results, _ = train(config(spec, bucket_bytes), ALL)
-    loop = Loopback(config(spec, 0), RANKS)
-    for step in range(3):
-        grads = {name: [gradient(name, step, rank) for rank in range(RANKS)] for name in SHAPES}
-        expected = loop.step(grads)
-        for of_rank in results:
-            for name, average in of_rank[step].items():
-                assert average.tobytes() == expected[name][0].tobytes()
+    results, _ = train(config_of(spec, bucket_bytes=bucket_bytes), ALL)
+    check_as_in_the_loopback(results, config_of(spec, bucket_bytes=0))
 
 
 def test_buckets_follow_the_specs() -> None:
     plan = ["sign", {"from_step": 1, "use": "residual|globaltopk(k=3)"}]
-    settings = config([*plan, {"from_step": 2, "use": "identity"}], 2000)
+    settings = config_of([*plan, {"from_step": 2, "use": "identity"}], bucket_bytes=2000)
     results, engines = train(settings, ALL)
-    loop = Loopback(settings, RANKS)
-    for step in range(3):
-        grads = {name: [gradient(name, step, rank) for rank in range(RANKS)] for name in SHAPES}
-        expected = loop.step(grads)
-        for of_rank in results:
-            for name, average in of_rank[step].items():
-                assert average.tobytes() == expected[name][0].tobytes()
+    check_as_in_the_loopback(results, settings)
     for engine in engines:
         assert sorted(engine.started[:2]) == ["b+1", "e+2"]
         assert sorted(engine.started[-5:]) == sorted(SHAPES)
 
 
 def test_buckets_are_filled_from_the_last_tensor_on() -> None:
-    _, engines = train(config("sign", 2000), ALL, steps=1)
+    _, engines = train(config_of("sign", bucket_bytes=2000), ALL, steps=1)
     # e and d have 1,220 bytes, c brings them to 2,820; b and a have 2,800.
     for engine in engines:
         assert sorted(engine.started) == ["b+1", "e+2"]
-    _, engines = train(config("sign", 0), ALL, steps=1)
+    _, engines = train(config_of("sign", bucket_bytes=0), ALL, steps=1)
     for engine in engines:
         assert sorted(engine.started) == sorted(SHAPES)
 
 
 def test_globaltopk_chooses_over_the_bucket_as_in_the_loopback() -> None:
-    settings = config("residual|globaltopk(ratio=0.05)", 4 * 2**20)
+    settings = config_of("residual|globaltopk(ratio=0.05)", bucket_bytes=4 * 2**20)
     results, _ = train(settings, ALL)
-    loop = Loopback(settings, RANKS)
-    for step in range(3):
-        grads = {name: [gradient(name, step, rank) for rank in range(RANKS)] for name in SHAPES}
-        expected = loop.step(grads)
-        for of_rank in results:
-            assert {name: average.tobytes() for name, average in of_rank[step].items()} == {
-                name: averages[0].tobytes() for name, averages in expected.items()
-            }
+    check_as_in_the_loopback(results, settings)
 
 
 def test_parameters_without_a_gradient_hold_nothing_up() -> None:
     names = {0: list("abcde"), 1: list("ace"), 2: list("bd")}
-    results, engines = train(config("topk(ratio=0.1)", 2000), names)
+    results, engines = train(config_of("topk(ratio=0.1)", bucket_bytes=2000), names)
     for of_rank in results:
         assert [sorted(averages) for averages in of_rank] == [
             list("abcde"),
@@ -131,7 +116,7 @@ def test_parameters_without_a_gradient_hold_nothing_up() -> None:
 
 def alone(spec: str = "sign") -> tuple[Collector, Engine]:
     engine = Engine(Board(ranks=1), 0)
-    return Collector(Driver(engine), Pipeline(config(spec, 2000)), SHAPES), engine
+    return Collector(Driver(engine), Pipeline(config_of(spec, bucket_bytes=2000)), SHAPES), engine
 
 
 def test_a_full_bucket_starts_at_once() -> None:

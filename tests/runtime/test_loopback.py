@@ -11,23 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from gradcomp import Config, Loopback, Pipeline, ProtocolError, SpecError, WireError, get_codec
+from gradcomp import Loopback, Pipeline, ProtocolError, SpecError, WireError, get_codec
 from gradcomp.exchange.rounds import TensorKey
 from gradcomp.runtime.loopback import run_rounds
+from support.gradients import of_one_tensor
+from support.pipelines import config_of
 
 SHAPE = (50, 90)
 NUMEL = 4500
 
 
-def config_of(spec: str, seed: int = 0) -> Config:
-    rule = {"match": {}, "use": spec}
-    mapping = {"version": 1, "seed": seed, "compress": {"default": spec, "rules": [rule]}}
-    return Config.from_mapping(mapping)
-
-
-def gradients(world_size: int, shape: tuple[int, ...] = SHAPE, seed: int = 0) -> list[np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return [rng.normal(size=shape).astype(np.float32) for _ in range(world_size)]
+def gradients(ranks: int, shape: tuple[int, ...] = SHAPE, seed: int = 0) -> list[np.ndarray]:
+    return of_one_tensor(ranks, shape, seed)
 
 
 def check_replicas(averages: list[np.ndarray], shape: tuple[int, ...] = SHAPE) -> np.ndarray:

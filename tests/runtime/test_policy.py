@@ -34,7 +34,7 @@ from support.thread_engine import RANKS, Board, Engine, on_all_ranks
 
 SPEC = parse("residual|topk(ratio=0.1)")
 STEPS = len(_MEASURING) + len(_RACE)
-"""Of a trial; the step after them knows the decision."""
+"""Steps of a trial; the step after them knows the decision."""
 
 
 def config(spec: Any = SPEC.canonical, **compress: Any) -> Config:
@@ -257,7 +257,7 @@ class Job:
         self.step = 0
 
     def train(self, steps: int) -> list[list[dict[str, FloatArray]]]:
-        """What each rank is given, after a check that it is the same on all."""
+        """The averages of each rank, after a check that all ranks have the same."""
 
         def rank_main(rank: int) -> list[dict[str, FloatArray]]:
             random = np.random.default_rng([rank, self.step])

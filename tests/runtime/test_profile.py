@@ -1,4 +1,4 @@
-"""Where the time of steps goes: what is measured, its files, and what the command says of it."""
+"""Profiles: measurements, files, advice, and the command."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ from gradcomp.tools.profile_model import (
     profile_model,
     wire_bytes,
 )
+from support.gradients import one_stream
 
 SHAPES = {"first": (64, 96), "second": (96, 64), "bias": (64,)}
 
@@ -57,11 +58,7 @@ EXCHANGES = [
 
 
 def gradients(step: int, ranks: int = 2) -> dict[str, list[Any]]:
-    rng = np.random.default_rng(step)
-    return {
-        name: [rng.standard_normal(shape, np.float32) for _ in range(ranks)]
-        for name, shape in SHAPES.items()
-    }
+    return one_stream(SHAPES, ranks, step)
 
 
 def config_of(spec: str, exchange: str = "auto", **sections: Any) -> Config:

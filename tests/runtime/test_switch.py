@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,13 @@ import pytest
 
 from gradcomp import Config, ConfigError, Loopback
 from gradcomp.codec.arrays import FloatArray
+from support.gradients import own_streams
+from support.pipelines import config_of
 
 SHAPES = {"a": (24, 30), "b": (90, 8), "c": (20, 40)}
 RANKS = 3
 SWITCH = 3
+gradients = partial(own_streams, SHAPES, RANKS)
 
 LOSSLESS = [
     "residual|topk(ratio=0.1)",
@@ -24,27 +28,11 @@ LOSSLESS = [
     "powersgd(rank=1,start_step=0,min_compression_rate=0.1,variant=paper)",
     "identity",
 ]
-"""What loses nothing for good."""
-
-
-def config_of(plan: Any, **compress: Any) -> Config:
-    rules = [{"match": {}, "use": plan}]
-    mapping = {"version": 1, "compress": {"default": plan, "rules": rules, **compress}}
-    return Config.from_mapping(mapping)
+"""Specs that lose nothing for good."""
 
 
 def switching(first: str, second: str, **options: Any) -> list[Any]:
     return [first, {"from_step": SWITCH, "use": second, **options}]
-
-
-def gradients(step: int) -> dict[str, list[FloatArray]]:
-    return {
-        name: [
-            np.random.default_rng([rank, step, *name.encode()]).standard_normal(shape, np.float32)
-            for rank in range(RANKS)
-        ]
-        for name, shape in SHAPES.items()
-    }
 
 
 def steps(loop: Loopback, which: range) -> list[dict[str, FloatArray]]:

@@ -1,1 +1,1 @@
-"""Helpers that several tests share."""
+"""Helpers of several tests."""

@@ -1,12 +1,15 @@
-"""What the tests of exchange patterns share: configurations, and gradients of several ranks."""
+"""Configurations and gradients of the exchange patterns' tests, and the law of all patterns."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from gradcomp import Config
+from gradcomp import Config, Loopback
 from gradcomp.codec.arrays import FloatArray
+from support.gradients import Shape, one_stream
 
 SHAPES = {"first": (96, 80), "odd": (61, 101), "small": (64, 64)}
 """Each large enough to be compressed; their sizes divide by few numbers of ranks."""
@@ -19,11 +22,36 @@ def config_of(spec: str, exchange: str, **others: Any) -> Config:
 
 
 def gradients(
-    ranks: int, step: int = 0, shapes: Mapping[str, tuple[int, ...]] = SHAPES
+    ranks: int, step: int = 0, shapes: Mapping[str, Shape] = SHAPES
 ) -> dict[str, list[FloatArray]]:
     """Normal ones, of every rank."""
-    rng = np.random.default_rng([ranks, step])
-    return {
-        name: [rng.standard_normal(shape, np.float32) for _ in range(ranks)]
-        for name, shape in shapes.items()
-    }
+    return one_stream(shapes, ranks, [ranks, step])
+
+
+def check_replicas(averages: Mapping[str, list[FloatArray]]) -> None:
+    """All ranks have the same finite averages."""
+    for name, one in averages.items():
+        assert all(average.tobytes() == one[0].tobytes() for average in one), name
+        assert np.isfinite(one[0]).all(), name
+
+
+def check_nothing_is_lost(
+    loop: Loopback,
+    beta: float = 1.0,
+    gamma: float = 1.0,
+    shapes: Mapping[str, Shape] = SHAPES,
+    atol: float = 3e-4,
+) -> None:
+    """In three steps, sum(corrected) = ranks * average + sum(residuals), of all losses."""
+    ranks = len(loop.ranks)
+    kept = {name: np.zeros(shape) for name, shape in shapes.items()}
+    for step in range(3):
+        grads = gradients(ranks, step, shapes)
+        found = loop.step(grads)
+        check_replicas(found)
+        for name, averages in found.items():
+            corrected = beta * kept[name] + gamma * np.sum(grads[name], axis=0, dtype=np.float64)
+            residuals = [rank.state_dict()["residual"][name] for rank in loop.ranks]
+            kept[name] = np.sum(residuals, axis=0, dtype=np.float64).reshape(shapes[name])
+            sent = ranks * averages[0].astype(np.float64)
+            np.testing.assert_allclose(sent + kept[name], corrected, rtol=0, atol=atol)

@@ -1,8 +1,8 @@
-"""What the laws are checked on: every registered codec, and gradients of many kinds."""
+"""Gradients of many kinds, the same in every run, and Hypothesis strategies for arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -10,57 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gradcomp import Config, Pipeline, SpecError, _core, get_codec
-from gradcomp.codec.spec import ParamInfo, StageInfo, parse, stages
-from gradcomp.exchange.rounds import AllGather, AllReduce
-
 FloatArray = npt.NDArray[np.float32]
+Shape = tuple[int, ...]
 
 LAWS = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 
-CODECS = [stage.name for stage in stages() if stage.kind == "codec"]
 
-
-# Specs ------------------------------------------------------------------------------------------
-
-
-def _candidates(param: ParamInfo) -> list[str]:
-    """A few values in a parameter's range, the ends among them."""
-    if param.type in ("choice", "boolean"):
-        return param.range.split("|")
-    low, high = param.range.strip("([])").split(", ")
-    if param.type == "integer":
-        return [low, str(int(low) + 2), str(int(low) + 99)]
-    ends = [low if param.range.startswith("[") else "0.03", "0.6"]
-    return ends if high == "inf" else [*ends, high]
-
-
-def specs_of(stage: StageInfo) -> list[str]:
-    """The registry's example, and every parameter on its own at a few values."""
-    found = [get_codec(stage.example).spec]
-    for param in stage.params:
-        for value in _candidates(param):
-            try:
-                found.append(get_codec(f"{stage.name}({param.name}={value})").spec)
-            except SpecError:  # it needs another parameter besides
-                continue
-    return sorted(set(found), key=found.index)
-
-
-def takes_memory(spec: str) -> bool:
-    """Whether error feedback makes sense with a codec."""
-    try:
-        parse(f"residual|{spec}")
-    except SpecError:
-        return False
-    return True
-
-
-SPECS = [spec for stage in stages() if stage.kind == "codec" for spec in specs_of(stage)]
-MEMORY_SPECS = [spec for spec in SPECS if takes_memory(spec)]
-
-
-# Gradients --------------------------------------------------------------------------------------
+# Of one tensor ------------------------------------------------------------------------------------
 
 
 def _sparse(rng: np.random.Generator, n: int) -> FloatArray:
@@ -96,6 +52,53 @@ def sample(kind: str, n: int) -> FloatArray:
     return DISTRIBUTIONS[kind](np.random.default_rng([n, *kind.encode()]), n)
 
 
+def normal(shape: int | Shape, seed: int = 0) -> FloatArray:
+    """Standard normal elements, drawn in float64."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def structured(rows: int, cols: int, seed: int = 0, directions: int = 3) -> FloatArray:
+    """A matrix whose rows and columns differ in size, with a few directions that stand out."""
+    rng = np.random.default_rng(seed)
+    scales = np.exp(rng.normal(size=(rows, 1)) + rng.normal(size=cols))
+    pairs = rng.normal(size=(rows, directions)) @ rng.normal(size=(directions, cols))
+    return (scales * rng.normal(size=(rows, cols)) + 8 * pairs).astype(np.float32)
+
+
+# Of several ranks ---------------------------------------------------------------------------------
+
+
+def one_stream(
+    shapes: Mapping[str, Shape], ranks: int, seed: int | Sequence[int]
+) -> dict[str, list[FloatArray]]:
+    """Normal gradients of every tensor and rank, from one random stream."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: [rng.standard_normal(shape, np.float32) for _ in range(ranks)]
+        for name, shape in shapes.items()
+    }
+
+
+def own_streams(shapes: Mapping[str, Shape], ranks: int, step: int) -> dict[str, list[FloatArray]]:
+    """Normal gradients that depend on a tensor's name, the rank and the step alone."""
+    return {
+        name: [
+            np.random.default_rng([rank, step, *name.encode()]).standard_normal(shape, np.float32)
+            for rank in range(ranks)
+        ]
+        for name, shape in shapes.items()
+    }
+
+
+def of_one_tensor(ranks: int, shape: Shape, seed: int = 0) -> list[FloatArray]:
+    """Normal gradients of one tensor, for every rank."""
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=shape).astype(np.float32) for _ in range(ranks)]
+
+
+# Strategies ---------------------------------------------------------------------------------------
+
+
 def any_bits(max_size: int = 300) -> st.SearchStrategy[FloatArray]:
     """Float32 arrays of any bit patterns."""
     patterns = hnp.arrays(np.uint32, st.integers(0, max_size))
@@ -106,46 +109,3 @@ def finite(limit: float, max_size: int = 300) -> st.SearchStrategy[FloatArray]:
     """Float32 arrays of magnitudes up to a limit that is a float32."""
     elements = st.floats(-limit, limit, width=32)
     return hnp.arrays(np.float32, st.integers(0, max_size), elements=elements)
-
-
-# Running the core and the pipeline ----------------------------------------------------------------
-
-
-def settings_of_the_core() -> Iterator[str]:
-    """Sets every SIMD level with 1, 2 and 3 threads, one after the other."""
-    for level in _core.simd_levels():
-        for threads in (1, 2, 3):
-            _core.set_simd_level(level)
-            _core.set_thread_count(threads)
-            yield f"{level}, {threads} threads"
-
-
-def config_of(spec: str) -> Config:
-    """The configuration that compresses every tensor, the small ones too."""
-    rule = {"match": {}, "use": spec}
-    return Config.from_mapping({"version": 1, "compress": {"default": spec, "rules": [rule]}})
-
-
-def send(pipeline: Pipeline, grad: FloatArray, name: str = "w") -> FloatArray:
-    """Let a lone rank's pipeline average a tensor; returns the decode of what it sends."""
-    one_round = pipeline.round(name, grad)
-    request = next(one_round)
-    reply = request.array.copy() if isinstance(request, AllReduce) else [request.frame.copy()]
-    assert isinstance(request, AllReduce | AllGather)
-    try:
-        one_round.send(reply)
-    except StopIteration as stop:
-        average: FloatArray = stop.value
-        return average
-    raise AssertionError("the round has more than one request")
-
-
-def residual_of(pipeline: Pipeline, name: str = "w") -> FloatArray:
-    """A copy of the pipeline's residual of a tensor."""
-    residual: FloatArray = pipeline.state_dict()["residual"][name]
-    return residual
-
-
-def same_bits(a: npt.NDArray[np.generic], b: npt.NDArray[np.generic]) -> bool:
-    """Whether two arrays are of one type and equal bit for bit."""
-    return a.dtype == b.dtype and a.tobytes() == b.tobytes()

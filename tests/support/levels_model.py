@@ -5,63 +5,17 @@ Encoding is modelled here; decoding is that of the independent decoder.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
-from decoder import linear_values, natural_values, read_levels
+from decoder import linear_values, natural_values, read_levels, stream_key, unzigzag
+
+import gradcomp
+from support.streams import WordArray, rounding_words
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
-WordArray = npt.NDArray[np.uint64]
 
-REFERENCE = Path(__file__).resolve().parents[1] / "golden" / "reference"
 CHUNK = 65536
-LOW = np.uint64(0xFFFFFFFF)
-
-
-def reference(case: str) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """The description and the arrays of a case of the reference implementations."""
-    with np.load(REFERENCE / case / "arrays.npz") as arrays:
-        return json.loads((REFERENCE / case / "case.json").read_text()), dict(arrays)
-
-
-# Random streams -----------------------------------------------------------------------------------
-
-
-def philox(counter: list[WordArray], key: int) -> list[WordArray]:
-    c0, c1, c2, c3 = counter
-    k0, k1 = key & 0xFFFFFFFF, key >> 32
-    for _ in range(10):
-        p0, p1 = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
-        c0, c1 = (p1 >> np.uint64(32)) ^ c1 ^ np.uint64(k0), p1 & LOW
-        c2, c3 = (p0 >> np.uint64(32)) ^ c3 ^ np.uint64(k1), p0 & LOW
-        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
-    return [c0, c1, c2, c3]
-
-
-def stream_key(seed: int, step: int, tensor_id: int) -> int:
-    counter = [step & 0xFFFFFFFF, step >> 32, tensor_id & 0xFFFFFFFF, tensor_id >> 32]
-    block = philox([np.array(word, np.uint64) for word in counter], seed)
-    return int(block[0]) | int(block[1]) << 32
-
-
-def rounding_words(stream: int, n: int) -> WordArray:
-    """The rounding words of elements 0 to n - 1."""
-    block = np.arange(4 * -(-n // 32), dtype=np.uint64)
-    zero = np.zeros_like(block)
-    words = np.stack(philox([block, zero, zero + np.uint64(2), zero], stream), axis=1)
-    half = np.uint64(16)
-    swapped = words << half & LOW | words >> half
-    pairs = np.stack([words.reshape(-1, 16), swapped.reshape(-1, 16)], axis=1)
-    return pairs.reshape(-1)[:n]
-
-
-def words_of_draws(u: npt.NDArray[Any]) -> WordArray:
-    """Words that round up exactly where the draw u in [0, 1) is below the fraction, to 2^-23."""
-    return np.minimum((1 - u.astype(np.float64)) * 2**32, 2**32 - 1).astype(np.uint64)
 
 
 # Quantization -------------------------------------------------------------------------------------
@@ -132,9 +86,39 @@ def dequantize(
     return values(np.repeat(norms, bucket)[: signed.size], signed, levels)
 
 
-def unzigzag(symbols: IntArray) -> IntArray:
-    return np.where(symbols % 2 == 1, -(symbols + 1) // 2, symbols // 2)
-
-
 def decode_symbols(data: bytes, coder: str, bits: int, n: int) -> IntArray:
     return read_levels(data, None if coder == "packed" else coder, bits, n)
+
+
+def check_payload(
+    stages: str,
+    x: FloatArray,
+    levels: int,
+    bucket: int,
+    norm: str,
+    partition: str = "linear",
+    **call: int,
+) -> None:
+    """The payload and the decode of a codec with a norm per bucket are those of this model.
+
+    Args:
+        stages: the spec, with its coder of levels.
+        x: the gradient.
+        levels: the number of levels on each side of 0.
+        bucket: the number of elements with one norm.
+        norm: "max" or "l2".
+        partition: "linear" or "natural".
+        call: seed, step and tensor_id.
+    """
+    codec = gradcomp.get_codec(stages)
+    words = rounding_words(stream_key(**call), x.size)
+    norms, signed = quantize(x, words, levels, bucket, norm, partition)
+    payload = codec.encode_payload(x, **call).tobytes()
+    head = 4 * norms.size
+    assert payload[:head] == norms.tobytes()
+    coder = stages.partition("|")[2]
+    symbols = decode_symbols(payload[head:], coder, (2 * levels).bit_length(), x.size)
+    np.testing.assert_array_equal(unzigzag(symbols), signed)
+    decoded = codec.decode(codec.encode(x, **call))
+    expected = dequantize(norms, signed, levels, bucket, partition) + np.float32(0)
+    assert decoded.tobytes() == expected.tobytes()

@@ -14,7 +14,7 @@ PATIENCE = 5.0
 
 
 class Board:
-    """Where the ranks' requests meet."""
+    """The requests of all ranks, by name."""
 
     def __init__(self, ranks: int = RANKS) -> None:
         self.ranks = ranks
@@ -58,7 +58,7 @@ class Engine:
 
 
 def on_all_ranks(rank_main: Callable[[int], Any]) -> list[Any]:
-    """What each rank's function returns; raises what the first failing one raised."""
+    """The result of each rank's function; raises the error of the first that fails."""
     results: list[Any] = [None] * RANKS
     errors: list[BaseException] = []
 

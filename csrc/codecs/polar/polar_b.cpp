@@ -160,7 +160,10 @@ class PolarB final : public PolarCodec<PolarB> {
     const auto rms_of = [&](double squares) {
       return std::sqrt(squares / static_cast<double>(count));
     };
-    const auto usable = [&](double rms) { return rms >= kMinPolarRms && rms <= max_scale(); };
+    // Rounding may take the root mean square of the largest floats beyond them.
+    const auto usable = [&](double rms) {
+      return rms >= kMinPolarRms && (params_.rotated ? rms <= max_scale() : std::isfinite(rms));
+    };
     // Ratios need not be exact: a sample saves a pass over memory, if it proves right.
     double rms = rms_of(sample_squares(x + begin, count));
     double found = 0;
@@ -212,6 +215,7 @@ class PolarB final : public PolarCodec<PolarB> {
           kernels().sum_squares(space.floats + kLanes * at, layout.elements(block));
       scale = squares / (product * params_.spread_gain(layout, block));
     }
+    if (!params_.rotated) scale = std::min(scale, max_scale());  // beyond it by rounding only
     return scale <= max_scale() ? static_cast<float>(scale)
                                 : std::numeric_limits<float>::quiet_NaN();
   }

@@ -1,18 +1,13 @@
-"""What workers of a BytePS job do; each writes a line of JSON for each case.
+"""Cases of a BytePS job's workers; each writes a line of JSON for each case.
 
 python -m workers.byteps_cases REPORTS CASE...
 """
 
 from __future__ import annotations
 
-import faulthandler
 import functools
 import hashlib
-import json
 import sys
-import traceback
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import byteps.torch as bps
@@ -20,13 +15,14 @@ import numpy as np
 import torch
 from byteps.torch import ops
 from workers.byteps_model import Tensor
+from workers.runner import Cases, refused, report
 
 from byteps_compressors import native
 from byteps_compressors.torch import Compression, DistributedOptimizer, attach, declare
 from gradcomp import Config, ConfigError, GradcompError, Loopback
 from gradcomp.codec.spec import stages
+from support.pipelines import config_of
 
-CASE_LIMIT = 200
 STEPS = 3
 NUMEL = 16384 + 3001
 TAIL = 16384 + 1
@@ -44,23 +40,11 @@ SPECS = [
 ]
 DTYPES = {"float64": torch.float64, "float16": torch.float16}
 
-cases: dict[str, Callable[[], Any]] = {}
-
-
-def case(function: Callable[[], Any]) -> Callable[[], Any]:
-    cases[function.__name__] = function
-    return function
-
-
-def config(spec: str) -> Config:
-    """``spec`` for every tensor, whatever its size."""
-    rules = [{"match": {}, "use": spec}]
-    compress = {"default": spec, "rules": rules}
-    return Config.from_mapping({"version": 1, "seed": SEED, "compress": compress})
+cases = Cases()
 
 
 def gradient(name: str, step: int, rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-    """What a rank has as gradient: all ranks can tell."""
+    """A rank's gradient, which all ranks can compute."""
     seed = [step, rank, *name.encode()]
     values = np.random.default_rng(seed).standard_normal(numel)
     return torch.from_numpy(values).to(dtype)
@@ -83,7 +67,7 @@ def agree(specs: dict[str, str], numel: int, dtype: torch.dtype, feedback: str) 
     numpy_type = torch.empty(0, dtype=dtype).numpy().dtype
     for name, spec in specs.items():
         parameters = [(name, torch.empty(numel, dtype=dtype))]
-        attached = attach(parameters, config(spec), server_feedback=feedback)
+        attached = attach(parameters, config_of(spec, SEED), server_feedback=feedback)
         (own,) = attached._tensors.values()
         models[name] = Tensor(
             spec,
@@ -113,28 +97,28 @@ def agree(specs: dict[str, str], numel: int, dtype: torch.dtype, feedback: str) 
     assert abs(sent * bps.size() - of_model) <= of_model / 50, (sent, of_model)
 
 
-@case
+@cases
 def codecs() -> Any:
-    """Every codec: what is pulled is what the model says, to the last bit."""
+    """Every codec: averages equal the model's to the last bit."""
     agree({f"codecs.{i}": spec for i, spec in enumerate(SPECS)}, NUMEL, torch.float32, "off")
     return len(SPECS)
 
 
-@case
+@cases
 def two_way() -> None:
-    """The same with error feedback on the servers."""
+    """Every averaging equals the model with error feedback on the servers, too."""
     specs = ["residual|sign", "residual|topk(ratio=0.01)", "onebit", "residual|polar(rate=0.5)"]
     agree({f"two_way.{i}": spec for i, spec in enumerate(specs)}, NUMEL, torch.float32, "on")
 
 
-@case
+@cases
 def tails() -> None:
     """A last partition of one element travels raw."""
     specs = ["topk(ratio=0.01)", "residual|sign", "signum|sign", "fp16", "eden(bits=2)"]
     agree({f"tails.{i}": spec for i, spec in enumerate(specs)}, TAIL, torch.float32, "on")
 
 
-@case
+@cases
 def dtypes() -> None:
     """Doubles and halves."""
     specs = ["topk(ratio=0.01)", "residual|sign", "residual|fp16", "int8", "identity"]
@@ -142,9 +126,9 @@ def dtypes() -> None:
         agree({f"{kind}.{i}": spec for i, spec in enumerate(specs)}, NUMEL, dtype, "off")
 
 
-@case
+@cases
 def integers() -> None:
-    """What is not compressed keeps its value, whatever its type."""
+    """Uncompressed tensors keep their values, whatever their type."""
     for dtype in (torch.int64, torch.int32, torch.uint8):
         name = f"integers.{dtype}"
         attach([(name, torch.empty(20000, dtype=dtype))], "identity")
@@ -155,13 +139,15 @@ def integers() -> None:
         assert torch.equal(got, values * bps.size())
 
 
-@case
+@cases
 def checkpoints() -> None:
     """A state that was loaded goes on as it would have."""
     specs = {"memory": "residual|qsgd(levels=3)", "momentum": "signum|sign"}
     attached = {
         name: attach(
-            [(f"checkpoints.{name}", torch.empty(NUMEL))], config(spec), server_feedback="off"
+            [(f"checkpoints.{name}", torch.empty(NUMEL))],
+            config_of(spec, SEED),
+            server_feedback="off",
         )
         for name, spec in specs.items()
     }
@@ -196,7 +182,7 @@ def checkpoints() -> None:
     refused(lambda: attached["memory"].load_state_dict(other), GradcompError, "rank")
 
 
-@case
+@cases
 def own_compressors_of_byteps() -> None:
     """They are reached from PyTorch by declaring their keyword arguments."""
     name = "Gradient.stock"
@@ -210,9 +196,9 @@ def own_compressors_of_byteps() -> None:
     refused(lambda: declare("Gradient.x", compressor_type="a b"), ConfigError, "without blanks")
 
 
-@case
+@cases
 def codecs_by_name() -> None:
-    """As a user of another framework would name them."""
+    """Codecs by the names that users of other frameworks give."""
     name = "by_name"
     declare(f"Gradient.{name}", compressor_type="gradcomp_topk", k=5, gradcomp_memory="residual")
     grad = torch.zeros(20000)
@@ -221,9 +207,9 @@ def codecs_by_name() -> None:
     assert torch.equal(got, grad)
 
 
-@case
+@cases
 def summable() -> None:
-    """`Compression` in the stock optimizer is what the loopback computes."""
+    """Averages of `Compression` in the stock optimizer equal the loopback's."""
     for spec in ("residual|randomk(ratio=0.1)", "fp16", "sketch(ratio=0.2)"):
         parameter = torch.nn.Parameter(torch.zeros(100, 90))
         small = torch.nn.Parameter(torch.zeros(7))
@@ -252,9 +238,9 @@ def summable() -> None:
         assert compression.stats.steps == STEPS
 
 
-@case
+@cases
 def refusals() -> None:
-    """What BytePS cannot run is refused with what can."""
+    """Specs that BytePS cannot run are refused, with a remedy."""
     matrix = [("refusals.w", torch.empty(100, 100))]
     refused(lambda: attach(matrix, "powersgd(rank=2)"), ConfigError, "several exchanges", "Horovod")
     refused(
@@ -285,18 +271,6 @@ def refusals() -> None:
     refused(lambda: attach(matrix, "int8"), GradcompError, "attached already")
 
 
-def refused(function: Callable[[], Any], kind: type[Exception], *parts: str) -> None:
-    """That ``function`` raises ``kind`` with a message of all ``parts``."""
-    message = ""
-    try:
-        function()
-    except kind as error:
-        message = str(error)
-    assert message, f"no {kind.__name__}"
-    for part in parts:
-        assert part in message, message
-
-
 def train(spec: str, steps: int, prefix: str) -> tuple[float, str]:
     """A perceptron on digits: its accuracy, and a digest of its weights."""
     from sklearn.datasets import load_digits
@@ -323,20 +297,20 @@ def train(spec: str, steps: int, prefix: str) -> tuple[float, str]:
     return right, digest.hexdigest()
 
 
-@case
+@cases
 def training() -> Any:
     """Accuracies by spec, and the workers' weights."""
     specs = ["residual|topk(ratio=0.01)", "residual|sign", "residual|polar(rate=0.5)"]
     return {spec: train(spec, 200, "training") for spec in ["identity", *specs]}
 
 
-@case
+@cases
 def replicas() -> Any:
     """The workers' weights after some steps."""
     return train("residual|topk(ratio=0.01)", 100, "replicas")
 
 
-@case
+@cases
 def totals() -> list[int]:
     """Bytes of all cases so far: pushed, pulled, uncompressed."""
     return list(native.load().totals())
@@ -344,16 +318,7 @@ def totals() -> list[int]:
 
 def main(reports: str, names: list[str]) -> None:
     bps.init()
-    with (Path(reports) / f"rank{bps.rank()}.jsonl").open("w") as file:
-        for name in names:
-            faulthandler.dump_traceback_later(CASE_LIMIT, exit=True)
-            row: dict[str, Any] = {"case": name, "error": "", "value": None}
-            try:
-                row["value"] = cases[name]()
-            except Exception:
-                row["error"] = traceback.format_exc()
-            file.write(json.dumps(row) + "\n")
-            file.flush()
+    report({name: cases[name] for name in names}, bps.rank(), reports)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What BytePS' workers and servers should make of gradients, in numpy and gradcomp's Python."""
+"""A model of BytePS' workers and servers, in numpy and gradcomp's Python."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Partition:
     def _decoded(
         self, codec: Any, memory: Memory, key: TensorKey, values: Any, seed: int, step: int
     ) -> tuple[Any, int]:
-        """What the server makes of a worker's payload, and how long that is."""
+        """The server's decode of a worker's payload, and the payload's bytes."""
         source = memory.source(values, key)
         if codec.name == "identity" and source.correction is not None:
             correction = source.correction._replace(masking=False)

@@ -13,10 +13,12 @@ from typing import Any
 
 import byteps.torch as bps
 import torch
-from workers.byteps_cases import NUMEL, TAIL, averages, config, gradient, refused
+from workers.byteps_cases import NUMEL, SEED, TAIL, averages, gradient
+from workers.runner import refused
 
 from byteps_compressors.torch import Attached, attach
 from gradcomp import StateError
+from support.pipelines import config_of
 
 STEPS = 3
 TENSORS = {
@@ -44,7 +46,7 @@ def steps(first: int) -> dict[str, str]:
 
 
 def check_states(attached: dict[str, Attached], states: dict[str, Any]) -> None:
-    """What is in them, and what is refused."""
+    """Check the content of the states, and that foreign ones are refused."""
     saved = {name: state["servers"] for name, state in states.items()}
     assert all((name in saved[name]) == (bps.rank() == 0) for name in TENSORS)
     # As if four workers had saved it: servers will add up the gradients of half as many.
@@ -64,7 +66,9 @@ def check_states(attached: dict[str, Attached], states: dict[str, Any]) -> None:
 def main(folder: Path, reports: Path, first: bool) -> None:
     bps.init()
     attached = {
-        name: attach([(name, torch.empty(numel, dtype=dtype))], config(spec), server_feedback="on")
+        name: attach(
+            [(name, torch.empty(numel, dtype=dtype))], config_of(spec, SEED), server_feedback="on"
+        )
         for name, (spec, numel, dtype) in TENSORS.items()
     }
 

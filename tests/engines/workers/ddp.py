@@ -28,9 +28,9 @@ from torch_compressors.fsdp import fsdp_hook
 
 cases = Cases()
 three = Cases()
-"""Those that tell more on three ranks than on two."""
+"""Cases that test more on three ranks than on two."""
 four = Cases()
-"""Those that need four ranks."""
+"""Cases that need four ranks."""
 
 SHAPES = {"first": MATRIX, "bias": (64,), "second": (90, 50)}
 
@@ -48,11 +48,11 @@ SPECS = {
 }
 
 GATHERED = {"topk", "coded", "together", "vote", "singular"}
-"""Those of which every rank gets all frames, and adds them itself."""
+"""Specs whose frames every rank gathers and adds itself."""
 
 
 def mixed(**others: object) -> Config:
-    """Specs by name."""
+    """A configuration with a spec for each prefix of names."""
     rules = [{"match": {"name": f"{name}.*"}, "use": spec} for name, spec in SPECS.items()]
     compress = {"default": "identity", "rules": rules, "bucket_bytes": 20000, **others}
     return Config.from_mapping({"version": 1, "compress": compress, "seed": 3})
@@ -195,7 +195,7 @@ def states() -> None:
 
 @cases
 def profile() -> None:
-    """Where time goes."""
+    """A profile adds up, and its errors equal the loopback's."""
     training = Training(profiles.config(harness.shared / "profile-ddp"), profiles.SHAPES)
     loopback = profiles.loopback(hvd.size())
     began = time.perf_counter()

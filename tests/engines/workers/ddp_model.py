@@ -73,13 +73,13 @@ class Training:
         self.model.register_comm_hook(self.state, hook)
 
     def averages(self, grads: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What one step makes of gradients."""
+        """The averages of one step."""
         self.model.zero_grad()
         self.model(grads).backward()
         return {n: p.grad.clone() for n, p in self.params.items() if p.grad is not None}
 
     def check_steps(self, loopback: Loopback, steps: range) -> None:
-        """Averages are those of the loopback."""
+        """Check that averages equal the loopback's."""
         for step in steps:
             of_ranks = [harness.gradients(self.params, step, rank) for rank in range(hvd.size())]
             found = self.averages(of_ranks[hvd.rank()])
@@ -88,7 +88,7 @@ class Training:
                 check_sum(found[name], averages[hvd.rank()], f"{step}: {name}")
 
     def check_replicas(self) -> None:
-        """All ranks have the same parameters and averages."""
+        """Check that all ranks have the same parameters and averages."""
         everything = [p.detach().reshape(-1) for p in self.params.values()]
         everything += [p.grad.reshape(-1) for p in self.params.values()]
         harness.check_same_on_all_ranks(torch.cat(everything))

@@ -7,14 +7,14 @@ from functools import partial
 from typing import Any
 
 import horovod.torch as hvd
-import numpy as np
 import torch
-from dgc_reference import config_of, reference
+from dgc_reference import config_of_case
 from workers import harness
 from workers.harness import MATRIX, Cases
 
 from gradcomp import Config, ConfigError, Loopback, WireError
 from horovod_compressors.torch import Compression
+from support.reference import reference
 from torch_compressors import DGCSGD
 
 cases = Cases()
@@ -25,28 +25,17 @@ def the_authors_data() -> None:
     """A case of two ranks that samples nothing, so that it needs no draws: averages and state."""
     about, arrays = reference("dgc-03")
     assert about["world_size"] == hvd.size()
-    params = {
-        name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in about["tensors"].items()
-    }
-    compression = Compression(config_of(about), params.items())
+    params = harness.parameters_of(about)
+    compression = Compression(config_of_case(about), params.items())
     compression.set_epoch(0)
     opt = harness.optimizer(params, compression)
-    tolerance = {key: about["tolerance"][key] for key in ("rtol", "atol")}
-    rank = hvd.rank()
-    for step in range(about["steps"]):
-        grads = {name: torch.from_numpy(arrays[f"grad.{name}"][step, rank]) for name in params}
-        averages = harness.averages(opt, params, grads)
+    for step, averages in harness.replay(about, arrays, "out", opt, params):
         state = compression.state_dict()
-        for name, average in averages.items():
-            np.testing.assert_allclose(average.numpy(), arrays[f"out.{name}"][step], **tolerance)
-            harness.check_same_on_all_ranks(average, name)
-            for kind, theirs in (("momentum", "momentum"), ("residual", "velocity")):
+        for kind, theirs in (("momentum", "momentum"), ("residual", "velocity")):
+            for name in averages:
                 if f"{theirs}.{name}" in arrays:
-                    np.testing.assert_allclose(
-                        state[kind][name].numpy().reshape(average.shape),
-                        arrays[f"{theirs}.{name}"][step, rank],
-                        **tolerance,
-                    )
+                    expected = arrays[f"{theirs}.{name}"][step, hvd.rank()]
+                    harness.check_close(about, state[kind][name].numpy(), expected)
 
 
 @cases
@@ -83,7 +72,7 @@ def as_the_loopback() -> None:
 
 @cases
 def all_elements_are_sgd() -> None:
-    """With ratio 1 and no masking, DGCSGD's steps are those of SGD on averaged gradients."""
+    """With ratio 1 and no masking, DGCSGD's steps equal SGD's on averaged gradients."""
     for nesterov in (False, True):
         word = str(nesterov).lower()
         spec_text = f"momentum_correction(masking=false,nesterov={word})|topk(ratio=1)"
@@ -137,7 +126,7 @@ def _refused_with(make: Callable[[Any], Any], spec_text: str, part: str) -> None
 
 @cases
 def epochs_that_nobody_tells() -> None:
-    """Or that differ between ranks: an error on every rank."""
+    """Epochs that are missing or differ between ranks: an error on every rank."""
     for epoch, kind, part in (
         (None, ConfigError, "call set_epoch(epoch)"),
         (hvd.rank(), WireError, "spec"),

@@ -1,12 +1,13 @@
-"""What cases on PyTorch share; ``python -m workers.harness REPORTS SHARED MODULE...`` runs those of
-some modules (see `runner`).
+"""Helpers of cases on PyTorch.
+
+``python -m workers.harness REPORTS SHARED MODULE...`` runs the cases of some modules (see `runner`).
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def optimizer(
 def gradients(
     params: Mapping[str, torch.Tensor], step: int, rank: int | None = None
 ) -> dict[str, torch.Tensor]:
-    """What ``rank`` (by default this one) has as gradients in a step: all ranks can tell."""
+    """The gradients of ``rank`` (by default this one) in a step, which all ranks can compute."""
     seed = [step, hvd.rank() if rank is None else rank]
     result = {}
     for position, (name, p) in enumerate(params.items()):
@@ -86,7 +87,7 @@ def averages(
     params: Mapping[str, torch.Tensor],
     grads: Mapping[str, torch.Tensor],
 ) -> dict[str, torch.Tensor]:
-    """One step; what the optimizer was given as gradients."""
+    """Make a step; returns the averages that the optimizer was given."""
     backward(params, grads)
     opt.step()
     result = {name: p.grad.detach().clone() for name, p in params.items()}
@@ -95,7 +96,7 @@ def averages(
 
 
 def check_equal(actual: torch.Tensor, expected: Any, what: str = "") -> None:
-    """Equal to the last bit (and NaN where NaN is)."""
+    """Check that both are equal to the last bit, NaN included."""
     wanted = torch.as_tensor(expected)
     assert actual.dtype == wanted.dtype, f"{what}: {actual.dtype} instead of {wanted.dtype}"
     torch.testing.assert_close(
@@ -123,11 +124,52 @@ def check_step(
 
 
 def check_same_on_all_ranks(tensor: torch.Tensor, what: str = "") -> None:
-    """The same bytes on every rank."""
+    """Check that every rank has the same bytes."""
     data = tensor.detach().contiguous().view(-1).view(torch.uint8)
     rows = hvd.allgather(data[None], name=f"same.{next(_models)}")
     for rank, row in enumerate(rows):
         assert torch.equal(row, rows[0]), f"{what} differs between rank 0 and rank {rank}"
+
+
+def parameters_of(about: Mapping[str, Any]) -> dict[str, torch.nn.Parameter]:
+    """Parameters of value 0 for the tensors of a reference case, by its names."""
+    return {
+        name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in about["tensors"].items()
+    }
+
+
+def replay(
+    about: Mapping[str, Any],
+    arrays: Mapping[str, Any],
+    kind: str,
+    opt: torch.optim.Optimizer,
+    params: Mapping[str, torch.Tensor],
+) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+    """Run a reference case's steps; yields each step and its averages, which are those of the case
+    and the same on all ranks.
+
+    Args:
+        about: the case's description.
+        arrays: the case's arrays.
+        kind: the name that averages have in ``arrays``.
+        opt: the stock optimizer of ``params``.
+        params: see `parameters_of`.
+    """
+    for step in range(about["steps"]):
+        grads = {
+            name: torch.from_numpy(arrays[f"grad.{name}"][step, hvd.rank()]) for name in params
+        }
+        found = averages(opt, params, grads)
+        for name, average in found.items():
+            check_close(about, average.numpy(), arrays[f"{kind}.{name}"][step])
+            check_same_on_all_ranks(average, name)
+        yield step, found
+
+
+def check_close(about: Mapping[str, Any], actual: Any, expected: Any) -> None:
+    """Equal within the reference case's tolerance, whatever the shape."""
+    tolerance = {key: about["tolerance"][key] for key in ("rtol", "atol")}
+    np.testing.assert_allclose(actual.reshape(expected.shape), expected, **tolerance)
 
 
 class TopK:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import horovod.torch as hvd
 import numpy as np
-import torch
-from powersgd_reference import config_of, initial_factors, library_spec, reference
+from powersgd_reference import initial_factors, library_spec
 from workers import harness
 from workers.harness import Cases
 
 from gradcomp import Config, Loopback
 from horovod_compressors.torch import Compression
+from support.pipelines import config_of
+from support.reference import reference
 
 cases = Cases()
 
@@ -20,29 +21,18 @@ def the_library_variant_is_the_reference_one() -> None:
     """A case of two ranks: averages and residuals."""
     about, arrays = reference("powersgd-01")
     assert about["world_size"] == hvd.size()
-    params = {
-        name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in about["tensors"].items()
-    }
+    params = harness.parameters_of(about)
     config = config_of(library_spec(about["config"], "gram_schmidt"))
     compression = Compression(config, params.items())
     state = {**compression.state_dict(), **initial_factors(about, arrays)}
     compression.load_state_dict(state)
     opt = harness.optimizer(params, compression)
-    tolerance = {key: about["tolerance"][key] for key in ("rtol", "atol")}
-    rank = hvd.rank()
-    for step in range(about["steps"]):
-        grads = {name: torch.from_numpy(arrays[f"grad.{name}"][step, rank]) for name in params}
-        averages = harness.averages(opt, params, grads)
+    for step, averages in harness.replay(about, arrays, "avg", opt, params):
         residuals = compression.state_dict()["residual"]
-        for name, average in averages.items():
-            np.testing.assert_allclose(average.numpy(), arrays[f"avg.{name}"][step], **tolerance)
-            harness.check_same_on_all_ranks(average, name)
+        for name in averages:
             if name in residuals:
-                np.testing.assert_allclose(
-                    residuals[name].numpy().reshape(average.shape),
-                    arrays[f"residual.{name}"][step, rank],
-                    **tolerance,
-                )
+                expected = arrays[f"residual.{name}"][step, hvd.rank()]
+                harness.check_close(about, residuals[name].numpy(), expected)
         assert set(residuals) == {
             name for name, taken in about["config"]["is_compressed"].items() if taken
         }

@@ -55,13 +55,13 @@ def of_all_ranks(params: dict[str, Any], step: int) -> dict[str, list[torch.Tens
 def expected_topk(
     params: dict[str, Any], name: str, steps: int, k: int, *, memory: bool = False
 ) -> list[torch.Tensor]:
-    """What top-k makes of a parameter's `gradients` in each of the first steps."""
+    """The averages of a parameter's `gradients` under top-k, in each of the first steps."""
     model = TopK(k, hvd.size(), memory=memory)
     return [model.average(of_all_ranks(params, step)[name]) for step in range(steps)]
 
 
 def plain(params: dict[str, Any], step: int, **options: Any) -> dict[str, torch.Tensor]:
-    """What Horovod makes of `gradients` without us."""
+    """Horovod's averages of `gradients` without compression."""
     options.setdefault("compression", hvd.Compression.none)
     twins = parameters({name: p.shape for name, p in params.items()})
     result = averages(optimizer(twins, **options), twins, gradients(twins, step))
@@ -532,7 +532,7 @@ def wrong_named_parameters() -> None:
 
 @cases
 def a_parameter_of_two_names() -> None:
-    """As ``named_parameters(remove_duplicate=False)`` gives for tied weights."""
+    """Tied weights, as ``named_parameters(remove_duplicate=False)`` lists them."""
     params = parameters({"weight": MATRIX, "more": MATRIX})
     (weight, p), (more, _) = params.items()
     names = [(weight, p), (more, params[more]), (f"{weight}.tied", p)]
@@ -665,7 +665,7 @@ def from_config_and_environment() -> None:
 
 @cases
 def statistics() -> dict[str, Any]:
-    """What was handed to the collectives, to the byte."""
+    """Counted bytes equal the bytes handed to the collectives."""
     params = parameters(LAYER)
     compression = Compression("topk(k=100)|raw32")
     opt = optimizer(params, compression)
@@ -684,7 +684,7 @@ def statistics() -> dict[str, Any]:
 
 @cases
 def profile() -> None:
-    """Where time goes; what Horovod itself would add up is averaged by the driver then, too."""
+    """Profiles; the driver then also averages tensors that Horovod itself would."""
     params = parameters(profiles.SHAPES)
     compression = Compression(profiles.config(harness.shared / "profile"), params.items())
     opt = optimizer(params, compression)

@@ -168,7 +168,7 @@ def sums_are_sums_while_it_measures() -> None:
 
 @cases
 def names_are_needed() -> None:
-    """Also where no spec keeps state."""
+    """Names are needed even where no spec keeps state."""
     harness.refused(
         lambda: Compression(config("topk(k=5)")), ValueError, "policy 'auto'", "named_parameters"
     )

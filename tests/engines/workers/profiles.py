@@ -1,4 +1,4 @@
-"""What a rank's profile tells, whatever the engine."""
+"""Profiles of ranks: configuration and checks, for all engines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = 3
 
 
 def config(folder: Path | None) -> Config:
-    """Rules by name; with a folder that profiles go to."""
+    """A rule for each spec, and the folder for profiles."""
     rules = [{"match": {"name": f"*{name}"}, "use": spec} for name, spec in _SPECS.items()]
     stats = {} if folder is None else {"stats": {"profile": str(folder), "error": True}}
     compress = {"default": "identity", "rules": rules}
@@ -30,7 +30,7 @@ def config(folder: Path | None) -> Config:
 
 
 def loopback(ranks: int) -> Loopback:
-    """One that measures errors."""
+    """A loopback that measures errors."""
     result = Loopback(config(None), ranks)
     for stats in result.stats:
         stats.start_profile(error=True)
@@ -38,11 +38,12 @@ def loopback(ranks: int) -> Loopback:
 
 
 def check(stats: Stats, expected: Stats, seconds: float) -> None:
-    """That a profile adds up, and that errors are those of a loopback.
+    """Check that a profile adds up, and that its errors equal the loopback's.
 
     Args:
+        stats: of this rank.
         expected: of the loopback.
-        seconds: that all steps have taken at most.
+        seconds: an upper bound on the time of all steps.
     """
     profile, known = stats.profile, expected.profile
     assert profile is not None
@@ -70,7 +71,7 @@ def check(stats: Stats, expected: Stats, seconds: float) -> None:
 
 
 def check_files(folder: Path, ranks: int) -> None:
-    """That each rank has written its profile."""
+    """Check that each rank has written its profile."""
     for rank in range(ranks):
         rows = (folder / f"rank{rank}.jsonl").read_text().splitlines()
         assert [json.loads(row)["step"] for row in rows] == list(range(STEPS))

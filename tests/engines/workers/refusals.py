@@ -1,4 +1,4 @@
-"""What is refused, with a message on every rank and without a hang."""
+"""Refusals, with a message on every rank and without a hang."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from horovod_compressors.torch import Compression
 
 cases = Cases()
 
-# How the text begins that ranks compare.
+# The beginning of the text that ranks compare.
 COMPRESS = '{"compress":{"bucket_bytes":4194304,'
 
 

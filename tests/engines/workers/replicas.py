@@ -30,7 +30,7 @@ COMPARED = 30
 
 
 def _shapes(position: int) -> list[str]:
-    """Of the tensors that take a spec: the matrix, and the others in turn."""
+    """The shapes of the tensors with a spec: the matrix, and the others in turn."""
     matrix, *others = SHAPES
     return [matrix, others[position % len(others)]]
 

@@ -11,7 +11,7 @@ import importlib
 import json
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ CASE_LIMIT = 240
 
 
 class Cases(dict[str, Callable[[], Any]]):
-    """Cases by name; as a decorator it takes up a function."""
+    """Cases by name; as a decorator it adds a function."""
 
     def __call__(self, function: Callable[[], Any]) -> Callable[[], Any]:
         self[function.__name__] = function
@@ -28,7 +28,7 @@ class Cases(dict[str, Callable[[], Any]]):
 
 
 def refused(function: Callable[[], Any], kind: type[Exception], *parts: str) -> str:
-    """That ``function`` raises ``kind`` with a message of all ``parts``; returns the message."""
+    """Check that ``function`` raises ``kind`` with all ``parts`` in its message; returns the message."""
     try:
         function()
     except kind as error:
@@ -57,6 +57,23 @@ def run(rank: int, barrier: Callable[[], Any], reports: str, modules: Sequence[s
     for module in modules:
         path, _, attribute = module.partition(":")
         cases.update(getattr(importlib.import_module(f"workers.{path}"), attribute or "cases"))
+    report(cases, rank, reports, barrier)
+
+
+def report(
+    cases: Mapping[str, Callable[[], Any]],
+    rank: int,
+    reports: str,
+    barrier: Callable[[], Any] = lambda: None,
+) -> None:
+    """Run cases, and write a line for each as soon as it has ended.
+
+    Args:
+        cases: functions by name.
+        rank: this rank.
+        reports: the folder to write to.
+        barrier: called after each case; no rank ends while others need it.
+    """
     with (Path(reports) / f"rank{rank}.jsonl").open("w", buffering=1) as file:
         for name, function in cases.items():
             faulthandler.dump_traceback_later(CASE_LIMIT, exit=True)
@@ -69,5 +86,5 @@ def run(rank: int, barrier: Callable[[], Any], reports: str, modules: Sequence[s
             seconds = round(time.monotonic() - began, 2)
             row = {"case": name, "value": value, "error": error, "seconds": seconds}
             file.write(json.dumps(row) + "\n")
-            barrier()  # no rank ends while others need it
+            barrier()
     faulthandler.cancel_dump_traceback_later()

@@ -53,7 +53,7 @@ def specs_follow_one_another_as_in_the_loopback() -> None:
 
 @cases
 def names_are_needed_to_count_steps() -> None:
-    """Also where no spec keeps state."""
+    """Names are needed even where no spec keeps state."""
     plan = ["fp16", {"from_step": 2, "use": "bf16"}]
     of_steps = Config.from_mapping({"version": 1, "compress": {"default": plan}})
     harness.refused(lambda: Compression(of_steps), ConfigError, "counts steps", "named_parameters")

@@ -184,7 +184,7 @@ def the_state_of_another_rank_is_refused() -> None:
         StateError,
         "not a compressor state",
     )
-    # What was refused has left no trace.
+    # A refused state has left no trace.
     training.compression.load_state_dict(states[me])
     check_equal(
         training.compression.state_dict()["residual"]["sparse"], states[me]["residual"]["sparse"]

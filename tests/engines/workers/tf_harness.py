@@ -1,4 +1,4 @@
-"""What cases on TensorFlow share; ``python -m workers.tf_harness REPORTS SHARED MODULE...`` runs
+"""Helpers of cases on TensorFlow; ``python -m workers.tf_harness REPORTS SHARED MODULE...`` runs
 those of some modules (see `runner`)."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def variables(shapes: Mapping[str, Sequence[int]], dtype: Any = tf.float32) -> l
 
 
 def gradients(weights: Sequence[Any], step: int, rank: int | None = None) -> list[Any]:
-    """What ``rank`` (by default this one) has as gradients in a step: all ranks can tell."""
+    """The gradients of ``rank`` (by default this one) in a step, which all ranks can compute."""
     seed = [step, hvd.rank() if rank is None else rank]
     return [
         np.random.default_rng([*seed, position])
@@ -40,7 +40,7 @@ def gradients(weights: Sequence[Any], step: int, rank: int | None = None) -> lis
 
 
 def averages_of(weights: Sequence[Any], compression: Any, **options: Any) -> Callable[..., Any]:
-    """A function that takes gradients, and gives what the stock tape makes of them."""
+    """A function from gradients to their averages by the stock tape."""
 
     def averages(grads: Sequence[Any]) -> Any:
         with tf.GradientTape() as tape:

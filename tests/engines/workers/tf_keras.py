@@ -44,7 +44,7 @@ def fit(library: Any, make: Any, epochs: int = EPOCHS, end: int = 1440, **option
 
 
 def accuracy_of(model: Any) -> float:
-    """Of the digits that no model was trained on."""
+    """The accuracy on the digits that no model was trained on."""
     digits = load_digits()
     scores = model(digits.data[1440:].astype("float32") / 16).numpy()
     return float((scores.argmax(1) == digits.target[1440:]).mean())

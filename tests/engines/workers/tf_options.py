@@ -1,4 +1,4 @@
-"""What the stock tape can be asked for, with compression; and what is refused.
+"""Options of the stock tape with compression, and refusals.
 
 What is raised while TensorFlow converts a function to a graph comes as an exception of its own,
 with the text of ours.
@@ -59,7 +59,7 @@ def tf_variables_without_names() -> None:
 
 @cases
 def tf_two_tapes_share_a_compression() -> None:
-    """As of two models: each variable has a state of its own."""
+    """Variables of one name, as of two models, have states of their own."""
     first, second = (variables({"w": MATRIX}) for _ in range(2))
     compression = Compression("residual|topk(k=50)")
     one, other = averages_of(first, compression), averages_of(second, compression)
@@ -280,7 +280,7 @@ def tf_checkpoints() -> None:
 
 @cases
 def tf_profile() -> None:
-    """Where time goes."""
+    """A profile adds up, and its errors equal the loopback's."""
     weights = variables(profiles.SHAPES)
     with tempfile.TemporaryDirectory() as folder:
         compression = Compression(profiles.config(Path(folder) / "profile"), weights)

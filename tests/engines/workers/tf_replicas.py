@@ -66,7 +66,7 @@ def tf_replicas() -> dict[str, dict[str, Any]]:
             for name, actual in zip(shapes, np.split(found, ends), strict=True):
                 if not np.array_equal(actual, expected[name][rank].reshape(-1)):
                     differences[name].append(step)
-        # What an optimizer would do to the variables, on which these gradients do not depend.
+        # The optimizer's update of the variables, on which these gradients do not depend.
         now -= np.float32(0.01) * found
     assert len(traced) == 1, f"traced {len(traced)} times"
     of_all = hvd.allgather(tf.constant(now[None])).numpy()

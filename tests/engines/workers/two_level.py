@@ -17,9 +17,9 @@ from horovod_compressors.torch import Compression
 
 cases = Cases()
 basic = Cases()
-"""Those that say all there is to say of another controller."""
+"""Cases that suffice for another controller of Horovod."""
 
-# By what travels between nodes.
+# Exchanges and specs, by what travels between nodes.
 SPECS = {
     "topk": ("two_level", "residual|topk(ratio=0.02)"),
     "int8": ("two_level(sra)", "residual|int8"),

@@ -1,7 +1,7 @@
-"""A job of 8 ranks on Gloo that gossip: ``python gossip_job.py FOLDER RANKS KILLED LIMIT``.
+"""A job of 8 ranks on Gloo that gossip: ``python -m workers.gossip FOLDER RANKS KILLED LIMIT``.
 
 The ranks are forks of one process, which has imported everything once. Each runs the same cases and
-writes FOLDER/rankN.json: for every case its value, or the error. In the last case the rank KILLED
+writes FOLDER/rankN.jsonl: for every case its value, or the error. In the last case the rank KILLED
 is killed, and the others wait for it for at most LIMIT seconds, retries included.
 """
 
@@ -27,6 +27,7 @@ from gossip_reference import GRAPHS, Case, powergossip_ranks
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
+from workers.runner import Cases
 
 from gradcomp.errors import GradcompError, PeerError
 from gradcomp.gossip import Choco, Gossip, PushSum, from_edges, make_topology
@@ -35,12 +36,7 @@ from torch_compressors.gossip import Transport
 
 RANKS, KILLED, LIMIT = int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 
-CASES: dict[str, Callable[[], Any]] = {}
-
-
-def case(function: Callable[[], Any]) -> Callable[[], Any]:
-    CASES[function.__name__] = function
-    return function
+cases = Cases()
 
 
 def replay(name: str, make: Callable[[Case, int], Gossip], first: int = 0) -> None:
@@ -59,13 +55,13 @@ def replay(name: str, make: Callable[[Case, int], Gossip], first: int = 0) -> No
         of_case.close(x, of_case.flat("x", step, rank), f"step {step}")
 
 
-@case
+@cases
 def golden_npdde() -> None:
     for name in ("sgp-pushsum-01", "sgp-pushsum-04"):
         replay(name, lambda of, rank: PushSum(make_topology(GRAPHS[of.config["graph"]], 8), rank))
 
 
-@case
+@cases
 def golden_ring() -> None:
     replay("powergossip-01", lambda of, rank: powergossip_ranks(of)[rank], first=1)
     # Frames whose lengths travel first.
@@ -130,9 +126,9 @@ def train(**options: Any) -> dict[str, Any]:
     }
 
 
-@case
+@cases
 def all_reduce() -> float:
-    """What gossip is compared with: SGD with averaged gradients."""
+    """The baseline of gossip: SGD with averaged gradients."""
     torch.manual_seed(0)
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -147,17 +143,17 @@ def all_reduce() -> float:
     return accuracy_of(model)
 
 
-@case
+@cases
 def dpsgd() -> Any:
     return train(algorithm="dpsgd")
 
 
-@case
+@cases
 def sgp() -> Any:
     return train(algorithm="sgp")
 
 
-@case
+@cases
 def sgp_with_weights() -> Any:
     """Ranks with different numbers of peers, so that parameters are biased."""
     edges = [(rank, (rank + 1) % RANKS) for rank in range(RANKS)] + [(0, 4), (2, 6), (5, 1)]
@@ -165,37 +161,44 @@ def sgp_with_weights() -> Any:
     return train(algorithm="sgp", topology=topology)
 
 
-@case
+@cases
 def osgp() -> Any:
     return train(algorithm="osgp")
 
 
-@case
+@cases
 def osgp_with_staleness() -> Any:
     return train(algorithm="osgp", synch_freq=3)
 
 
-@case
+@cases
 def powergossip() -> Any:
     return train(algorithm="powergossip", compression_rank=2)
 
 
-@case
+@cases
 def choco() -> Any:
     return train(algorithm="choco", codec="topk(ratio=0.1)", gamma=0.2)
 
 
-@case
+@cases
 def deepsqueeze() -> Any:
     return train(algorithm="deepsqueeze", codec="sign", gamma=0.05)
 
 
-@case
+@cases
 def moniqua_overlapped() -> Any:
     return train(algorithm="moniqua", theta=1.0, bits=4, overlap=True)
 
 
-@case
+def step(model: GossipDataParallel, optimizer: torch.optim.Optimizer, at: int) -> None:
+    optimizer.zero_grad()
+    inputs = torch.randn(5, 6, generator=torch.Generator().manual_seed(at + dist.get_rank()))
+    model(inputs).square().sum().backward()
+    optimizer.step()
+
+
+@cases
 def a_job_resumes() -> None:
     """Push-sum with weights, so that parameters and numerators differ."""
     edges = [(rank, (rank + 1) % RANKS) for rank in range(RANKS)] + [(0, 4), (2, 6)]
@@ -205,12 +208,6 @@ def a_job_resumes() -> None:
         torch.manual_seed(3)
         model = GossipDataParallel(nn.Linear(6, 4), algorithm="sgp", topology=topology)
         return model, model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
-
-    def step(model: GossipDataParallel, optimizer: torch.optim.Optimizer, at: int) -> None:
-        optimizer.zero_grad()
-        inputs = torch.randn(5, 6, generator=torch.Generator().manual_seed(at + dist.get_rank()))
-        model(inputs).square().sum().backward()
-        optimizer.step()
 
     model, optimizer = make()
     for at in range(4):
@@ -232,7 +229,7 @@ def a_job_resumes() -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-@case
+@cases
 def peers_can_change() -> None:
     model = GossipDataParallel(nn.Linear(4, 3), algorithm="osgp")
     optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -250,7 +247,7 @@ def peers_can_change() -> None:
     assert model.consensus_distance() < 1e-5
 
 
-@case
+@cases
 def peers_follow_a_schedule() -> None:
     for options in ({}, {"overlap": True}, {"overlap": True, "synch_freq": 2}):
         model = GossipDataParallel(nn.Linear(4, 3), peers_per_step={0: 2, 3: 1}, **options)
@@ -262,7 +259,7 @@ def peers_follow_a_schedule() -> None:
         assert model.traffic.messages == model.traffic.steps + min(model.traffic.steps, 3)
 
 
-@case
+@cases
 def nodes() -> Any:
     """Four nodes of two ranks; the launcher says so."""
     here = {"LOCAL_RANK": str(dist.get_rank() % 2), "LOCAL_WORLD_SIZE": "2"}
@@ -270,7 +267,7 @@ def nodes() -> Any:
         return train(algorithm="sgp", two_level=True)
 
 
-@case
+@cases
 def nodes_average_gradients() -> None:
     """Where nodes agree exactly, all ranks do what all-reduce SGD does."""
     for size, options in ((2, {}), (4, {}), (2, {"overlap": True})):
@@ -306,7 +303,7 @@ def nodes_average_gradients() -> None:
         assert model.node_traffic.bits >= 5 * 32 * 30 * (2 if leads else 1)
 
 
-@case
+@cases
 def nodes_resume() -> None:
     """Numerators and weights are those of the node's first rank."""
     edges = [(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)]
@@ -317,12 +314,6 @@ def nodes_resume() -> None:
             nn.Linear(6, 4), topology=topology, two_level=True, ranks_per_node=2
         )
         return model, model.attach(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-
-    def step(model: GossipDataParallel, optimizer: torch.optim.Optimizer, at: int) -> None:
-        optimizer.zero_grad()
-        inputs = torch.randn(5, 6, generator=torch.Generator().manual_seed(at + dist.get_rank()))
-        model(inputs).square().sum().backward()
-        optimizer.step()
 
     model, optimizer = make()
     for at in range(4):
@@ -347,7 +338,7 @@ def nodes_resume() -> None:
 # Asynchronous -----------------------------------------------------------------------------------
 
 
-@case
+@cases
 def adpsgd() -> dict[str, Any]:
     """Ranks of different speeds."""
     torch.manual_seed(dist.get_rank())
@@ -369,7 +360,7 @@ def adpsgd() -> dict[str, Any]:
     }
 
 
-@case
+@cases
 def asynchronous_averaging() -> None:
     """The average stays, and ranks reach it, though they take different numbers of steps."""
     model = AsyncGossipDataParallel(nn.Linear(3, 2), topology="dbe")
@@ -389,7 +380,7 @@ def asynchronous_averaging() -> None:
         assert model.consensus_distance() < (0.3 if period else 1.0) * float(expected.norm())
 
 
-@case
+@cases
 def an_asynchronous_job_resumes() -> None:
     model = AsyncGossipDataParallel(nn.Linear(3, 2))
     optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=1.0))
@@ -407,7 +398,7 @@ def an_asynchronous_job_resumes() -> None:
         assert torch.equal(one, other)
 
 
-@case
+@cases
 def refusals() -> list[str]:
     found = []
     for options in (
@@ -434,7 +425,7 @@ def refusals() -> list[str]:
     return found
 
 
-@case
+@cases
 def a_slow_peer_is_named() -> list[str]:
     transport = Transport(timeout=0.5, retries=6)
     one = PushSum(make_topology("ring", RANKS), dist.get_rank())
@@ -446,7 +437,7 @@ def a_slow_peer_is_named() -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
-@case
+@cases
 def a_dead_peer_is_named() -> dict[str, Any]:
     model = GossipDataParallel(nn.Linear(2, 2), algorithm="dpsgd", timeout=LIMIT / 3, retries=2)
     optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -465,23 +456,21 @@ def run_rank(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    report: dict[str, Any] = {}
-    path = folder / f"rank{rank}.json"
-    for name, function in CASES.items():
-        began = time.monotonic()
-        try:
-            report[name] = {"value": function(), "error": None}
-        except Exception:
-            report[name] = {"value": None, "error": traceback.format_exc()}
-        report[name]["seconds"] = time.monotonic() - began
-        path.write_text(json.dumps(report))
-        if report[name]["error"]:
-            break
+    with (folder / f"rank{rank}.jsonl").open("w", buffering=1) as file:
+        for name, function in cases.items():
+            value = error = None
+            try:
+                value = function()
+            except Exception:
+                error = traceback.format_exc()
+            file.write(json.dumps({"case": name, "value": value, "error": error}) + "\n")
+            if error:
+                break  # the next case would wait for ranks that are elsewhere
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    # What optimizers import at their first step takes seconds, once for all.
+    # An optimizer's first step imports for seconds: once here, for all ranks.
     torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1).step()
     children = []
     for rank in range(RANKS):

@@ -1,4 +1,4 @@
-"""What the stock optimizer does with a compressor, on one rank; the last line printed is JSON.
+"""Records the stock optimizer's calls of a compressor, on one rank; the last line printed is JSON.
 
 The optimizer of a single rank communicates only in elastic jobs: HOROVOD_ELASTIC=1 makes it so.
 """
@@ -76,7 +76,7 @@ def recording(
 
 
 def adasum(inner: torch.optim.Optimizer, compression: Any, named_parameters: Any) -> Any:
-    """What the factory makes for op=Adasum when there are several ranks."""
+    """The optimizer that the factory makes for op=Adasum and several ranks."""
     methods = dict(stock._DistributedAdasumOptimizer.__dict__)
     kind = type(inner.__class__.__name__, (inner.__class__,), methods)
     return kind(inner.param_groups, named_parameters, compression)
