@@ -382,7 +382,7 @@ def test_bench_measures_every_spec(spec: str) -> None:
     assert result["bits_per_element"] == 8 * result["wire_bytes"] / 5000
 
 
-def test_bench_all_has_a_row_for_every_codec_and_peer(
+def test_bench_all_has_a_row_for_every_codec_and_baseline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gradcomp.cli.bench.load_baselines", lambda: ([HALF], []))
@@ -395,25 +395,25 @@ def test_bench_all_has_a_row_for_every_codec_and_peer(
         *(argument for gradient in gradients for argument in ("--data", str(gradient))),
     )
     assert (result["numel"], result["repeats"], result["threads"]) == (5000, 1, [1])
-    *codecs, peer = result["rows"]
+    *codecs, baseline = result["rows"]
     assert [row["spec"] for row in codecs] == [parse(codec).canonical for codec in CODECS]
     for row in codecs:
-        assert not row["peer"]
+        assert not row["baseline"]
         assert set(row["vnmse"]) == {"gauss", "laplace", "net", "text"}
         assert [timing["operation"] for timing in row["timings"]] == [
             *("memcpy", "encode", "decode", "decode_add")
         ]
-    assert peer["spec"] == "numpy half"
-    assert peer["peer"]
-    assert peer["bits_per_element"] == 16
-    assert set(peer["vnmse"]) == {"gauss", "laplace", "net", "text"}
-    assert peer["vnmse"]["gauss"] == pytest.approx(4.3e-8, rel=0.1)
+    assert baseline["spec"] == "numpy half"
+    assert baseline["baseline"]
+    assert baseline["bits_per_element"] == 16
+    assert set(baseline["vnmse"]) == {"gauss", "laplace", "net", "text"}
+    assert baseline["vnmse"]["gauss"] == pytest.approx(4.3e-8, rel=0.1)
     [comparison] = result["comparisons"]
     assert comparison["spec"] == "fp16(overflow=inf)"
-    assert comparison["peer"] == "numpy half"
+    assert comparison["baseline"] == "numpy half"
     ours = next(row for row in codecs if row["codec"] == "fp16")
     for place, operation in enumerate(("encode", "decode"), start=1):
-        times = [row["timings"][place]["speed_to_memcpy"] for row in (ours, peer)]
+        times = [row["timings"][place]["speed_to_memcpy"] for row in (ours, baseline)]
         assert comparison[operation] == pytest.approx(times[0] / times[1])
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -426,7 +426,7 @@ def test_bench_all_as_tables(monkeypatch: pytest.MonkeyPatch) -> None:
         [*("bench", "--all", "--numel", "5000", "--repeats", "1"), "--threads=1", "--threads=2"],
     )
     assert result.exit_code == 0
-    assert result.stderr == "peers left out: other: no module\n"
+    assert result.stderr == "baselines left out: other: no module\n"
     survey, scaling, comparison = (
         [line.split() for line in table.splitlines()] for table in result.stdout.split("\n\n")[1::2]
     )
