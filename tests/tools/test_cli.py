@@ -67,7 +67,7 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def run(*args: str, stdin: bytes | None = None) -> str:
-    """What a command that must succeed prints."""
+    """The output of a command that must succeed."""
     result = CliRunner().invoke(app, args, input=stdin)
     assert (result.exit_code, result.stderr) == (0, ""), result.output
     assert result.stdout.isascii()
@@ -487,7 +487,7 @@ def test_bench_measures_with_several_numbers_of_threads() -> None:
     assert rows == [("memcpy", 1), *((name, count) for count in (2, 1) for name in operations)]
     assert all(row["scaling"] == 1 for row in result["timings"][:4])
     assert all(row["scaling"] > 0 for row in result["timings"])
-    assert run_json(*args)["threads"] == [1]  # what was set before
+    assert run_json(*args)["threads"] == [1]  # restored
     text = run(*args, "--threads", "1", "--threads", "2")
     for part in ("1 and 2 thread(s)", "threads  scaling"):
         assert part in text
@@ -637,7 +637,7 @@ def test_polar_demo_of_normal_values(tmp_path: Path) -> None:
     polar, ecsq, topk = points[:3]
     assert polar["name"] == "polar(n=1024,rate=0.25,unbiased=false)"
     assert 0 < polar["gap"] < ecsq["gap"] < topk["gap"]
-    # What theory says of the best quantizer of normal values at 1 bit (1.44 dB).
+    # Theory of the best quantizer of normal values at 1 bit: 1.44 dB.
     assert points[4]["gap"] == pytest.approx(1.44, abs=0.01)
     assert points[3]["gap"] < 0.5
     assert points[6]["name"] == "sign"
