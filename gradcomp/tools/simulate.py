@@ -95,7 +95,7 @@ def simulate(
         rng = np.random.default_rng([config.seed, step])
         error = norm = 0.0
         for rule, names in members.items():
-            # Bucket by bucket, to keep only a part of the model in memory.
+            # Bucket by bucket, as no more of the model need be in memory at once.
             buckets = loops[rule].ranks[0].buckets({name: shapes[name] for name in names})
             for bucket in buckets:
                 grads = {name: synthetic_gradients(rng, shapes[name], workers) for name in bucket}

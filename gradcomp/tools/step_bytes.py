@@ -60,7 +60,7 @@ def model_bytes(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> ModelBytes
     }
     for _ in range(STEPS):
         for bucket in first.buckets(shapes):
-            # Bucket by bucket, to keep only a part of the model in memory.
+            # No more of the model need be in memory at once.
             loop.step({name: synthetic_gradients(rng, shapes[name], 2) for name in bucket[::-1]})
     numel = {name: math.prod(shape) for name, shape in shapes.items()}
     dense_bytes = 4 * sum(numel[name] for name in dense)
