@@ -1,7 +1,7 @@
 """`fit` of Keras 3, or with TF_USE_LEGACY_KERAS=1 of Keras 2:
 horovodrun -np 2 python examples/keras_digits.py.
 
-The shape of Horovod's own example; the one line that differs is that of the optimizer.
+Horovod's own example, except for one line: the optimizer.
 """
 
 import argparse
@@ -41,7 +41,7 @@ model.compile(
     metrics=["accuracy"],
     jit_compile=False,
 )
-# Variables of Keras 3 hold those of TensorFlow.
+# A variable of Keras 3 holds one of TensorFlow.
 weights = [v if isinstance(v, tf.Variable) else v.value for v in model.variables]
 hvd.broadcast_variables(weights, root_rank=0)
 model.fit(images[train], classes[train], batch_size=24, epochs=arguments.epochs, verbose=0)

@@ -1,6 +1,6 @@
-"""A loop in PyTorch: horovodrun -np 2 python examples/pytorch_digits.py.
+"""A training loop in PyTorch: horovodrun -np 2 python examples/pytorch_digits.py.
 
-The shape of Horovod's own example; the one line that differs is the optimizer's `compression`.
+Horovod's own example, except for one line: the optimizer's `compression`.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""A loop in TensorFlow 2: horovodrun -np 2 python examples/tensorflow2_digits.py.
+"""A training loop in TensorFlow 2: horovodrun -np 2 python examples/tensorflow2_digits.py.
 
-The shape of Horovod's own example; the one line that differs is the tape's `compression`.
+Horovod's own example, except for one line: the tape's `compression`.
 """
 
 import argparse

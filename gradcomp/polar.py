@@ -3,10 +3,10 @@
 With lossy compression the roles are swapped: the channel decoder compresses, and the channel
 encoder decompresses. docs/polar.md explains how, and why it works.
 
-Indices are natural: those of the transform's input and output. Decisions are made in bit-reversed
-order. Arrays may have any leading dimensions, each of their last rows being a block of its own;
-blocks are shared among the threads of the core. The same arguments give the same results at any
-number of threads; a machine whose ``exp`` rounds differently may decide a tie differently.
+Indices are natural: of the transform's input and output. Decisions are made in bit-reversed order.
+Arrays may have any leading dimensions; each row of the last dimension is a block, and blocks are
+shared among the threads of the core. The same arguments give the same results at any number of
+threads; a machine whose ``exp`` rounds differently may decide a tie differently.
 """
 
 from __future__ import annotations
@@ -96,30 +96,30 @@ def distortion_rate(rate: float) -> float:
 class PolarCode:
     """A polar code of N code bits and K message bits.
 
-    Lengths that are no power of two are those of the next power of two, shortened by bit reversal
-    (BRS): the positions decided last are frozen, are then 0 in every codeword, and are left out.
+    Other lengths than powers of two shorten the code of the next power of two by bit reversal
+    (BRS): the positions decided last are frozen, so they are 0 in every codeword and left out.
 
     Args:
         N: length, from 1 to 1048576.
         K: message bits, from 0 to N. The rate is K/N.
-        construction: how the K positions are chosen:
+        construction: rule that chooses the K positions:
             ``"bec"``: erasure probabilities z -> 2z - z^2, z^2 from 1 - K/N on, in 63-bit fixed
-            point, so alike on every machine. Equal ones: the later decision is better.
+            point, so alike on every machine. Ties: the later decision is better.
             ``"bhattacharyya"``: the same recursion as a bound for the AWGN channel, on ln z from
-            -Es/N0 on. Equal ones: the lower index is better.
+            -Es/N0 on. Ties: the lower index is better.
             ``"ga"``: Gaussian approximation (Chung, Richardson, Urbanke 2001; Trifonov 2012).
             ``"mc"``: Monte Carlo, the mean error probability of each decision given the ones
             before it (Arikan 2009, section IX).
         design_snr_db: Eb/N0 in dB, from -50 to 50; Es/N0 is K/N of it. ``"bec"`` ignores it.
-        seed: of ``"mc"``, from 0 to 2^64 - 1.
-        trials: of ``"mc"``, transmitted words, from 1 to 1000000. Time is proportional to it.
+        seed: seed of ``"mc"``, from 0 to 2^64 - 1.
+        trials: words transmitted by ``"mc"``, from 1 to 1000000. Time is proportional to it.
 
-    Deviation: ``"bhattacharyya"`` takes shortened positions for transmitted ones, as the public
-    code does whose sets it reproduces; the others take them for known.
+    Deviation: ``"bhattacharyya"`` treats shortened positions as transmitted, as in the public code
+    whose sets it reproduces; the others treat them as known.
 
     Attributes:
         N, K, construction, design_snr_db, rate: as above.
-        mother_N: the power of two.
+        mother_N: length of the code before shortening, a power of two.
         information: K indices below mother_N, ascending: message bit i is input information[i].
         frozen: the other indices; the most reliable first, shortened ones last.
         kept: N indices below mother_N, ascending: code bit i is output kept[i].
@@ -128,9 +128,9 @@ class PolarCode:
             (certainty is 1e30) or the error probability.
 
     Raises:
-        ValueError: for arguments outside of their ranges.
-        TypeError: for arguments of another type.
-        MemoryError: when memory runs out.
+        ValueError: an argument is out of its range.
+        TypeError: an argument has another type.
+        MemoryError: memory runs out.
     """
 
     def __init__(
@@ -198,9 +198,9 @@ class PolarCode:
 
         Args:
             llr: ln P(0)/P(1) of each code bit, float32 or float64: positive for a probable 0, 0 for
-                an unknown bit; not NaN. What is beyond +-1e30, infinity included, counts as that.
-            list_size: 1 is successive cancellation (SC); up to 64, a list of so many paths (SCL)
-                whose most probable one is returned.
+                an unknown bit; not NaN. Values beyond +-1e30, infinity included, are clipped.
+            list_size: 1: successive cancellation (SC); 2 to 64: the most probable path of a list
+                decoder with as many paths (SCL).
             systematic: the encoder was systematic.
             min_sum: approximate the check-node rule by signs and the smaller magnitude; faster.
         """
@@ -224,7 +224,7 @@ class PolarCode:
 
         Returns:
             Messages [..., L, K] and metrics [..., L], ascending, with L = min(list_size, 2^K). A
-            metric is -ln of the probability that the decisions have, given ``llr``.
+            metric is -ln of the probability of the decisions, given ``llr``.
         """
         rows, lead = self._llr_rows(llr)
         found, metrics = self._core.list_decode(
@@ -245,24 +245,24 @@ class PolarCode:
 class PolarLossy:
     """Lossy compression of N bits to K: Korada and Urbanke (2010).
 
-    ``compress`` decodes the source by successive cancellation, as if it were a codeword that came
-    through a noisy channel, and keeps the K information bits; ``decompress`` encodes them. Frozen
-    bits are 0 instead of random ones that both ends know: for fair coin flips that is the same.
+    ``compress`` decodes the source by successive cancellation, as a codeword received over a noisy
+    channel, and keeps the K information bits; ``decompress`` encodes them. Frozen bits are 0
+    instead of random bits known to both ends: equivalent for fair coin flips.
 
     Args:
         N: source bits in a block, from 1 to 1048576; longer blocks lose less.
         K: compressed bits, from 0 to N.
         construction, design_snr_db, seed, trials: as for PolarCode.
-        channel: what the decoder takes the source for.
+        channel: the channel that the decoder assumes.
             ``"bsc"``: the output of a binary symmetric channel that flips bits with probability D,
             where 1 - h(D) = K/N: the test channel of rate-distortion theory.
-            ``"snr"``: LLRs of +-2 Es/N0 of the design SNR, for shortened positions too, though they
-            are known; as Kamu1403/Polarcode-Gradient-Compression does.
-        min_sum: approximate the check-node rule; faster, and loses a little.
+            ``"snr"``: LLRs of +-2 Es/N0 of the design SNR, for the known shortened positions, too;
+            as Kamu1403/Polarcode-Gradient-Compression does.
+        min_sum: approximate the check-node rule; faster, with slightly more distortion.
 
     Attributes:
         code: the PolarCode. N, K, rate and channel: as above.
-        llr: the magnitude that stands for a source bit.
+        llr: magnitude of the LLR of a source bit.
 
     Raises: as PolarCode.
     """
@@ -314,13 +314,13 @@ class PolarLossy:
         Args:
             bits: uint8 or bool.
             rounding: ``"deterministic"``: a bit is 1 if its LLR L is negative. ``"random"``: with
-                probability 1/(1 + e^L), as in the proof of Korada and Urbanke; it costs distortion
-                at lengths that people use.
-            list_size: paths that are followed, up to 64; the one with the fewest wrong bits is
-                kept. More than 1 needs deterministic rounding and channel ``"bsc"``.
-            seed: of random rounding, from 0 to 2^64 - 1; each row draws numbers of its own.
-            uniforms: [..., K] numbers in [0, 1] in order of decision, instead of random rounding's
-                own draws: to replay an experiment.
+                probability 1/(1 + e^L), as in the proof of Korada and Urbanke; at practical lengths
+                its distortion is larger.
+            list_size: number of paths, up to 64; the path with the fewest wrong bits is kept.
+                More than 1 needs deterministic rounding and channel ``"bsc"``.
+            seed: seed of random rounding, from 0 to 2^64 - 1; rows draw different numbers.
+            uniforms: [..., K] numbers in [0, 1] in order of decision, in place of drawn ones, to
+                replay an experiment.
         """
         rows, lead = _rows("bits", _bits("bits", bits), self.N, "N")
         if rounding not in ("deterministic", "random"):
@@ -374,18 +374,18 @@ class PolarLossy:
 
 
 class PolarLossyArray:
-    """Lossy compression of the bits of numbers, each part of a number at a rate of its own.
+    """Lossy compression of the bits of numbers, with a rate for each part of a number.
 
     The bits of every element are split into ``len(rates)`` parts of equal width, lowest bits first;
     one PolarLossy block holds one part of all elements. One rate is the pipeline of
-    Kamu1403/Polarcode-Gradient-Compression, two its unequal rates for low and high bits, and one
-    per bit are bit planes. A wrong bit costs as much as it weighs, so high bits want a rate of 1;
-    numbers themselves are better quantized as numbers.
+    Kamu1403/Polarcode-Gradient-Compression, two are its unequal rates for low and high bits, and
+    one per bit are bit planes. The error of a wrong bit is its weight, so high bits need a rate of
+    1; quantizing numbers as numbers is better.
 
     Args:
         numel: elements, at least 1; with the bits of a part, at most 1048576 bits to a block.
-        dtype: int8, int16, int32, uint8, uint16, uint32, float16 or float32: what is compressed.
-            Integers in two's complement, floats by their IEEE 754 bits.
+        dtype: type of the compressed numbers: int8, int16, int32, uint8, uint16, uint32, float16
+            or float32. Integers in two's complement, floats by their IEEE 754 bits.
         rates: compressed bits per bit in [0, 1] for each part, lowest bits first. Their number
             divides the bits of ``dtype``. A block of n bits is compressed to round(rate n).
         scale: with an integer ``dtype``, arrays of floats are compressed as trunc(scale x),
@@ -394,7 +394,7 @@ class PolarLossyArray:
 
     Attributes:
         parts: the PolarLossy of each part, lowest bits first.
-        payload_bytes: size of what compress returns.
+        payload_bytes: size of the result of compress.
 
     Raises: as PolarCode.
     """
@@ -459,7 +459,7 @@ class PolarLossyArray:
 
         Args:
             x: an array of ``dtype``, or of floats with ``scale``; NaN cannot be scaled.
-            rounding, seed: as for PolarLossy; each part draws numbers of its own.
+            rounding, seed: as for PolarLossy; parts draw different numbers.
             uniforms: for each part, as for PolarLossy.
         """
         array = np.asarray(x)
@@ -486,7 +486,7 @@ class PolarLossyArray:
         """The numbers of a payload: flat, of ``dtype``, or float32 with ``scale``.
 
         Raises:
-            WireError: for a payload that is not of ``payload_bytes`` bytes.
+            WireError: the payload does not have ``payload_bytes`` bytes.
         """
         data = np.asarray(payload)
         if data.dtype != np.uint8 or data.ndim != 1:
@@ -496,8 +496,8 @@ class PolarLossyArray:
             )
         if data.size != self.payload_bytes:
             raise WireError(
-                f"the payload has {data.size} bytes; it must have {self.payload_bytes}, as "
-                f"{self.numel} elements at rates {self.rates} have"
+                f"the payload has {data.size} bytes; it must have {self.payload_bytes}, for "
+                f"{self.numel} elements at rates {self.rates}"
             )
         bits = np.unpackbits(data, bitorder="little")
         columns, begin = [], 0

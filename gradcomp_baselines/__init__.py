@@ -1,1 +1,1 @@
-"""What ``gradcomp bench --all`` compares gradcomp with; used by nothing else."""
+"""Baselines for ``gradcomp bench --all``: compressors of other libraries, used by nothing else."""

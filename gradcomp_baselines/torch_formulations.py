@@ -1,9 +1,9 @@
-"""Compressors as one writes them in plain PyTorch, to be measured beside ours.
+"""Compressors in plain PyTorch, as baselines of ours.
 
 Top-k, QSGD, TernGrad and 1-bit SGD follow the definitions of GRACE (Xu et al., ICDCS 2021), the
-quantizers those of torch.distributed.algorithms.ddp_comm_hooks.quantization_hooks. All are written
-anew, with whole-tensor operations only. What travels has the types that GRACE and the hooks send:
-int64 indices, and a byte for every level, ternary digit and sign.
+quantizers follow torch.distributed.algorithms.ddp_comm_hooks.quantization_hooks. All are written
+anew, with whole-tensor operations only. Messages have the types of GRACE and of the hooks: int64
+indices, and a byte for every level, ternary digit and sign.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Parts = Sequence[Tensor]
 
 
 def _topk(x: Tensor) -> _Parts:
-    """The elements of largest magnitude, in no order, and their indices."""
+    """The elements of largest magnitude, unsorted, and their indices."""
     k = max(1, int(_RATIO * x.numel()))
     indices = torch.topk(x.abs(), k, sorted=False).indices
     return x[indices], indices
@@ -53,7 +53,7 @@ def _from_qsgd(parts: _Parts, numel: int) -> Tensor:
 
 
 def _terngrad(x: Tensor) -> _Parts:
-    """Signs of the elements that survive a draw, after a cut at some standard deviations."""
+    """Signs of randomly kept elements, after clipping at `_CLIP` standard deviations."""
     bound = _CLIP * x.std(correction=0)
     magnitudes = x.abs().clamp(max=bound)
     scale = magnitudes.max()
@@ -67,7 +67,7 @@ def _from_terngrad(parts: _Parts, numel: int) -> Tensor:
 
 
 def _onebit(x: Tensor) -> _Parts:
-    """Which elements are below zero, their mean and that of the others (0 for none)."""
+    """A mask of negative elements, their mean and the mean of the others (0 for none)."""
     negative = x < 0
     means = torch.stack([x[negative].mean(), x[~negative].mean()])
     return negative, means.nan_to_num()
@@ -102,7 +102,7 @@ def _from_per_tensor(parts: _Parts, numel: int) -> Tensor:
 
 
 def _per_channel(x: Tensor) -> _Parts:
-    """Each bucket by itself, the last filled up with zeros.
+    """Each bucket on its own, the last padded with zeros.
 
     The hook quantizes the buckets in a Python loop; this is faster and computes the same.
     """
@@ -114,7 +114,7 @@ def _from_per_channel(parts: _Parts, numel: int) -> Tensor:
     return _dequantize(parts).view(-1)[:numel]
 
 
-def _peer(
+def _baseline(
     method: str,
     codec: str | None,
     encode: Callable[[Tensor], _Parts],
@@ -131,10 +131,10 @@ def _peer(
 
 
 BASELINES = (
-    _peer(f"topk(ratio={_RATIO})", "topk", _topk, _from_topk),
-    _peer(f"qsgd(levels={_LEVELS})", "qsgd", _qsgd, _from_qsgd),
-    _peer(f"terngrad(clip={_CLIP})", "terngrad", _terngrad, _from_terngrad),
-    _peer("onebit", "onebit", _onebit, _from_onebit),
-    _peer("quantization_pertensor", None, _per_tensor, _from_per_tensor),
-    _peer(f"quantization_perchannel(bucket={_BUCKET})", None, _per_channel, _from_per_channel),
+    _baseline(f"topk(ratio={_RATIO})", "topk", _topk, _from_topk),
+    _baseline(f"qsgd(levels={_LEVELS})", "qsgd", _qsgd, _from_qsgd),
+    _baseline(f"terngrad(clip={_CLIP})", "terngrad", _terngrad, _from_terngrad),
+    _baseline("onebit", "onebit", _onebit, _from_onebit),
+    _baseline("quantization_pertensor", None, _per_tensor, _from_per_tensor),
+    _baseline(f"quantization_perchannel(bucket={_BUCKET})", None, _per_channel, _from_per_channel),
 )

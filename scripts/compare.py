@@ -43,24 +43,24 @@ UNCOMPRESSED = "uncompressed"
 
 @dataclass
 class Contender:
-    """What is compared: a name, and how its runs differ from those of the others."""
+    """One row of the comparison: its configuration, and its runs so far."""
 
     name: str
     config: Path | None = None
     spec: str | None = None
     folders: list[Path] = field(default_factory=list)
-    """Of its finished runs."""
+    """Output folders of its finished runs."""
     summaries: list[dict[str, Any]] = field(default_factory=list)
     failed: int = 0
-    """How many runs have failed."""
+    """Number of failed runs."""
 
     @property
     def slug(self) -> str:
-        """Its name as that of a folder."""
+        """The name of its folder."""
         return re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-.")
 
     def add(self, job: Job, summary: dict[str, Any]) -> None:
-        """Count a finished run in."""
+        """Add a finished run."""
         self.folders.append(ROOT / job.folder)
         self.summaries.append(summary)
 
@@ -68,19 +68,19 @@ class Contender:
 def contender_of(text: str) -> Contender:
     """Parse ``--run``: NAME=SPEC, NAME=FILE.yaml, or ``uncompressed``.
 
-    Raises ConfigError where it is none of them.
+    Raises ConfigError for any other text.
     """
     if text == UNCOMPRESSED:
         return Contender(text)
-    name, equals, what = text.partition("=")
-    # A spec without a name in front: its first = is that of a parameter.
-    if not equals or not what or re.search(r"[|()]", name):
+    name, equals, source = text.partition("=")
+    # Refuse a spec without a name: its first = belongs to a parameter.
+    if not equals or not source or re.search(r"[|()]", name):
         raise ConfigError(
             f"--run: got {text!r}; expected NAME=SPEC, NAME=FILE.yaml or {UNCOMPRESSED!r}, such as "
             "'top-k 1%=residual|topk(ratio=0.01)'"
         )
-    is_file = what.endswith((".yaml", ".yml"))
-    contender = Contender(name, Path(what), None) if is_file else Contender(name, None, what)
+    is_file = source.endswith((".yaml", ".yml"))
+    contender = Contender(name, Path(source), None) if is_file else Contender(name, None, source)
     if not contender.slug:
         raise ConfigError(f"--run: the name {name!r} has no letter or digit; give one that has")
     return contender

@@ -17,6 +17,8 @@ from gradcomp.errors import GradcompError
 from gradcomp.tools import bench as benchmark
 from gradcomp.tools import survey
 from gradcomp.tools.baselines import load_baselines
+from gradcomp.tools.survey_plot import plot_survey
+from gradcomp.tools.timing import Timing
 
 __all__ = ["bench"]
 
@@ -46,7 +48,7 @@ def bench(
     numel: Annotated[int, typer.Option(help="Elements of the gradient.")] = 1_000_000,
     repeats: Annotated[int, typer.Option(help="Samples of each operation.")] = 20,
     every: Annotated[
-        bool, typer.Option("--all", help="Every registered codec, and peers that are installed.")
+        bool, typer.Option("--all", help="Every registered codec, and installed baselines.")
     ] = False,
     plot: Annotated[
         Path | None, typer.Option(help="With --all: PNG to draw rate, distortion and speed to.")
@@ -106,17 +108,17 @@ def _bench_all(
 ) -> None:
     recorded = survey.load_gradients(data)
     specs = survey.survey_specs()
-    peers, missing = load_baselines()
+    baselines, missing = load_baselines()
     rows = []
-    with show.progress("codecs", len(specs) + len(peers)) as advance:
-        for row in survey.survey(specs, peers, numel, repeats, recorded, threads):
+    with show.progress("codecs", len(specs) + len(baselines)) as advance:
+        for row in survey.survey(specs, baselines, numel, repeats, recorded, threads):
             rows.append(row)
             advance()
     for reason in missing:
-        typer.echo(f"peers left out: {reason}", err=True)
+        typer.echo(f"baselines left out: {reason}", err=True)
     if plot is not None:
-        survey.plot(rows, plot)
-    comparisons = survey.compare_with_peers(rows)
+        plot_survey(rows, plot)
+    comparisons = survey.compare_with_baselines(rows)
     if as_json:
         show.output_json(
             {
@@ -140,7 +142,7 @@ def _bench_all(
         title = f"10^6 elements per second, and multiples (x) of those with {first} thread(s):"
         parts += ["", title, "", _scaling_table(rows)]
     if comparisons:
-        parts += ["", "speeds as multiples of a peer's:", "", _comparison_table(comparisons)]
+        parts += ["", "speeds as multiples of a baseline's:", "", _comparison_table(comparisons)]
     # One line a row, whatever the terminal.
     show.output(*parts, width=80 + 12 * len(recorded) + max(len(row.spec) for row in rows))
 
@@ -173,7 +175,7 @@ def _scaling_table(rows: Sequence[survey.SurveyRow]) -> Table:
 
 
 def _speed_cells(
-    row: survey.SurveyRow, threads: int, multiple: Callable[[benchmark.Timing], float]
+    row: survey.SurveyRow, threads: int, multiple: Callable[[Timing], float]
 ) -> list[str]:
     cells = []
     for operation in ("encode", "decode", "decode_add"):
@@ -185,12 +187,12 @@ def _speed_cells(
     return cells
 
 
-def _comparison_table(comparisons: Sequence[survey.PeerComparison]) -> Table:
-    table = show.table("spec", "peer", "threads", "encode", "decode", numbers=3)
+def _comparison_table(comparisons: Sequence[survey.BaselineComparison]) -> Table:
+    table = show.table("spec", "baseline", "threads", "encode", "decode", numbers=3)
     for comparison in comparisons:
         table.add_row(
             comparison.spec,
-            comparison.peer,
+            comparison.baseline,
             str(comparison.threads),
             f"{comparison.encode:.1f}",
             f"{comparison.decode:.1f}",

@@ -10,8 +10,10 @@ from rich.table import Table
 
 from gradcomp.cli import show
 from gradcomp.cli.options import ConfigArgument, JsonOption, SetOption, load
+from gradcomp.tools.advice import advice
 from gradcomp.tools.model_shapes import MODELS, model_shapes
-from gradcomp.tools.profile_model import FIRST_STEP, ModelProfile, advice, profile_model
+from gradcomp.tools.profile_model import ModelProfile, profile_model
+from gradcomp.tools.synthetic import LATE_STEP
 
 __all__ = ["profile"]
 
@@ -27,7 +29,7 @@ def profile(
     ] = 1000.0,
     step: Annotated[
         int, typer.Option(help="Step and epoch of training, for schedules and warm-ups.")
-    ] = FIRST_STEP,
+    ] = LATE_STEP,
     as_json: JsonOption = False,
 ) -> None:
     """Show where a step's time goes under a configuration, and what to change."""

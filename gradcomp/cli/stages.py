@@ -106,9 +106,9 @@ def explain(
     if steps:
         numel = sum(map(math.prod, shapes.values()))
         title = (
-            f"{model}, {len(shapes)} tensors of {numel:,} elements: what a rank hands over in a "
-            "step after all warm-ups, how much of it (and how many tensors) travels uncompressed, "
-            "and the bits for each element of the others:"
+            f"{model}, {len(shapes)} tensors, {numel:,} elements; one rank in a step after all "
+            "warm-ups: bytes handed to the collectives, those of tensors sent uncompressed (and "
+            "their number), bits per element of the other tensors:"
         )
         show.output(show.wrap(title), "", _steps_table(spec, steps))
 
@@ -147,7 +147,7 @@ def _explained(spec: specs.Spec) -> list[str | Table]:
 
 
 def _steps_table(texts: Sequence[str], steps: Sequence[ModelBytes]) -> Table:
-    table = show.table("spec", "exchange", "bytes", "of them dense", "bits/element", numbers=3)
+    table = show.table("spec", "exchange", "bytes", "dense (tensors)", "bits/element", numbers=3)
     for text, step in zip(texts, steps, strict=True):
         bits = step.bits_per_element
         table.add_row(

@@ -13,7 +13,7 @@ __all__ = ["ExpandedPath", "StrictModel"]
 class StrictModel(BaseModel):
     """Immutable, and strict about keys and types.
 
-    The description of a field says what is allowed there; error messages quote it.
+    The description of a field gives its allowed values; error messages quote it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

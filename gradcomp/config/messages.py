@@ -24,14 +24,14 @@ def config_error(
     at: KeyPath = (),
     reserved: Iterable[str] = (),
 ) -> ConfigError:
-    """A ConfigError with a line for each problem: source, key, value, what is allowed, remedy.
+    """A ConfigError with a line for each problem: source, key, value, allowed values, remedy.
 
-    The description of a model's field says what is allowed there.
+    Descriptions of the models' fields give the allowed values.
 
     Args:
         origin: the file or override that set the value at a path.
         model_at: the model of the mapping at a path below ``at``, list indexes left out.
-        form: what is allowed at ``at`` itself.
+        form: the allowed value at ``at`` itself.
         at: where in the configuration the validated value stands.
         reserved: known keys there that are not fields of the model.
     """

@@ -3,7 +3,7 @@
 A configuration is a YAML mapping (or several, composed left to right) with a
 ``compress`` section, a ``seed`` and a ``version``; docs/configuration.md lists every
 key. Every error is a :class:`~gradcomp.errors.ConfigError` naming the file, the key,
-the value, what is allowed and the remedy.
+the value, the allowed values and the remedy.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = [
 
 
 class Match(StrictModel):
-    """The tensors a rule takes: those that meet every condition given.
+    """Conditions on tensors, of which a tensor must meet all that are given.
 
     A match without conditions takes every tensor.
     """
@@ -241,7 +241,7 @@ class Config(StrictModel):
 
     @classmethod
     def from_spec(cls, spec: str | Spec) -> Config:
-        """The configuration that uses ``spec`` for every tensor the default rules leave.
+        """The configuration that uses ``spec`` for every tensor that no default rule takes.
 
         Raises SpecError when ``spec`` does not parse.
         """
@@ -252,7 +252,7 @@ class Config(StrictModel):
     def from_mapping(cls, mapping: Mapping[str, Any], *, source: str = "configuration") -> Config:
         """Validate a merged mapping, such as :func:`load_mapping` returns.
 
-        ``source`` is what errors call it. Raises ConfigError.
+        ``source`` is its name in errors. Raises ConfigError.
         """
         return _validate(mapping, lambda _: source)
 
@@ -273,7 +273,7 @@ class Config(StrictModel):
 
     @property
     def specs(self) -> tuple[Spec, ...]:
-        """The specs written here: the default's, then those of the rules."""
+        """All specs written here: of the default, then of the rules."""
         return tuple(spec for _, spec, _ in self.compress.choices)
 
     @property

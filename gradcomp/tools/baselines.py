@@ -1,7 +1,7 @@
-"""Compressors of other libraries, which ``gradcomp bench --all`` measures beside ours.
+"""Baselines: compressors of other libraries, which ``gradcomp bench --all`` measures beside ours.
 
-gradcomp imports no framework. A package that does names a sequence of `Baseline` under the entry point
-group ``gradcomp.baselines``, and those that can be imported are measured.
+gradcomp imports no framework. Packages that do declare a sequence of `Baseline` under the entry
+point group ``gradcomp.baselines``; those that can be imported are measured.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Baseline:
     """One compressor.
 
     Attributes:
-        name: for tables; the library, then the method and its parameters.
-        codec: the name of our codec that does the same, if there is one.
-        encode: makes of a flat float32 gradient the arrays or tensors that travel. Their
-            ``nbytes`` are counted as sent.
-        decode: makes of these, and the number of elements, the gradient again.
-        set_threads: how many threads encode and decode may use from now on.
+        name: name in tables: the library, then the method and its parameters.
+        codec: name of our codec with the same method; None without one.
+        encode: turns a flat float32 gradient into arrays or tensors to send, whose ``nbytes`` are
+            counted.
+        decode: restores the gradient from these and the number of elements.
+        set_threads: sets the number of threads of encode and decode.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Baseline:
 
 
 def load_baselines() -> tuple[list[Baseline], list[str]]:
-    """The peers that can be imported, and for each group of others why it is left out."""
-    peers: list[Baseline] = []
+    """The baselines that can be imported, and the reason for each group that cannot."""
+    found: list[Baseline] = []
     missing = []
     for entry in entry_points(group="gradcomp.baselines"):
         try:
-            peers.extend(entry.load())
+            found.extend(entry.load())
         except ImportError as error:
             missing.append(f"{entry.name}: {error}")
-    return peers, missing
+    return found, missing

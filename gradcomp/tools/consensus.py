@@ -1,7 +1,7 @@
-"""What ``gradcomp consensus`` measures: how many bits ranks need to agree on matrices' average.
+"""The consensus experiment: bits that ranks send until they agree on the average of matrices.
 
-After the consensus experiment of Vogels, Karimireddy, Jaggi: "Practical Low-Rank Communication
-Compression in Decentralized Deep Learning" (NeurIPS 2020): no gradients, only gossip.
+After Vogels, Karimireddy, Jaggi: "Practical Low-Rank Communication
+Compression in Decentralized Deep Learning" (NeurIPS 2020): gossip without gradients.
 """
 
 from __future__ import annotations
@@ -35,23 +35,24 @@ DEFAULTS = (
     *("gossip", "powergossip:1", "choco:topk(ratio=0.01)", "choco:sign"),
     *("deepsqueeze:topk(ratio=0.01)", "moniqua:2"),
 )
-"""Algorithms that are measured where none is named."""
+"""Algorithms measured by default."""
 
 GAMMAS = (0.03, 0.1, 0.3, 1.0)
-"""Step sizes that are tried where none is given."""
+"""Step sizes tried by default."""
 
 _POINTS = 50
+"""Points of a run, about."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """The ranks after some rounds.
+    """The state of a run after some rounds.
 
     Attributes:
-        step: rounds so far.
-        bits: that a rank has sent so far; the mean over the ranks.
-        messages: likewise.
-        distance: the norm of all ranks' differences to the average, over that at the beginning.
+        step: number of rounds.
+        bits: bits sent so far, the mean over the ranks.
+        messages: messages sent so far, the mean over the ranks.
+        distance: norm of all ranks' differences to the average, relative to its initial value.
     """
 
     step: int
@@ -74,7 +75,7 @@ class Run:
         return self.points[-1]
 
     def bits_to(self, distance: float) -> float | None:
-        """Bits that a rank has sent when the distance is first so small; None if it never is."""
+        """Bits sent by a rank when the distance is first at most ``distance``; None if it never is."""
         return next((one.bits for one in self.points if one.distance <= distance), None)
 
 
@@ -97,14 +98,14 @@ DATA: dict[str, Callable[[np.random.Generator, int], FloatArray]] = {
     "sparse": _sparse,
     "lowrank": _low_rank,
 }
-"""What matrices the ranks begin with: of normal values; with 1% of them; of rank 2."""
+"""Initial matrices: normal values; 1% of them, the rest 0; products of rank 2."""
 
 
 def make_data(kind: str, ranks: int, size: int, seed: int) -> list[FloatArray]:
     """One flat square matrix for each rank.
 
     Raises:
-        GradcompError: ``kind`` is none of `DATA`, or ``size`` is below 2.
+        GradcompError: ``kind`` is not in `DATA`, or ``size`` is below 2.
     """
     if kind not in DATA:
         raise GradcompError(f"--data is {kind!r}; it must be one of {', '.join(DATA)}")
@@ -122,7 +123,7 @@ def sweep(
     topology: Topology,
     steps: int,
 ) -> Iterator[Run]:
-    """Run every algorithm with every step size from the same values.
+    """Run every algorithm with every step size, all from the same values.
 
     Args:
         algorithms: "gossip", "powergossip:RANK", "choco:SPEC", "deepsqueeze:SPEC" with the spec of
@@ -140,7 +141,7 @@ def sweep(
                 ranks = [
                     _make(name, gamma, topology, rank, data) for rank in range(topology.world_size)
                 ]
-            except ValueError as error:  # GradcompErrors, too
+            except ValueError as error:  # includes GradcompError
                 raise GradcompError(f"{name}, gamma {gamma}: {error}") from error
             yield Run(name, gamma, tuple(_points(ranks, data, steps)))
 
@@ -168,7 +169,7 @@ def _make(
 
 def _number(name: str, text: str) -> int:
     if not text.isdigit():
-        raise GradcompError(f"'{name}' must have a whole number behind the colon")
+        raise GradcompError(f"'{name}' must have a whole number after the colon")
     return int(text)
 
 
@@ -177,7 +178,7 @@ def _points(ranks: Sequence[Gossip], data: Sequence[FloatArray], steps: int) -> 
     first = _distance(values)
     yield Point(0, 0.0, 0.0, 1.0)
     every = max(1, steps // _POINTS)
-    with np.errstate(all="ignore"):  # of runs that diverge
+    with np.errstate(all="ignore"):  # runs may diverge
         for step in range(1, steps + 1):
             run_gossip([one.round(x) for one, x in zip(ranks, values, strict=True)])
             if step % every and step < steps:
@@ -196,7 +197,7 @@ def _distance(values: Sequence[FloatArray]) -> float:
 
 
 def best(runs: Sequence[Run]) -> list[Run]:
-    """For each algorithm the run that ends nearest to agreement."""
+    """For each algorithm, the run with the smallest distance at its end."""
     found: dict[str, Run] = {}
     for run in runs:
         known = found.get(run.algorithm)
@@ -206,7 +207,7 @@ def best(runs: Sequence[Run]) -> list[Run]:
 
 
 def write_csv(runs: Sequence[Run], path: Path) -> None:
-    """All points of all runs, one a line."""
+    """Write all points of all runs, one a line."""
     columns = ["algorithm", "gamma", *(field.name for field in fields(Point))]
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns)

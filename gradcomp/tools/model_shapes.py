@@ -1,4 +1,4 @@
-"""Parameter shapes of well-known models, for simulating their gradients without the models."""
+"""Parameter shapes of well-known models, for synthetic gradients."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _gpt2() -> Shapes:
     shapes: Shapes = {"wte.weight": (50257, width), "wpe.weight": (1024, width)}
     for block in range(12):
         name = f"h.{block}"
-        # Its linear layers have their inputs first.
+        # GPT-2 stores linear weights as [inputs, outputs].
         shapes |= _layer(f"{name}.ln_1", width)
         shapes |= {f"{name}.attn.c_attn.weight": (width, 3 * width)}
         shapes |= {f"{name}.attn.c_attn.bias": (3 * width,)}
@@ -129,5 +129,5 @@ MODELS: dict[str, Callable[[], Shapes]] = {
     "bert-base": _bert_base,
     "gpt2": _gpt2,
 }
-"""digits-mlp, digits-cnn and resnet20 are the models of scripts/train.py; resnet50 and vgg16 are
-torchvision's; bert-base (uncased, with its pooler) and gpt2 (the small one) transformers'."""
+"""digits-mlp, digits-cnn and resnet20 are models of scripts/train.py, resnet50 and vgg16 of
+torchvision, bert-base (uncased, with pooler) and gpt2 (the small one) of transformers."""

@@ -1,4 +1,4 @@
-"""Pictures; matplotlib is imported only where one is drawn."""
+"""Figures; matplotlib is imported only when one is drawn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def plot_topology(topology: Topology, path: Path) -> None:
-    """Draw the graph of each round (at most the first eight) of a topology as one PNG.
+    """Draw the graphs of a topology's first rounds (at most eight) as one PNG.
 
     Raises:
         GradcompError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""What ``gradcomp polar-demo`` measures and draws: lossy polar codes beside the bound."""
+"""``gradcomp polar-demo`` on coin flips: lossy polar codes beside the rate-distortion bound."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class HammingPoint:
     Attributes:
         length: N, source bits in a block.
         rate: K/N, compressed bits per source bit.
-        distortion: the fraction of bits that came back wrong.
+        distortion: fraction of bits that come back wrong.
         bound: the least distortion of any compressor at this rate.
     """
 
@@ -38,7 +38,7 @@ def hamming_points(
     """Measure PolarLossy at every length and rate, on at least ``bits`` source bits each.
 
     Raises:
-        GradcompError: for a length, rate, number of bits or seed outside of its range.
+        GradcompError: a length, rate, number of bits or seed is out of its range.
     """
     if not 1 <= bits <= 2**30:
         raise GradcompError(f"--bits is {bits}; it must be from 1 to 2^30, such as 262144")

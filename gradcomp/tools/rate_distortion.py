@@ -1,4 +1,4 @@
-"""The normal half of ``gradcomp polar-demo``: codecs beside the bound 2^(-2 rate)."""
+"""``gradcomp polar-demo --source normal``: codecs beside the rate-distortion bound 2^(-2 rate)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MIN_RATE, MAX_RATE = 1 / 32, 4
 
 @dataclass(frozen=True)
 class GaussianPoint:
-    """One way to compress normal values.
+    """One compressor, measured on normal values.
 
     Attributes:
         name: a spec, or "ECSQ": the best uniform quantizer with ideal entropy coding, by theory.
         rate: bits per element of the whole frame.
         vnmse: squared error over the squared norm.
-        bound: the least vNMSE of any code of this rate, 2^(-2 rate).
-        gap: decibels between the two.
+        bound: least vNMSE of any code of this rate, 2^(-2 rate).
+        gap: ratio of vnmse to bound, in decibels.
     """
 
     name: str
@@ -45,7 +45,7 @@ def _point(name: str, rate: float, vnmse: float) -> GaussianPoint:
 
 
 def measure(spec: str, x: npt.NDArray[np.float32]) -> GaussianPoint:
-    """Encode and decode normal values."""
+    """Measure a spec on normal values."""
     codec = get_codec(spec)
     frame = codec.encode(x)
     error = x.astype(np.float64) - codec.decode(frame)
@@ -54,9 +54,9 @@ def measure(spec: str, x: npt.NDArray[np.float32]) -> GaussianPoint:
 
 
 def _quantized(step: float, dead: float) -> tuple[float, float]:
-    """Rate and vNMSE of rounding a normal value, with points at the means of their cells.
+    """Rate and vNMSE of quantizing a normal value to the means of cells, with ideal entropy coding.
 
-    Cells are ``step`` wide, but the one around 0 is ``dead`` steps.
+    Cells are ``step`` wide; the cell around 0 is ``dead`` steps wide.
     """
     edges = np.array([dead / 2 + k for k in range(math.ceil(9 / step) + 2)]) * step
     beyond = np.array([0.5 * math.erfc(edge / math.sqrt(2)) for edge in edges])
@@ -85,7 +85,7 @@ def ecsq(rate: float) -> float:
 
 
 def _topk(rate: float, x: npt.NDArray[np.float32]) -> GaussianPoint:
-    """The top-k with 16-bit values whose frame has this rate."""
+    """Top-k with 16-bit values, its ratio chosen for this rate of the frame."""
     low, high = 1e-6, 1.0
     for _ in range(12):
         ratio = math.sqrt(low * high)
@@ -97,10 +97,10 @@ def _topk(rate: float, x: npt.NDArray[np.float32]) -> GaussianPoint:
 def gaussian_points(
     lengths: Sequence[int], rates: Sequence[float], elements: int, seed: int
 ) -> Iterator[GaussianPoint]:
-    """Measure ``polar`` and others at every rate.
+    """Measure ``polar``, ECSQ and top-k at every rate, and ``sign`` at 1.
 
     Raises:
-        GradcompError: for a length, rate, number of elements or seed outside of its range.
+        GradcompError: a length, rate, number of elements or seed is out of its range.
     """
     if not 4096 <= elements <= 2**28:
         raise GradcompError(f"--bits is {elements}; with --source normal it must be 4096 to 2^28")

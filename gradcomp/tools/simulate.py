@@ -1,4 +1,4 @@
-"""What a configuration costs on the shapes of a model, measured on synthetic gradients."""
+"""Bytes, error and time of a configuration on the shapes of a model, with synthetic gradients."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradcomp.codec.arrays import FloatArray
 from gradcomp.config.schema import Config
 from gradcomp.errors import GradcompError
 from gradcomp.runtime.loopback import Loopback
+from gradcomp.tools.synthetic import synthetic_gradients
 
-__all__ = ["RuleTotals", "SimulationResult", "simulate", "synthetic_gradients"]
+__all__ = ["RuleTotals", "SimulationResult", "simulate"]
 
 
 @dataclass(frozen=True)
 class RuleTotals:
-    """The tensors that one rule takes.
+    """Totals over the tensors that one rule takes.
 
     Attributes:
-        rule: what chose the spec: a key path or a default rule.
+        rule: the rule: a key path or a default rule.
         spec: the canonical spec.
-        tensors: how many there are.
-        numel: their elements in all.
+        tensors: number of tensors.
+        numel: number of their elements.
         dense_bytes: bytes of one rank's gradients.
         sent_bytes: bytes that one rank hands to the collectives in a step, headers included; the
             mean over ranks and steps.
@@ -43,16 +43,16 @@ class RuleTotals:
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """A whole model.
+    """Totals over a whole model.
 
     Attributes:
         groups: one for each rule that takes a tensor, in the order of the model.
-        dense_bytes, sent_bytes, ratio: as in `RuleTotals`, of all groups together.
+        dense_bytes, sent_bytes, ratio: as in `RuleTotals`, over all groups.
         vnmse: ||average - exact average||^2 / ||exact average||^2 over all tensors; the mean over
             the steps.
-        node_bytes: what one rank hands over inside its node, for ``two_level``, which
-            ``sent_bytes`` leaves out; the mean over ranks and steps.
-        seconds_per_step: of compression and averaging, all ranks one after the other.
+        node_bytes: bytes that one rank hands over inside its node in a step, with ``two_level``;
+            not part of ``sent_bytes``; the mean over ranks and steps.
+        seconds_per_step: time of compression and averaging, all ranks one after the other.
     """
 
     workers: int
@@ -75,7 +75,7 @@ def simulate(
 ) -> SimulationResult:
     """Average ``steps`` gradients of ``shapes`` over ``workers`` ranks under ``config``.
 
-    Each rank's gradient is a standard normal vector that all ranks share plus one of its own, both
+    Each rank's gradient is a standard normal tensor that all ranks share plus one of its own, both
     drawn anew in each step from ``config.seed``. ``tick`` is called after each tensor of each step.
 
     Raises:
@@ -87,7 +87,7 @@ def simulate(
     members: dict[str, list[str]] = {}  # rule -> names
     for name, shape in shapes.items():
         members.setdefault(config.resolve(name, shape).rule, []).append(name)
-    # A loopback for each rule, because statistics are kept for each loopback.
+    # One loopback for each rule, as statistics are per loopback.
     loops = {rule: Loopback(config, workers) for rule in members}
 
     vnmse = seconds = 0.0
@@ -139,11 +139,3 @@ def simulate(
         / (workers * steps),
         seconds_per_step=seconds / steps,
     )
-
-
-def synthetic_gradients(
-    rng: np.random.Generator, shape: tuple[int, ...], workers: int
-) -> list[FloatArray]:
-    """One tensor's gradients on all ranks: normal values that all share, plus their own."""
-    shared = rng.standard_normal(shape, np.float32)
-    return [shared + rng.standard_normal(shape, np.float32) for _ in range(workers)]

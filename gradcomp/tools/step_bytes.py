@@ -1,4 +1,4 @@
-"""What specs send for the gradients of a model, beside each other."""
+"""Bytes that a spec sends for the gradients of a model in a step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
 from gradcomp.exchange.select import exchange_pattern
 from gradcomp.runtime.loopback import Loopback
-from gradcomp.tools.profile_model import FIRST_STEP
-from gradcomp.tools.simulate import synthetic_gradients
+from gradcomp.tools.synthetic import LATE_STEP, synthetic_gradients
 
 __all__ = ["ModelBytes", "model_bytes"]
 
 STEPS = 2
-"""That are counted: some specs send one thing in even steps and another in odd ones."""
+"""Steps counted: some specs send different messages in even and odd steps."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +27,12 @@ class ModelBytes:
     """A step of a model under one spec, after all warm-ups.
 
     Attributes:
-        exchange: the pattern of what is compressed; see `gradcomp.exchange.select.exchange_pattern`.
-        bits_per_element: of the tensors that are compressed; None where none is.
-        sent_bytes: that a rank hands to the collectives, headers included; the mean of `STEPS`.
-        tensors: how many the model has.
-        dense_tensors: how many of them travel uncompressed.
-        dense_bytes: of these, which `sent_bytes` has in it.
+        exchange: pattern of the compressed tensors; see `gradcomp.exchange.select.exchange_pattern`.
+        bits_per_element: bits for each element of the compressed tensors; None without any.
+        sent_bytes: bytes that a rank hands to the collectives, headers included; mean over `STEPS`.
+        tensors: number of tensors of the model.
+        dense_tensors: number of tensors that travel uncompressed.
+        dense_bytes: bytes of these tensors, which are part of `sent_bytes`.
     """
 
     exchange: str
@@ -47,11 +46,11 @@ class ModelBytes:
 def model_bytes(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> ModelBytes:
     """Average synthetic gradients of ``shapes`` over two ranks, and count the first one's bytes.
 
-    The default rules hold: small tensors travel uncompressed, and those of a shape that the spec
+    The default rules hold: small tensors travel uncompressed, as do tensors of shapes that the spec
     does not take.
     """
     loop = Loopback(Config.from_spec(spec.canonical), 2)
-    loop.begin_at(FIRST_STEP, shapes)
+    loop.begin_at(LATE_STEP, shapes)
     first = loop.ranks[0]
     rng = np.random.default_rng(0)
     resolved = first.resolve_all(shapes)

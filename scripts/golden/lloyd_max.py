@@ -24,7 +24,7 @@ def centroids(bits: int) -> list[float]:
         tail = np.append([math.erfc(b / math.sqrt(2)) / 2 for b in bounds], 0.0)
         mass = tail[:-1] - tail[1:]
         mean = (density[:-1] - density[1:]) / mass
-        # How the mean of a cell moves with its lower and its upper bound.
+        # Derivatives of the mean of a cell by its lower and its upper bound.
         lower = density[:-1] * (mean - bounds) / mass
         upper = np.append(density[1:-1] * (bounds[1:] - mean[:-1]) / mass[:-1], 0.0)
         lower[0] = 0.0  # the bound at 0 is fixed

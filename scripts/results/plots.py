@@ -131,7 +131,7 @@ def _epochs(folder: Path) -> list[dict[str, Any]]:
 
 
 def _style(index: int, label: str) -> dict[str, Any]:
-    """Of the line of one run."""
+    """Style of the line of one run."""
     return {
         "label": label,
         "color": _COLOURS[index % len(_COLOURS)],

@@ -28,7 +28,7 @@ from training.tasks.text import load_python_topics
 
 
 class Model(StrEnum):
-    """What can be trained."""
+    """Models to train."""
 
     DIGITS_CNN = "digits-cnn"
     CHAR_LSTM = "char-lstm"
@@ -37,7 +37,11 @@ class Model(StrEnum):
 
 
 class Training(NamedTuple):
-    """A model with random weights, and how it learns."""
+    """A model with random weights, its optimizer and its batches.
+
+    Attributes:
+        steps: steps to record by default, counted from 1.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -138,7 +142,7 @@ def main(
             "one layer of width 256, about 360,000 parameters, the same text and optimizer."
         ),
     ] = Model.DIGITS_CNN,
-    seed: Annotated[int, typer.Option(help="Of weights and sample order.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of weights and sample order.")] = 0,
     steps: Annotated[
         str | None,
         typer.Option(
@@ -149,7 +153,7 @@ def main(
     ] = None,
 ) -> None:
     """Train a small model and record gradients of it, for gradcomp bench --all --data."""
-    torch.set_num_threads(1)  # the file does not depend on the cores, and more gain little here
+    torch.set_num_threads(1)  # so that the file does not depend on the cores; more gain little here
     path = output or Path("runs/gradients") / f"{model}.npz"
     if steps is None:
         record(model, path, seed)

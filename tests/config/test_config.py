@@ -1,4 +1,4 @@
-"""Configuration files: composition, overrides, matching, and what their errors say."""
+"""Configuration files: composition, overrides, matching, error texts."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ MAPPINGS = st.dictionaries(st.sampled_from("abc"), TREES, max_size=3)
 
 
 def merged(a: dict[str, Any] | None, b: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What a and b merge to; None when they do not."""
+    """The merge of a and b; None where they do not merge."""
     try:
         return None if a is None or b is None else merge(a, b)
     except ConfigError:

@@ -58,7 +58,7 @@ def topologies(draw: Any, symmetric: bool = False, static: bool = False) -> Topo
 
 @st.composite
 def column_stochastic(draw: Any) -> Topology:
-    """Any weights at all, changing from round to round."""
+    """Random weights that change in each round."""
     n = draw(st.integers(1, 16))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     matrices = []
@@ -302,8 +302,8 @@ def test_choco_converges_linearly(codec: str, gamma: float, topology: Topology, 
     values = start(n, seed)
     ranks = [Choco(topology, rank, SHAPES, codec=codec, gamma=gamma) for rank in range(n)]
     first = distance(values)
-    # Gamma and the graph alone would give 1 - gamma gap; the codec takes its part. The distance to
-    # what peers believe goes down with it, and the two take turns.
+    # Without a codec the factor is 1 - gamma gap; the codec makes it larger. The distance to the
+    # peers' estimates shrinks, too, and the two alternate.
     rate = 1 - gamma * topology.spectral_gap() / 8
     for rounds in range(40, 200, 40):
         mix(ranks, values, 40)
@@ -313,7 +313,7 @@ def test_choco_converges_linearly(codec: str, gamma: float, topology: Topology, 
 @LAWS
 @given(st.data(), st.integers(0, 99))
 def test_asynchronous_averaging_keeps_the_sum(data: st.DataObject, seed: int) -> None:
-    """Whatever happens between a question and what becomes of its answer."""
+    """Changes of values between a question and the use of its answer."""
     n = 2 * data.draw(st.integers(1, 8))
     sides = Sides(make_topology(data.draw(st.sampled_from(["dbe", "dbl", "ring", "star"])), n))
     values = [x.astype(np.float64) for x in start(n, seed)]

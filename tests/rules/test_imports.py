@@ -1,4 +1,4 @@
-"""What is imported for what: frameworks take seconds, and commands should not."""
+"""Limits on imports: frameworks take seconds to import, so commands must not import them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scripts/compare.py makes of its command line and of finished runs; jobs are not started."""
+"""scripts/compare.py: command line, and results of finished runs. No job is started."""
 
 import json
 import sys
@@ -67,7 +67,7 @@ def finished(job):
 
 @pytest.fixture
 def started(monkeypatch):
-    """The jobs that were to run; none does."""
+    """The jobs that would run; none does."""
     jobs = []
 
     def run(job, progress):

@@ -86,7 +86,7 @@ def alone():
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_shipped_configs_train_every_task(path, alone):
-    """As far as one rank shows it; two_level is told of its launcher."""
+    """On one rank only; two_level is told about its launcher."""
     gossip = yaml.safe_load(path.read_text())["gossip"]
     if gossip.get("two_level"):
         gossip["ranks_per_node"] = 1

@@ -1,4 +1,4 @@
-"""When a run gets where another one has ended."""
+"""The time at which a run reaches the final score of another one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the builders of engine wheels share: edits, digests, caching. Nothing is compiled here."""
+"""Shared parts of the builders of engine wheels: edits, digests, caching. Nothing is compiled."""
 
 from __future__ import annotations
 

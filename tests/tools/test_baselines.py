@@ -1,4 +1,4 @@
-"""The peers that gradcomp bench --all measures: that they are found, and are what they say."""
+"""The baselines of gradcomp bench --all: they are found, and do what their names say."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gradcomp.tools.bench import vnmse
 PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 DECLARED = tomllib.loads(PROJECT.read_text())["project"]["entry-points"]["gradcomp.baselines"]
 BASELINES: dict[str, Baseline] = {
-    peer.name.removeprefix("torch ").partition("(")[0]: peer
-    for peer in EntryPoint("torch", DECLARED["torch"], "gradcomp.baselines").load()
+    one.name.removeprefix("torch ").partition("(")[0]: one
+    for one in EntryPoint("torch", DECLARED["torch"], "gradcomp.baselines").load()
 }
 
 
@@ -46,7 +46,7 @@ def bits(name: str, x: np.ndarray) -> float:
     return 8 * sum(part.nbytes for part in BASELINES[name].encode(x)) / x.size
 
 
-def test_peers_are_found_and_others_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_baselines_are_found_and_missing_ones_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = EntryPoints(
         [
             EntryPoint("torch", DECLARED["torch"], "gradcomp.baselines"),
@@ -56,19 +56,19 @@ def test_peers_are_found_and_others_are_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         "gradcomp.tools.baselines.entry_points", lambda group: entries.select(group=group)
     )
-    peers, missing = load_baselines()
-    assert [peer.name for peer in peers] == [peer.name for peer in BASELINES.values()]
+    found, missing = load_baselines()
+    assert [one.name for one in found] == [one.name for one in BASELINES.values()]
     assert missing == ["absent: No module named 'no_such_module'"]
 
 
 def test_counterparts_are_codecs() -> None:
-    counterparts = [peer.codec for peer in BASELINES.values() if peer.codec]
+    counterparts = [one.codec for one in BASELINES.values() if one.codec]
     assert counterparts == ["topk", "qsgd", "terngrad", "onebit"]
     assert set(counterparts) <= set(list_codecs())
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_peers_leave_their_input_alone(name: str, x: np.ndarray) -> None:
+def test_baselines_leave_their_input_alone(name: str, x: np.ndarray) -> None:
     before = x.copy()
     decoded(name, x)
     np.testing.assert_array_equal(x, before)

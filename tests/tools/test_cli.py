@@ -67,7 +67,7 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def run(*args: str, stdin: bytes | None = None) -> str:
-    """What a command that must succeed prints."""
+    """The output of a command that must succeed."""
     result = CliRunner().invoke(app, args, input=stdin)
     assert (result.exit_code, result.stderr) == (0, ""), result.output
     assert result.stdout.isascii()
@@ -382,7 +382,7 @@ def test_bench_measures_every_spec(spec: str) -> None:
     assert result["bits_per_element"] == 8 * result["wire_bytes"] / 5000
 
 
-def test_bench_all_has_a_row_for_every_codec_and_peer(
+def test_bench_all_has_a_row_for_every_codec_and_baseline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gradcomp.cli.bench.load_baselines", lambda: ([HALF], []))
@@ -395,25 +395,25 @@ def test_bench_all_has_a_row_for_every_codec_and_peer(
         *(argument for gradient in gradients for argument in ("--data", str(gradient))),
     )
     assert (result["numel"], result["repeats"], result["threads"]) == (5000, 1, [1])
-    *codecs, peer = result["rows"]
+    *codecs, baseline = result["rows"]
     assert [row["spec"] for row in codecs] == [parse(codec).canonical for codec in CODECS]
     for row in codecs:
-        assert not row["peer"]
+        assert not row["baseline"]
         assert set(row["vnmse"]) == {"gauss", "laplace", "net", "text"}
         assert [timing["operation"] for timing in row["timings"]] == [
             *("memcpy", "encode", "decode", "decode_add")
         ]
-    assert peer["spec"] == "numpy half"
-    assert peer["peer"]
-    assert peer["bits_per_element"] == 16
-    assert set(peer["vnmse"]) == {"gauss", "laplace", "net", "text"}
-    assert peer["vnmse"]["gauss"] == pytest.approx(4.3e-8, rel=0.1)
+    assert baseline["spec"] == "numpy half"
+    assert baseline["baseline"]
+    assert baseline["bits_per_element"] == 16
+    assert set(baseline["vnmse"]) == {"gauss", "laplace", "net", "text"}
+    assert baseline["vnmse"]["gauss"] == pytest.approx(4.3e-8, rel=0.1)
     [comparison] = result["comparisons"]
     assert comparison["spec"] == "fp16(overflow=inf)"
-    assert comparison["peer"] == "numpy half"
+    assert comparison["baseline"] == "numpy half"
     ours = next(row for row in codecs if row["codec"] == "fp16")
     for place, operation in enumerate(("encode", "decode"), start=1):
-        times = [row["timings"][place]["speed_to_memcpy"] for row in (ours, peer)]
+        times = [row["timings"][place]["speed_to_memcpy"] for row in (ours, baseline)]
         assert comparison[operation] == pytest.approx(times[0] / times[1])
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -426,7 +426,7 @@ def test_bench_all_as_tables(monkeypatch: pytest.MonkeyPatch) -> None:
         [*("bench", "--all", "--numel", "5000", "--repeats", "1"), "--threads=1", "--threads=2"],
     )
     assert result.exit_code == 0
-    assert result.stderr == "peers left out: other: no module\n"
+    assert result.stderr == "baselines left out: other: no module\n"
     survey, scaling, comparison = (
         [line.split() for line in table.splitlines()] for table in result.stdout.split("\n\n")[1::2]
     )
@@ -487,7 +487,7 @@ def test_bench_measures_with_several_numbers_of_threads() -> None:
     assert rows == [("memcpy", 1), *((name, count) for count in (2, 1) for name in operations)]
     assert all(row["scaling"] == 1 for row in result["timings"][:4])
     assert all(row["scaling"] > 0 for row in result["timings"])
-    assert run_json(*args)["threads"] == [1]  # what was set before
+    assert run_json(*args)["threads"] == [1]  # restored
     text = run(*args, "--threads", "1", "--threads", "2")
     for part in ("1 and 2 thread(s)", "threads  scaling"):
         assert part in text
@@ -637,7 +637,7 @@ def test_polar_demo_of_normal_values(tmp_path: Path) -> None:
     polar, ecsq, topk = points[:3]
     assert polar["name"] == "polar(n=1024,rate=0.25,unbiased=false)"
     assert 0 < polar["gap"] < ecsq["gap"] < topk["gap"]
-    # What theory says of the best quantizer of normal values at 1 bit (1.44 dB).
+    # Theory of the best quantizer of normal values at 1 bit: 1.44 dB.
     assert points[4]["gap"] == pytest.approx(1.44, abs=0.01)
     assert points[3]["gap"] < 0.5
     assert points[6]["name"] == "sign"

@@ -56,7 +56,7 @@ def test_all_points_go_to_a_file_and_a_picture(tmp_path: Path) -> None:
         (["--data", "faces"], "--data is 'faces'; it must be one of random, sparse, lowrank"),
         (["--algorithm", "chocolate"], "no algorithm is called 'chocolate'"),
         (["--algorithm", "choco:topq"], "topq"),
-        (["--algorithm", "powergossip:two"], "whole number behind the colon"),
+        (["--algorithm", "powergossip:two"], "whole number after the colon"),
         (["--gamma", "3"], "gamma is 3.0; it must be in (0, 2]"),
         (["--topology", "npdde", "--algorithm", "choco:sign"], "does not change"),
         (["--topology", "hypercube", "--ranks", "3"], "power of two"),

@@ -79,16 +79,16 @@ class DecentralizedModule(nn.Module, ABC):
     @property
     @abstractmethod
     def topology(self) -> Topology:
-        """Who exchanges with whom."""
+        """The peers of each rank."""
 
     @property
     @abstractmethod
     def traffic(self) -> Traffic:
-        """What this rank has sent."""
+        """Traffic of this rank with peers."""
 
     @property
     def node_traffic(self) -> Traffic:
-        """What this rank has sent inside of its machine, where the ranks there have one model."""
+        """Traffic of this rank inside its node, where the ranks of a node share one model."""
         return Traffic()
 
     @property

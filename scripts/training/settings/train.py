@@ -76,7 +76,7 @@ class TrainSettings(Section):
         """Validate the ``train`` section of a merged configuration.
 
         ``origin`` tells the file or override that set a key. Raises ConfigError naming
-        every key that is wrong, its value, what is allowed and the remedy.
+        every wrong key, its value, the allowed values and the remedy.
         """
         if "train" not in mapping:
             raise ConfigError(
