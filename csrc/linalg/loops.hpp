@@ -200,9 +200,9 @@ GRADCOMP_LEVEL inline void outer_rows(const float* p, std::size_t p_stride, cons
   }
 }
 
-// Where the number of columns is a power of two, the same columns of many vectors are in lines of
-// one set of the cache and push each other out; so with rows. Hence what kPackedRows rows and
-// kPartials columns need is first put together.
+// With a power of two of columns, the same columns of many vectors map to one cache set and evict
+// each other; rows likewise. Hence the inputs of kPackedRows rows and kPartials columns are first
+// copied side by side.
 constexpr std::size_t kPackedRows = 8;
 constexpr std::size_t kPackedFrom = 5;
 constexpr std::size_t kPackedMost = 32;

@@ -15,24 +15,25 @@ StageInfo powersgd_stage() {
       "Vogels, Karimireddy, Jaggi: PowerSGD: Practical Low-Rank Gradient Compression for "
       "Distributed Optimization, NeurIPS 2019";
   stage.nonfinite =
-      "spread over rows and columns of the average on every rank; what is kept for the next step "
-      "is reset to 0 there";
+      "NaN and Inf spread over rows and columns of the average on every rank; state kept for the "
+      "next step is reset to 0 there";
   stage.example = "powersgd(rank=4)";
   stage.params = {
       integer_param("rank", "4", 1, 1024,
                     "columns of the factors; at most the smaller matrix side"),
-      integer_param("iters_per_step", "1", 1, 64,
-                    "iterations in a step: a product from one side (library) or both (paper)"),
+      integer_param(
+          "iters_per_step", "1", 1, 64,
+          "iterations per step, each with a product from one side (library) or from both (paper)"),
       real_param("min_compression_rate", "2", 0, 1e9,
-                 "matrices that would not shrink by more than this travel dense"),
-      integer_param("start_step", "100", 0, std::int64_t{1} << 53, "steps before travel dense"),
+                 "matrices with a compression rate up to this are sent dense"),
+      integer_param("start_step", "100", 0, std::int64_t{1} << 53, "earlier steps are sent dense"),
       choice_param("orthogonalization", "gram_schmidt", "gram_schmidt|qr|cholesky",
-                   "how a factor's columns are made orthonormal"),
+                   "method that makes a factor's columns orthonormal"),
       choice_param("variant", "library", "library|paper",
-                   "one product an iteration, sides in turn, error of the rank's own product; or "
-                   "both products, error of their average"),
+                   "library: one product per iteration, alternating sides, residual of the rank's "
+                   "own product; paper: both products, residual of their average"),
       boolean_param("warm_start", "true",
-                    "a step begins with the factor that the last one left; else with a random one"),
+                    "a step starts from the factor of the previous step; false: from a random one"),
       choice_param("values", "fp32", "fp32|fp16|bf16",
                    "elements of the factors on the wire; bf16 is all-gathered"),
   };
@@ -47,26 +48,26 @@ StageInfo atomo_stage() {
   stage.name = "atomo";
   stage.kind = StageKind::kAlgorithm;
   stage.summary =
-      "a few singular values and vectors of each rank's matrix, drawn without bias or the largest";
+      "a few singular values and vectors of each rank's matrix: an unbiased sample, or the largest";
   stage.paper =
       "Wang, Sievert, Charles, Liu, Wright, Papailiopoulos: ATOMO: Communication-efficient "
-      "Learning "
-      "via Atomic Sparsification, NeurIPS 2018";
+      "Learning via Atomic Sparsification, NeurIPS 2018";
   stage.nonfinite = "the whole matrix becomes NaN, on every rank";
   stage.example = "atomo(rank=3)";
   stage.params = {
       integer_param("rank", "3", 1, 1024, "singular values sent; at most the smaller matrix side"),
-      boolean_param("unbiased", "true",
-                    "singular values are drawn and scaled by their odds; else the largest"),
+      boolean_param(
+          "unbiased", "true",
+          "singular values are sampled and divided by their probabilities; false: the largest"),
       real_param("min_compression_rate", "2", 0, 1e9,
-                 "matrices that would not shrink by more than this travel dense"),
+                 "matrices with a compression rate up to this are sent dense"),
       choice_param("values", "fp32", "fp32|fp16|bf16", "elements of the vectors on the wire"),
   };
   stage.refuse = [](const Params& params, const StageInfo* memory) -> const char* {
     if (memory == nullptr || std::string_view(memory->name) != "residual") return nullptr;
     if (!params.boolean("unbiased")) return nullptr;
-    return "error feedback after scaling by the odds diverges, since what is sent may exceed the "
-           "gradient; leave out the memory, or take unbiased=false";
+    return "error feedback diverges with unbiased=true, because the scaled singular values may "
+           "exceed the gradient; leave out the memory, or use unbiased=false";
   };
   return stage;
 }
@@ -76,19 +77,18 @@ StageInfo chunk_allreduce_stage() {
   stage.name = "chunk_allreduce";
   stage.kind = StageKind::kAlgorithm;
   stage.summary =
-      "all ranks send the same chunks, those of the largest average L1 norm: norms are "
-      "all-reduced, "
-      "then the elements";
+      "all ranks send the same chunks, with the largest average L1 norms: norms are all-reduced, "
+      "then elements";
   stage.paper =
       "Sun, Feng, Han, Yan, Wen: Optimizing Network Performance for Distributed DNN Training on "
-      "GPU "
-      "Clusters, arXiv:1902.06855, section 3.2 (coarse-grained sparse communication)";
-  stage.nonfinite = "a chunk with a NaN or Inf is sent first; memories forget it then";
+      "GPU Clusters, arXiv:1902.06855, section 3.2 (coarse-grained sparse communication)";
+  stage.nonfinite = "a chunk with a NaN or Inf is sent first, and memories drop it";
   stage.example = "chunk_allreduce(ratio=0.001)";
   stage.params = {
       real_param("ratio", "0.001", 0, 1,
-                 "fraction of the chunks that is sent; to the nearest, at least one", true),
-      integer_param("chunk", "512", 1, 65536, "elements of a chunk"),
+                 "fraction of the chunks that is sent, rounded to nearest, at least one chunk",
+                 true),
+      integer_param("chunk", "512", 1, 65536, "elements per chunk"),
       choice_param("values", "fp32", "fp32|fp16", "elements on the wire"),
   };
   stage.symbols = Symbols::kIndices;  // every rank knows the indices of the elements sent
@@ -99,23 +99,20 @@ StageInfo signsgd_mv_stage() {
   StageInfo stage;
   stage.name = "signsgd_mv";
   stage.kind = StageKind::kAlgorithm;
-  stage.summary =
-      "signs of all ranks are put to the vote: the average becomes the majority's +1 or -1";
+  stage.summary = "majority vote over the signs of all ranks: the average becomes +1 or -1";
   stage.paper =
       "Bernstein, Wang, Azizzadenesheli, Anandkumar: signSGD: Compressed Optimisation for "
       "Non-Convex Problems, ICML 2018, algorithm 3; Bernstein, Zhao, Azizzadenesheli, Anandkumar: "
       "signSGD with Majority Vote is Communication Efficient and Fault Tolerant, ICLR 2019";
-  stage.nonfinite = "every element that travels in the same frame becomes NaN, on every rank";
+  stage.nonfinite = "every element of the same frame becomes NaN, on every rank";
   stage.example = "signsgd_mv";
   stage.params = {
-      choice_param("ties", "random", "random|plus",
-                   "sign of an element that is zero, and of a tied vote"),
+      choice_param("ties", "random", "random|plus", "sign of zero elements and of tied votes"),
   };
   stage.refuse = [](const Params&, const StageInfo* memory) -> const char* {
     if (memory == nullptr || std::string_view(memory->name) == "signum") return nullptr;
-    return "a vote has no scale, so error feedback would keep differences of unrelated sizes; "
-           "leave "
-           "out the memory, or take signum";
+    return "a vote has no scale, so residuals of error feedback would be meaningless; leave out "
+           "the memory, or use signum";
   };
   return stage;
 }

@@ -6,12 +6,13 @@ StageInfo residual_stage() {
   StageInfo stage;
   stage.name = "residual";
   stage.kind = StageKind::kMemory;
-  stage.summary = "error feedback: what one step does not send is added to the next";
+  stage.summary =
+      "error feedback: the part of a gradient that one step does not send is added to the next";
   stage.paper =
       "Stich, Cordonnier, Jaggi: Sparsified SGD with Memory, NeurIPS 2018; Karimireddy et al.: "
       "Error Feedback Fixes SignSGD, ICML 2019";
   stage.nonfinite =
-      "an element that is not finite after the update is reset to 0: it never stays in memory";
+      "elements that are not finite after the update are reset to 0, so they never stay in memory";
   stage.example = "residual|topk(ratio=0.01)";
   stage.params = {
       real_param("beta", "1.0", 0, 1, "weight of the residual in the corrected gradient"),
@@ -30,20 +31,21 @@ StageInfo signum_stage() {
       "Non-Convex Problems, ICML 2018, algorithm 2 (Signum)";
   stage.nonfinite = "an element that is not finite is sent once and then reset to 0";
   stage.example = "signum|sign";
-  stage.params = {
-      real_param("momentum", "0.9", 0, 0.9999, "weight of the past; the gradient has the rest")};
+  stage.params = {real_param("momentum", "0.9", 0, 0.9999,
+                             "weight of the past average; the gradient has weight 1 - momentum")};
   return stage;
 }
 
 std::vector<ParamInfo> momentum_params(const char* masking) {
   return {
-      real_param("momentum", "0.9", 0, 0.9999, "the optimizer's momentum, which this replaces"),
+      real_param("momentum", "0.9", 0, 0.9999, "momentum of the optimizer, which this replaces"),
       boolean_param("nesterov", "false", "Nesterov's momentum"),
-      boolean_param(masking, "true", "what is sent leaves the momentum, too (factor masking)"),
+      boolean_param(masking, "true",
+                    "elements that are sent are also cleared from the momentum (factor masking)"),
       choice_param("clip", "none", "none|local_norm|scaled_norm",
-                   "cut a tensor's gradient down before it is accumulated: on each rank to "
-                   "clip_norm, or to sqrt(world size) * clip_norm (the paper's N^-1/2 of the "
-                   "threshold for the share g/N of a sum)"),
+                   "clip a tensor's gradient before it is accumulated, on each rank: to clip_norm, "
+                   "or to sqrt(world size) * clip_norm (the paper's N^-1/2 of the threshold for "
+                   "the share g/N of a sum)"),
       real_param("clip_norm", "1.0", 0, 1e30, "largest L2 norm of a tensor's averaged gradient",
                  true),
   };
@@ -59,7 +61,7 @@ StageInfo momentum_correction_stage() {
   stage.paper =
       "Lin, Han, Mao, Wang, Dally: Deep Gradient Compression, ICLR 2018, sections 3.1 to 3.3";
   stage.nonfinite =
-      "an element that is not finite after the update is reset to 0: it never stays in memory";
+      "elements that are not finite after the update are reset to 0, so they never stay in memory";
   stage.example = "momentum_correction|topk(ratio=0.001)";
   stage.params = momentum_params("masking");
   stage.needs_indices = true;

@@ -63,11 +63,11 @@ std::vector<ParamInfo> preset_params(const std::vector<ParamInfo>& between) {
   std::vector<ParamInfo> params = {
       real_param("ratio", "0.001", 0, 1, "fraction of the elements that is sent after warm-up",
                  true),
-      integer_param("warmup_epochs", "5", 0, 1000000, "epochs over which the ratio falls"),
+      integer_param("warmup_epochs", "5", 0, 1000000,
+                    "epochs of warm-up, in which the ratio falls"),
       integer_param("warmup_steps", "0", 0, std::int64_t{1} << 53,
-                    "steps over which the ratio falls; above 0 it is used instead of epochs"),
-      list_param("warmup_coeff", 0, 1, "the ratio of each warm-up epoch; auto: by equal factors",
-                 true),
+                    "steps of warm-up; above 0, used instead of warmup_epochs"),
+      list_param("warmup_coeff", 0, 1, "ratio of each warm-up epoch; auto: equal factors", true),
   };
   params.insert(params.end(), between.begin(), between.end());
   for (const ParamInfo& param : momentum_params("momentum_masking")) params.push_back(param);
@@ -92,14 +92,12 @@ StageInfo dgc_stage() {
   stage.name = "dgc";
   stage.kind = StageKind::kPreset;
   stage.summary =
-      "Deep Gradient Compression: momentum correction, factor masking, a sampled top-k, and a "
-      "ratio "
+      "Deep Gradient Compression: momentum correction, factor masking, sampled top-k, and a ratio "
       "that falls during warm-up";
   stage.paper =
       "Lin, Han, Mao, Wang, Dally: Deep Gradient Compression, ICLR 2018; defaults as in the "
-      "authors' "
-      "code";
-  stage.nonfinite = "as in the stages that it is short for";
+      "authors' code";
+  stage.nonfinite = "as in the stages that it expands to";
   stage.example = "dgc(ratio=0.001)";
   stage.params = preset_params({
       real_param("sample_ratio", "0.01", 0, 1, "see sampled_topk", true),
@@ -119,13 +117,12 @@ StageInfo chunk_dgc_stage() {
   stage.name = "chunk_dgc";
   stage.kind = StageKind::kPreset;
   stage.summary =
-      "Deep Gradient Compression of whole chunks that all ranks choose together, so that they are "
-      "all-reduced: the volume does not grow with the ranks";
+      "Deep Gradient Compression of chunks that all ranks choose together and all-reduce: the "
+      "volume does not grow with the number of ranks";
   stage.paper =
       "Sun, Feng, Han, Yan, Wen: Optimizing Network Performance for Distributed DNN Training on "
-      "GPU "
-      "Clusters, arXiv:1902.06855, section 3.2";
-  stage.nonfinite = "as in the stages that it is short for";
+      "GPU Clusters, arXiv:1902.06855, section 3.2";
+  stage.nonfinite = "as in the stages that it expands to";
   stage.example = "chunk_dgc(ratio=0.001)";
   stage.params =
       preset_params({integer_param("chunk", "512", 1, 65536, "see chunk_allreduce"),

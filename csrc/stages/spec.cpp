@@ -148,10 +148,10 @@ class Parser {
     }
     const StageInfo& last = *before.back().info;
     if (info.kind == StageKind::kPreset) {
-      return error(pos, quoted(info.name) +
-                            " is a preset, short for a memory and a codec: it "
-                            "stands first, as in " +
-                            quoted(info.example));
+      return error(pos,
+                   quoted(info.name) +
+                       " is a preset, short for a memory and a codec: it stands first, as in " +
+                       quoted(info.example));
     }
     if (last.kind == StageKind::kAlgorithm ||
         (info.kind == StageKind::kAlgorithm && last.kind != StageKind::kMemory)) {
@@ -167,14 +167,16 @@ class Parser {
     }
     if (before[0].info->needs_indices && info.kind != StageKind::kCoder &&
         info.symbols != Symbols::kIndices && info.name != std::string_view("identity")) {
-      return error(pos, quoted(info.name) + " after " + quoted(before[0].info->name) +
-                            " makes no sense: the memory must know which elements were sent, from "
-                            "a sparsifier that sends indices, or from 'identity', which sends all");
+      return error(
+          pos, quoted(info.name) + " after " + quoted(before[0].info->name) +
+                   " makes no sense: the memory must know which elements were sent, so it needs "
+                   "a sparsifier that sends indices, or 'identity', which sends all");
     }
     if (info.kind == StageKind::kCodec && last.kind == StageKind::kTransform && !info.rotatable) {
       return error(pos, quoted(info.name) + " after " + quoted(last.name) +
-                            " makes no sense: a rotation spreads what " + quoted(info.name) +
-                            " picks out or scales by itself; it helps " + rotatable_codecs());
+                            " makes no sense: a rotation spreads the elements that " +
+                            quoted(info.name) + " selects or scales; it helps " +
+                            rotatable_codecs());
     }
     if (info.kind == StageKind::kCoder) {
       if (last.kind != StageKind::kCodec) {
@@ -191,7 +193,7 @@ class Parser {
   static std::string symbols_text(Symbols symbols) {
     return symbols == Symbols::kIndices  ? "indices"
            : symbols == Symbols::kLevels ? "levels"
-                                         : "nothing that a coder could shorten";
+                                         : "no symbols for a coder";
   }
 
   static std::string rotatable_codecs() {
@@ -333,9 +335,9 @@ class Parser {
                                   suggestion(name->text, {"ramp", "steps", "epochs"}));
     }
     if (stage.kind >= StageKind::kCodec && param.type == ParamType::kReal) return {};
-    return error(name->pos, std::string(stage.name) + "'s " + quoted(param.name) +
-                                " cannot have a schedule: only the numbers of a codec that are "
-                                "not whole numbers can");
+    return error(name->pos,
+                 std::string(stage.name) + "'s " + quoted(param.name) +
+                     " cannot have a schedule: only real-valued parameters of codecs can");
   }
 
   // ramp(from=0.25,to=0.001,steps=4000), steps([0.25,0.1],every=100) or epochs([0.25,0.1])

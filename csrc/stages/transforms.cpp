@@ -7,8 +7,8 @@ StageInfo rotate_stage() {
   stage.name = "rotate";
   stage.kind = StageKind::kTransform;
   stage.summary =
-      "a random rotation (signs and a Hadamard transform, in blocks of 4096) before the codec and "
-      "back after it, so that the codec sees nearly normal values whatever the gradient's shape";
+      "a random rotation before the codec and its inverse after it (signs and a Hadamard "
+      "transform, in blocks of 4096): the codec sees nearly normal values for any gradient";
   stage.paper =
       "Ailon, Chazelle: The Fast Johnson-Lindenstrauss Transform, SIAM J. Comput. 2009; Suresh et "
       "al.: Distributed Mean Estimation with Limited Communication, ICML 2017, section 3";

@@ -206,7 +206,7 @@ ERRORS = [
     ("fp16|bf16", "'bf16' (a codec) cannot follow 'fp16' (a codec): the order is memory, ", 5),
     ("fp16|residual", "'residual' (a memory) cannot follow 'fp16' (a codec)", 5),
     ("residual|residual|fp16", "'residual' (a memory) cannot follow 'residual' (a memory)", 9),
-    ("fp16|rice", "'rice' codes indices, and 'fp16' has nothing that a coder could shorten", 5),
+    ("fp16|rice", "'rice' codes indices, and 'fp16' has no symbols for a coder", 5),
     ("rice", "'rice' is a lossless coder: it follows a codec, as in ", 0),
     ("powersgd|rice", "'rice' cannot follow 'powersgd': an algorithm stands without transform", 9),
     ("fp16|powersgd", "codec and coder, as in 'powersgd(rank=4)'", 5),

@@ -162,7 +162,7 @@ TEST_CASE("every level equals the scalar one bit for bit") {
       }
 
       for (float unit : {0x1p-15f, 0x1p-9f, 1.0f}) {
-        // Sizes of all tags beside anything else.
+        // Elements of all widths, mixed with arbitrary ones.
         std::vector<float> mixed = floats(n, 6 + n);
         for (std::size_t i = 0; i < n; ++i) {
           if (i % 4 != 0) mixed[i] = std::ldexp(small[i], -static_cast<int>(i % 17));

@@ -111,7 +111,7 @@ def test_error_feedback_loses_nothing(values: str) -> None:
 
 
 def test_error_feedback_around_scaled_draws_is_refused() -> None:
-    with pytest.raises(SpecError, match="by the odds diverges"):
+    with pytest.raises(SpecError, match="diverges with unbiased=true"):
         parse("residual|atomo(rank=2)")
     assert parse("signum|atomo(rank=2)").memory
 

@@ -17,7 +17,7 @@ def test_a_spec_with_memory_and_codec() -> None:
     text = "\n".join(lines)
     assert "memory residual: error feedback" in text
     assert "  beta = 1.0, in [0, 1]: weight of the residual" in text
-    assert "codec topk: the k elements of largest magnitude" in text
+    assert "codec topk: exactly the k elements of largest magnitude" in text
     assert "  ratio = 0.01, in (0, 1]: fraction of the elements that is kept" in text
     assert "  k = " not in text, "k was not given"
     assert "exchange: frames are all-gathered; every rank decodes all of them" in text

@@ -20,7 +20,8 @@ namespace {
 
 using namespace gradcomp;
 
-// Of any bits, which mostly become a single NaN in larger tensors; and gradients.
+// Sizes of tensors of arbitrary bits, where larger tensors would mostly decode to NaN, and of
+// tensors like gradients.
 constexpr std::size_t kAnyBits[] = {0, 1, 17};
 constexpr std::size_t kGradients[] = {300, 1200};
 constexpr std::size_t kCols = 20;

@@ -113,8 +113,8 @@ StageInfo fp16_stage() {
       "NaN and Inf are kept; overflow=inf turns |x| >= 65520 into Inf, overflow=saturate into "
       "65504 (Inf stays Inf)";
   stage.example = "fp16";
-  stage.params = {choice_param("overflow", "inf", "inf|saturate",
-                               "what becomes of finite values beyond 65504")};
+  stage.params = {
+      choice_param("overflow", "inf", "inf|saturate", "result for finite values beyond 65504")};
   stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {
     return std::make_unique<Fp16>(recipe.params.choice("overflow") == "saturate");
   };

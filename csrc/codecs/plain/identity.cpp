@@ -50,7 +50,7 @@ StageInfo identity_stage() {
   StageInfo stage;
   stage.name = "identity";
   stage.id = 1;
-  stage.summary = "the float32 values themselves";
+  stage.summary = "unchanged float32 values";
   stage.paper = "none";
   stage.nonfinite = "kept";
   stage.example = "identity";

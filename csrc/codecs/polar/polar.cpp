@@ -14,8 +14,7 @@ StageInfo polar_stage() {
   stage.name = "polar";
   stage.id = 28;
   stage.summary =
-      "polar codes at 1/32 to 4 bits per element: 'polar_b' below 0.5 bit, 'polar_ec' from there "
-      "on";
+      "polar codes at 1/32 to 4 bits per element: 'polar_b' below 0.5 bits, else 'polar_ec'";
   stage.example = "polar(rate=0.5)";
   for (ParamInfo& param : stage.params) {
     if (std::string_view(param.name) != "rate") continue;

@@ -304,7 +304,7 @@ StageInfo polar_b_stage() {
   stage.id = 26;
   stage.summary =
       "signs that form codewords of polar codes, at 1/32 to 1/2 bit per element: close to the "
-      "least error that any code of that rate can have on normal values";
+      "least error of any code of that rate on normal values";
   stage.paper =
       "Korada, Urbanke: Polar Codes are Optimal for Lossy Source Coding, IEEE Trans. Inf. Theory "
       "2010; the scale of unbiased=true: Vargaftik et al.: EDEN, ICML 2022, section 3";

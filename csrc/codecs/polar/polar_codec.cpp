@@ -10,19 +10,19 @@ StageInfo polar_family_stage(ParamInfo rate) {
   stage.params = {
       std::move(rate),
       choice_param("n", "auto", "auto|1024|4096|16384",
-                   "length of the codes, of which 64 make up a block; auto: by the tensor's size"),
+                   "length of the codes, 64 of which form a block; auto: by the tensor's size"),
       boolean_param("unbiased", "false",
-                    "rotate whole blocks, and take the scale that makes the mean right"),
+                    "rotate whole blocks, and use the scale that makes the expectation exact"),
       // No default: specs without it, and their hashes in frames, stay as they were before the
       // parameter existed.
       choice_param("preset", nullptr, "best",
-                   "best: lists of 8 codewords per code, a smaller error for a slower encoder; "
-                   "without: one"),
+                   "best: 8 candidate codewords per code, for a smaller error and a slower "
+                   "encoder; default: one"),
   };
   stage.refuse = [](const Params& params, const StageInfo* memory) -> const char* {
     if (!params.boolean("unbiased") || memory == nullptr) return nullptr;
-    return "error feedback after the scale of unbiased=true diverges, since what is sent exceeds "
-           "the gradient; leave out the memory, or unbiased=true";
+    return "error feedback diverges with unbiased=true, because values with that scale exceed the "
+           "gradient; leave out the memory, or unbiased=true";
   };
   stage.rotatable = true;
   return stage;

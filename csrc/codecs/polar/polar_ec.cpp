@@ -147,10 +147,8 @@ StageInfo polar_ec_stage() {
   stage.name = "polar_ec";
   stage.id = 27;
   stage.summary =
-      "points of a lattice, half chosen by polar codes and half entropy coded, at 0.5 to 4 bits "
-      "per "
-      "element: within 0.3 dB of the least error that any code of that rate can have on normal "
-      "values";
+      "lattice points, selected by polar codes and entropy-coded indices, at 0.5 to 4 bits per "
+      "element: within 0.3 dB of the least error of any code of that rate on normal values";
   stage.paper =
       "Korada, Urbanke: Polar Codes are Optimal for Lossy Source Coding, IEEE Trans. Inf. Theory "
       "2010; entropy coding of cosets: Fischer, Wang: Entropy-Constrained Trellis-Coded "

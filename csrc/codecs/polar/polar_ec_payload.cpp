@@ -48,8 +48,7 @@ Status read_outliers(Span<const std::uint8_t> in, std::size_t n, const Call& cal
                      Span<const Outlier>* outliers) {
   if (in.size() % kOutlierBytes != 0) {
     return wire_error(std::to_string(in.size()) +
-                      " bytes follow the last chunk of indices; "
-                      "outliers take " +
+                      " bytes follow the last chunk of indices; outliers take " +
                       std::to_string(kOutlierBytes) + " each");
   }
   const std::size_t count = in.size() / kOutlierBytes;

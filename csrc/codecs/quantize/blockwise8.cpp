@@ -46,8 +46,8 @@ StageInfo blockwise8_stage() {
   stage.name = "blockwise8";
   stage.id = 18;
   stage.summary =
-      "the nearest value of the dynamic 8-bit data type (as bitsandbytes and hivemind have it), a "
-      "scale per 4096 elements";
+      "the nearest value of the dynamic 8-bit data type (as in bitsandbytes and hivemind), with "
+      "one scale per 4096 elements";
   stage.paper =
       "Dettmers, Lewis, Shleifer, Zettlemoyer: 8-bit Optimizers via Block-wise Quantization, ICLR "
       "2022, section 2; Dettmers: 8-Bit Approximations for Parallelism in Deep Learning, ICLR 2016";

@@ -76,8 +76,7 @@ ParamInfo unbiased_param() {
 
 const char* const kNonfinite =
     "a NaN or Inf makes all groups that share its block NaN; tensors of fewer than 64 elements "
-    "keep "
-    "it";
+    "keep it";
 
 }  // namespace
 
@@ -86,7 +85,7 @@ StageInfo eden_stage() {
   stage.name = "eden";
   stage.id = 20;
   stage.summary =
-      "rotation, the best quantizer of normal values, and a scale that makes it unbiased on dense "
+      "rotation, the best quantizer for normal values, and a scale that makes it unbiased on dense "
       "gradients";
   stage.paper =
       "Vargaftik et al.: EDEN: Communication-Efficient and Robust Distributed Mean Estimation for "

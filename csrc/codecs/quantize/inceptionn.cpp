@@ -171,7 +171,7 @@ StageInfo inceptionn_stage() {
   stage.id = 23;
   stage.summary =
       "each element in 0, 8 or 16 bits of fixed point within an error bound, or in 32 bits from "
-      "magnitude 1 on, with 2 bits that tell which";
+      "magnitude 1 on, plus a tag of 2 bits";
   stage.paper =
       "Li, Park, Alian, Yuan, Qu, Pan, Wang, Schwing, Esmaeilzadeh, Kim: A Network-Centric "
       "Hardware/Algorithm Co-Design to Accelerate Distributed Training of Deep Neural Networks, "
@@ -179,7 +179,7 @@ StageInfo inceptionn_stage() {
   stage.nonfinite = "kept";
   stage.example = "inceptionn";
   stage.params = {real_param("error_bound", "0.0009765625", 0x1p-16, 0.5,
-                             "largest absolute error; the largest power of two within it counts")};
+                             "largest absolute error; rounded down to a power of two")};
   stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {
     return std::make_unique<Inceptionn>(recipe.params);
   };

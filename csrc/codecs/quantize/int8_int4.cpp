@@ -161,7 +161,7 @@ StageInfo integer_stage() {
   stage.params = {
       integer_param("bucket", "512", 16, kChunk, "elements that share a scale"),
       choice_param("rounding", "nearest", "nearest|stochastic",
-                   "stochastic is unbiased, and worse in mean square"),
+                   "stochastic is unbiased, with a larger mean squared error"),
   };
   return stage;
 }

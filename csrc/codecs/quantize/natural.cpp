@@ -65,9 +65,8 @@ StageInfo natural_stage() {
   stage.name = "natural";
   stage.id = 13;
   stage.summary =
-      "randomly rounds to a power of two, in one byte; unbiased for magnitudes from 2^-108 to "
-      "2^18, "
-      "smaller ones become 0, larger ones 2^18";
+      "random rounding to a power of two, in one byte; unbiased for magnitudes from 2^-108 to "
+      "2^18; smaller ones become 0, larger ones 2^18";
   stage.paper =
       "Horvath, Ho, Horvath, Sahu, Canini, Richtarik: Natural Compression for Distributed Deep "
       "Learning, 2019, definition 1; with 7 bits of exponent";

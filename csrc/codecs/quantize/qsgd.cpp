@@ -17,7 +17,7 @@ StageInfo qsgd_stage() {
   stage.params = {
       levels_param("127", "levels above zero; a level has ceil(log2(2 * levels + 1)) bits"),
       bucket_param("512", "elements that share a norm"),
-      choice_param("norm", "max", "max|l2", "what the levels are fractions of"),
+      choice_param("norm", "max", "max|l2", "norm that the levels are fractions of"),
   };
   stage.symbols = Symbols::kLevels;
   stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {

@@ -204,16 +204,16 @@ StageInfo terngrad_stage() {
   stage.name = "terngrad";
   stage.id = 12;
   stage.summary =
-      "0 or the largest magnitude with the element's sign, at random, in 1.6 bits; unbiased with "
+      "at random, 0 or the largest magnitude with the element's sign, in 1.6 bits; unbiased with "
       "clip=0";
   stage.paper =
       "Wen et al.: TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep "
       "Learning, NeurIPS 2017, sections 3.1 and 4 (gradient clipping)";
   stage.nonfinite = "an element that is not finite makes the whole tensor NaN";
   stage.example = "terngrad";
-  stage.params = {real_param("clip", "2.5", 0, 1e6,
-                             "magnitudes are cut to this many standard deviations; 0: they are "
-                             "not cut")};
+  stage.params = {
+      real_param("clip", "2.5", 0, 1e6,
+                 "magnitudes are clipped to this many standard deviations; 0: no clipping")};
   stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {
     return std::make_unique<TernGrad>(recipe.params);
   };

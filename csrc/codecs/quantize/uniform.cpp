@@ -99,8 +99,8 @@ StageInfo uniform_stage() {
   stage.name = "uniform";
   stage.id = 19;
   stage.summary =
-      "2^bits levels at equal distances and a scale per 512 elements, or per block after 'rotate'; "
-      "unbiased with rounding=stochastic where nothing is clipped";
+      "2^bits levels at equal distances, with one scale per 512 elements, or per block after "
+      "'rotate'; unbiased with rounding=stochastic if nothing is clipped";
   stage.paper =
       "Suresh, Yu, Kumar, McMahan: Distributed Mean Estimation with Limited Communication, ICML "
       "2017, sections 2.2 and 3; clipping after a rotation: Li et al.: THC, NSDI 2024";
@@ -110,11 +110,11 @@ StageInfo uniform_stage() {
   stage.params = {
       integer_param("bits", "4", 1, 8, "bits per element before a coder"),
       real_param("clip", nullptr, 0, 64,
-                 "outermost level in root mean squares of the group; not given: the largest "
-                 "magnitude, after 'rotate' the best for normal values",
+                 "outermost level in root mean squares of the group; default: the largest "
+                 "magnitude, or after 'rotate' the best level for normal values",
                  true),
       choice_param("rounding", "nearest", "nearest|stochastic",
-                   "to the nearest level, or at random to one of the two around"),
+                   "to the nearest level, or at random to one of the two neighbours"),
   };
   stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {
     return std::make_unique<Uniform>(recipe);

@@ -75,7 +75,7 @@ StageInfo onebit_stage() {
   stage.name = "onebit";
   stage.id = 11;
   stage.summary =
-      "one bit per element: the mean of the elements below 0, or that of all others; use with "
+      "one bit per element: the mean of the elements below 0, or the mean of all others; use with "
       "residual";
   stage.paper =
       "Seide, Fu, Droppo, Li, Yu: 1-Bit Stochastic Gradient Descent and its Application to "

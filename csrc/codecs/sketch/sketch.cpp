@@ -314,14 +314,15 @@ StageInfo sketch_stage() {
   stage.name = "sketch";
   stage.id = 24;
   stage.summary =
-      "count sketch: a small table that ranks add, and from which the elements of the sum are "
-      "estimated, large ones well; use with residual, or with unbiased=true an unbiased estimate";
+      "count sketch: ranks add small tables, from which elements of the sum are estimated, large "
+      "ones accurately; use with residual; unbiased with unbiased=true";
   stage.paper =
       "Charikar, Chen, Farach-Colton: Finding Frequent Items in Data Streams, ICALP 2002; Ivkin et "
       "al.: Communication-efficient Distributed SGD with Sketching, NeurIPS 2019; Rothchild et "
       "al.: FetchSGD, ICML 2020; runs of 32 elements share a hash";
   stage.nonfinite =
-      "an element that is not finite stays so, and so do others that share its cells in most rows";
+      "an element that is not finite stays so; elements that share its cells in most rows become "
+      "not finite too";
   stage.example = "sketch(ratio=0.1)";
   stage.params = {
       real_param("ratio", nullptr, 0, 1,
@@ -329,8 +330,8 @@ StageInfo sketch_stage() {
                  true),
       integer_param("rows", "3", 1, kMaxRows, "rows of the table, an odd number"),
       boolean_param("unbiased", "false",
-                    "estimates as they are; else small ones are multiplied by m / (m + 1.5 numel), "
-                    "with m the number of cells")};
+                    "unscaled estimates; false: small estimates are multiplied by m / (m + 1.5 "
+                    "numel), with m cells")};
   stage.exactly_one_of = {"ratio"};
   stage.refuse = refuse_sketch;
   stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {

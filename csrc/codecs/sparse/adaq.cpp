@@ -59,19 +59,19 @@ StageInfo adaq_stage() {
   stage.name = "adaq";
   stage.id = 22;
   stage.summary =
-      "the largest elements of each sign, a given proportion of them, as two means and one bit "
-      "each; use with residual";
+      "a fraction of the elements of each sign, the largest, as two means and one bit each; use "
+      "with residual";
   stage.paper =
       "Dryden, Moon, Jacobs, Van Essen: Communication Quantization for Data-Parallel Training of "
-      "Deep Neural Networks, MLHPC 2016 (adaptive quantization); as in GRACE (Xu et "
-      "al., ICDCS 2021), but that the selection is exact";
+      "Deep Neural Networks, MLHPC 2016 (adaptive quantization); as in GRACE (Xu et al., ICDCS "
+      "2021), but that the selection is exact";
   stage.nonfinite =
       "NaN ranks above Inf and Inf above all finite values of its sign; when one is kept, all kept "
       "elements become NaN";
   stage.example = "adaq(ratio=0.01)";
   stage.params = {real_param("ratio", nullptr, 0, 1,
-                             "fraction of the positive and of the negative elements that is kept, "
-                             "each to the nearest, at least 1",
+                             "fraction of the positive and of the negative elements that is kept; "
+                             "each count is rounded to nearest, at least 1",
                              true)};
   stage.exactly_one_of = {"ratio"};
   stage.symbols = Symbols::kIndices;

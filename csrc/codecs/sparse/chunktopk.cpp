@@ -87,19 +87,17 @@ StageInfo chunktopk_stage() {
   stage.name = "chunktopk";
   stage.id = 9;
   stage.summary =
-      "whole chunks of consecutive elements, those of largest L1 norm; of equal ones those of "
-      "lower "
-      "index";
+      "chunks of consecutive elements with the largest L1 norms; ties go to the lower index";
   stage.paper =
       "Sun, Feng, Han, Yan, Wen: Optimizing Network Performance for Distributed DNN Training on "
-      "GPU "
-      "Clusters (GradientFlow), 2019, coarse-grained sparse communication";
+      "GPU Clusters (GradientFlow), 2019, coarse-grained sparse communication";
   stage.nonfinite =
       "a chunk with a NaN ranks above one with an Inf, and that above all finite ones";
   stage.example = "chunktopk(ratio=0.01)";
   stage.params = {
       real_param("ratio", nullptr, 0, 1,
-                 "fraction of the chunks that is kept, to the nearest, at least one", true),
+                 "fraction of the chunks that is kept, rounded to nearest, at least one chunk",
+                 true),
       integer_param("chunk", "256", 1, kMaxUnit, "elements per chunk"), values_param()};
   stage.exactly_one_of = {"ratio"};
   stage.symbols = Symbols::kIndices;

@@ -11,12 +11,13 @@ namespace gradcomp {
 inline ParamInfo ratio_param() {
   return real_param(
       "ratio", nullptr, 0, 1,
-      "fraction of the elements that is kept; k = ratio * numel to the nearest, at least 1", true);
+      "fraction of the elements that is kept; k = ratio * numel, rounded to nearest, at least 1",
+      true);
 }
 
 inline ParamInfo k_param() {
   return integer_param("k", nullptr, 1, kMaxNumel,
-                       "number of elements that is kept; all when the tensor has fewer");
+                       "number of elements that is kept; all if the tensor has fewer");
 }
 
 class Keep {

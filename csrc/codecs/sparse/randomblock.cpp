@@ -31,8 +31,8 @@ StageInfo randomblock_stage() {
   stage.name = "randomblock";
   stage.id = 8;
   stage.summary =
-      "k consecutive elements from a random place on, the same on every rank, so no index is sent; "
-      "with unbiased=true an unbiased estimate";
+      "k consecutive elements from a random position on, the same on every rank, so no index is "
+      "sent; unbiased with unbiased=true";
   stage.paper =
       "Vogels, Karimireddy, Jaggi: PowerSGD, NeurIPS 2019, section 4.1 (Random Block); a block "
       "wraps around the tensor's end as in the authors' code";

@@ -94,14 +94,14 @@ StageInfo randomk_stage() {
   stage.name = "randomk";
   stage.id = 5;
   stage.summary =
-      "k elements drawn without replacement, the same on every rank, so no index is sent; with "
-      "unbiased=true an unbiased estimate";
+      "k elements drawn without replacement, the same on every rank, so no index is sent; unbiased "
+      "with unbiased=true";
   stage.paper =
       "Stich, Cordonnier, Jaggi: Sparsified SGD with Memory, NeurIPS 2018, section 2.2, but one "
       "element from each of k equal parts of the tensor, which changes neither the expectation nor "
       "its error; unbiased: Konecny, Richtarik: Randomized Distributed Mean Estimation, Frontiers "
       "2018";
-  stage.nonfinite = "kept where drawn; with values=int8 or sign all that is drawn becomes NaN";
+  stage.nonfinite = "kept if drawn; with values=int8 or sign all drawn elements become NaN";
   stage.example = "randomk(ratio=0.01)";
   stage.params = seeded_params();
   stage.exactly_one_of = {"ratio", "k"};

@@ -127,12 +127,10 @@ StageInfo sampled_topk_stage() {
   StageInfo stage;
   stage.name = "sampled_topk";
   stage.id = 6;
-  stage.summary =
-      "at most k elements of large magnitude, above a threshold that is estimated on a sample";
+  stage.summary = "at most k elements of large magnitude, above a threshold estimated on a sample";
   stage.paper =
       "Lin, Han, Mao, Wang, Dally: Deep Gradient Compression, ICLR 2018, section 5; sample size "
-      "and "
-      "adaptation as in the authors' code";
+      "and adaptation as in the authors' code";
   stage.nonfinite = "NaN and Inf reach every threshold";
   stage.example = "sampled_topk(ratio=0.01)";
   stage.params = {
@@ -144,10 +142,12 @@ StageInfo sampled_topk_stage() {
                  "more than upper_bound * k elements above the threshold: resample, or raise the "
                  "threshold by this factor"),
       real_param("lower_bound", "0.8", 0, 1,
-                 "fewer than lower_bound * k: lower the threshold by this factor", true),
-      integer_param("max_adaptation_iters", "10", 0, 100, "how often the threshold is adapted"),
+                 "fewer than lower_bound * k elements: lower the threshold by this factor", true),
+      integer_param("max_adaptation_iters", "10", 0, 100,
+                    "largest number of adaptations of the threshold"),
       boolean_param("resample", "true",
-                    "too many elements: keep exactly the k largest; else raise the threshold"),
+                    "if too many elements exceed the threshold: keep exactly the k largest; false: "
+                    "raise the threshold"),
       values_param()};
   stage.exactly_one_of = {"ratio", "k"};
   stage.symbols = Symbols::kIndices;

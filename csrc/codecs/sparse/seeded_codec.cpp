@@ -88,17 +88,17 @@ Status SeededCodec::unpack(Span<const std::uint8_t> in, const Call& call, std::s
 std::vector<ParamInfo> seeded_params() {
   return {ratio_param(), k_param(), values_param(),
           boolean_param("unbiased", "false",
-                        "scale by numel/k, so that the expectation over streams is the gradient")};
+                        "scale by numel/k: the expectation over streams is the gradient")};
 }
 
 const char* refuse_seeded(const Params& params, const StageInfo* memory) {
   if (!params.boolean("unbiased")) return nullptr;
   if (memory != nullptr) {
-    return "error feedback after scaling by numel/k diverges, since what is sent exceeds the "
-           "gradient; leave out the memory, or unbiased=true";
+    return "error feedback diverges with unbiased=true, because values scaled by numel/k exceed "
+           "the gradient; leave out the memory, or unbiased=true";
   }
   if (params.choice("values") == "sign") {
-    return "values=sign are not unbiased, so scaling them by numel/k makes no sense";
+    return "values=sign is biased, which excludes unbiased=true; leave out one of them";
   }
   return nullptr;
 }

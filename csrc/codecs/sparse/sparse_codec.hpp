@@ -58,7 +58,7 @@ inline constexpr std::size_t kMaxUnit = 65536;  // the shortfall must fit its u1
 inline ParamInfo values_param() {
   return choice_param(
       "values", "fp32", "fp32|fp16|bf16|int8|sign",
-      "how kept values travel; int8 has a shared step, sign a shared magnitude (their mean)");
+      "wire type of kept values; int8 has a shared step, sign a shared magnitude (their mean)");
 }
 
 }  // namespace gradcomp

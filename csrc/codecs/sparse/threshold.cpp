@@ -37,14 +37,14 @@ StageInfo threshold_stage() {
   StageInfo stage;
   stage.name = "threshold";
   stage.id = 7;
-  stage.summary = "every element with |x| > tau; how many differs from step to step";
+  stage.summary = "every element with |x| > tau; their number varies from step to step";
   stage.paper =
       "Strom: Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, INTERSPEECH "
       "2015; values travel as in GRACE (Xu et al., ICDCS 2021)";
   stage.nonfinite = "NaN and Inf are always sent";
   stage.example = "threshold(tau=0.01)";
   stage.params = {real_param("tau", "0.01", 0, std::numeric_limits<double>::infinity(),
-                             "what a magnitude must exceed, rounded to float32"),
+                             "magnitudes above this are sent; rounded to float32"),
                   values_param()};
   stage.symbols = Symbols::kIndices;
   stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {

@@ -28,8 +28,7 @@ StageInfo topk_stage() {
   StageInfo stage;
   stage.name = "topk";
   stage.id = 4;
-  stage.summary =
-      "the k elements of largest magnitude, exactly; of equal ones those of lower index";
+  stage.summary = "exactly the k elements of largest magnitude; ties go to the lower index";
   stage.paper = "Aji, Heafield: Sparse Communication for Distributed Gradient Descent, EMNLP 2017";
   stage.nonfinite = "NaN ranks above Inf and Inf above all finite values, so they are sent first";
   stage.example = "topk(ratio=0.01)";
