@@ -1,6 +1,4 @@
 #include <algorithm>
-#include <atomic>
-#include <cmath>
 
 #include "base/chunks.hpp"
 #include "bindings/bindings.hpp"
@@ -10,13 +8,6 @@
 
 namespace gradcomp::bindings {
 namespace {
-
-// The L2 norm, the same at any number of threads.
-double norm(const Floats& x) {
-  const Span<const float> in = input(x);
-  py::gil_scoped_release release;
-  return std::sqrt(kernels().sum_squares(in.data(), in.size()));
-}
 
 // norms[i] = the L1 norm of chunk i; the last chunk may be shorter.
 void chunk_norms(const Floats& x, std::size_t chunk, Floats& norms) {
@@ -31,20 +22,6 @@ void chunk_norms(const Floats& x, std::size_t chunk, Floats& norms) {
     const std::size_t count = std::min(chunk, in.size() - begin);
     out[i] = static_cast<float>(kernels().sum_magnitudes(in.data() + begin, count));
   }
-}
-
-bool compensate(Floats& residual, const Floats& grad, float beta, float gamma) {
-  const Span<float> r = output(residual);
-  const Span<const float> g = input(grad);
-  check_equal_size(residual, grad);
-  std::atomic<bool> finite{true};
-  py::gil_scoped_release release;
-  for_ranges(r.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
-    if (!kernels().compensate(r.data() + begin, g.data() + begin, beta, gamma, end - begin)) {
-      finite.store(false, std::memory_order_relaxed);
-    }
-  });
-  return finite.load();
 }
 
 void zero(Floats& x) {
@@ -75,9 +52,6 @@ Floats bfloat16_to_float32(const py::array_t<std::uint16_t, py::array::c_style>&
 void bind_arrays(py::module_& m) {
   m.def("chunk_norms", &chunk_norms, py::arg("x").noconvert(), py::arg("chunk"),
         py::arg("norms").noconvert());
-  m.def("norm", &norm, py::arg("x").noconvert());
-  m.def("compensate", &compensate, py::arg("residual").noconvert(), py::arg("grad").noconvert(),
-        py::arg("beta"), py::arg("gamma"));
   m.def("zero", &zero, py::arg("x").noconvert());
   m.def("zero_nonfinite", &zero_nonfinite, py::arg("x").noconvert());
   m.def("bfloat16_bits", &dlpack::bfloat16_bits, py::arg("capsule"));

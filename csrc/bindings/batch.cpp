@@ -14,6 +14,47 @@
 namespace gradcomp::bindings {
 namespace {
 
+// A field of gradcomp.codec.batch's named tuples. The name is interned: lookups take the cache of
+// the type, and no string is made.
+class Field {
+ public:
+  explicit Field(const char* name) : name_(PyUnicode_InternFromString(name)) {
+    if (name_ == nullptr) throw py::error_already_set();
+  }
+  py::object of(py::handle tuple) const { return py::getattr(tuple, name_); }
+
+ private:
+  PyObject* name_;  // never freed: fields are static
+};
+
+const CompiledCodec& codec_of(py::handle tensor) {
+  static const Field codec("codec"), core("core");
+  return core.of(codec.of(tensor)).cast<const PyCodec&>().compiled();
+}
+
+Correction correction_of(py::handle given, const Floats& grad) {
+  static const Field momentum("momentum"), factor("factor"), scale("scale"), nesterov("nesterov"),
+      masking("masking");
+  auto array = array_of<Floats>(momentum.of(given));
+  check_equal_size(array, grad);
+  Correction correction;
+  correction.momentum = output(array);
+  correction.factor = factor.of(given).cast<float>();
+  correction.scale = scale.of(given).cast<float>();
+  correction.nesterov = nesterov.of(given).cast<bool>();
+  correction.masking = masking.of(given).cast<bool>();
+  return correction;
+}
+
+Span<float> carried_of(py::handle given, const CompiledCodec& codec) {
+  auto array = array_of<Floats>(given);
+  const Span<float> carried = output(array);
+  if (carried.size() == carried_size(*codec.codec)) return carried;
+  throw py::value_error("'" + codec.spec + "' carries " +
+                        std::to_string(carried_size(*codec.codec)) + " numbers of a tensor, not " +
+                        std::to_string(carried.size()));
+}
+
 void check_basis(const CompiledCodec& codec, std::size_t given, std::size_t n, std::size_t cols) {
   const std::size_t size = basis_size(*codec.codec, n, cols);
   if (given == size) return;
@@ -21,53 +62,49 @@ void check_basis(const CompiledCodec& codec, std::size_t given, std::size_t n, s
                         " numbers of this tensor, not " + std::to_string(given));
 }
 
-// Each tensor: (codec, gradient, stream, residual or None, beta, gamma, None or (momentum, factor,
-// scale, nesterov, masking), carried numbers or None, basis or None). Residuals, momenta and
-// carried numbers are updated in place. Returns an array that begins with the frames, one after the
-// other, and their sizes.
-py::tuple encode_tensors(const std::vector<py::tuple>& tensors) {
-  std::deque<Feedback> feedbacks;  // which must not move
-  std::vector<EncodeItem> items;
-  for (const py::tuple& tensor : tensors) {
-    const Floats grad = array_of<Floats>(tensor[1]);
-    EncodeItem item;
-    item.codec = &tensor[0].cast<const PyCodec&>().compiled();
-    item.x = input(grad);
-    item.cols = cols_of(grad);
-    item.stream = tensor[2].cast<std::uint64_t>();
-    if (!tensor[3].is_none()) {
-      Floats residual = array_of<Floats>(tensor[3]);
-      check_equal_size(residual, grad);
-      if (tensor[6].is_none()) {
-        feedbacks.emplace_back(output(residual), grad.data(), tensor[4].cast<float>(),
-                               tensor[5].cast<float>());
-      } else {
-        const auto given = tensor[6].cast<py::tuple>();
-        Floats momentum = array_of<Floats>(given[0]);
-        check_equal_size(momentum, grad);
-        feedbacks.emplace_back(
-            output(residual), grad.data(),
-            Correction{output(momentum), given[1].cast<float>(), given[2].cast<float>(),
-                       given[3].cast<bool>(), given[4].cast<bool>()});
-      }
-      item.feedback = &feedbacks.back();
-      item.x = input(residual);
+// An item for gradcomp.ToEncode; its feedback, if any, is added to `feedbacks`. The named tuple
+// keeps the arrays.
+EncodeItem item_of(py::handle tensor, std::deque<Feedback>* feedbacks) {
+  static const Field seed("seed"), step("step"), tensor_id("tensor_id"), grad_field("grad"),
+      residual_field("residual"), beta("beta"), gamma("gamma"), correction_field("correction"),
+      carried_field("carried"), basis_field("basis");
+  const auto grad = array_of<Floats>(grad_field.of(tensor));
+  EncodeItem item;
+  item.codec = &codec_of(tensor);
+  item.x = input(grad);
+  item.cols = cols_of(grad);
+  item.stream = stream_of(seed.of(tensor), step.of(tensor), tensor_id.of(tensor));
+  const py::object given_residual = residual_field.of(tensor);
+  if (!given_residual.is_none()) {
+    auto residual = array_of<Floats>(given_residual);
+    check_equal_size(residual, grad);
+    const py::object correction = correction_field.of(tensor);
+    if (correction.is_none()) {
+      feedbacks->emplace_back(output(residual), grad.data(), beta.of(tensor).cast<float>(),
+                              gamma.of(tensor).cast<float>());
+    } else {
+      feedbacks->emplace_back(output(residual), grad.data(), correction_of(correction, grad));
     }
-    if (!tensor[7].is_none()) {
-      Floats carried = array_of<Floats>(tensor[7]);
-      item.carried = output(carried);
-      if (item.carried.size() != carried_size(*item.codec->codec)) {
-        throw py::value_error("'" + item.codec->spec + "' carries " +
-                              std::to_string(carried_size(*item.codec->codec)) +
-                              " numbers of a tensor, not " + std::to_string(item.carried.size()));
-      }
-    }
-    if (!tensor[8].is_none()) {
-      item.basis = input(array_of<Floats>(tensor[8]));
-      check_basis(*item.codec, item.basis.size(), item.x.size(), item.cols);
-    }
-    items.push_back(item);
+    item.feedback = &feedbacks->back();
+    item.x = input(residual);
   }
+  const py::object carried = carried_field.of(tensor);
+  if (!carried.is_none()) item.carried = carried_of(carried, *item.codec);
+  const py::object basis = basis_field.of(tensor);
+  if (!basis.is_none()) {
+    item.basis = input(array_of<Floats>(basis));
+    check_basis(*item.codec, item.basis.size(), item.x.size(), item.cols);
+  }
+  return item;
+}
+
+// Returns an array that begins with the frames of a list of gradcomp.ToEncode, one after the other,
+// and their sizes. Residuals, momenta and carried numbers are updated in place.
+py::tuple encode_tensors(const std::vector<py::object>& tensors) {
+  std::deque<Feedback> feedbacks;  // items point to them, so they must not move
+  std::vector<EncodeItem> items;
+  items.reserve(tensors.size());
+  for (const py::object& tensor : tensors) items.push_back(item_of(tensor, &feedbacks));
   const Span<const EncodeItem> all{items.data(), items.size()};
   Bytes out(static_cast<py::ssize_t>(max_batch_size(all)));
   const Span<std::uint8_t> to = output(out);
@@ -76,22 +113,25 @@ py::tuple encode_tensors(const std::vector<py::tuple>& tensors) {
   return py::make_tuple(out, sizes);
 }
 
-// Each tensor: (name, codec, the ranks' frames, accumulator, basis or None). acc += weight *
-// decode(frame), frame after frame.
-void decode_tensors_add(const std::vector<py::tuple>& tensors, float weight) {
-  std::deque<std::vector<Span<const std::uint8_t>>> frames;  // which must not move
+// For each gradcomp.ToDecode of a list: out += weight * decode(frame), frame after frame.
+void decode_tensors_add(const std::vector<py::object>& tensors, float weight) {
+  static const Field name("name"), frames_field("frames"), out_field("out"), basis_field("basis");
+  std::vector<Bytes> kept;  // `frames` of a tensor may be a list, which other threads can change
+  std::deque<std::vector<Span<const std::uint8_t>>> frames;  // items point to them
   std::vector<DecodeItem> items;
-  for (const py::tuple& tensor : tensors) {
+  items.reserve(tensors.size());
+  for (const py::object& tensor : tensors) {
     frames.emplace_back();
-    for (const py::handle& frame : tensor[2]) {
-      frames.back().push_back(input(array_of<Bytes>(frame)));
+    for (const py::handle frame : frames_field.of(tensor)) {
+      kept.push_back(array_of<Bytes>(frame));
+      frames.back().push_back(input(kept.back()));
     }
-    Floats acc = array_of<Floats>(tensor[3]);
-    items.push_back(
-        {&tensor[1].cast<const PyCodec&>().compiled(),
-         {frames.back().data(), frames.back().size()},
-         output(acc),
-         tensor[4].is_none() ? Span<const float>() : input(array_of<Floats>(tensor[4]))});
+    auto out = array_of<Floats>(out_field.of(tensor));
+    const py::object basis = basis_field.of(tensor);
+    items.push_back({&codec_of(tensor),
+                     {frames.back().data(), frames.back().size()},
+                     output(out),
+                     basis.is_none() ? Span<const float>() : input(array_of<Floats>(basis))});
   }
   Status status;
   BatchFault fault;
@@ -101,7 +141,7 @@ void decode_tensors_add(const std::vector<py::tuple>& tensors, float weight) {
   }
   if (status.ok()) return;
   raise_unless_ok({status.code(), "the frame of rank " + std::to_string(fault.frame) + " for '" +
-                                      tensors[fault.item][0].cast<std::string>() +
+                                      name.of(tensors[fault.item]).cast<std::string>() +
                                       "': " + status.message()});
 }
 

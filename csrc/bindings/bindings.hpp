@@ -10,6 +10,7 @@ void bind_batch(pybind11::module_& m);        // many tensors in one call
 void bind_spec(pybind11::module_& m);         // the grammar, the table of stages
 void bind_frame(pybind11::module_& m);        // headers of frames
 void bind_arrays(pybind11::module_& m);       // passes over flat arrays, bfloat16
+void bind_memory(pybind11::module_& m);       // arithmetic of memories
 void bind_settings(pybind11::module_& m);     // instruction set, threads
 void bind_linalg(pybind11::module_& m);       // products and bases of low-rank algorithms
 void bind_polar(pybind11::module_& m);        // gradcomp.polar: polar codes for study

@@ -136,6 +136,16 @@ const char* payload_dtype(const PyCodec& self) {
 
 }  // namespace
 
+std::uint64_t stream_of(py::handle seed, py::handle step, py::handle tensor_id) {
+  py::detail::make_caster<std::uint64_t> a, b, c;
+  if (a.load(seed, true) && b.load(step, true) && c.load(tensor_id, true)) {
+    return derive_stream(a, b, c);
+  }
+  throw py::type_error("seed, step and tensor_id must be whole numbers in [0, 2**64); they are " +
+                       std::string(py::repr(seed)) + ", " + std::string(py::repr(step)) + " and " +
+                       std::string(py::repr(tensor_id)));
+}
+
 void bind_codec(py::module_& m) {
   py::class_<PyCodec>(m, "Codec")
       .def(py::init<const std::string&>(), py::arg("spec"))
@@ -173,7 +183,7 @@ void bind_codec(py::module_& m) {
       .def("decode_payload_add", &decode_payload_add, py::arg("payload").noconvert(),
            py::arg("stream"), py::arg("weight"), py::arg("out").noconvert());
   m.attr("MAX_NUMEL") = kMaxNumel;
-  m.def("derive_stream", &derive_stream, py::arg("seed"), py::arg("step"), py::arg("tensor_id"));
+  m.def("derive_stream", &stream_of, py::arg("seed"), py::arg("step"), py::arg("tensor_id"));
 }
 
 }  // namespace gradcomp::bindings

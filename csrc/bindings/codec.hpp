@@ -19,4 +19,7 @@ class PyCodec {
   CompiledCodec compiled_;
 };
 
+// derive_stream() of whole numbers in [0, 2**64); raises TypeError for anything else.
+std::uint64_t stream_of(py::handle seed, py::handle step, py::handle tensor_id);
+
 }  // namespace gradcomp::bindings

@@ -13,6 +13,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   bind_spec(m);
   bind_frame(m);
   bind_arrays(m);
+  bind_memory(m);
   bind_settings(m);
   bind_linalg(m);
   bind_polar(m);

@@ -1,13 +1,67 @@
 #include "codec/memory.hpp"
 
+#include <algorithm>
 #include <cmath>
-#include <string>
-#include <string_view>
+#include <limits>
 
-#include "codec/feedback.hpp"
+#include "base/chunks.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {
+
+void subtract_sent(Span<float> residual, Span<const float> sent) {
+  for_ranges(residual.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      const float unsent = residual[i] - sent[i];
+      residual[i] = std::isfinite(unsent) ? unsent : 0.0f;
+    }
+  });
+}
+
+void subtract_sent(Span<float> velocity, Span<const float> sent, const Correction& correction) {
+  const Span<float> momentum = correction.momentum;
+  const bool masking = correction.masking;
+  subtract_sent(velocity, sent);
+  for_ranges(momentum.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      const bool drops = (masking && sent[i] != 0.0f) || !std::isfinite(momentum[i]);
+      momentum[i] = drops ? 0.0f : momentum[i];
+    }
+  });
+}
+
+bool update_average(Span<float> average, Span<const float> grad, double momentum, bool first) {
+  const double kept = first ? 0.0 : momentum;
+  // The weight of the gradient is a difference of doubles, rounded once.
+  const Feedback feedback(average, grad.data(), static_cast<float>(kept),
+                          static_cast<float>(1.0 - kept));
+  feedback.correct_all();
+  return feedback.finite();
+}
+
+double clip_limit(std::string_view clip, double clip_norm, std::size_t world_size) {
+  if (clip == "none") return std::numeric_limits<double>::infinity();
+  return clip == "scaled_norm" ? clip_norm * std::sqrt(static_cast<double>(world_size)) : clip_norm;
+}
+
+float clip_scale(Span<const float> grad, double limit) {
+  if (std::isinf(limit)) return 1.0f;
+  // One thread: the order of the sum must not depend on their number.
+  const double norm = std::sqrt(kernels().sum_squares(grad.data(), grad.size()));
+  return limit < norm && std::isfinite(norm) ? static_cast<float>(limit / norm) : 1.0f;
+}
+
+void momentum_step(Span<float> step, Span<const float> grad, const Correction& correction) {
+  float* const momentum = correction.momentum.data();
+  for_ranges(step.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
+    const std::size_t n = end - begin;
+    // -0 is the neutral element of addition: the sum is the step, with the signs of its zeros.
+    std::fill_n(step.data() + begin, n, -0.0f);
+    kernels().correct_momentum(step.data() + begin, momentum + begin, grad.data() + begin,
+                               correction.factor, correction.scale, correction.nesterov, n);
+    kernels().zero_nonfinite(momentum + begin, n);
+  });
+}
 
 Memory::Memory(const Stage* stage) {
   if (stage == nullptr) return;
@@ -16,15 +70,6 @@ Memory::Memory(const Stage* stage) {
           : name == "signum"            ? Kind::kSignum
                                         : Kind::kResidual;
   params_ = &stage->params;
-}
-
-float Memory::clip_scale(Span<const float> grad, std::size_t world_size) const {
-  const std::string& clip = params_->choice("clip");
-  if (clip == "none") return 1.0f;
-  const double factor = clip == "scaled_norm" ? std::sqrt(static_cast<double>(world_size)) : 1.0;
-  const double limit = params_->real("clip_norm") * factor;
-  const double own = std::sqrt(kernels().sum_squares(grad.data(), grad.size()));
-  return limit < own && std::isfinite(own) ? static_cast<float>(limit / own) : 1.0f;
 }
 
 Status Memory::encode(const CompiledCodec& codec, Span<const float> grad,
@@ -46,21 +91,18 @@ Status Memory::encode(const CompiledCodec& codec, Span<const float> grad,
       Correction correction;
       correction.momentum = arrays.momentum;
       correction.factor = static_cast<float>(params_->real("momentum"));
-      correction.scale = clip_scale(grad, world_size);
+      correction.scale = clip_scale(
+          grad, clip_limit(params_->choice("clip"), params_->real("clip_norm"), world_size));
       correction.nesterov = params_->boolean("nesterov");
-      // Without indices everything is sent, and momentum that left with it would be none.
+      // Without indices all elements are sent: masking would drop the whole momentum.
       correction.masking = params_->boolean("masking") && codec.info->symbols == Symbols::kIndices;
       return encode(arrays.residual, Feedback(arrays.residual, grad.data(), correction));
     }
     case Kind::kSignum:
       break;
   }
-  // As in memory.py, the weights are differences of doubles, rounded once.
-  const double momentum = first ? 0.0 : params_->real("momentum");
   const Span<float> average = arrays.momentum;
-  const bool finite =
-      kernels().compensate(average.data(), grad.data(), static_cast<float>(momentum),
-                           static_cast<float>(1.0 - momentum), average.size());
+  const bool finite = update_average(average, grad, params_->real("momentum"), first);
   GRADCOMP_TRY(codec.codec->encode({average.data(), average.size()}, call, out, written));
   if (!finite) kernels().zero_nonfinite(average.data(), average.size());
   return {};

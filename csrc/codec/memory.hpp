@@ -1,30 +1,66 @@
-// A spec's memory around its codec, for engines that do not run the rounds of the Python package.
-// gradcomp/exchange/memory.py describes each memory; both give the same bits.
+// Memories: the arithmetic that a spec's memory stage adds around its codec. The Python package
+// (gradcomp/exchange/memory.py) and engines without its rounds (the C interface) both use it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "codec/compiled.hpp"
+#include "codec/feedback.hpp"
 #include "codec/stage.hpp"
 
 namespace gradcomp {
 
-// A tensor's own, the caller's memory: all 0 before the first step, empty where `keeps` has none.
+// The functions below work on flat arrays of equal size, with all threads.
+
+// Error feedback: residual = beta * residual + gamma * grad, the corrected gradient.
+inline void compensate(Span<float> residual, Span<const float> grad, float beta, float gamma) {
+  Feedback(residual, grad.data(), beta, gamma).correct_all();
+}
+
+// Error feedback, once the decode of all that was sent is known: residual -= sent. Elements that
+// are not finite become 0.
+void subtract_sent(Span<float> residual, Span<const float> sent);
+
+// Signum's moving average: average = momentum * average + (1 - momentum) * grad; in the first step,
+// grad. Returns whether all elements are finite.
+bool update_average(Span<float> average, Span<const float> grad, double momentum, bool first);
+
+// Largest L2 norm of a tensor's gradient on one of `world_size` ranks; infinity without clipping.
+// `clip` and `clip_norm` are the parameters of momentum_correction.
+double clip_limit(std::string_view clip, double clip_norm, std::size_t world_size);
+// Factor that reduces a gradient to that norm; 1 if its norm is smaller, or not finite.
+float clip_scale(Span<const float> grad, double limit);
+
+// Momentum correction: adds this step's momentum to the residual (DGC's velocity).
+inline void correct_momentum(Span<float> velocity, Span<const float> grad,
+                             const Correction& correction) {
+  Feedback(velocity, grad.data(), correction).correct_all();
+}
+// As above, but the momentum's step goes to `step`: without compression no velocity is kept.
+// Elements of the momentum that are not finite become 0.
+void momentum_step(Span<float> step, Span<const float> grad, const Correction& correction);
+// subtract_sent() for a velocity. With masking, the momentum of elements whose `sent` is not 0
+// becomes 0, as do its elements that are not finite.
+void subtract_sent(Span<float> velocity, Span<const float> sent, const Correction& correction);
+
+// One tensor's arrays, which the caller owns: all 0 before the first step, empty if not kept.
 struct MemoryArrays {
   Span<float> residual;
   Span<float> momentum;
 };
 
+// A memory stage for engines that send one payload per tensor and step.
 class Memory {
  public:
-  // The memory of a stage, which must outlive this; none for nullptr.
+  // `stage` must outlive this; nullptr: no memory.
   explicit Memory(const Stage* stage);
 
   bool keeps_residual() const noexcept { return kind_ == Kind::kResidual || corrects(); }
   bool keeps_momentum() const noexcept { return kind_ == Kind::kSignum || corrects(); }
 
-  // The codec's payload of what the memory makes of `grad`. `first`: this is the tensor's step 0.
+  // Writes the codec's payload for `grad` and updates the arrays. `first`: the tensor's step 0.
   Status encode(const CompiledCodec& codec, Span<const float> grad, const MemoryArrays& arrays,
                 std::size_t world_size, bool first, Call call, Span<std::uint8_t> out,
                 std::size_t* written) const;
@@ -33,11 +69,9 @@ class Memory {
   enum class Kind { kNone, kResidual, kSignum, kMomentumCorrection };
 
   bool corrects() const noexcept { return kind_ == Kind::kMomentumCorrection; }
-  // What brings a gradient down to the norm that clipping allows.
-  float clip_scale(Span<const float> grad, std::size_t world_size) const;
 
   Kind kind_ = Kind::kNone;
-  const Params* params_ = nullptr;  // of a memory
+  const Params* params_ = nullptr;  // of the stage
 };
 
 }  // namespace gradcomp

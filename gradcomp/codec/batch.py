@@ -1,4 +1,7 @@
-"""Many tensors in one call, each with its own codec, stream and residual."""
+"""Many tensors in one call, each with its own codec, stream and residual.
+
+The core reads the fields of the named tuples by their names (csrc/bindings/batch.cpp).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import NamedTuple
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
-from gradcomp.codec.codec import Codec, derive_stream
+from gradcomp.codec.codec import Codec
 from gradcomp.stopwatch import timed
 
 __all__ = ["Correction", "ToDecode", "ToEncode", "decode_batch_add", "encode_batch"]
@@ -23,8 +26,8 @@ class Correction(NamedTuple):
     Attributes:
         momentum: C-contiguous float32 of as many elements as the gradient, updated in place.
         factor: in [0, 1).
-        scale: of the gradient, as clipping demands.
-        masking: elements that are sent leave the momentum, too (section 3.3, factor masking).
+        scale: of the gradient, from clipping.
+        masking: momentum of sent elements is set to 0, too (section 3.3, momentum factor masking).
     """
 
     momentum: FloatArray
@@ -46,11 +49,11 @@ class ToEncode(NamedTuple):
         beta: weight of the residual.
         gamma: weight of the gradient.
         correction: instead of beta and gamma, for codecs that send indices.
-        carried: C-contiguous float32 of `Codec.carried` elements, zeros in the first step, that
-            the encoder replaces by what it begins from in the next one. The bytes are then a
-            function of the steps before, too. None: it begins anew.
-        basis: C-contiguous float32 of `Codec.basis_size` elements that `Codec.learn` has made of
-            past averages. The frame can then be decoded with the same basis alone. None: without.
+        carried: C-contiguous float32 of `Codec.carried` elements, zeros in the first step. The
+            encoder starts its search from them and replaces them for the next step. The bytes then
+            depend on earlier steps, too. None: the search starts anew.
+        basis: C-contiguous float32 of `Codec.basis_size` elements, made by `Codec.learn` from past
+            averages. Decoding the frame then needs the same basis. None: without.
     """
 
     codec: Codec
@@ -70,10 +73,10 @@ class ToDecode(NamedTuple):
     """One tensor of a batch.
 
     Attributes:
-        name: what errors call it.
+        name: of the tensor, for error messages.
         frames: one of each rank.
-        out: C-contiguous float32 array that the decoded frames are added to.
-        basis: what the frames were encoded with.
+        out: C-contiguous float32 array to which the decoded frames are added.
+        basis: the basis with which the frames were encoded; None: without.
     """
 
     name: str
@@ -87,10 +90,10 @@ class ToDecode(NamedTuple):
 def encode_batch(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
     """Encode all tensors of a bucket.
 
-    Each frame is what `Codec.encode` makes of the tensor by itself, but for codecs that ``share``:
-    ``globaltopk`` chooses among all elements of its tensors here, and ``adaptive`` gives all of
-    them one step. Large tensors are worked on by
-    all threads in turn, small ones by one thread each; the bytes do not depend on it.
+    Each frame is that of `Codec.encode` for the tensor alone, except for codecs that ``share``:
+    ``globaltopk`` chooses among all elements of its tensors, and ``adaptive`` gives all of them one
+    step. All threads work on one large tensor after the other, and on small ones at once, one
+    thread each; the bytes do not depend on it.
 
     Returns:
         The frames, one after the other (`gradcomp.codec.frame.split_frames` cuts them apart), and the
@@ -102,23 +105,8 @@ def encode_batch(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
             the codec's.
         CapacityError: a tensor has 2**30 elements or more.
     """
-    room, sizes = _core.encode_batch(
-        [
-            (
-                one.codec.core,
-                one.grad,
-                derive_stream(one.seed, one.step, one.tensor_id),
-                one.residual,
-                one.beta,
-                one.gamma,
-                one.correction,
-                one.carried,
-                one.basis,
-            )
-            for one in tensors
-        ]
-    )
-    return room[: sum(sizes)], sizes
+    out, sizes = _core.encode_batch(tensors)
+    return out[: sum(sizes)], sizes
 
 
 @timed("decode")
@@ -127,11 +115,8 @@ def decode_batch_add(tensors: Sequence[ToDecode], weight: float = 1.0) -> None:
 
     Raises:
         WireError: a frame is damaged, or was made by another codec, for another size or with
-            another basis; the message names the rank (the frame's position) and the tensor. All
+            another basis; the message names the rank (the frame's position) and the tensor. Every
             ``out`` must be discarded.
         TypeError: an array is not C-contiguous, or of another dtype than float32 or uint8.
     """
-    _core.decode_batch_add(
-        [(one.name, one.codec.core, list(one.frames), one.out, one.basis) for one in tensors],
-        weight,
-    )
+    _core.decode_batch_add(tensors, weight)

@@ -289,11 +289,9 @@ def _check_out(out: Any, dtype: npt.DTypeLike, numel: int | None = None) -> None
 
 
 def derive_stream(seed: int, step: int, tensor_id: int) -> int:
-    """The key of one tensor's random numbers in one step."""
-    try:
-        return _core.derive_stream(seed, step, tensor_id)
-    except TypeError:
-        raise TypeError(
-            "seed, step and tensor_id must be whole numbers in [0, 2**64); they are "
-            f"{seed!r}, {step!r} and {tensor_id!r}"
-        ) from None
+    """The key of one tensor's random numbers in one step.
+
+    Raises:
+        TypeError: an argument is not a whole number in [0, 2**64).
+    """
+    return _core.derive_stream(seed, step, tensor_id)

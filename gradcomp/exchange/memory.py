@@ -1,8 +1,10 @@
-"""Memories: what a rank keeps of one step for the next."""
+"""Memories: a rank's state from one step to the next.
+
+The classes keep each tensor's arrays by name; the arithmetic is the core's (csrc/codec/memory.hpp).
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -32,19 +34,19 @@ __all__ = [
 ]
 
 Arrays = dict[str, FloatArray]
-"""An array of each tensor, by name: flat float32."""
+"""One array per tensor, by name: flat float32."""
 
 MemoryState = dict[str, Arrays]
 """The arrays of all memories and algorithms, by kind."""
 
 MOMENTUM_CORRECTION = "momentum_correction"
-"""The memory that applies the optimizer's momentum; then it must do so for every tensor."""
+"""The memory that applies the optimizer's momentum, and must then do so for every tensor."""
 
 
 class Source(NamedTuple):
-    """What a codec call encodes: ``grad``, or with a residual the corrected gradient.
+    """Input of a codec call: ``grad``, or with a residual the corrected gradient.
 
-    The core then leaves ``residual = beta * residual + gamma * grad - decode(sent)`` behind.
+    Encoding then leaves ``residual = beta * residual + gamma * grad - decode(sent)``.
     """
 
     grad: FloatArray
@@ -54,7 +56,7 @@ class Source(NamedTuple):
     correction: Correction | None = None
 
     def part(self, begin: int, end: int) -> Source:
-        """Some of the elements; encoding brings their residual up to date."""
+        """The elements from begin to end; encoding updates their residual."""
         residual, correction = self.residual, self.correction
         if correction is not None:
             correction = correction._replace(momentum=correction.momentum[begin:end])
@@ -82,33 +84,33 @@ class Source(NamedTuple):
 class Memory(Protocol):
     """Wraps the compression of one tensor in one step.
 
-    Either `source`, then `sent`; or, where what was sent is more than one codec call and known only
+    Either `source`, then `sent`; or, for rounds of several codec calls, whose result is known
     later, `compensate`, then `update`.
     """
 
     def source(self, grad: FloatArray, key: TensorKey) -> Source:
-        """What to encode for this gradient, flat. Valid until `sent`."""
+        """The input of the codec for this gradient, flat. Valid until `sent`."""
         ...
 
     def sent(self, key: TensorKey) -> None:
-        """Called once the source is encoded."""
+        """To be called once the source is encoded."""
         ...
 
     def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
-        """The corrected gradient, flat: what should be sent. Valid until `update`."""
+        """The corrected gradient, flat. Valid until `update`."""
         ...
 
     def update(self, key: TensorKey, sent: FloatArray) -> None:
-        """Take note of what was sent, as every rank decodes it."""
+        """Account for the sent elements, as every rank decodes them."""
         ...
 
     def unsent(self, key: TensorKey) -> FloatArray | None:
-        """After `update`: what was not sent, to add to; None where it is not kept."""
+        """After `update`: the unsent rest, which may be added to; None if it is not kept."""
         ...
 
 
 class NoMemory:
-    """Forgets: each step stands alone."""
+    """Keeps nothing: each step stands alone."""
 
     def source(self, grad: FloatArray, key: TensorKey) -> Source:
         """The gradient itself."""
@@ -129,7 +131,7 @@ class NoMemory:
 
 
 class Residual:
-    """Error feedback: what was not sent is added to the next step's gradient.
+    """Error feedback: the unsent rest is added to the next step's gradient.
 
     ``corrected = beta * residual + gamma * grad``; ``residual = corrected - decode(sent)``,
     exactly, so that rounding losses are kept too. Stich et al., "Sparsified SGD with Memory"
@@ -145,7 +147,7 @@ class Residual:
         self._residuals = residuals
 
     def source(self, grad: FloatArray, key: TensorKey) -> Source:
-        """The gradient with its residual, which encoding brings up to date."""
+        """The gradient with its residual, which encoding updates."""
         residual = array_of(self._residuals, key, "residual")
         return Source(grad.reshape(-1), residual, self.beta, self.gamma)
 
@@ -162,10 +164,7 @@ class Residual:
     @timed("compensate")
     def update(self, key: TensorKey, sent: FloatArray) -> None:
         """residual = corrected - sent."""
-        residual = self._residuals[key.name]
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.subtract(residual, sent, out=residual)
-        _core.zero_nonfinite(residual)
+        _core.subtract_sent(self._residuals[key.name], sent)
 
     def unsent(self, key: TensorKey) -> FloatArray:
         """The residual."""
@@ -177,10 +176,11 @@ class Signum:
 
     ``m = momentum * m + (1 - momentum) * grad``; in the first step ``m = grad``. With ``sign`` this
     is Signum of Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems"
-    (ICML 2018), algorithm 2, but that ranks average scaled signs instead of voting, and that m
-    starts at the first gradient instead of a fraction of it. What is not sent is not kept.
+    (ICML 2018), algorithm 2. The unsent rest is not kept.
 
-    As with `Residual`, elements that are not finite are reset to 0 after they were sent.
+    Deviations from the paper: ranks average scaled signs instead of voting, and m starts at the
+    first gradient instead of a fraction of it. As with `Residual`, elements that are not finite are
+    reset to 0 after they were sent.
     """
 
     def __init__(self, momentum: float, momenta: Arrays) -> None:
@@ -197,18 +197,18 @@ class Signum:
         """The moving average, this step's gradient included."""
         first = key.name not in self._momenta
         average = array_of(self._momenta, key, "momentum")
-        old, new = (0.0, 1.0) if first else (self.momentum, 1.0 - self.momentum)
-        self._finite[key.name] = _core.compensate(average, grad.reshape(-1), old, new)
+        finite = _core.update_average(average, grad.reshape(-1), self.momentum, first)
+        self._finite[key.name] = finite
         return average
 
     @timed("compensate")
     def sent(self, key: TensorKey) -> None:
-        """Sees to it that the moving average stays finite."""
+        """Reset elements of the moving average that are not finite."""
         if not self._finite.pop(key.name):
             _core.zero_nonfinite(self._momenta[key.name])
 
     def update(self, key: TensorKey, sent: FloatArray) -> None:
-        """What was sent does not matter; see `sent`."""
+        """As `sent`: the sent elements do not matter."""
         self.sent(key)
 
     def unsent(self, key: TensorKey) -> None:
@@ -218,18 +218,19 @@ class Signum:
 class MomentumCorrection:
     """DGC's memory: each rank applies the optimizer's momentum before elements are chosen.
 
-    ``m = momentum * m + grad``; ``v += m``; what is sent leaves v, and with masking m, too. See
-    `gradcomp.codec.batch.Correction`. State: v is the ``residual``, m the ``momentum``.
+    ``m = momentum * m + grad``; ``v += m``. Sent elements are subtracted from v, and with masking
+    their m is set to 0. See `gradcomp.codec.batch.Correction`. State: v is the ``residual``, m the
+    ``momentum``.
 
     Gradients of tensors that travel dense are averaged first; see `of_average`.
 
-    Clipping cuts down one tensor's gradient, not that of the whole model as in the paper, since
-    gradients are sent before the last one is known. ``local_norm`` is that of the authors' code.
-    ``scaled_norm`` is the paper's: its threshold for a rank's share g / N of the sum is N**-0.5 of
-    the sum's, which for g itself is N**0.5.
+    ``clip=local_norm`` is the clipping of the authors' code. ``scaled_norm`` is the paper's: the
+    threshold for a rank's share g / N of the sum is N**-0.5 of the sum's, so N**0.5 for g itself.
 
-    Deviation from the authors' code: what rounding to fewer bits loses (``values=fp16``) stays in
-    v, where they drop it. Elements that are not finite are reset to 0, as in `Residual`.
+    Deviations: clipping limits the norm of one tensor's gradient, not of the whole model's as in
+    the paper, since gradients are sent before the last one is known. Rounding losses
+    (``values=fp16``) stay in v; the authors' code drops them. Elements that are not finite are
+    reset to 0, as in `Residual`.
     """
 
     def __init__(
@@ -243,19 +244,19 @@ class MomentumCorrection:
         self.nesterov = bool(params["nesterov"])
         self._masking = bool(params["masking"])
         clip, clip_norm = params["clip"], float(params["clip_norm"])
-        self._clip_average = math.inf if clip == "none" else clip_norm
-        self._clip = self._clip_average * (math.sqrt(world_size) if clip == "scaled_norm" else 1.0)
+        self._clip_average = _core.clip_limit(clip, clip_norm, 1)
+        self._clip = _core.clip_limit(clip, clip_norm, world_size)
         self._velocities = velocities
         self._momenta = momenta
 
     @timed("compensate")
     def source(self, grad: FloatArray, key: TensorKey) -> Source:
-        """The gradient with its velocity and momentum, which encoding brings up to date."""
+        """The gradient with its velocity and momentum, which encoding updates."""
         flat = grad.reshape(-1)
         correction = Correction(
             array_of(self._momenta, key, "momentum"),
             self.momentum,
-            _clip_scale(flat, self._clip),
+            _core.clip_scale(flat, self._clip),
             self.nesterov,
             self._masking,
         )
@@ -268,31 +269,28 @@ class MomentumCorrection:
     @timed("compensate")
     def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
         """The velocity, this step's momentum included, in its own memory."""
+        flat = grad.reshape(-1)
         velocity = array_of(self._velocities, key, "residual")
-        with np.errstate(over="ignore", invalid="ignore"):
-            velocity += self._advance(grad.reshape(-1), self._clip, key)
+        momentum = array_of(self._momenta, key, "momentum")
+        scale = _core.clip_scale(flat, self._clip)
+        _core.correct_momentum(velocity, momentum, flat, self.momentum, scale, self.nesterov)
         return velocity
 
     @timed("compensate")
     def update(self, key: TensorKey, sent: FloatArray) -> None:
-        """The velocity less what was sent. An element sent as 0 counts as not sent."""
+        """velocity -= sent. Masking takes an element sent as 0 for unsent."""
         velocity, momentum = self._velocities[key.name], self._momenta[key.name]
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.subtract(velocity, sent, out=velocity)
-        if self._masking:
-            momentum[sent != 0] = 0.0
-        _core.zero_nonfinite(velocity)
-        _core.zero_nonfinite(momentum)
+        _core.subtract_sent_masking(velocity, momentum, sent, self._masking)
 
     def settle(self, key: TensorKey, momentum: FloatArray) -> None:
-        """Go on from the ranks' average momentum, without a velocity; see `unsettled`."""
+        """Continue from the ranks' average momentum, without a velocity; see `unsettled`."""
         self._momenta[key.name] = momentum
         del self._velocities[key.name]
 
     def unsettled(self, key: TensorKey) -> tuple[FloatArray, FloatArray] | None:
         """The velocity and the momentum of a tensor that was compressed before it went dense.
 
-        They are each rank's own; then `settle` must be told the average of the latter.
+        Both differ between ranks: `settle` then needs the average momentum. None: nothing to settle.
         """
         if key.name not in self._velocities:
             return None
@@ -304,38 +302,17 @@ class MomentumCorrection:
 
     @timed("compensate")
     def of_average(self, average: FloatArray, key: TensorKey) -> FloatArray:
-        """What the optimizer should be given instead of a dense tensor's average: its momentum.
+        """The step of the average's momentum, which the optimizer gets in place of a dense average.
 
         The same on every rank. There is no velocity, as nothing is left unsent.
         """
-        with np.errstate(over="ignore", invalid="ignore"):
-            step = self._advance(average, self._clip_average, key)
-        _core.zero_nonfinite(self._momenta[key.name])
-        return step
-
-    def _advance(self, grad: FloatArray, clip: float, key: TensorKey) -> FloatArray:
-        """Take a gradient into the momentum; returns the step that follows from it, a copy."""
         momentum = array_of(self._momenta, key, "momentum")
-        scaled = grad * np.float32(_clip_scale(grad, clip))
-        if self.nesterov:
-            momentum += scaled
-            momentum *= np.float32(self.momentum)
-            return momentum + scaled
-        momentum *= np.float32(self.momentum)
-        momentum += scaled
-        return momentum.copy()
-
-
-def _clip_scale(grad: FloatArray, norm: float) -> float:
-    """What brings a gradient down to an L2 norm; 1 where it is smaller, or not finite."""
-    if math.isinf(norm):
-        return 1.0
-    own = _core.norm(grad)
-    return norm / own if norm < own < math.inf else 1.0
+        scale = _core.clip_scale(average, self._clip_average)
+        return _core.momentum_step(momentum, average, self.momentum, scale, self.nesterov)
 
 
 def make_memory(stage: Stage | None, state: MemoryState, world_size: int) -> Memory:
-    """The memory of a spec; what it keeps lives in ``state``."""
+    """The memory of a spec; its arrays live in ``state``."""
     if stage is None:
         return NoMemory()
     params: Mapping[str, Any] = stage.params
@@ -348,7 +325,11 @@ def make_memory(stage: Stage | None, state: MemoryState, world_size: int) -> Mem
 
 
 def array_of(arrays: Arrays, key: TensorKey, kind: str) -> FloatArray:
-    """The array of a tensor; zeros when it has none yet."""
+    """The array of a tensor; zeros if it has none yet.
+
+    Raises:
+        StateError: the array has another size than the tensor.
+    """
     array = arrays.get(key.name)
     if array is None:
         array = arrays[key.name] = np.zeros(key.numel, np.float32)

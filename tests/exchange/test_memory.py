@@ -1,4 +1,4 @@
-"""Memories on their own; the laws of error feedback are in tests/codecs/test_error_feedback.py."""
+"""Memories alone; the laws of error feedback are in tests/codecs/test_error_feedback.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from gradcomp import StateError
 from gradcomp.codec.spec import parse
-from gradcomp.exchange.memory import NoMemory, Residual, Signum, make_memory
+from gradcomp.exchange.memory import MomentumCorrection, NoMemory, Residual, Signum, make_memory
 from gradcomp.exchange.rounds import TensorKey
 
 KEY = TensorKey("w", (3,), 3)
@@ -63,3 +63,93 @@ def test_signum_keeps_nothing_that_is_not_finite() -> None:
 def test_a_residual_of_another_size_is_refused(memory: Residual) -> None:
     with pytest.raises(StateError, match="residual of 'w' has 2 elements and its gradient 3: the"):
         memory.source(floats(1, 2, 3), KEY)
+
+
+# ------------------------------------------------------------- the arithmetic, against numpy's
+
+ODD = floats(-0.0, 0.0, np.nan, np.inf, -np.inf, 3e38, 1e-45, 1)
+
+
+def odd_floats(rng: np.random.Generator, size: int) -> np.ndarray:
+    """Normal numbers, with zeros of both signs, large and nonfinite ones among them."""
+    values = rng.standard_normal(size, np.float32)
+    values[rng.integers(0, size, size // 4)] = rng.choice(ODD, size // 4)
+    return values
+
+
+def finite(values: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(values), values, np.float32(0))
+
+
+def same_bits(got: np.ndarray, expected: np.ndarray) -> None:
+    """NaNs are equal whatever their bits are."""
+    number = ~np.isnan(expected)
+    np.testing.assert_array_equal(np.isnan(got), ~number)
+    assert got[number].tobytes() == expected[number].tobytes()
+
+
+SIZES = [1, 1000, 200_001]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_residual_is_updated_as_numpy_would(size: int) -> None:
+    rng = np.random.default_rng(size)
+    residual, grad, sent = (odd_floats(rng, size) for _ in range(3))
+    memory = Residual(0.5, 2.0, {"w": residual.copy()})
+    key = TensorKey("w", (size,), size)
+    with np.errstate(all="ignore"):
+        corrected = np.float32(0.5) * residual + np.float32(2) * grad
+        unsent = finite(corrected - sent)
+    same_bits(memory.compensate(grad, key), corrected)
+    memory.update(key, sent)
+    same_bits(memory.unsent(key), unsent)
+
+
+@pytest.mark.parametrize("masking", [False, True])
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("size", SIZES)
+def test_momentum_is_corrected_as_numpy_would(size: int, nesterov: bool, masking: bool) -> None:
+    rng = np.random.default_rng(size)
+    v, m, grad, sent, average = (odd_floats(rng, size) for _ in range(5))
+    sent[::3] = 0
+    params = {"momentum": 0.9, "nesterov": nesterov, "masking": masking}
+    velocities, momenta = {"w": v.copy()}, {"w": m.copy()}
+    memory = MomentumCorrection(
+        {**params, "clip": "none", "clip_norm": 1.0}, velocities, momenta, 1
+    )
+    key = TensorKey("w", (size,), size)
+
+    def advance(grad: np.ndarray) -> np.ndarray:
+        nonlocal m
+        m = np.float32(0.9) * (m + grad) if nesterov else np.float32(0.9) * m + grad
+        return m + grad if nesterov else m
+
+    with np.errstate(all="ignore"):
+        v = v + advance(grad)
+        same_bits(memory.compensate(grad, key), v)
+        same_bits(momenta["w"], m)
+        v = finite(v - sent)
+        m = finite(np.where(sent != 0, np.float32(0), m) if masking else m)
+        memory.update(key, sent)
+        same_bits(velocities["w"], v)
+        same_bits(momenta["w"], m)
+        same_bits(memory.of_average(average, key), advance(average))
+        same_bits(momenta["w"], finite(m))
+
+
+@pytest.mark.parametrize(
+    ("clip", "world_size", "scale"),
+    [("none", 4, 1.0), ("local_norm", 4, 0.2), ("scaled_norm", 4, 0.4)],
+)
+def test_clipping_scales_a_gradient_down(clip: str, world_size: int, scale: float) -> None:
+    params = {"momentum": 0.5, "nesterov": False, "masking": True, "clip": clip, "clip_norm": 1.0}
+    memory = MomentumCorrection(params, {}, {}, world_size)
+
+    def scale_of(*grad: float) -> float:
+        correction = memory.source(floats(*grad), KEY).correction
+        assert correction is not None
+        return correction.scale
+
+    assert scale_of(3, 0, 4) == np.float32(scale)
+    assert scale_of(0.3, 0, 0.4) == 1.0
+    assert scale_of(3, 0, np.inf) == 1.0

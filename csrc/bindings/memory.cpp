@@ -1,0 +1,102 @@
+#include "codec/memory.hpp"
+
+#include <string>
+
+#include "bindings/bindings.hpp"
+#include "bindings/common.hpp"
+
+namespace gradcomp::bindings {
+namespace {
+
+void compensate(Floats& residual, const Floats& grad, float beta, float gamma) {
+  check_equal_size(residual, grad);
+  const Span<float> r = output(residual);
+  const Span<const float> g = input(grad);
+  py::gil_scoped_release release;
+  gradcomp::compensate(r, g, beta, gamma);
+}
+
+void subtract_sent(Floats& residual, const Floats& sent) {
+  check_equal_size(residual, sent);
+  const Span<float> r = output(residual);
+  const Span<const float> s = input(sent);
+  py::gil_scoped_release release;
+  gradcomp::subtract_sent(r, s);
+}
+
+bool update_average(Floats& average, const Floats& grad, double momentum, bool first) {
+  check_equal_size(average, grad);
+  const Span<float> a = output(average);
+  const Span<const float> g = input(grad);
+  py::gil_scoped_release release;
+  return gradcomp::update_average(a, g, momentum, first);
+}
+
+double py_clip_limit(const std::string& clip, double clip_norm, std::size_t world_size) {
+  return clip_limit(clip, clip_norm, world_size);
+}
+
+float py_clip_scale(const Floats& grad, double limit) {
+  const Span<const float> g = input(grad);
+  py::gil_scoped_release release;
+  return clip_scale(g, limit);
+}
+
+void correct_momentum(Floats& velocity, Floats& momentum, const Floats& grad, float factor,
+                      float scale, bool nesterov) {
+  check_equal_size(velocity, grad);
+  check_equal_size(momentum, grad);
+  const Span<float> v = output(velocity);
+  const Span<const float> g = input(grad);
+  const Correction correction{output(momentum), factor, scale, nesterov};
+  py::gil_scoped_release release;
+  gradcomp::correct_momentum(v, g, correction);
+}
+
+Floats py_momentum_step(Floats& momentum, const Floats& grad, float factor, float scale,
+                        bool nesterov) {
+  check_equal_size(momentum, grad);
+  Floats step(grad.size());
+  const Span<float> s = output(step);
+  const Span<const float> g = input(grad);
+  const Correction correction{output(momentum), factor, scale, nesterov};
+  {
+    py::gil_scoped_release release;
+    momentum_step(s, g, correction);
+  }
+  return step;
+}
+
+void subtract_sent_masking(Floats& velocity, Floats& momentum, const Floats& sent, bool masking) {
+  check_equal_size(velocity, sent);
+  check_equal_size(momentum, sent);
+  const Span<float> v = output(velocity);
+  const Span<const float> s = input(sent);
+  Correction correction;
+  correction.momentum = output(momentum);
+  correction.masking = masking;
+  py::gil_scoped_release release;
+  gradcomp::subtract_sent(v, s, correction);
+}
+
+}  // namespace
+
+void bind_memory(py::module_& m) {
+  m.def("compensate", &compensate, py::arg("residual").noconvert(), py::arg("grad").noconvert(),
+        py::arg("beta"), py::arg("gamma"));
+  m.def("subtract_sent", &subtract_sent, py::arg("residual").noconvert(),
+        py::arg("sent").noconvert());
+  m.def("update_average", &update_average, py::arg("average").noconvert(),
+        py::arg("grad").noconvert(), py::arg("momentum"), py::arg("first"));
+  m.def("clip_limit", &py_clip_limit, py::arg("clip"), py::arg("clip_norm"), py::arg("world_size"));
+  m.def("clip_scale", &py_clip_scale, py::arg("grad").noconvert(), py::arg("limit"));
+  m.def("correct_momentum", &correct_momentum, py::arg("velocity").noconvert(),
+        py::arg("momentum").noconvert(), py::arg("grad").noconvert(), py::arg("factor"),
+        py::arg("scale"), py::arg("nesterov"));
+  m.def("momentum_step", &py_momentum_step, py::arg("momentum").noconvert(),
+        py::arg("grad").noconvert(), py::arg("factor"), py::arg("scale"), py::arg("nesterov"));
+  m.def("subtract_sent_masking", &subtract_sent_masking, py::arg("velocity").noconvert(),
+        py::arg("momentum").noconvert(), py::arg("sent").noconvert(), py::arg("masking"));
+}
+
+}  // namespace gradcomp::bindings
