@@ -30,7 +30,7 @@ TEST_CASE("a bounded draw stays below its bound and reaches all of it") {
   for (int count : seen) CHECK(count > 800);
 }
 
-TEST_CASE("portable logarithms and powers are those of the library, but for rounding") {
+TEST_CASE("portable logarithms and powers agree with the library up to rounding") {
   for (int exponent = -1000; exponent <= 1000; exponent += 125) {
     CHECK(portable_log2(std::ldexp(1, exponent)) == exponent);
     CHECK(portable_exp2(exponent) == std::ldexp(1, exponent));

@@ -48,7 +48,7 @@ const Case kCases[] = {
 
 }  // namespace
 
-TEST_CASE("every index coding is lossless, and ends where it says") {
+TEST_CASE("every index coding is lossless, and refuses truncated or longer codes") {
   for (const Case& c : kCases) {
     for (std::uint64_t key = 0; key < 3; ++key) {
       const Indices indices = runs(c.n, c.run, c.most, c.count, key);

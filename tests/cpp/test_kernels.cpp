@@ -51,7 +51,7 @@ const std::vector<std::size_t> kSizes = {0, 1, 7, 8, 15, 16, 17, 31, 33, 63, 64,
 
 }  // namespace
 
-TEST_CASE("zeros end where they should, however many and wherever they begin") {
+TEST_CASE("zero() writes exactly its range, for any length and alignment") {
   for (const std::string& name : level_names()) {
     LevelScope scope(name);
     REQUIRE(scope.selected());
@@ -271,7 +271,7 @@ TEST_CASE("compensate tells whether the result is finite, wherever the fault is"
   }
 }
 
-TEST_CASE("collect finds the same candidates on every level, in order, within its room") {
+TEST_CASE("collect finds the same candidates on every level, in order, within its capacity") {
   for (const std::string& name : level_names()) {
     LevelScope scope(name);
     for (std::size_t n : kSizes) {
@@ -364,7 +364,7 @@ TEST_CASE("dynamic 8-bit codes do not depend on the level, whatever the largest 
   }
 }
 
-TEST_CASE("the elements of a rounding word take its halves in either order") {
+TEST_CASE("the two elements of a rounding word use its halves in opposite order") {
   for (const std::string& name : level_names()) {
     LevelScope scope(name);
     std::vector<std::uint32_t> words(1024);

@@ -125,7 +125,7 @@ TEST_CASE("packed symbols are a stream of bits, least significant first") {
   }
 }
 
-TEST_CASE("Elias delta codes are those of the definition") {
+TEST_CASE("Elias delta codes match the definition") {
   // 1: 0; 2: L = 1, N + 1 = 2, so 1 0, 0, 0; 3: the same with a last bit 1; 17: N = 4, L = 2.
   CHECK((elias_delta(1).bits == 1 && elias_delta(1).code == 0u));
   CHECK((elias_delta(2).bits == 4 && elias_delta(2).code == 0b0001u));
@@ -320,7 +320,7 @@ TEST_CASE("digits are packed alike on every level") {
   }
 }
 
-TEST_CASE("digits come back, and damaged ones do no harm") {
+TEST_CASE("digits survive coding, and damaged ones do no harm") {
   Stream random(4);
   for (unsigned top : {1u, 2u, 4u, 16u, 17u, 256u}) {
     for (std::size_t count : {1u, 3u, 64u, 1001u, 70000u}) {

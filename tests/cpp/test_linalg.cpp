@@ -92,7 +92,7 @@ TEST_CASE("products are the same at every level and number of threads") {
   set_thread_count(threads_before);
 }
 
-TEST_CASE("products are what they are called") {
+TEST_CASE("products match their definitions") {
   std::vector<float> m = {1, 2, 3, 4, 5, 6};  // 2 x 3
   const std::vector<float> q = {1, 0, -1, 2, 2, 2};
   std::vector<float> p(4);
@@ -108,7 +108,7 @@ TEST_CASE("products are what they are called") {
   CHECK(!multiply({m.data(), 2, 3}, grad.data(), q.data(), 2, p.data()));
 }
 
-TEST_CASE("outer products are the same wherever and however they are written") {
+TEST_CASE("outer products are the same for every destination and way of writing") {
   constexpr std::size_t kRows = 259;
   constexpr std::size_t kCols = 272;
   static_assert(kRows * kCols >= kUncachedFrom, "past the caches");
@@ -135,7 +135,7 @@ TEST_CASE("outer products are the same wherever and however they are written") {
   }
 }
 
-TEST_CASE("outer products are what they are called, of any number of vectors") {
+TEST_CASE("outer products match their definition, for any number of vectors") {
   Stream stream(4);
   for (const std::size_t rank : {1, 4, 5, 16, 32, 33}) {
     for (const std::size_t rows : {1, 7, 8, 19}) {
@@ -168,7 +168,7 @@ TEST_CASE("outer products are what they are called, of any number of vectors") {
   }
 }
 
-TEST_CASE("any vectors become orthonormal, and span what they spanned") {
+TEST_CASE("any vectors become orthonormal, and span the same space") {
   Scratch scratch;
   for (const Orthonormalization method : kMethods) {
     for (const std::size_t n : {1, 2, 5, 16, 1000}) {

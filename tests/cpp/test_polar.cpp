@@ -103,7 +103,7 @@ std::vector<std::uint64_t> inputs(std::vector<std::uint64_t> bits) {
 
 }  // namespace
 
-TEST_CASE("the order of inputs is that of the erasure channel") {
+TEST_CASE("inputs are ranked as on the erasure channel") {
   // Z of the 8 inputs at 1/2, in 256ths of 256: 255.0 225.0 207.0 81.0 175.0 49.0 31.0 1.0.
   CHECK(bec_ranks(3, kHalf, 8) == std::vector<std::uint16_t>{7, 6, 5, 3, 4, 2, 1, 0});
   // If all inputs are equally good, the last ones come first.
@@ -121,7 +121,7 @@ TEST_CASE("the order of inputs is that of the erasure channel") {
   }
 }
 
-TEST_CASE("nodes are pruned as far as their codes are simple") {
+TEST_CASE("subtrees of simple codes have their kinds") {
   // Inputs 3, 5, 6 and 7 are free: (frozen frozen frozen free) (frozen free free free).
   const std::vector<SubtreeKind> tree = tree_of(3, 4, kHalf);
   CHECK(tree[1] == SubtreeKind::kSplit);
@@ -305,7 +305,7 @@ void each_block(std::initializer_list<unsigned> lengths, Check&& check) {
   }
 }
 
-TEST_CASE("blocks are codewords, the same on every level, and decode to what the encoder says") {
+TEST_CASE("blocks are codewords, the same on every level, and decode to the encoder's bits") {
   each_block({0u, 1u, 3u, 6u, 9u, 12u},
              [](const std::vector<SubtreeKind>& tree, unsigned log2, std::size_t count, int,
                 const std::vector<std::int8_t>& llr) {
@@ -359,7 +359,7 @@ TEST_CASE("a list of as many paths as there are codewords finds the best one") {
   }
 }
 
-TEST_CASE("portable functions are those of the standard library, about") {
+TEST_CASE("portable functions agree with the standard library") {
   for (double x = -30; x < 30; x += 0.37) {
     CHECK(portable_exp(x) == doctest::Approx(std::exp(x)).epsilon(1e-10));
     CHECK(portable_exp2(x) == doctest::Approx(std::exp2(x)).epsilon(1e-10));

@@ -61,7 +61,7 @@ TEST_CASE("the packed polar transform is the matrix product") {
   }
 }
 
-TEST_CASE("polar decoders undo the encoder, for every length, rate and construction") {
+TEST_CASE("polar decoders invert the encoder, for every length, rate and construction") {
   for (std::size_t n : kLengths) {
     for (std::size_t k : {std::size_t{0}, n / 3, n / 2, n}) {
       for (Construction construction : {Construction::kBec, Construction::kBhattacharyya,
@@ -141,7 +141,7 @@ TEST_CASE("polar compression is the same at any number of threads") {
   }
 }
 
-TEST_CASE("polar codes refuse what they cannot do") {
+TEST_CASE("polar codes refuse invalid arguments") {
   Code code;
   const auto refused = [&](std::size_t n, std::size_t k, double snr_db, std::uint32_t trials) {
     const Status status =
@@ -173,7 +173,7 @@ TEST_CASE("polar codes refuse what they cannot do") {
   CHECK_FALSE(polar_code::transform_rows(out(codeword), 64).ok());
 }
 
-TEST_CASE("LLRs without sense decode to something") {
+TEST_CASE("meaningless LLRs decode without error") {
   const double inf = std::numeric_limits<double>::infinity();
   const Code code = code_of(100, 40);
   for (double sign : {1.0, -1.0}) {
