@@ -10,6 +10,7 @@ from importlib.metadata import version
 
 from gradcomp.codec.batch import ToDecode, ToEncode, decode_batch_add, encode_batch
 from gradcomp.codec.codec import Codec, get_codec, list_algorithms, list_codecs
+from gradcomp.codec.plugins import CodecPlugin, PluginParam, load_plugin, register_codec
 from gradcomp.config.schema import Config, load_config
 from gradcomp.errors import (
     CapacityError,
@@ -30,11 +31,13 @@ __version__ = version("gradcomp")
 __all__ = [
     "CapacityError",
     "Codec",
+    "CodecPlugin",
     "Config",
     "ConfigError",
     "GradcompError",
     "Loopback",
     "Pipeline",
+    "PluginParam",
     "ProtocolError",
     "SpecError",
     "StateError",
@@ -49,4 +52,6 @@ __all__ = [
     "list_algorithms",
     "list_codecs",
     "load_config",
+    "load_plugin",
+    "register_codec",
 ]

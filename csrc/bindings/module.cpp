@@ -14,10 +14,11 @@
 
 #include "base/rng.hpp"
 #include "base/thread_pool.hpp"
+#include "bindings/buffer_pool.hpp"
 #include "bindings/dlpack.hpp"
 #include "bindings/linalg.hpp"
+#include "bindings/plugins.hpp"
 #include "bindings/polar.hpp"
-#include "bindings/buffer_pool.hpp"
 #include "codec/feedback.hpp"
 #include "kernels/half.hpp"
 #include "kernels/kernels.hpp"
@@ -389,7 +390,8 @@ py::list stages() {
         py::arg("name") = info.name, py::arg("kind") = kind_name(info.kind),
         py::arg("id") = info.id, py::arg("summary") = info.summary, py::arg("paper") = info.paper,
         py::arg("nonfinite") = info.nonfinite, py::arg("example") = info.example,
-        py::arg("exactly_one_of") = py::cast(info.exactly_one_of), py::arg("params") = params));
+        py::arg("exactly_one_of") = py::cast(info.exactly_one_of), py::arg("params") = params,
+        py::arg("origin") = origin_name(info.origin), py::arg("version") = info.version));
   }
   return rows;
 }
@@ -544,7 +546,6 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
            py::arg("stream"), py::arg("weight"), py::arg("out").noconvert());
 
   m.attr("MAX_NUMEL") = kMaxNumel;
-  m.attr("FIRST_USER_CODEC_ID") = kFirstUserCodecId;
   m.def("parse_spec", &parse, py::arg("spec"));
   m.def("stages", &stages);
   m.def("parse_frame", &parse_frame_header, py::arg("frame").noconvert());
@@ -570,6 +571,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   bind_linalg(m);
   bind_polar(m);
   bind_buffer_pool(m);
+  bind_plugins(m);
 }
 
 }  // namespace gradcomp

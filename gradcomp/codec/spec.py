@@ -6,14 +6,16 @@ describes both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
 from gradcomp import _core
+from gradcomp.codec.plugins import discover
+from gradcomp.errors import SpecError
 
-__all__ = ["ParamInfo", "Spec", "Stage", "StageInfo", "parse", "stages"]
+__all__ = ["ParamInfo", "Spec", "Stage", "StageInfo", "parse", "plugins_of", "stages"]
 
 Kind = Literal["preset", "memory", "transform", "codec", "algorithm", "coder"]
 Param = float | int | bool | str | list[float]
@@ -103,6 +105,8 @@ class StageInfo:
         nonfinite: what happens to NaN and Inf.
         example: a valid spec; of a codec or an algorithm, without other stages.
         exactly_one_of: parameters of which a spec must give exactly one.
+        origin: "core", or of a plug-in's codec "library" or "python".
+        version: of a plug-in's codec; else 0.
     """
 
     name: str
@@ -114,6 +118,8 @@ class StageInfo:
     example: str
     exactly_one_of: tuple[str, ...]
     params: tuple[ParamInfo, ...]
+    origin: Literal["core", "library", "python"]
+    version: int
 
 
 def parse(spec: str) -> Spec:
@@ -142,13 +148,30 @@ def checked_text(spec: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _parse(spec: str) -> Spec:
-    canonical, rows, by_steps, by_epochs = _core.parse_spec(spec)
+    try:
+        parsed = _core.parse_spec(spec)
+    except SpecError:
+        discover()  # it may name a plug-in's codec
+        parsed = _core.parse_spec(spec)
+    canonical, rows, by_steps, by_epochs = parsed
     return Spec(canonical, tuple(Stage(*row) for row in rows), by_steps, by_epochs)
 
 
-@lru_cache(maxsize=1)
 def stages() -> tuple[StageInfo, ...]:
     """Every stage that a spec may name, in the order of the registry."""
+    discover()
+    return _stages(_core.stage_count())
+
+
+def plugins_of(specs: Iterable[Spec]) -> dict[str, StageInfo]:
+    """The plug-ins' codecs in ``specs``, by name."""
+    known = {row.name: row for row in _stages(_core.stage_count()) if row.origin != "core"}
+    used = {stage.name for spec in specs for stage in spec.stages}
+    return {name: known[name] for name in sorted(used & known.keys())}
+
+
+@lru_cache(maxsize=1)
+def _stages(count: int) -> tuple[StageInfo, ...]:
     return tuple(
         StageInfo(
             **{

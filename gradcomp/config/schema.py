@@ -326,6 +326,7 @@ class Config(StrictModel):
             )
         ]
         nodes = self.compress.ranks_per_node
+        plugins = {name: row.version for name, row in specs.plugins_of(self.specs).items()}
         content = {
             "compress": {
                 "policy": self.compress.policy,
@@ -337,6 +338,7 @@ class Config(StrictModel):
             },
             "seed": self.seed,
             "version": self.version,
+            **({"plugins": plugins} if plugins else {}),
         }
         return json.dumps(content, sort_keys=True, separators=(",", ":"))
 

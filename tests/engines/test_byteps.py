@@ -65,8 +65,10 @@ class CaseJob:
         return [report[case]["value"] for report in self.reports]
 
 
-def run_cases(folder: Path, workers: int, servers: int, cases: list[str]) -> CaseJob:
-    done = run(folder, workers, servers, "-m", "workers.byteps_cases", folder, *cases)
+def run_cases(
+    folder: Path, workers: int, servers: int, cases: list[str], module: str = "workers.byteps_cases"
+) -> CaseJob:
+    done = run(folder, workers, servers, "-m", module, folder, *cases)
     reports = []
     for rank in range(workers):
         path = folder / f"rank{rank}.jsonl"

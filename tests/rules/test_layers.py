@@ -47,6 +47,8 @@ def test_only_the_bindings_include_pybind11() -> None:
             "polar.hpp",
             "buffer_pool.cpp",
             "buffer_pool.hpp",
+            "plugins.cpp",
+            "plugins.hpp",
         ),
     }
 
