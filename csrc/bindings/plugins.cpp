@@ -27,7 +27,7 @@ struct Param {
   gradcomp_param_type type;
 };
 
-// What gradcomp_plugin_codec.context points to. Never destroyed, as the registry keeps its row.
+// The context of a Python plug-in. Never destroyed: the registry's row refers to it.
 struct PythonPlugin {
   py::object codec;
   std::vector<Param> params;
@@ -65,9 +65,9 @@ const char* with_python(void* context, const Fn& fn) {
     fn(*static_cast<const PythonPlugin*>(context));
     return nullptr;
   } catch (const py::error_already_set& error) {
-    // It is a failure of this call; the interpreter raises it again where it can be handled.
-    if (error.matches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
     reason = error.what();
+    // The call fails; the main thread raises it again.
+    if (error.matches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
   } catch (const std::exception& error) {
     reason = error.what();
   }
@@ -139,7 +139,7 @@ gradcomp_param_type type_of(const std::string& name) {
 // Name, type ("bool", "int" or "float"), default, min, max, doc.
 using ParamRow = std::tuple<std::string, std::string, double, double, double, std::string>;
 
-// Why the codec is refused; empty when it is registered.
+// The reason for a refusal; empty on success.
 std::string register_codec(const py::object& codec, const std::string& name, std::uint32_t id,
                            std::uint32_t version, const std::string& summary,
                            const std::string& nonfinite, const std::vector<std::string>& caps,
@@ -169,7 +169,7 @@ std::string register_codec(const py::object& codec, const std::string& name, std
   return status.message();
 }
 
-// Why the library is refused; empty when its codecs are registered.
+// The reason for a failure; empty on success.
 std::string load_library(const std::string& path) {
   const py::gil_scoped_release release;
   return load_plugin(path).message();

@@ -30,7 +30,7 @@ struct Recipe {
   const char* coder_name(const char* standard) const;
 };
 
-// Who brings a stage; the others are plug-ins, which have codecs alone.
+// Source of a stage; plug-ins bring codecs only.
 enum class Origin { kCore, kLibrary, kPython };
 
 struct StageInfo {

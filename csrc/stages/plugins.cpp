@@ -26,7 +26,7 @@ constexpr std::uint32_t kAllowedCaps =
 constexpr std::size_t kMaxParams = 16;
 constexpr std::size_t kMaxName = 40;
 constexpr double kMaxInteger = 9007199254740992.0;  // 2^53: doubles hold all whole numbers up to it
-constexpr std::size_t kMaxPayload = 0xFFFFFFFF;     // what a frame's header can say
+constexpr std::size_t kMaxPayload = 0xFFFFFFFF;     // limit of a frame's length field
 
 std::string quoted(std::string_view text) { return "'" + std::string(text) + "'"; }
 
@@ -43,8 +43,8 @@ const char* guarded(Fn&& fn) noexcept {
 // The codec of one spec: the plug-in's functions with the parameters' values.
 class PluginCodec final : public Codec {
  public:
-  PluginCodec(const gradcomp_plugin_codec& plugin, const char* name, std::vector<double> params)
-      : plugin_(plugin), name_(name), params_(std::move(params)) {}
+  PluginCodec(const gradcomp_plugin_codec& plugin, std::vector<double> params)
+      : plugin_(plugin), params_(std::move(params)) {}
 
   Caps caps() const noexcept override {
     Caps caps;
@@ -129,12 +129,11 @@ class PluginCodec final : public Codec {
   }
 
   std::string failed(const char* doing, std::size_t n, const char* reason) const {
-    return "the plug-in codec " + quoted(name_) + " " + doing + " " + std::to_string(n) +
+    return "the plug-in codec " + quoted(plugin_.name) + " " + doing + " " + std::to_string(n) +
            " elements: " + reason;
   }
 
   const gradcomp_plugin_codec plugin_;
-  const char* const name_;
   const std::vector<double> params_;
 };
 
@@ -218,10 +217,10 @@ Status check_param(const std::string& who, const gradcomp_plugin_param& param) {
   if (!is_line(param.doc)) return refused(who, name + " needs a doc, a line of printable ASCII");
   switch (param.type) {
     case GRADCOMP_BOOLEAN:
-      if (param.standard == 0 || param.standard == 1) return {};
-      return refused(who, name + " is a boolean, and its standard must be 0 or 1");
+      if (param.default_value == 0 || param.default_value == 1) return {};
+      return refused(who, name + " is a boolean, and its default must be 0 or 1");
     case GRADCOMP_INTEGER:
-      for (const double one : {param.standard, param.min, param.max}) {
+      for (const double one : {param.default_value, param.min, param.max}) {
         if (one == std::trunc(one) && std::abs(one) <= kMaxInteger) continue;
         return refused(who, name + " needs whole numbers up to 2^53");
       }
@@ -231,30 +230,31 @@ Status check_param(const std::string& who, const gradcomp_plugin_param& param) {
     default:
       return refused(who, name + " has an unknown type");
   }
-  if (std::isfinite(param.standard) && param.min <= param.standard && param.standard <= param.max) {
+  if (std::isfinite(param.default_value) && param.min <= param.default_value &&
+      param.default_value <= param.max) {
     return {};
   }
-  return refused(who, name + " needs min <= standard <= max");
+  return refused(who, name + " needs min <= default <= max");
 }
 
 // The parameter's row, with texts of its own.
 ParamInfo describe(const gradcomp_plugin_param& param) {
   const char* const name = keep(param.name);
   const char* const doc = keep(param.doc);
-  Value standard;
-  standard.real = param.standard + 0.0;
+  Value value;
+  value.real = param.default_value + 0.0;
   switch (param.type) {
     case GRADCOMP_BOOLEAN:
-      return boolean_param(name, param.standard == 1 ? "true" : "false", doc);
+      return boolean_param(name, param.default_value == 1 ? "true" : "false", doc);
     case GRADCOMP_INTEGER:
-      standard.type = ParamType::kInteger;
-      standard.integer = static_cast<std::int64_t>(param.standard);
-      return integer_param(name, keep(standard.text()), static_cast<std::int64_t>(param.min),
+      value.type = ParamType::kInteger;
+      value.integer = static_cast<std::int64_t>(param.default_value);
+      return integer_param(name, keep(value.text()), static_cast<std::int64_t>(param.min),
                            static_cast<std::int64_t>(param.max), doc);
-    case GRADCOMP_REAL:
+    default:
       break;
   }
-  return real_param(name, keep(standard.text()), param.min, param.max, doc);
+  return real_param(name, keep(value.text()), param.min, param.max, doc);
 }
 
 double number(const Params& params, const ParamInfo& info) {
@@ -309,10 +309,15 @@ Status register_plugin(const gradcomp_plugin_codec& codec, Origin origin) {
            "), codec id " + id + ", version " + std::to_string(codec.version));
   row.origin = origin;
   row.version = codec.version;
-  row.make = [codec, name = row.name, params = row.params](const Recipe& recipe) {
+  gradcomp_plugin_codec kept = codec;
+  kept.name = row.name;
+  kept.summary = row.summary;
+  kept.nonfinite = row.nonfinite;
+  kept.params = nullptr;  // the row has them
+  row.make = [kept, params = row.params](const Recipe& recipe) {
     std::vector<double> values;
     for (const ParamInfo& param : params) values.push_back(number(recipe.params, param));
-    return std::make_unique<PluginCodec>(codec, name, std::move(values));
+    return std::make_unique<PluginCodec>(kept, std::move(values));
   };
   return add_stage(std::move(row));
 }

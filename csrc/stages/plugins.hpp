@@ -22,7 +22,7 @@ Status load_plugin(const std::string& path);
 // At its first call, loads the libraries that the environment variable GRADCOMP_PLUGINS names.
 void load_environment_plugins();
 
-// Plug-ins that could not be loaded, and why: errors about unknown stages say so.
+// Reasons of plug-ins that failed to load; errors about unknown stages repeat them.
 void report_plugin_fault(std::string fault);
 std::vector<std::string> plugin_faults();
 

@@ -37,8 +37,8 @@ class PluginParam:
         name: lower-case letters, digits and underscores, at first a letter.
         default: a bool, int or float, which is the parameter's type. Floats may have schedules.
         doc: one line.
-        min: the least value allowed; of no concern for a bool.
-        max: the largest value allowed.
+        min: the least value allowed; ignored for a bool.
+        max: the largest value allowed; ignored for a bool.
     """
 
     name: str
@@ -59,17 +59,17 @@ class PluginParam:
 class CodecPlugin(ABC):
     """A codec in Python.
 
-    Its methods may be called by several threads, one at a time. They keep no state between calls and give
-    the same result for the same arguments on every rank: all randomness comes from ``stream``, such
+    Several threads may call its methods, one at a time. They keep no state between calls, and give
+    the same result for the same arguments on every rank. All randomness comes from ``stream``, such
     as ``np.random.Generator(np.random.Philox(key=stream))``. Tensors of 0 elements never reach them.
     An exception becomes a `GradcompError` that names the codec, of ``decode`` a `WireError`.
 
     Attributes:
-        name: what specs call it: lower-case letters, digits and underscores, at first a letter.
+        name: its name in specs: lower-case letters, digits and underscores, at first a letter.
         id: of its frames, in [0x8000, 0xFFFF]; no other plug-in of a job may have the same one.
         version: of its payloads. Raise it when the bytes change: ranks refuse another version.
         summary: one line.
-        nonfinite: what happens to NaN and Inf, one line.
+        nonfinite: treatment of NaN and Inf, one line.
         caps: of "summable", "seeded", "finite" and "private_noise"; see `gradcomp.Codec`.
             ``decode`` gets the encoder's ``stream`` with "seeded" alone. With "summable", payloads
             are exactly ``max_payload_size`` bytes of float32, which engines add up.
@@ -90,7 +90,7 @@ class CodecPlugin(ABC):
 
     @abstractmethod
     def encode(self, x: FloatArray, params: Mapping[str, Any], stream: int) -> Any:
-        """The payload of a flat array, of which the method may do as it likes: bytes, or an array."""
+        """The payload of a flat array, which is a copy: bytes, or a contiguous array."""
 
     @abstractmethod
     def decode(
@@ -140,9 +140,9 @@ _discovered = False
 
 
 def discover() -> None:
-    """Register what GRADCOMP_PLUGINS and installed packages name; the first call alone does it.
+    """Register the plug-ins of GRADCOMP_PLUGINS and of installed packages, at the first call.
 
-    Those that fail are left out with a warning, which later errors about unknown stages repeat.
+    A plug-in that fails is left out with a warning; later errors about unknown stages repeat it.
     """
     global _discovered
     with _lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import pickle
+import signal
 import sys
 import threading
 import warnings
@@ -82,7 +83,7 @@ def round_trips() -> None:
 
 
 def error_feedback() -> None:
-    """What was to be sent is what was sent and what is left, to the last bit."""
+    """The corrected gradient is the decoded payload plus the residual, bit for bit."""
     for spec in SPECS:
         codec = gradcomp.get_codec(spec)
         residual = X[::-1].copy()
@@ -263,8 +264,8 @@ def bad_registrations() -> None:
         ({"name": "c", "caps": {"sparse"}}, "unknown cap 'sparse': known are summable"),
         ({"name": "i", "id": "7"}, "Variant is no codec"),
         ({"name": "p", "params": [param("P", 1, "d")]}, "the name of a parameter"),
-        ({"name": "p", "params": [param("p", 3, "d", 0, 2)]}, "min <= standard <= max"),
-        ({"name": "p", "params": [param("p", float("nan"), "d")]}, "min <= standard <= max"),
+        ({"name": "p", "params": [param("p", 3, "d", 0, 2)]}, "min <= default <= max"),
+        ({"name": "p", "params": [param("p", float("nan"), "d")]}, "min <= default <= max"),
         ({"name": "p", "params": [param("p", 1, "d", 0, 1.5)]}, "whole numbers"),
         ({"name": "p", "params": [param("p", 1, "")]}, "needs a doc"),
         ({"name": "p", "params": [param("p", 1, "d"), param("p", 2, "d")]}, "two parameters 'p'"),
@@ -278,7 +279,7 @@ def bad_registrations() -> None:
         gradcomp.SpecError, match="unknown parameter 'k' of 'plain': there are none"
     ):
         gradcomp.get_codec("plain(k=3)")
-    # What was refused has left nothing behind.
+    # A refusal leaves nothing behind.
     assert [row.name for row in stages() if row.origin == "python" and row.id >= 0x9000] == [
         "plain"
     ]
@@ -359,7 +360,9 @@ def bad_results() -> None:
             for _ in range(1000):
                 pass
 
-    # The interpreter raises it again in the main thread, so that Ctrl-C ends the program.
+    # The interpreter raises it again in the main thread, so that Ctrl-C ends the program. A process
+    # in the background may ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
         encode_and_go_on()
 
@@ -416,7 +419,7 @@ def listed() -> None:
 
 
 def broken_package() -> None:
-    """What fails is named, and leaves everything else as it is."""
+    """A fault is named, and other plug-ins work."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert gradcomp.get_codec("bf8").name == "bf8"

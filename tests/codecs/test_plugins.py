@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.plugins import ROOT, build, build_native, install_python
+from support.plugins import ROOT, build, build_native, install_python, package
 
 HERE = Path(__file__).resolve().parent
 CASES = HERE / "plugin_cases.py"
@@ -42,17 +42,6 @@ def python(*command: object, paths: list[Path], libraries: str = "") -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def package(folder: Path, name: str, entry: str, module: str = "") -> Path:
-    """A folder with an installed package that has an entry point."""
-    info = folder / f"{name}-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[gradcomp.codecs]\n{entry}\n")
-    if module:
-        (folder / f"{name}.py").write_text(module)
-    return folder
 
 
 @pytest.mark.parametrize(

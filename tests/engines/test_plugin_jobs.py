@@ -10,7 +10,7 @@ import pytest
 import test_byteps
 from launch import ENVIRONMENT, HERE, run
 
-from support.plugins import build_native, install_python
+from support.plugins import build_native, install_python, package
 
 SCRIPT = HERE / "workers" / "stock_script.py"
 
@@ -58,6 +58,18 @@ def byteps(
 @pytest.mark.parametrize("case", CASES)
 def test_case_of_byteps(byteps: test_byteps.CaseJob, case: str) -> None:
     byteps.check(case)
+
+
+def test_byteps_finds_the_library_of_a_package(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"import pathlib\nPATH = pathlib.Path({str(library)!r})\n"
+    named = package(tmp_path / "site", "with_library", "absmax8 = with_library:PATH", module)
+    path = os.pathsep.join([test_byteps.ENVIRONMENT["PYTHONPATH"], str(named)])
+    monkeypatch.setitem(test_byteps.ENVIRONMENT, "PYTHONPATH", path)
+    job = test_byteps.run_cases(tmp_path, 2, 1, ["plugin_training"], "workers.byteps_plugins")
+    first, second = job.check("plugin_training")
+    assert first == second
 
 
 def test_workers_of_byteps_have_equal_weights(byteps: test_byteps.CaseJob) -> None:

@@ -47,3 +47,14 @@ def build(source: Path, library: Path, *options: str) -> Path:
 def build_native(folder: Path) -> Path:
     """Build the example in C."""
     return build(EXAMPLES / "native" / "absmax8.c", folder / "absmax8.so")
+
+
+def package(folder: Path, name: str, entry: str, module: str = "") -> Path:
+    """A folder with an installed package that has an entry point."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[gradcomp.codecs]\n{entry}\n")
+    if module:
+        (folder / f"{name}.py").write_text(module)
+    return folder

@@ -145,18 +145,18 @@ typedef enum { GRADCOMP_REAL = 0, GRADCOMP_INTEGER = 1, GRADCOMP_BOOLEAN = 2 } g
 /* A parameter in a spec. Values are doubles: whole for an integer, 0 or 1 for a boolean. */
 typedef struct {
   const char* name; /* as the codec's name */
-  gradcomp_param_type type;
-  double standard; /* the value where a spec gives none */
-  double min;      /* of a boolean, min and max are ignored */
+  uint32_t type;    /* a gradcomp_param_type */
+  double default_value;
+  double min; /* min and max are inclusive, and ignored for a boolean */
   double max;
   const char* doc;
 } gradcomp_plugin_param;
 
 /* A codec. Its functions must be safe to call from several threads at once, keep no state between
  * calls, and give the same bytes for the same arguments on every machine. They are never called for
- * tensors of 0 elements, whose payload is empty. Each returns NULL, or why it failed: a text that
- * stays valid until the next call on this thread. `params` are the values in the order of
- * `gradcomp_plugin_codec.params`. */
+ * tensors of 0 elements, whose payload is empty. Each returns NULL, or the reason for its failure:
+ * a text that stays valid until the next call on this thread. No function may throw. `params` are
+ * the values in the order of `gradcomp_plugin_codec.params`. */
 typedef struct {
   uint32_t abi_version;  /* GRADCOMP_PLUGIN_ABI_VERSION */
   uint32_t id;           /* of frames; from GRADCOMP_FIRST_PLUGIN_ID to 0xFFFF, and nobody else's */
@@ -164,7 +164,7 @@ typedef struct {
   uint32_t caps;         /* of SUMMABLE, SEEDED, FINITE and PRIVATE_NOISE; see below */
   const char* name;      /* lower-case letters, digits and _, at first a letter */
   const char* summary;   /* one line of printable ASCII, as the next one */
-  const char* nonfinite; /* what happens to NaN and Inf */
+  const char* nonfinite; /* treatment of NaN and Inf */
   const gradcomp_plugin_param* params;
   size_t param_count;
   void* context; /* handed to every function; NULL is allowed */

@@ -44,7 +44,7 @@ class Bf8(CodecPlugin):
     def decode(
         self, payload: bytes, numel: int, params: Mapping[str, Any], stream: int
     ) -> npt.NDArray[np.float32]:
-        """What `encode` made of ``numel`` elements; the payload comes from a network."""
+        """``numel`` float32. The payload comes from a network, so its size is checked."""
         if len(payload) != numel:
             raise ValueError(f"the payload has {len(payload)} bytes for {numel} elements")
         half = np.frombuffer(payload, np.uint8).astype(np.uint16) << 8

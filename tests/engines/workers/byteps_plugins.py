@@ -14,7 +14,7 @@ from gradcomp import ConfigError
 
 @case
 def plugin_codec() -> None:
-    """What is pulled is what the model says, to the last bit."""
+    """Averages are equal to the model's, bit for bit."""
     ramp = "absmax8(threshold=ramp(from=0.5,to=0.01,steps=2))"
     specs = {"plain": "absmax8", "ramp": f"residual|{ramp}"}
     agree(specs, NUMEL, torch.float32, "off")
