@@ -34,7 +34,7 @@ import torch
 from byteps_compressors import native, process
 from gradcomp import Config, Pipeline, get_codec, list_codecs
 from gradcomp.codec.arrays import FloatArray
-from gradcomp.codec.spec import Spec, plugins_of
+from gradcomp.codec.spec import Spec
 from gradcomp.errors import ConfigError, GradcompError, ProtocolError, StateError
 from gradcomp.exchange.memory import STATE_KINDS
 from gradcomp.exchange.rounds import AllReduce, Round
@@ -399,10 +399,10 @@ def _spec_for(config: Config, name: str, parameter: torch.Tensor) -> Spec:
             "a step, and BytePS has one: its servers add and send back. Use Horovod for it "
             "(horovod_compressors), or a spec with a codec, such as 'residual|topk(ratio=0.01)'"
         )
-    for name_of_codec, row in plugins_of([choice.spec]).items():
+    for row in choice.spec.plugins:
         if row.origin == "python":
             raise ConfigError(
-                f"{choice.rule} gives '{name}' the codec '{name_of_codec}', a plug-in in Python, and "
+                f"{choice.rule} gives '{name}' the codec '{row.name}', a plug-in in Python, and "
                 "BytePS' servers decode without Python: use Horovod for it (horovod_compressors), "
                 "or make the plug-in a shared library (docs/plugins.md)"
             )

@@ -6,7 +6,6 @@ names an unknown stage, or stages are listed, and never before.
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import threading
@@ -14,12 +13,14 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.errors import GradcompError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["GROUP", "CodecPlugin", "PluginParam", "discover", "load_plugin", "register_codec"]
 
@@ -149,6 +150,8 @@ def discover() -> None:
         if _discovered:
             return
         _discovered = True
+        from importlib.metadata import entry_points  # it takes a while, and few need it
+
         _core.load_environment_plugins()
         for entry in entry_points(group=GROUP):
             try:
@@ -160,7 +163,7 @@ def discover() -> None:
 
 
 def _register(found: Any) -> None:
-    if inspect.isclass(found) and issubclass(found, CodecPlugin):
+    if isinstance(found, type) and issubclass(found, CodecPlugin):
         found = found()
     if isinstance(found, str | os.PathLike):
         load_plugin(found)

@@ -6,7 +6,7 @@ describes both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
@@ -15,7 +15,7 @@ from gradcomp import _core
 from gradcomp.codec.plugins import discover
 from gradcomp.errors import SpecError
 
-__all__ = ["ParamInfo", "Spec", "Stage", "StageInfo", "parse", "plugins_of", "stages"]
+__all__ = ["ParamInfo", "Spec", "Stage", "StageInfo", "parse", "stages"]
 
 Kind = Literal["preset", "memory", "transform", "codec", "algorithm", "coder"]
 Param = float | int | bool | str | list[float]
@@ -76,6 +76,13 @@ class Spec:
     def scheduled(self) -> bool:
         """Whether a parameter changes while training goes on."""
         return self.by_steps or self.by_epochs
+
+    @property
+    def plugins(self) -> tuple[StageInfo, ...]:
+        """The plug-ins' codecs among its stages."""
+        names = {stage.name for stage in self.stages}
+        rows = _stages(_core.stage_count())
+        return tuple(row for row in rows if row.origin != "core" and row.name in names)
 
     def at(self, step: int, epoch: int) -> Spec:
         """What the spec is at a step of an epoch, both counted from 0: without schedules."""
@@ -161,13 +168,6 @@ def stages() -> tuple[StageInfo, ...]:
     """Every stage that a spec may name, in the order of the registry."""
     discover()
     return _stages(_core.stage_count())
-
-
-def plugins_of(specs: Iterable[Spec]) -> dict[str, StageInfo]:
-    """The plug-ins' codecs in ``specs``, by name."""
-    known = {row.name: row for row in _stages(_core.stage_count()) if row.origin != "core"}
-    used = {stage.name for spec in specs for stage in spec.stages}
-    return {name: known[name] for name in sorted(used & known.keys())}
 
 
 @lru_cache(maxsize=1)

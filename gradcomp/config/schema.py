@@ -326,7 +326,7 @@ class Config(StrictModel):
             )
         ]
         nodes = self.compress.ranks_per_node
-        plugins = {name: row.version for name, row in specs.plugins_of(self.specs).items()}
+        plugins = {row.name: row.version for spec in self.specs for row in spec.plugins}
         content = {
             "compress": {
                 "policy": self.compress.policy,
