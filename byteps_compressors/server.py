@@ -16,6 +16,7 @@ import sysconfig
 from byteps_compressors import native
 from byteps_compressors.build import byteps_folder
 from byteps_compressors.process import resolve_scheduler
+from gradcomp import list_codecs
 from gradcomp.errors import ConfigError, GradcompError
 
 __all__ = ["REQUIRED", "main"]
@@ -65,6 +66,7 @@ def _load() -> ctypes.CDLL:
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     if os.environ["DMLC_ROLE"] == "server":
         native.load()
+        list_codecs()  # loads the plug-ins of installed packages, while Python still runs
     return library
 
 

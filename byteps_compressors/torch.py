@@ -400,6 +400,13 @@ def _spec_for(config: Config, name: str, parameter: torch.Tensor) -> Spec:
             "a step, and BytePS has one: its servers add and send back. Use Horovod for it "
             "(horovod_compressors), or a spec with a codec, such as 'residual|topk(ratio=0.01)'"
         )
+    for row in choice.spec.plugins:
+        if row.origin == "python":
+            raise ConfigError(
+                f"{choice.rule} gives '{name}' the codec '{row.name}', a plug-in in Python, and "
+                "BytePS' servers decode without Python: use Horovod for it (horovod_compressors), "
+                "or make the plug-in a shared library (docs/plugins.md)"
+            )
     compresses = choice.spec.codec != "identity" or choice.spec.stateful
     if compresses and parameter.dtype not in DTYPES:
         known = ", ".join(str(dtype) for dtype in DTYPES)

@@ -7,6 +7,7 @@
 #include "codec/memory.hpp"
 #include "gradcomp/gradcomp.h"
 #include "stages/compile.hpp"
+#include "stages/plugins.hpp"
 #include "stages/registry.hpp"
 #include "stages/spec.hpp"
 #include "wire/frame.hpp"
@@ -241,10 +242,18 @@ uint64_t gradcomp_rank_seed(uint64_t seed, uint64_t rank) {
 }
 
 const char* gradcomp_codec_name(size_t i) {
+  gradcomp::load_environment_plugins();
   for (const gradcomp::StageInfo& info : gradcomp::registry()) {
     if (info.kind == gradcomp::StageKind::kCodec && i-- == 0) return info.name;
   }
   return nullptr;
+}
+
+gradcomp_status gradcomp_load_plugin(const char* path) {
+  return guarded([&]() -> Status {
+    if (path == nullptr) return gradcomp::argument_error("path is NULL");
+    return gradcomp::load_plugin(path);
+  });
 }
 
 size_t gradcomp_max_frame_size(const gradcomp_codec* codec, size_t n) {

@@ -25,6 +25,7 @@ from gradcomp.errors import (
 
 if TYPE_CHECKING:
     from gradcomp.codec.batch import ToDecode, ToEncode, decode_batch_add, encode_batch
+    from gradcomp.codec.plugins import CodecPlugin, PluginParam, load_plugin, register_codec
     from gradcomp.config.schema import Config, load_config
     from gradcomp.exchange.explain import explain
     from gradcomp.runtime.loopback import Loopback
@@ -36,11 +37,13 @@ if TYPE_CHECKING:
 __all__ = [
     "CapacityError",
     "Codec",
+    "CodecPlugin",
     "Config",
     "ConfigError",
     "GradcompError",
     "Loopback",
     "Pipeline",
+    "PluginParam",
     "ProtocolError",
     "SpecError",
     "StateError",
@@ -55,12 +58,16 @@ __all__ = [
     "list_algorithms",
     "list_codecs",
     "load_config",
+    "load_plugin",
+    "register_codec",
 ]
 
 _MODULES = {
+    "CodecPlugin": "codec.plugins",
     "Config": "config.schema",
     "Loopback": "runtime.loopback",
     "Pipeline": "runtime.pipeline",
+    "PluginParam": "codec.plugins",
     "Stats": "runtime.stats",
     "ToDecode": "codec.batch",
     "ToEncode": "codec.batch",
@@ -68,6 +75,8 @@ _MODULES = {
     "encode_batch": "codec.batch",
     "explain": "exchange.explain",
     "load_config": "config.schema",
+    "load_plugin": "codec.plugins",
+    "register_codec": "codec.plugins",
 }
 
 

@@ -18,6 +18,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   bind_linalg(m);
   bind_polar(m);
   bind_buffer_pool(m);
+  bind_plugins(m);
 }
 
 }  // namespace gradcomp::bindings

@@ -82,7 +82,8 @@ py::list stages() {
         py::arg("name") = info.name, py::arg("kind") = kind_name(info.kind),
         py::arg("id") = info.id, py::arg("summary") = info.summary, py::arg("paper") = info.paper,
         py::arg("nonfinite") = info.nonfinite, py::arg("example") = info.example,
-        py::arg("exactly_one_of") = py::cast(info.exactly_one_of), py::arg("params") = params));
+        py::arg("exactly_one_of") = py::cast(info.exactly_one_of), py::arg("params") = params,
+        py::arg("origin") = origin_name(info.origin), py::arg("version") = info.version));
   }
   return rows;
 }

@@ -12,7 +12,7 @@ namespace gradcomp {
 struct CompiledCodec {
   std::string spec;                 // canonical
   const StageInfo* info = nullptr;  // the codec stage
-  std::uint32_t spec_hash = 0;      // CRC32C of `spec`
+  std::uint32_t spec_hash = 0;      // CRC32C of `spec` (of a plug-in's codec with its version)
   std::unique_ptr<const Codec> codec;
 };
 

@@ -32,4 +32,16 @@ const char* kind_name(StageKind kind) noexcept {
   return "coder";
 }
 
+const char* origin_name(Origin origin) noexcept {
+  switch (origin) {
+    case Origin::kCore:
+      return "core";
+    case Origin::kLibrary:
+      return "library";
+    case Origin::kPython:
+      break;
+  }
+  return "python";
+}
+
 }  // namespace gradcomp

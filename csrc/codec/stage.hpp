@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,6 +30,9 @@ struct Recipe {
   const char* coder_name(const char* standard) const;
 };
 
+// Source of a stage; plug-ins bring codecs only.
+enum class Origin { kCore, kLibrary, kPython };
+
 struct StageInfo {
   const char* name = "";
   StageKind kind = StageKind::kCodec;
@@ -40,7 +44,7 @@ struct StageInfo {
   const char* example = "";    // a valid spec; of a codec or an algorithm alone
   std::vector<ParamInfo> params = {};
   std::vector<const char*> exactly_one_of = {};  // parameters of which a spec gives exactly one
-  std::unique_ptr<Codec> (*make)(const Recipe&) = nullptr;  // codecs only
+  std::function<std::unique_ptr<Codec>(const Recipe&)> make = nullptr;  // codecs only
   // Codecs and algorithms only: why these parameters make no sense, or make none after this memory
   // (nullptr: the spec has none); nullptr when they do.
   const char* (*refuse)(const Params&, const StageInfo* memory) = nullptr;
@@ -49,6 +53,8 @@ struct StageInfo {
   bool is_default = false;     // coders only: a spec without a coder means this one
   bool rotatable = false;      // codecs only: after 'rotate'
   bool needs_indices = false;  // memories only: must know which elements a payload carries
+  Origin origin = Origin::kCore;
+  std::uint32_t version = 0;  // of a plug-in's codec: its payload format
 };
 
 struct Stage {
@@ -58,6 +64,10 @@ struct Stage {
   std::string text() const;
 };
 
+// Frame codec ids: 1..0x7FFF are gradcomp's own, from 0x8000 on they are those of plug-ins.
+inline constexpr std::uint16_t kFirstPluginId = 0x8000;
+
 const char* kind_name(StageKind kind) noexcept;
+const char* origin_name(Origin origin) noexcept;
 
 }  // namespace gradcomp

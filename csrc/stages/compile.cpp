@@ -1,5 +1,7 @@
 #include "stages/compile.hpp"
 
+#include <string>
+
 #include "kernels/crc32c.hpp"
 #include "stages/spec.hpp"
 
@@ -27,8 +29,9 @@ Status compile_codec(std::string_view text, CompiledCodec* out) {
   }
   out->spec = spec.text();
   out->info = codec->info;
-  out->spec_hash =
-      crc32c(reinterpret_cast<const std::uint8_t*>(out->spec.data()), out->spec.size());
+  const std::uint32_t version = out->info->version;
+  const std::string hashed = out->spec + (version == 0 ? "" : "@" + std::to_string(version));
+  out->spec_hash = crc32c(reinterpret_cast<const std::uint8_t*>(hashed.data()), hashed.size());
   out->codec = out->info->make(
       {codec->params, spec.find(StageKind::kTransform), spec.find(StageKind::kCoder)});
   return {};

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "stages/plugins.hpp"
 #include "stages/registry.hpp"
 
 namespace gradcomp {
@@ -120,10 +121,16 @@ class Parser {
     }
     stage->info = find_stage(name.text);
     if (stage->info == nullptr) {
+      load_environment_plugins();
+      stage->info = find_stage(name.text);
+    }
+    if (stage->info == nullptr) {
       std::vector<std::string_view> known;
       for (const StageInfo& info : registry()) known.push_back(info.name);
-      return error(name.pos,
-                   "unknown stage " + quoted(name.text) + ": " + suggestion(name.text, known));
+      std::string faults;
+      for (const std::string& fault : plugin_faults()) faults += "; " + fault;
+      return error(name.pos, "unknown stage " + quoted(name.text) + ": " +
+                                 suggestion(name.text, known) + faults);
     }
     GRADCOMP_TRY(check_order(before, *stage->info, name.pos));
     skip_blanks();

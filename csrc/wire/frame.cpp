@@ -21,7 +21,9 @@ std::string hex(std::uint32_t value) {
 
 std::string codec_text(std::uint16_t id) {
   const StageInfo* info = find_stage(id);
-  return std::to_string(id) + (info == nullptr ? "" : " (" + std::string(info->name) + ")");
+  if (info != nullptr) return std::to_string(id) + " (" + std::string(info->name) + ")";
+  return std::to_string(id) +
+         (id < kFirstPluginId ? "" : " (of a plug-in that is not installed here)");
 }
 
 std::size_t header_size(std::uint8_t flags) {

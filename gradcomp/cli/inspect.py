@@ -32,7 +32,7 @@ def inspect(
         table = show.table("field", "value")
         table.add_row("version", str(info.version))
         table.add_row("flags", f"{info.flags:#04x}")
-        table.add_row("codec", f"{info.codec_id} ({info.codec_name or 'unknown'})")
+        table.add_row("codec", f"{info.codec_id} ({info.codec_name or _unknown(info.codec_id)})")
         table.add_row("spec hash", f"{info.spec_hash:#010x}")
         table.add_row("elements", f"{info.numel:,}")
         table.add_row("stream", "none" if info.stream is None else f"{info.stream:#018x}")
@@ -53,3 +53,7 @@ def _hexdump(data: bytes) -> str:
         text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
         lines.append(f"  {start:04x}  {row.hex(' '):<47}  {text}")
     return "\n".join(lines)
+
+
+def _unknown(codec_id: int) -> str:
+    return "unknown" if codec_id < 0x8000 else "of a plug-in that is not installed here"

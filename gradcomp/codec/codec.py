@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes, as_float32
-from gradcomp.codec.spec import checked_text, stages
+from gradcomp.codec.spec import checked_text, parse, stages
 from gradcomp.errors import CapacityError, WireError
 from gradcomp.stopwatch import timed
 
@@ -34,6 +34,7 @@ class Codec:
     __slots__ = ("caps", "carried", "core", "name", "payload_dtype", "spec")
 
     def __init__(self, spec: str) -> None:
+        parse(spec)  # registers the plug-in that it names
         self.core = _core.Codec(spec)
         """The codec of the C++ core; for this package."""
         self.spec: str = self.core.spec

@@ -9,6 +9,7 @@ from typing import Any
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, as_bytes
+from gradcomp.codec.plugins import discover
 from gradcomp.errors import WireError
 
 __all__ = ["FrameInfo", "inspect", "split_frames"]
@@ -41,6 +42,7 @@ def inspect(frame: Any) -> FrameInfo:
         WireError: the bytes are no frame, or not a whole one. A wrong CRC is no error here:
             ``crc_ok`` tells.
     """
+    discover()
     return FrameInfo(**_core.parse_frame(as_bytes(frame)))
 
 

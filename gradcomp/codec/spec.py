@@ -12,6 +12,8 @@ from functools import lru_cache
 from typing import Literal
 
 from gradcomp import _core
+from gradcomp.codec.plugins import discover
+from gradcomp.errors import SpecError
 
 __all__ = ["ParamInfo", "Spec", "Stage", "StageInfo", "parse", "stages"]
 
@@ -80,6 +82,13 @@ class Spec:
         """Whether a parameter changes while training goes on."""
         return self.by_steps or self.by_epochs
 
+    @property
+    def plugins(self) -> tuple[StageInfo, ...]:
+        """The plug-ins' codecs among its stages."""
+        names = {stage.name for stage in self.stages}
+        rows = _stages(_core.stage_count())
+        return tuple(row for row in rows if row.origin != "core" and row.name in names)
+
     def at(self, step: int, epoch: int) -> Spec:
         """What the spec is at a step of an epoch, both counted from 0: without schedules."""
         return parse(_core.spec_at(self.canonical, step, epoch)) if self.scheduled else self
@@ -108,6 +117,8 @@ class StageInfo:
         nonfinite: what happens to NaN and Inf.
         example: a valid spec; of a codec or an algorithm, without other stages.
         exactly_one_of: parameters of which a spec must give exactly one.
+        origin: "core", or of a plug-in's codec "library" or "python".
+        version: of a plug-in's codec; else 0.
     """
 
     name: str
@@ -119,6 +130,8 @@ class StageInfo:
     example: str
     exactly_one_of: tuple[str, ...]
     params: tuple[ParamInfo, ...]
+    origin: Literal["core", "library", "python"]
+    version: int
 
 
 def parse(spec: str) -> Spec:
@@ -147,13 +160,23 @@ def checked_text(spec: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _parse(spec: str) -> Spec:
-    canonical, rows, by_steps, by_epochs = _core.parse_spec(spec)
+    try:
+        parsed = _core.parse_spec(spec)
+    except SpecError:
+        discover()  # it may name a plug-in's codec
+        parsed = _core.parse_spec(spec)
+    canonical, rows, by_steps, by_epochs = parsed
     return Spec(canonical, tuple(Stage(*row) for row in rows), by_steps, by_epochs)
 
 
-@lru_cache(maxsize=1)
 def stages() -> tuple[StageInfo, ...]:
     """Every stage that a spec may name, in the order of the registry."""
+    discover()
+    return _stages(_core.stage_count())
+
+
+@lru_cache(maxsize=1)
+def _stages(count: int) -> tuple[StageInfo, ...]:
     return tuple(
         StageInfo(
             **{

@@ -308,6 +308,7 @@ class Config(StrictModel):
             )
         ]
         nodes = self.compress.ranks_per_node
+        plugins = {row.name: row.version for spec in self.specs for row in spec.plugins}
         content = {
             "compress": {
                 "policy": self.compress.policy,
@@ -319,6 +320,7 @@ class Config(StrictModel):
             },
             "seed": self.seed,
             "version": self.version,
+            **({"plugins": plugins} if plugins else {}),
         }
         return json.dumps(content, sort_keys=True, separators=(",", ":"))
 

@@ -70,7 +70,7 @@ TEST_CASE("every registry row is complete and its example parses") {
     if (info.kind == StageKind::kCodec) {
       CHECK(find_stage(info.id) == &info);
       CHECK(info.id > 0);
-      CHECK(info.id < kFirstUserCodecId);
+      CHECK(info.id < kFirstPluginId);
       CHECK(compile_codec(info.example, &codec).ok());
     } else {
       CHECK(info.id == 0);

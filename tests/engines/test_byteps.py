@@ -56,9 +56,11 @@ class BytepsJob(CaseJob):
     logs: Path
 
 
-def run_cases(folder: Path, workers: int, servers: int, cases: list[str]) -> BytepsJob:
+def run_cases(
+    folder: Path, workers: int, servers: int, cases: list[str], module: str = "workers.byteps_cases"
+) -> BytepsJob:
     began = time.monotonic()
-    done = run(folder, workers, servers, "-m", "workers.byteps_cases", folder, *cases)
+    done = run(folder, workers, servers, "-m", module, folder, *cases)
     finished = Finished(done.returncode, done.stdout + done.stderr, time.monotonic() - began)
     assert finished.status == 0, finished.output
     return BytepsJob(finished, read_reports(folder, workers), folder / "logs")

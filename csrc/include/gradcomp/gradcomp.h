@@ -152,6 +152,63 @@ GRADCOMP_API gradcomp_status gradcomp_frame_decode_add(const gradcomp_codec* cod
                                                        const uint8_t* frame, size_t size,
                                                        float weight, float* acc, size_t n);
 
+/* ---- Codecs from outside: a shared library that exports gradcomp_plugin() (docs/plugins.md) ----
+ */
+
+/* Changes when the structures below do. */
+#define GRADCOMP_PLUGIN_ABI_VERSION 1u
+/* Ids of gradcomp's own codecs are below; those of plug-ins go from here to 0xFFFF. */
+#define GRADCOMP_FIRST_PLUGIN_ID 0x8000u
+
+typedef enum { GRADCOMP_REAL = 0, GRADCOMP_INTEGER = 1, GRADCOMP_BOOLEAN = 2 } gradcomp_param_type;
+
+/* A parameter in a spec. Values are doubles: whole for an integer, 0 or 1 for a boolean. */
+typedef struct {
+  const char* name; /* as the codec's name */
+  uint32_t type;    /* a gradcomp_param_type */
+  double default_value;
+  double min; /* min and max are inclusive, and ignored for a boolean */
+  double max;
+  const char* doc;
+} gradcomp_plugin_param;
+
+/* A codec. Its functions must be safe to call from several threads at once, keep no state between
+ * calls, and give the same bytes for the same arguments on every machine. They are never called for
+ * tensors of 0 elements, whose payload is empty. Each returns NULL, or the reason for its failure:
+ * a text that stays valid until the next call on this thread. No function may throw. `params` are
+ * the values in the order of `gradcomp_plugin_codec.params`. */
+typedef struct {
+  uint32_t abi_version;  /* GRADCOMP_PLUGIN_ABI_VERSION */
+  uint32_t id;           /* of frames; from GRADCOMP_FIRST_PLUGIN_ID to 0xFFFF, and nobody else's */
+  uint32_t version;      /* from 1; raise it when the bytes change: ranks refuse another one */
+  uint32_t caps;         /* of SUMMABLE, SEEDED, FINITE and PRIVATE_NOISE; see below */
+  const char* name;      /* lower-case letters, digits and _, at first a letter */
+  const char* summary;   /* one line of printable ASCII, as the next one */
+  const char* nonfinite; /* treatment of NaN and Inf */
+  const gradcomp_plugin_param* params;
+  size_t param_count;
+  void* context; /* handed to every function; NULL is allowed */
+  /* Upper bound of the bytes of a payload of n elements, at most UINT32_MAX. With SUMMABLE a
+   * payload has exactly that size and consists of float32, which engines add up. */
+  const char* (*max_payload_size)(void* context, const double* params, size_t n, size_t* size);
+  /* Writes at most `capacity` bytes, which is what max_payload_size says. `stream` is the key of
+   * this call's random numbers (docs/wire-format.md). */
+  const char* (*encode)(void* context, const double* params, const float* x, size_t n,
+                        uint64_t stream, uint8_t* out, size_t capacity, size_t* written);
+  /* Must check every byte: payloads come from a network. With SEEDED, `stream` is the encoder's;
+   * else it has no meaning. */
+  const char* (*decode)(void* context, const double* params, const uint8_t* payload, size_t size,
+                        uint64_t stream, float* y, size_t n);
+} gradcomp_plugin_codec;
+
+/* Defined by a plug-in library, not by gradcomp: its codec i, or NULL from their number on. */
+GRADCOMP_API const gradcomp_plugin_codec* gradcomp_plugin(size_t i);
+
+/* Loads a plug-in library and registers its codecs for the life of the process; at the second call
+ * with the same library nothing is left to do. Libraries in the environment variable
+ * GRADCOMP_PLUGINS, separated by ':', are loaded when a spec first names an unknown stage. */
+GRADCOMP_API gradcomp_status gradcomp_load_plugin(const char* path);
+
 #ifdef __cplusplus
 }
 #endif

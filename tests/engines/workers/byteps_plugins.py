@@ -1,0 +1,37 @@
+"""Codecs of plug-ins in a BytePS job: ``python -m workers.byteps_plugins REPORTS CASE...``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from workers.byteps_cases import NUMEL, agree, case, main, refused, train
+
+from byteps_compressors.torch import attach
+from gradcomp import ConfigError
+
+
+@case
+def plugin_codec() -> None:
+    """Averages are equal to the model's, bit for bit."""
+    ramp = "absmax8(threshold=ramp(from=0.5,to=0.01,steps=2))"
+    specs = {"plain": "absmax8", "ramp": f"residual|{ramp}"}
+    agree(specs, NUMEL, torch.float32, "off")
+    agree({"two_way": "residual|absmax8(threshold=0.1)"}, NUMEL, torch.float32, "on")
+
+
+@case
+def plugin_training() -> Any:
+    """The worker's accuracy and a digest of its weights."""
+    return train("residual|absmax8(threshold=0.1)", 60, "plugin")
+
+
+@case
+def plugin_in_python() -> None:
+    matrix = [("plugin.w", torch.empty(100, 100))]
+    refused(lambda: attach(matrix, "residual|bf8"), ConfigError, "'bf8'", "in Python", "Horovod")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
