@@ -25,7 +25,7 @@ class BucketWork {
   virtual ~BucketWork() = default;
 };
 
-// What a call knows besides the data. Randomness enters here and nowhere else.
+// Input of a call besides the data. Randomness enters here and nowhere else.
 struct Call {
   std::uint64_t stream = 0;            // derive_stream(seed, step, tensor_id)
   Scratch* scratch = nullptr;          // required
@@ -51,10 +51,10 @@ struct BucketTensor {
   Span<const float> basis = {};  // Call::basis
 };
 
-// Largest tensor: its float32 image must fit the frame's 32-bit payload length.
+// Largest tensor: as float32 it must fit the 32-bit payload length of a frame.
 inline constexpr std::size_t kMaxNumel = (std::size_t{1} << 30) - 1;
 
-// Spans are never null here, even where they are empty.
+// Pointers of spans are never null, even of empty spans.
 class Codec {
  public:
   Codec() = default;
@@ -100,21 +100,20 @@ class Codec {
   }
 
   // Whether encode honours call.feedback (codec/feedback.hpp): it then corrects every element
-  // before it first reads it, and subtracts what decode would make of the payload. It fails before
-  // it has touched any element, or not at all.
+  // before the first read, and subtracts the decode of the payload. It fails before it has touched
+  // any element, or not at all.
   virtual bool fuses_feedback() const noexcept { return false; }
 
-  // Overwrites y. Every byte of `in` is hostile: an error leaves no element of y half trusted, the
-  // caller must discard y.
+  // Overwrites y. No byte of `in` is trusted. After an error the caller must discard y.
   virtual Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const = 0;
 
   // acc += weight * decode(in), one rounding for the product and one for the sum, in index order.
-  // On error acc is untouched.
+  // An error leaves acc untouched.
   virtual Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                             Span<float> acc) const = 0;
 
-  // y = 0 at the elements that the payload carries, whatever their values are; for codecs that say
-  // which ones they are (Symbols::kIndices).
+  // y = 0 at the elements that the payload carries, whatever their values; for codecs whose
+  // payloads hold indices (Symbols::kIndices).
   virtual Status zero_sent(Span<const std::uint8_t> in, const Call& call, Span<float> y) const {
     (void)in, (void)call, (void)y;
     return {Code::kSpec, "this codec's payloads do not say which elements they carry"};

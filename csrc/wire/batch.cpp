@@ -12,8 +12,8 @@
 namespace gradcomp {
 namespace {
 
-// Calls fn(i) for all items: for large ones on this thread, as fn itself uses the others; for items
-// that make a single range of their own, on all threads.
+// Calls fn(i) for all items: for large ones on this thread, as fn itself uses the others; for those
+// that are a single range, on all threads.
 template <typename SizeOf, typename Fn>
 void for_items(std::size_t count, const SizeOf& size_of, const Fn& fn) {
   std::vector<std::size_t> small;
@@ -37,10 +37,10 @@ void for_items(std::size_t count, const SizeOf& size_of, const Fn& fn) {
       &context);
 }
 
-// What each item's Call has of its bucket.
+// Results of share() for an item's Call.
 struct Share {
   std::uint64_t number = kNoShare;
-  BucketWork* work = nullptr;  // one of `works`
+  BucketWork* work = nullptr;  // of the bucket; owned by `works`
 };
 
 Status find_shares(Span<const EncodeItem> items, Span<Share> shares,
