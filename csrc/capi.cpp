@@ -38,7 +38,7 @@ std::string& last_error() {
   return message;
 }
 
-// Runs fn, which returns a Status; out of memory is the one exception that can come out of it.
+// Runs fn, which returns a Status. The only exception it can throw is that memory ran out.
 template <typename Fn>
 gradcomp_status guarded(Fn&& fn) noexcept {
   try {
@@ -46,7 +46,7 @@ gradcomp_status guarded(Fn&& fn) noexcept {
     if (!status.ok()) last_error() = status.message();
     return static_cast<gradcomp_status>(status.code());
   } catch (...) {
-    last_error().clear();  // no memory to say more
+    last_error().clear();  // there may be no memory for a text
     return GRADCOMP_CAPACITY;
   }
 }
@@ -57,7 +57,7 @@ Status check(const void* codec, const void* data, std::size_t size) {
   return {};
 }
 
-// Callers may pass NULL for nothing; codecs do not expect it.
+// Callers may pass NULL for an empty buffer; codecs expect a pointer.
 template <typename T>
 gradcomp::Span<T> span(T* data, std::size_t size) {
   static std::remove_const_t<T> nothing{};

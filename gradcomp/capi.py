@@ -1,4 +1,4 @@
-"""Where the C interface of the codecs is, for code of other languages: see gradcomp.h."""
+"""Paths of the C interface of the codecs, for code in other languages; see gradcomp.h."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def core_library() -> Path:
 
 
 def include_folder() -> Path:
-    """The folder to give a compiler with ``-I``; it holds gradcomp/gradcomp.h.
+    """The include folder of gradcomp/gradcomp.h, for a compiler's ``-I``.
 
     Raises:
-        GradcompError: this is no source checkout.
+        GradcompError: gradcomp is not installed from a source checkout.
     """
     folder = Path(__file__).parents[1] / "csrc" / "include"
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""What gradcomp raises. Every message names the value, what is allowed, and the remedy."""
+"""Errors of gradcomp. Every message names the value, the allowed range and the remedy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ConfigError(GradcompError, ValueError):
 
 
 class StateError(GradcompError, ValueError):
-    """A checkpointed compressor state does not fit where it is loaded."""
+    """A checkpointed state does not fit the model or the configuration that loads it."""
 
 
 class ProtocolError(GradcompError, RuntimeError):
@@ -44,7 +44,7 @@ class ProtocolError(GradcompError, RuntimeError):
 
 
 class TopologyError(GradcompError, ValueError):
-    """A graph of peers cannot be made so, or is not one that an algorithm takes."""
+    """A graph of peers cannot be built as asked, or an algorithm does not accept it."""
 
 
 class PeerError(GradcompError, RuntimeError):

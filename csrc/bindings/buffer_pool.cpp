@@ -15,7 +15,7 @@ namespace {
 
 namespace py = pybind11;
 
-// What nobody uses, by size. The interpreter's lock guards it.
+// Free blocks, by size. The interpreter's lock guards it.
 class Pool {
  public:
   Pool() = default;
@@ -52,7 +52,7 @@ class Pool {
   std::unordered_map<std::size_t, std::vector<void*>> free_;
 };
 
-// A block in use, and where it goes afterwards.
+// A block in use, and the pool to which it returns.
 struct Loan {
   std::shared_ptr<Pool> pool;
   void* block;

@@ -14,7 +14,7 @@
 namespace gradcomp::bindings {
 namespace {
 
-// The arguments come from this package alone; these checks keep its mistakes from memory.
+// Only this package passes the arguments; these checks keep its mistakes from corrupting memory.
 void require(bool fits, const char* what) {
   if (!fits) throw py::value_error(what);
 }

@@ -21,7 +21,7 @@ Array<T> copy(const std::vector<T>& values) {
   return Array<T>(static_cast<py::ssize_t>(values.size()), values.data());
 }
 
-// Studies are wrong by their arguments: ValueError, and MemoryError, as numpy has them.
+// Wrong arguments of a study raise ValueError or MemoryError, as in numpy.
 template <typename Fn>
 void call(const Fn& fn) {
   Status status;
@@ -63,7 +63,7 @@ class PyPolarCode {
     return codewords;
   }
 
-  // (messages, what each decision saw: [rows, mother], or nothing)
+  // (messages, the LLR of each decision: [rows, mother], or [0, mother] without trace)
   py::tuple decode(const Array<double>& llrs, bool systematic, bool min_sum, bool trace) const {
     auto messages = make<std::uint8_t>(rows(llrs), code_.message);
     auto seen = make<double>(trace ? rows(llrs) : 0, code_.mother());

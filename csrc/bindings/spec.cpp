@@ -44,7 +44,7 @@ py::tuple parse(const std::string& text) {
                         spec.scheduled_by(Schedule::Unit::kEpochs));
 }
 
-// The canonical text of what a spec is at a step of an epoch.
+// The canonical text of a spec at a step of an epoch: without schedules.
 std::string spec_at(const std::string& text, std::int64_t step, std::int64_t epoch) {
   Spec spec;
   raise_unless_ok(parse_spec(text, &spec));

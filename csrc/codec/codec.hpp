@@ -15,7 +15,7 @@ class Feedback;
 class BucketCodec;
 struct BucketCall;
 
-// The inputs of a call besides the data. Randomness enters here and nowhere else.
+// Input of a call besides the data. Randomness enters here and nowhere else.
 struct Call {
   std::uint64_t stream = 0;            // derive_stream(seed, step, tensor_id)
   Scratch* scratch = nullptr;          // required
@@ -25,7 +25,7 @@ struct Call {
   const BucketCall* bucket = nullptr;  // codec/bucket_codec.hpp; nullptr: no bucket, no state
 };
 
-// Largest tensor: its float32 image must fit the frame's 32-bit payload length.
+// Largest tensor: as float32 it must fit the 32-bit payload length of a frame.
 inline constexpr std::size_t kMaxNumel = (std::size_t{1} << 30) - 1;
 
 // Spans are never null, even if they are empty.

@@ -1,6 +1,6 @@
-// Error feedback around a codec: corrected = beta * residual + gamma * grad; its payload; residual
-// = corrected - decode(payload). Codecs that are as fast as memory do all three while the elements
-// are in the cache.
+// Error feedback around a codec: corrected = beta * residual + gamma * grad; payload =
+// encode(corrected); residual = corrected - decode(payload). Fast codecs fuse the three, so that
+// the elements are read once from memory.
 #pragma once
 
 #include <atomic>
@@ -11,18 +11,17 @@
 
 namespace gradcomp {
 
-// Momentum correction (Lin et al.: Deep Gradient Compression, ICLR 2018, section 3.2): what a step
-// adds to the residual, there called velocity, is not the gradient but its momentum.
+// Momentum correction (Lin et al.: Deep Gradient Compression, ICLR 2018, section 3.2): a step adds
+// the momentum, not the gradient, to the residual, which the paper calls velocity.
 struct Correction {
   Span<float> momentum;
   float factor = 0;  // of the momentum
-  float scale = 1;   // of the gradient, as clipping demands
+  float scale = 1;   // of the gradient, from clipping
   bool nesterov = false;
-  bool masking = true;  // what is sent leaves the momentum, too
+  bool masking = true;  // momentum of sent elements becomes 0
 };
 
-// One tensor's residual in the making. The elements are touched by encode alone, each by one
-// thread.
+// One tensor's residual during a call. Only encode touches the elements, each with one thread.
 class Feedback {
  public:
   Feedback(Span<float> residual, const float* grad, float beta, float gamma)
@@ -30,9 +29,9 @@ class Feedback {
   Feedback(Span<float> residual, const float* grad, const Correction& correction)
       : residual_(residual), grad_(grad), corrects_(true), correction_(correction) {}
 
-  // Makes the elements [begin, end) of the residual those of the corrected gradient. Once each.
+  // Turns the elements [begin, end) of the residual into the corrected gradient. Once for each.
   void correct(std::size_t begin, std::size_t end) const;
-  // The same for all elements, where it was not done yet.
+  // The same for all elements; later calls do nothing.
   void correct_all() const;
 
   Span<float> residual() const noexcept { return residual_; }
@@ -52,7 +51,7 @@ class Feedback {
   mutable bool corrected_ = false;
 };
 
-// For codecs that fuse: before elements are first read, and where what was sent is subtracted from.
+// For codecs that fuse: correct() before elements are first read; residual_of() to subtract from.
 inline void correct(const Call& call, std::size_t begin, std::size_t end) {
   if (call.feedback != nullptr) call.feedback->correct(begin, end);
 }
@@ -60,9 +59,9 @@ inline float* residual_of(const Call& call) {
   return call.feedback == nullptr ? nullptr : call.feedback->residual().data();
 }
 
-// codec.encode(x); or, where the call has a feedback (x is then its residual), the whole of error
-// feedback, with the same bits whether the codec fuses it or not. Residuals that are not finite
-// become 0: a NaN or Inf is sent at most once and never stays behind.
+// codec.encode(x); for a call with a feedback (x is its residual) all of error feedback, with the
+// same bits whether the codec fuses it or not. Residuals that are not finite become 0: a NaN or Inf
+// is sent at most once and never kept.
 Status encode_payload(const Codec& codec, Span<const float> x, const Call& call,
                       Span<std::uint8_t> out, std::size_t* written);
 

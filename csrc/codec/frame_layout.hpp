@@ -1,4 +1,5 @@
-// Sizes of a frame's parts in bytes, docs/wire-format.md#frame. Codecs with a rate count them.
+// Sizes of a frame's parts in bytes, docs/wire-format.md#frame. Codecs with a target rate count
+// them.
 #pragma once
 
 #include <cstddef>

@@ -41,14 +41,14 @@ ParamInfo choice_param(const char* name, const char* default_text, const char* c
 
 struct Value {
   ParamType type = ParamType::kReal;
-  double real = 0;                                  // kReal; of a schedule, what it begins with
+  double real = 0;                                  // kReal; of a schedule, the first value
   std::int64_t integer = 0;                         // kInteger
   bool boolean = false;                             // kBoolean
   std::string choice;                               // kChoice
   std::vector<double> list;                         // kList
   std::optional<Schedule> schedule = std::nullopt;  // kReal only
 
-  std::string text() const;  // canonical: what the spec grammar reads back as the same value
+  std::string text() const;  // canonical: the spec grammar reads it back as the same value
 };
 
 // A stage's parameters, checked and with defaults filled in.

@@ -1,4 +1,4 @@
-// Checks that several codecs make on what they are given.
+// Checks of buffer sizes, for codecs.
 #pragma once
 
 #include <cstddef>

@@ -8,9 +8,8 @@
 namespace gradcomp {
 
 struct Schedule {
-  // kRamp: from values[0] to values[1], by the same factor in every unit, over `length` of them,
-  // and values[1] from then on. kStairs: values[i] for `length` units each, and the last from then
-  // on.
+  // kRamp: from values[0] to values[1] by the same factor in each of `length` units, then
+  // values[1]. kStairs: values[i] for `length` units each, then the last value.
   enum class Shape { kRamp, kStairs };
   enum class Unit { kSteps, kEpochs };
 

@@ -1,4 +1,4 @@
-// Stages of a spec: a row of the registry describes each, and a spec holds them with parameters.
+// Stages of a spec: StageInfo is a row of the registry, Stage one with the parameters of a spec.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +14,19 @@ namespace gradcomp {
 
 struct Stage;
 
-// In the order in which stages may stand in a spec; at most one of each, and exactly one codec. An
-// algorithm stands where a codec would: a reduction of several phases that aggregators run. A
-// preset is short for a memory and a codec, and does not appear in a parsed spec.
+// In the order of a spec: at most one stage of each kind, and exactly one codec. An algorithm, in
+// place of a codec, is a reduction of several phases that aggregators run. A preset is short for a
+// memory and a codec, and does not appear in a parsed spec.
 enum class StageKind { kPreset, kMemory, kTransform, kCodec, kAlgorithm, kCoder };
-// What a codec leaves to a lossless coder, and what a coder codes.
+// Symbols that a codec leaves to a lossless coder, and that a coder codes.
 enum class Symbols { kNone, kIndices, kLevels };
-// What a codec is made from: its parameters, and the stages around it.
+// Arguments of a codec's constructor: its parameters, and the stages around it.
 struct Recipe {
   const Params& params;
-  const Stage* transform;  // nullptr when the spec has none
-  const Stage* coder;      // nullptr when the spec has none
+  const Stage* transform;  // nullptr if the spec has none
+  const Stage* coder;      // nullptr if the spec has none
 
-  // The name of the coder; `standard` when the spec has none.
+  // The name of the coder; `standard` if the spec has none.
   const char* coder_name(const char* standard) const;
 };
 
@@ -40,19 +40,19 @@ struct StageInfo {
   std::uint16_t id = 0;
   const char* summary = "";
   const char* paper = "";
-  const char* nonfinite = "";  // what happens to NaN and Inf
-  const char* example = "";    // a valid spec; of a codec or an algorithm alone
+  const char* nonfinite = "";  // treatment of NaN and Inf
+  const char* example = "";    // a valid spec; of a codec or an algorithm: without other stages
   std::vector<ParamInfo> params = {};
   std::vector<const char*> exactly_one_of = {};  // parameters of which a spec gives exactly one
   std::function<std::unique_ptr<Codec>(const Recipe&)> make = nullptr;  // codecs only
-  // Codecs and algorithms only: why these parameters make no sense, or make none after this memory
-  // (nullptr: the spec has none); nullptr when they do.
+  // Codecs and algorithms only: why the parameters are invalid, alone or with this memory (nullptr:
+  // the spec has none); nullptr if valid.
   const char* (*refuse)(const Params&, const StageInfo* memory) = nullptr;
-  std::string (*expand)(const Params&) = nullptr;  // presets only: the spec it is short for
+  std::string (*expand)(const Params&) = nullptr;  // presets only: the full spec
   Symbols symbols = Symbols::kNone;                // codecs and coders only
-  bool is_default = false;     // coders only: a spec without a coder means this one
-  bool rotatable = false;      // codecs only: after 'rotate'
-  bool needs_indices = false;  // memories only: must know which elements a payload carries
+  bool is_default = false;                         // coders only: the coder of specs without one
+  bool rotatable = false;                          // codecs only: may follow 'rotate'
+  bool needs_indices = false;                      // memories only: the codec must send indices
   Origin origin = Origin::kCore;
   std::uint32_t version = 0;  // of a plug-in's codec: its payload format
 };

@@ -13,8 +13,8 @@
 namespace gradcomp {
 namespace {
 
-// Calls fn(i) for all items: for large ones on this thread, as fn itself uses the others; for items
-// that make a single range of their own, on all threads.
+// Calls fn(i) for all items: for large ones on this thread, as fn itself uses the others; for those
+// that are a single range, on all threads.
 template <typename SizeOf, typename Fn>
 void for_items(std::size_t count, const SizeOf& size_of, const Fn& fn) {
   std::vector<std::size_t> small;

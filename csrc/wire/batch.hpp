@@ -1,5 +1,5 @@
-// Many tensors in one call: the frames of a bucket, one after the other. Large tensors are worked
-// on by all threads in turn, small ones by one thread each.
+// Many tensors in one call: the frames of a bucket, one after the other. All threads work on one
+// large tensor after the other, and on small ones at once, one thread each.
 #pragma once
 
 #include <cstddef>
@@ -23,9 +23,9 @@ struct EncodeItem {
 // Upper bound of the bytes of all frames.
 std::size_t max_batch_size(Span<const EncodeItem> items) noexcept;
 
-// Writes the items' frames to `out` without gaps; sizes[i] is that of frame i. Items of one spec
-// whose codec has BucketCodec share(). After an error the residuals of some items may hold the
-// corrected gradients, and others what encoding left.
+// Writes the items' frames to `out` without gaps; sizes[i] is the size of frame i. Items of one
+// spec whose codec has BucketCodec share(). After an error some residuals may be corrected
+// gradients, and others the result of encoding.
 Status encode_batch(Span<const EncodeItem> items, Span<std::uint8_t> out, Span<std::size_t> sizes);
 
 struct DecodeItem {
@@ -35,13 +35,13 @@ struct DecodeItem {
   Span<const float> basis = {};  // BucketCall::basis
 };
 
-// Where a batch failed.
+// Position of a refused frame.
 struct BatchFault {
   std::size_t item = 0;
   std::size_t frame = 0;
 };
 
-// acc += weight * decode(frame), frame after frame, for each item. On an error the accs must be
+// acc += weight * decode(frame), frame after frame, for each item. After an error every acc must be
 // discarded, and `fault` is the first frame that was refused.
 Status decode_batch_add(Span<const DecodeItem> items, float weight, BatchFault* fault);
 

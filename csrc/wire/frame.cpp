@@ -30,7 +30,7 @@ std::size_t header_size(std::uint8_t flags) {
   return kFrameHeader + ((flags & kFlagStream) != 0 ? kFrameStream : 0);
 }
 
-// What an encoder sets.
+// Flags that an encoder sets.
 std::uint8_t frame_flags(const CompiledCodec& codec) {
   return static_cast<std::uint8_t>(kFlagCrc | (codec.codec->caps().seeded ? kFlagStream : 0));
 }

@@ -24,17 +24,17 @@ struct Frame {
   Span<const std::uint8_t> payload;
 };
 
-// The size of the frame that `bytes` begin with, as its header promises; more may follow, or less.
+// The size of the frame at the start of `bytes`, from its header; `bytes` may be longer or shorter.
 Status frame_size(Span<const std::uint8_t> bytes, std::size_t* size);
-// Checks all but the CRC, before anything is allocated or decoded.
+// Checks the whole header, but not the CRC. Allocates and decodes nothing.
 Status parse_frame(Span<const std::uint8_t> bytes, Frame* frame);
-// True also for frames without one. `bytes` is what parse_frame accepted.
+// True also for frames without a CRC. parse_frame() must have accepted `bytes`.
 bool frame_crc_ok(Span<const std::uint8_t> bytes, const Frame& frame) noexcept;
 
 std::size_t max_frame_size(const CompiledCodec& codec, std::size_t n) noexcept;
 Status encode_frame(const CompiledCodec& codec, Span<const float> x, const Call& call,
                     Span<std::uint8_t> out, std::size_t* written);
-// parse_frame, then: made by this codec and spec, and undamaged.
+// parse_frame(), then checks that this codec and spec made the frame, and its CRC.
 Status open_frame(const CompiledCodec& codec, Span<const std::uint8_t> bytes, Frame* frame);
 
 }  // namespace gradcomp

@@ -44,11 +44,11 @@ class ToEncode(NamedTuple):
         grad: C-contiguous float32, of any shape; some codecs see it as the matrix [shape[0], rest].
         seed, step, tensor_id: as in `Codec.encode`.
         residual: for error feedback, C-contiguous float32 of as many elements, updated in place:
-            ``beta * residual + gamma * grad`` is encoded, and what decoding gives is subtracted
-            from it; elements that are not finite then are reset to 0.
+            ``beta * residual + gamma * grad`` is encoded, and its decode is subtracted from it;
+            then elements that are not finite are reset to 0.
         beta: weight of the residual.
         gamma: weight of the gradient.
-        correction: instead of beta and gamma, for codecs that send indices.
+        correction: in place of beta and gamma, for codecs that send indices.
         carried: C-contiguous float32 of `Codec.carried` elements, zeros in the first step. The
             encoder starts its search from them and replaces them for the next step. The bytes then
             depend on earlier steps, too. None: the search starts anew.

@@ -49,8 +49,8 @@ class Codec:
         see `gradcomp.encode_batch`; ``learns``: averages of past steps help, see `learn`.
         ``GRADCOMP_EACH_CAP`` in gradcomp.h lists them."""
         self.carried: int = self.core.carried
-        """How many numbers the encoder takes over from one step to the next of a tensor, to find
-        sooner what it looks for; see `gradcomp.ToEncode`. Decoding never needs them."""
+        """How many numbers per tensor the encoder keeps from one step to the next, to shorten its
+        search; see `gradcomp.ToEncode`. Decoding never needs them."""
         self.payload_dtype: np.dtype[Any] = np.dtype(self.core.payload_dtype)
         """The elements of a payload: float32 or float16 for summable codecs, else uint8."""
 
@@ -74,11 +74,11 @@ class Codec:
 
     @timed("decode")
     def learn(self, average: FloatArray, shape: tuple[int, ...], basis: FloatArray) -> None:
-        """Bring a basis up to date with the average of a step, for the frames of the next one.
+        """Update a basis with the average of a step, for the frames of the next one.
 
         Args:
-            average: C-contiguous float32, the same on every rank; then the basis is, too.
-            shape: that of the tensor.
+            average: C-contiguous float32, the same on every rank; then so is the basis.
+            shape: of the tensor.
             basis: C-contiguous float32 of `basis_size` elements, at first zeros; updated in place.
         """
         _check_out(basis, np.float32, self.basis_size(shape))
@@ -97,10 +97,10 @@ class Codec:
         """Encode a tensor as a frame.
 
         Args:
-            x: a tensor of any shape; see `gradcomp.codec.arrays.as_float32`. Some codecs see it as the
-                matrix [shape[0], rest].
+            x: a tensor of any shape; see `gradcomp.codec.arrays.as_float32`. Some codecs see it as
+                the matrix [shape[0], rest].
             out: one-dimensional contiguous uint8 array of at least ``max_encoded_size(x.size)``
-                elements to write to; the result is a view of it. By default a new one is made.
+                elements to write to; the result is a view of it. By default a new one.
 
         Returns:
             The frame, a flat uint8 array.
@@ -129,8 +129,9 @@ class Codec:
 
         Args:
             frame: bytes, or a contiguous uint8 array. Every byte is checked, none is trusted.
-            out: C-contiguous float32 array of any shape to write to. By default a flat one is made.
-            numel: refuse the frame, before any memory is allocated, unless it has so many elements.
+            out: C-contiguous float32 array of any shape to write to. By default a new flat one.
+            numel: the expected number of elements; other frames are refused before any memory is
+                allocated.
 
         Raises:
             WireError: the frame is damaged, was made by another codec or spec, or has another
@@ -188,8 +189,8 @@ class Codec:
         Args:
             grad: C-contiguous float32.
             residual: of as many elements, updated in place: ``beta * residual + gamma * grad`` is
-                encoded, and what decoding gives is subtracted from it; elements that are not
-                finite then are reset to 0.
+                encoded, and its decode is subtracted from it; then elements that are not finite are
+                reset to 0.
         """
         _check_out(residual, np.float32)
         out = np.empty(self.max_payload_size(residual.size), np.uint8)

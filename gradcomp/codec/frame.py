@@ -1,4 +1,4 @@
-"""Looking into frames without decoding them."""
+"""Headers of frames, read without decoding."""
 
 from __future__ import annotations
 

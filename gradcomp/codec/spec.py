@@ -1,6 +1,6 @@
 """Spec strings: which memory and which codec, with which parameters.
 
-The grammar and the table of stages live in the C++ core (``csrc/core``); ``docs/spec-grammar.md``
+The grammar and the table of stages live in the C++ core (``csrc/stages``); ``docs/spec-grammar.md``
 describes both.
 """
 
@@ -44,7 +44,7 @@ class Spec:
     """
 
     canonical: str
-    # All that follows from the canonical text.
+    # The rest follows from the canonical text.
     stages: tuple[Stage, ...] = field(compare=False)
     by_steps: bool = field(default=False, compare=False)
     by_epochs: bool = field(default=False, compare=False)
@@ -61,9 +61,9 @@ class Spec:
 
     @property
     def codec(self) -> str:
-        """The canonical text without the memory: what `gradcomp.get_codec` takes.
+        """The canonical text without the memory, for `gradcomp.get_codec`.
 
-        It refuses that of an algorithm.
+        `gradcomp.get_codec` refuses the text of an algorithm.
         """
         return "|".join(stage.text for stage in self.stages if stage.kind != "memory")
 
@@ -90,7 +90,7 @@ class Spec:
         return tuple(row for row in rows if row.origin != "core" and row.name in names)
 
     def at(self, step: int, epoch: int) -> Spec:
-        """What the spec is at a step of an epoch, both counted from 0: without schedules."""
+        """The spec at a step of an epoch, both counted from 0: without schedules."""
         return parse(_core.spec_at(self.canonical, step, epoch)) if self.scheduled else self
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class ParamInfo:
-    """One parameter of a stage; ``default`` is None where there is none."""
+    """One parameter of a stage; ``default`` is None if it has none."""
 
     name: str
     type: Literal["real", "integer", "boolean", "choice", "list"]
@@ -114,7 +114,7 @@ class StageInfo:
 
     Attributes:
         id: the codec id of its frames; 0 for all but codecs.
-        nonfinite: what happens to NaN and Inf.
+        nonfinite: treatment of NaN and Inf.
         example: a valid spec; of a codec or an algorithm, without other stages.
         exactly_one_of: parameters of which a spec must give exactly one.
         origin: "core", or of a plug-in's codec "library" or "python".
@@ -149,7 +149,7 @@ def checked_text(spec: str) -> str:
     """``spec``, if it is a string; the parser's errors can show it whatever it holds.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not a string.
     """
     if not isinstance(spec, str):
         raise TypeError(

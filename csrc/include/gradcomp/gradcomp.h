@@ -30,8 +30,7 @@ typedef enum {
   GRADCOMP_ARGUMENT = 4  /* the caller broke the contract of the call */
 } gradcomp_status;
 
-/* Why the last call on this thread that did not return GRADCOMP_OK failed. Never NULL; valid until
- * the thread's next call. */
+/* The reason of the last failure on this thread. Never NULL; valid until the thread's next call. */
 GRADCOMP_API const char* gradcomp_last_error(void);
 
 typedef struct gradcomp_codec gradcomp_codec;
@@ -71,14 +70,14 @@ typedef enum {
 /* The sum of the codec's gradcomp_cap bits. */
 GRADCOMP_API uint32_t gradcomp_codec_caps(const gradcomp_codec* codec);
 
-/* The random numbers of a call are a function of these three, and of nothing else. */
+/* The random numbers of a call are a function of these three numbers alone. */
 typedef struct {
   uint64_t seed;
   uint64_t step;
   uint64_t tensor_id;
 } gradcomp_call;
 
-/* Bare payloads, for engines where both ends agree on codec, spec, numel and call beforehand.
+/* Bare payloads, for engines whose both ends agree on codec, spec, numel and call beforehand.
  * A buffer of gradcomp_max_payload_size(codec, n) bytes is always large enough for n elements. */
 GRADCOMP_API size_t gradcomp_max_payload_size(const gradcomp_codec* codec, size_t n);
 GRADCOMP_API gradcomp_status gradcomp_encode(const gradcomp_codec* codec, const float* x, size_t n,
@@ -88,8 +87,8 @@ GRADCOMP_API gradcomp_status gradcomp_decode(const gradcomp_codec* codec, const 
                                              size_t size, const gradcomp_call* call, float* y,
                                              size_t n);
 /* Error feedback around gradcomp_encode, in one or two passes over memory: encodes
- * beta * residual + gamma * grad and leaves in residual what decoding the payload does not give;
- * elements that are not finite become 0. On an error the residual must be discarded. */
+ * beta * residual + gamma * grad and subtracts the decode of the payload from it; residual becomes
+ * the rest. Elements that are not finite become 0. After an error residual must be discarded. */
 GRADCOMP_API gradcomp_status gradcomp_encode_with_residual(const gradcomp_codec* codec,
                                                            float* residual, const float* grad,
                                                            size_t n, float beta, float gamma,
@@ -101,18 +100,18 @@ GRADCOMP_API gradcomp_status gradcomp_decode_add(const gradcomp_codec* codec,
                                                  const gradcomp_call* call, float weight,
                                                  float* acc, size_t n);
 
-/* A whole spec such as "residual|topk(ratio=0.01)": a memory, parameters that change while training
- * goes on, and a codec. For engines that average without the rounds of the Python package; specs of
- * several phases (powersgd) are refused. Immutable, as codecs are. */
+/* A whole spec such as "residual|topk(ratio=0.01)": a memory, parameters that may follow a
+ * schedule, and a codec. For engines that average without the rounds of the Python package; specs
+ * of several phases (powersgd) are refused. Immutable, as codecs are. */
 typedef struct gradcomp_spec gradcomp_spec;
 GRADCOMP_API gradcomp_status gradcomp_spec_create(const char* text, gradcomp_spec** out);
 GRADCOMP_API void gradcomp_spec_destroy(gradcomp_spec* spec); /* NULL is allowed */
 /* The canonical text; lives as long as the spec. */
 GRADCOMP_API const char* gradcomp_spec_text(const gradcomp_spec* spec);
 
-#define GRADCOMP_KEEPS_RESIDUAL 1u /* what was not sent */
+#define GRADCOMP_KEEPS_RESIDUAL 1u /* the unsent rest */
 #define GRADCOMP_KEEPS_MOMENTUM 2u
-/* Which arrays its memory keeps between steps. */
+/* The arrays that the memory keeps between steps: a sum of the bits above. */
 GRADCOMP_API uint32_t gradcomp_spec_keeps(const gradcomp_spec* spec);
 /* Whether the codec depends on step or epoch. */
 GRADCOMP_API int gradcomp_spec_scheduled(const gradcomp_spec* spec);
@@ -120,9 +119,9 @@ GRADCOMP_API int gradcomp_spec_scheduled(const gradcomp_spec* spec);
 GRADCOMP_API gradcomp_status gradcomp_spec_codec(const gradcomp_spec* spec, uint64_t step,
                                                  uint64_t epoch, gradcomp_codec** out);
 
-/* gradcomp_encode with the spec's memory around it. `codec` is that of call->step; the memory's
- * arrays have n elements, are all 0 before step 0, and NULL where it keeps none. A rank among
- * `world_size` clips its gradient accordingly. On an error the arrays must be discarded. */
+/* gradcomp_encode with the spec's memory around it. `codec` is the codec of call->step. The arrays
+ * of the memory have n elements, all 0 before step 0; NULL if it keeps none. The clipping of
+ * momentum_correction depends on `world_size`. After an error the arrays must be discarded. */
 typedef struct {
   float* residual;
   float* momentum;
@@ -135,7 +134,7 @@ GRADCOMP_API gradcomp_status gradcomp_spec_encode(const gradcomp_spec* spec,
 
 /* The seed of a rank's own random numbers, for a job seeded with `seed`. */
 GRADCOMP_API uint64_t gradcomp_rank_seed(uint64_t seed, uint64_t rank);
-/* The name of registered codec i; NULL from their number on. */
+/* The name of registered codec i; NULL if there are not so many. */
 GRADCOMP_API const char* gradcomp_codec_name(size_t i);
 
 /* Self-describing frames (docs/wire-format.md). */
