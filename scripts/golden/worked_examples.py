@@ -29,7 +29,7 @@ EXAMPLE_SPECS = {
     "adaq": "adaq(ratio=0.5)",
 }
 EXAMPLE_INPUT = np.array([0.1, -3.0, 0.25, 2.0], np.float32)
-EXAMPLE_CALL = {"seed": 1, "step": 2, "tensor_id": 3}  # in the order of the arguments of encode()
+EXAMPLE_CALL = {"seed": 1, "step": 2, "tensor_id": 3}
 
 Row = tuple[int, str]
 """Size of a field in bytes, and its meaning."""
@@ -181,7 +181,12 @@ def example(codec_name: str) -> str:
     """One codec's worked example: a heading and a code block with every field of a frame."""
     (stage,) = (row for row in stages() if row.kind == "codec" and row.name == codec_name)
     codec = gradcomp.get_codec(EXAMPLE_SPECS.get(codec_name, stage.example))
-    frame = codec.encode(EXAMPLE_INPUT, *EXAMPLE_CALL.values()).tobytes()
+    frame = codec.encode(
+        EXAMPLE_INPUT,
+        seed=EXAMPLE_CALL["seed"],
+        step=EXAMPLE_CALL["step"],
+        tensor_id=EXAMPLE_CALL["tensor_id"],
+    ).tobytes()
     decoded = codec.decode(frame)
     info = inspect(frame)
     flags = ["CRC"] + (["stream"] if info.stream is not None else [])
