@@ -21,6 +21,7 @@ from gradcomp import (
 from gradcomp.codec.frame import split_frames
 from support.codecs import settings_of_the_core
 from support.frames import HEAD, sealed
+from support.pipelines import configured
 
 SPEC = "adaptive(rate=0.5,preset=basis)"
 CODEC = gradcomp.get_codec(SPEC)
@@ -324,8 +325,7 @@ def averages(loop: Loopback, step: int) -> list[Any]:
 
 
 def config(**compress: Any) -> gradcomp.Config:
-    compress = {"default": f"residual|{SPEC}", **compress}
-    return gradcomp.Config.from_mapping({"version": 1, "compress": compress})
+    return configured(f"residual|{SPEC}", **compress)
 
 
 @pytest.mark.parametrize("compress", [{}, {"exchange": "two_level", "ranks_per_node": 2}])

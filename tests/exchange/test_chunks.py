@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gradcomp import Config, Loopback, SpecError, _core
+from gradcomp import Loopback, SpecError, _core
 from gradcomp.codec.spec import parse
 from support.codecs import settings_of_the_core
 from support.gradients import of_one_tensor
-from support.pipelines import config_of
+from support.pipelines import config_of, configured
 
 
 @pytest.mark.parametrize("memory", ["", "residual|", "momentum_correction(masking=false)|"])
@@ -75,12 +75,7 @@ def test_a_bucket_is_as_its_tensors_one_by_one() -> None:
     mapping = {"match": {}, "use": spec}
     together, alone = (
         Loopback(
-            Config.from_mapping(
-                {
-                    "version": 1,
-                    "compress": {"default": spec, "rules": [mapping], "bucket_bytes": size},
-                }
-            ),
+            configured(spec, rules=[mapping], bucket_bytes=size),
             2,
         )
         for size in (2**20, 0)

@@ -22,7 +22,7 @@ from gradcomp.exchange.select import make_aggregator
 from gradcomp.runtime.loopback import run_rounds
 from gradcomp.runtime.pipeline import Pipeline
 from support.codecs import settings_of_the_core
-from support.pipelines import config_of
+from support.pipelines import config_of, configured
 from support.reference import reference
 from support.streams import seed_with_start
 
@@ -333,15 +333,7 @@ def test_every_tensor_has_its_momentum_once() -> None:
     context = Context({kind: {} for kind in STATE_KINDS}, 0, 0, 1)
     assert isinstance(make_aggregator(config.spec_for("bias", (10,)), context), DenseMomentum)
     with pytest.raises(ConfigError, match="would go without"):
-        Config.from_mapping(
-            {
-                "version": 1,
-                "compress": {
-                    "default": "dgc",
-                    "rules": [{"match": {"name": "*.bias"}, "use": "fp16"}],
-                },
-            }
-        )
+        configured("dgc", rules=[{"match": {"name": "*.bias"}, "use": "fp16"}])
 
 
 def test_state_is_taken_up_again() -> None:

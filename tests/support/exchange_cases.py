@@ -10,6 +10,7 @@ import numpy as np
 from gradcomp import Config, Loopback
 from gradcomp.codec.arrays import FloatArray
 from support.gradients import Shape, one_stream
+from support.pipelines import configured
 
 SHAPES = {"first": (96, 80), "odd": (61, 101), "small": (64, 64)}
 """Each large enough to be compressed; their sizes divide by few numbers of ranks."""
@@ -18,7 +19,7 @@ SHAPES = {"first": (96, 80), "odd": (61, 101), "small": (64, 64)}
 def config_of(spec: str, exchange: str, **others: Any) -> Config:
     """One spec for all tensors that are not small."""
     compress = {"default": spec, "exchange": exchange, **others}
-    return Config.from_mapping({"version": 1, "compress": compress, "seed": 5})
+    return configured(**compress, seed=5)
 
 
 def gradients(
