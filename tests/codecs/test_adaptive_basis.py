@@ -296,7 +296,7 @@ def test_steps_of_a_turned_matrix_are_finite() -> None:
     codec = gradcomp.get_codec("adaptive(rate=0.5,rank=1,preset=basis)")
     _, basis, frame = one_frame(codec)
     payload = frame[HEAD:-4].tobytes()
-    at = turned_fields(payload) + 5  # the step of P, then that of V
+    at = turned_fields(payload) + 5  # the step of P, then the step of V
     for step in (at, at + 2):
         bad = rebuilt(frame, payload[:step] + b"\x80\x7f" + payload[step + 2 :])
         with pytest.raises(WireError, match="step is not finite"):

@@ -46,7 +46,7 @@ def test_the_chunks_of_the_largest_average_norm_are_sent(
 
 
 def test_what_is_sent_and_what_is_kept_are_the_gradient() -> None:
-    """Rounding to float16 stays in the residual, too."""
+    """The residual also keeps the error of rounding to float16."""
     loop = Loopback(config_of("residual|chunk_allreduce(ratio=0.2,chunk=16,values=fp16)"), 2)
     total = np.zeros(500, np.float64)
     applied = np.zeros(500, np.float64)

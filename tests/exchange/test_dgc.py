@@ -79,7 +79,7 @@ def test_the_authors_data(case: str) -> None:
 
 
 def taken_codecs() -> list[str]:
-    """The codecs that send indices, by what the parser says."""
+    """The codecs that momentum correction takes, by the parser's answer."""
     taken = []
     for stage in stages():
         if stage.kind == "codec" and stage.name != "identity":
@@ -164,7 +164,7 @@ def test_phases_of_the_memory_agree_with_the_fused_call() -> None:
 
 
 def test_ratio_one_is_momentum_sgd() -> None:
-    """All is sent: without masking what the optimizer gets is the mean of the ranks' momenta."""
+    """Where all is sent and nothing masked, the optimizer gets the mean of the ranks' momenta."""
     rng = np.random.default_rng(3)
     loop = Loopback(config_of("momentum_correction(masking=false)|topk(ratio=1)"), 2)
     momenta = [np.zeros((8, 8), np.float32) for _ in range(2)]

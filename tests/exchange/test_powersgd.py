@@ -264,7 +264,7 @@ def test_errors_shrink_with_the_rank_and_power_iterations_help() -> None:
     assert error("variant=paper", 12) < error("variant=paper", 4) < error("variant=paper", 1)
 
 
-# ------------------------------------------------------------------------------- what travels dense
+# ------------------------------------------------------------------------- tensors that stay dense
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,7 @@ class Link(Engine):
 
 
 class Costly(Pipeline):
-    """Encoding takes its time, too."""
+    """A pipeline whose encoding takes time of the clock."""
 
     clock: Clock
     speed: float

@@ -208,7 +208,7 @@ def test_momentum_correction_goes_dense_and_back() -> None:
         for name in SHAPES:
             left = sum(kept(loop, "residual", name)) / RANKS
             applied = sum(one[name] for one in results) + left.reshape(SHAPES[name])
-            # Velocities only delay; without masking, momenta are those of the dense run.
+            # Velocities only delay; without masking, momenta equal the dense run's.
             np.testing.assert_allclose(applied, sum(one[name] for one in exact), atol=1e-4)
             np.testing.assert_allclose(results[3][name], exact[3][name], atol=1e-4)
 

@@ -25,12 +25,12 @@ def config_of(spec: str, exchange: str, **others: Any) -> Config:
 def gradients(
     ranks: int, step: int = 0, shapes: Mapping[str, Shape] = SHAPES
 ) -> dict[str, list[FloatArray]]:
-    """Normal ones, of every rank."""
+    """Normal gradients of every tensor and rank."""
     return one_stream(shapes, ranks, [ranks, step])
 
 
 def check_replicas(averages: Mapping[str, list[FloatArray]]) -> None:
-    """All ranks have the same finite averages."""
+    """Check that all ranks have the same finite averages."""
     for name, one in averages.items():
         assert all(average.tobytes() == one[0].tobytes() for average in one), name
         assert np.isfinite(one[0]).all(), name
@@ -43,7 +43,7 @@ def check_nothing_is_lost(
     shapes: Mapping[str, Shape] = SHAPES,
     atol: float = 3e-4,
 ) -> None:
-    """In three steps, sum(corrected) = ranks * average + sum(residuals), of all losses."""
+    """Check over three steps that sum(corrected) = ranks * average + sum(residuals)."""
     ranks = len(loop.ranks)
     kept = {name: np.zeros(shape) for name, shape in shapes.items()}
     for step in range(3):

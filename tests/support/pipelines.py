@@ -38,7 +38,7 @@ def rules_of(specs: Mapping[Any, Any], pattern: str = "*.{}.*") -> list[dict[str
 
 
 def send(pipeline: Pipeline, grad: FloatArray, name: str = "w") -> FloatArray:
-    """Let a lone rank's pipeline average a tensor; returns the decode of what it sends."""
+    """Let a lone rank's pipeline average a tensor; returns the decode of the sent frame."""
     one_round = pipeline.round(name, grad)
     request = next(one_round)
     assert isinstance(request, AllReduce | AllGather)
