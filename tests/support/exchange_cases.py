@@ -12,6 +12,20 @@ from gradcomp.codec.arrays import FloatArray
 from support.gradients import Shape, one_stream
 from support.pipelines import configured
 
+# Seeded codecs, one with shared random numbers, one that is not linear, and one for each kind of
+# error feedback in the core.
+CODECS = [
+    "topk(ratio=0.02)",
+    "randomk(ratio=0.05)",
+    "qsgd(levels=7)",
+    "int8",
+    "sign",
+    "fp16",
+    "bf16",
+    "polar_b(rate=0.5)",
+    "sketch(ratio=0.2)",
+]
+
 SHAPES = {"first": (96, 80), "odd": (61, 101), "small": (64, 64)}
 """Each large enough to be compressed; their sizes divide by few numbers of ranks."""
 
