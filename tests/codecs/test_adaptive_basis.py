@@ -21,6 +21,7 @@ from gradcomp import (
 from gradcomp.codec.frame import split_frames
 from support.codecs import settings_of_the_core
 from support.frames import HEAD, sealed
+from support.pipelines import configured
 
 SPEC = "adaptive(rate=0.5,preset=basis)"
 CODEC = gradcomp.get_codec(SPEC)
@@ -295,7 +296,7 @@ def test_steps_of_a_turned_matrix_are_finite() -> None:
     codec = gradcomp.get_codec("adaptive(rate=0.5,rank=1,preset=basis)")
     _, basis, frame = one_frame(codec)
     payload = frame[HEAD:-4].tobytes()
-    at = turned_fields(payload) + 5  # the step of P, then that of V
+    at = turned_fields(payload) + 5  # the step of P, then the step of V
     for step in (at, at + 2):
         bad = rebuilt(frame, payload[:step] + b"\x80\x7f" + payload[step + 2 :])
         with pytest.raises(WireError, match="step is not finite"):
@@ -324,8 +325,7 @@ def averages(loop: Loopback, step: int) -> list[Any]:
 
 
 def config(**compress: Any) -> gradcomp.Config:
-    compress = {"default": f"residual|{SPEC}", **compress}
-    return gradcomp.Config.from_mapping({"version": 1, "compress": compress})
+    return configured(f"residual|{SPEC}", **compress)
 
 
 @pytest.mark.parametrize("compress", [{}, {"exchange": "two_level", "ranks_per_node": 2}])

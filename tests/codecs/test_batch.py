@@ -146,7 +146,7 @@ def test_globaltopk_is_topk_of_all_tensors_together(kind: str, ratio: float) -> 
     expected = topk.decode(topk.encode(together))
     parts = decoded([ToEncode(codec, grad) for grad in grads])
     assert np.concatenate(parts).tobytes() == expected.tobytes()
-    # With error feedback the corrected gradients are what counts.
+    # With error feedback the corrected gradients count.
     residuals = [np.full_like(grad, 0.5) for grad in grads]
     parts = decoded(
         [

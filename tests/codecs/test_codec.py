@@ -391,7 +391,7 @@ def check():
 
 def fork():
     with warnings.catch_warnings():
-        # Python 3.12 and later warn of exactly what is tested here.
+        # Python 3.12 and later warn of forks in processes with threads.
         warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
         return os.fork()
 

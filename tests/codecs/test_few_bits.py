@@ -221,7 +221,7 @@ def test_the_whole_rounding_word_decides(above: int) -> None:
 
 @pytest.mark.parametrize("fraction", [0.3, 0.5, 2.0**-12])
 def test_elements_are_rounded_independently(fraction: float) -> None:
-    # Also those that share a random word: the elements i and i + 16.
+    # Elements i and i + 16 share a random word, and are independent as well.
     n = 2**22
     up = (roundtrip("natural", np.full(n, 1 + fraction, np.float32), seed=12) == 2).astype(np.int8)
     error = up - fraction
@@ -375,7 +375,7 @@ def test_the_mean_of_many_draws_is_the_gradient(spec: str) -> None:
     values = np.array([1.0, -0.9, -0.51, -0.013, 0.0, 0.1, 0.3, 0.77], np.float32)
     draws = roundtrip(spec, np.tile(values, 40_000)).reshape(-1, values.size).astype(np.float64)
     sigma = draws.std(axis=0) / np.sqrt(len(draws))
-    assert (sigma > 0).sum() >= 6  # the first, 0, and what may lie on a level are not random
+    assert (sigma > 0).sum() >= 6  # the first, 0, and values on a level are not random
     assert (np.abs(draws.mean(axis=0) - values) <= 5 * sigma + 1e-7).all()
 
 

@@ -191,6 +191,19 @@ def test_finite_stays_finite_where_the_codec_says_so(spec: str, x: np.ndarray) -
     assert np.isfinite(codec.decode(codec.encode(x, **CALL))).all()
 
 
+@pytest.mark.parametrize("spec", FINITE)
+def test_the_largest_floats_stay_finite(spec: str) -> None:
+    codec = gradcomp.get_codec(spec)
+    for n in (1, 2, 63, 64, 70, 128, 300, 5000):
+        rng = np.random.default_rng(n)
+        x = np.full(n, FLOAT32_MAX, np.float32)
+        mixed = np.where(
+            rng.random(n) < 0.95, x, rng.choice([-1, 0, 0.9], n).astype(np.float32) * x
+        )
+        for one in (x, -x, mixed):
+            assert np.isfinite(codec.decode(codec.encode(one, **CALL))).all(), n
+
+
 @pytest.mark.parametrize("ranks", [2, 5])
 @pytest.mark.parametrize("spec", LINEAR)
 def test_payloads_may_be_summed_before_decoding(spec: str, ranks: int) -> None:

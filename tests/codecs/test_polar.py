@@ -343,7 +343,7 @@ def test_distortion_falls_with_length_and_stays_above_the_bound(rounding: str) -
             found.append(lossy.distortion(bits(2**16 // n, n, seed=n), rounding=rounding))
         assert found == sorted(found, reverse=True)
         assert distortion_rate(rate) < found[-1] < distortion_rate(rate) + 0.035
-        assert found[0] < 0.5 * (1 - rate)  # what sending the bits themselves costs
+        assert found[0] < 0.5 * (1 - rate)  # the cost of sending the bits themselves
 
 
 def test_rounding_at_random_costs_distortion_and_is_seeded() -> None:

@@ -24,7 +24,7 @@ def error_of(spec: str) -> str:
     return str(caught.value)
 
 
-# ------------------------------------------------------------------------------ what parse returns
+# --------------------------------------------------------------------------- the result of parse
 
 
 def test_a_spec_with_a_memory() -> None:
@@ -194,7 +194,7 @@ def test_any_text_is_a_spec_or_a_spec_error(text: str) -> None:
 NAMES = ", ".join(stage.name for stage in stages())
 
 ERRORS = [
-    # spec, what the message says, column of the caret
+    # spec, part of the message, column of the caret
     ("", "expected the name of a stage (lower case), as in 'topk(ratio=0.01)'", 0),
     ("|fp16", "expected the name of a stage", 0),
     ("fp16|", "expected the name of a stage", 5),

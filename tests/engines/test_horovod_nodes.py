@@ -11,6 +11,7 @@ import pytest
 from gradcomp import Config
 from gradcomp.errors import ConfigError
 from horovod_compressors import nodes
+from support.pipelines import configured
 
 
 class Table:
@@ -42,8 +43,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Table]:
 
 
 def config_of(exchange: str = "two_level", asked: int | None = None) -> Config:
-    compress = {"default": "int8", "exchange": exchange, "ranks_per_node": asked}
-    return Config.from_mapping({"version": 1, "compress": compress})
+    return configured("int8", exchange=exchange, ranks_per_node=asked)
 
 
 WORLD: Any = hvd.global_process_set

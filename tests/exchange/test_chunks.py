@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gradcomp import Config, Loopback, SpecError, _core
+from gradcomp import Loopback, SpecError, _core
 from gradcomp.codec.spec import parse
 from support.codecs import settings_of_the_core
 from support.gradients import of_one_tensor
-from support.pipelines import config_of
+from support.pipelines import config_of, configured
 
 
 @pytest.mark.parametrize("memory", ["", "residual|", "momentum_correction(masking=false)|"])
@@ -46,7 +46,7 @@ def test_the_chunks_of_the_largest_average_norm_are_sent(
 
 
 def test_what_is_sent_and_what_is_kept_are_the_gradient() -> None:
-    """Rounding to float16 stays in the residual, too."""
+    """The residual also keeps the error of rounding to float16."""
     loop = Loopback(config_of("residual|chunk_allreduce(ratio=0.2,chunk=16,values=fp16)"), 2)
     total = np.zeros(500, np.float64)
     applied = np.zeros(500, np.float64)
@@ -75,12 +75,7 @@ def test_a_bucket_is_as_its_tensors_one_by_one() -> None:
     mapping = {"match": {}, "use": spec}
     together, alone = (
         Loopback(
-            Config.from_mapping(
-                {
-                    "version": 1,
-                    "compress": {"default": spec, "rules": [mapping], "bucket_bytes": size},
-                }
-            ),
+            configured(spec, rules=[mapping], bucket_bytes=size),
             2,
         )
         for size in (2**20, 0)

@@ -23,7 +23,7 @@ from gradcomp.exchange.state_kinds import STATE_KINDS
 from gradcomp.runtime.loopback import run_rounds
 from gradcomp.runtime.pipeline import Pipeline
 from support.codecs import settings_of_the_core
-from support.pipelines import config_of
+from support.pipelines import config_of, configured
 from support.reference import reference
 from support.streams import seed_with_start
 
@@ -80,7 +80,7 @@ def test_the_authors_data(case: str) -> None:
 
 
 def taken_codecs() -> list[str]:
-    """The codecs that send indices, by what the parser says."""
+    """The codecs that momentum correction takes, by the parser's answer."""
     taken = []
     for stage in stages():
         if stage.kind == "codec" and stage.name != "identity":
@@ -165,7 +165,7 @@ def test_phases_of_the_memory_agree_with_the_fused_call() -> None:
 
 
 def test_ratio_one_is_momentum_sgd() -> None:
-    """All is sent: without masking what the optimizer gets is the mean of the ranks' momenta."""
+    """Where all is sent and nothing masked, the optimizer gets the mean of the ranks' momenta."""
     rng = np.random.default_rng(3)
     loop = Loopback(config_of("momentum_correction(masking=false)|topk(ratio=1)"), 2)
     momenta = [np.zeros((8, 8), np.float32) for _ in range(2)]
@@ -334,15 +334,7 @@ def test_every_tensor_has_its_momentum_once() -> None:
     context = Context({kind: {} for kind in STATE_KINDS}, 0, 0, 1)
     assert isinstance(make_aggregator(config.spec_for("bias", (10,)), context), DenseMomentum)
     with pytest.raises(ConfigError, match="would go without"):
-        Config.from_mapping(
-            {
-                "version": 1,
-                "compress": {
-                    "default": "dgc",
-                    "rules": [{"match": {"name": "*.bias"}, "use": "fp16"}],
-                },
-            }
-        )
+        configured("dgc", rules=[{"match": {"name": "*.bias"}, "use": "fp16"}])
 
 
 def test_state_is_taken_up_again() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from powersgd_reference import LIBRARY, PAPER, initial_factors, library_spec, vectors
 
-from gradcomp import Config, Loopback, Pipeline, StateError, _core
+from gradcomp import Loopback, Pipeline, StateError, _core
 from gradcomp.exchange.algorithms.powersgd import PowerSGD
 from gradcomp.exchange.rounds import AllGather, AllReduce
 from gradcomp.runtime.loopback import run_rounds
@@ -264,7 +264,7 @@ def test_errors_shrink_with_the_rank_and_power_iterations_help() -> None:
     assert error("variant=paper", 12) < error("variant=paper", 4) < error("variant=paper", 1)
 
 
-# ------------------------------------------------------------------------------- what travels dense
+# ------------------------------------------------------------------------- tensors that stay dense
 
 
 @pytest.mark.parametrize(
@@ -333,8 +333,7 @@ def test_averages_do_not_depend_on_buckets(variant: str) -> None:
     spec = f"powersgd(rank=2,start_step=1,min_compression_rate=0.1,variant={variant})"
     runs = []
     for size in (0, 2000, 2**30):
-        compress = {"default": spec, "bucket_bytes": size, "rules": [{"match": {}, "use": spec}]}
-        loop = Loopback(Config.from_mapping({"version": 1, "compress": compress}), 3)
+        loop = Loopback(config_of(spec, bucket_bytes=size), 3)
         runs.append([loop.step(gradients(3, step)) for step in range(4)])
         counts = {0: len(SHAPES), 2**30: 1}
         buckets = loop.ranks[0].buckets(loop.ranks[0].resolve_all(SHAPES))

@@ -19,20 +19,7 @@ from gradcomp.runtime.loopback import run_rounds
 from support import exchange_cases
 from support.exchange_cases import SHAPES, check_nothing_is_lost, check_replicas, gradients
 
-# Seeded ones, one with shared random numbers, one that is not linear, and one for each kind of
-# error feedback in the core.
-CODECS = [
-    "topk(ratio=0.02)",
-    "randomk(ratio=0.05)",
-    "qsgd(levels=7)",
-    "int8",
-    "sign",
-    "fp16",
-    "bf16",
-    "polar_b(rate=0.5)",
-    "sketch(ratio=0.2)",
-    "rotate|uniform(bits=4)",
-]
+CODECS = [*exchange_cases.CODECS, "rotate|uniform(bits=4)"]
 
 
 def config_of(spec: str, exchange: str = "sra", **others: Any) -> Config:

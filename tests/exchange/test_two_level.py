@@ -20,18 +20,7 @@ from gradcomp.tools.simulate import simulate
 from support import exchange_cases
 from support.exchange_cases import SHAPES, check_nothing_is_lost, gradients
 
-SPECS = [
-    "topk(ratio=0.02)",
-    "randomk(ratio=0.05)",
-    "qsgd(levels=7)",
-    "int8",
-    "sign",
-    "fp16",
-    "bf16",
-    "polar_b(rate=0.5)",
-    "sketch(ratio=0.2)",
-    "globaltopk(ratio=0.01)",
-]
+SPECS = [*exchange_cases.CODECS, "globaltopk(ratio=0.01)"]
 ALGORITHMS = [
     "residual|atomo(rank=2,unbiased=false)",
     "residual|chunk_allreduce(ratio=0.1)",

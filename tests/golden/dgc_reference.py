@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from gradcomp import Config
+from support.pipelines import configured
 
 
 def _memory_text(about: dict[str, Any]) -> str:
@@ -43,6 +44,4 @@ def config_of_case(about: dict[str, Any]) -> Config:
             f"values={'fp16' if options['fp16_values'] else 'fp32'})"
         )
         rules.append({"match": {"name": name}, "use": use})
-    return Config.from_mapping(
-        {"version": 1, "compress": {"default": f"{memory}|identity", "rules": rules}}
-    )
+    return configured(f"{memory}|identity", rules=rules)

@@ -1,4 +1,4 @@
-"""Matrices of `adaptive`: both decoders agree on them, and on what damage they refuse.
+"""Matrices of `adaptive`: both decoders agree on them, and on the damage that they refuse.
 
 Specs with preset=basis have a basis that has learned from a matrix of the same directions.
 """

@@ -143,15 +143,6 @@ def test_the_examples_are_what_the_script_prints() -> None:
 # The script --------------------------------------------------------------------------------------
 
 
-def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, ROOT / "scripts" / "golden" / "make_golden.py", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_vectors_are_not_overwritten_without_force(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +159,18 @@ def test_vectors_are_not_overwritten_without_force(
 
 
 def test_the_script_names_unknown_codecs() -> None:
-    done = run_script("topk", "tokp")
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "golden" / "make_golden.py", "topk", "tokp"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 2
     assert "no codec is called tokp; known: identity, " in done.stderr
-    assert run_script().returncode == 2
+
+
+def test_the_script_wants_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["make_golden.py"])
+    with pytest.raises(SystemExit) as ended:
+        make_golden.main()
+    assert ended.value.code == 2

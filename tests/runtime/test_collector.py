@@ -54,7 +54,7 @@ def train(
 def check_as_in_the_loopback(
     results: list[list[dict[str, FloatArray]]], settings: Config, steps: int = 3
 ) -> None:
-    """All ranks' averages of all tensors are those of the loopback, to the last bit."""
+    """Check that all ranks' averages equal the loopback's to the last bit."""
     loop = Loopback(settings, RANKS)
     for step in range(steps):
         grads = {name: [gradient(name, step, rank) for rank in range(RANKS)] for name in SHAPES}

@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradcomp import Config, Pipeline, StateError, Stats, get_codec
+from gradcomp import Pipeline, StateError, Stats, get_codec
 from gradcomp.exchange.rounds import AllGather, AllReduce, TensorKey
 from gradcomp.runtime.loopback import run_rounds
+from support.pipelines import configured
 
 NAMES = {"a.weight": (64, 70), "b.weight": (5000, 1), "a.bias": (64,)}
-
-
-def config_of(spec: str, seed: int = 0) -> Config:
-    return Config.from_mapping({"version": 1, "seed": seed, "compress": {"default": spec}})
 
 
 def gradient(name: str, rank: int, step: int) -> np.ndarray:
@@ -39,7 +36,7 @@ def run(pipelines: list[Pipeline], steps: range) -> list[bytes]:
 
 
 def world(spec: str, size: int) -> list[Pipeline]:
-    return [Pipeline(config_of(spec, seed=3), rank, size) for rank in range(size)]
+    return [Pipeline(configured(spec, seed=3), rank, size) for rank in range(size)]
 
 
 # ------------------------------------------------------------------------------------------ rules
@@ -78,7 +75,7 @@ def test_requests_follow_from_the_codec() -> None:
 
 def test_seed_step_and_name_choose_the_random_stream() -> None:
     def payload(name: str, seed: int, step: int) -> bytes:
-        pipeline = Pipeline(config_of("randomk(k=7)", seed))
+        pipeline = Pipeline(configured("randomk(k=7)", seed))
         grad = np.arange(4096, dtype=np.float32).reshape(64, 64)
         for _ in range(step):
             pipeline.round(name, grad)

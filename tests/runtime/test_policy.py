@@ -30,6 +30,7 @@ from gradcomp.runtime.policy import (
     PolicyGroup,
     alternatives,
 )
+from support.pipelines import configured
 from support.thread_engine import RANKS, Board, Engine, on_all_ranks
 
 SPEC = parse("residual|topk(ratio=0.1)")
@@ -40,7 +41,7 @@ STEPS = len(_MEASURING) + len(_RACE)
 def config(spec: Any = SPEC.canonical, **compress: Any) -> Config:
     rules = [{"match": {"name": "bias*"}, "use": "identity"}, {"match": {}, "use": spec}]
     compress = {"default": spec, "rules": rules, "policy": "auto", **compress}
-    return Config.from_mapping({"version": 1, "compress": compress})
+    return configured(**compress)
 
 
 # ----------------------------------------------------------------------------------- the decisions
@@ -222,7 +223,7 @@ class Link(Engine):
 
 
 class Costly(Pipeline):
-    """Encoding takes its time, too."""
+    """A pipeline whose encoding takes time of the clock."""
 
     clock: Clock
     speed: float

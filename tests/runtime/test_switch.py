@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradcomp import Config, ConfigError, Loopback
+from gradcomp import ConfigError, Loopback
 from gradcomp.codec.arrays import FloatArray
 from support.gradients import own_streams
-from support.pipelines import config_of
+from support.pipelines import config_of, configured
 
 SHAPES = {"a": (24, 30), "b": (90, 8), "c": (20, 40)}
 RANKS = 3
@@ -92,7 +92,7 @@ def test_rules_switch_apart_from_the_default() -> None:
             {"match": {}, "use": "identity"},
         ],
     }
-    config = Config.from_mapping({"version": 1, "compress": compress})
+    config = configured(**compress)
     loop = Loopback(config, RANKS)
     steps(loop, range(SWITCH))
     before = dict(loop.stats[0].sent_bytes)
@@ -208,7 +208,7 @@ def test_momentum_correction_goes_dense_and_back() -> None:
         for name in SHAPES:
             left = sum(kept(loop, "residual", name)) / RANKS
             applied = sum(one[name] for one in results) + left.reshape(SHAPES[name])
-            # Velocities only delay; without masking, momenta are those of the dense run.
+            # Velocities only delay; without masking, momenta equal the dense run's.
             np.testing.assert_allclose(applied, sum(one[name] for one in exact), atol=1e-4)
             np.testing.assert_allclose(results[3][name], exact[3][name], atol=1e-4)
 
@@ -296,7 +296,7 @@ def test_a_run_that_resumes_with_another_spec_takes_what_was_left() -> None:
 )
 def test_what_cannot_be_is_an_error(plan: Any, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Config.from_mapping({"version": 1, "compress": {"default": plan}})
+        configured(plan)
     assert says in str(caught.value)
 
 

@@ -66,7 +66,7 @@ def settings_of_the_core(threads: Sequence[int] = (1, 2, 3)) -> Iterator[str]:
 def check_refused(
     codec: Codec, payload: npt.NDArray[np.generic], n: int, match: str | None = None
 ) -> None:
-    """A payload of n elements is refused, and leaves the accumulator alone."""
+    """Check that a payload of n elements is refused, and leaves the accumulator unchanged."""
     acc = np.ones(n, np.float32)
     with pytest.raises(WireError, match=match):
         codec.decode_payload_add(payload, acc)
@@ -74,7 +74,7 @@ def check_refused(
 
 
 def check_hostile_scales(spec: str, n: int) -> None:
-    """Scales that no encoder writes make all n elements of a rotated vector NaN."""
+    """Check that scales no encoder writes make all n elements of a rotated vector NaN."""
     codec = get_codec(spec)
     payload = codec.encode_payload(np.ones(n, np.float32))
     for bits in HOSTILE_SCALES:
@@ -85,7 +85,7 @@ def check_hostile_scales(spec: str, n: int) -> None:
 
 
 def check_wrong_sizes(spec: str, n: int, kept: Sequence[int]) -> None:
-    """Payloads of n elements that are cut to ``kept`` bytes, or a byte too long, are refused."""
+    """Check that payloads of n elements cut to ``kept`` bytes, or a byte too long, are refused."""
     codec = get_codec(spec)
     payload = codec.encode_payload(np.ones(n, np.float32))
     for wrong in (*(payload[:size] for size in kept), np.append(payload, payload[:1])):

@@ -10,6 +10,21 @@ import numpy as np
 from gradcomp import Config, Loopback
 from gradcomp.codec.arrays import FloatArray
 from support.gradients import Shape, one_stream
+from support.pipelines import configured
+
+# Seeded codecs, one with shared random numbers, one that is not linear, and one for each kind of
+# error feedback in the core.
+CODECS = [
+    "topk(ratio=0.02)",
+    "randomk(ratio=0.05)",
+    "qsgd(levels=7)",
+    "int8",
+    "sign",
+    "fp16",
+    "bf16",
+    "polar_b(rate=0.5)",
+    "sketch(ratio=0.2)",
+]
 
 SHAPES = {"first": (96, 80), "odd": (61, 101), "small": (64, 64)}
 """Each large enough to be compressed; their sizes divide by few numbers of ranks."""
@@ -18,18 +33,18 @@ SHAPES = {"first": (96, 80), "odd": (61, 101), "small": (64, 64)}
 def config_of(spec: str, exchange: str, **others: Any) -> Config:
     """One spec for all tensors that are not small."""
     compress = {"default": spec, "exchange": exchange, **others}
-    return Config.from_mapping({"version": 1, "compress": compress, "seed": 5})
+    return configured(**compress, seed=5)
 
 
 def gradients(
     ranks: int, step: int = 0, shapes: Mapping[str, Shape] = SHAPES
 ) -> dict[str, list[FloatArray]]:
-    """Normal ones, of every rank."""
+    """Normal gradients of every tensor and rank."""
     return one_stream(shapes, ranks, [ranks, step])
 
 
 def check_replicas(averages: Mapping[str, list[FloatArray]]) -> None:
-    """All ranks have the same finite averages."""
+    """Check that all ranks have the same finite averages."""
     for name, one in averages.items():
         assert all(average.tobytes() == one[0].tobytes() for average in one), name
         assert np.isfinite(one[0]).all(), name
@@ -42,7 +57,7 @@ def check_nothing_is_lost(
     shapes: Mapping[str, Shape] = SHAPES,
     atol: float = 3e-4,
 ) -> None:
-    """In three steps, sum(corrected) = ranks * average + sum(residuals), of all losses."""
+    """Check over three steps that sum(corrected) = ranks * average + sum(residuals)."""
     ranks = len(loop.ranks)
     kept = {name: np.zeros(shape) for name, shape in shapes.items()}
     for step in range(3):

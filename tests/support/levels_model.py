@@ -1,6 +1,6 @@
 """A plain model of quantizers with a norm per bucket, written from docs/wire-format.md alone.
 
-Encoding is modelled here; decoding is that of the independent decoder.
+Encoding is modelled here; the independent decoder decodes.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def check_payload(
     partition: str = "linear",
     **call: int,
 ) -> None:
-    """The payload and the decode of a codec with a norm per bucket are those of this model.
+    """Check that the payload and the decode of a codec with a norm per bucket equal this model's.
 
     Args:
         stages: the spec, with its coder of levels.

@@ -17,8 +17,8 @@ from workers.harness import (
     refused,
 )
 
-from gradcomp import Config
 from horovod_compressors.torch import Compression
+from support.pipelines import configured
 
 cases = Cases()
 
@@ -71,8 +71,7 @@ def adasum_of_other_specs_is_refused() -> None:
 
 @cases
 def adasum_of_a_policy_that_measures_is_refused() -> None:
-    compress = {"default": "fp16", "policy": "auto"}
-    config = Config.from_mapping({"version": 1, "compress": compress})
+    config = configured("fp16", policy="auto")
     params = parameters(LAYER)
     optimizer(params, Compression(config, params.items()), op=hvd.Adasum)
     refused(

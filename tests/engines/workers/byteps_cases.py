@@ -21,7 +21,7 @@ from byteps_compressors import native
 from byteps_compressors.torch import Compression, DistributedOptimizer, attach, declare
 from gradcomp import Config, ConfigError, GradcompError, Loopback
 from gradcomp.codec.spec import stages
-from support.pipelines import config_of
+from support.pipelines import config_of, configured
 
 STEPS = 3
 NUMEL = 16384 + 3001
@@ -254,7 +254,7 @@ def refusals() -> None:
     later = {"default": ["fp16", {"from_step": 9, "use": "int8"}]}
     measuring = {"default": "int8", "policy": "auto"}
     for compress, reason in ((later, "follow one another"), (measuring, "policy is auto")):
-        config = Config.from_mapping({"version": 1, "compress": compress})
+        config = configured(**compress)
         refused(functools.partial(attach, matrix, config), ConfigError, reason)
     profiled = {"version": 1, "compress": {"default": "int8"}, "stats": {"profile": "x"}}
     refused(lambda: attach(matrix, Config.from_mapping(profiled)), ConfigError, "BYTEPS_TRACE_ON")

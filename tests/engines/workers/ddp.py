@@ -23,6 +23,7 @@ from workers.harness import MATRIX, Cases, check_equal, check_same_on_all_ranks,
 from gradcomp import Config, ConfigError, Loopback
 from gradcomp.errors import GradcompError, ProtocolError, SpecError, StateError, WireError
 from horovod_compressors.torch import Compression
+from support.pipelines import configured, rules_of
 from torch_compressors import DGCSGD, ddp_hook
 from torch_compressors.fsdp import fsdp_hook
 
@@ -53,9 +54,9 @@ GATHERED = {"topk", "coded", "together", "vote", "singular"}
 
 def mixed(**others: object) -> Config:
     """A configuration with a spec for each prefix of names."""
-    rules = [{"match": {"name": f"{name}.*"}, "use": spec} for name, spec in SPECS.items()]
+    rules = rules_of(SPECS, "{}.*")
     compress = {"default": "identity", "rules": rules, "bucket_bytes": 20000, **others}
-    return Config.from_mapping({"version": 1, "compress": compress, "seed": 3})
+    return configured(**compress, seed=3)
 
 
 MIXED = {f"{name}.{shape}": size for name in SPECS for shape, size in SHAPES.items()}
@@ -129,7 +130,7 @@ def exchanges() -> None:
     sums = {"default": "residual|topk(ratio=0.02)", "exchange": "sparse_allreduce"}
     for config, shapes in (
         (exchange.config_of(), _named(exchange)),
-        (Config.from_mapping({"version": 1, "compress": sums}), dict.fromkeys("ab", (70, 81))),
+        (configured(**sums), dict.fromkeys("ab", (70, 81))),
     ):
         Training(config, shapes).check_steps(Loopback(config, hvd.size()), range(4))
 
@@ -145,8 +146,7 @@ def frames_that_grow_and_shrink() -> None:
     """From little to more than a receiver has made room for, and back."""
     ratios = [0.01, 0.9, 0.02, 0.5]
     for pattern in ("gather", "sra"):
-        compress = {"default": f"topk(ratio=steps({ratios},every=1))", "exchange": pattern}
-        config = Config.from_mapping({"version": 1, "compress": compress})
+        config = configured(f"topk(ratio=steps({ratios},every=1))", exchange=pattern)
         training = Training(config, {"w": (400, 300)})
         training.check_steps(Loopback(config, hvd.size()), range(len(ratios)))
 
@@ -364,8 +364,7 @@ def what_is_refused() -> None:
     for nodes in (None, 2):
         if nodes and hvd.size() % nodes == 0:
             continue
-        compress = {"default": "int8", "exchange": "two_level", "ranks_per_node": nodes}
-        config = Config.from_mapping({"version": 1, "compress": compress})
+        config = configured("int8", exchange="two_level", ranks_per_node=nodes)
         with mock.patch.dict(os.environ):
             del os.environ["HOROVOD_LOCAL_RANK"]  # a launcher that says nothing of nodes
             refused(lambda c=config: Training(c, SHAPES), ConfigError, "compress.ranks_per_node")
@@ -384,8 +383,7 @@ def an_epoch_that_differs() -> None:
 @cases
 def policy() -> None:
     """All ranks decide alike."""
-    compress = {"default": "residual|topk(ratio=0.01)", "policy": "auto"}
-    config = Config.from_mapping({"version": 1, "compress": compress})
+    config = configured("residual|topk(ratio=0.01)", policy="auto")
     training = Training(config, {"first": (300, 200), "second": (100, 90), "bias": (9,)})
     for step in range(40):
         found = training.averages(harness.gradients(training.params, step))

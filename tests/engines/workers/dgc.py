@@ -12,8 +12,9 @@ from dgc_reference import config_of_case
 from workers import harness
 from workers.harness import MATRIX, Cases
 
-from gradcomp import Config, ConfigError, Loopback, WireError
+from gradcomp import ConfigError, Loopback, WireError
 from horovod_compressors.torch import Compression
+from support.pipelines import configured
 from support.reference import reference
 from torch_compressors import DGCSGD
 
@@ -50,9 +51,7 @@ def as_the_loopback() -> None:
         {"match": {"name": f"*.{position}.*"}, "use": f"{memory}|{codec}"}
         for position, codec in enumerate(takes)
     ]
-    config = Config.from_mapping(
-        {"version": 1, "compress": {"default": f"{memory}|identity", "rules": rules}}
-    )
+    config = configured(f"{memory}|identity", rules=rules)
     shapes = {f"{position}.{n}": (24, 10 + n) for position in range(len(takes)) for n in range(2)}
     params = harness.parameters(shapes)
     compression = Compression(config, params.items())

@@ -13,6 +13,7 @@ from workers.harness import Cases
 from gradcomp import Config, Loopback
 from gradcomp.errors import ProtocolError
 from horovod_compressors.torch import Compression
+from support.pipelines import configured, rules_of
 
 cases = Cases()
 
@@ -66,7 +67,7 @@ def config_of(**others: object) -> Config:
         {"match": {"name": "*.auto.*"}, "use": "residual|topk(ratio=0.02)", "exchange": "auto"},
     ]
     compress = {"default": "identity", "exchange": "sra", "rules": rules, **others}
-    return Config.from_mapping({"version": 1, "compress": compress, "seed": 3})
+    return configured(**compress, seed=3)
 
 
 @cases
@@ -91,7 +92,7 @@ def sums_of_chosen_elements() -> dict[str, int]:
         "half": "topk(ratio=0.02,values=fp16)",
         "random": "signum|randomk(ratio=0.05)",
     }
-    rules = [{"match": {"name": f"*.{name}.*"}, "use": spec} for name, spec in specs.items()]
+    rules = rules_of(specs)
     sent = check(config_of(exchange="sparse_allreduce", rules=rules), specs)
     assert {"alltoall", "allgather", "token"} <= set(sent)
     return sent
@@ -101,9 +102,7 @@ def sums_of_chosen_elements() -> dict[str, int]:
 def summable_codecs_that_are_not_added() -> None:
     """fp16 by sra and by gather: no float16 sum overflows."""
     for exchange in ("gather", "sra"):
-        config = Config.from_mapping(
-            {"version": 1, "compress": {"default": "fp16", "exchange": exchange}}
-        )
+        config = configured("fp16", exchange=exchange)
         params = harness.parameters({"w": harness.MATRIX})
         opt = harness.optimizer(params, Compression(config, params.items()))
         grads = {name: torch.full(p.shape, 60000.0) for name, p in params.items()}
@@ -115,9 +114,7 @@ def summable_codecs_that_are_not_added() -> None:
 def ranks_of_other_exchanges_are_refused() -> None:
     """Before the first gradient."""
     exchange = "gather" if hvd.rank() else "sra"
-    config = Config.from_mapping(
-        {"version": 1, "compress": {"default": "int8", "exchange": exchange}}
-    )
+    config = configured("int8", exchange=exchange)
     params = harness.parameters({"w": harness.MATRIX})
     opt = harness.optimizer(params, Compression(config, params.items()))
     harness.refused(

@@ -8,9 +8,9 @@ from powersgd_reference import initial_factors, library_spec
 from workers import harness
 from workers.harness import Cases
 
-from gradcomp import Config, Loopback
+from gradcomp import Loopback
 from horovod_compressors.torch import Compression
-from support.pipelines import config_of
+from support.pipelines import config_of, configured, rules_of
 from support.reference import reference
 
 cases = Cases()
@@ -51,10 +51,8 @@ def beside_gathered_and_dense_tensors() -> None:
         "half": "fp16",
         "plain": "identity",
     }
-    rules = [{"match": {"name": f"*{name}.*"}, "use": spec} for name, spec in specs.items()]
-    config = Config.from_mapping(
-        {"version": 1, "compress": {"default": "identity", "rules": rules}}
-    )
+    rules = rules_of(specs, "*{}.*")
+    config = configured("identity", rules=rules)
     shapes = {f"{name}.{n}": (20, 12 + n) for n in range(3) for name in specs}
     params = harness.parameters(shapes)
     opt = harness.optimizer(params, Compression(config, params.items()))

@@ -34,16 +34,11 @@ from gradcomp import Config, Loopback, list_codecs
 from gradcomp.codec.spec import parse, stages
 from gradcomp.errors import ConfigError, SpecError
 from horovod_compressors.torch import Compression
+from support.pipelines import config_of, configured, rules_of
 
 cases = Cases()
 
 LAYER = {"weight": MATRIX, "bias": (MATRIX[0],)}
-
-
-def everything(text: str) -> Config:
-    """A configuration that leaves no tensor uncompressed."""
-    rules = [{"match": {}, "use": text}]
-    return Config.from_mapping({"version": 1, "compress": {"default": text, "rules": rules}})
 
 
 def of_all_ranks(params: dict[str, Any], step: int) -> dict[str, list[torch.Tensor]]:
@@ -74,7 +69,7 @@ def plain(params: dict[str, Any], step: int, **options: Any) -> dict[str, torch.
 def _linear(**options: Any) -> None:
     for ours, stock in (
         (Compression("identity"), hvd.Compression.none),
-        (Compression(everything("fp16")), hvd.Compression.fp16),
+        (Compression(config_of("fp16")), hvd.Compression.fp16),
     ):
         params = parameters(LAYER)
         opt = optimizer(params, ours, **options)
@@ -160,10 +155,8 @@ def groups() -> None:
     """Groups that hold payloads, tokens and dense gradients give what no groups give."""
     specs = ("residual|topk(k=50,values=fp32)", "fp16", "bf16", "randomk(k=7)")
     shapes = {f"of{position}": MATRIX for position in range(len(specs))} | {"bias": (9,)}
-    rules = [
-        {"match": {"name": f"*.of{position}"}, "use": spec} for position, spec in enumerate(specs)
-    ]
-    config = Config.from_mapping({"version": 1, "compress": {"default": "fp16", "rules": rules}})
+    rules = rules_of(dict(enumerate(specs)), "*.of{}")
+    config = configured("fp16", rules=rules)
 
     def run(make_groups: Callable[[list[Any]], Any]) -> list[torch.Tensor]:
         # The same names in each run, as the seed of random-k knows them.
@@ -240,16 +233,9 @@ def ranks_that_have_joined() -> None:
 def sparse_as_dense() -> None:
     """Two embeddings of one shape: only the names tell which spec each takes."""
     params = parameters({"first": (60, 80), "second": (60, 80)})
-    config = Config.from_mapping(
-        {
-            "version": 1,
-            "compress": {
-                "default": "identity",
-                "rules": [
-                    {"match": {"name": "*.second"}, "use": "residual|topk(k=30,values=fp32)"}
-                ],
-            },
-        }
+    config = configured(
+        "identity",
+        rules=[{"match": {"name": "*.second"}, "use": "residual|topk(k=30,values=fp32)"}],
     )
     compression = Compression(config, params.items())
     opt = optimizer(params, compression, sparse_as_dense=True)
@@ -311,8 +297,8 @@ def dtypes() -> None:
         for dtype in dtypes:
             params = parameters({"weight": MATRIX}, dtype)
             (name,) = params
-            opt = optimizer(params, Compression(everything(spec), params.items()))
-            loopback = Loopback(everything(spec), hvd.size())
+            opt = optimizer(params, Compression(config_of(spec), params.items()))
+            loopback = Loopback(config_of(spec), hvd.size())
             for step in range(2):
                 result = averages(opt, params, gradients(params, step))
                 grads = of_all_ranks(params, step)[name]
@@ -349,7 +335,7 @@ def complex_gradients_are_refused() -> None:
     for spec in ("fp16", "topk(k=10,values=fp32)"):
         params = parameters({"weight": MATRIX}, torch.complex64)
         (p,) = params.values()
-        optimizer(params, Compression(everything(spec)))
+        optimizer(params, Compression(config_of(spec)))
         refused((p * (1 + 2j)).abs().sum().backward, TypeError, "complex64", "real")
 
 
@@ -420,9 +406,9 @@ def empty_and_tiny_parameters() -> None:
     shapes = {"empty": (0,), "none": (0, 5), "one": (1,), "scalar": (), "weight": MATRIX}
     for config in (
         Config.from_spec("topk(k=100,values=fp32)"),
-        everything("topk(ratio=0.01,values=fp32)"),
-        everything("fp16"),
-        everything("residual|bf16"),
+        config_of("topk(ratio=0.01,values=fp32)"),
+        config_of("fp16"),
+        config_of("residual|bf16"),
     ):
         params = parameters(shapes)
         opt = optimizer(params, Compression(config, params.items()))
@@ -459,9 +445,9 @@ def nan_and_inf() -> None:
     for spec in ("residual|topk(k=100,values=fp32)", "residual|fp16", "residual|bf16"):
         params = parameters({"weight": MATRIX})
         (name,) = params
-        compression = Compression(everything(spec), params.items())
+        compression = Compression(config_of(spec), params.items())
         opt = optimizer(params, compression)
-        loopback = Loopback(everything(spec), hvd.size())
+        loopback = Loopback(config_of(spec), hvd.size())
         for step in range(4):
             of_ranks = of_all_ranks(params, step)[name]
             if step == 1:

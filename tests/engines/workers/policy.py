@@ -20,6 +20,7 @@ from gradcomp import Config
 from gradcomp.exchange.rounds import Request
 from horovod_compressors.torch import Compression, compression
 from horovod_compressors.torch.engine import HorovodEngine
+from support.pipelines import configured
 
 cases = Cases()
 
@@ -31,9 +32,7 @@ BANDWIDTH = 2.5e6
 
 
 def config(spec: str) -> Config:
-    return Config.from_mapping(
-        {"version": 1, "compress": {"default": spec, "policy": "auto", "bucket_bytes": 10**6}}
-    )
+    return configured(spec, policy="auto", bucket_bytes=10**6)
 
 
 @contextlib.contextmanager

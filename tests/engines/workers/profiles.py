@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gradcomp import Config, Loopback, Stats
 from gradcomp.runtime.profile_files import write_trace
+from support.pipelines import rules_of
 
 _SPECS = {
     "topk": "residual|topk(ratio=0.05)",
@@ -23,7 +24,7 @@ STEPS = 3
 
 def config(folder: Path | None) -> Config:
     """A rule for each spec, and the folder for profiles."""
-    rules = [{"match": {"name": f"*{name}"}, "use": spec} for name, spec in _SPECS.items()]
+    rules = rules_of(_SPECS, "*{}")
     stats = {} if folder is None else {"stats": {"profile": str(folder), "error": True}}
     compress = {"default": "identity", "rules": rules}
     return Config.from_mapping({"version": 1, "compress": compress, **stats})

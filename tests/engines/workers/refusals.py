@@ -18,9 +18,9 @@ from workers.harness import (
     refused,
 )
 
-from gradcomp import Config
 from gradcomp.errors import ProtocolError
 from horovod_compressors.torch import Compression
+from support.pipelines import configured
 
 cases = Cases()
 
@@ -74,9 +74,7 @@ def memories_that_differ() -> None:
 @cases
 def rules_that_differ() -> None:
     rules = [{"match": {"name": "*.bias"}, "use": "identity" if hvd.rank() else "bf16"}]
-    config = Config.from_mapping(
-        {"version": 1, "compress": {"default": "topk(k=100,values=fp32)", "rules": rules}}
-    )
+    config = configured("topk(k=100,values=fp32)", rules=rules)
     default = f'{COMPRESS}"default":"topk(k=100,values=fp32)"'
     known = (
         default + ',"exchange":"auto","policy":"always","rules":'
@@ -92,9 +90,7 @@ def rules_that_differ() -> None:
 
 @cases
 def seeds_that_differ() -> None:
-    config = Config.from_mapping(
-        {"version": 1, "compress": {"default": "randomk(k=100)"}, "seed": hvd.rank()}
-    )
+    config = configured("randomk(k=100)", seed=hvd.rank())
     refused(one_step(Compression(config)), ProtocolError, '"seed":0', '"seed":1')
 
 

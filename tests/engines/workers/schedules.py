@@ -12,6 +12,7 @@ from workers.harness import MATRIX, Cases
 
 from gradcomp import Config, ConfigError, Loopback
 from horovod_compressors.torch import Compression
+from support.pipelines import configured, rules_of
 
 cases = Cases()
 
@@ -28,10 +29,8 @@ PLANS: dict[str, list[Any]] = {
 
 
 def config() -> Config:
-    rules = [{"match": {"name": f"*{name}.*"}, "use": plan} for name, plan in PLANS.items()]
-    return Config.from_mapping(
-        {"version": 1, "compress": {"default": "identity", "rules": rules, "bucket_bytes": 8000}}
-    )
+    rules = rules_of(PLANS, "*{}.*")
+    return configured("identity", rules=rules, bucket_bytes=8000)
 
 
 @cases
@@ -55,7 +54,7 @@ def specs_follow_one_another_as_in_the_loopback() -> None:
 def names_are_needed_to_count_steps() -> None:
     """Names are needed even where no spec keeps state."""
     plan = ["fp16", {"from_step": 2, "use": "bf16"}]
-    of_steps = Config.from_mapping({"version": 1, "compress": {"default": plan}})
+    of_steps = configured(plan)
     harness.refused(lambda: Compression(of_steps), ConfigError, "counts steps", "named_parameters")
 
 
@@ -63,7 +62,7 @@ def names_are_needed_to_count_steps() -> None:
 def other_dtypes_get_what_was_left_unsent() -> None:
     """A float64 gradient travels as it is, but for the step that takes the residual along."""
     plan = ["residual|topk(k=1)", {"from_step": 1, "use": "identity"}]
-    settings = Config.from_mapping({"version": 1, "compress": {"default": plan}})
+    settings = configured(plan)
     params = harness.parameters({"w": MATRIX}, torch.float64)
     opt = harness.optimizer(params, Compression(settings, params.items()))
     total = 0

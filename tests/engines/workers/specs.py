@@ -9,6 +9,7 @@ import numpy as np
 from gradcomp import Config
 from gradcomp.codec import spec
 from gradcomp.config.schema import MOMENTUM_CORRECTION
+from support.pipelines import configured, rules_of
 
 STEPS = 100
 
@@ -42,11 +43,8 @@ SHAPES = {"matrix": (48, 32), "odd": (701,), "one": (1,), "scalar": (), "empty":
 
 def config() -> Config:
     """Tensors whose names begin with ``N.`` take spec N."""
-    rules = [
-        {"match": {"name": f"{position}.*"}, "use": text} for position, text in enumerate(SPECS)
-    ]
-    compress = {"default": "identity", "rules": rules}
-    return Config.from_mapping({"version": 1, "compress": compress, "seed": 7})
+    rules = rules_of(dict(enumerate(SPECS)), "{}.*")
+    return configured("identity", seed=7, rules=rules)
 
 
 def normal(size: int, *seed: int) -> Any:

@@ -19,9 +19,9 @@ from workers.harness import (
     refused,
 )
 
-from gradcomp import Config
 from gradcomp.errors import StateError
 from horovod_compressors.torch import Compression
+from support.pipelines import configured, rules_of
 
 save = Cases()
 resume = Cases()
@@ -40,10 +40,8 @@ class Training:
             "half": "residual|fp16",
             "learned": "residual|adaptive(rate=0.5,preset=basis)",
         }
-        rules = [{"match": {"name": name}, "use": spec} for name, spec in specs.items()]
-        config = Config.from_mapping(
-            {"version": 1, "compress": {"default": "identity", "rules": rules}, "seed": 5}
-        )
+        rules = rules_of(specs, "{}")
+        config = configured("identity", seed=5, rules=rules)
         self.params = {name: torch.nn.Parameter(torch.zeros(MATRIX)) for name in specs}
         self.compression = Compression(config, self.params.items())
         self.opt = hvd.DistributedOptimizer(

@@ -26,17 +26,13 @@ from workers.tf_harness import (
     variables,
 )
 
-from gradcomp import Config
 from gradcomp.errors import ConfigError
 from horovod_compressors.tensorflow import Compression, CompressionState
+from support.pipelines import configured
 
 cases = Cases()
 
 SHAPES = {"matrix": MATRIX, "bias": (64,), "scalar": (), "empty": (0,)}
-
-
-def config_of(default: str, **others: Any) -> Config:
-    return Config.from_mapping({"version": 1, "compress": {"default": default, **others}})
 
 
 @cases
@@ -121,7 +117,7 @@ def tf_exchanges() -> dict[str, int]:
         {"match": {"name": f"{name}.*"}, "use": spec, "exchange": exchange}
         for name, (spec, exchange) in choices.items()
     ]
-    config = config_of("identity", rules=rules, bucket_bytes=8192, ranks_per_node=2)
+    config = configured("identity", rules=rules, bucket_bytes=8192, ranks_per_node=2)
     weights = variables(
         {**SHAPES, **{f"{one}.{name}": shapes[name] for one in choices for name in shapes}}
     )
@@ -142,7 +138,7 @@ def tf_specs_that_follow_one_another() -> None:
         {"from_step": 4, "use": "residual|int8"},
     ]
     weights = variables({"matrix": MATRIX})
-    config = Config.from_mapping({"version": 1, "compress": {"default": plan}})
+    config = configured(plan)
     check_steps(Compression(config, weights), weights, steps=6)
 
 
@@ -150,7 +146,7 @@ def tf_specs_that_follow_one_another() -> None:
 def tf_policy() -> None:
     """Measures in the first steps and decides; the graph is the same."""
     weights = variables({"matrix": MATRIX, "other": (128, 256)})
-    compression = Compression(config_of("residual|int8", policy="auto"), weights)
+    compression = Compression(configured("residual|int8", policy="auto"), weights)
     averages = tf.function(averages_of(weights, compression))
     for step in range(60):
         for average in averages([tf.constant(grad) for grad in gradients(weights, step)]):
@@ -159,7 +155,7 @@ def tf_policy() -> None:
             break
     assert compression.stats.decisions
     refused(
-        lambda: Compression(config_of("residual|int8", policy="auto")),
+        lambda: Compression(configured("residual|int8", policy="auto")),
         ConfigError,
         "variables=model.trainable_variables",
     )

@@ -11,8 +11,9 @@ import tensorflow as tf
 from workers.runner import Cases, refused
 from workers.tf_harness import MATRIX, averages_of, check_equal, check_steps, gradients, variables
 
-from gradcomp import Config, Loopback
+from gradcomp import Loopback
 from horovod_compressors.tensorflow import Compression
+from support.pipelines import configured
 
 cases = Cases()
 
@@ -41,8 +42,7 @@ def _average(members: list[int], scale: int = 1, **options: Any) -> None:
         {"match": {"name": name}, "use": spec, "exchange": exchange}
         for name, (spec, exchange) in _RULES.items()
     ]
-    compress = {"default": "identity", "rules": rules}
-    config = Config.from_mapping({"version": 1, "compress": compress})
+    config = configured("identity", rules=rules)
     sets = {key: options[key] for key in options if key == "process_set"}
     compression = Compression(config, weights, **sets)
     averages = tf.function(averages_of(weights, compression, **options))

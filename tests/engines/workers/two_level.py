@@ -14,6 +14,7 @@ from workers.harness import Cases, refused
 from gradcomp import Config, Loopback
 from gradcomp.errors import ConfigError, StateError
 from horovod_compressors.torch import Compression
+from support.pipelines import configured
 
 cases = Cases()
 basic = Cases()
@@ -35,7 +36,7 @@ SPECS = {
 
 def config_of(spec: str = "identity", exchange: str = "two_level", **others: object) -> Config:
     compress = {"default": spec, "exchange": exchange, "ranks_per_node": 2, **others}
-    return Config.from_mapping({"version": 1, "compress": compress, "seed": 3})
+    return configured(**compress, seed=3)
 
 
 def mixed(**others: object) -> Config:
