@@ -130,10 +130,14 @@ def test_commands_name_existing_files(page: Path) -> None:
     assert {word for word in commands if not (ROOT / word).exists()} == set()
 
 
+NO_MODULES = {"gradcomp.h", "gradcomp.codecs", "gradcomp.baselines"}
+"""The C header, and the groups of entry points."""
+
+
 @every_page
 def test_every_name_of_python_exists(page: Path) -> None:
     missing = set()
-    for word in spans(page):
+    for word in set(spans(page)) - NO_MODULES:
         if match := re.fullmatch(r"(gradcomp(?:\.[A-Za-z_]\w*)+)(\(.*)?", word):
             try:
                 resolve_name(match[1])
