@@ -4,7 +4,8 @@
 // clang-format off
 #define GRADCOMP_EACH_KERNEL(X) \
   X(f32_to_f16) X(f16_to_f32) X(f16_add) X(f32_to_bf16) X(bf16_to_f32) X(bf16_add) X(f32_add) \
-  X(compensate) X(correct_momentum) X(zero) X(zero_nonfinite) X(collect) X(max_magnitude) X(sum_magnitudes) X(sum_squares) \
+  X(compensate) X(correct_momentum) X(zero) X(zero_nonfinite) X(collect) X(max_magnitude) \
+  X(sum_magnitudes) X(sum_squares) \
   X(random_words) X(rounding_words) X(pack_negative) X(select_bits) X(select_bits_add) \
   X(sum_by_sign) X(moments) X(quantize) X(quantize_randomly) X(scale_levels) \
   X(scale_levels_add) X(ternarize) X(natural_encode) X(natural_decode) X(natural_add) \
