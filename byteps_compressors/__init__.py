@@ -1,1 +1,5 @@
-"""gradcomp inside BytePS' workers and servers: import ``byteps_compressors.torch``."""
+"""Adapter for BytePS: compression inside its workers and servers.
+
+Training scripts import ``byteps_compressors.torch``; ``python -m byteps_compressors.launch`` starts
+a cluster.
+"""

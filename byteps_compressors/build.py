@@ -1,8 +1,8 @@
-"""Builds the plug-in library: ``python -m byteps_compressors.build``.
+"""Compile the BytePS plug-in library: ``python -m byteps_compressors.build``.
 
-It is compiled on the machine that uses it, against the headers that the installed BytePS brings and
-against gradcomp.h, and kept in the cache directory. Needs a C++17 compiler, Python's headers, and a
-source checkout of gradcomp, which has gradcomp.h.
+The library is compiled on the machine that uses it, against the headers of the installed BytePS and
+gradcomp.h, and cached in ``GRADCOMP_CACHE`` (default: ``~/.cache/gradcomp``). It needs a C++17
+compiler, Python's headers, and a source checkout of gradcomp, which contains gradcomp.h.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ __all__ = ["byteps_folder", "library", "plugin"]
 
 SOURCE = Path(__file__).parent / "native" / "plugin.cpp"
 
-# The library is loaded into BytePS' workers and servers alike, and servers know no CUDA.
+# BYTEPS_BUILDING_SERVER leaves CUDA out of BytePS' headers: servers have none, and workers and
+# servers load the same library.
 FLAGS = (
     *("-std=c++17", "-O2", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-shared"),
     *("-Wall", "-Wextra", "-DBYTEPS_BUILDING_SERVER"),
@@ -33,10 +34,10 @@ FLAGS = (
 
 
 def byteps_folder() -> Path:
-    """Where the package byteps is installed, without importing it.
+    """Return the folder of the installed package byteps, without importing it.
 
     Raises:
-        GradcompError: it is not.
+        GradcompError: BytePS is not installed.
     """
     found = importlib.util.find_spec("byteps")
     if found is None or found.origin is None:
@@ -47,25 +48,25 @@ def byteps_folder() -> Path:
 
 
 def plugin() -> Path:
-    """The plug-in library for the installed BytePS; see `library`."""
+    """Return the plug-in library for the installed BytePS, compiled if necessary; see `library`."""
     return library(SOURCE)
 
 
 def library(source: Path) -> Path:
-    """A library against the installed BytePS, which is built if there is none yet.
+    """Return a library built against the installed BytePS, compiled unless it is in the cache.
 
     Args:
-        source: a C++ file that includes headers of BytePS and gradcomp.h.
+        source: a C++ file that includes gradcomp.h and BytePS' headers.
 
     Raises:
-        GradcompError: it cannot be built; the message says why.
+        GradcompError: the library cannot be built; the message gives the reason.
     """
     byteps = byteps_folder()
     header = capi.include_folder() / "gradcomp" / "gradcomp.h"
     registry = byteps / "common" / "compressor" / "compressor_registry.h"
     if not registry.exists():
         raise GradcompError(
-            f"there is no {registry}, which the plug-in is built against: install BytePS with "
+            f"cannot build the plug-in: BytePS' header {registry} is missing; install BytePS with "
             "scripts/setup --engines byteps"
         )
     digest = hashlib.sha256(repr(FLAGS).encode())
@@ -76,7 +77,7 @@ def library(source: Path) -> Path:
     if not built.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # workers start together
+            fcntl.flock(lock, fcntl.LOCK_EX)  # several workers may start at once
             if not built.exists():
                 _compile(source, built, [header.parents[1]], [byteps.parent])
     return built
@@ -88,7 +89,7 @@ def _cache() -> Path:
 
 
 def _compile(source: Path, built: Path, own: list[Path], foreign: list[Path]) -> None:
-    """Compile ``source`` into ``built``, which appears when it is complete."""
+    """Compile ``source`` into ``built``; the rename at the end makes a partial file invisible."""
     foreign = [*foreign, Path(sysconfig.get_paths()["include"])]
     with tempfile.TemporaryDirectory(dir=built.parent) as work:
         output = Path(work) / built.name
@@ -103,8 +104,8 @@ def _compile(source: Path, built: Path, own: list[Path], foreign: list[Path]) ->
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         except FileNotFoundError:
             raise GradcompError(
-                f"there is no C++ compiler '{command[0]}': install one (on Debian: apt-get install "
-                "g++), or name it in CXX"
+                f"C++ compiler '{command[0]}' not found: install one (on Debian: apt-get install "
+                "g++), or name another one in CXX"
             ) from None
         if done.returncode != 0:
             raise GradcompError(
@@ -115,7 +116,7 @@ def _compile(source: Path, built: Path, own: list[Path], foreign: list[Path]) ->
 
 
 def main() -> int:
-    """Build the library and print where it is; returns the exit code."""
+    """Build the library and print its path; returns the exit code."""
     try:
         print(plugin())
     except GradcompError as error:

@@ -1,4 +1,4 @@
-"""The machines of a job, and which processes run where."""
+"""Hostfiles, and the placement of a BytePS job's processes on machines."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Host:
     """A machine.
 
     Attributes:
-        name: a host name or an address, for ssh and for the other machines.
-        slots: largest number of workers there.
+        name: host name or address, used by ssh and by the other machines.
+        slots: maximum number of workers on it.
     """
 
     name: str
     slots: int
 
     def is_here(self) -> bool:
-        """Whether it is this machine: only that can bind to its own address."""
+        """Whether the host is this machine, tested by binding a socket to its address."""
         if self.name == socket.gethostname():
             return True
         try:
@@ -43,19 +43,19 @@ _LINE = re.compile(r"(?P<name>\S+)(?:\s+slots=(?P<slots>\d+))?")
 
 
 def is_loopback(name: str) -> bool:
-    """Whether other machines take the name for themselves."""
+    """Whether the name is a loopback name, which every machine resolves to itself."""
     return name == "localhost" or name.startswith("127.")
 
 
 def read_hostfile(path: Path) -> list[Host]:
-    """The machines in a file with a line for each, ``NAME`` or ``NAME slots=N``.
+    """Read a hostfile: one line ``NAME`` or ``NAME slots=N`` per machine.
 
-    N is how many workers it takes, 1 without; 0 for one with servers alone. Empty lines count for
-    nothing, nor does what comes
-    after a ``#``.
+    N is the maximum number of workers, 1 by default; a machine with ``slots=0`` runs servers only.
+    Empty lines and text after ``#`` are ignored.
 
     Raises:
-        ConfigError: the file cannot be read, has no machine, names one twice, or a line is none.
+        ConfigError: the file cannot be read, has no slot, lists a machine twice, or has a malformed
+            line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -72,25 +72,27 @@ def read_hostfile(path: Path) -> list[Host]:
         name = found["name"]
         if name in hosts:
             raise ConfigError(
-                f"{path}, line {number}: {name} stands there twice; give it one line, with slots=N"
+                f"{path}, line {number}: {name} is listed twice; give it one line, with slots=N"
             )
         hosts[name] = Host(name, int(found["slots"] or 1))
     if not any(host.slots for host in hosts.values()):
         raise ConfigError(
-            f"{path} has no machine for a worker; it needs a line NAME or NAME slots=N, N >= 1, "
-            "for each"
+            f"{path} has no machine for workers; add a line NAME or NAME slots=N, N >= 1, for each "
+            "machine"
         )
     return list(hosts.values())
 
 
 def spread(hosts: Sequence[Host], workers: int | None, servers: int) -> list[tuple[str, Host]]:
-    """Where each process runs, by name: the scheduler, servers, workers.
+    """Assign the scheduler, servers and workers to machines; returns (process name, host) pairs.
 
-    The scheduler is on the first machine. Servers go round the machines; workers fill the slots in
-    order.
+    The scheduler runs on the first machine, servers are placed round-robin, and workers fill the
+    slots in order.
 
     Args:
+        hosts: the machines; not empty.
         workers: number of workers; None for one in each slot.
+        servers: number of servers.
 
     Raises:
         ConfigError: there are more workers than slots.
@@ -101,7 +103,7 @@ def spread(hosts: Sequence[Host], workers: int | None, servers: int) -> list[tup
     if workers > len(slots):
         raise ConfigError(
             f"--workers is {workers}, but the hostfile has {len(slots)} slots; give machines more "
-            "slots, or take fewer workers"
+            "slots, or start fewer workers"
         )
     return [
         ("scheduler", hosts[0]),

@@ -3,17 +3,17 @@
   python -m byteps_compressors.launch --workers 2 --servers 1 -- python train.py ...
   python -m byteps_compressors.launch --hostfile hosts --interface eth0 -- python train.py ...
 
-A scheduler, the servers and the workers are processes of their own, on this machine or, through
-ssh, on those of a hostfile. Each writes to a file in --logs; what worker 0 writes is shown here,
-too. When a process dies, the job ends with a message that names it. Nothing is left behind: no
-process, no shared memory.
+The scheduler, the servers and the workers are separate processes, on this machine or, through ssh,
+on the machines of a hostfile. Each writes its output to a file in --logs; the output of worker 0 is
+also shown here. When a process dies, the job ends with a message that names it. No process and no
+shared memory is left behind.
 
-A hostfile has a line NAME or NAME slots=N for each machine, with N workers. All need this folder,
-this Python at the same path, and a login by ssh without a password. The scheduler is on the first.
+A hostfile has one line NAME or NAME slots=N per machine, which then runs up to N workers. All
+machines need this folder, this Python at the same path, and ssh login without a password. The
+scheduler runs on the first machine.
 
-The exit code is 0 when all workers have ended with 0; that of the worker that failed first; 1 when
-a process was killed, or a server or the scheduler died; 124 when --timeout passed; 2 for wrong
-arguments.
+The exit code is 0 if all workers exited with 0; the exit code of the first failed worker; 1 if a
+process was killed, or a server or the scheduler died; 124 after --timeout; 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ SUPERVISOR = "byteps_compressors.supervise"
 
 POLL_SECONDS = 0.05
 FAREWELL_SECONDS = 25.0
-"""Grace period: servers and the scheduler may end this much before or after the workers."""
+"""Grace period in seconds: servers and the scheduler may end this much before or after workers."""
 
 CAUSE_SECONDS = 2.0
-"""Grace period: victims may be noticed before the process that caused the failure."""
+"""Grace period in seconds: victims may be noticed before the process that caused the failure."""
 
 SSH_SECONDS = 2.0
-"""Time for ssh to end a connection."""
+"""Time that ssh needs to close a connection."""
 
-# A machine that does not answer for 15 s is dead.
+# ssh gives up a machine that does not answer for 15 s (3 x 5).
 SSH_OPTIONS = [
     *("-o", "BatchMode=yes"),
     *("-o", "ConnectTimeout=10"),
@@ -66,7 +66,7 @@ SSH_OPTIONS = [
 
 PASSED_PREFIXES = ("BYTEPS_", "DMLC_", "GRADCOMP_", "OMP_", "PS_")
 PASSED_NAMES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-"""Environment variables that are passed to other machines."""
+"""Environment variables passed to other machines, besides those with PASSED_PREFIXES."""
 
 EXIT_ARGUMENTS = 2
 EXIT_TIMEOUT = 124
@@ -80,9 +80,10 @@ class Role:
     """A process of the job.
 
     Attributes:
-        name: for messages, such as "worker 0".
-        machine: its host; empty for this one.
-        log: file of its output.
+        name: name in messages, such as "worker 0".
+        machine: host name; empty for this machine.
+        process: its supervisor, or the ssh client that started the supervisor.
+        log: file with its output.
     """
 
     name: str
@@ -92,26 +93,26 @@ class Role:
 
     @property
     def is_worker(self) -> bool:
-        """Whether it runs the user's command."""
+        """Whether the process runs the user's command."""
         return self.name.startswith("worker")
 
     @property
     def killed_by(self) -> int:
-        """The signal that has ended it; 0 or less: none."""
+        """Number of the signal that ended the process; 0 or less if none did."""
         code = self.process.returncode
         return -code if code < 0 else code - BY_SIGNAL
 
     @property
     def aborted(self) -> bool:
-        """Whether it has ended itself in the way of a failed check in C++."""
+        """Whether the process aborted, as after a failed check in C++."""
         return self.killed_by == signal.SIGABRT
 
     def end(self) -> str:
-        """How it has ended, in words."""
+        """Describe how the process ended."""
         code = self.process.returncode
         at = f" on {self.machine}" if self.machine else ""
         if self.machine and code == EXIT_SSH:
-            return f"has no connection by ssh to {self.machine}"
+            return f"lost the ssh connection to {self.machine}, or never had one"
         if self.killed_by > 0:
             with suppress(ValueError):
                 name = signal.Signals(self.killed_by).name
@@ -119,13 +120,13 @@ class Role:
         return f"ended with exit code {code}{at}"
 
     def last_words(self) -> str:
-        """The end of its log."""
+        """Return the last lines of its log."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(f"  {line}" for line in lines[-LAST_LINES:])
 
 
 class JobError(Exception):
-    """The job has failed; the text is for the user."""
+    """The job failed; the message is for the user."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -134,12 +135,12 @@ class JobError(Exception):
 
 @dataclass(frozen=True)
 class Network:
-    """How the processes find each other.
+    """Network settings with which the processes find each other.
 
     Attributes:
-        interface: the network interface that they use, such as ``eth0``.
+        interface: network interface of all processes, such as ``eth0``.
         scheduler: name or address of the scheduler's machine.
-        port: a free one there.
+        port: a free port on the scheduler's machine.
     """
 
     interface: str
@@ -151,12 +152,12 @@ class Job:
     """A cluster of processes.
 
     Args:
-        command: of each worker.
-        places: the processes by name, and their hosts.
-        network: how they find each other.
+        command: command of each worker.
+        places: process names and their hosts, as from `spread`.
+        network: network settings of all processes.
         logs: folder for the log files.
-        passed: names of environment variables that other machines get besides the usual ones.
-        timeout: seconds that the job may take; None is forever.
+        passed: names of further environment variables that are passed to other machines.
+        timeout: time limit of the job in seconds; None for no limit.
     """
 
     def __init__(
@@ -176,13 +177,15 @@ class Job:
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._timeout = timeout
         self._roles: list[Role] = []
-        self._ended: dict[str, float] = {}  # when it was seen of servers and the scheduler
+        self._ended: dict[
+            str, float
+        ] = {}  # by name: when a server or the scheduler was seen to have ended
 
     def run(self) -> None:
         """Run the job to its end.
 
         Raises:
-            JobError: it failed. All of its processes have ended by then.
+            JobError: the job failed. All its processes have ended by then.
         """
         try:
             self._start()
@@ -222,7 +225,7 @@ class Job:
             self._start_role(name, host, here[host], order)
 
     def _environment(self) -> dict[str, str]:
-        """The variables of this environment for other machines."""
+        """Return the environment variables to pass to other machines."""
         return {
             name: value
             for name, value in os.environ.items()
@@ -232,7 +235,7 @@ class Job:
     def _start_role(self, name: str, host: Host, here: bool, order: Order) -> None:
         supervisor = [sys.executable, "-m", SUPERVISOR]
         if not here:
-            # A shell over there takes the words apart again.
+            # The remote shell splits this into words again.
             remote = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(supervisor)}"
             supervisor = ["ssh", *SSH_OPTIONS, host.name, remote]
         log = self._logs / f"{name.replace(' ', '-')}.log"
@@ -246,7 +249,7 @@ class Job:
             )
         self._roles.append(Role(name, "" if here else host.name, process, log))
         assert process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended, and its log says why
+        with suppress(BrokenPipeError):  # the supervisor has ended, and its log gives the reason
             process.stdin.write(order.to_line())
             process.stdin.flush()
 
@@ -266,7 +269,7 @@ class Job:
         return [role for role in self._roles if role.process.poll() is not None]
 
     def _check(self, ended: Sequence[Role]) -> None:
-        """Go on, unless a role has failed, or time is up."""
+        """Raise JobError if a process failed, a server left early, or the time limit passed."""
         if any(role.process.returncode != 0 for role in ended):
             ended = self._with_the_cause(ended)
         working = [role.name for role in self._roles if role not in ended and role.is_worker]
@@ -287,11 +290,11 @@ class Job:
             )
 
     def _with_the_cause(self, ended: Sequence[Role]) -> Sequence[Role]:
-        """The processes that have ended, the cause of the failure first.
+        """Return the ended processes, the cause of the failure first.
 
-        BytePS' network layer aborts a process that has lost another one, and on a busy machine
-        that may be seen before the other one's end is. So an abort may be a consequence; any other
-        failure is taken for the cause.
+        BytePS' network layer aborts a process that has lost its peer. On a busy machine this abort
+        may be noticed before the end of the peer. An abort may thus be a consequence; any other
+        failure counts as the cause.
         """
         deadline = time.monotonic() + CAUSE_SECONDS
         while time.monotonic() < deadline and all(
@@ -302,18 +305,18 @@ class Job:
         return sorted(ended, key=lambda role: role.aborted)
 
     def _too_early(self, role: Role) -> bool:
-        """Whether a server or the scheduler has left its workers; they may be about to end, too."""
+        """Whether a server or the scheduler ended more than FAREWELL_SECONDS before the workers."""
         since = self._ended.setdefault(role.name, time.monotonic())
         return time.monotonic() > since + FAREWELL_SECONDS
 
     def _say_farewell(self) -> None:
-        """Wait for servers and scheduler, which end when all workers have told them to."""
+        """Wait for servers and scheduler, which end when all workers have shut BytePS down."""
         deadline = time.monotonic() + FAREWELL_SECONDS
         for role in self._roles:
             with suppress(subprocess.TimeoutExpired):
                 role.process.wait(max(0.0, deadline - time.monotonic()))
-        # A worker that never initialized BytePS, or left without shutting it down, keeps them
-        # waiting; its work is done all the same.
+        # A timeout is no failure: they wait forever for a worker that never initialized BytePS or
+        # ended without shutting it down, and the workers' results are complete.
 
     def _clean_up(self) -> None:
         for role in self._roles:
@@ -358,10 +361,10 @@ def _port(text: str) -> int:
 
 
 def _job(arguments: argparse.Namespace) -> Job:
-    """The job that the arguments describe.
+    """Make the job that the arguments describe.
 
     Raises:
-        ConfigError: they do not fit together, or the hostfile is wrong.
+        ConfigError: the arguments contradict each other, or the hostfile is invalid.
     """
     interface = arguments.interface
     if arguments.hostfile is None:
@@ -372,14 +375,14 @@ def _job(arguments: argparse.Namespace) -> Job:
         hosts = read_hostfile(arguments.hostfile)
     if len(hosts) > 1 and not interface:
         raise ConfigError(
-            "several machines need --interface, the network interface by which they reach each "
-            "other, such as eth0 (ip addr lists them)"
+            "several machines need --interface, the network interface that connects them, such as "
+            "eth0 (ip addr lists them)"
         )
     first = hosts[0].name
     if len(hosts) > 1 and is_loopback(first) and interface != "lo":
         raise ConfigError(
-            f"{arguments.hostfile}: the scheduler is on the first machine, {first}, a name that "
-            "the others take for themselves; write the one that they know it by"
+            f"{arguments.hostfile}: the scheduler runs on the first machine, {first}, but every "
+            "machine resolves this name to itself; give the name or address that the others use"
         )
     return Job(
         arguments.command,
@@ -401,10 +404,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--workers",
         type=_count,
         metavar="N",
-        help="default: 2, or as many as the hostfile has slots",
+        help="number of workers; default: 2, or the number of slots in the hostfile",
     )
-    parser.add_argument("--servers", type=_count, default=1, metavar="N", help="default: 1")
-    parser.add_argument("--hostfile", type=Path, metavar="FILE", help="default: this machine alone")
+    parser.add_argument(
+        "--servers", type=_count, default=1, metavar="N", help="number of servers; default: 1"
+    )
+    parser.add_argument(
+        "--hostfile", type=Path, metavar="FILE", help="file with the machines; default: only this"
+    )
     parser.add_argument(
         "--interface",
         metavar="NAME",
@@ -413,38 +420,40 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "one machine",
     )
     parser.add_argument(
-        "--port", type=_port, metavar="N", help="of the scheduler; default: one that is free here"
+        "--port", type=_port, metavar="N", help="scheduler's port; default: a free one"
     )
     parser.add_argument(
         "--env",
         action="append",
         default=[],
         metavar="NAME",
-        help="an environment variable that other machines get, too, besides PATH, PYTHONPATH, "
+        help="further environment variable to pass to other machines, besides PATH, PYTHONPATH, "
         "LD_LIBRARY_PATH and those of BytePS and gradcomp; may be repeated",
     )
     parser.add_argument(
         "--logs",
         type=Path,
         metavar="DIR",
-        help="where the log files go (default: byteps-logs)",
+        help="folder for the log files; default: byteps-logs",
         default=Path("byteps-logs"),
     )
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="default: none")
     parser.add_argument(
-        "command", nargs=argparse.REMAINDER, help="after --, the command of each worker"
+        "--timeout", type=float, metavar="SECONDS", help="time limit; default: none"
+    )
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, help="command of each worker, after --"
     )
     arguments = parser.parse_args(argv)
     arguments.command = arguments.command[arguments.command[:1] == ["--"] :]
     if not arguments.command:
-        parser.error("what should the workers run? For example: -- python train.py")
+        parser.error("no command for the workers; add one, such as -- python train.py")
     if shutil.which(arguments.command[0]) is None:
-        parser.error(f"there is no program '{arguments.command[0]}'")
+        parser.error(f"program '{arguments.command[0]}' not found; check its name and PATH")
     return arguments
 
 
 class _EndedBySignalError(Exception):
-    """The launcher was told to end."""
+    """The launcher received a signal to end."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -452,14 +461,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
 
     def end(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # once is enough: cleaning up takes a while
+        signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the clean-up
         raise _EndedBySignalError(number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
     try:
         byteps_folder()
-        plugin()  # once, here, where an error has somewhere to go
+        plugin()  # compiled once, before the workers need it, so that an error is shown here
         job = _job(arguments)
         job.run()
     except GradcompError as error:

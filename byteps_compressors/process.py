@@ -1,4 +1,4 @@
-"""Settings of a process before BytePS starts there."""
+"""Process settings that must be made before BytePS starts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gradcomp.errors import ConfigError
 __all__ = ["LAUNCHED", "end_at_once", "resolve_scheduler"]
 
 LAUNCHED = "GRADCOMP_BYTEPS_LAUNCHED"
-"""Set in the environment of workers that byteps_compressors.launch has started."""
+"""Environment variable that byteps_compressors.launch sets for its workers."""
 
 
 def end_at_once() -> None:
-    """Have an uncaught exception end this process, where it is a worker of our launcher.
+    """Make an uncaught exception end this process at once, if byteps_compressors.launch started it.
 
-    BytePS, when it is shut down, waits for all workers to do the same. A worker that fails would
-    wait for others, which wait for its gradients, and the launcher could not tell.
+    BytePS' shutdown waits for all workers. Without this, a failed worker would wait for the others,
+    which wait for its gradients, and the launcher would not notice the failure.
     """
     if LAUNCHED not in os.environ:
         return
@@ -37,10 +37,12 @@ def end_at_once() -> None:
 
 
 def resolve_scheduler() -> None:
-    """Put the address of the scheduler's host where its name is: BytePS cannot listen at a name.
+    """Replace the scheduler's host name in DMLC_PS_ROOT_URI by its address.
+
+    BytePS cannot listen at a host name.
 
     Raises:
-        ConfigError: nobody knows the name.
+        ConfigError: the name cannot be resolved.
     """
     host = os.environ.get("DMLC_PS_ROOT_URI")
     if not host:

@@ -1,8 +1,8 @@
-"""BytePS' server or scheduler with gradcomp's compressors: ``python -m byteps_compressors.server``.
+"""Run BytePS' server or scheduler with the plug-in: ``python -m byteps_compressors.server``.
 
-Which of both, and how it finds the others, it takes from the environment, as BytePS does: DMLC_ROLE
-(``server`` or ``scheduler``), DMLC_NUM_WORKER, DMLC_NUM_SERVER, DMLC_PS_ROOT_URI,
-DMLC_PS_ROOT_PORT. It ends when all workers have ended. See docs/byteps.md.
+The settings come from BytePS' environment variables: DMLC_ROLE (``server`` or ``scheduler``),
+DMLC_NUM_WORKER, DMLC_NUM_SERVER, DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT. The process ends when all
+workers have ended. See docs/byteps.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REQUIRED = (
     "DMLC_PS_ROOT_URI",
     "DMLC_PS_ROOT_PORT",
 )
-"""Variables that the environment must have."""
+"""Required environment variables."""
 
 
 def main() -> int:
@@ -40,7 +40,7 @@ def main() -> int:
     except GradcompError as error:
         print(f"byteps_compressors.server: {error}", file=sys.stderr)
         return 2
-    # No Python code runs while BytePS serves, so nothing of ours could handle a signal.
+    # No Python code runs while BytePS serves, so Python handlers would never be called.
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, signal.SIG_DFL)
     library.byteps_server()
@@ -51,22 +51,22 @@ def _check_environment() -> None:
     missing = [name for name in REQUIRED if not os.environ.get(name)]
     if missing:
         raise ConfigError(
-            f"the environment lacks {', '.join(missing)}: see docs/byteps.md, or let "
+            f"the environment lacks {', '.join(missing)}: set them as docs/byteps.md says, or let "
             "python -m byteps_compressors.launch start the servers"
         )
     role = os.environ["DMLC_ROLE"]
     if role not in ("server", "scheduler"):
-        raise ConfigError(f"DMLC_ROLE is '{role}'; here it must be server or scheduler")
+        raise ConfigError(f"DMLC_ROLE is '{role}'; it must be server or scheduler here")
 
 
 def _load() -> ctypes.CDLL:
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    # Global, since the plug-in uses its functions. The workers' library must not be loaded besides.
+    # RTLD_GLOBAL: the plug-in uses its symbols. The workers' library must not be loaded as well.
     path = byteps_folder() / "server" / f"c_lib{suffix}"
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     if os.environ["DMLC_ROLE"] == "server":
         native.load()
-        list_codecs()  # loads the plug-ins of installed packages, while Python still runs
+        list_codecs()  # loads codec plug-ins of installed packages while Python code still runs
     return library
 
 

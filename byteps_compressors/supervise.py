@@ -1,13 +1,13 @@
-"""Runs one process of a job on its machine, and ends it with the job.
+"""Run one process of a BytePS job, and end it together with the job.
 
   python -m byteps_compressors.supervise < ORDER
 
-is what byteps_compressors.launch starts for every process, here or through ssh. The order is a line
-of JSON, see :class:`Order`. After it standard input stays open for as long as the job wants the
-process: where it ends, the process is ended, with all that it has started. So nothing outlives a
-launcher, or a connection, that is no more.
+byteps_compressors.launch starts this supervisor for every process, locally or through ssh. The
+order is one line of JSON (see `Order`). Standard input then stays open while the job runs. When it
+closes, the supervisor ends the process and all its children, so nothing outlives the launcher or a
+lost ssh connection.
 
-The exit code is that of the process; 128 + N where signal N has ended it.
+The exit code is that of the process, or 128 + N if signal N ended it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ __all__ = ["BY_SIGNAL", "GRACE_SECONDS", "Order", "main"]
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 3.0
-"""Between asking a process to end and ending it."""
+"""Time between SIGTERM and SIGKILL."""
 
 BY_SIGNAL = 128
-"""Base of the exit code of a process that a signal has ended."""
+"""Exit codes above this are this plus the number of the signal that ended the process."""
 
 EXIT_NOT_STARTED = 127
 
-# BytePS' threads wait by sleeping a microsecond at a time. Timers that may be late by so much let
-# the processor rest; workers that wait take half the time of it, and messages are no later.
+# BytePS' threads wait in sleeps of 1 microsecond. This much timer slack halves the CPU time of
+# waiting workers, and messages arrive no later.
 TIMER_SLACK_NANOSECONDS = 200_000
 _PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
 _libc = ctypes.CDLL(None)
@@ -51,10 +51,11 @@ class Order:
 
     Attributes:
         command: the program and its arguments.
-        environment: variables besides those of this process, which they win over.
-        folder: where to run it.
+        environment: variables added to those of the supervisor; on conflict these win.
+        folder: working directory.
         workers: number of workers on this machine, which share its processors.
-        is_worker: whether it needs a folder for sockets, and a name in /dev/shm, of its own.
+        is_worker: whether the process needs its own folder for sockets and its own tag in
+            /dev/shm.
     """
 
     command: list[str]
@@ -64,12 +65,12 @@ class Order:
     is_worker: bool
 
     def to_line(self) -> bytes:
-        """As standard input has it."""
+        """Encode the order as the line that `read` expects."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def read(cls, descriptor: int) -> Order:
-        """The order in the next line; nothing after it is read."""
+        """Read the order from one line, byte by byte: bytes after the line stay unread."""
         line = b""
         while not line.endswith(b"\n"):
             byte = os.read(descriptor, 1)
@@ -80,11 +81,11 @@ class Order:
 
 
 class _Ended(BaseException):
-    """The job wants the process no longer."""
+    """The supervisor received a signal to end the process."""
 
 
 def main() -> int:
-    """Run the order in standard input; returns the exit code."""
+    """Run the order from standard input; returns the exit code."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise _Ended
@@ -104,13 +105,13 @@ def main() -> int:
 
 def _run(order: Order, work: Path, tag: str) -> int:
     environment = {
-        # Workers that do as if they had all processors to themselves wait for each other.
+        # Divide the processors: if every worker uses all of them, workers slow each other down.
         "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // max(1, order.workers))),
         "PYTHONUNBUFFERED": "1",
         **os.environ,
         **order.environment,
     }
-    environment.pop("PORT", None)  # every server would take it as its own
+    environment.pop("PORT", None)  # all servers would listen at the same port
     if order.is_worker:
         environment |= {"BYTEPS_SOCKET_PATH": str(work), "BYTEPS_SHM_TAG": tag}
     try:
@@ -137,13 +138,13 @@ def _run(order: Order, work: Path, tag: str) -> int:
 
 
 def _prepare() -> None:
-    """In the new process, before its program starts."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # should this process be killed
+    """Set process attributes in the child, between fork and exec."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # if the supervisor is killed
     _libc.prctl(_PR_SET_TIMERSLACK, TIMER_SLACK_NANOSECONDS)
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:
-    """Until the process ends, or standard input."""
+    """Wait until the process ends or standard input closes."""
     stdin = sys.stdin.fileno()
     while process.poll() is None:
         readable, _, _ = select.select([stdin], [], [], POLL_SECONDS)
@@ -152,7 +153,7 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End the process and its children, which are in its group and may outlive it."""
+    """End the process and its children; they share its process group and may outlive it."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
@@ -162,7 +163,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _lives(process: subprocess.Popen[bytes]) -> bool:
-    """Whether anything of its group runs."""
+    """Whether any process of the group still runs."""
     process.poll()
     try:
         os.killpg(process.pid, 0)

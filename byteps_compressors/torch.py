@@ -1,4 +1,4 @@
-"""Compression for PyTorch on stock BytePS.
+"""Gradient compression for PyTorch on stock BytePS.
 
 ::
 
@@ -9,9 +9,9 @@
     optimizer = DistributedOptimizer(
         optimizer, model.named_parameters(), compression="residual|topk(ratio=0.01)")
 
-The gradients are compressed by BytePS' own workers and servers, which load gradcomp's plug-in:
-``python -m byteps_compressors.launch`` starts a cluster of them. Import this module before
-``bps.init()``. `Compression` is for payloads that servers add up without knowing them.
+BytePS' own workers and servers compress the gradients with gradcomp's plug-in library;
+``python -m byteps_compressors.launch`` starts a cluster that loads it. Import this module before
+``bps.init()``. `Compression` works without the plug-in, for codecs whose payloads can be added.
 """
 
 from __future__ import annotations
@@ -46,14 +46,13 @@ NamedParameters = Iterable[tuple[str, torch.Tensor]]
 ServerFeedback = Literal["auto", "on", "off"]
 
 DTYPES = (torch.float32, torch.float64, torch.float16)
-"""Gradients that the plug-in compresses."""
+"""Gradient types that the plug-in compresses."""
 
-# BytePS reads these when it is initialized. It aborts without the first; the second would leave out
-# tensors below 64 KiB, and which tensors are compressed is for rules to say.
+# BytePS reads these in bps.init(). It aborts without the first. The second turns off BytePS' own
+# limit of 64 KiB: the rules of a Config decide which tensors are compressed.
 _DEFAULTS = {"BYTEPS_THREADPOOL_SIZE": "4", "BYTEPS_MIN_COMPRESS_BYTES": "0"}
 
-
-# The flag that BytePS itself asks; its rank and size have values from the start.
+# BytePS' own flag; its rank and size are no test, as they have values before bps.init(), too.
 _FLAG = "_ZN6byteps6common12BytePSGlobal12_initializedE"
 
 
@@ -73,11 +72,11 @@ process.resolve_scheduler()
 
 
 class Attached:
-    """The compression of a model's gradients in this worker; made by `attach`.
+    """Handle of a model's compression in this worker; made by `attach`.
 
     Attributes:
-        config: which spec each tensor takes.
-        specs: of each parameter, by name.
+        config: the rules that give each tensor its spec.
+        specs: spec of each parameter, by parameter name.
     """
 
     def __init__(
@@ -90,12 +89,15 @@ class Attached:
         self.config = config
         self.specs = dict(specs)
         self._tensors = dict(tensors)
-        self._fed_back = dict(fed_back)  # of which servers keep what compressing the sum has lost
+        self._fed_back = dict(fed_back)  # dtypes of the tensors with feedback on servers
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch begins, counted from 0; every worker must, before its first step.
+        """Set the epoch, counted from 0. Every worker must call it before an epoch's first step.
 
         Only schedules that count epochs need it, such as the warm-up of ``dgc``.
+
+        Raises:
+            ValueError: the epoch is outside [0, 65536).
         """
         if not 0 <= epoch < 2**16:
             raise ValueError(f"epoch is {epoch}; it must be in [0, 65536)")
@@ -103,10 +105,10 @@ class Attached:
 
     @property
     def stats(self) -> Stats:
-        """Bytes that this worker has pushed to servers, all of its attached tensors together.
+        """Bytes that this worker has pushed to servers, summed over its attached tensors.
 
-        What it pulls from them is in `pulled_bytes`. Neither counts what `state_dict` and
-        `load_state_dict` exchange.
+        `pulled_bytes` has the other direction. Neither counts the exchanges of `state_dict` and
+        `load_state_dict`.
         """
         pushed, _, dense = native.load().totals()
         stats = Stats(dense_bytes=dense, steps=max(t.steps for t in self._tensors.values()))
@@ -119,12 +121,12 @@ class Attached:
         return native.load().totals()[1]
 
     def state_dict(self) -> dict[str, Any]:
-        """This worker's state, for its checkpoint: plain numbers, strings and CPU tensors.
+        """Return this worker's state for its checkpoint: plain numbers, strings and CPU tensors.
 
-        All workers must call it, between the same steps: with feedback on servers they ask these
-        for what they keep. Every worker has its own state and must save its own. The keys are those
-        of `gradcomp.Pipeline.state_dict`, and ``servers``: by tensor name what servers keep, in the
-        state of worker 0; in those of others it is empty.
+        All workers must call it between the same steps: with feedback on servers it reads the
+        servers' residuals. Every worker must save its own state. The keys are those of
+        `gradcomp.Pipeline.state_dict`, plus ``servers``: the servers' residuals by tensor name
+        (1-D float32), in the state of worker 0 only; empty for other workers.
         """
         state = self._pipeline().state_dict()
         servers: dict[str, torch.Tensor] = {}
@@ -142,16 +144,17 @@ class Attached:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Take up a saved state: this worker's own, or the list of all workers' states.
+        """Restore a saved state: this worker's own, or the list of all workers' states.
 
-        See `gradcomp.Pipeline.load_state_dict`. All workers must call it, between the same steps:
-        with feedback on servers worker 0 gives these their state back. The number of servers and
-        their partitions may have changed. Servers sum gradients, so with another number of workers
-        their state is scaled to it. A state without ``servers``, such as Horovod's, clears it.
+        See `gradcomp.Pipeline.load_state_dict`. All workers must call it between the same steps:
+        with feedback on servers, worker 0 sends the servers their residuals. The number of servers
+        and their partitions may have changed. As servers sum gradients, their residuals are scaled
+        by the ratio of new to old world size. A state without ``servers``, such as Horovod's, sets
+        them to 0.
 
         Raises:
-            StateError: it is of another worker or another model; with feedback on servers all
-                workers raise where one does.
+            StateError: the state belongs to another worker or model. With feedback on servers, all
+                workers raise if one does.
         """
         states = [state] if isinstance(state, Mapping) else list(state)
         error = None
@@ -161,14 +164,16 @@ class Attached:
         except StateError as raised:
             error = raised
         if self._fed_back and _any_worker(error is not None) and error is None:
-            raise StateError("another worker could not load its state: see its message")
+            raise StateError(
+                "another worker could not load its state; its message gives the reason"
+            )
         if error is not None:
             raise error
         for name in self._fed_back:
             self._tensors[name].write_servers(kept.get(name), self._push_pull(name))
 
     def _kept_by_servers(self, states: Sequence[Mapping[str, Any]]) -> dict[str, FloatArray]:
-        """The servers' new state, if this is worker 0."""
+        """Return the servers' new residuals by tensor name, as worker 0 sends them."""
         (own,) = [one for one in states if one["rank"] == 0] or [{}]
         scale = bps.size() / own.get("world_size", bps.size())
         saved = own.get("servers", {})
@@ -182,14 +187,14 @@ class Attached:
             tensor = self._tensors.get(name)
             if tensor is None or array.shape != (tensor.numel,) or array.dtype != np.float32:
                 raise StateError(
-                    f"servers kept {array.size} elements of '{name}', {array.dtype}, and here are "
-                    f"{'none' if tensor is None else tensor.numel} of it, float32: this is the "
-                    "state of another model"
+                    f"the servers' state of '{name}' has {array.size} elements of {array.dtype}, and "
+                    f"this model has {'none' if tensor is None else tensor.numel} of "
+                    "float32: this is the state of another model"
                 )
         return {name: array * np.float32(scale) for name, array in kept.items()}
 
     def _push_pull(self, name: str) -> Callable[[], None]:
-        """Averages a tensor of some values as if it were the gradient of this name."""
+        """Return a function that pushes and pulls zeros under the name of this gradient."""
         values = torch.zeros(self._tensors[name].numel, dtype=self._fed_back[name])
 
         def push_pull() -> None:
@@ -200,7 +205,7 @@ class Attached:
         return push_pull
 
     def _load_own(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Take up what this worker keeps."""
+        """Restore this worker's own memories and step counts."""
         pipeline = self._pipeline()
         pipeline.load_state_dict(
             with_arrays(state)
@@ -222,7 +227,7 @@ class Attached:
             tensor.steps = loaded["rounds"].get(name, 0)
 
     def _pipeline(self) -> Pipeline:
-        """A pipeline that checks and writes states."""
+        """Make a pipeline, used only to check, read and write states."""
         return Pipeline(self.config, bps.rank(), bps.size())
 
 
@@ -232,26 +237,29 @@ def attach(
     *,
     server_feedback: ServerFeedback = "auto",
 ) -> Attached:
-    """Have BytePS' workers and servers compress the gradients of a model.
+    """Make BytePS' workers and servers compress the gradients of a model.
 
-    The gradients must then be averaged under the names that the stock ``bps.DistributedOptimizer``
-    gives them (``Gradient.`` and the parameter's name), as `DistributedOptimizer` does. Call it
-    once, after ``bps.init()`` and before the first gradient, on every worker alike.
+    The gradients must be averaged under the names that the stock ``bps.DistributedOptimizer`` uses:
+    ``Gradient.`` and the parameter's name. Call it once on every worker with equal arguments, after
+    ``bps.init()`` and before the first gradient.
 
     Args:
         named_parameters: ``model.named_parameters()``.
         compression: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors (tensors with at
             most one dimension or under 4096 elements travel uncompressed), or a `gradcomp.Config`
-            with rules of its own. BytePS cuts tensors into partitions (of 4,096,000 bytes, see
-            BYTEPS_PARTITION_BYTES); each is compressed by itself.
-        server_feedback: error feedback on the servers, which compress the sum once more: its error
-            is added to the next sum (Tang et al., "DoubleSqueeze", ICML 2019, algorithm 1).
-            "auto": where the spec has error feedback on the workers.
+            with other rules. BytePS cuts tensors into partitions (of 4,096,000 bytes, see
+            BYTEPS_PARTITION_BYTES); each is compressed separately.
+        server_feedback: error feedback on the servers, which compress the sum again and add the
+            error to the next sum (Tang et al., "DoubleSqueeze", ICML 2019, algorithm 1). "on",
+            "off", or "auto": for the specs with error feedback on the workers.
+
+    Returns:
+        The handle for checkpoints and statistics.
 
     Raises:
-        SpecError: the spec is wrong.
-        ConfigError: BytePS cannot run it; the message says why and what does.
-        ProtocolError: the workers were given different configurations.
+        SpecError: the spec is invalid.
+        ConfigError: BytePS cannot run it; the message gives the reason and an alternative.
+        ProtocolError: the workers have different configurations, parameters or server_feedback.
         GradcompError: BytePS is not initialized, or the plug-in cannot be built.
     """
     config = Config.from_spec(compression) if isinstance(compression, str) else compression
@@ -262,8 +270,8 @@ def attach(
     for name in specs:
         if name in _attached:
             raise GradcompError(
-                f"the gradient of '{name}' is attached already: attach a model once, or give the "
-                "parameters of each model a prefix of their own"
+                f"the gradient of '{name}' is already attached: attach each model once, and give the "
+                "parameters of several models different prefixes"
             )
     _check_agreement(config, {name: parameters[name].numel() for name in specs}, server_feedback)
     sharing = {
@@ -273,13 +281,13 @@ def attach(
     }
     for name in sorted(sharing):
         _log.warning(
-            "'%s' looks at all tensors of a bucket, as matrices; in BytePS it sees each partition by "
-            "itself, as a vector: no low rank part, and every partition takes the rate by itself",
+            "'%s' works on all tensors of a bucket, as matrices; in BytePS it sees one partition at a "
+            "time, as a vector: no low rank part, and every partition gets the rate separately",
             name,
         )
     library = native.load()
     tensors, fed_back = {}, {}
-    for name, spec in specs.items():  # in the order of names, as BytePS numbers what is declared
+    for name, spec in specs.items():  # sorted: BytePS numbers tensors in the order of declaration
         tensor = tensors[name] = library.tensor(spec.canonical, parameters[name].numel())
         memory = None if spec.memory is None else spec.memory.name
         feeds_back = memory in ("residual", "momentum_correction")
@@ -308,12 +316,19 @@ def DistributedOptimizer(  # noqa: N802
     *,
     server_feedback: ServerFeedback = "auto",
 ) -> Any:
-    """The stock ``bps.DistributedOptimizer`` of an optimizer whose gradients are `attach`-ed.
+    """Call `attach`, and wrap the optimizer in the stock ``bps.DistributedOptimizer``.
 
-    It has one more attribute: ``compression``, an `Attached`.
+    The result has an additional attribute ``compression``, an `Attached`.
+
+    Args:
+        optimizer: a local optimizer.
+        named_parameters: as for `attach`.
+        compression: as for `attach`.
+        backward_passes_per_step: as for ``bps.DistributedOptimizer``.
+        server_feedback: as for `attach`.
 
     Raises:
-        ConfigError: the spec applies the momentum, and the optimizer does, too; or as `attach`.
+        ConfigError: both the spec and the optimizer apply momentum; or as for `attach`.
     """
     config = Config.from_spec(compression) if isinstance(compression, str) else compression
     named = list(named_parameters)
@@ -329,14 +344,14 @@ def DistributedOptimizer(  # noqa: N802
 
 
 def declare(name: str, **arguments: str | int | float) -> None:
-    """Declare a tensor with a compressor by BytePS' own keyword arguments.
+    """Declare a tensor to BytePS with keyword arguments of a compressor.
 
-    For BytePS' own compressors, which its PyTorch interface does not reach::
+    This makes BytePS' own compressors available, which its PyTorch interface does not offer::
 
         declare("Gradient.fc.weight", compressor_type="onebit", compressor_onebit_scaling="true")
 
-    Call it before the tensor's first push_pull, on every worker alike. BytePS' own error feedback
-    needs a file ``lr.s`` in the working directory; gradcomp's specs do not.
+    Call it on every worker before the tensor's first push_pull, with equal arguments. BytePS' own
+    error feedback needs a file ``lr.s`` in the working directory; gradcomp's specs do not.
     """
     _check_environment()
     native.load().declare(name, {key: str(value) for key, value in arguments.items()})
@@ -347,8 +362,8 @@ def _check_environment() -> None:
         raise GradcompError("BytePS is not initialized: call bps.init() first")
     if _late:
         raise GradcompError(
-            f"BytePS was initialized without {', '.join(_late)}, which it reads only then: import "
-            "byteps_compressors.torch before bps.init()"
+            f"BytePS was initialized without {', '.join(_late)}, which it reads in bps.init(): "
+            "import byteps_compressors.torch before bps.init()"
         )
     for name, reason in (
         ("BYTEPS_ENABLE_ASYNC", "asynchronous servers add"),
@@ -362,12 +377,15 @@ def _check_environment() -> None:
 
 
 def _check_config(config: Config) -> None:
-    """Refuse what needs rounds between the workers."""
+    """Raise ConfigError if the configuration needs exchanges between workers.
+
+    BytePS' workers communicate with servers only.
+    """
     for rule, schedule, exchange in config.compress.resolutions:
         if exchange != "auto":
             raise ConfigError(
-                f"{rule} asks for exchange: {exchange}, and BytePS has servers instead; leave it "
-                "out"
+                f"{rule} has exchange: {exchange}, which is an exchange between workers, and BytePS "
+                "has servers instead; leave it out"
             )
         if schedule.switches:
             raise ConfigError(
@@ -388,10 +406,10 @@ def _check_config(config: Config) -> None:
 
 
 def _spec_for(config: Config, name: str, parameter: torch.Tensor) -> Spec:
-    """The spec of a parameter.
+    """Return the spec of a parameter.
 
     Raises:
-        ConfigError: BytePS cannot run it.
+        ConfigError: BytePS cannot run the spec.
     """
     choice = config.resolve(name, tuple(parameter.shape))
     if choice.spec.algorithm is not None:
@@ -418,14 +436,14 @@ def _spec_for(config: Config, name: str, parameter: torch.Tensor) -> Spec:
 
 
 def _check_agreement(config: Config, sizes: Mapping[str, int], feedback: str) -> None:
-    """Compare what all workers were told.
+    """Compare configuration, parameter sizes and server_feedback of all workers.
 
     Raises:
-        ProtocolError: they were told different things.
+        ProtocolError: the workers differ.
     """
     text = f"{config.digest_text()} {sizes} {feedback}"
     digest = torch.tensor([zlib.crc32(text.encode()) & 0xFFFFFF], dtype=torch.float64)
-    # Squares and sums of equal numbers: exact in float64, and equal in no other case.
+    # (sum d)^2 = world_size * sum d^2 only if all digests are equal; exact in float64 for 24 bits.
     both = torch.cat([digest, digest * digest])
     number = len(_attached)
     ops.synchronize(
@@ -433,26 +451,26 @@ def _check_agreement(config: Config, sizes: Mapping[str, int], feedback: str) ->
     )
     if both[0] * both[0] != bps.size() * both[1]:
         raise ProtocolError(
-            "the workers were given different parameters, configurations or server_feedback: all "
-            "must be given the same"
+            "the workers were given different parameters, configurations or server_feedback: give "
+            "all of them the same"
         )
 
 
 def _any_worker(says_so: bool) -> bool:
-    """Whether any worker does; all must call it."""
+    """Return whether any worker passed True; all workers must call it."""
     number = torch.tensor([float(says_so)])
-    # A name of its own, as servers answer from memory that a next push might change.
+    # A new name each time: servers answer from a buffer that the next push may overwrite.
     name = f"gradcomp.any_worker.{next(_questions)}"
     ops.synchronize(ops.push_pull_async_inplace(number, average=False, name=name))
     return bool(number.item() > 0)
 
 
-# ------------------------------------------------------------ payloads that servers add
+# ------------------------------------------------- summable payloads, without the plug-in
 
 
 @dataclass
 class _Context:
-    """A compressed gradient, for decompress."""
+    """A compressed gradient between compress() and decompress()."""
 
     payload: torch.Tensor
     round: Round
@@ -461,7 +479,7 @@ class _Context:
 
 
 class _ByName(type):
-    """``Compression.randomk(model.named_parameters(), ratio=0.1)`` and so on."""
+    """Codecs as attributes: ``Compression.randomk(model.named_parameters(), ratio=0.1)``."""
 
     def __getattr__(cls, name: str) -> Callable[..., Compression]:
         if name not in list_codecs():
@@ -485,17 +503,17 @@ def _by_name(
 class Compression(metaclass=_ByName):
     """A compressor for the ``compression`` argument of the stock ``bps.DistributedOptimizer``.
 
-    Servers add up the payloads without knowing what they are, so that it takes summable codecs
-    alone: fp16, randomk, randomblock, sketch. It needs no plug-in, neither in workers nor in
-    servers. `DistributedOptimizer` runs all codecs.
+    Servers add the payloads as dense tensors, so only summable codecs are possible: fp16, randomk,
+    randomblock, sketch. Neither workers nor servers need the plug-in. `DistributedOptimizer` runs
+    all codecs.
 
     Args:
         config: a spec such as ``"randomk(ratio=0.1)"``, or a `gradcomp.Config`.
         named_parameters: ``model.named_parameters()``.
 
     Raises:
-        SpecError: the spec is wrong.
-        ConfigError: a codec's payloads cannot be added, or a schedule changes their size.
+        SpecError: the spec is invalid.
+        ConfigError: payloads of a codec cannot be added, or a schedule changes their size.
 
     Example::
 
@@ -515,7 +533,7 @@ class Compression(metaclass=_ByName):
 
     @functools.cached_property
     def pipeline(self) -> Pipeline:
-        """This worker's compression state. Made at first use, as it needs an initialized BytePS."""
+        """This worker's compression state, made at first use: it needs an initialized BytePS."""
         if not _initialized():
             raise GradcompError("BytePS is not initialized: call bps.init() first")
         return Pipeline(self.config, bps.rank(), bps.size())
@@ -525,10 +543,10 @@ class Compression(metaclass=_ByName):
         """Bytes that this worker has handed to BytePS."""
         return self.pipeline.stats
 
-    # The interface that BytePS calls.
+    # The two methods that BytePS calls.
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """The payload of a gradient, which BytePS averages."""
+        """Return the payload of a gradient, which BytePS averages, and no context."""
         if self.pipeline.compares:
             raise ConfigError(
                 "BytePS averages a gradient once, so errors cannot be measured: use "
@@ -540,16 +558,16 @@ class Compression(metaclass=_ByName):
             request = next(running)
         except StopIteration:  # pragma: no cover
             raise AssertionError("a summable payload takes one exchange") from None
-        assert isinstance(request, AllReduce)  # as _check_summable says
+        assert isinstance(request, AllReduce)  # _check_summable made sure
         # A copy: BytePS averages in place, and dense payloads are views of the gradient.
         payload = torch.from_numpy(np.array(request.array)).to(tensor.device)
-        # BytePS' optimizer gives decompress the context of the last gradient for all of them, but
-        # the very tensor that was returned here.
+        # The key is the payload, not a context: BytePS' optimizer passes decompress() the context of
+        # the last gradient for all gradients, but the same tensor object that compress() returned.
         self._running[id(payload)] = _Context(payload, running, tensor.shape, tensor.dtype)
         return payload, None
 
     def decompress(self, tensor: torch.Tensor, context: Any) -> torch.Tensor:
-        """The average of the gradients whose payloads' average is ``tensor``."""
+        """Decode an averaged payload into the average of the gradients; ignores ``context``."""
         context = self._running.pop(id(tensor))
         try:
             context.round.send(tensor.cpu().numpy())
@@ -561,7 +579,7 @@ class Compression(metaclass=_ByName):
     def _name_of(self, grad: torch.Tensor) -> str:
         name = self._names.get(id(grad))
         if name is None:
-            # Parameters keep their gradients' tensors; only new ones are looked up.
+            # Parameters keep their gradient tensors, so the table is rebuilt only for new ones.
             self._names = {
                 id(parameter.grad): name
                 for name, parameter in self._parameters
@@ -570,8 +588,8 @@ class Compression(metaclass=_ByName):
             name = self._names.get(id(grad))
         if name is None:
             raise ConfigError(
-                "a gradient of no parameter among named_parameters: give Compression those of the "
-                "whole model"
+                "a gradient belongs to no parameter in named_parameters: give Compression the "
+                "named_parameters() of the whole model"
             )
         return name
 

@@ -1,4 +1,7 @@
-"""The plug-in library in this process."""
+"""Python interface (ctypes) of the BytePS plug-in library, see plugin.cpp.
+
+All functions act on the copy of the library in this process.
+"""
 
 from __future__ import annotations
 
@@ -17,44 +20,50 @@ __all__ = ["Plugin", "Tensor", "load"]
 
 
 class Tensor:
-    """This worker's state of one tensor, in the library's own memory."""
+    """One tensor's state in this worker, kept in the library's memory."""
 
     def __init__(self, library: ctypes.CDLL, spec: str, numel: int) -> None:
         self._library = library
         self.numel = numel
         self.id: int = library.gradcomp_byteps_tensor(spec.encode(), numel)
-        """The value for `Plugin.declare`'s argument ``gradcomp_tensor``."""
+        """Value for the argument ``gradcomp_tensor`` of `Plugin.declare`."""
         if self.id == 0:
             raise ConfigError(library.gradcomp_byteps_error().decode())
 
     def array(self, kind: str) -> FloatArray | None:
-        """Its "residual" or "momentum", to read and write between steps; None if it has none."""
+        """Return the "residual", "momentum" or "servers" array, a view of shape (numel,).
+
+        None if the tensor has none. It may be read and written between steps.
+        """
         address = self._library.gradcomp_byteps_array(self.id, kind.encode())
         return np.ctypeslib.as_array(address, (self.numel,)) if address else None
 
     def read_servers(self, push_pull: Callable[[], None]) -> FloatArray:
-        """The servers' state of it. All workers must call it between the same steps.
+        """Return the servers' residual of this tensor, float32 of shape (numel,).
+
+        All workers must call it between the same steps.
 
         Args:
-            push_pull: averages the tensor by its name, as in a step; values are of no concern.
+            push_pull: pushes and pulls the tensor under its name, as in a step; values do not
+                matter.
         """
         return self._exchange("read", push_pull, None)
 
     def write_servers(self, values: FloatArray | None, push_pull: Callable[[], None]) -> None:
-        """Replace the servers' state by worker 0's ``values``; see `read_servers`. None is zeros."""
+        """Replace the servers' residual by worker 0's ``values``, None for 0; see `read_servers`."""
         self._exchange("write", push_pull, values)
 
     def _exchange(
         self, question: str, push_pull: Callable[[], None], values: FloatArray | None
     ) -> FloatArray:
-        """A piece at a time, as many as the tensor's partitions need; returns "servers"."""
+        """Exchange all pieces of the servers' residual, one per push_pull; returns "servers"."""
         ask = self._library.gradcomp_byteps_ask
         piece = 0
         try:
             while True:
                 ask(self.id, question.encode(), piece)
                 array = self.array("servers")
-                assert array is not None  # which was made for it
+                assert array is not None  # allocated by the call of ask
                 if values is not None:
                     array[:] = values
                 push_pull()
@@ -66,7 +75,7 @@ class Tensor:
 
     @property
     def steps(self) -> int:
-        """How often it was compressed."""
+        """Number of steps in which the tensor was compressed."""
         steps: int = self._library.gradcomp_byteps_steps(self.id)
         return steps
 
@@ -76,7 +85,7 @@ class Tensor:
 
 
 class Plugin:
-    """The library's functions."""
+    """Typed access to the library's functions."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         text, number = ctypes.c_char_p, ctypes.c_uint64
@@ -96,20 +105,24 @@ class Plugin:
         self._library = library
 
     def tensor(self, spec: str, numel: int) -> Tensor:
-        """A tensor of ``numel`` elements that takes ``spec``.
+        """Make the state of a tensor with ``numel`` elements, compressed with ``spec``.
 
         Raises:
-            ConfigError: the spec is one of several phases.
+            ConfigError: the spec is invalid, or has an algorithm of several exchanges.
         """
         return Tensor(self._library, spec, numel)
 
     def declare(self, name: str, arguments: Mapping[str, str | int]) -> None:
-        """Declare a tensor to BytePS, before its first push_pull, with a compressor.
+        """Declare a tensor with a compressor to BytePS, before the tensor's first push_pull.
 
         Args:
             name: as in ``bps.declare``.
-            arguments: BytePS' keyword arguments of the compressor, such as ``{"compressor_type":
-                "onebit"}``; see plugin.cpp for ours.
+            arguments: keyword arguments of the compressor, such as ``{"compressor_type":
+                "onebit"}``; plugin.cpp lists gradcomp's.
+
+        Raises:
+            ConfigError: an argument is empty or contains white space.
+            GradcompError: this process is a server.
         """
         words = [str(len(arguments))]
         for key, value in arguments.items():
@@ -117,17 +130,19 @@ class Plugin:
             if not str(value) or any(character.isspace() for character in f"{key}{value}"):
                 raise ConfigError(
                     f"the argument {key}={value!r} of BytePS' compressor of '{name}' must be one "
-                    "word without blanks, as BytePS passes them on in a text with blanks between"
+                    "word without white space: BytePS passes arguments as a text separated by blanks"
                 )
         if not self._library.gradcomp_byteps_declare(name.encode(), " ".join(words).encode()):
-            raise GradcompError("only BytePS' workers declare tensors, and this is a server")
+            raise GradcompError(
+                "only BytePS' workers declare tensors, and this process is a server"
+            )
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch begins, to schedules that count them."""
+        """Set the epoch, counted from 0, for schedules that count epochs."""
         self._library.gradcomp_byteps_set_epoch(epoch)
 
     def totals(self) -> tuple[int, int, int]:
-        """Bytes pushed, pulled, and of the gradients pushed uncompressed, all so far."""
+        """Return bytes so far: pushed, pulled, and the pushed gradients' uncompressed size."""
         out = (ctypes.c_uint64 * 3)()
         self._library.gradcomp_byteps_totals(out)
         return out[0], out[1], out[2]
@@ -135,11 +150,11 @@ class Plugin:
 
 @lru_cache(maxsize=1)
 def load() -> Plugin:
-    """Load the library; BytePS' own of a worker or a server must be loaded already.
+    """Load the library; BytePS' own library of a worker or a server must be loaded already.
 
     Raises:
-        GradcompError: it cannot be built.
+        GradcompError: the library cannot be built.
     """
-    # Loaded first: it has the codecs that the plug-in calls.
+    # Before the plug-in, which calls the core's codecs.
     ctypes.CDLL(str(capi.core_library()), mode=ctypes.RTLD_GLOBAL)
     return Plugin(ctypes.CDLL(str(plugin())))

@@ -1,24 +1,27 @@
-// gradcomp's codecs as compressors of BytePS, in its workers and in its servers: one library for
-// both, built against BytePS' headers and gradcomp.h (byteps_compressors/build.py).
+// gradcomp's codecs as BytePS compressors. Workers and servers load the same library, built against
+// BytePS' headers and gradcomp.h (byteps_compressors/build.py).
 //
-// BytePS cuts a tensor into partitions and keeps one compressor for each of them on every worker
-// and on the server. A worker compresses its partition and pushes it; the server decompresses what
-// arrives, adds it up, and compresses the sum; every worker pulls and decompresses that.
+// BytePS cuts a tensor into partitions and makes one compressor per partition, on every worker and
+// on one server. In each step, a worker compresses its partition and pushes the message. The server
+// decompresses the messages, adds them and compresses the sum; every worker pulls and decompresses
+// it.
 //
-// Keyword arguments (BytePS passes them on as text without blanks):
-//   compressor_type=gradcomp gradcomp_spec=SPEC    any spec but those of several phases
+// Keyword arguments of a compressor (BytePS passes them as text without blanks):
+//   compressor_type=gradcomp gradcomp_spec=SPEC    any spec without an algorithm
 //   compressor_type=gradcomp_CODEC [PARAM=VALUE]   a codec by name
-//   gradcomp_tensor=ID    what gradcomp_byteps_tensor returned; 0 without
-//   gradcomp_seed=N       0 without; the same on all workers
-//   gradcomp_feedback=1   the server keeps what compressing the sum has lost for the next step
+//   gradcomp_memory=NAME  with a codec by name: memory of the spec, such as residual; default: none
+//   gradcomp_tensor=ID    result of gradcomp_byteps_tensor; default 0: a state of its own
+//   gradcomp_seed=N       equal on all workers; default 0
+//   gradcomp_feedback=1   error feedback on the server: its error is added to the next sum
 //
-// On the wire a partition is either raw, then it is as long as it is in memory, or coded, then it
-// is shorter: a Header, then the codec's payload.
+// A message is either raw, with the size of the partition in memory, or coded and shorter: a Header
+// and the codec's payload.
 //
-// Between steps workers ask servers for what these keep, or tell them (gradcomp_byteps_ask). It
-// takes the way of a gradient, a piece at a time, as a message must be shorter than the partition:
-// every worker pushes a Header with kRead, or with kWrite, which worker 0 alone follows with a
-// piece; of kRead all pull the piece. Servers answer with a Header of the same kind.
+// For checkpoints, workers read and write the servers' residuals between steps
+// (gradcomp_byteps_ask). These exchanges use the push_pull of the gradient. A message must be
+// shorter than the partition, so the residual travels in pieces. To read, every worker pushes a
+// Header with kRead and pulls the piece. To write, every worker pushes a Header with kWrite, which
+// worker 0 alone follows with the piece. Servers answer with a Header of the same kind.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -38,7 +41,7 @@
 
 namespace byteps {
 namespace common {
-// Only the library of workers has these.
+// Weak, as only the workers' library defines them.
 bool IsTensorDeclared(const std::string& name) __attribute__((weak));
 void RegisterCompressor(const std::string& name,
                         std::unordered_map<std::string, std::string>& kwargs) __attribute__((weak));
@@ -53,9 +56,9 @@ using byteps::common::compressor::CompressorRegistry;
 using byteps::common::compressor::kwargs_t;
 using byteps::common::compressor::tensor_t;
 
-// BytePS' compressors have no way to report an error but to end the process.
-[[noreturn]] void fail(const std::string& what) {
-  byteps::common::LogMessageFatal("gradcomp", 0) << what;
+// Ends the process: BytePS' compressors cannot report errors in another way.
+[[noreturn]] void fail(const std::string& reason) {
+  byteps::common::LogMessageFatal("gradcomp", 0) << reason;
   std::abort();  // not reached; the destructor above aborts
 }
 
@@ -71,7 +74,9 @@ std::string variable(const char* name) {
 std::uint64_t number(const std::string& text, const char* name) {
   char* end = nullptr;
   const std::uint64_t value = std::strtoull(text.c_str(), &end, 10);
-  if (text.empty() || *end != '\0') fail(std::string(name) + " is '" + text + "', not a number");
+  if (text.empty() || *end != '\0') {
+    fail(std::string(name) + " is '" + text + "'; it must be a whole number");
+  }
   return value;
 }
 
@@ -96,22 +101,23 @@ Codec make_codec(const gradcomp_spec* spec, std::uint64_t step, std::uint64_t ep
 
 // --------------------------------------------------------- state of a worker's tensors
 
-// What a worker keeps of a tensor, all of its partitions together: for checkpoints.
+// State of a tensor on a worker, over all its partitions, as checkpoints need it.
 struct Tensor {
-  std::mutex mutex;  // of the sizes below
+  std::mutex mutex;  // guards the sizes and counts below
   std::size_t numel = 0;
   std::vector<float> residual;
   std::vector<float> momentum;
-  std::vector<std::uint64_t> steps;  // of each partition: how often it was compressed
+  std::vector<std::uint64_t> steps;  // of each partition: number of compressions
   std::size_t partitioned = 0;       // elements of the partitions registered so far
-  std::uint64_t resumed_at = 0;      // the step of partitions that are not registered yet
-  // What servers keep, which is here only while a checkpoint asks for it.
+  std::uint64_t resumed_at = 0;      // first step of partitions that are not registered yet
+  // The servers' residual; empty except during a checkpoint's exchange.
   std::vector<float> servers;
-  std::uint16_t ask = 0;  // what the next push is instead of a gradient: kRead or kWrite; or 0
-  std::uint32_t piece = 0;
-  std::uint32_t pieces = 0;  // of the partition with the most
+  std::uint16_t ask = 0;     // kRead or kWrite: kind of the next push; 0: a gradient
+  std::uint32_t piece = 0;   // index of the piece in the next push
+  std::uint32_t pieces = 0;  // largest number of pieces of a partition
 };
 
+// Bytes since the start: pushed, pulled, and the size of the pushed gradients in memory.
 struct Totals {
   std::atomic<std::uint64_t> pushed{0};
   std::atomic<std::uint64_t> pulled{0};
@@ -127,7 +133,7 @@ Totals totals;
 std::atomic<std::uint64_t> current_epoch{0};
 thread_local std::string error_text;
 
-// Tensor ids count from 1.
+// The tensor with this id, counted from 1; nullptr if there is none.
 std::shared_ptr<Tensor> find_tensor(std::uint64_t id) {
   const std::lock_guard<std::mutex> lock(tensors_mutex);
   return id == 0 || id > tensors().size() ? nullptr : tensors()[id - 1];
@@ -152,7 +158,7 @@ void from_floats(const float* from, char* to, std::size_t n) {
   }
 }
 
-// The codec "fp16" is the conversion, rounded as IEEE says.
+// The codec "fp16", used to convert float16; it rounds to nearest even, as IEEE 754.
 const gradcomp_codec* half() {
   static const Codec codec = make_codec(make_spec("fp16").get(), 0, 0);
   return codec.get();
@@ -160,7 +166,7 @@ const gradcomp_codec* half() {
 
 struct ElementType {
   std::size_t width;
-  bool compressible;  // else values travel as they are: gradients are no integers
+  bool compressible;  // false for integers, which travel raw: they are no gradients
 };
 
 ElementType element_type(DataType type) {
@@ -182,6 +188,7 @@ ElementType element_type(DataType type) {
   return {1, false};
 }
 
+// Converts n elements to float32.
 void load(DataType type, const char* from, float* to, std::size_t n) {
   switch (type) {
     case byteps::common::BYTEPS_FLOAT64:
@@ -195,6 +202,7 @@ void load(DataType type, const char* from, float* to, std::size_t n) {
   }
 }
 
+// Converts n elements from float32.
 void store(DataType type, const float* from, char* to, std::size_t n) {
   std::size_t written = 0;
   switch (type) {
@@ -211,20 +219,20 @@ void store(DataType type, const float* from, char* to, std::size_t n) {
 
 // ------------------------------------------------------------------------ payloads
 
-// What decoding needs besides the payload, and the server to draw random numbers of its own.
+// Header of a coded message: the data that decoding needs besides the payload.
 struct Header {
-  // How many elements a partition has less than it was registered with: BytePS rounds sizes up, and
-  // tells compressors only the rounded ones.
+  // Registered number of elements minus the actual one: BytePS rounds sizes up, and tells
+  // compressors only the rounded sizes.
   std::uint8_t rounding = 0;
   std::uint32_t step = 0;
   std::uint16_t epoch = 0;
   std::uint16_t partition = 0;
-  std::uint16_t sender = kShared;  // whose random numbers
+  std::uint16_t sender = kShared;  // rank that seeds the random numbers, or a constant below
 
   static constexpr std::size_t kSize = 11;
-  static constexpr std::uint16_t kShared = 0xFFFF;  // everybody's
+  static constexpr std::uint16_t kShared = 0xFFFF;  // seed shared by all workers
   static constexpr std::uint16_t kServer = 0xFFFE;
-  // No gradient but piece `step` of what the server keeps.
+  // Not a gradient, but piece `step` of the server's residual.
   static constexpr std::uint16_t kRead = 0xFFFD;
   static constexpr std::uint16_t kWrite = 0xFFFC;
   bool is_piece() const { return sender == kRead || sender == kWrite; }
@@ -245,6 +253,7 @@ struct Header {
   }
 };
 
+// Keyword arguments of a compressor, parsed.
 struct Options {
   std::string spec;
   std::uint64_t tensor = 0;
@@ -252,7 +261,7 @@ struct Options {
   bool feedback = false;
 };
 
-// A partition as its compressors on workers and on the server see it.
+// Base class of a partition's compressors on workers and on the server: messages and codecs.
 class Partition : public Compressor {
  protected:
   Partition(const Options& options, std::size_t size, DataType type)
@@ -262,12 +271,13 @@ class Partition : public Compressor {
         registered_(size / type_.width),
         spec_(make_spec(options.spec)),
         scheduled_(gradcomp_spec_scheduled(spec_.get()) != 0) {
-    // Sizes are rounded up to a multiple of this, so a longer message is raw for sure.
+    // BytePS rounds sizes up to a multiple of this, so a message above the limit must be raw.
     const std::size_t rounding = 8 * type_.width * type_.width;
     limit_ = type_.compressible ? size - rounding : 0;
     summable_ = (gradcomp_codec_caps(codec_at(0, 0)) & GRADCOMP_CAP_SUMMABLE) != 0;
   }
 
+  // The codec of a step and epoch, created anew only if the spec is scheduled.
   const gradcomp_codec* codec_at(std::uint64_t step, std::uint64_t epoch) {
     if (codec_ == nullptr || (scheduled_ && (step != codec_step_ || epoch != codec_epoch_))) {
       codec_ = make_codec(spec_.get(), step, epoch);
@@ -286,7 +296,7 @@ class Partition : public Compressor {
 
   bool is_raw(const tensor_t& message) const { return message.size > limit_; }
 
-  // Writes header and payload; false where raw is no longer.
+  // Writes header and payload; returns false if a raw message is no longer than this one.
   template <typename Encode>
   bool encode(const gradcomp_codec* codec, std::size_t n, Header header, Encode&& encode) {
     message_.resize(Header::kSize + gradcomp_max_payload_size(codec, n));
@@ -312,15 +322,17 @@ class Partition : public Compressor {
 
   // The header of a coded message.
   Header header_of(const tensor_t& message) const {
-    if (message.size < Header::kSize) fail("a message without its header");
+    if (message.size < Header::kSize) {
+      fail("a message has " + std::to_string(message.size) + " bytes, fewer than its header");
+    }
     Header header;
     header.read(reinterpret_cast<const std::uint8_t*>(message.data));
-    if (header.rounding >= registered_) fail("a message for another partition");
+    if (header.rounding >= registered_) fail("a message does not fit its partition's size");
     return header;
   }
   std::size_t numel_of(const Header& header) const { return registered_ - header.rounding; }
 
-  // Decodes a coded message into `out`, which has room for its elements.
+  // Decodes a coded message into `out`, which has room for numel_of(header) elements.
   void decode(const tensor_t& message, const Header& header, char* out) {
     const std::size_t n = numel_of(header);
     const gradcomp_call call = call_of(header);
@@ -333,7 +345,7 @@ class Partition : public Compressor {
     if (values == floats_.data()) store(_dtype, values, out, n);
   }
 
-  // A piece of n floats: as many bytes of them as a message has room for.
+  // Byte range within n floats that one message has room for.
   struct Piece {
     std::size_t begin;
     std::size_t size;
@@ -343,7 +355,7 @@ class Partition : public Compressor {
     const std::size_t begin = std::min(index * piece_size(), 4 * n);
     return {begin, std::min(piece_size(), 4 * n - begin)};
   }
-  // A message with a piece of `values`, or with none where they are NULL.
+  // Makes a message with piece header.step of `values`; only a header if they are NULL.
   tensor_t piece_message(Header header, std::size_t n, const float* values) {
     const Piece sent = values == nullptr ? Piece{0, 0} : piece(n, header.step);
     header.rounding = static_cast<std::uint8_t>(registered_ - n);
@@ -355,15 +367,18 @@ class Partition : public Compressor {
     }
     return coded();
   }
-  // Copies the piece in a message to where it belongs in `values`.
+  // Copies the piece in a message to its place in `values`.
   void take_piece(const tensor_t& message, const Header& header, float* values) {
     const Piece taken = piece(numel_of(header), header.step);
-    if (message.size != Header::kSize + taken.size) fail("a piece of another size");
+    if (message.size != Header::kSize + taken.size) {
+      fail("a piece of the servers' state has " + std::to_string(message.size - Header::kSize) +
+           " bytes; it must have " + std::to_string(taken.size));
+    }
     std::memcpy(reinterpret_cast<char*>(values) + taken.begin, message.data + Header::kSize,
                 taken.size);
   }
 
-  // The values of a partition; float32 stays where it is.
+  // The partition's values as float32; only other types are copied.
   const float* load_values(const tensor_t& from, std::size_t n) {
     if (_dtype == byteps::common::BYTEPS_FLOAT32) return reinterpret_cast<const float*>(from.data);
     load(_dtype, from.data, floats(n), n);
@@ -376,12 +391,12 @@ class Partition : public Compressor {
 
   Options options_;
   ElementType type_;
-  std::size_t registered_;  // elements, rounded up
+  std::size_t registered_;  // number of elements, rounded up
   Spec spec_;
   bool scheduled_;
   bool summable_ = false;
-  std::size_t limit_ = 0;  // the longest coded message
-  // Neither Compress nor Decompress writes what the other one returned: BytePS still sends from it.
+  std::size_t limit_ = 0;  // maximum size of a coded message in bytes
+  // Buffer of Compress alone; Decompress must not write to it, as BytePS still sends from it.
   std::vector<std::uint8_t> message_;
   std::size_t payload_size_ = 0;
   std::vector<float> floats_;
@@ -392,6 +407,7 @@ class Partition : public Compressor {
   std::uint64_t codec_epoch_ = 0;
 };
 
+// A partition on a worker: applies the spec's memories, encodes gradients and decodes sums.
 class WorkerPartition final : public Partition {
  public:
   WorkerPartition(const Options& options, std::size_t size, DataType type)
@@ -402,7 +418,7 @@ class WorkerPartition final : public Partition {
     const std::lock_guard<std::mutex> lock(tensor_->mutex);
     offset_ = tensor_->partitioned;
     tensor_->partitioned += registered_;
-    if (tensor_->numel == 0) grow(registered_);  // nobody has said how large it is
+    if (tensor_->numel == 0) grow(registered_);  // no gradcomp_tensor: size unknown
     header_.partition = static_cast<std::uint16_t>(tensor_->steps.size());
     tensor_->steps.push_back(tensor_->resumed_at);
     if (piece_size() > 0) {
@@ -423,12 +439,15 @@ class WorkerPartition final : public Partition {
     return message;
   }
 
-  // In place.
+  // Decodes in place.
   tensor_t Decompress(tensor_t message) override {
     if (tensor_->ask == 0) totals.pulled += message.size;
     if (!is_raw(message)) {
       const Header header = header_of(message);
-      if (numel_of(header) != numel_) fail("a sum of another size than the gradient's");
+      if (numel_of(header) != numel_) {
+        fail("a sum has " + std::to_string(numel_of(header)) + " elements, and its gradient " +
+             std::to_string(numel_));
+      }
       if (header.is_piece()) {
         if (message.size > Header::kSize) take_piece(message, header, servers());
       } else {
@@ -440,35 +459,37 @@ class WorkerPartition final : public Partition {
   }
 
  private:
-  // What is pushed instead of a gradient.
+  // The message that is pushed instead of a gradient during a checkpoint's exchange.
   tensor_t ask(const tensor_t& grad, std::size_t n) {
-    if (piece_size() == 0) return raw(grad.data, grad.size);  // nothing is kept of what is raw
+    if (piece_size() == 0) return raw(grad.data, grad.size);  // the server keeps no residual
     Header header = header_;
     header.sender = tensor_->ask;
     header.step = tensor_->piece;
-    const bool tells = tensor_->ask == Header::kWrite && worker_ == 0;
-    return piece_message(header, n, tells ? servers() : nullptr);
+    const bool writes = tensor_->ask == Header::kWrite && worker_ == 0;
+    return piece_message(header, n, writes ? servers() : nullptr);
   }
 
-  // This partition's part of what servers keep.
+  // This partition's part of the servers' residual.
   float* servers() {
     if (offset_ + numel_ > tensor_->servers.size()) {
-      fail("what servers keep has more elements than the parameter");
+      fail("the servers' state has more elements than the parameter");
     }
     return tensor_->servers.data() + offset_;
   }
 
+  // Allocates this partition's own memories; used without gradcomp_tensor.
   void grow(std::size_t by) {
     if (keeps_ & GRADCOMP_KEEPS_RESIDUAL) own_.residual.resize(by);
     if (keeps_ & GRADCOMP_KEEPS_MOMENTUM) own_.momentum.resize(by);
   }
 
+  // This partition's part of a memory; NULL if the spec does not keep it.
   float* array(std::vector<float>& of_tensor, std::vector<float>& own, std::uint32_t kind,
                std::size_t n) {
     if (!(keeps_ & kind)) return nullptr;
     if (tensor_->numel == 0) return own.data();
     if (offset_ + n > of_tensor.size()) {
-      fail("a gradient has more elements than the parameter that it was declared with");
+      fail("a gradient has more elements than its declared parameter");
     }
     return of_tensor.data() + offset_;
   }
@@ -492,7 +513,8 @@ class WorkerPartition final : public Partition {
     if (shorter) return coded();
     if (keeps_ == 0) return raw(grad.data, grad.size);
     if (memory.residual == nullptr) return raw(memory.momentum, n);
-    // What was encoded is what is left and what the payload has; all of it is sent now.
+    // The encoded values are the residual plus the decoded payload; send their sum raw. The new
+    // residual is the error of storing it in the gradient's type.
     check(gradcomp_decode_add(codec, payload(), payload_size_, &call, 1.0f, memory.residual, n),
           "decode");
     const tensor_t message = raw(memory.residual, n);
@@ -518,6 +540,7 @@ class WorkerPartition final : public Partition {
   std::vector<char> pulled_;
 };
 
+// A partition on the server: decodes the workers' messages and encodes their sum.
 class ServerPartition final : public Partition {
  public:
   ServerPartition(const Options& options, std::size_t size, DataType type)
@@ -528,8 +551,8 @@ class ServerPartition final : public Partition {
     const Header header = header_of(message);
     if (any_coded_ && header.is_piece() != header_.is_piece()) {
       fail(
-          "one worker pushed a gradient, and another one asks what servers keep: all must call "
-          "state_dict and load_state_dict, between the same steps");
+          "one worker pushed a gradient, and another one exchanges the servers' state: all must "
+          "call state_dict and load_state_dict between the same steps");
     }
     any_coded_ = true;
     header_ = header;
@@ -539,7 +562,7 @@ class ServerPartition final : public Partition {
         residual_.resize(n);
         take_piece(message, header, residual_.data());
       }
-      std::memset(_buf.get(), 0, n * type_.width);  // which is added up like gradients
+      std::memset(_buf.get(), 0, n * type_.width);  // BytePS adds it as it adds gradients
     } else {
       decode(message, header, _buf.get());
     }
@@ -550,7 +573,7 @@ class ServerPartition final : public Partition {
     const std::size_t n = sum.size / type_.width;
     const bool coded_before = any_coded_;
     any_coded_ = false;
-    // Where no worker's message got shorter, that of their sum would not either.
+    // If no worker's message got shorter, neither would the sum's.
     if (!type_.compressible || !coded_before) return raw(sum.data, sum.size);
     if (header_.is_piece()) {
       const bool answers = header_.sender == Header::kRead && residual_.size() == n;
@@ -577,8 +600,8 @@ class ServerPartition final : public Partition {
   }
 
  private:
-  bool any_coded_ = false;  // a worker's message of this step
-  Header header_;           // of the workers' latest message: of the current step
+  bool any_coded_ = false;  // whether a worker's message of this step was coded
+  Header header_;           // of the latest coded message from a worker
   std::vector<float> residual_;
 };
 
@@ -589,7 +612,7 @@ std::string take(const kwargs_t& kwargs, const char* name, const char* otherwise
   return found == kwargs.end() ? otherwise : found->second;
 }
 
-// "gradcomp_memory|codec(PARAM=VALUE,...)" of a compressor by name.
+// The spec in the arguments; "MEMORY|CODEC(PARAM=VALUE,...)" for a codec by name.
 std::string spec_of(const std::string& codec, const kwargs_t& kwargs) {
   if (codec.empty()) return take(kwargs, "gradcomp_spec", "");
   std::string params;
@@ -601,16 +624,17 @@ std::string spec_of(const std::string& codec, const kwargs_t& kwargs) {
   return (memory.empty() ? "" : memory + "|") + codec + (params.empty() ? "" : "(" + params + ")");
 }
 
+// Ends the process in modes of BytePS whose servers do not decompress.
 void refuse_modes() {
   if (variable("BYTEPS_ENABLE_ASYNC") == "1") {
     fail(
-        "BYTEPS_ENABLE_ASYNC=1: asynchronous servers add messages up without decompressing them; "
-        "unset it, or compress nothing");
+        "BYTEPS_ENABLE_ASYNC=1: asynchronous servers add messages without decompressing them; "
+        "unset it, or do not compress");
   }
   if (variable("BYTEPS_SERVER_ENGINE_BLOCKING") == "1") {
     fail(
-        "BYTEPS_SERVER_ENGINE_BLOCKING=1: the blocking engine adds messages up without "
-        "decompressing them; unset it, or compress nothing");
+        "BYTEPS_SERVER_ENGINE_BLOCKING=1: the blocking engine adds messages without decompressing "
+        "them; unset it, or do not compress");
   }
 }
 
@@ -635,6 +659,7 @@ void register_as(const std::string& name, const std::string& codec) {
                                });
 }
 
+// Registers the compressors when the library is loaded.
 const bool registered = [] {
   register_as("gradcomp", "");
   for (std::size_t i = 0; gradcomp_codec_name(i) != nullptr; ++i) {
@@ -645,9 +670,11 @@ const bool registered = [] {
 
 }  // namespace
 
-// What byteps_compressors/native/__init__.py calls.
+// Functions for byteps_compressors/native/__init__.py.
 extern "C" {
 
+// Declares a tensor with compressor arguments (a count, then names and values, separated by
+// blanks). Returns 1; 0 on servers, which cannot declare.
 __attribute__((visibility("default"))) int gradcomp_byteps_declare(const char* name,
                                                                    const char* arguments) {
   if (byteps::common::IsTensorDeclared == nullptr) return 0;  // this is a server
@@ -658,7 +685,8 @@ __attribute__((visibility("default"))) int gradcomp_byteps_declare(const char* n
   return 1;
 }
 
-// A new tensor of so many elements; its id.
+// Makes the state of a tensor with numel elements. Returns its id; 0 if the spec is invalid, with
+// the reason in gradcomp_byteps_error().
 __attribute__((visibility("default"))) std::uint64_t gradcomp_byteps_tensor(const char* spec,
                                                                             std::size_t numel) {
   gradcomp_spec* parsed = nullptr;
@@ -677,11 +705,12 @@ __attribute__((visibility("default"))) std::uint64_t gradcomp_byteps_tensor(cons
   return tensors().size();
 }
 
+// Reason of the last failure on this thread.
 __attribute__((visibility("default"))) const char* gradcomp_byteps_error(void) {
   return error_text.c_str();
 }
 
-// A tensor's array, "residual", "momentum" or "servers"; NULL where it keeps none.
+// A tensor's array "residual", "momentum" or "servers"; NULL if it is empty.
 __attribute__((visibility("default"))) float* gradcomp_byteps_array(std::uint64_t id,
                                                                     const char* kind) {
   const auto tensor = find_tensor(id);
@@ -693,17 +722,17 @@ __attribute__((visibility("default"))) float* gradcomp_byteps_array(std::uint64_
   return array.empty() ? nullptr : array.data();
 }
 
-// Says what the tensor's next push_pull is: with "read" it brings a piece of what servers keep into
-// the array "servers"; with "write" servers take a piece of worker 0's; with "" it averages a
-// gradient again, and the array is gone. All workers must say the same. Returns the number of
-// pieces, which is known after the first push_pull, and 0 before.
+// Sets the kind of the tensor's next push_pull. With "read", it copies a piece of the servers'
+// residual into the array "servers". With "write", servers replace a piece of theirs by worker 0's.
+// With "", it averages a gradient again, and the array is freed. All workers must make the same
+// call. Returns the number of pieces, which is known after the first push_pull; 0 before.
 __attribute__((visibility("default"))) std::uint32_t gradcomp_byteps_ask(std::uint64_t id,
-                                                                         const char* what,
+                                                                         const char* kind,
                                                                          std::uint32_t piece) {
   const auto tensor = find_tensor(id);
   if (tensor == nullptr) return 0;
   const std::lock_guard<std::mutex> lock(tensor->mutex);
-  const std::string name = what;
+  const std::string name = kind;
   tensor->ask = name == "read" ? Header::kRead : name == "write" ? Header::kWrite : 0;
   tensor->piece = piece;
   if (tensor->ask == 0) {
@@ -714,7 +743,7 @@ __attribute__((visibility("default"))) std::uint32_t gradcomp_byteps_ask(std::ui
   return tensor->pieces;
 }
 
-// How often the tensor was compressed.
+// Number of steps in which the tensor was compressed.
 __attribute__((visibility("default"))) std::uint64_t gradcomp_byteps_steps(std::uint64_t id) {
   const auto tensor = find_tensor(id);
   if (tensor == nullptr) return 0;
@@ -722,6 +751,7 @@ __attribute__((visibility("default"))) std::uint64_t gradcomp_byteps_steps(std::
   return tensor->steps.empty() ? tensor->resumed_at : tensor->steps.front();
 }
 
+// Sets the number of steps of all partitions, for a loaded checkpoint.
 __attribute__((visibility("default"))) void gradcomp_byteps_set_steps(std::uint64_t id,
                                                                       std::uint64_t steps) {
   const auto tensor = find_tensor(id);
@@ -731,11 +761,12 @@ __attribute__((visibility("default"))) void gradcomp_byteps_set_steps(std::uint6
   for (std::uint64_t& one : tensor->steps) one = steps;
 }
 
+// Sets the epoch, counted from 0.
 __attribute__((visibility("default"))) void gradcomp_byteps_set_epoch(std::uint64_t epoch) {
   current_epoch = epoch;
 }
 
-// Bytes so far: pushed, pulled, and what the gradients pushed were in memory.
+// Bytes so far: pushed, pulled, and the size in memory of the pushed gradients.
 __attribute__((visibility("default"))) void gradcomp_byteps_totals(std::uint64_t out[3]) {
   out[0] = totals.pushed;
   out[1] = totals.pulled;

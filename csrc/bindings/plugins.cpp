@@ -1,5 +1,6 @@
-// A codec in Python is a plug-in codec (gradcomp.h) whose functions call methods of an object, with
-// the GIL held. They get copies and their results are copied: no pointer outlives a call.
+// Bindings of plug-ins. A codec in Python becomes a plug-in codec (gradcomp.h) whose functions call
+// methods of a Python object with the GIL held. Arguments and results are copied, so no pointer
+// outlives a call.
 #include "stages/plugins.hpp"
 
 #include <pybind11/numpy.h>
@@ -27,11 +28,12 @@ struct Param {
   gradcomp_param_type type;
 };
 
-// The context of a Python plug-in. Never destroyed: the registry's row refers to it.
+// Context of a Python plug-in. Never destroyed once registered: the registry's row refers to it.
 struct PythonPlugin {
   py::object codec;
   std::vector<Param> params;
 
+  // Parameter values as a Python dict of bool, int and float.
   py::dict values(const double* numbers) const {
     py::dict values;
     for (std::size_t i = 0; i < params.size(); ++i) {
@@ -54,8 +56,8 @@ std::string type_of(const py::object& object) {
   return py::str(py::type::of(object).attr("__name__"));
 }
 
-// Runs fn(plugin) with the GIL held; nullptr, or why it failed. An exception of Python is told with
-// the place that raised it.
+// Runs fn(plugin) with the GIL held. Returns nullptr, or the reason of a failure, which for Python
+// exceptions includes the traceback.
 template <typename Fn>
 const char* with_python(void* context, const Fn& fn) {
   thread_local std::string reason;
@@ -66,7 +68,7 @@ const char* with_python(void* context, const Fn& fn) {
     return nullptr;
   } catch (const py::error_already_set& error) {
     reason = error.what();
-    // The call fails; the main thread raises it again.
+    // The call fails, and the main thread raises KeyboardInterrupt again.
     if (error.matches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
   } catch (const std::exception& error) {
     reason = error.what();
@@ -98,7 +100,7 @@ const char* encode(void* context, const double* params, const float* x, std::siz
       PyErr_Clear();
       refuse("encode must return contiguous bytes-like data, not a " + type_of(payload));
     }
-    *written = static_cast<std::size_t>(bytes.len);  // which the caller checks, too
+    *written = static_cast<std::size_t>(bytes.len);  // the caller compares it with capacity, too
     if (*written <= capacity) std::memcpy(out, bytes.buf, *written);
     PyBuffer_Release(&bytes);
   });
@@ -136,10 +138,10 @@ gradcomp_param_type type_of(const std::string& name) {
   return name == "bool" ? GRADCOMP_BOOLEAN : name == "int" ? GRADCOMP_INTEGER : GRADCOMP_REAL;
 }
 
-// Name, type ("bool", "int" or "float"), default, min, max, doc.
+// Row of a parameter: name, type ("bool", "int" or "float"), default, min, max, doc.
 using ParamRow = std::tuple<std::string, std::string, double, double, double, std::string>;
 
-// The reason for a refusal; empty on success.
+// Registers a codec. Returns the reason for a refusal; empty on success.
 std::string register_codec(const py::object& codec, const std::string& name, std::uint32_t id,
                            std::uint32_t version, const std::string& summary,
                            const std::string& nonfinite, const std::vector<std::string>& caps,
@@ -169,7 +171,7 @@ std::string register_codec(const py::object& codec, const std::string& name, std
   return status.message();
 }
 
-// The reason for a failure; empty on success.
+// Loads a shared library. Returns the reason for a failure; empty on success.
 std::string load_library(const std::string& path) {
   const py::gil_scoped_release release;
   return load_plugin(path).message();

@@ -1,3 +1,4 @@
+// Checks of plug-in codecs, the adapter from their C functions to Codec, and loading of libraries.
 #include "stages/plugins.hpp"
 
 #include <dlfcn.h>
@@ -26,11 +27,12 @@ constexpr std::uint32_t kAllowedCaps =
 constexpr std::size_t kMaxParams = 16;
 constexpr std::size_t kMaxName = 40;
 constexpr double kMaxInteger = 9007199254740992.0;  // 2^53: doubles hold all whole numbers up to it
-constexpr std::size_t kMaxPayload = 0xFFFFFFFF;     // limit of a frame's length field
+constexpr std::size_t kMaxPayload = 0xFFFFFFFF;     // maximum of a frame's length field
 
 std::string quoted(std::string_view text) { return "'" + std::string(text) + "'"; }
 
-// Calls a function of a plug-in, which must not throw; if it does, no program should end of it.
+// Calls a function of a plug-in. It must not throw; an exception becomes an error text, as it would
+// otherwise end the program.
 template <typename Fn>
 const char* guarded(Fn&& fn) noexcept {
   try {
@@ -40,7 +42,7 @@ const char* guarded(Fn&& fn) noexcept {
   }
 }
 
-// The codec of one spec: the plug-in's functions with the parameters' values.
+// A codec that calls the plug-in's functions with the parameter values of one spec.
 class PluginCodec final : public Codec {
  public:
   PluginCodec(const gradcomp_plugin_codec& plugin, std::vector<double> params)
@@ -56,7 +58,7 @@ class PluginCodec final : public Codec {
     return caps;
   }
 
-  // 0 where the plug-in fails to say it: then encode() fails, too, and says why.
+  // 0 if the plug-in's function fails; encode() then fails, too, and reports the reason.
   std::size_t max_encoded_size(std::size_t n) const noexcept override {
     std::size_t size = 0;
     return size_of(n, &size) == nullptr ? size : 0;
@@ -137,13 +139,13 @@ class PluginCodec final : public Codec {
   const std::vector<double> params_;
 };
 
-// Plug-ins of this process. Never destroyed: rows of the registry point into it.
+// Plug-ins of this process. Never destroyed: registry rows point into it.
 struct Plugins {
-  std::mutex mutex;  // of the next two
+  std::mutex mutex;  // guards the next two
   std::deque<std::string> texts;
   std::vector<std::string> faults;
-  std::mutex loading;                 // of the next one
-  std::map<void*, Status> libraries;  // by handle: how loading it ended
+  std::mutex loading;                 // guards the next one
+  std::map<void*, Status> libraries;  // result of loading, by handle of dlopen
 };
 
 Plugins& plugins() {
@@ -151,11 +153,13 @@ Plugins& plugins() {
   return *only;
 }
 
+// Stores a text until the process ends.
 const char* keep(std::string text) {
   const std::lock_guard<std::mutex> lock(plugins().mutex);
   return plugins().texts.emplace_back(std::move(text)).c_str();
 }
 
+// Whether a text follows kNameRule.
 bool is_name(const char* text) {
   if (text == nullptr || *text < 'a' || *text > 'z') return false;
   const std::string_view name(text);
@@ -163,6 +167,7 @@ bool is_name(const char* text) {
          name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string_view::npos;
 }
 
+// Whether a text is a line of printable ASCII, not empty.
 bool is_line(const char* text) {
   if (text == nullptr || *text == '\0') return false;
   for (; *text != '\0'; ++text) {
@@ -174,7 +179,7 @@ bool is_line(const char* text) {
 Status refused(const std::string& who, const std::string& why) { return {Code::kSpec, who + why}; }
 
 constexpr const char* kNameRule =
-    " must be at most 40 lower-case letters, digits and underscores, at first a letter";
+    " must be at most 40 lower-case letters, digits and underscores, and begin with a letter";
 
 Status check_codec(const gradcomp_plugin_codec& codec) {
   if (codec.abi_version != GRADCOMP_PLUGIN_ABI_VERSION) {
@@ -237,7 +242,7 @@ Status check_param(const std::string& who, const gradcomp_plugin_param& param) {
   return refused(who, name + " needs min <= default <= max");
 }
 
-// The parameter's row, with texts of its own.
+// The registry's description of a parameter, with copies of its texts.
 ParamInfo describe(const gradcomp_plugin_param& param) {
   const char* const name = keep(param.name);
   const char* const doc = keep(param.doc);
@@ -257,6 +262,7 @@ ParamInfo describe(const gradcomp_plugin_param& param) {
   return real_param(name, keep(value.text()), param.min, param.max, doc);
 }
 
+// A parameter's value as plug-ins get it.
 double number(const Params& params, const ParamInfo& info) {
   switch (info.type) {
     case ParamType::kInteger:
@@ -270,6 +276,7 @@ double number(const Params& params, const ParamInfo& info) {
 
 using Export = const gradcomp_plugin_codec*(size_t);
 
+// Registers all codecs that a library exports.
 Status register_all(void* library) {
   auto* const get = reinterpret_cast<Export*>(dlsym(library, "gradcomp_plugin"));
   if (get == nullptr) {
@@ -313,7 +320,7 @@ Status register_plugin(const gradcomp_plugin_codec& codec, Origin origin) {
   kept.name = row.name;
   kept.summary = row.summary;
   kept.nonfinite = row.nonfinite;
-  kept.params = nullptr;  // the row has them
+  kept.params = nullptr;  // copied into the row
   row.make = [kept, params = row.params](const Recipe& recipe) {
     std::vector<double> values;
     for (const ParamInfo& param : params) values.push_back(number(recipe.params, param));

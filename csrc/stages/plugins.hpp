@@ -1,5 +1,5 @@
-// Codecs from outside this repository, as rows of the registry: those of shared libraries, and
-// those in Python, which the bindings describe in the same way.
+// Registration of plug-in codecs, which live outside this repository: in shared libraries or in
+// Python, where the bindings wrap them as the same C struct. Each becomes a row of the registry.
 #pragma once
 
 #include <string>
@@ -11,18 +11,19 @@
 
 namespace gradcomp {
 
-// Checks a codec and adds its row. Texts are copied; its functions and its context must stay valid
-// as long as the process.
+// Checks a codec and adds its row. Texts are copied; the functions and the context must stay valid
+// until the process ends.
 Status register_plugin(const gradcomp_plugin_codec& codec, Origin origin);
 
-// Loads a shared library and registers the codecs that its gradcomp_plugin() returns. A library is
-// loaded once; a later call returns the first one's Status.
+// Loads a shared library and registers the codecs that its gradcomp_plugin() returns. Loading a
+// library again only returns the Status of the first time.
 Status load_plugin(const std::string& path);
 
-// At its first call, loads the libraries that the environment variable GRADCOMP_PLUGINS names.
+// Loads the libraries in the environment variable GRADCOMP_PLUGINS, a list of paths separated by
+// colons. Only the first call has an effect.
 void load_environment_plugins();
 
-// Reasons of plug-ins that failed to load; errors about unknown stages repeat them.
+// Reasons why plug-ins failed to load; errors about unknown stages list them.
 void report_plugin_fault(std::string fault);
 std::vector<std::string> plugin_faults();
 

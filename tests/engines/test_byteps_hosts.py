@@ -27,12 +27,12 @@ def test_hostfiles_have_a_line_for_each_machine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("", ["no machine for a worker"]),
-        ("# nothing\n", ["no machine for a worker"]),
-        ("a slots=0\n", ["no machine for a worker", "N >= 1"]),
+        ("", ["no machine for workers"]),
+        ("# nothing\n", ["no machine for workers"]),
+        ("a slots=0\n", ["no machine for workers", "N >= 1"]),
         ("a slots=two\n", ["line 1", "NAME slots=N"]),
         ("a\nb 4\n", ["line 2", "'b 4'"]),
-        ("a\nb\na slots=2\n", ["line 3", "a stands there twice", "slots=N"]),
+        ("a\nb\na slots=2\n", ["line 3", "a is listed twice", "slots=N"]),
     ],
 )
 def test_other_hostfiles_are_refused(tmp_path: Path, text: str, parts: list[str]) -> None:
@@ -74,7 +74,7 @@ def test_which_machine_is_this_one() -> None:
     ("arguments", "message"),
     [
         ([], "several machines need --interface"),
-        (["--interface", "eth0"], "the scheduler is on the first machine, localhost"),
+        (["--interface", "eth0"], "the scheduler runs on the first machine, localhost"),
         (["--interface", "lo", "--workers", "3"], "--workers is 3, but the hostfile has 2 slots"),
     ],
 )

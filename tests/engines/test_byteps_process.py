@@ -77,9 +77,9 @@ class TestLauncher:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["--workers", "2"], "what should the workers run"),
+            (["--workers", "2"], "no command for the workers"),
             (["--workers", "0", "--", "true"], "0; it must be at least 1"),
-            (["--", "no-such-program"], "there is no program 'no-such-program'"),
+            (["--", "no-such-program"], "program 'no-such-program' not found"),
         ],
     )
     def test_refuses_wrong_arguments(

@@ -1,7 +1,10 @@
-/* "absmax8": a byte per element, a level of -127 to 127 in steps of the largest magnitude / 127.
- * With a threshold above 0, levels of elements below threshold * largest magnitude are 0.
+/* Example plug-in as a shared library: the codec "absmax8", an 8-bit level per element.
  *
- * A plug-in of gradcomp as a shared library; docs/plugins.md explains it. To build it:
+ * Levels are in [-127, 127], in steps of the largest magnitude / 127. With a threshold above 0,
+ * elements below threshold * largest magnitude get level 0. The payload is the step (float32), then
+ * the levels (int8).
+ *
+ * docs/plugins.md explains the file. To build it:
  *
  *   cc -O2 -ffp-contract=off -shared -fPIC -I csrc/include examples/plugins/native/absmax8.c \
  *      -o absmax8.so -lm
@@ -26,12 +29,12 @@ static const char* encode(void* context, const double* params, const float* x, s
     finite &= isfinite(x[i]) != 0;
     largest = fmaxf(largest, fabsf(x[i]));
   }
-  /* 127 times the largest step is finite. */
+  /* Limited so that 127 * step is finite. */
   const float step = finite ? fminf(largest / 127, 0x1.020406p121f) : NAN;
   const float least = (float)params[0] * largest;
   memcpy(out, &step, sizeof step);
   for (size_t i = 0; i < n; ++i) {
-    const int kept = step > 0 && fabsf(x[i]) >= least; /* not with NaN */
+    const int kept = step > 0 && fabsf(x[i]) >= least; /* false if step is NaN */
     const float level = kept ? fminf(fmaxf(nearbyintf(x[i] / step), -127), 127) : 0;
     out[sizeof step + i] = (uint8_t)(int8_t)level;
   }
@@ -45,14 +48,14 @@ static const char* decode(void* context, const double* params, const uint8_t* pa
   float step;
   if (size != sizeof step + n) return "the payload must have 4 bytes and one per element";
   memcpy(&step, payload, sizeof step);
-  if (step < 0 || isinf(step)) return "the step must be a finite number that is not negative";
+  if (step < 0 || isinf(step)) return "the step must not be negative or infinite";
   for (size_t i = 0; i < n; ++i) y[i] = step * (int8_t)payload[sizeof step + i];
   return NULL;
 }
 
 static const gradcomp_plugin_param parameters[] = {
     {"threshold", GRADCOMP_REAL, 0.0, 0.0, 1.0,
-     "smaller elements, as a part of the largest, are 0"},
+     "elements below this fraction of the largest magnitude become 0"},
 };
 
 static const gradcomp_plugin_codec codec = {

@@ -193,7 +193,9 @@ def own_compressors_of_byteps() -> None:
     # All ranks push the same: what comes back are the signs, at about the mean magnitude.
     assert torch.equal(torch.sign(got), torch.where(values < 0, -1.0, 1.0))
     assert len(got.abs().unique()) <= 2  # a scale for each partition
-    refused(lambda: declare("Gradient.x", compressor_type="a b"), ConfigError, "without blanks")
+    refused(
+        lambda: declare("Gradient.x", compressor_type="a b"), ConfigError, "without white space"
+    )
 
 
 @cases
@@ -268,7 +270,7 @@ def refusals() -> None:
     dgc = "dgc(ratio=0.1,warmup_epochs=0)"
     refused(lambda: DistributedOptimizer(sgd, matrix, dgc), ConfigError, "momentum=0.9")
     attach(matrix, "int8")
-    refused(lambda: attach(matrix, "int8"), GradcompError, "attached already")
+    refused(lambda: attach(matrix, "int8"), GradcompError, "already attached")
 
 
 def train(spec: str, steps: int, prefix: str) -> tuple[float, str]:
