@@ -41,7 +41,9 @@ def main() -> None:
     from byteps_compressors.build import library
 
     native.load()
-    function = ctypes.CDLL(str(library(Path(__file__).with_suffix(".cpp")))).byteps_encode
+    function = ctypes.CDLL(
+        str(library("byteps_encode", [Path(__file__).with_suffix(".cpp")]))
+    ).byteps_encode
     function.restype = ctypes.c_size_t
     x = np.random.default_rng(0).standard_normal(NUMEL, np.float32)
 

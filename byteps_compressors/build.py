@@ -16,6 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from gradcomp import capi
@@ -23,7 +24,7 @@ from gradcomp.errors import GradcompError
 
 __all__ = ["byteps_folder", "library", "plugin"]
 
-SOURCE = Path(__file__).parent / "native" / "plugin.cpp"
+SOURCES = sorted((Path(__file__).parent / "native").glob("*.cpp"))
 
 # BYTEPS_BUILDING_SERVER leaves CUDA out of BytePS' headers: servers have none, and workers and
 # servers load the same library.
@@ -49,14 +50,15 @@ def byteps_folder() -> Path:
 
 def plugin() -> Path:
     """Return the plug-in library for the installed BytePS, compiled if necessary; see `library`."""
-    return library(SOURCE)
+    return library("plugin", SOURCES)
 
 
-def library(source: Path) -> Path:
+def library(name: str, sources: Sequence[Path]) -> Path:
     """Return a library built against the installed BytePS, compiled unless it is in the cache.
 
     Args:
-        source: a C++ file that includes gradcomp.h and BytePS' headers.
+        name: the file name is ``libNAME.so``.
+        sources: C++ files that include gradcomp.h and BytePS' headers; not empty.
 
     Raises:
         GradcompError: the library cannot be built; the message gives the reason.
@@ -70,16 +72,18 @@ def library(source: Path) -> Path:
             "scripts/setup --engines byteps"
         )
     digest = hashlib.sha256(repr(FLAGS).encode())
-    for path in (source, header, *sorted(registry.parent.glob("*.h")), byteps / "common/common.h"):
+    own = sorted({path for source in sources for path in source.parent.glob("*.hpp")})
+    foreign = [*sorted(registry.parent.glob("*.h")), byteps / "common" / "common.h"]
+    for path in (*sources, *own, header, *foreign):
         digest.update(path.read_bytes())
     folder = _cache() / "byteps-plugin" / digest.hexdigest()[:16]
-    built = folder / f"lib{source.stem}.so"
+    built = folder / f"lib{name}.so"
     if not built.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # several workers may start at once
             if not built.exists():
-                _compile(source, built, [header.parents[1]], [byteps.parent])
+                _compile(sources, built, [header.parents[1]], [byteps.parent])
     return built
 
 
@@ -88,8 +92,8 @@ def _cache() -> Path:
     return Path(given) if given else Path.home() / ".cache" / "gradcomp"
 
 
-def _compile(source: Path, built: Path, own: list[Path], foreign: list[Path]) -> None:
-    """Compile ``source`` into ``built``; the rename at the end makes a partial file invisible."""
+def _compile(sources: Sequence[Path], built: Path, own: list[Path], foreign: list[Path]) -> None:
+    """Compile ``sources`` into ``built``; the rename at the end makes a partial file invisible."""
     foreign = [*foreign, Path(sysconfig.get_paths()["include"])]
     with tempfile.TemporaryDirectory(dir=built.parent) as work:
         output = Path(work) / built.name
@@ -98,7 +102,7 @@ def _compile(source: Path, built: Path, own: list[Path], foreign: list[Path]) ->
             *FLAGS,
             *(f"-I{path}" for path in own),
             *(f"-isystem{path}" for path in foreign),
-            *(f"-o{output}", str(source)),
+            *(f"-o{output}", *map(str, sources)),
         ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -109,7 +113,7 @@ def _compile(source: Path, built: Path, own: list[Path], foreign: list[Path]) ->
             ) from None
         if done.returncode != 0:
             raise GradcompError(
-                f"{source.name} does not compile against BytePS:\n{shlex.join(command)}\n"
+                f"{built.name} does not compile against BytePS:\n{shlex.join(command)}\n"
                 f"{done.stderr}"
             )
         output.rename(built)

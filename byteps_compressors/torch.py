@@ -276,7 +276,7 @@ def attach(
     _check_agreement(config, {name: parameters[name].numel() for name in specs}, server_feedback)
     sharing = {
         one.name
-        for one in map(get_codec, {spec.codec for spec in specs.values()})
+        for one in map(get_codec, {spec.first_codec for spec in specs.values()})
         if "shares" in one.caps
     }
     for name in sorted(sharing):
