@@ -35,7 +35,7 @@ class PluginParam:
     """A parameter of a plug-in's codec.
 
     Attributes:
-        name: lower-case letters, digits and underscores, at first a letter.
+        name: lower-case letters, digits and underscores, beginning with a letter.
         default: a bool, int or float, which is the parameter's type. Floats may have schedules.
         doc: one line.
         min: the least value allowed; ignored for a bool.
@@ -66,7 +66,7 @@ class CodecPlugin(ABC):
     An exception becomes a `GradcompError` that names the codec, of ``decode`` a `WireError`.
 
     Attributes:
-        name: its name in specs: lower-case letters, digits and underscores, at first a letter.
+        name: its name in specs: lower-case letters, digits and underscores, beginning with a letter.
         id: of its frames, in [0x8000, 0xFFFF]; no other plug-in of a job may have the same one.
         version: of its payloads. Raise it when the bytes change: ranks refuse another version.
         summary: one line.

@@ -181,7 +181,7 @@ typedef struct {
   uint32_t id;           /* of frames; from GRADCOMP_FIRST_PLUGIN_ID to 0xFFFF, and nobody else's */
   uint32_t version;      /* from 1; raise it when the bytes change: ranks refuse another one */
   uint32_t caps;         /* of SUMMABLE, SEEDED, FINITE and PRIVATE_NOISE; see below */
-  const char* name;      /* lower-case letters, digits and _, at first a letter */
+  const char* name;      /* lower-case letters, digits and _, beginning with a letter */
   const char* summary;   /* one line of printable ASCII, as the next one */
   const char* nonfinite; /* treatment of NaN and Inf */
   const gradcomp_plugin_param* params;
