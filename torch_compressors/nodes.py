@@ -55,6 +55,6 @@ def check_nodes(sizes: list[int], setting: str) -> None:
     """Raise ConfigError where ranks have nodes of different sizes: ``sizes`` has that of each."""
     if len(set(sizes)) > 1:
         raise ConfigError(
-            f"the exchange two_level cannot be: the ranks' nodes have {sizes} ranks: start the "
-            f"same number of ranks on each, or set {setting}"
+            f"the exchange two_level is impossible: the ranks' nodes have {sizes} ranks: start the "
+            f"same number of ranks on each node, or set {setting}"
         )

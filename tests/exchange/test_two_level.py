@@ -191,7 +191,7 @@ def test_ranks_per_node_of_the_engine_and_of_the_configuration() -> None:
     assert Pipeline(config_of("int8", nodes=None), 2, 4, ranks_per_node=2).node.index == 1
     assert Pipeline(config_of("int8", nodes=1), 2, 4, ranks_per_node=2).node.index == 2
     assert Pipeline(config_of("int8", "gather", 3), 2, 4, ranks_per_node=2).ranks_per_node == 1
-    with pytest.raises(ConfigError, match="4 ranks are no nodes of 3 ranks each"):
+    with pytest.raises(ConfigError, match="4 ranks cannot form nodes of 3 ranks each"):
         Pipeline(config_of("int8", nodes=3), 2, 4)
 
 
@@ -261,8 +261,8 @@ def test_what_the_commands_say() -> None:
     result = simulate(config_of("topk(ratio=0.01)"), {"w": (64, 80)}, workers=4, steps=2)
     assert result.node_bytes > 4 * 64 * 80
     assert result.sent_bytes < 4 * 64 * 80 / 50
-    assert "it can take gather, sra, sparse_allreduce, two_level\n" in explain("topk(k=5)")
-    assert "it can take reduce, gather, sra, two_level\n" in explain("fp16")
+    assert "allowed: gather, sra, sparse_allreduce, two_level\n" in explain("topk(k=5)")
+    assert "allowed: reduce, gather, sra, two_level\n" in explain("fp16")
 
 
 def test_members_of_groups() -> None:

@@ -152,7 +152,7 @@ def ranks_that_fill_no_nodes_are_refused() -> None:
     refused(
         lambda: harness.averages(opt, params, harness.gradients(params, 0)),
         ConfigError,
-        "the exchange two_level cannot be",
+        "the exchange two_level is impossible",
         "rank 3: compress.ranks_per_node is 3; it must be a divisor of 4 ranks",
     )
 
