@@ -23,9 +23,9 @@ def as_float32(x: Any) -> FloatArray:
 
     Args:
         x: a numpy array, a CPU tensor with the DLPack protocol (such as a torch tensor), or an
-            object with the buffer protocol (such as an array.array), of dtype float16, bfloat16,
-            float32 or float64. A contiguous float32 tensor is shared, not copied; float64 is
-            rounded to the nearest float32.
+            object with the buffer protocol (such as an array.array). Its dtype is float16,
+            bfloat16, float32 or float64. A contiguous float32 tensor is shared, not copied;
+            float64 is rounded to the nearest float32.
 
     Raises:
         TypeError: for any other type or dtype, a tensor that is not in CPU memory, or one that

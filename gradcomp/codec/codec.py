@@ -22,9 +22,9 @@ __all__ = ["Codec", "derive_stream", "get_codec", "list_algorithms", "list_codec
 class Codec:
     """An immutable pair of functions between gradients and bytes; safe to share between threads.
 
-    Two forms of the same payload: a self-describing *frame* (``encode``, ``decode``,
-    ``decode_add``), and the bare *payload* (``encode_payload`` and so on) for engines that add
-    payloads of a summable codec, or where both ends agree on everything else beforehand.
+    The same payload has two forms. A *frame* (``encode``, ``decode``, ``decode_add``) describes
+    itself. A bare *payload* (``encode_payload`` and so on) is for engines that add payloads of a
+    summable codec, or for two ends that agree on everything else beforehand.
 
     The bytes are a function of the input, the spec, and, for seeded codecs, of ``(seed, step,
     tensor_id)``: whole numbers in [0, 2**64). They do not depend on the number of threads or the
@@ -119,7 +119,7 @@ class Codec:
             The frame, a flat uint8 array.
 
         Raises:
-            TypeError: ``x`` is no float tensor in CPU memory, ``out`` is no such array, or seed,
+            TypeError: ``x`` is no float tensor in CPU memory, or ``out`` is no such array. Or seed,
                 step or tensor_id is not a whole number in [0, 2**64).
             CapacityError: ``x`` has 2**30 elements or more, or ``out`` is too small.
         """

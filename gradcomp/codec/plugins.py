@@ -164,13 +164,13 @@ def discover() -> None:
             warnings.warn(f"gradcomp: {fault}", RuntimeWarning, stacklevel=2)
 
 
-def _register(found: Any) -> None:
-    if isinstance(found, type) and issubclass(found, CodecPlugin):
-        found = found()
-    if isinstance(found, str | os.PathLike):
-        load_plugin(found)
+def _register(plugin: Any) -> None:
+    if isinstance(plugin, type) and issubclass(plugin, CodecPlugin):
+        plugin = plugin()
+    if isinstance(plugin, str | os.PathLike):
+        load_plugin(plugin)
     else:
-        register_codec(found)
+        register_codec(plugin)
 
 
 def _fault(entry: EntryPoint, error: Exception) -> str:

@@ -228,8 +228,8 @@ class MomentumCorrection:
     The paper's threshold for a rank's share g / N of the sum is N**-0.5 of the sum's threshold. So
     the threshold for g itself is N**0.5 of it.
 
-    Deviations: clipping limits the norm of one tensor's gradient, not of the whole model's as in
-    the paper, since gradients are sent before the last one is known. Rounding losses
+    Deviations: clipping limits the norm of each tensor's gradient. The paper limits the norm of the
+    whole model's gradient; but here gradients are sent before the last one is known. Rounding losses
     (``values=fp16``) stay in v; the authors' code drops them. Elements that are not finite are
     reset to 0, as in `Residual`.
     """

@@ -158,9 +158,9 @@ class Pipeline:
     ) -> BucketRound:
         """Start averaging the tensors of a bucket; see `round`.
 
-        Each phase is one request for all tensors. The averages equal those of `round`, except for
-        codecs that ``share``, which look at all tensors of a bucket, and for the exchange ``sra``,
-        which cuts a bucket into chunks.
+        Each phase is one request for all tensors. The averages equal those of `round`, with two
+        exceptions: codecs that ``share`` encode all tensors of a bucket together, and the exchange
+        ``sra`` cuts a bucket into chunks.
 
         Args:
             label: prefix of the requests' names: unique, and the same on every rank. The requests
@@ -208,7 +208,7 @@ class Pipeline:
         self.stats.count("allreduce", nbytes)
 
     def _count(self, name: str) -> int:
-        """Count one more average of a tensor; returns how many came before."""
+        """Count one more average of a tensor; returns the number of earlier averages."""
         step = self._state.count(name)
         self.stats.steps = max(self.stats.steps, step + 1)
         return step

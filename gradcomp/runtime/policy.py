@@ -120,8 +120,8 @@ def alternatives(spec: Spec) -> dict[str, Spec]:
     memory = spec.memory
     if memory is not None and memory.name == MOMENTUM_CORRECTION:
         return {DENSE: parse(f"{memory.text}|identity")}
-    found = {DENSE: parse("identity"), HALF: parse("fp16")}
-    return {name: one for name, one in found.items() if one.canonical != spec.canonical}
+    others = {DENSE: parse("identity"), HALF: parse("fp16")}
+    return {name: other for name, other in others.items() if other.canonical != spec.canonical}
 
 
 class _Trial:

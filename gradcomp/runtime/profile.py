@@ -203,10 +203,10 @@ class Profile:
 
     def _compare(self, exact: npt.NDArray[np.float64], averages: Any) -> None:
         several = averages if isinstance(averages, list) else [averages]
-        found = np.concatenate([average.reshape(-1) for average in several])
+        flat = np.concatenate([average.reshape(-1) for average in several])
         step = self._now or self._begin()
         with np.errstate(over="ignore", invalid="ignore"):
-            step.squared_error += float(np.sum((found - exact) ** 2))
+            step.squared_error += float(np.sum((flat - exact) ** 2))
             step.squared_norm += float(np.sum(exact**2))
 
     def of_request(self, request: Request) -> tuple[Phase, str]:

@@ -53,7 +53,7 @@ class RankState:
         return self._rounds.get(name, 0)
 
     def count(self, name: str) -> int:
-        """Count one more average of a tensor; returns how many came before."""
+        """Count one more average of a tensor; returns the number of earlier averages."""
         step = self._rounds.get(name, 0)
         self._rounds[name] = step + 1
         return step

@@ -1,4 +1,4 @@
-"""Bytes sent, counted where they are handed over."""
+"""Statistics of a rank: bytes handed to collectives, decisions of a policy, and a profile."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Stats:
     Attributes:
         sent_bytes: bytes by kind of request (``"allreduce"``, ``"allgather"``, ...; inside a node
             ``"node allreduce"``, ...): payloads, indices and frame headers included. An engine may
-            transfer them several times, depending on its algorithm (a ring all-reduce of P bytes
-            on n ranks sends 2 (n-1)/n P per rank).
+            transfer them several times: a ring all-reduce of P bytes on n ranks sends 2 (n-1)/n P
+            per rank.
         dense_bytes: uncompressed size of the same gradients.
         decisions: of the policy ``auto``, one for each group.
         steps: optimization steps so far (the largest number of rounds of any tensor).

@@ -133,7 +133,7 @@ def sample(
         uniform: a uniform random number in [0, 1).
     """
     ends = probability.cumsum()
-    found = np.searchsorted(ends, uniform + np.arange(count), side="right")
+    indices = np.searchsorted(ends, uniform + np.arange(count), side="right")
     last = np.flatnonzero(probability)[-1]
-    found[found > last] = last  # where rounding leaves the last end below count
-    return found
+    indices[indices > last] = last  # rounding may leave the last end below count
+    return indices

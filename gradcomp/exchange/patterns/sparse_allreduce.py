@@ -199,7 +199,7 @@ def _least_chosen(descriptions: Sequence[FloatArray]) -> np.float32:
 
     Each known magnitude represents its neighbours, up to halfway to the next known magnitudes.
     """
-    wanted = np.mean([aggregator[0] for aggregator in descriptions])
+    target = np.mean([description[0] for description in descriptions])
     magnitudes, weights = [np.zeros(1)], [np.zeros(1)]  # the least magnitude
     for _, count, *known in descriptions:
         places = _places(int(count))
@@ -210,4 +210,4 @@ def _least_chosen(descriptions: Sequence[FloatArray]) -> np.float32:
     every, weight = np.concatenate(magnitudes), np.concatenate(weights)
     order = np.argsort(-every, kind="stable")
     above = np.cumsum(weight[order]) - weight[order] / 2
-    return np.float32(np.interp(wanted, above, every[order]))
+    return np.float32(np.interp(target, above, every[order]))
