@@ -98,7 +98,7 @@ def averages(
 def check_equal(actual: torch.Tensor, expected: Any, label: str = "") -> None:
     """Check that both are equal to the last bit, NaN included."""
     wanted = torch.as_tensor(expected)
-    assert actual.dtype == wanted.dtype, f"{what}: {actual.dtype} instead of {wanted.dtype}"
+    assert actual.dtype == wanted.dtype, f"{label}: {actual.dtype} instead of {wanted.dtype}"
     torch.testing.assert_close(
         actual, wanted, rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{label}: {text}"
     )
@@ -127,7 +127,7 @@ def check_same_on_all_ranks(tensor: torch.Tensor, label: str = "") -> None:
     data = tensor.detach().contiguous().view(-1).view(torch.uint8)
     rows = hvd.allgather(data[None], name=f"same.{next(_models)}")
     for rank, row in enumerate(rows):
-        assert torch.equal(row, rows[0]), f"{what} differs between rank 0 and rank {rank}"
+        assert torch.equal(row, rows[0]), f"{label} differs between rank 0 and rank {rank}"
 
 
 def parameters_of(about: Mapping[str, Any]) -> dict[str, torch.nn.Parameter]:

@@ -105,7 +105,7 @@ def check_steps(
 
 def check_equal(actual: Any, expected: Any, label: str = "") -> None:
     """Check for equality to the last bit, NaN included."""
-    assert actual.dtype == expected.dtype, f"{what}: {actual.dtype} instead of {expected.dtype}"
+    assert actual.dtype == expected.dtype, f"{label}: {actual.dtype} instead of {expected.dtype}"
     np.testing.assert_array_equal(actual, expected, label)
 
 
@@ -114,7 +114,7 @@ def check_same_on_all_ranks(array: Any, label: str = "") -> None:
     data = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
     rows = hvd.allgather(tf.constant(data[None]))
     for rank, row in enumerate(rows.numpy()):
-        assert np.array_equal(row, data), f"{what} differs between this rank and rank {rank}"
+        assert np.array_equal(row, data), f"{label} differs between this rank and rank {rank}"
 
 
 def barrier() -> None:
