@@ -38,8 +38,8 @@ _instances: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
 class _Constructor:
     """``Compression.<codec>``, which works called and uncalled.
 
-    Called with the codec's parameters it makes a `Compression`; used as it is, like the stock
-    ``hvd.Compression.fp16``, it is one with default parameters.
+    Called with the codec's parameters it makes a `Compression`. Uncalled, like the stock
+    ``hvd.Compression.fp16``, it acts as a `Compression` with default parameters.
     """
 
     def __init__(self, kind: Any, codec: str) -> None:
@@ -56,7 +56,7 @@ class _Constructor:
     def _default(self) -> Any:
         return self()
 
-    def __hash__(self) -> int:  # which may refuse
+    def __hash__(self) -> int:  # the compression's own may raise ConfigError
         return hash(self._default)
 
     def __getattr__(self, name: str) -> Any:
@@ -86,11 +86,11 @@ class _Codecs(ABCMeta):
 
 
 class BaseCompression(Controls, metaclass=_Codecs):
-    """One rank's compression in Horovod, whatever the framework.
+    """One rank's compression in Horovod; a subclass for each framework.
 
     Args:
         config: a spec, or a `gradcomp.Config`.
-        process_set: that over which gradients are averaged.
+        process_set: the ranks over which gradients are averaged.
     """
 
     HOROVOD: ClassVar[Any]
@@ -100,7 +100,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
     """The constructor's arguments after ``config``."""
 
     OVERWRITE: ClassVar[bool]
-    """Whether averages may be written where gradients are."""
+    """Whether averages may overwrite gradients."""
 
     def __init__(self, config: str | Config, process_set: Any) -> None:
         self.config = Config.from_spec(config) if isinstance(config, str) else config
@@ -118,6 +118,9 @@ class BaseCompression(Controls, metaclass=_Codecs):
 
         Args:
             args, options: the constructor's other arguments.
+
+        Raises:
+            ConfigError: a file or an override is wrong.
         """
         files = [paths] if isinstance(paths, str | Path) else list(paths)
         return cls(load_config(files, overrides), *args, **options)
@@ -126,10 +129,14 @@ class BaseCompression(Controls, metaclass=_Codecs):
     def from_env(cls, *args: Any, **options: Any) -> Self:
         """From ``GRADCOMP_COMPRESSION`` (a spec) or ``GRADCOMP_CONFIG`` (files, ``:`` between).
 
-        Without either, nothing is compressed; both at once are an error.
+        Without either, nothing is compressed.
 
         Args:
             args, options: the constructor's other arguments.
+
+        Raises:
+            ConfigError: both variables are set, or a file is wrong.
+            SpecError: the spec is wrong.
         """
         spec = os.environ.get("GRADCOMP_COMPRESSION", "")
         files = os.environ.get("GRADCOMP_CONFIG", "")
@@ -144,13 +151,17 @@ class BaseCompression(Controls, metaclass=_Codecs):
 
     @cached_property
     def pipeline(self) -> Pipeline:
-        """This rank's compression state. Made at first use, as it needs an initialized Horovod."""
+        """This rank's compression state, made at its first use.
+
+        Raises:
+            GradcompError: Horovod is not initialized, or is elastic.
+        """
         if not self.HOROVOD.is_initialized():
             raise GradcompError("Horovod is not initialized: call hvd.init() first")
         if os.environ.get("HOROVOD_ELASTIC") == "1":
             raise GradcompError(
-                "elastic Horovod is not supported: ranks that join later would not know what the "
-                "others have agreed on; run with a fixed number of ranks"
+                "elastic Horovod is not supported: ranks that join later would not have the state "
+                "of the other ranks; run with a fixed number of ranks"
             )
         return profile_as_configured(
             Pipeline(
@@ -184,17 +195,21 @@ class BaseCompression(Controls, metaclass=_Codecs):
         for _, spec, exchange in self.config.compress.choices:
             if exchange_pattern(spec, exchange) != "dense":
                 raise ConfigError(
-                    f"'{spec}' cannot take this optimizer's op: compressed gradients can be "
+                    f"'{spec}' does not work with this optimizer's op: compressed gradients can be "
                     "averaged or added; use op=hvd.Average, op=hvd.Sum, or Compression.none"
                 )
 
     def _agree(self, shapes: Mapping[str, tuple[int, ...]]) -> Collector:
-        """Make sure that all ranks mean the same, before any of them sends a gradient.
+        """Check that all ranks agree, before any rank sends a gradient; make the collector.
 
-        Every rank must come here with its first gradients.
+        Every rank must call it with its first gradients.
 
         Args:
             shapes: of all parameters, in the order of the model.
+
+        Raises:
+            ProtocolError: the ranks' configurations or models differ.
+            ConfigError: a rank cannot take part in the exchange ``two_level``.
         """
         prefix = f"gradcomp.{next(_instances[self.process_set.process_set_id])}"
         problem = node_problem(self.HOROVOD, self.config, self.process_set)

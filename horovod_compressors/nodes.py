@@ -1,4 +1,4 @@
-"""Nodes as Horovod knows them, and the process sets inside and between them.
+"""Horovod's nodes, and the process sets inside and between them.
 
 ``hvd`` is Horovod's module for the framework in use, such as ``horovod.torch``.
 """
@@ -18,29 +18,31 @@ __all__ = ["group_sets", "node_problem", "ranks_per_node"]
 def ranks_per_node(hvd: Any, config: Config) -> int:
     """Number of consecutive ranks in each node; 1 without ``two_level``.
 
-    Known without communication; `node_problem` says on which ranks it is not so.
+    Needs no communication; `node_problem` tells whether the ranks really are placed so.
     """
     if not config.compress.two_level:
         return 1
-    asked: int | None = config.compress.ranks_per_node
-    size: int = hvd.local_size() if asked is None else asked
+    configured: int | None = config.compress.ranks_per_node
+    size: int = hvd.local_size() if configured is None else configured
     return size
 
 
 def node_problem(hvd: Any, config: Config, process_set: Any) -> str | None:
-    """Why this rank cannot take part in a two-level exchange, and what to do; None where it can."""
+    """Why this rank cannot take part in a two-level exchange, and the remedy; None if it can."""
     if not config.compress.two_level:
         return None
     if process_set.process_set_id != 0:
         return (
-            "two_level makes process sets of all ranks: leave process_set out, or take another "
+            "two_level makes process sets of all ranks: leave process_set out, or use another "
             "exchange"
         )
-    asked = config.compress.ranks_per_node
-    if asked is not None:
-        if hvd.size() % asked == 0:
+    configured = config.compress.ranks_per_node
+    if configured is not None:
+        if hvd.size() % configured == 0:
             return None
-        return f"compress.ranks_per_node is {asked}; it must be a divisor of {hvd.size()} ranks"
+        return (
+            f"compress.ranks_per_node is {configured}; it must be a divisor of {hvd.size()} ranks"
+        )
     remedy = "start the same number of ranks on each, or set compress.ranks_per_node"
     size = hvd.local_size()
     if not hvd.mpi_ops._basics.is_homogeneous() or hvd.size() % size:
@@ -57,14 +59,14 @@ def node_problem(hvd: Any, config: Config, process_set: Any) -> str | None:
 def group_sets(hvd: Any, world: Any, size: int) -> Mapping[RankGroup, Any]:
     """The process set of each group that this rank is in.
 
-    All ranks must call it, as process sets are made by all.
+    Every rank must call it, because all ranks take part in making a process set.
 
     Args:
         world: the process set of all ranks that average together.
-        size: ranks in a node.
+        size: number of consecutive ranks in each node.
 
     Raises:
-        ConfigError: Horovod was not started for new process sets, and has not got these.
+        ConfigError: Horovod has no such process sets, and was not started to make new ones.
     """
     sets: dict[RankGroup, Any] = {"all": world}
     if size == 1:
@@ -74,9 +76,9 @@ def group_sets(hvd: Any, world: Any, size: int) -> Mapping[RankGroup, Any]:
     ranks = list(range(hvd.size()))
     for first in ranks[::size]:
         members = ranks[first : first + size]
-        one = _process_set(hvd, members)
+        node = _process_set(hvd, members)
         if hvd.rank() in members:
-            sets["node"] = one
+            sets["node"] = node
     leaders = _process_set(hvd, ranks[::size])
     if hvd.rank() % size == 0:
         sets["leaders"] = leaders

@@ -26,7 +26,7 @@ from gradcomp.errors import GradcompError
 
 __all__ = ["main"]
 
-# Horovod's modules, and those of ours whose function `patch` replaces compression there.
+# Horovod's modules, and our modules with the function `patch` for each.
 _PATCHES = {
     "horovod.torch": "horovod_compressors.torch.patch",
     "horovod.tensorflow": "horovod_compressors.tensorflow.patch",
@@ -35,7 +35,7 @@ _PATCHES = {
 
 
 class _AfterImport(MetaPathFinder):
-    """Calls a function with each of some modules, once it has been imported."""
+    """Calls a function with each of the named modules, after the module's import."""
 
     def __init__(self, names: Sequence[str], function: Callable[[ModuleType], None]) -> None:
         self._names = set(names)
@@ -59,23 +59,23 @@ class _AfterImport(MetaPathFinder):
 
 
 class _Replacing:
-    """Replaces compression in Horovod's modules, and says so."""
+    """Replaces compression in Horovod's modules, and reports it on stderr."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self.count = 0
 
     def patch(self, module: ModuleType) -> None:
-        """Replace it in one of Horovod's modules, which has just been imported."""
+        """Replace compression in a module of Horovod, after its import."""
         ours = importlib.import_module(_PATCHES[module.__name__])
         ours.patch(module, self._config, partial(self._replaced, module))
 
-    def _replaced(self, module: Any, what: str, before: Any) -> None:
+    def _replaced(self, module: Any, function: str, before: Any) -> None:
         self.count += 1
         if module.rank() == 0:
             instead = "" if before is None else f" instead of {before}"
             print(
-                f"gradcomp: {what} compresses with {self._config.compress.default}{instead}; the "
+                f"gradcomp: {function} compresses with {self._config.compress.default}{instead}; the "
                 "compressor's state is not in the script's checkpoints",
                 file=sys.stderr,
                 flush=True,
@@ -83,7 +83,7 @@ class _Replacing:
 
 
 def _is_first_rank() -> bool:
-    """Also where Horovod was never initialized."""
+    """Whether this is rank 0; also True if Horovod was never initialized."""
     modules: list[Any] = [sys.modules[name] for name in _PATCHES if name in sys.modules]
     ranks = [module.rank() for module in modules if module.is_initialized()]
     return not ranks or 0 in ranks
@@ -95,9 +95,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         description="Run a script that uses the stock hvd.DistributedOptimizer or "
         "hvd.DistributedGradientTape with compression.",
     )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--compression", metavar="SPEC", help="such as 'residual|topk(ratio=0.01)'")
-    what.add_argument(
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--compression", metavar="SPEC", help="such as 'residual|topk(ratio=0.01)'")
+    source.add_argument(
         "--config",
         metavar="FILE",
         action="append",
@@ -119,7 +119,14 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code unless the script exits by itself."""
+    """Run the script.
+
+    Returns:
+        The exit code: 0, or 2 for wrong arguments.
+
+    Raises:
+        SystemExit: of the script, if it exits by itself.
+    """
     options = _parse(sys.argv[1:] if argv is None else argv)
     try:
         if options.compression:
@@ -133,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not script.is_file():
         print(f"gradcomp: there is no script '{script}'", file=sys.stderr)
         return 2
-    if config.compress.two_level:  # needs new process sets, and the script calls hvd.init()
+    if config.compress.two_level:  # for new process sets; the script calls hvd.init() later
         os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
     replacing = _Replacing(config)
     sys.meta_path.insert(0, _AfterImport(list(_PATCHES), replacing.patch))
@@ -142,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     end: SystemExit | None = None
     try:
         runpy.run_path(options.script, run_name="__main__")
-    except SystemExit as exit_:  # as many scripts end
+    except SystemExit as exit_:  # many scripts end so
         end = exit_
     if replacing.count == 0 and _is_first_rank():
         print(

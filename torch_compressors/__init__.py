@@ -1,7 +1,7 @@
-"""Compression on torch.distributed: hooks of DDP and FSDP, training by gossip; and an optimizer
-that all adapters share.
+"""Compression on torch.distributed: hooks of DDP and FSDP, and training by gossip.
 
-Modules are imported at the first use of a name: the adapters of other engines need few of them.
+Also `DGCSGD`, an optimizer for all adapters of PyTorch. Modules are imported at the first use of a
+name, because the adapters of other engines need few of them.
 """
 
 from __future__ import annotations

@@ -62,22 +62,23 @@ def ddp_hook(
     Every rank must call it, in the same order as other collectives.
 
     Args:
-        config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors (tensors with at most
-            one dimension or under 4096 elements travel uncompressed), or a `gradcomp.Config` with
-            rules of its own. The same on every rank; a difference is an error on all ranks.
+        config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors, or a
+            `gradcomp.Config` with rules of its own. With a spec, tensors with at most one dimension
+            or under 4096 elements travel uncompressed. The same on every rank; a difference is an
+            error on all ranks.
         model: its gradients are averaged. Parameters have their names in ``model.module``.
-        optimizer: of the model. Required where the spec applies the momentum (``dgc``), to make
-            sure that the optimizer does not.
-        timeout: how long to wait for another rank in an exchange; None for 30 minutes, PyTorch's
-            own.
+        optimizer: the model's optimizer. Required if the spec applies the momentum (``dgc``), to
+            check that the optimizer does not.
+        timeout: longest wait for another rank in an exchange; None for PyTorch's default, 30
+            minutes.
 
     Returns:
         The state, which has `state_dict`, `set_epoch` and `stats`, and the hook.
 
     Raises:
         SpecError: the spec is wrong.
-        ConfigError: the optimizer applies the momentum too, or ``two_level`` is asked for and the
-            ranks are no equal nodes.
+        ConfigError: the model is no DistributedDataParallel, the optimizer applies the momentum,
+            too, or with ``two_level`` the ranks do not form equal nodes.
         ProtocolError: the ranks run different compression or different models.
     """
     return DDPCompression(config, model, optimizer, timeout), compress_bucket
@@ -92,7 +93,7 @@ def compress_bucket(
 
 @dataclass
 class _Arrived:
-    """A bucket of DDP; its elements lie in CPU memory once ``ready`` has returned."""
+    """A bucket of DDP; ``host`` has its elements after a call of ``ready``, if there is one."""
 
     future: torch.futures.Future[torch.Tensor]
     buffer: torch.Tensor
@@ -100,15 +101,15 @@ class _Arrived:
     grads: dict[str, torch.Tensor]
     ready: Callable[[], None] | None = None
     dense: dict[str, Any] = field(default_factory=dict)
-    """The engine's handles of those that travel as they are."""
+    """The engine's handles of dense gradients, by name."""
 
 
 class DDPCompression(TensorControls):
     """The compression of one model's gradients on this rank; made by `ddp_hook`.
 
-    DDP's buckets are only how gradients arrive: each parameter is compressed by its own name and
-    shape, as every other engine does it. The first phase of each exchange starts while the backward
-    pass goes on; the others run, and gradients are decoded, when the last bucket has come.
+    Gradients arrive in DDP's buckets, but each parameter is compressed by its own name and shape,
+    as in every other engine. The first phase of each exchange starts during the backward pass. When
+    the last bucket has arrived, the other phases run and gradients are decoded.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class DDPCompression(TensorControls):
         self._engine = ProfiledEngine(self._gloo, self._pipeline.stats)
         self._shapes = shapes
         self._arrived: list[_Arrived] = []
-        self._begun = 0  # of those arrived
+        self._begun = 0  # number of arrived buckets whose exchanges have started
 
     @property
     def pipeline(self) -> Pipeline:
@@ -150,15 +151,18 @@ class DDPCompression(TensorControls):
 
     @cached_property
     def _collector(self) -> Collector:
-        """Made with the first bucket: the resolution of tensors may depend on the epoch."""
+        """Made with the first bucket, because the resolution of tensors may depend on the epoch."""
         driver = Driver(self._engine)
         return Collector(driver, self._pipeline, self._shapes, overwrite=True)
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Start averaging the gradients of a bucket; with the last bucket of a step all futures
-        get their results.
+        """Start averaging the gradients of a bucket; returns a future of the bucket's buffer.
 
-        DDP calls it for the same buckets in the same order on every rank.
+        The last bucket of a step completes all futures. DDP calls this for the same buckets in the
+        same order on every rank.
+
+        Raises:
+            ProtocolError: another rank does not answer, or a gradient came twice.
         """
         if bucket.index() == 0:
             self._arrived.clear()
@@ -166,11 +170,11 @@ class DDPCompression(TensorControls):
             self._report(self._collector.begin_step())
         arrived = self._take(bucket)
         self._arrived.append(arrived)
-        # A copy from a device needs time: the next bucket looks after it.
+        # A copy from a device takes time: the next bucket's call starts this bucket's exchanges.
         complete = arrived.ready is None or bucket.is_last()
         end = len(self._arrived) - (not complete)
-        for one in self._arrived[self._begun : end]:
-            self._start(one)
+        for pending in self._arrived[self._begun : end]:
+            self._start(pending)
         self._begun = end
         self._gloo.flush()
         if bucket.is_last():
@@ -193,7 +197,7 @@ class DDPCompression(TensorControls):
         grads = {}
         first = buffer.storage_offset()
         for parameter, view in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            # DDP lays a gradient out as its parameter, and shows it as if it were contiguous.
+            # A gradient has the memory layout of its parameter; DDP's view is contiguous instead.
             begin = view.storage_offset() - first
             flat = host[begin : begin + view.numel()]
             stride = parameter.stride() if _fills(parameter) else view.stride()
@@ -201,7 +205,7 @@ class DDPCompression(TensorControls):
         return _Arrived(future, buffer, host, grads, ready)
 
     def _start(self, arrived: _Arrived) -> None:
-        """Start what needs only these gradients."""
+        """Start the exchanges of a bucket's gradients."""
         if arrived.ready is not None:
             arrived.ready()
         for name, grad in arrived.grads.items():
@@ -224,7 +228,7 @@ class DDPCompression(TensorControls):
                 else:
                     average = self._collector.finish(name)
                 result = torch.from_numpy(average)
-                if result.data_ptr() != grad.data_ptr():  # it may be there already
+                if result.data_ptr() != grad.data_ptr():  # else already in place
                     grad.copy_(result.view(grad.shape))
             if arrived.host is not arrived.buffer:
                 arrived.buffer.copy_(arrived.host, non_blocking=True)
@@ -234,7 +238,7 @@ class DDPCompression(TensorControls):
 
 
 def _fills(parameter: torch.Tensor) -> bool:
-    """Whether its elements fill a piece of memory in some order, as with channels_last."""
+    """Whether its elements fill consecutive memory in some order, as with channels_last."""
     expected = 1
     for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
         if size != 1:
@@ -247,11 +251,11 @@ def _fills(parameter: torch.Tensor) -> bool:
 def _agreed_ranks_per_node(
     config: Config, world: dist.ProcessGroup, shapes: dict[str, tuple[int, ...]]
 ) -> int:
-    """Number of ranks in a node, once all ranks have agreed on the same compression.
+    """Check that all ranks have the same compression; returns the number of ranks in a node.
 
     Raises:
-        ProtocolError: they do not.
-        ConfigError: a two-level exchange cannot be.
+        ProtocolError: the ranks run different compression or different models.
+        ConfigError: with ``two_level``, the ranks do not form equal nodes.
     """
     size, problem = 1, None
     if config.compress.two_level:
@@ -259,16 +263,16 @@ def _agreed_ranks_per_node(
     lines: list[tuple[str, int]] = [("", 0)] * world.size()
     dist.all_gather_object(lines, (agreement_line(config, shapes, problem), size), group=world)
     check_agreement([line for line, _ in lines])
-    check_nodes([one for _, one in lines], _SETTING)
+    check_nodes([node_size for _, node_size in lines], _SETTING)
     return size
 
 
 def _groups(
     world: dist.ProcessGroup, size: int, timeout: timedelta | None
 ) -> dict[RankGroup, dist.ProcessGroup]:
-    """Groups of Gloo of all ranks, of those in this node, and of the nodes' first ones.
+    """Groups of Gloo: all ranks, the ranks of this node, and the nodes' first ranks.
 
-    They are this compression's alone: nothing else comes between its exchanges.
+    Only this compression uses them, so no other collective comes between its exchanges.
     """
     ranks = dist.get_process_group_ranks(world)
     node = Node.of(world.rank(), world.size(), size)
@@ -276,7 +280,7 @@ def _groups(
     members: dict[RankGroup, list[int]] = {"all": ranks}
     if size > 1:
         members["node"] = ranks[first : first + size]
-        # Names of groups count those that a rank is in: all must be in equally many.
+        # PyTorch numbers a rank's groups to name them: every rank must be in equally many groups.
         members["leaders"] = ranks[node.local_rank :: size]
     groups = {
         group: dist.new_group(of_group, timeout, "gloo", use_local_synchronization=True)

@@ -1,4 +1,4 @@
-"""Compression between machines, where ``fully_shard`` shards a model inside of each (HSDP).
+"""Compression between machines for models that ``fully_shard`` shards inside each machine (HSDP).
 
 ::
 
@@ -38,25 +38,25 @@ def fsdp_hook(
     Sets the all-reduce hook of every module that ``fully_shard`` has wrapped. Every rank must call
     it.
 
+    A rank's shard of all parameters of a module is compressed as a matrix of one row, [1, numel].
+    Its name is the module's, or "model" for the model itself. Low-rank specs compress nothing
+    there. Each exchange ends before the backward pass continues.
+
     Args:
-        config: a spec for all of them, or a `gradcomp.Config`; the same on every rank.
-        model: sharded over the ranks of one machine each.
+        config: a spec for all modules, or a `gradcomp.Config`; the same on every rank.
+        model: sharded over the ranks of each machine.
         group: the ranks that hold the same shard, one on each machine.
-        optimizer: of the model. Required where the spec applies the momentum (``dgc``), to make
-            sure that the optimizer does not.
-        timeout: as of `ddp_hook`.
+        optimizer: the model's optimizer. Required if the spec applies the momentum (``dgc``), to
+            check that the optimizer does not.
+        timeout: see `torch_compressors.ddp_hook`.
 
     Returns:
         The state, which has `state_dict`, `set_epoch` and `stats`.
 
-    A rank's shard of all parameters of a module is compressed as a matrix of one row, under the
-    name of the module, or "model". Low-rank specs find nothing to compress there. Each
-    exchange ends before the backward pass goes on.
-
     Raises:
         SpecError: the spec is wrong.
-        ConfigError: the model is not sharded, or the configuration asks for ``policy: auto``,
-            ``two_level`` or a profile, or the optimizer applies the momentum too.
+        ConfigError: the model is not sharded, the configuration has ``policy: auto``,
+            ``two_level`` or a profile, or the optimizer applies the momentum, too.
         ProtocolError: the ranks run different compression or different models.
     """
     return FSDPCompression(config, model, group, optimizer, timeout)
@@ -90,7 +90,7 @@ class FSDPCompression(TensorControls):
             problem = "compress.exchange: two_level is for ddp_hook; here fully_shard averages "
             problem += "inside of machines: remove it"
         elif self.config.stats.profile is not None:
-            problem = "stats.profile is for ddp_hook: nobody tells fsdp_hook when a step begins; "
+            problem = "stats.profile is for ddp_hook: fsdp_hook does not know when a step begins; "
             problem += "remove it"
         shapes = {name: tuple(one.shape) for name, one in model.named_parameters()}
         lines = [""] * group.size()
@@ -98,7 +98,7 @@ class FSDPCompression(TensorControls):
         check_agreement(lines)
         self._pipeline = Pipeline(self.config, group.rank(), group.size(), 1)
         if self._pipeline.measures:
-            raise ConfigError("compress.policy: auto is for ddp_hook; fsdp_hook takes specs alone")
+            raise ConfigError("compress.policy: auto is for ddp_hook; use policy: always")
         ranks = dist.get_process_group_ranks(group)
         own = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
         self._driver = Driver(GlooEngine({"all": own}))

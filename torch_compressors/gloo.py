@@ -28,9 +28,9 @@ __all__ = ["GlooEngine"]
 
 _FUSED_BYTES = 4 * 2**20
 _KEPT_WORKS = 8
-_FIRST_ROOM = 2**16
+_FIRST_BUFFER = 2**16
 
-# In front of what one rank sends another.
+# The size that precedes the data in each message between two ranks.
 _SIZE = np.dtype("<u8")
 
 # Tags of messages between two ranks. Messages of one tag arrive in the order of sending.
@@ -59,7 +59,7 @@ class _Fused:
         return member
 
     def launch(self, group: dist.ProcessGroup) -> dist.Work:
-        # Always a copy: a round may go on reading what it has sent.
+        # Always a copy, because a round may still read the array.
         self.together = torch.cat(self.parts)
         self.ranks = group.size()
         self.parts.clear()
@@ -68,7 +68,7 @@ class _Fused:
         return self.work
 
     def average(self, member: _Member) -> npt.NDArray[Any]:
-        assert self.work is not None  # as the engine has launched it
+        assert self.work is not None  # launched by the engine
         if self.ranks:
             _wait(self.work, self.first)
             # In the arrays' own dtype, as the loopback does.
@@ -82,7 +82,7 @@ class _Fused:
 
 @dataclass(frozen=True)
 class _Member:
-    """An all-reduce, which begins at an element of those that it shares."""
+    """An all-reduce request, and the position of its first element in the fused array."""
 
     fused: _Fused
     begin: int
@@ -91,7 +91,7 @@ class _Member:
 
 @dataclass(frozen=True)
 class _Sent:
-    """Messages that are under way, by the rank at their other end."""
+    """Messages of a request that are under way, by the rank at the other end."""
 
     request: AllGather | AllToAll | Broadcast
     group: dist.ProcessGroup
@@ -112,14 +112,14 @@ def _message(data: ByteArray) -> torch.Tensor:
 
 @contextmanager
 def _answered(name: str, peer: int | None = None) -> Iterator[None]:
-    """Says who is lost, where waiting for its answer fails, or already asking for it."""
+    """A context that turns RuntimeError of Gloo into ProtocolError, with the lost rank's name."""
     try:
         yield
     except RuntimeError as error:
         lost = "another rank" if peer is None else f"rank {peer}"
         raise ProtocolError(
-            f"{lost} does not answer in the exchange '{name}': see what it has printed, and give "
-            f"ddp_hook a longer timeout if it is merely slow ({error})"
+            f"{lost} does not answer in the exchange '{name}': see its output, and give ddp_hook a "
+            f"longer timeout if the rank is only slow ({error})"
         ) from error
 
 
@@ -131,32 +131,30 @@ def _wait(work: dist.Work, name: str, peer: int | None = None) -> None:
 class GlooEngine:
     """Asynchronous collectives on CPU memory.
 
-    All ranks must start and finish the same requests in the same order. All-reduces that are
-    started one after the other are launched as one, at `flush`, when they are many bytes, or when
-    the first of them is finished.
+    All ranks must start and finish the same requests in the same order. Successive all-reduces are
+    launched as one, at `flush`, when they reach 4 MiB, or when the first of them is finished.
 
-    Frames go from rank to rank as messages with their size in front. A receiver makes room for what
-    the sender last sent under the name, and more; should that be too little, the rest is a second
-    message, of which both ends know.
+    Frames travel as messages that begin with their size. A receiver's buffer has twice the size of
+    the last message of the same name and sender, and at least 64 KiB. If this is too small, the
+    rest is a second message; both ends know the buffer's size.
 
     Args:
-        groups: that this rank is in.
+        groups: the process group of each group that this rank is in.
     """
 
     def __init__(self, groups: Mapping[RankGroup, dist.ProcessGroup]) -> None:
         self._groups = groups
         self._fused: dict[tuple[RankGroup, np.dtype[Any]], _Fused] = {}
-        self._room: dict[tuple[str, int, int], int] = {}
-        # A thread of PyTorch's that is the last one to let go of an all-reduce started in a
-        # backward pass needs the interpreter for it, and aborts the process where that is at its
-        # end. So it must not be the last one.
+        self._buffer_sizes: dict[tuple[str, int, int], int] = {}
+        # Keeps references to the last all-reduces. Otherwise a thread of PyTorch may release the
+        # last reference after the interpreter has ended, which aborts the process.
         self._works: deque[dist.Work] = deque(maxlen=_KEPT_WORKS)
 
     def start(self, request: Request) -> _Handle | None:
         """Start a request without waiting, unless this rank is outside its group.
 
         Raises:
-            ProtocolError: another rank has gone.
+            ProtocolError: the connection to another rank is lost.
         """
         group = self._groups.get(request.group)
         if group is None:
@@ -180,7 +178,7 @@ class GlooEngine:
         return self._received(handle)
 
     def flush(self) -> None:
-        """Launch the all-reduces that were started so far."""
+        """Launch all waiting all-reduces."""
         for (group, _), fused in self._fused.items():
             self._works.append(fused.launch(self._groups[group]))
         self._fused.clear()
@@ -205,14 +203,16 @@ class GlooEngine:
                 continue
             if message is None or isinstance(request, AllToAll):
                 message = _message(parts[peer])
-            room = self._room_of(request.name, rank, peer)
-            own_room = self._room_of(request.name, peer, rank)
-            sent.buffers[peer] = torch.empty(own_room, dtype=torch.uint8)
+            capacity = self._buffer_size(request.name, rank, peer)
+            own_capacity = self._buffer_size(request.name, peer, rank)
+            sent.buffers[peer] = torch.empty(own_capacity, dtype=torch.uint8)
             with _answered(request.name, peer):
                 sent.receiving[peer] = group.recv([sent.buffers[peer]], peer, _BEGINNING)
-                sent.sending.append((peer, group.send([message[:room]], peer, _BEGINNING), message))
-            sent.rests[peer] = message[room:]
-            self._make_room(request.name, rank, peer, message.numel())
+                sent.sending.append(
+                    (peer, group.send([message[:capacity]], peer, _BEGINNING), message)
+                )
+            sent.rests[peer] = message[capacity:]
+            self._set_buffer_size(request.name, rank, peer, message.numel())
         return sent
 
     def _received(self, sent: _Sent) -> Any:
@@ -232,14 +232,14 @@ class GlooEngine:
                     group.recv([rest], peer, _REST).wait()
                 data = np.concatenate([data, rest.numpy()])
             replies[peer] = data[_SIZE.itemsize : total]
-            self._make_room(request.name, peer, group.rank(), total)
+            self._set_buffer_size(request.name, peer, group.rank(), total)
         for peer, work, _ in sent.sending:
             _wait(work, request.name, peer)
         return np.concatenate(replies) if isinstance(request, Broadcast) else replies
 
-    def _room_of(self, name: str, sender: int, receiver: int) -> int:
-        return self._room.get((name, sender, receiver), _FIRST_ROOM)
+    def _buffer_size(self, name: str, sender: int, receiver: int) -> int:
+        return self._buffer_sizes.get((name, sender, receiver), _FIRST_BUFFER)
 
-    def _make_room(self, name: str, sender: int, receiver: int, last: int) -> None:
-        """Both ends call it, with the size of the same message."""
-        self._room[name, sender, receiver] = max(_FIRST_ROOM, 2 * last)
+    def _set_buffer_size(self, name: str, sender: int, receiver: int, last: int) -> None:
+        """Set the buffer size of the next message; both ends call it with the same ``last``."""
+        self._buffer_sizes[name, sender, receiver] = max(_FIRST_BUFFER, 2 * last)

@@ -19,7 +19,7 @@ from gradcomp.errors import ConfigError, PeerError
 
 __all__ = ["init_process_group", "local_world_size"]
 
-# Where ranks meet, in a place of its own for each process group that they make.
+# Prefix of the keys under which rank 0 publishes its store; each process group has its own key.
 _KEY = "torch_compressors/store"
 _made = itertools.count()
 
@@ -27,24 +27,23 @@ _made = itertools.count()
 def init_process_group(backend: str = "gloo", timeout: timedelta | None = None) -> None:
     """`torch.distributed.init_process_group` with the ranks of the launcher.
 
-    - torchrun, or whatever sets ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``: as
-      PyTorch does it;
-    - horovodrun on Gloo: Horovod's ranks; they find each other by the store of horovodrun itself.
-      Horovod need not be initialized, and may be;
-    - none: this process is the only rank.
+    - torchrun, or any launcher that sets ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and
+      ``MASTER_PORT``: as PyTorch does it;
+    - horovodrun on Gloo: Horovod's ranks; they find each other through horovodrun's own store.
+      Horovod may be initialized or not;
+    - no launcher: this process is the only rank.
 
     When the process ends, its groups are destroyed: threads of Gloo that outlive the interpreter
     may abort it.
 
     Args:
-        backend: as of PyTorch.
-        timeout: how long ranks wait for each other, here and in exchanges; None for PyTorch's own,
-            30 minutes.
+        backend: of PyTorch, such as "gloo" or "nccl".
+        timeout: longest wait for other ranks, here and in exchanges; None for PyTorch's default, 30
+            minutes.
 
     Raises:
-        ConfigError: the ranks were started by a launcher that does not say how they find each
-            other, as horovodrun on MPI.
-        PeerError: rank 0 does not come.
+        ConfigError: the launcher does not tell how the ranks find each other, as horovodrun on MPI.
+        PeerError: rank 0 has not made its group in time, or horovodrun's store does not answer.
     """
     limit = timedelta(minutes=30) if timeout is None else timeout
     atexit.register(_leave)
@@ -73,7 +72,7 @@ def _leave() -> None:
 
 
 def local_world_size() -> int:
-    """Number of ranks on this machine, as far as the launcher tells; else 1."""
+    """Number of ranks on this machine, from the launcher; 1 without one."""
     for name in ("LOCAL_WORLD_SIZE", "HOROVOD_LOCAL_SIZE"):
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
@@ -81,7 +80,7 @@ def local_world_size() -> int:
 
 
 def _store_of_horovodrun(rank: int, size: int, limit: timedelta) -> Any:
-    """A store that rank 0 keeps; where, the others learn from horovodrun's own key-value store."""
+    """A store on rank 0; horovodrun's own key-value store tells the other ranks its address."""
     address = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
     port = int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])
     url = f"http://{address}:{port}/{_KEY}-{next(_made)}"
@@ -93,19 +92,23 @@ def _store_of_horovodrun(rank: int, size: int, limit: timedelta) -> Any:
         _ask(Request(url, f"{own} {store.port}".encode(), method="PUT"))
         return store
     deadline = time.monotonic() + limit.total_seconds()
-    while (found := _ask(Request(url))) is None:
+    while (answer := _ask(Request(url))) is None:
         if time.monotonic() > deadline:
             raise PeerError(
-                f"rank 0 has not made a process group for {limit.total_seconds():g} s: see what it "
-                "has printed"
+                f"rank 0 has not made a process group for {limit.total_seconds():g} s: see its "
+                "output"
             )
         time.sleep(0.05)
-    host, _, its_port = found.decode().partition(" ")
-    return TCPStore(host, int(its_port), size, False, limit, wait_for_workers=False)
+    host, _, store_port = answer.decode().partition(" ")
+    return TCPStore(host, int(store_port), size, False, limit, wait_for_workers=False)
 
 
 def _ask(request: Request) -> bytes | None:
-    """The answer of horovodrun's store; None where it has no such key."""
+    """The answer of horovodrun's store; None if it has no such key.
+
+    Raises:
+        PeerError: the store does not answer.
+    """
     try:
         with urlopen(request, timeout=30) as reply:
             answer: bytes = reply.read()

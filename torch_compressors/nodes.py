@@ -1,4 +1,4 @@
-"""Which ranks are on one machine."""
+"""Nodes: the ranks of each machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradcomp.errors import ConfigError
 
 __all__ = ["check_nodes", "ranks_per_node"]
 
-# By launcher: variables of a rank's place on its machine and of the number of ranks there.
+# By launcher: variables of the rank on its machine, and of the number of ranks there.
 _LAUNCHERS = (
     ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # torchrun
     ("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),  # horovodrun
@@ -18,19 +18,20 @@ _LAUNCHERS = (
 
 
 def ranks_per_node(
-    asked: int | None, world: dist.ProcessGroup, setting: str
+    configured: int | None, world: dist.ProcessGroup, setting: str
 ) -> tuple[int, str | None]:
-    """Number of consecutive ranks in each node, and why this cannot be.
+    """Number of consecutive ranks in each node, and the problem with it, or None.
 
     Args:
-        asked: by the user; None for what the launcher says.
-        setting: by which users ask, for messages.
+        configured: the user's setting; None for the launcher's number.
+        world: all ranks that average together.
+        setting: name of the user's setting, for messages.
     """
     count = world.size()
-    if asked is not None:
-        if asked < 1 or count % asked:
-            return 1, f"{setting} is {asked}; it must be a divisor of {count} ranks"
-        return asked, None
+    if configured is not None:
+        if configured < 1 or count % configured:
+            return 1, f"{setting} is {configured}; it must be a divisor of {count} ranks"
+        return configured, None
     for names in _LAUNCHERS:
         local = [os.environ.get(name, "") for name in names]
         if all(text.isdigit() for text in local):
@@ -39,7 +40,7 @@ def ranks_per_node(
         local = []
     if not local or count != dist.get_world_size():
         return 1, (
-            "nodes are known where torchrun or horovodrun has started the ranks and all of them "
+            "nodes are known only if torchrun or horovodrun has started the ranks and all of them "
             f"average together: set {setting}"
         )
     local_rank, size = map(int, local)
@@ -52,9 +53,13 @@ def ranks_per_node(
 
 
 def check_nodes(sizes: list[int], setting: str) -> None:
-    """Raise ConfigError where ranks have nodes of different sizes: ``sizes`` has that of each."""
+    """Check that all ranks have nodes of the same size; ``sizes`` is in rank order.
+
+    Raises:
+        ConfigError: the sizes differ.
+    """
     if len(set(sizes)) > 1:
         raise ConfigError(
-            f"the exchange two_level cannot be: the ranks' nodes have {sizes} ranks: start the "
-            f"same number of ranks on each, or set {setting}"
+            f"the exchange two_level is impossible: the ranks' nodes have {sizes} ranks: start the "
+            f"same number of ranks on each node, or set {setting}"
         )

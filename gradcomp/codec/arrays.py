@@ -1,4 +1,4 @@
-"""Tensors of any framework as flat float32 numpy arrays, without a copy where there can be none."""
+"""Tensors of any framework as float32 numpy arrays, without a copy if possible."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def as_float32(x: Any) -> FloatArray:
 
     Args:
         x: a numpy array, a CPU tensor with the DLPack protocol (such as a torch tensor), or an
-            object with the buffer protocol (such as an array.array), of dtype float16, bfloat16,
-            float32 or float64. A contiguous float32 tensor is shared, not copied; float64 is
-            rounded to the nearest float32.
+            object with the buffer protocol (such as an array.array). Its dtype is float16,
+            bfloat16, float32 or float64. A contiguous float32 tensor is shared, not copied;
+            float64 is rounded to the nearest float32.
 
     Raises:
         TypeError: for any other type or dtype, a tensor that is not in CPU memory, or one that
@@ -46,10 +46,12 @@ def as_float32(x: Any) -> FloatArray:
 
 
 def as_bytes(data: Any) -> ByteArray:
-    """``data`` (bytes, bytearray, memoryview or a contiguous array) as flat uint8, not copied.
+    """``data`` (bytes, bytearray, memoryview or an array) as flat uint8.
+
+    Only an array that is not contiguous is copied.
 
     Raises:
-        TypeError: for anything else. An array that is not contiguous is copied.
+        TypeError: ``data`` is of another type, or a memoryview that is not contiguous.
     """
     try:
         if isinstance(data, np.ndarray):

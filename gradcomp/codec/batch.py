@@ -26,7 +26,8 @@ class Correction(NamedTuple):
     Attributes:
         momentum: C-contiguous float32 of as many elements as the gradient, updated in place.
         factor: in [0, 1).
-        scale: of the gradient, from clipping.
+        scale: factor of the gradient, from clipping.
+        nesterov: Nesterov's momentum.
         masking: momentum of sent elements is set to 0, too (section 3.3, momentum factor masking).
     """
 
@@ -74,8 +75,8 @@ class ToDecode(NamedTuple):
 
     Attributes:
         name: of the tensor, for error messages.
-        frames: one of each rank.
-        out: C-contiguous float32 array to which the decoded frames are added.
+        frames: one from each rank, in rank order.
+        out: C-contiguous float32 array of the tensor's size; the decoded frames are added to it.
         basis: the basis with which the frames were encoded; None: without.
     """
 
@@ -92,12 +93,12 @@ def encode_batch(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
 
     Each frame is that of `Codec.encode` for the tensor alone, except for codecs that ``share``:
     ``globaltopk`` chooses among all elements of its tensors, and ``adaptive`` gives all of them one
-    step. All threads work on one large tensor after the other, and on small ones at once, one
-    thread each; the bytes do not depend on it.
+    step size. All threads together encode each large tensor; small tensors are encoded in parallel,
+    one thread each. The bytes do not depend on the threads.
 
     Returns:
-        The frames, one after the other (`gradcomp.codec.frame.split_frames` cuts them apart), and the
-        bytes of each.
+        The frames, one after the other (`gradcomp.codec.frame.split_frames` cuts them apart), and
+        the size of each frame in bytes.
 
     Raises:
         TypeError: an array is not C-contiguous float32.

@@ -22,9 +22,9 @@ __all__ = ["Codec", "derive_stream", "get_codec", "list_algorithms", "list_codec
 class Codec:
     """An immutable pair of functions between gradients and bytes; safe to share between threads.
 
-    Two forms of the same payload: a self-describing *frame* (``encode``, ``decode``,
-    ``decode_add``), and the bare *payload* (``encode_payload`` and so on) for engines that add
-    payloads of a summable codec, or where both ends agree on everything else beforehand.
+    The same payload has two forms. A *frame* (``encode``, ``decode``, ``decode_add``) describes
+    itself. A bare *payload* (``encode_payload`` and so on) is for engines that add payloads of a
+    summable codec, or for two ends that agree on everything else beforehand.
 
     The bytes are a function of the input, the spec, and, for seeded codecs, of ``(seed, step,
     tensor_id)``: whole numbers in [0, 2**64). They do not depend on the number of threads or the
@@ -34,7 +34,7 @@ class Codec:
     __slots__ = ("caps", "carried", "core", "name", "payload_dtype", "spec")
 
     def __init__(self, spec: str) -> None:
-        parse(spec)  # registers the plug-in that it names
+        parse(spec)  # registers a plug-in that the spec names
         self.core = _core.Codec(spec)
         """The codec of the C++ core; for this package."""
         self.spec: str = self.core.spec
@@ -49,8 +49,8 @@ class Codec:
         see `gradcomp.encode_batch`; ``learns``: averages of past steps help, see `learn`.
         ``GRADCOMP_EACH_CAP`` in gradcomp.h lists them."""
         self.carried: int = self.core.carried
-        """How many numbers per tensor the encoder keeps from one step to the next, to shorten its
-        search; see `gradcomp.ToEncode`. Decoding never needs them."""
+        """Number of float32 values per tensor that the encoder keeps from one step to the next, to
+        shorten its search; see `gradcomp.ToEncode`. Decoding never needs them."""
         self.payload_dtype: np.dtype[Any] = np.dtype(self.core.payload_dtype)
         """The elements of a payload: float32 or float16 for summable codecs, else uint8."""
 
@@ -61,15 +61,24 @@ class Codec:
         return get_codec, (self.spec,)
 
     def max_encoded_size(self, numel: int) -> int:
-        """Upper bound of the bytes of a frame of ``numel`` elements."""
+        """Upper bound of the bytes of a frame of ``numel`` elements.
+
+        Raises:
+            CapacityError: ``numel`` is negative, or 2**30 or more.
+        """
         return self.core.max_frame_size(_check_numel(numel))
 
     def max_payload_size(self, numel: int) -> int:
-        """Upper bound of the bytes of a bare payload of ``numel`` elements."""
+        """Upper bound of the bytes of a bare payload of ``numel`` elements.
+
+        Raises:
+            CapacityError: ``numel`` is negative, or 2**30 or more.
+        """
         return self.core.max_payload_size(_check_numel(numel))
 
     def basis_size(self, shape: tuple[int, ...]) -> int:
-        """How many numbers `learn` keeps of a tensor of this shape; 0: it learns nothing."""
+        """Number of float32 values that `learn` keeps for a tensor of this shape; 0 if it learns
+        nothing."""
         return self.core.basis_size(math.prod(shape), _cols(shape))
 
     @timed("decode")
@@ -80,6 +89,10 @@ class Codec:
             average: C-contiguous float32, the same on every rank; then so is the basis.
             shape: of the tensor.
             basis: C-contiguous float32 of `basis_size` elements, at first zeros; updated in place.
+
+        Raises:
+            TypeError: ``basis`` is no such array.
+            ValueError: ``basis`` has another number of elements.
         """
         _check_out(basis, np.float32, self.basis_size(shape))
         self.core.learn(average, _cols(shape), basis)
@@ -106,8 +119,8 @@ class Codec:
             The frame, a flat uint8 array.
 
         Raises:
-            TypeError: ``x`` is no float tensor in CPU memory, ``out`` no such array, or one of the
-                numbers not a whole number in [0, 2**64).
+            TypeError: ``x`` is no float tensor in CPU memory, or ``out`` is no such array. Or seed,
+                step or tensor_id is not a whole number in [0, 2**64).
             CapacityError: ``x`` has 2**30 elements or more, or ``out`` is too small.
         """
         values = as_float32(x)
@@ -156,8 +169,17 @@ class Codec:
     def decode_add(self, frame: Any, out: FloatArray, weight: float = 1.0) -> None:
         """``out += weight * decode(frame)`` without a dense intermediate.
 
-        Each element takes one rounding for the product and one for the sum. On an error ``out`` is
+        Each element is rounded once for the product and once for the sum. On an error ``out`` is
         untouched.
+
+        Args:
+            frame: bytes, or a contiguous uint8 array.
+            out: C-contiguous float32 array of as many elements as the frame, of any shape.
+            weight: factor of the decoded elements.
+
+        Raises:
+            WireError: as of `decode`.
+            TypeError: ``frame`` holds no bytes, or ``out`` is no such array.
         """
         _check_out(out, np.float32)
         self.core.decode_frame_add(as_bytes(frame), float(weight), out)
@@ -166,7 +188,10 @@ class Codec:
     def encode_payload(
         self, x: Any, *, seed: int = 0, step: int = 0, tensor_id: int = 0
     ) -> npt.NDArray[Any]:
-        """The bare payload of a tensor, as a flat array of ``payload_dtype``."""
+        """The bare payload of a tensor, as a flat array of ``payload_dtype``.
+
+        Arguments and errors are those of `encode`.
+        """
         values = as_float32(x)
         out = np.empty(self.max_payload_size(values.size), np.uint8)
         stream = derive_stream(seed, step, tensor_id)
@@ -191,6 +216,11 @@ class Codec:
             residual: of as many elements, updated in place: ``beta * residual + gamma * grad`` is
                 encoded, and its decode is subtracted from it; then elements that are not finite are
                 reset to 0.
+            beta: weight of the residual.
+            gamma: weight of the gradient.
+
+        Returns:
+            The payload, a flat array of ``payload_dtype``.
         """
         _check_out(residual, np.float32)
         out = np.empty(self.max_payload_size(residual.size), np.uint8)
@@ -209,7 +239,18 @@ class Codec:
         tensor_id: int = 0,
         out: FloatArray | None = None,
     ) -> FloatArray:
-        """Decode a bare payload (or the sum of several, for a summable codec)."""
+        """Decode a bare payload (or the sum of several, for a summable codec).
+
+        Args:
+            payload: a contiguous array of ``payload_dtype``.
+            numel: number of elements, as encoded.
+            seed, step, tensor_id: as encoded.
+            out: C-contiguous float32 array of ``numel`` elements; by default a new flat array.
+
+        Raises:
+            WireError: the payload is damaged.
+            ValueError: ``out`` has another number of elements.
+        """
         if out is None:
             out = np.empty(_check_numel(numel), np.float32)
         else:

@@ -17,7 +17,7 @@ __all__ = ["FrameInfo", "inspect", "split_frames"]
 
 @dataclass(frozen=True)
 class FrameInfo:
-    """The header of a frame; ``docs/wire-format.md`` explains the fields.
+    """The header of a frame; docs/wire-format.md explains the fields.
 
     ``codec_name`` is None for an unknown codec, ``stream`` for a codec without randomness, and
     ``crc_ok`` for a frame without a CRC.
@@ -39,26 +39,27 @@ def inspect(frame: Any) -> FrameInfo:
     """The checked header of a frame of any codec.
 
     Raises:
-        WireError: the bytes are no frame, or not a whole one. A wrong CRC is no error here:
-            ``crc_ok`` tells.
+        WireError: the bytes are no frame, or an incomplete one. A wrong CRC is no error here:
+            ``crc_ok`` is then False.
     """
     discover()
     return FrameInfo(**_core.parse_frame(as_bytes(frame)))
 
 
 def split_frames(data: Any, count: int, each: int | Sequence[int] = 1) -> list[ByteArray]:
-    """Cut a concatenation apart, as an all-gather delivers it.
+    """Cut concatenated frames apart, as an all-gather delivers them; the parts are views.
 
     Args:
+        data: bytes, or a contiguous uint8 array.
         count: number of parts.
-        each: number of frames in a part, or in each of the parts.
+        each: number of frames in every part; or a list, with the number for each part.
 
     Raises:
         WireError: a header is damaged, or the frames do not fill ``data`` exactly.
     """
     buffer = as_bytes(data)
-    in_parts = [each] * count if isinstance(each, int) else each
-    frames = sum(in_parts)
+    counts = [each] * count if isinstance(each, int) else each
+    frames = sum(counts)
     ends = [0]
     begin = 0
     for position in range(frames):
@@ -72,5 +73,5 @@ def split_frames(data: Any, count: int, each: int | Sequence[int] = 1) -> list[B
         begin = end
     if begin != buffer.size:
         raise WireError(f"{buffer.size - begin} bytes follow the last of {frames} frames")
-    borders = [ends[last] for last in itertools.accumulate(in_parts, initial=0)]
+    borders = [ends[last] for last in itertools.accumulate(counts, initial=0)]
     return [buffer[begin:end] for begin, end in itertools.pairwise(borders)]

@@ -1,7 +1,7 @@
-"""Codecs from outside: Python classes, and shared libraries against gradcomp.h; see docs/plugins.md.
+"""Codecs of plug-ins: Python classes, and shared libraries built with gradcomp.h; docs/plugins.md.
 
-A package names them under the entry point group ``gradcomp.codecs``. They are looked up when a spec
-names an unknown stage, or stages are listed, and never before.
+A package names its codecs under the entry point group ``gradcomp.codecs``. They are looked up when
+a spec names an unknown stage, or when stages are listed, and not before.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PluginParam:
     """A parameter of a plug-in's codec.
 
     Attributes:
-        name: lower-case letters, digits and underscores, beginning with a letter.
+        name: lower-case letters, digits and underscores; a letter first.
         default: a bool, int or float, which is the parameter's type. Floats may have schedules.
         doc: one line.
         min: the least value allowed; ignored for a bool.
@@ -63,18 +63,19 @@ class CodecPlugin(ABC):
     Several threads may call its methods, one at a time. They keep no state between calls, and give
     the same result for the same arguments on every rank. All randomness comes from ``stream``, such
     as ``np.random.Generator(np.random.Philox(key=stream))``. Tensors of 0 elements never reach them.
-    An exception becomes a `GradcompError` that names the codec, of ``decode`` a `WireError`.
+    An exception becomes a `GradcompError` that names the codec; in ``decode``, a `WireError`.
 
     Attributes:
-        name: its name in specs: lower-case letters, digits and underscores, beginning with a letter.
-        id: of its frames, in [0x8000, 0xFFFF]; no other plug-in of a job may have the same one.
-        version: of its payloads. Raise it when the bytes change: ranks refuse another version.
+        name: its name in specs: lower-case letters, digits and underscores; a letter first.
+        id: codec id of its frames, in [0x8000, 0xFFFF]; unique among the plug-ins of a job.
+        version: version of its payloads. Raise it when the bytes change: ranks refuse another
+            version.
         summary: one line.
         nonfinite: treatment of NaN and Inf, one line.
-        caps: of "summable", "seeded", "finite" and "private_noise"; see `gradcomp.Codec`.
-            ``decode`` gets the encoder's ``stream`` with "seeded" alone. With "summable", payloads
+        caps: a subset of "summable", "seeded", "finite" and "private_noise"; see `gradcomp.Codec`.
+            ``decode`` gets the encoder's ``stream`` only with "seeded". With "summable", payloads
             are exactly ``max_payload_size`` bytes of float32, which engines add up.
-        params: what specs may set.
+        params: parameters of its specs.
     """
 
     name: ClassVar[str]
@@ -91,17 +92,17 @@ class CodecPlugin(ABC):
 
     @abstractmethod
     def encode(self, x: FloatArray, params: Mapping[str, Any], stream: int) -> Any:
-        """The payload of a flat array, which is a copy: bytes, or a contiguous array."""
+        """The payload of ``x``, a flat copy of the gradient: bytes, or a contiguous array."""
 
     @abstractmethod
     def decode(
         self, payload: bytes, numel: int, params: Mapping[str, Any], stream: int
     ) -> FloatArray:
-        """An array of ``numel`` float32. The payload comes from a network: check all of it."""
+        """``numel`` float32 elements. The payload comes from a network: check all of it."""
 
 
 def register_codec(plugin: CodecPlugin) -> None:
-    """Make a codec known to this process, for good. Every rank must do it.
+    """Make a codec known to this process, until it ends. Every rank must do it.
 
     Raises:
         GradcompError: its description is wrong, or its name or id is taken.
@@ -127,10 +128,11 @@ def register_codec(plugin: CodecPlugin) -> None:
 
 
 def load_plugin(path: str | os.PathLike[str]) -> None:
-    """Load a shared library and register its codecs, for good; a second time does nothing.
+    """Load a shared library and register its codecs; to load it again has no effect.
 
     Raises:
-        GradcompError: it cannot be loaded, or a codec's description is wrong or taken.
+        GradcompError: the library cannot be loaded, or the description of a codec is wrong, or its
+            name or id is taken.
     """
     if reason := _core.load_plugin(os.path.abspath(path)):
         raise GradcompError(reason)
@@ -150,7 +152,7 @@ def discover() -> None:
         if _discovered:
             return
         _discovered = True
-        from importlib.metadata import entry_points  # it takes a while, and few need it
+        from importlib.metadata import entry_points  # slow to import, and rarely needed
 
         _core.load_environment_plugins()
         for entry in entry_points(group=GROUP):
@@ -162,13 +164,13 @@ def discover() -> None:
             warnings.warn(f"gradcomp: {fault}", RuntimeWarning, stacklevel=2)
 
 
-def _register(found: Any) -> None:
-    if isinstance(found, type) and issubclass(found, CodecPlugin):
-        found = found()
-    if isinstance(found, str | os.PathLike):
-        load_plugin(found)
+def _register(plugin: Any) -> None:
+    if isinstance(plugin, type) and issubclass(plugin, CodecPlugin):
+        plugin = plugin()
+    if isinstance(plugin, str | os.PathLike):
+        load_plugin(plugin)
     else:
-        register_codec(found)
+        register_codec(plugin)
 
 
 def _fault(entry: EntryPoint, error: Exception) -> str:

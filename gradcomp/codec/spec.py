@@ -1,4 +1,4 @@
-"""Spec strings: which memory and which codec, with which parameters.
+"""Specs: a memory, and a codec or an algorithm, with their parameters.
 
 The grammar and the table of stages live in the C++ core (``csrc/stages``); ``docs/spec-grammar.md``
 describes both.
@@ -44,7 +44,7 @@ class Spec:
     """
 
     canonical: str
-    # The rest follows from the canonical text.
+    # Fields that follow from the canonical text are not compared.
     stages: tuple[Stage, ...] = field(compare=False)
     by_steps: bool = field(default=False, compare=False)
     by_epochs: bool = field(default=False, compare=False)
@@ -74,7 +74,7 @@ class Spec:
 
     @property
     def stateful(self) -> bool:
-        """Whether compressing one step may change the next: by a memory, or an algorithm's own."""
+        """Whether state is kept between steps: by a memory, or by an algorithm."""
         return self.memory is not None or self.algorithm is not None
 
     @property
@@ -84,7 +84,7 @@ class Spec:
 
     @property
     def plugins(self) -> tuple[StageInfo, ...]:
-        """The plug-ins' codecs among its stages."""
+        """The stages that are codecs of plug-ins."""
         names = {stage.name for stage in self.stages}
         rows = _stages(_core.stage_count())
         return tuple(row for row in rows if row.origin != "core" and row.name in names)
@@ -99,7 +99,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class ParamInfo:
-    """One parameter of a stage; ``default`` is None if it has none."""
+    """One parameter of a stage; ``default`` is None if there is no default."""
 
     name: str
     type: Literal["real", "integer", "boolean", "choice", "list"]
@@ -117,8 +117,8 @@ class StageInfo:
         nonfinite: treatment of NaN and Inf.
         example: a valid spec; of a codec or an algorithm, without other stages.
         exactly_one_of: parameters of which a spec must give exactly one.
-        origin: "core", or of a plug-in's codec "library" or "python".
-        version: of a plug-in's codec; else 0.
+        origin: "core"; for a plug-in's codec "library" or "python".
+        version: version of a plug-in's codec; else 0.
     """
 
     name: str
@@ -146,7 +146,7 @@ def parse(spec: str) -> Spec:
 
 
 def checked_text(spec: str) -> str:
-    """``spec``, if it is a string; the parser's errors can show it whatever it holds.
+    """Check that ``spec`` is a string, and replace characters that error texts cannot show.
 
     Raises:
         TypeError: it is not a string.
@@ -163,7 +163,7 @@ def _parse(spec: str) -> Spec:
     try:
         parsed = _core.parse_spec(spec)
     except SpecError:
-        discover()  # it may name a plug-in's codec
+        discover()  # the spec may name a plug-in's codec
         parsed = _core.parse_spec(spec)
     canonical, rows, by_steps, by_epochs = parsed
     return Spec(canonical, tuple(Stage(*row) for row in rows), by_steps, by_epochs)

@@ -39,8 +39,8 @@ class Driver:
     """Keeps all rounds of a step in flight and advances them together.
 
     Every rank must have started the same rounds before the first `finish`. From then on phases
-    advance in the order of names, which is the same on every rank; waiting for one tensor's later
-    phase before all ranks have started it could deadlock.
+    advance in the order of names, which is the same on every rank. Waiting for a later phase of one
+    tensor before all ranks have started it could deadlock.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -49,30 +49,35 @@ class Driver:
         self._averages: dict[str, FloatArray] = {}
 
     def start(
-        self, name: str, one: Generator[Request, Any, Any], members: Sequence[str] = ()
+        self, name: str, round_: Generator[Request, Any, Any], members: Sequence[str] = ()
     ) -> None:
-        """Start a round: its first request is on its way when this returns.
+        """Start a round, and its first request.
 
         Args:
-            members: the tensors whose averages the round returns; without any it returns that of
-                the tensor ``name``.
+            name: of the round; unique in the step, and the same on every rank.
+            round_: the round; it was not resumed before.
+            members: names of the tensors whose averages the round returns as a list, in order.
+                Empty: the round returns one average, of the tensor ``name``.
+
+        Raises:
+            ProtocolError: a round of this name is running.
         """
         if name in self._running:
             raise came_twice(name)
-        self._running[name] = _Running(one, members, self._engine.start(next(one)))
+        self._running[name] = _Running(round_, members, self._engine.start(next(round_)))
 
-    def run(self, one: Generator[Request, Any, _Result]) -> _Result:
+    def run(self, round_: Generator[Request, Any, _Result]) -> _Result:
         """Run a round to its end at once, and return its result. Every rank must call it."""
         reply = None
         try:
             while True:
-                reply = self._engine.finish(self._engine.start(one.send(reply)))
+                reply = self._engine.finish(self._engine.start(round_.send(reply)))
         except StopIteration as stop:
             result: _Result = stop.value
             return result
 
     def finish(self, name: str) -> FloatArray:
-        """Run all started rounds to their ends; returns the average of one tensor."""
+        """Run all started rounds to their ends; returns the average of a tensor, flat float32."""
         self.finish_all()
         return self._averages.pop(name)
 
@@ -87,7 +92,7 @@ class Driver:
             raise
 
     def _advance(self) -> None:
-        """One phase of every round."""
+        """Advance every round by one phase."""
         for name in sorted(self._running):
             running = self._running[name]
             reply = self._engine.finish(running.handle)

@@ -1,4 +1,4 @@
-"""A spec in words."""
+"""The description of a spec in words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUMEL = 1_000_000
 
 
 def explain(spec: str) -> str:
-    """Describe a spec: canonical form, stages, parameters, exchange pattern and size.
+    """Describe a spec: canonical form, stages, parameters, exchange pattern, and size in bytes.
 
     Raises:
         SpecError: the spec is wrong.
@@ -40,11 +40,15 @@ def explain(spec: str) -> str:
     codec = get_codec(parsed.first_codec)
     pattern = exchange_pattern(parsed)
     size = codec.max_encoded_size(_NUMEL) if pattern == "gather" else codec.max_payload_size(_NUMEL)
-    asked = [one for one in EXCHANGES[1:] if "(" not in one and not exchange_refusal(parsed, one)]
+    allowed = [
+        exchange
+        for exchange in EXCHANGES[1:]
+        if "(" not in exchange and not exchange_refusal(parsed, exchange)
+    ]
     lines += [
         "",
         f"exchange: {_EXCHANGE[pattern]}",
-        *([] if pattern == "dense" else [f"it can take {', '.join(asked)}"]),
+        *([] if pattern == "dense" else [f"allowed: {', '.join(allowed)}"]),
         f"size: at most {size} bytes for {_NUMEL} elements ({4 * _NUMEL / size:.1f}x smaller)",
     ]
     return "\n".join(lines)

@@ -44,7 +44,7 @@ MOMENTUM_CORRECTION = "momentum_correction"
 
 
 class Source(NamedTuple):
-    """Input of a codec call: ``grad``, or with a residual the corrected gradient.
+    """Input of a codec call: ``grad``, or with a residual the corrected gradient; all flat float32.
 
     Encoding then leaves ``residual = beta * residual + gamma * grad - decode(sent)``.
     """
@@ -56,7 +56,7 @@ class Source(NamedTuple):
     correction: Correction | None = None
 
     def part(self, begin: int, end: int) -> Source:
-        """The elements from begin to end; encoding updates their residual."""
+        """The elements [begin, end), as views; encoding updates their part of the residual."""
         residual, correction = self.residual, self.correction
         if correction is not None:
             correction = correction._replace(momentum=correction.momentum[begin:end])
@@ -84,8 +84,8 @@ class Source(NamedTuple):
 class Memory(Protocol):
     """Wraps the compression of one tensor in one step.
 
-    Either `source`, then `sent`; or, for rounds of several codec calls, whose result is known
-    later, `compensate`, then `update`.
+    Callers use `source`, then `sent`. Rounds of several codec calls know the sent elements only
+    later; they use `compensate`, then `update`.
     """
 
     def source(self, grad: FloatArray, key: TensorKey) -> Source:
@@ -93,7 +93,7 @@ class Memory(Protocol):
         ...
 
     def sent(self, key: TensorKey) -> None:
-        """To be called once the source is encoded."""
+        """Report that the source has been encoded."""
         ...
 
     def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
@@ -101,11 +101,11 @@ class Memory(Protocol):
         ...
 
     def update(self, key: TensorKey, sent: FloatArray) -> None:
-        """Account for the sent elements, as every rank decodes them."""
+        """Subtract the sent elements, flat, as every rank decodes them."""
         ...
 
     def unsent(self, key: TensorKey) -> FloatArray | None:
-        """After `update`: the unsent rest, which may be added to; None if it is not kept."""
+        """After `update`: the unsent rest, flat; callers may add to it. None if it is not kept."""
         ...
 
 
@@ -127,7 +127,7 @@ class NoMemory:
         """Nothing to keep."""
 
     def unsent(self, key: TensorKey) -> None:
-        """Nothing is kept."""
+        """None: nothing is kept."""
 
 
 class Residual:
@@ -208,27 +208,28 @@ class Signum:
             _core.zero_nonfinite(self._momenta[key.name])
 
     def update(self, key: TensorKey, sent: FloatArray) -> None:
-        """As `sent`: the sent elements do not matter."""
+        """As `sent`: the moving average does not depend on the sent elements."""
         self.sent(key)
 
     def unsent(self, key: TensorKey) -> None:
-        """It is not kept."""
+        """None: the unsent rest is not kept."""
 
 
 class MomentumCorrection:
     """DGC's memory: each rank applies the optimizer's momentum before elements are chosen.
 
-    ``m = momentum * m + grad``; ``v += m``. Sent elements are subtracted from v, and with masking
-    their m is set to 0. See `gradcomp.codec.batch.Correction`. State: v is the ``residual``, m the
-    ``momentum``.
+    Lin et al., "Deep Gradient Compression" (ICLR 2018), sections 3.2 and 3.3. ``m = momentum * m +
+    grad``; ``v += m``. Sent elements are subtracted from v, and with masking their m is set to 0.
+    See `gradcomp.codec.batch.Correction`. State: v is the ``residual``, m the ``momentum``.
 
     Gradients of tensors that travel dense are averaged first; see `of_average`.
 
-    ``clip=local_norm`` is the clipping of the authors' code. ``scaled_norm`` is the paper's: the
-    threshold for a rank's share g / N of the sum is N**-0.5 of the sum's, so N**0.5 for g itself.
+    ``clip=local_norm`` is the clipping of the authors' code; ``clip=scaled_norm`` is the paper's.
+    The paper's threshold for a rank's share g / N of the sum is N**-0.5 of the sum's threshold. So
+    the threshold for g itself is N**0.5 of it.
 
-    Deviations: clipping limits the norm of one tensor's gradient, not of the whole model's as in
-    the paper, since gradients are sent before the last one is known. Rounding losses
+    Deviations: clipping limits the norm of each tensor's gradient. The paper limits the norm of the
+    whole model's gradient; but here gradients are sent before the last one is known. Rounding losses
     (``values=fp16``) stay in v; the authors' code drops them. Elements that are not finite are
     reset to 0, as in `Residual`.
     """
@@ -278,7 +279,7 @@ class MomentumCorrection:
 
     @timed("compensate")
     def update(self, key: TensorKey, sent: FloatArray) -> None:
-        """velocity -= sent. Masking takes an element sent as 0 for unsent."""
+        """velocity -= sent. For masking, an element sent as 0 counts as unsent."""
         velocity, momentum = self._velocities[key.name], self._momenta[key.name]
         _core.subtract_sent_masking(velocity, momentum, sent, self._masking)
 
@@ -302,7 +303,7 @@ class MomentumCorrection:
 
     @timed("compensate")
     def of_average(self, average: FloatArray, key: TensorKey) -> FloatArray:
-        """The step of the average's momentum, which the optimizer gets in place of a dense average.
+        """Apply the momentum to a dense average; returns the optimizer's step, flat.
 
         The same on every rank. There is no velocity, as nothing is left unsent.
         """

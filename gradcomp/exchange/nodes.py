@@ -1,4 +1,4 @@
-"""Where ranks are: nodes of equal numbers of consecutive ranks."""
+"""Placement of ranks on nodes: all nodes have the same number of consecutive ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Node:
     """A rank's place.
 
     Attributes:
-        index: of its node, in [0, count).
+        index: the node's index, in [0, count).
         count: number of nodes.
         local_rank: the rank's position in its node, in [0, size).
         size: ranks in each node.
@@ -30,13 +30,13 @@ class Node:
         """The place of a rank.
 
         Raises:
-            ConfigError: the ranks do not fill the nodes.
+            ConfigError: ``world_size`` is not a multiple of ``ranks_per_node``.
         """
         if world_size % ranks_per_node:
             raise ConfigError(
-                f"{world_size} ranks are no nodes of {ranks_per_node} ranks each: two_level needs "
-                "equal nodes; start a multiple of it, or set compress.ranks_per_node to a divisor "
-                f"of {world_size}"
+                f"{world_size} ranks cannot form nodes of {ranks_per_node} ranks each: two_level "
+                f"needs equal nodes; start a multiple of {ranks_per_node} ranks, or set "
+                f"compress.ranks_per_node to a divisor of {world_size}"
             )
         index, local_rank = divmod(rank, ranks_per_node)
         return cls(index, world_size // ranks_per_node, local_rank, ranks_per_node)

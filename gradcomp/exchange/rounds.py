@@ -34,7 +34,7 @@ __all__ = [
 RankGroup: TypeAlias = Literal["all", "node", "leaders"]
 """The ranks that exchange: all, the ranks of each node among themselves, or each node's first rank.
 
-Every rank makes the request; one outside the group gets None at once.
+A rank outside the group makes the request, too, and gets None at once.
 """
 
 
@@ -42,7 +42,7 @@ Every rank makes the request; one outside the group gets None at once.
 class AllReduce:
     """Average an array over the ranks of a group. Reply: the average, of the same dtype and shape.
 
-    The sum is formed in the array's own dtype. For float16 it may overflow to Inf, as in every
+    The sum is formed in the array's own dtype. A float16 sum may overflow to Inf, as in every
     engine that adds half precision.
     """
 
@@ -61,10 +61,10 @@ class AllReduce:
 class AllGather:
     """Give every rank all ranks' frames. Reply: the frames in rank order, as a list.
 
-    As with the other requests, ranks are those of the group.
+    As with the other requests, only the ranks of the group take part.
 
-    ``frame`` holds ``count`` frames, one after the other; where ranks give different numbers of
-    them, ``count`` lists these in rank order.
+    ``frame`` holds ``count`` frames, one after the other. If ranks send different numbers of
+    frames, ``count`` lists the numbers in rank order.
     """
 
     kind: ClassVar[str] = "allgather"
@@ -81,7 +81,7 @@ class AllGather:
 
 @dataclass(frozen=True)
 class AllToAll:
-    """Give every rank bytes of its own. Reply: the bytes from each rank, in rank order.
+    """Send a separate part to every rank. Reply: the part from each rank, in rank order.
 
     ``data`` holds the parts for all ranks in rank order; ``splits`` their sizes in bytes.
     """
@@ -94,15 +94,15 @@ class AllToAll:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that this rank contributes, those for itself included."""
+        """Bytes that this rank contributes, its own part included."""
         return self.data.nbytes
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Give every rank the bytes of one rank; only that rank need know their number.
+    """Give every rank the bytes of one rank. Reply: these bytes.
 
-    ``data`` is empty on the others.
+    ``data`` is empty on the other ranks, which need not know the size.
     """
 
     kind: ClassVar[str] = "broadcast"
@@ -118,14 +118,14 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Send bytes to some ranks and receive from some: gossip. Reply: bytes by the rank they are of.
+    """Gossip: send bytes to some ranks and receive from some. Reply: received bytes by sender.
 
     Attributes:
-        name: as of the other requests.
+        name: the request's name, for error messages.
         messages: the bytes for each receiver.
-        sources: the ranks that send to this one.
-        nbytes: size of each message from these, if known beforehand; otherwise an engine sends the
-            sizes first.
+        sources: the ranks that send to this rank.
+        nbytes: size in bytes of each message from the sources; None if it is unknown, so that an
+            engine sends the sizes first.
     """
 
     name: str
@@ -146,12 +146,12 @@ GossipRound: TypeAlias = Generator[Exchange, Mapping[int, ByteArray], None]
 
 @dataclass(frozen=True)
 class TensorKey:
-    """Which tensor a round is about.
+    """The identity of a tensor in a round.
 
     Attributes:
         name: unique, and the same on every rank.
-        shape: its shape; all ranks have the same.
-        numel: its number of elements.
+        shape: the tensor's shape, the same on every rank.
+        numel: number of elements.
     """
 
     name: str

@@ -36,11 +36,11 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "chunk_allreduce": ChunkAllReduce,
     "signsgd_mv": MajorityVote,
 }
-"""By the name of the stage."""
+"""Algorithms by the names of their stages."""
 
 
 FLAT_EXCHANGES = ("auto", "reduce", "gather", "sra", "sparse_allreduce")
-"""Patterns in which all ranks are alike."""
+"""Exchanges in which all ranks have the same role."""
 
 EXCHANGES = (*FLAT_EXCHANGES, "two_level", *(f"two_level({flat})" for flat in FLAT_EXCHANGES[1:]))
 """Values of ``exchange`` in a configuration. "auto" is "reduce" for summable codecs and "gather" for
@@ -55,11 +55,14 @@ def pattern_between_nodes(exchange: str) -> str | None:
 
 
 def exchange_pattern(spec: Spec, exchange: str = "auto") -> str:
-    """How gradients of this spec travel: "dense", "algorithm", "reduce", "gather", "sra",
-    "sparse_allreduce", or one of the last five between nodes: "two_level(gather)".
+    """The exchange pattern of a spec.
 
     Args:
-        exchange: one of `EXCHANGES`, which says nothing about specs that do not compress.
+        exchange: one of `EXCHANGES`; it has no effect on specs that do not compress.
+
+    Returns:
+        "dense", "algorithm", "reduce", "gather", "sra" or "sparse_allreduce"; or one of the last
+        five between nodes, such as "two_level(gather)".
     """
     between = pattern_between_nodes(exchange)
     if between is not None and not _sums_gradients(spec):
@@ -82,7 +85,7 @@ def _sums_gradients(spec: Spec) -> bool:
 
 
 def exchange_refusal(spec: Spec, exchange: str) -> str | None:
-    """Why gradients of this spec cannot travel so, and what to do; None where they can."""
+    """Why a spec cannot have this exchange, and the remedy; None if it can."""
     between = pattern_between_nodes(exchange)
     if between is not None:
         return exchange_refusal(spec, between)
@@ -98,20 +101,28 @@ def exchange_refusal(spec: Spec, exchange: str) -> str | None:
         return None
     codec = get_codec(spec.first_codec)
     if pattern == "reduce" and "summable" not in codec.caps:
-        return f"payloads of '{codec.name}' cannot be added; take gather or sra"
+        return f"payloads of '{codec.name}' cannot be added; use gather or sra"
     if pattern == "sra" and "shares" in codec.caps:
         return (
             f"'{codec.name}' chooses among all elements that travel together, and sra cuts them "
-            "into chunks; take gather"
+            "into chunks; use gather"
             + (", sparse_allreduce, or topk" if "sparse" in codec.caps else "")
         )
     if pattern == "sparse_allreduce" and "sparse" not in codec.caps:
-        return f"'{codec.name}' sends all elements, and it adds up chosen ones; take sra"
+        return (
+            f"'{codec.name}' sends all elements, and sparse_allreduce adds up chosen elements; "
+            "use sra"
+        )
     return None
 
 
 def make_aggregator(spec: Spec, context: Context, exchange: str = "auto") -> Aggregator:
-    """The aggregator of a spec without schedules; the context's state holds its arrays."""
+    """Make the aggregator of a spec; the context's state holds its arrays.
+
+    Args:
+        spec: without schedules.
+        exchange: one of `EXCHANGES`, without an `exchange_refusal` for this spec.
+    """
     between = pattern_between_nodes(exchange)
     if between is not None and not _sums_gradients(spec):
         aggregator = make_aggregator(spec, context.of_nodes(), between)

@@ -1,4 +1,4 @@
-"""Kinds of state that a rank keeps from step to step: by memories, codecs and algorithms."""
+"""Kinds of state that memories, codecs and algorithms keep from step to step."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ STATE_KINDS = ("residual", "momentum", *REPLICATED_KINDS, "carried")
 
 
 def state_of(spec: Spec) -> dict[str, Hashable]:
-    """The kinds of state that a spec keeps.
+    """The kinds of state that a spec keeps, each with a value that tells whether it fits.
 
-    Another spec can take over the kinds for which it has an equal value here.
+    Another spec can take over a kind of state if it has an equal value for it.
     """
     kinds: dict[str, Hashable] = {}
     memory, algorithm = spec.memory, spec.algorithm

@@ -18,23 +18,23 @@ def agreement_line(
 
     Args:
         shapes: of all parameters, by name, in the order of the model.
-        problem: why this rank cannot take part in the exchange ``two_level``.
+        problem: why this rank cannot take part in the exchange ``two_level``; None if it can.
     """
     digest = blake2b(repr(list(shapes.items())).encode(), digest_size=8).hexdigest()
-    # Not of the digest: checkpoints do not depend on it.
+    # Outside the digest, because checkpoints do not depend on it.
     compared = " with stats.error" if config.stats.error else ""
     return f"{config.digest_text()}{compared}\t{digest}\t{problem or ''}"
 
 
 def check_agreement(lines: Sequence[str]) -> None:
-    """Refuse ranks that mean different things.
+    """Check that all ranks have the same configuration and the same model.
 
     Args:
-        lines: of all ranks, in rank order.
+        lines: the `agreement_line` of each rank, in rank order.
 
     Raises:
-        ProtocolError: their configurations or models differ.
-        ConfigError: some cannot take part in the exchange ``two_level``.
+        ProtocolError: the configurations or the models differ.
+        ConfigError: a rank cannot take part in the exchange ``two_level``.
     """
     texts, models, problems = zip(*(one.split("\t") for one in lines), strict=True)
     if len(set(texts)) > 1:
@@ -48,4 +48,4 @@ def check_agreement(lines: Sequence[str]) -> None:
         )
     if any(problems):
         listed = "\n".join(f"  rank {n}: {text}" for n, text in enumerate(problems) if text)
-        raise ConfigError(f"the exchange two_level cannot be:\n{listed}")
+        raise ConfigError(f"the exchange two_level is impossible:\n{listed}")

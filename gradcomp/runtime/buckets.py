@@ -1,4 +1,4 @@
-"""Which tensors travel together."""
+"""Buckets: groups of tensors that travel together."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ def make_buckets(tensors: Iterable[tuple[str, int]], limit: int) -> list[tuple[s
 
     Args:
         tensors: name and size in bytes of each.
-        limit: a bucket ends with the tensor that brings it to so many bytes; 0 gives every tensor a
-            bucket of its own.
+        limit: bytes, at least 0. A bucket ends with the tensor that brings it to this size; with 0
+            every tensor has a bucket of its own.
+
+    Returns:
+        The names in each bucket.
     """
     buckets: list[tuple[str, ...]] = []
     names: list[str] = []

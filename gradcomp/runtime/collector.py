@@ -24,13 +24,13 @@ class Route(Enum):
     """How a gradient travels in a step."""
 
     DENSE = "dense"
-    """The engine all-reduces it as it is, in its own dtype; `Pipeline.count_dense` counts it."""
+    """The engine all-reduces the gradient itself in its own dtype; call `Pipeline.count_dense`."""
 
     LINEAR = "linear"
-    """`Pipeline.round` makes one all-reduce of it, which the engine may fuse with others."""
+    """`Pipeline.round` makes a single all-reduce, which the engine may fuse with others."""
 
     COLLECTED = "collected"
-    """`Collector.add` takes it, with the others of its bucket."""
+    """`Collector.add` averages the gradient together with its bucket."""
 
 
 @dataclass
@@ -40,13 +40,15 @@ class _Waiting:
 
 
 class Collector:
-    """Starts the round of a bucket when the last of its gradients has come.
+    """Starts the round of a bucket when the last of its gradients has arrived.
 
     Args:
+        driver: runs the rounds.
+        pipeline: this rank's compression.
         tensors: names and shapes of all parameters, in the order of the model: the same on every
             rank.
-        clock: seconds, for policies that measure.
-        overwrite: averages may be written where the gradients are.
+        clock: returns seconds, for policies that measure.
+        overwrite: averages may overwrite the gradients.
     """
 
     def __init__(
@@ -74,10 +76,10 @@ class Collector:
         self._bucket_of = {name: names for names in self._buckets for name in names}
 
     def begin_step(self) -> tuple[Decision, ...]:
-        """Begin a step, before any of its gradients is averaged; every rank must.
+        """Begin a step, before any of its gradients is averaged; every rank must call it.
 
         Returns:
-            The decisions that a policy has made now.
+            The new decisions of the policy ``auto``.
         """
         pipeline = self._pipeline
         profile = pipeline.stats.profile
@@ -103,7 +105,7 @@ class Collector:
         return resolved
 
     def route(self, resolved: Resolved, *, sums_dtype: bool, fuses: bool = False) -> Route:
-        """How a gradient travels in this step. All adapters decide by it.
+        """How a gradient travels in this step; the same rule for all adapters.
 
         A tensor without a name ("") cannot be collected, so an engine must fuse it.
 
@@ -122,16 +124,20 @@ class Collector:
         return Route.COLLECTED
 
     def always_dense(self, resolved: Resolved) -> bool:
-        """Whether a tensor travels as it is in every step, for graphs that are traced once."""
+        """Whether a tensor travels dense in every step, for graphs that are traced once."""
         pipeline = self._pipeline
         return resolved.lasting and not pipeline.measures and pipeline.sends_dense(resolved)
 
     def add(self, resolved: Resolved, grad: FloatArray, dense_bytes: int) -> None:
-        """Take a gradient, which nobody else must change before `finish`.
+        """Add a gradient to its bucket. Other code must not change it before `finish`.
 
         Args:
-            resolved: the decision about it, of this step.
-            dense_bytes: its uncompressed size.
+            resolved: this step's decision about the tensor.
+            grad: C-contiguous float32 of the tensor's shape.
+            dense_bytes: the gradient's uncompressed size.
+
+        Raises:
+            ProtocolError: the tensor was added in this step already.
         """
         name = resolved.key.name
         if name in self._of_this_step:
@@ -150,12 +156,12 @@ class Collector:
             self._start(bucket)
 
     def finish(self, name: str) -> FloatArray:
-        """The average of a gradient; runs all rounds to their ends.
+        """The average of a gradient, flat float32; runs all rounds to their ends.
 
         Every rank must have added the same gradients before.
         """
         try:
-            # Buckets of which some parameters have no gradient at all.
+            # Incomplete buckets: some of their parameters have no gradient in this step.
             for bucket in self._buckets:
                 if bucket in self._waiting:
                     self._start(bucket)
@@ -171,11 +177,11 @@ class Collector:
         return average
 
     def end_step(self) -> None:
-        """Note that averages of the step are there; the last call before the next step counts."""
+        """Note the time when averages are complete; the last call before the next step counts."""
         self._ended = self._clock()
 
     def _measure(self) -> None:
-        """Average group by group, each by itself and from a common beginning."""
+        """Average the measured groups one after the other, each after a barrier of all ranks."""
         self._driver.finish_all()
         for group, waiting in sorted(self._measured.items()):
             resolved = {name: one for name, one in self._resolved.items() if name in waiting}
@@ -193,13 +199,13 @@ class Collector:
 
     def _start(self, bucket: tuple[str, ...]) -> None:
         waiting = self._waiting.pop(bucket)
-        # In the bucket's order, which unlike that of arrival is the same on every rank.
+        # In the bucket's order, which is the same on every rank; the order of arrival may differ.
         grads = {name: waiting.grads[name] for name in bucket if name in waiting.grads}
         label = bucket[0] if len(bucket) == 1 else f"{bucket[0]}+{len(bucket) - 1}"
-        one = self._pipeline.bucket_round(
+        round_ = self._pipeline.bucket_round(
             label, grads, waiting.dense_bytes, self._overwrite, self._resolved
         )
-        self._driver.start(label, one, list(grads))
+        self._driver.start(label, round_, list(grads))
 
 
 def _barrier() -> Generator[Request, Any, None]:

@@ -16,7 +16,7 @@ __all__ = ["Controls"]
 
 
 class Controls:
-    """A base of classes that have a ``pipeline``, one rank's compression state."""
+    """Base class of compressions; a subclass has a ``pipeline``, one rank's compression state."""
 
     if TYPE_CHECKING:
 
@@ -25,20 +25,22 @@ class Controls:
             """This rank's compression state."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch begins, counted from 0; every rank must, before its first step.
+        """Begin an epoch, counted from 0; every rank must call it before the epoch's first step.
 
         Only schedules that count epochs need it, such as the warm-up of ``dgc``.
+
+        Raises:
+            ValueError: ``epoch`` is negative.
         """
         self.pipeline.set_epoch(epoch)
 
     @property
     def stats(self) -> Stats:
-        """Bytes that this rank handed to collectives: frame headers and indices included, and
-        tokens where the engine needs them."""
+        """Statistics of this rank. Sent bytes include frame headers, indices and engines' tokens."""
         return self.pipeline.stats
 
     def decide_again(self) -> None:
-        """Forget what the policy ``auto`` has decided, and measure anew; on all ranks at once."""
+        """Forget the decisions of the policy ``auto``, and measure anew; on all ranks at once."""
         self.pipeline.decide_again()
 
     def _report(self, decisions: Sequence[Decision]) -> None:

@@ -30,6 +30,11 @@ class Loopback:
             unless ``compress.ranks_per_node`` says otherwise.
         world_size: number of ranks, at least 1.
 
+    Raises:
+        ValueError: ``world_size`` is less than 1.
+        SpecError: the spec is wrong.
+        ConfigError: with ``two_level``, the ranks do not form equal nodes.
+
     Example:
         >>> import numpy as np
         >>> from gradcomp import Loopback
@@ -55,7 +60,7 @@ class Loopback:
             rank.set_epoch(epoch)
 
     def begin_at(self, step: int, names: Iterable[str]) -> None:
-        """Go on as if the tensors had so many steps, and epochs, behind them: for schedules."""
+        """Continue as if the tensors had ``step`` steps, and as many epochs, behind them."""
         self.set_epoch(step)
         for rank in self.ranks:
             rank.load_state_dict({**rank.state_dict(), "rounds": dict.fromkeys(names, step)})
@@ -64,10 +69,15 @@ class Loopback:
         """Average one step's gradients.
 
         Args:
-            grads: for each tensor name, the gradients of all ranks, of equal shapes.
+            grads: for each tensor name, the gradients of all ranks, of equal shapes; any type that
+                `gradcomp.codec.arrays.as_float32` accepts.
 
         Returns:
-            For each name, the average as each rank computed it, in the gradients' shape.
+            For each name, the average as each rank computed it, float32 in the gradients' shape.
+
+        Raises:
+            ValueError: a tensor has another number of gradients than there are ranks.
+            TypeError: a gradient is no float tensor in CPU memory.
         """
         arrays: dict[str, list[FloatArray]] = {}
         for name, of_ranks in grads.items():
@@ -106,7 +116,7 @@ def run_rounds(
         ranks_per_node: number of consecutive ranks in each node.
 
     Raises:
-        ProtocolError: the ranks ask for different things; each rank's request is named.
+        ProtocolError: the ranks make different requests; the message names each rank's request.
     """
     outcomes = [_advance(one, None) for one in rounds]
     while not isinstance(outcomes[0], _Ended):
@@ -130,7 +140,7 @@ def _advance(one: Generator[Request, Any, _Result], reply: Any) -> Request | _En
 
 def _describe(outcome: Request | _Ended[Any]) -> str:
     if isinstance(outcome, _Ended):
-        return "nothing more: it has its average"
+        return "no further request: its round has ended"
     group = _AMONG[outcome.group]
     if isinstance(outcome, AllReduce):
         array = outcome.array
@@ -144,10 +154,10 @@ def _describe(outcome: Request | _Ended[Any]) -> str:
 
 
 def _check_equal(outcomes: Sequence[Request | _Ended[Any]]) -> None:
-    wishes = [_describe(outcome) for outcome in outcomes]
-    if len(set(wishes)) > 1:
-        lines = "\n".join(f"  rank {rank}: {wish}" for rank, wish in enumerate(wishes))
-        raise ProtocolError(f"the ranks ask for different things:\n{lines}")
+    texts = [_describe(outcome) for outcome in outcomes]
+    if len(set(texts)) > 1:
+        lines = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(texts))
+        raise ProtocolError(f"the ranks make different requests:\n{lines}")
 
 
 _AMONG: dict[RankGroup, str] = {"all": "", "node": " inside nodes", "leaders": " between nodes"}

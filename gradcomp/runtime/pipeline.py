@@ -30,10 +30,13 @@ class Pipeline:
             `Config.from_spec`).
         rank: this rank, in [0, world_size).
         world_size: number of ranks that average together.
-        ranks_per_node: of the engine, for `two_level`; ``compress.ranks_per_node`` comes before it.
+        ranks_per_node: number of consecutive ranks in each of the engine's nodes, for `two_level`;
+            ``compress.ranks_per_node`` takes precedence.
 
     Raises:
-        ConfigError: with two_level, the ranks are no equal nodes.
+        SpecError: the spec is wrong.
+        ConfigError: with two_level, the ranks do not form equal nodes.
+        ValueError: ``rank`` is not in its range.
     """
 
     def __init__(
@@ -61,15 +64,18 @@ class Pipeline:
         self._pool = _core.BufferPool()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, counted from 0; all ranks must, before its first step.
+        """Begin an epoch, counted from 0; every rank must call it before the epoch's first step.
 
         Only schedules that count epochs need it, in a parameter or between specs.
+
+        Raises:
+            ValueError: ``epoch`` is negative.
         """
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}; it must be at least 0")
         self._resolver.set_epoch(epoch)
 
-    # Which aggregator averages a tensor.
+    # Resolution.
 
     def resolve(self, name: str, shape: tuple[int, ...]) -> Resolved:
         """The decision about a tensor for its next round. Tensors of equal specs share aggregators.
@@ -86,9 +92,9 @@ class Pipeline:
         return {name: self.resolve(name, shape) for name, shape in shapes.items()}
 
     def sends_dense(self, resolved: Resolved) -> bool:
-        """Whether the tensor travels as it is, so that an engine may send it in its own dtype.
+        """Whether the tensor travels uncompressed, so that an engine may send it in its own dtype.
 
-        A residual that an earlier spec has left must go along; then the tensor does not.
+        False if an earlier spec has left a residual, which must be added to the gradient first.
         """
         return resolved.dense and not self._state.has_residual(resolved.key.name)
 
@@ -96,23 +102,24 @@ class Pipeline:
         """The tensors that `bucket_round` should average together.
 
         Args:
-            resolved: of all tensors, in the order of the model.
+            resolved: the decisions about all tensors, in the order of the model.
 
         Returns:
-            Names, last tensors first, as backward passes go: tensors whose aggregators share a
-            bucket in buckets of about ``bucket_bytes`` of the configuration, all others by
-            themselves.
+            The names in each bucket, last tensors first, as in a backward pass. Tensors whose
+            aggregators share a bucket form buckets of about ``compress.bucket_bytes`` bytes. Every
+            other tensor is alone.
         """
         groups: dict[Hashable, list[tuple[str, int]]] = {}
         others = []
-        for name, one in reversed(list(resolved.items())):
-            aggregator = one.bucket_aggregator
+        for name, decision in reversed(list(resolved.items())):
+            aggregator = decision.bucket_aggregator
             if aggregator is None:
                 others.append((name,))
             else:
-                groups.setdefault(aggregator.bucket, []).append((name, 4 * one.key.numel))
+                groups.setdefault(aggregator.bucket, []).append((name, 4 * decision.key.numel))
         limit = self.config.compress.bucket_bytes
-        return [*(one for group in groups.values() for one in make_buckets(group, limit)), *others]
+        buckets = [names for group in groups.values() for names in make_buckets(group, limit)]
+        return [*buckets, *others]
 
     # Rounds.
 
@@ -128,15 +135,18 @@ class Pipeline:
         Args:
             name: unique, and the same on every rank.
             grad: C-contiguous float32, of the same shape on every rank.
-            dense_bytes: the gradient's uncompressed size, where that is not ``grad.nbytes``.
+            dense_bytes: the gradient's uncompressed size; None for ``grad.nbytes``.
             resolved: the tensor's decision for this round; None to resolve it here.
+
+        Returns:
+            A generator that returns the average, flat float32.
         """
         if resolved is None:
             resolved = self.resolve(name, grad.shape)
         self.stats.dense_bytes += grad.nbytes if dense_bytes is None else dense_bytes
         whole = self._state.hand_over(resolved, grad)
-        one = resolved.aggregator.round(whole, resolved.key, self._count(name))
-        return self._counted(name, [grad], one)
+        inner = resolved.aggregator.round(whole, resolved.key, self._count(name))
+        return self._counted(name, [grad], inner)
 
     def bucket_round(
         self,
@@ -148,18 +158,24 @@ class Pipeline:
     ) -> BucketRound:
         """Start averaging the tensors of a bucket; see `round`.
 
-        Each phase is one request for all tensors. The averages equal those of `round`, except for
-        codecs that ``share``, which look at all tensors of a bucket, and for the exchange ``sra``,
-        which cuts a bucket into chunks.
+        Each phase is one request for all tensors. The averages equal those of `round`, with two
+        exceptions: codecs that ``share`` encode all tensors of a bucket together, and the exchange
+        ``sra`` cuts a bucket into chunks.
 
         Args:
-            label: the requests' name, or its beginning: unique, and the same on every rank. A
-                tensor that is alone goes by its own name.
-            grads: by name, in an order that is the same on every rank.
-            dense_bytes: of all gradients, where that is not their ``nbytes``.
-            overwrite: averages may be written where the gradients are; not all aggregators do so.
-                Otherwise they get memory of earlier averages, once nothing refers to these.
+            label: prefix of the requests' names: unique, and the same on every rank. The requests
+                of a single tensor have the tensor's name instead.
+            grads: by name, in an order that is the same on every rank; C-contiguous float32.
+            dense_bytes: uncompressed size of all gradients; None for the sum of their ``nbytes``.
+            overwrite: averages may overwrite the gradients; not all aggregators do so. Otherwise
+                averages reuse the memory of earlier averages to which nothing refers any more.
             resolved: the tensors' decisions for this round; None to resolve them here.
+
+        Returns:
+            A generator that returns the averages in the order of ``grads``, flat float32.
+
+        Raises:
+            ValueError: the tensors' aggregators do not share a bucket.
         """
         if resolved is None:
             resolved = self.resolve_all({name: grad.shape for name, grad in grads.items()})
@@ -169,15 +185,15 @@ class Pipeline:
                 return _listed(self.round(label, grad, dense_bytes, resolved[label]))
         members: list[Member] = []
         for name, grad in grads.items():
-            one = resolved[name]
-            aggregator = one.bucket_aggregator
+            decision = resolved[name]
+            aggregator = decision.bucket_aggregator
             if aggregator is None or (
                 members and aggregator.bucket != members[0].aggregator.bucket
             ):
                 raise ValueError(f"'{name}' does not belong in this bucket: average it by itself")
-            whole = self._state.hand_over(one, grad)
+            whole = self._state.hand_over(decision, grad)
             out = grad.reshape(-1) if overwrite else self._pool.get(grad.size)
-            members.append(Member(aggregator, whole, one.key, self._count(name), out))
+            members.append(Member(aggregator, whole, decision.key, self._count(name), out))
         if dense_bytes is None:
             dense_bytes = sum(grad.nbytes for grad in grads.values())
         self.stats.dense_bytes += dense_bytes
@@ -185,14 +201,14 @@ class Pipeline:
         return self._counted(label, list(grads.values()), bucket)
 
     def count_dense(self, name: str, nbytes: int) -> None:
-        """Count a tensor that an engine sent by itself because `sends_dense`."""
+        """Count a tensor of ``nbytes`` that an engine averages itself, as `sends_dense` allows."""
         self._state.go_dense(name)
         self._count(name)
         self.stats.dense_bytes += nbytes
         self.stats.count("allreduce", nbytes)
 
     def _count(self, name: str) -> int:
-        """Count one more average of a tensor; returns how many came before."""
+        """Count one more average of a tensor; returns the number of earlier averages."""
         step = self._state.count(name)
         self.stats.steps = max(self.stats.steps, step + 1)
         return step
@@ -230,12 +246,12 @@ class Pipeline:
 
     @property
     def measures(self) -> bool:
-        """Whether a policy measures, for which it takes averages into its own hands."""
+        """Whether a policy measures exchanges in some steps; see `begin_step`."""
         return self._policy is not None
 
     @property
     def varies(self) -> bool:
-        """Whether another step may want other `buckets`."""
+        """Whether `buckets` may differ between steps."""
         return self.measures or self.config.switches
 
     @property
@@ -251,16 +267,16 @@ class Pipeline:
     ) -> Generator[Request, Any, tuple[Decision, ...]]:
         """Begin a step, before any of its gradients is averaged.
 
-        Only the policy ``auto`` needs it; nothing travels with another one, and in a pipeline that
-        is never told, everything is compressed. Afterwards tensors must be resolved anew.
+        Only the policy ``auto`` needs this call, and only with it the round makes requests. Without
+        the call, everything is compressed. Afterwards tensors must be resolved again.
 
         Args:
-            resolved: of all tensors that take part.
-            ended: when the last average of the step before was there, in seconds.
-            now: by the same clock.
+            resolved: the decisions about all tensors of the step.
+            ended: time of the last average of the previous step, in seconds.
+            now: the present time, by the same clock.
 
         Returns:
-            A round that returns the decisions of this step.
+            A round that returns the new decisions.
         """
         if self._policy is None:
             return ()
@@ -274,7 +290,7 @@ class Pipeline:
         return tuple(one for one in self.stats.decisions if one.group not in before)
 
     def record(self, group: PolicyGroup, seconds: float) -> None:
-        """Report how long averaging the tensors of a group has taken in this step."""
+        """Record the time, in seconds, of averaging the tensors of a group in this step."""
         assert self._policy is not None  # as `measured` says
         self._policy.record(group, seconds)
 
@@ -288,30 +304,39 @@ class Pipeline:
     # Checkpoints.
 
     def state_dict(self) -> State:
-        """This rank's state: numbers, strings, and one float32 array per tensor with a memory.
+        """This rank's state: numbers, strings and flat float32 arrays, which are copies.
 
-        Keys: ``version``, ``rank``, ``world_size``, ``ranks_per_node`` (1 without ``two_level``,
-        with which a tensor's arrays belong to the node, the same on all of its ranks), ``rounds``
-        (averages so far, by tensor name), ``specs`` (of the last round, by tensor name),
-        ``decisions`` (of the policy ``auto``, see `gradcomp.runtime.policy.Decision`), and the
-        arrays of memories, algorithms and codecs, each by tensor name: ``residual`` (error
-        feedback; DGC's velocity), ``momentum`` (signum, momentum_correction), ``powersgd_p`` and
-        ``powersgd_q`` (PowerSGD's factors of rows and columns, one vector after the other),
-        ``basis`` (learned from averages, see `gradcomp.Codec.learn`), ``carried`` (starting points
-        of encoders, see `gradcomp.ToEncode`). The arrays are copies.
+        Keys of the header:
+
+        - ``version``, ``rank``, ``world_size``;
+        - ``ranks_per_node``: 1 without ``two_level``. With it a tensor's arrays belong to the node
+          and are equal on all of its ranks;
+        - ``rounds``: number of averages so far, by tensor name;
+        - ``specs``: canonical spec of the last round, by tensor name;
+        - ``decisions`` of the policy ``auto``; see `gradcomp.runtime.policy.Decision`.
+
+        Keys of arrays, each by tensor name:
+
+        - ``residual``: error feedback; DGC's velocity;
+        - ``momentum``: of signum and momentum_correction;
+        - ``powersgd_p``, ``powersgd_q``: PowerSGD's factors of rows and columns, one vector after
+          the other;
+        - ``basis``: learned from averages; see `gradcomp.Codec.learn`;
+        - ``carried``: starting points of encoders; see `gradcomp.ToEncode`.
         """
         decisions = [] if self._policy is None else list(self._policy.decisions.values())
         return {**self._state.to_dict(), "decisions": [one.to_state() for one in decisions]}
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Take up a saved state.
+        """Continue from a saved state.
+
+        At another world size, or with other nodes, every rank gets the mean of the saved arrays.
+        This preserves the mean over ranks: for residuals, the gradient that is still to be applied.
+        PowerSGD's factors and bases, which are equal on all ranks, do not change.
 
         Args:
             state: this rank's own state, for a bit-exact resume at the same world size (and nodes);
-                or the states of all ranks, in any order, for any world size. At another one every
-                rank takes the mean of the saved arrays, which preserves their mean over ranks: of
-                residuals, the gradient that is still to be applied. Factors are equal on all ranks
-                and stay as they are.
+                or the states of all ranks, in any order, for any world size.
 
         Raises:
             StateError: the state is another rank's, incomplete, or of an unknown version. The

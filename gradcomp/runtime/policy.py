@@ -1,7 +1,7 @@
-"""Whether to compress at all: figures of the first steps decide.
+"""The policy ``auto``: measurements in the first steps decide whether compression is worth it.
 
-docs/policy.md says what is measured and when. All ranks call the same methods in the same steps and
-agree on every figure before they decide by it, so they decide alike.
+docs/policy.md describes the measurements. All ranks call the same methods in the same steps and
+agree on every figure before they use it, so they decide alike.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ __all__ = ["COMPRESSED", "DENSE", "Decision", "Policy", "PolicyGroup", "alternat
 COMPRESSED, DENSE, HALF = "compressed", "dense", "fp16"
 
 _CANDIDATES = (DENSE, HALF, COMPRESSED)
-"""The first of the fastest wins."""
+"""Among equally fast candidates the first wins."""
 
 _GAIN = 0.97
-"""A candidate must take less than this part of the dense exchange's time. A smaller gain is not worth
-the losses and may be noise: a choice is slower by 3 % only where figures are off by 6 %."""
+"""A candidate must take less than this fraction of the dense exchange's time. A smaller gain is not
+worth the losses and may be noise: a choice is slower by 3 % only if figures are off by 6 %."""
 
 _REPEATS = 3
-"""Steps in which a candidate's exchanges are timed, after one to get warm."""
+"""Steps in which a candidate's exchanges are timed, after one step of warm-up."""
 
 _LAPS = 4
-"""Whole steps that are timed in a row, after one to get warm; twice for each side of the race."""
+"""Whole steps that are timed in a row, after one of warm-up; twice for each side of the race."""
 
 _MEASURING = [(name, turn > 0) for name in _CANDIDATES for turn in range(1 + _REPEATS)]
 _RACE = [(name, turn > 0) for name in 2 * (DENSE, COMPRESSED) for turn in range(1 + _LAPS)]
 
 
 class PolicyGroup(NamedTuple):
-    """Tensors that are decided together.
+    """Tensors that share a decision.
 
     Attributes:
-        spec: canonical; of a spec with schedules, the last one once it has come to its end.
-        exchange: the pattern that the configuration asks for.
-        size: half the binary digits of the number of elements: a factor of 4 in each class.
+        spec: canonical spec; if all its schedules have ended, their last values.
+        exchange: the exchange in the configuration.
+        size: size class: half the number of binary digits of the number of elements, rounded down.
+            A class spans a factor of 4.
     """
 
     spec: str
@@ -64,15 +65,16 @@ class PolicyGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class Decision:
-    """How the tensors of a group travel, and why.
+    """The policy's choice for a group, and the measurements behind it.
 
     Attributes:
         choice: ``"compressed"``, ``"dense"`` or ``"fp16"``.
-        seconds: of all exchanges of the group in a step, one after the other, with encoding and
-            decoding, by choice; the least of some steps, the mean over the ranks.
-        step_seconds: of whole steps, from the first gradient to the last average, with this group
-            and those decided with it dense, and as chosen; medians, the mean over the ranks. None
-            where dense won before.
+        seconds: time of all exchanges of the group in a step, by choice. Exchanges run one after
+            the other, encoding and decoding included. The minimum over some steps, then the mean
+            over the ranks.
+        step_seconds: time of a whole step, from the first gradient to the last average: with all
+            groups of this trial dense, and as chosen. The median over some steps, then the mean
+            over the ranks. None if dense exchanges were fastest for all groups.
     """
 
     group: PolicyGroup
@@ -113,13 +115,13 @@ class Decision:
 def alternatives(spec: Spec) -> dict[str, Spec]:
     """The replacements of a spec, by choice.
 
-    With momentum correction all tensors keep it, and there is no float16.
+    With momentum correction the replacement keeps it, and there is no float16.
     """
     memory = spec.memory
     if memory is not None and memory.name == MOMENTUM_CORRECTION:
         return {DENSE: parse(f"{memory.text}|identity")}
-    found = {DENSE: parse("identity"), HALF: parse("fp16")}
-    return {name: one for name, one in found.items() if one.canonical != spec.canonical}
+    others = {DENSE: parse("identity"), HALF: parse("fp16")}
+    return {name: other for name, other in others.items() if other.canonical != spec.canonical}
 
 
 class _Trial:
@@ -148,7 +150,7 @@ class _Trial:
 
 
 class Policy:
-    """Of each group of tensors, the fastest of dense, float16, and what the configuration says."""
+    """Chooses the fastest of dense, float16 and the configured spec for each group of tensors."""
 
     def __init__(self) -> None:
         self.decisions: dict[PolicyGroup, Decision] = {}
@@ -156,7 +158,7 @@ class Policy:
         self._began = 0.0
 
     def choice(self, group: PolicyGroup) -> str:
-        """How the tensors of a group travel in this step; compressed before the first one."""
+        """The choice for a group in this step; compressed before the first step."""
         if group in self.decisions:
             return self.decisions[group].choice
         trial = self._trial
@@ -174,7 +176,7 @@ class Policy:
         return tuple(trial.groups) if trial is not None and trial.measuring else ()
 
     def record(self, group: PolicyGroup, seconds: float) -> None:
-        """The time of all exchanges of a group in this step."""
+        """Record the time, in seconds, of all exchanges of a group in this step."""
         assert self._trial is not None  # as `measured` says
         name, counts = self._trial.turn
         if counts:
@@ -183,12 +185,12 @@ class Policy:
     def begin_step(
         self, groups: Iterable[PolicyGroup], ended: float, now: float
     ) -> Generator[Request, Any, None]:
-        """Say that a step begins; a round, as ranks may have to agree.
+        """Begin a step. The round makes a request in steps in which ranks agree on figures.
 
         Args:
             groups: of the step's tensors, the same on every rank.
-            ended: when the last average of the step before was there, in seconds.
-            now: when the first gradient of this step was there, by the same clock.
+            ended: time of the last average of the previous step, in seconds.
+            now: time of the first gradient of this step, by the same clock.
         """
         undecided = sorted(set(groups) - self.decisions.keys())
         if not undecided:
@@ -246,11 +248,11 @@ class Policy:
         self._trial = None
 
     def restart(self, decisions: Iterable[Decision] = ()) -> None:
-        """Forget all but some decisions; other groups are measured from the next step on."""
+        """Replace all decisions; other groups are measured from the next step on."""
         self.decisions = {one.group: one for one in decisions}
         self._trial = None
 
 
-def _mean(what: str, figures: list[float]) -> Generator[Request, Any, list[float]]:
-    reply = yield AllReduce(f"policy.{what}", np.array(figures, np.float64))
+def _mean(label: str, figures: list[float]) -> Generator[Request, Any, list[float]]:
+    reply = yield AllReduce(f"policy.{label}", np.array(figures, np.float64))
     return [float(value) for value in reply]

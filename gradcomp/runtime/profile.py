@@ -1,4 +1,4 @@
-"""Where the time of a step goes, on one rank."""
+"""Profile of a rank: the time of each step, by phase and tensor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Counters", "Event", "Profile", "StepProfile"]
 
 KEPT_STEPS = 1000
 KEPT_EVENTS = 200_000
-"""The newest ones; older ones are forgotten, but for the totals."""
+"""Numbers of the newest steps and events that are kept; totals include the older ones."""
 
 _EXACT = ".exact"
 
@@ -28,13 +28,14 @@ _Result = TypeVar("_Result")
 
 
 class Event(NamedTuple):
-    """Something that began and ended; times in seconds of ``time.perf_counter``.
+    """A phase, or a request under way; begin and end in seconds of ``time.perf_counter``.
 
     Attributes:
-        tensor: the tensor; of a bucket, its first one and how many others (``first+3``).
-        phase: one of `PHASES`; of a request that was under way, its kind.
-        request: the request's name, which Horovod's timeline shows too; "" of a phase.
-        nbytes: of a request, the bytes that this rank contributed.
+        tensor: name of the tensor; of a bucket, its first tensor and the number of others
+            (``first+3``).
+        phase: one of `PHASES`; of a request, its kind.
+        request: name of the request, which Horovod's timeline shows, too; "" for a phase.
+        nbytes: of a request, the bytes that this rank contributed; 0 for a phase.
     """
 
     tensor: str
@@ -52,12 +53,13 @@ class StepProfile:
     Attributes:
         step: counted from 0, since profiling began.
         begin: in seconds of ``time.perf_counter``.
-        seconds: from its beginning to the last average, with all that other code did meanwhile.
-        tensors: seconds of phases, by tensor or bucket. No second is in two of them.
+        seconds: from the step's beginning to its last average, other code included.
+        tensors: seconds by tensor or bucket, then by phase, without overlap.
         sent_bytes: as in `Stats`.
         dense_bytes: as in `Stats`.
         requests: number of requests that this rank took part in.
-        squared_error, squared_norm: of the averages to the exact ones, and of these, summed.
+        squared_error: sum of (average - exact average)^2 over all elements, if errors are measured.
+        squared_norm: sum of (exact average)^2 over all elements, if errors are measured.
     """
 
     step: int
@@ -79,11 +81,11 @@ class StepProfile:
 
     @property
     def vnmse(self) -> float | None:
-        """||average - exact average||^2 / ||exact average||^2; None where it was not measured."""
+        """||average - exact average||^2 / ||exact average||^2; None if not measured."""
         return self.squared_error / self.squared_norm if self.squared_norm else None
 
     def add(self, tensor: str, phase: Phase, seconds: float) -> None:
-        """Count time."""
+        """Add time to a phase of a tensor or bucket."""
         phases = self.tensors.setdefault(tensor, {})
         phases[phase] = phases.get(phase, 0.0) + seconds
 
@@ -101,7 +103,7 @@ class Profile:
     Args:
         stats: the rank's statistics.
         error: also measure errors.
-        clock: seconds.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -129,7 +131,7 @@ class Profile:
     # Reports by the parts of a rank.
 
     def begin_step(self) -> None:
-        """Say that a step begins; the one before ended with its last average."""
+        """Begin a step; the previous step ended with its last average."""
         self._under_way.clear()  # of a step that has failed
         self._end_step()
         self._begin()
@@ -145,26 +147,26 @@ class Profile:
         """Call a function and add its time to a phase, less the time of phases inside.
 
         Args:
-            tensor: the tensor or bucket; None for the one of the phase around it.
+            tensor: the tensor or bucket; None for that of the enclosing phase.
         """
-        whose = self._open[-1][0] if tensor is None else tensor
+        label = self._open[-1][0] if tensor is None else tensor
         inside = [0.0]
         step = self._now or self._begin()
-        self._open.append((whose, inside))
+        self._open.append((label, inside))
         begin = self._clock()
         try:
             return function(*args, **kwargs)
         finally:
             end = self._clock()
             self._open.pop()
-            step.add(whose, phase, end - begin - inside[0])
+            step.add(label, phase, end - begin - inside[0])
             if self._open:
                 self._open[-1][1][0] += end - begin
             self._last = end
-            self.events.append(Event(whose, phase, begin, end))
+            self.events.append(Event(label, phase, begin, end))
 
-    def resume(self, tensor: str, one: Generator[Request, Any, _Result], reply: Any) -> Request:
-        """Send a reply into a round; the request that it yields then."""
+    def resume(self, tensor: str, round_: Generator[Request, Any, _Result], reply: Any) -> Request:
+        """Send a reply into a round; returns its next request."""
         began = self._under_way.pop(tensor, None)
         if began is not None:
             at, request = began
@@ -173,12 +175,12 @@ class Profile:
             )
         before, active.stopwatch = active.stopwatch, self
         try:
-            return self.measure("copy", tensor, one.send, reply)
+            return self.measure("copy", tensor, round_.send, reply)
         finally:
             active.stopwatch = before
 
     def requested(self, tensor: str, request: Request) -> None:
-        """Say that a round has made a request that this rank takes part in; `resume` ends it."""
+        """Note a round's request in which this rank takes part; `resume` ends it."""
         self._tensor_of[request.name] = tensor
         self._under_way[tensor] = self._clock(), request
         (self._now or self._begin()).requests += 1
@@ -191,23 +193,24 @@ class Profile:
         return np.array((yield AllReduce(f"{tensor}{_EXACT}", flat)), np.float64)
 
     def compare(self, tensor: str, exact: npt.NDArray[np.float64], averages: Any) -> None:
-        """Take note of an error.
+        """Add the error of averages to the step.
 
         Args:
-            averages: of one tensor, or of a bucket in a list.
+            exact: the exact averages, flat, one after the other.
+            averages: the array of one tensor, or a list of a bucket's arrays.
         """
         self.measure("error", tensor, self._compare, exact, averages)
 
     def _compare(self, exact: npt.NDArray[np.float64], averages: Any) -> None:
         several = averages if isinstance(averages, list) else [averages]
-        found = np.concatenate([average.reshape(-1) for average in several])
+        flat = np.concatenate([average.reshape(-1) for average in several])
         step = self._now or self._begin()
         with np.errstate(over="ignore", invalid="ignore"):
-            step.squared_error += float(np.sum((found - exact) ** 2))
+            step.squared_error += float(np.sum((flat - exact) ** 2))
             step.squared_norm += float(np.sum(exact**2))
 
     def of_request(self, request: Request) -> tuple[Phase, str]:
-        """The phase that waits for a request, and whose request it is."""
+        """The phase that waits for a request, and the request's tensor or bucket."""
         if request.name.endswith(_EXACT):
             return "error", request.name.removesuffix(_EXACT)
         return "wait", self._tensor_of.get(request.name, request.name)
@@ -216,13 +219,13 @@ class Profile:
 
     @property
     def steps(self) -> list[StepProfile]:
-        """The newest steps; the last one once it has all its averages."""
+        """The newest steps; the last step is included when all its averages are complete."""
         self._settle()
         return list(self._ended)
 
     @property
     def total(self) -> StepProfile:
-        """All these steps and older ones together; its ``step`` is their number."""
+        """All steps together, the oldest ones included; its ``step`` is their number."""
         self._settle()
         return self._total
 

@@ -26,12 +26,12 @@ __all__ = [
     "write_trace",
 ]
 
-# Numbers the profiles of one rank that go to one folder.
+# Counts the profiles of each rank in each folder.
 _written: defaultdict[tuple[Path, int], Iterator[int]] = defaultdict(lambda: itertools.count(1))
 
 
 def row_of(step: StepProfile) -> dict[str, Any]:
-    """A step as JSON; times in seconds."""
+    """A step as plain data for JSON; times in seconds."""
     return {
         "step": step.step,
         "seconds": step.seconds,
@@ -55,9 +55,9 @@ def write_jsonl(profile: Profile, path: Path) -> None:
 def write_trace(profile: Profile, path: Path, rank: int) -> None:
     """Write the trace event format, which chrome://tracing and ui.perfetto.dev show.
 
-    Steps and phases are nested slices. A request is a slice of its own from the moment when it was
-    made until its reply was used; it has its name in Horovod's timeline. Ranks of one machine have
-    one clock, so that their ``traceEvents`` may be put together.
+    Steps and phases are nested slices. A request is a slice of its own, from its start until its
+    reply is used; Horovod's timeline shows it by the same name. Ranks on one machine share a clock,
+    so their ``traceEvents`` can be concatenated.
     """
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}},
@@ -70,8 +70,8 @@ def write_trace(profile: Profile, path: Path, rank: int) -> None:
         events.append(_slice(step.begin, step.begin + step.seconds) | place | about)
     for number, event in enumerate(profile.events):
         if not event.request:
-            what = {"name": event.phase, "cat": event.phase, "args": {"tensor": event.tensor}}
-            events.append(_slice(event.begin, event.end) | place | what)
+            phase = {"name": event.phase, "cat": event.phase, "args": {"tensor": event.tensor}}
+            events.append(_slice(event.begin, event.end) | place | phase)
             continue
         request = place | {"cat": event.phase, "name": event.request, "id": number}
         args = {"tensor": event.tensor, "bytes": event.nbytes}
@@ -82,18 +82,20 @@ def write_trace(profile: Profile, path: Path, rank: int) -> None:
 
 
 def _slice(begin: float, end: float) -> dict[str, Any]:
-    """In microseconds, as the format has it."""
+    """A complete event; the arguments are in seconds, and the format has microseconds."""
     return {"ph": "X", "ts": 1e6 * begin, "dur": 1e6 * (end - begin)}
 
 
 def write_tensorboard(profile: Profile, folder: Path) -> None:
-    """Write scalars of each step: ``gradcomp/seconds/STAGE``, ``gradcomp/bytes/KIND``,
-    ``gradcomp/ratio`` and, where it was measured, ``gradcomp/vnmse``.
+    """Write scalars of each step as events of TensorBoard.
+
+    ``gradcomp/seconds/step``, ``gradcomp/seconds/PHASE``, ``gradcomp/bytes/KIND``,
+    ``gradcomp/ratio`` and, if it was measured, ``gradcomp/vnmse``.
 
     Raises:
         GradcompError: tensorboard is not installed.
     """
-    # Only what needs no TensorFlow: tensorboard's own writer imports it, which takes seconds.
+    # Modules that do not import TensorFlow; tensorboard's own writer does, which takes seconds.
     try:
         records = importlib.import_module("tensorboard.summary.writer.record_writer")
         event_pb2 = importlib.import_module("tensorboard.compat.proto.event_pb2")
@@ -132,21 +134,20 @@ def _scalars(step: StepProfile) -> dict[str, float]:
 
 
 def profile_as_configured(pipeline: Pipeline) -> Pipeline:
-    """Start the profile that the configuration asks for; it is written when the process ends.
+    """Start a profile if the configuration has one; it is written when the process ends.
 
     Returns:
         The pipeline.
     """
-    wanted = pipeline.config.stats
-    if wanted.profile is not None:
-        profile = pipeline.stats.start_profile(error=wanted.error)
-        atexit.register(write_profile, profile, wanted.profile, pipeline.rank)
+    settings = pipeline.config.stats
+    if settings.profile is not None:
+        profile = pipeline.stats.start_profile(error=settings.error)
+        atexit.register(write_profile, profile, settings.profile, pipeline.rank)
     return pipeline
 
 
 def write_profile(profile: Profile, folder: Path, rank: int) -> None:
-    """Write ``rankN.jsonl`` and ``rankN.trace.json``; those of a rank's second compression are
-    ``rankN-2...``."""
+    """Write ``rankN.jsonl`` and ``rankN.trace.json``; a rank's second profile is ``rankN-2...``."""
     count = next(_written[folder, rank])
     name = f"rank{rank}" if count == 1 else f"rank{rank}-{count}"
     write_jsonl(profile, folder / f"{name}.jsonl")

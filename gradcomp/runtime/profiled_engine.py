@@ -13,10 +13,10 @@ __all__ = ["ProfiledEngine"]
 
 
 class ProfiledEngine:
-    """An engine, and what a profile sees of it.
+    """Wraps an engine; while ``stats`` has a profile, it measures the time of requests.
 
     Args:
-        stats: of the rank that uses it.
+        stats: statistics of the rank that uses the engine.
     """
 
     def __init__(self, engine: Engine, stats: Stats) -> None:

@@ -30,10 +30,10 @@ class Resolved(NamedTuple):
     Attributes:
         key: the tensor.
         phase: the entry of the rule's schedule of specs that holds now.
-        spec: the spec of that phase, or its replacement: dense for shapes that an algorithm does not
-            take, the choice of a policy.
+        spec: the spec of that phase, or its replacement: dense for shapes that an algorithm does
+            not take, or the choice of a policy.
         aggregator: runs the round.
-        group: the tensor's group for the policy ``auto``; None where the policy has no say.
+        group: the tensor's group for the policy ``auto``; None if the policy does not decide.
         lasting: the decision holds in every later step.
     """
 
@@ -46,18 +46,17 @@ class Resolved(NamedTuple):
 
     @property
     def dense(self) -> bool:
-        """The gradient itself is all-reduced."""
+        """Whether the gradient itself is all-reduced."""
         return isinstance(self.aggregator, Dense)
 
     @property
     def bucket_aggregator(self) -> BucketAggregator | None:
         """The aggregator, if tensors may share its rounds."""
-        one = self.aggregator
-        return one if isinstance(one, BucketAggregator) else None
+        return self.aggregator if isinstance(self.aggregator, BucketAggregator) else None
 
 
 class _CachedAggregator(NamedTuple):
-    """The aggregator of a spec with schedules, as it is at a step of an epoch."""
+    """The aggregator of a spec, for the schedules' values at a step of an epoch."""
 
     canonical: str
     step: int
@@ -88,14 +87,14 @@ class Resolver:
         self._epoch = epoch
 
     def forget(self) -> None:
-        """Resolve all tensors anew: a policy has changed its mind."""
+        """Drop all cached decisions, because a policy has changed some of its own."""
         self._lasting.clear()
 
     def resolve(self, name: str, shape: tuple[int, ...], step: int) -> Resolved:
         """The decision about a tensor.
 
         Args:
-            step: how often the tensor was averaged before.
+            step: number of earlier averages of the tensor.
 
         Raises:
             ConfigError: a schedule counts epochs, and `set_epoch` was never called.
@@ -156,6 +155,6 @@ class Resolver:
     def _check_epoch(self, text: Spec | SpecSchedule) -> None:
         if self._epoch is None:
             raise ConfigError(
-                f"'{text}' changes with the epoch, which nobody tells: call set_epoch(epoch) when "
-                "an epoch begins, or give the schedule in steps"
+                f"'{text}' changes with the epoch, which is unknown: call set_epoch(epoch) when an "
+                "epoch begins, or give the schedule in steps"
             )

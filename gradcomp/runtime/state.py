@@ -24,15 +24,19 @@ _HEADER = {"version", "rank", "world_size", "ranks_per_node", "rounds", "specs",
 
 
 class RankState:
-    """Arrays of memories, codecs and algorithms, step counters, and the spec that each tensor had last.
+    """Arrays of memories, codecs and algorithms, step counters, and each tensor's last spec.
 
     Args:
         rank: this rank, in [0, world_size).
         world_size: number of ranks that average together.
-        ranks_per_node: ranks that share their arrays, as `two_level` has it; else 1.
+        ranks_per_node: number of consecutive ranks that share their arrays: the ranks of a node
+            with `two_level`, else 1.
 
     Attributes:
-        arrays: by kind, then by tensor name. Aggregators hold these very dicts.
+        arrays: by kind, then by tensor name; flat float32. Aggregators hold the same dicts.
+
+    Raises:
+        ConfigError: ``world_size`` is not a multiple of ``ranks_per_node``.
     """
 
     def __init__(self, rank: int, world_size: int, ranks_per_node: int) -> None:
@@ -45,11 +49,11 @@ class RankState:
         self._specs: dict[str, str] = {}
 
     def step(self, name: str) -> int:
-        """How often a tensor was averaged."""
+        """Number of averages of a tensor so far."""
         return self._rounds.get(name, 0)
 
     def count(self, name: str) -> int:
-        """Count one more average of a tensor; returns how many came before."""
+        """Count one more average of a tensor; returns the number of earlier averages."""
         step = self._rounds.get(name, 0)
         self._rounds[name] = step + 1
         return step
@@ -59,7 +63,7 @@ class RankState:
         return name in self.arrays["residual"]
 
     def go_dense(self, name: str) -> None:
-        """Forget the arrays of a tensor that travels as it is, with nothing unsent."""
+        """Forget the arrays of a tensor that travels dense, with nothing unsent."""
         if self._specs.get(name) != DENSE_SPEC.canonical:
             self._forget(name, STATE_KINDS)
             self._specs[name] = DENSE_SPEC.canonical
@@ -79,7 +83,8 @@ class RankState:
         if before is None:
             return grad
         old, new = state_of(parse(before)), state_of(now)
-        # Its own phase's state is also handed over where a tensor goes dense and comes back.
+        # ``drop`` is for the state of an earlier phase. A tensor that goes dense within a phase, by
+        # decision of the policy, hands its state over.
         if resolved.phase.state == "drop" and before != resolved.phase.use.canonical:
             new = {}
         elif "residual" not in new:
@@ -150,9 +155,9 @@ class RankState:
             )
         if saved_nodes != self.ranks_per_node:
             raise StateError(
-                f"this compressor state was saved with {saved_nodes} ranks in a node, and here "
-                f"{self.ranks_per_node} share one: give load_state_dict the list of all "
-                f"{saved_size} ranks' states"
+                f"this compressor state was saved with {saved_nodes} ranks in a node, and this run "
+                f"has {self.ranks_per_node}: give load_state_dict the list of all {saved_size} "
+                "ranks' states"
             )
 
 
@@ -160,10 +165,10 @@ def _checked(states: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]
     """States of one run by rank.
 
     Raises:
-        StateError: one of them is incomplete or of another version or run.
+        StateError: a state is incomplete, or of another version or run.
     """
     if not states:
-        raise StateError("an empty list of compressor states; give those of all ranks")
+        raise StateError("an empty list of compressor states; give the states of all ranks")
     for one in states:
         missing = {*_HEADER, *STATE_KINDS} - set(one)
         if missing:
@@ -177,13 +182,13 @@ def _checked(states: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]
         if len(sizes) > 1:
             raise StateError(
                 f"compressor states of different {text}: {', '.join(map(str, sizes))}; give "
-                "those of all ranks of one run"
+                "the states of all ranks of one run"
             )
     return {int(one["rank"]): one for one in states}
 
 
 def _merged(ranks: Sequence[Mapping[str, Any]]) -> MemoryState:
-    """The arrays for every rank of another world: means, and replicated arrays as they are."""
+    """The arrays for every rank at another world size: means, and replicated arrays unchanged."""
     return {
         kind: (_same if kind in REPLICATED_KINDS else _mean)([one[kind] for one in ranks], kind)
         for kind in STATE_KINDS
@@ -202,7 +207,7 @@ def _same(of_ranks: Sequence[Mapping[str, Any]], kind: str) -> Arrays:
         for name in sorted({*first, *other}):
             if name not in first or name not in other or not _equal(first[name], other[name]):
                 raise StateError(
-                    f"the ranks' {kind} of '{name}' differ, and one run has the same on all ranks: "
+                    f"the ranks' {kind} of '{name}' differ, but are equal on all ranks of one run: "
                     "these are states of different runs or steps"
                 )
     return first

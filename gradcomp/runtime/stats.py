@@ -1,4 +1,4 @@
-"""Bytes sent, counted where they are handed over."""
+"""Statistics of a rank: bytes handed to collectives, decisions of a policy, and a profile."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Stats:
 
     Attributes:
         sent_bytes: bytes by kind of request (``"allreduce"``, ``"allgather"``, ...; inside a node
-            ``"node allreduce"``, ...): payloads, indices and frame headers included. An engine
-            moves them on more than once; how often depends on its algorithm (a ring all-reduce of
-            P bytes sends 2 (n-1)/n P per rank).
-        dense_bytes: bytes that the same gradients have uncompressed.
-        decisions: of the policy ``auto``, group by group.
-        steps: optimization steps so far (the largest number of rounds of any one tensor).
-        profile: where the time goes, since `start_profile`; None where that is not measured.
+            ``"node allreduce"``, ...): payloads, indices and frame headers included. An engine may
+            transfer them several times: a ring all-reduce of P bytes on n ranks sends 2 (n-1)/n P
+            per rank.
+        dense_bytes: uncompressed size of the same gradients.
+        decisions: of the policy ``auto``, one for each group.
+        steps: optimization steps so far (the largest number of rounds of any tensor).
+        profile: the time by phase since `start_profile`; None if it is not measured.
     """
 
     sent_bytes: Counter[str] = field(default_factory=Counter)
@@ -33,11 +33,11 @@ class Stats:
     profile: Profile | None = field(default=None, repr=False, compare=False)
 
     def start_profile(self, *, error: bool = False) -> Profile:
-        """Measure from the next step on where its time goes; between two steps only.
+        """Profile all steps from the next one on. To be called between two steps.
 
         Args:
-            error: also average all compressed gradients exactly, and compare. That takes as long as
-                no compression at all, and every rank must ask for it before the same step.
+            error: also average all compressed gradients exactly, and compare. This adds the time of
+                an uncompressed exchange to each step. Every rank must set it before the same step.
 
         Returns:
             The new `profile`.
@@ -46,7 +46,7 @@ class Stats:
         return self.profile
 
     def stop_profile(self) -> None:
-        """Measure no longer; between two steps only, on every rank where errors were measured."""
+        """Stop profiling. To be called between two steps; if errors were measured, on every rank."""
         self.profile = None
 
     def count(self, kind: str, nbytes: int) -> None:
@@ -55,7 +55,7 @@ class Stats:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes sent, all kinds together, but for what ``two_level`` sends inside a node."""
+        """Bytes sent, all kinds together, without traffic of ``two_level`` inside a node."""
         return self.sent_bytes.total() - self.node_bytes
 
     @property

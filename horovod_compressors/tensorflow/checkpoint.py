@@ -42,7 +42,11 @@ class CompressionState(tf.train.experimental.PythonState):  # type: ignore[misc]
         return file.getvalue()
 
     def deserialize(self, string_value: bytes) -> None:
-        """Take up what `serialize` gave."""
+        """Continue from a result of `serialize`.
+
+        Raises:
+            StateError: the bytes are no state, or it does not fit.
+        """
         try:
             with np.load(io.BytesIO(string_value), allow_pickle=False) as file:
                 state: dict[str, Any] = json.loads(file[""].item())

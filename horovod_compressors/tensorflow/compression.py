@@ -58,18 +58,19 @@ class Compression(BaseCompression):
     """A compressor for the ``compression`` argument of the stock ``hvd.DistributedGradientTape``,
     and of the stock ``hvd.DistributedOptimizer`` of Keras 2.
 
-    In the graph of each list of gradients that Horovod would all-reduce, one operation takes all
-    that are compressed and averages them; Horovod itself all-reduces those that are not. Averages
-    are those that ``horovod_compressors.torch`` gives.
+    Horovod all-reduces lists of gradients. In the graph of each list, one operation averages all
+    compressed gradients, and Horovod all-reduces the others. Averages equal those of
+    ``horovod_compressors.torch``.
 
     Args:
-        config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors (tensors with at most
-            one dimension or under 4096 elements travel uncompressed), or a `gradcomp.Config` with
-            rules of its own. The same on every rank; a difference is an error on all ranks.
+        config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors, or a
+            `gradcomp.Config` with rules of its own. With a spec, tensors with at most one dimension
+            or under 4096 elements travel uncompressed. The same on every rank; a difference is an
+            error on all ranks.
         variables: all that may have gradients, such as ``model.trainable_variables`` of a model
-            that is built. State is kept by their names, of which those after the first of equal
-            ones get a number. Without it variables are named as they come.
-        process_set: of the tape or the optimizer.
+            that is built. State is kept by their names; a repeated name gets a number. Without this
+            argument variables are named in the order of their first use.
+        process_set: the process set of the tape or the optimizer.
 
     Raises:
         SpecError: the spec is wrong.
@@ -83,7 +84,7 @@ class Compression(BaseCompression):
 
     HOROVOD = hvd
     OPTIONS = ("variables", "process_set")
-    OVERWRITE = False  # the arrays that TensorFlow shows must not change
+    OVERWRITE = False  # arrays of TensorFlow's tensors must not change
 
     def __init__(
         self,
@@ -111,9 +112,12 @@ class Compression(BaseCompression):
         return self.pipeline.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Take up a saved state: this rank's own, or the list of all ranks' states.
+        """Continue from a saved state: this rank's own, or the list of all ranks' states.
 
         See `Pipeline.load_state_dict`.
+
+        Raises:
+            StateError: the state does not fit.
         """
         self.pipeline.load_state_dict(state)
 
@@ -132,9 +136,13 @@ class Compression(BaseCompression):
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def compress(self, tensor: Any) -> tuple[Any, Any]:
-        """Start averaging a gradient; Horovod all-reduces the tensor that is returned."""
+        """Start averaging a gradient; Horovod all-reduces the returned tensor.
+
+        Raises:
+            ConfigError: Horovod's tape or optimizer is not the caller, or does not fit.
+        """
         if not self.process_set.included() or self.process_set.size() == 1:
-            return tensor, None  # which Horovod does not run
+            return tensor, None  # Horovod does not all-reduce it
         if tf.executing_eagerly():
             raise _misplaced()
         of_graph = self._traced.setdefault(tensor.graph, {})
@@ -148,7 +156,7 @@ class Compression(BaseCompression):
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def decompress(self, tensor: Any, ctx: Any) -> Any:
-        """The reduced gradient, from what Horovod made of `compress`'s tensor."""
+        """The averaged gradient; ``tensor`` is the all-reduced result of `compress`."""
         if ctx is None:
             return tensor
         averaged, dtype = ctx
@@ -179,7 +187,7 @@ class Compression(BaseCompression):
         with graph.as_default(), tf.name_scope("gradcomp"), tf.device("CPU:0"):
             step = partial(self._average, collector, dense, compressed)
             averages = tf.numpy_function(step, inputs, [tf.float32] * len(inputs))
-            if not inputs:  # then it is the operation, which counts what Horovod sends
+            if not inputs:  # the result is then the operation, which only counts dense gradients
                 averages = []
             scale = 1 if call.op == hvd.Average else self.process_set.size()
             for one, grad, average in zip(compressed, inputs, averages, strict=True):
@@ -210,13 +218,13 @@ class Compression(BaseCompression):
         shapes = self._names.shapes(names)
         collector = self._collectors.get(tuple(shapes))
         if collector is None:
-            # All ranks trace the same graphs, so all come here.
+            # All ranks trace the same graphs, so all ranks call this.
             with tf.init_scope():
                 collector = self._collectors[tuple(shapes)] = self._agree(shapes)
         return collector
 
     def _check_call(self, call: Call) -> None:
-        """Refuse what would give wrong averages."""
+        """Refuse options that would give wrong averages."""
         self._check_process_set(call.process_set.process_set_id)
         if call.op not in (hvd.Average, hvd.Sum):
             self._check_exotic_op()
@@ -226,7 +234,7 @@ class Compression(BaseCompression):
         for spec in resolution.schedule.specs:
             if exchange_pattern(spec, resolution.exchange) != "dense":
                 raise TypeError(
-                    f"the gradient of '{name}' is an IndexedSlices, which cannot take '{spec}': "
+                    f"the gradient of '{name}' is an IndexedSlices, which '{spec}' cannot compress: "
                     "pass sparse_as_dense=True to Horovod's tape or optimizer"
                 )
 
@@ -239,6 +247,6 @@ class Compression(BaseCompression):
 
 def _misplaced() -> ConfigError:
     return ConfigError(
-        "Compression works in hvd.DistributedGradientTape and hvd.DistributedOptimizer only, which "
-        "say whose gradients they average; hvd.allreduce does not"
+        "Compression works in hvd.DistributedGradientTape and hvd.DistributedOptimizer only: from "
+        "hvd.allreduce it cannot learn the variable of a gradient"
     )

@@ -33,14 +33,13 @@ class _Pending:
 
 
 class HorovodEngine:
-    """Collectives of the eager API, which wait for each other: requests are collected, and run as
-    groups when the first reply is wanted.
+    """Collectives of the eager API, which block: requests wait in a queue for the first `finish`.
 
-    The ranks must start the same requests in the same order, including requests of groups that they
-    are outside of, and want replies at the same points.
+    Ranks must start the same requests in the same order, also requests of groups that they are
+    outside of. They must call `finish` at the same points.
 
     Args:
-        process_sets: of each group that this rank is in.
+        process_sets: the process set of each group that this rank is in.
     """
 
     def __init__(self, process_sets: Mapping[RankGroup, Any]) -> None:
@@ -54,7 +53,7 @@ class HorovodEngine:
         return pending
 
     def finish(self, handle: _Pending) -> Any:
-        """The reply to a request; runs the whole queue if it is in there."""
+        """The reply to a request; runs the whole queue if the request is still waiting."""
         if not handle.done:
             queue, self._queue = self._queue, []
             for group, process_set in self._process_sets.items():
@@ -68,7 +67,7 @@ def _run(queue: Sequence[_Pending], process_set: Any) -> None:
     """Run the requests of a group: all gathers at once, then all sums of a dtype."""
     gathers = _of(queue, AllGather, Broadcast)
     if gathers:
-        # Horovod's own broadcast wants the size on every rank.
+        # Horovod's own broadcast needs the size on every rank.
         frames = [_tensor(_bytes_of(one.request)) for one in gathers]
         replies = hvd.grouped_allgather(frames, process_set=process_set)
         for one, reply in zip(gathers, replies, strict=True):
@@ -100,14 +99,14 @@ def _bytes_of(request: AllGather | Broadcast) -> Any:
 
 
 def gather_bytes(data: Any, process_set: Any) -> bytes:
-    """The bytes that all ranks give, one after the other in rank order."""
+    """The bytes of all ranks, one after the other in rank order."""
     return bytes(
         _array(hvd.allgather(_tensor(np.frombuffer(data, np.uint8)), process_set=process_set))
     )
 
 
 def _tensor(array: Any) -> Any:
-    # In the array's own memory, which nobody writes to while a collective runs; TensorFlow's own
+    # Shares the array's memory, which does not change while a collective runs; TensorFlow's own
     # conversion copies.
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 

@@ -25,20 +25,21 @@ def DistributedOptimizer(  # noqa: N802 - as Horovod's own
 ) -> Any:
     """An optimizer that averages gradients over the ranks before it applies them.
 
-    For Keras 2 it is the stock one. The stock one for Keras 3 never averages anything; this is then
-    a copy of ``optimizer`` that averages in ``apply``, which ``model.fit`` calls.
+    For Keras 2 it is the stock optimizer. The stock optimizer for Keras 3 never averages anything.
+    For Keras 3 this is therefore a copy of ``optimizer`` that averages in ``apply``, which
+    ``model.fit`` calls.
 
     Args:
-        optimizer: one of Keras; its state, if any, is not copied.
+        optimizer: an optimizer of Keras; its state, if any, is not copied.
         compression: averages the gradients over its process set.
         op: ``hvd.Average`` or ``hvd.Sum``.
-        sparse_as_dense: make gradients of embeddings dense.
+        sparse_as_dense: whether to make gradients of embeddings dense.
         options: of the stock optimizer for Keras 2, such as ``backward_passes_per_step``. Keras 3
             has ``gradient_accumulation_steps`` of its optimizers instead.
 
     Raises:
-        ConfigError: options with an optimizer of Keras 3; an optimizer with momentum and a spec
-            that applies it already.
+        ConfigError: options, or another ``op``, with an optimizer of Keras 3; or an optimizer with
+            momentum and a spec that applies the momentum already.
     """
     _check_momentum(optimizer, compression)
     shared = {"sparse_as_dense": sparse_as_dense, "op": op}
@@ -54,11 +55,11 @@ def DistributedOptimizer(  # noqa: N802 - as Horovod's own
         )
     if options:
         raise ConfigError(
-            f"{', '.join(sorted(options))} cannot be had with Keras 3; for "
+            f"{', '.join(sorted(options))} does not work with Keras 3; for "
             "backward_passes_per_step use gradient_accumulation_steps of the optimizer"
         )
     if op not in (hvd.Average, hvd.Sum):
-        raise ConfigError("op must be hvd.Average or hvd.Sum")
+        raise ConfigError(f"op is {op}; with Keras 3 it must be hvd.Average or hvd.Sum")
     cls = type(optimizer)
     # The name and module of the original, so that saved models load without Horovod.
     kind: Any = type(cls.__name__, (_Averaging, cls), {"__module__": cls.__module__})
@@ -77,7 +78,7 @@ def DistributedOptimizer(  # noqa: N802 - as Horovod's own
 
 
 class _Averaging:
-    """Mixed in before a class of optimizers of Keras 3."""
+    """Mixin in front of a class of optimizers of Keras 3."""
 
     _average: Any
     _trainable_variables: Sequence[Any]
@@ -86,13 +87,13 @@ class _Averaging:
         """Average the gradients, and apply the averages."""
         variables = trainable_variables or self._trainable_variables
         # `seam` finds the variables by this name.
-        rv = [one if isinstance(one, tf.Variable) else one.value for one in variables]
+        rv = [v if isinstance(v, tf.Variable) else v.value for v in variables]
         averages = self._average(list(grads), rv)
         return super().apply(averages, trainable_variables)  # type: ignore[misc]
 
 
 def is_keras(optimizer: Any) -> bool:
-    """Whether it is an optimizer of Keras 2 or 3."""
+    """Whether ``optimizer`` is an optimizer of Keras 2 or 3."""
     return _is_keras_3(optimizer) or isinstance(optimizer, tf.keras.optimizers.Optimizer)
 
 
@@ -101,7 +102,7 @@ def _is_keras_3(optimizer: Any) -> bool:
 
 
 def _check_momentum(optimizer: Any, compression: Compression) -> None:
-    """Refuse to apply the momentum twice."""
+    """Refuse an optimizer with momentum if the compression applies it already."""
     memory = compression.config.momentum_correction
     if memory is None:
         return

@@ -1,4 +1,4 @@
-"""Compression in scripts for TensorFlow that know nothing of it."""
+"""Compression in unchanged scripts for TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from horovod_compressors.tensorflow.keras import DistributedOptimizer, is_keras
 
 __all__ = ["patch"]
 
-# One for each process set, as scripts make a tape in every step.
+# One compression for each process set, because scripts make a tape in every step.
 _compressions: dict[int, Compression] = {}
 
 # Arguments for Horovod's optimizers only.
@@ -26,7 +26,8 @@ def patch(module: Any, config: Config, replaced: Callable[[str, Any], None]) -> 
 
     Args:
         module: ``horovod.tensorflow`` or ``horovod.tensorflow.keras``.
-        replaced: is told what was replaced, and the compression that it had.
+        config: of the new compression.
+        replaced: called with the name of each replaced function, and its former compression.
     """
     for name in ("DistributedGradientTape", "DistributedOptimizer"):
         stock = getattr(module, name, None)

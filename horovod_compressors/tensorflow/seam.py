@@ -1,8 +1,8 @@
 """The call of stock Horovod around a compressor: its gradients, variables and operation.
 
 Horovod calls ``compress`` while it traces a graph, with one gradient at a time and nothing else.
-The calling frames have the rest: all gradients, the variables, the operation. This file alone knows
-private names of Horovod; without them every case of the tests on TensorFlow fails.
+The calling frames have the rest: all gradients, the variables, the operation. This file and `keras`
+use private names of Horovod; without them every case of the tests on TensorFlow fails.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gradcomp.errors import ConfigError
 
 __all__ = ["Call", "VariableNames", "calling_allreduce", "keras_3_under_construction"]
 
-# AutoGraph's versions of functions have this before their names, and frames of its own between.
+# The prefix of functions that AutoGraph has converted; it also adds frames between them.
 _AUTOGRAPH = "tf__"
 _MAX_DEPTH = 200
 
@@ -33,8 +33,8 @@ class Call:
     """One call of Horovod's function that all-reduces a list of gradients.
 
     Attributes:
-        grads: all gradients; None where there is none.
-        variables: of these gradients, in the same order.
+        grads: all gradients; None for a variable without a gradient.
+        variables: the variables of these gradients, in the same order.
         op: the operation, such as ``hvd.Average``.
         process_set: the ranks of the operation.
     """
@@ -56,7 +56,7 @@ def _frames() -> Iterator[tuple[str, FrameType]]:
 
 
 def calling_allreduce() -> Call | None:
-    """The call from which ``compress`` is called; None when it is called by anybody else."""
+    """The call of Horovod that is calling ``compress``; None if there is none."""
     reducing: dict[str, Any] | None = None
     grads: Sequence[Any] | None = None
     for name, frame in _frames():
@@ -68,14 +68,14 @@ def calling_allreduce() -> Call | None:
                 grads = list(frame.f_locals["grads"])
         else:
             for key in _VARIABLES:
-                found = frame.f_locals.get(key)
-                if isinstance(found, list) and len(found) == len(grads):
-                    return Call(grads, found, reducing["op"], reducing["process_set"])
+                variables = frame.f_locals.get(key)
+                if isinstance(variables, list) and len(variables) == len(grads):
+                    return Call(grads, variables, reducing["op"], reducing["process_set"])
     return None
 
 
 def keras_3_under_construction() -> bool:
-    """Whether Horovod is making its optimizer of one of Keras 3, which would never average."""
+    """Whether Horovod is wrapping an optimizer of Keras 3: the result would never average."""
     keras = sys.modules.get("keras")
     if keras is None:
         return False
@@ -106,12 +106,12 @@ class VariableNames:
         """The names of variables.
 
         Raises:
-            ConfigError: one is not among those given.
+            ConfigError: a variable is not among the given variables.
         """
         return [self._find(variable, len(variables)) for variable in variables]
 
     def shapes(self, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of all variables given, or, where none were, of these."""
+        """Names and shapes of all given variables, or of these if none were given."""
         chosen = self._shapes if self._given else names
         return {name: self._shapes[name] for name in chosen}
 
@@ -140,7 +140,7 @@ class VariableNames:
 
 
 def _plain(variable: Any) -> Any:
-    """TensorFlow's variable behind one of Keras 3."""
+    """The TensorFlow variable of a Keras 3 variable."""
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 

@@ -43,16 +43,16 @@ class _Context:
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
-    round: Round | None  # of a linear round; the driver has the others
+    round: Round | None  # a linear round; the driver has all other rounds
 
     def restore(self, average: Any) -> torch.Tensor:
-        """The average as a tensor like the gradient was."""
+        """The average with the gradient's shape, dtype and device."""
         tensor = torch.from_numpy(average).view(self.shape)
         return tensor.to(device=self.device, dtype=self.dtype)
 
 
 def _check_nameless(config: Config) -> None:
-    """Refuse what cannot do without the names of parameters."""
+    """Refuse a configuration that needs the names of parameters."""
     if config.stateful:
         spec = next(spec for spec in config.specs if spec.stateful)
         reason = f"'{spec}' keeps state between steps, by parameter name"
@@ -75,16 +75,18 @@ class Compression(TensorControls, BaseCompression):
     finishes the exchange, and the token's reduced value tells ``op=Average`` from ``op=Sum``.
 
     Args:
-        config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors (tensors with at most
-            one dimension or under 4096 elements travel uncompressed), or a `gradcomp.Config` with
-            rules of its own. The same on every rank; a difference is an error on all ranks.
-        named_parameters: ``model.named_parameters()``. Required when a spec keeps state between
-            steps (a memory, an algorithm), by name. Otherwise the optimizer's own names serve.
-        process_set: of the optimizer.
+        config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors, or a
+            `gradcomp.Config` with rules of its own. With a spec, tensors with at most one dimension
+            or under 4096 elements travel uncompressed. The same on every rank; a difference is an
+            error on all ranks.
+        named_parameters: ``model.named_parameters()``. Required if the configuration needs names:
+            for state between steps (a memory, an algorithm), several specs in turn, or the policy
+            ``auto``. By default the optimizer's own names.
+        process_set: the process set of the optimizer.
 
     Raises:
         SpecError: the spec is wrong.
-        ConfigError: a spec that keeps state without ``named_parameters``.
+        ConfigError: ``named_parameters`` is required and missing.
 
     Example::
 
@@ -95,7 +97,7 @@ class Compression(TensorControls, BaseCompression):
 
     HOROVOD = hvd
     OPTIONS = ("named_parameters", "process_set")
-    OVERWRITE = True  # Horovod's optimizer replaces gradients by their averages anyway
+    OVERWRITE = True  # Horovod's optimizer replaces gradients by their averages
 
     def __init__(
         self,
@@ -108,13 +110,19 @@ class Compression(TensorControls, BaseCompression):
             _check_nameless(self.config)
         self._names = ParameterNames(named_parameters)
         self._collector: Collector | None = None
-        # From a step's first gradient until the optimizer wants averages.
+        # True from a step's first gradient until the optimizer's first `decompress`.
         self._in_step = False
 
     # The interface that Horovod calls.
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Start averaging a gradient; Horovod all-reduces the tensor that is returned."""
+        """Start averaging a gradient; Horovod all-reduces the returned tensor.
+
+        Raises:
+            TypeError: the gradient is sparse or complex, or op=Adasum does not fit.
+            ConfigError: the optimizer or the names do not fit.
+            ProtocolError: the ranks run different compression, or the gradient came twice.
+        """
         if tensor.is_sparse:
             raise TypeError(
                 "a sparse gradient cannot be compressed: pass sparse_as_dense=True, which works "
@@ -124,7 +132,7 @@ class Compression(TensorControls, BaseCompression):
         if tensor.is_complex():
             raise TypeError(
                 f"a gradient of dtype {tensor.dtype} cannot be averaged: Horovod and the codecs "
-                "take real numbers; make the parameter real and use torch.view_as_complex on it"
+                "work on real numbers; make the parameter real and use torch.view_as_complex on it"
             )
         collector = self._collector or self._first_use()
         if not self._in_step:
@@ -132,7 +140,7 @@ class Compression(TensorControls, BaseCompression):
             self._report(collector.begin_step())
         name = self._names.find(tensor) or ""
         resolved = collector.resolve(name, tuple(tensor.shape))
-        if tensor.requires_grad:  # it is the parameter itself
+        if tensor.requires_grad:  # the parameter itself, which op=Adasum compresses
             self._check_adasum(resolved)
         if not name and not resolved.aggregator.linear:
             raise ConfigError(
@@ -148,7 +156,7 @@ class Compression(TensorControls, BaseCompression):
         if route is Route.LINEAR:
             context.round = self.pipeline.round(name, gradient, tensor.nbytes, resolved)
             request = next(context.round)
-            assert isinstance(request, AllReduce)  # as linear rounds are
+            assert isinstance(request, AllReduce)  # ensured by `Aggregator.linear`
             return torch.from_numpy(request.array).to(tensor.device), context
         collector.add(resolved, gradient, tensor.nbytes)
         token = torch.ones(1, device=tensor.device)
@@ -156,7 +164,11 @@ class Compression(TensorControls, BaseCompression):
         return token, context
 
     def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """The reduced gradient, from what Horovod made of `compress`'s tensor."""
+        """The averaged gradient; ``tensor`` is the all-reduced result of `compress`.
+
+        Raises:
+            ProtocolError: the optimizer's op is neither Average nor Sum, or a rank has joined.
+        """
         average = self._average(tensor, ctx)
         self._in_step = False
         if self._collector is not None:
@@ -189,7 +201,7 @@ class Compression(TensorControls, BaseCompression):
             except StopIteration as stop:
                 return ctx.restore(stop.value)
             raise ProtocolError(f"the linear round of '{ctx.name}' has a second phase")
-        assert self._collector is not None  # compress made it
+        assert self._collector is not None  # made by `compress`
         scale = self._token_scale(tensor)
         average = ctx.restore(self._collector.finish(ctx.name))
         return average if scale == 1 else average * scale
@@ -208,11 +220,11 @@ class Compression(TensorControls, BaseCompression):
         )
 
     def _pass_sparse(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A sparse gradient, which Horovod has gathered without calling `compress`."""
+        """Return a sparse gradient, which Horovod has gathered without calling `compress`."""
         for _, spec, exchange in self.config.compress.choices:
             if exchange_pattern(spec, exchange) not in ("dense", "reduce"):
                 raise TypeError(
-                    f"a sparse gradient cannot take '{spec}': pass sparse_as_dense=True to "
+                    f"'{spec}' cannot compress a sparse gradient: pass sparse_as_dense=True to "
                     "hvd.DistributedOptimizer, or make the layer's gradient dense (sparse=False)"
                 )
         return tensor
@@ -220,8 +232,8 @@ class Compression(TensorControls, BaseCompression):
     def _first_use(self) -> Collector:
         """See `_agree`.
 
-        Blocking is safe here: every rank comes here with its first gradient of the first step, as
-        Horovod submits every parameter on every rank.
+        Blocking is safe here: every rank calls this with its first gradient of the first step,
+        because Horovod submits every parameter on every rank.
         """
         optimizer = calling_optimizer()
         if optimizer is not None:
@@ -240,9 +252,9 @@ class Compression(TensorControls, BaseCompression):
         return bytes(texts.numpy())
 
     def _check_optimizer(self, optimizer: Any) -> None:
-        """Refuse what would give wrong averages.
+        """Refuse options that would give wrong averages.
 
-        The optimizer that the stock factory makes for op=Adasum has neither attribute.
+        The stock optimizer for op=Adasum has neither ``process_set`` nor ``op``.
         """
         check_momentum(self.config, optimizer)
         theirs = getattr(optimizer, "process_set", hvd.global_process_set)

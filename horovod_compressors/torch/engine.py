@@ -21,8 +21,8 @@ class HorovodEngine:
     """Asynchronous collectives; tensors travel through CPU memory.
 
     Args:
-        prefix: of the collectives' names; the same on every rank.
-        process_sets: of each group that this rank is in.
+        prefix: prefix of the collectives' names; the same on every rank.
+        process_sets: the process set of each group that this rank is in.
     """
 
     def __init__(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> None:
@@ -39,7 +39,7 @@ class HorovodEngine:
             frame = torch.from_numpy(request.frame)
             handle = hvd.allgather_async(frame, name=name, process_set=process_set)
         elif isinstance(request, Broadcast):
-            # Horovod's own broadcast wants the size on every rank.
+            # Horovod's own broadcast needs the size on every rank.
             data = torch.from_numpy(request.data)
             handle = hvd.allgather_async(data, name=name, process_set=process_set)
         elif isinstance(request, AllToAll):
@@ -59,7 +59,7 @@ class HorovodEngine:
         return request, handle
 
     def finish(self, handle: tuple[Request, int] | None) -> Any:
-        """Wait for a started request."""
+        """Wait for a started request; returns its reply, or None outside its group."""
         if handle is None:
             return None
         request, number = handle

@@ -1,9 +1,10 @@
-"""Which parameter a gradient belongs to.
+"""Finds the parameter of a gradient.
 
-The stock optimizer hands ``compress`` a tensor and nothing else. It is ``p.grad`` itself, so a
-parameter whose ``grad`` is that very object is the one. Where it is not (``sparse_as_dense`` makes
-a dense copy, Adasum passes the parameter), and where the user gave no names, the calling
-optimizer's frame tells. This file alone knows private names of Horovod; tests/engines/test_horovod_seam.py pins them.
+The stock optimizer calls ``compress`` with a tensor and nothing else. The tensor is usually
+``p.grad`` itself, so the object identifies the parameter. In other cases the frame of the calling
+optimizer has the parameter: ``sparse_as_dense`` makes a dense copy, Adasum passes the parameter,
+and the user may have given no names. In this package only this file and `wait` use private names of
+Horovod; tests/engines/test_horovod_seam.py checks them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _MAX_DEPTH = 6
 
 
 def _caller_frame() -> FrameType | None:
-    """The frame of the stock optimizer's method that is calling ``compress``, if one is."""
+    """The frame of the stock optimizer's method that is calling ``compress``, or None."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MAX_DEPTH):
         if frame is None:
@@ -37,7 +38,7 @@ def _caller_frame() -> FrameType | None:
 
 
 def calling_optimizer() -> Any | None:
-    """The stock ``DistributedOptimizer`` that is calling ``compress``; None when nobody such is."""
+    """The stock ``DistributedOptimizer`` that is calling ``compress``; None if there is none."""
     frame = _caller_frame()
     return None if frame is None else frame.f_locals.get("self")
 
@@ -47,20 +48,23 @@ class ParameterNames:
 
     Args:
         named_parameters: pairs of name and parameter, as ``model.named_parameters()`` gives them;
-            None to take those of the optimizer that calls.
+            None for the names of the calling optimizer.
+
+    Raises:
+        ConfigError: ``named_parameters`` are no such pairs, or a name is repeated.
     """
 
     def __init__(self, named_parameters: Iterable[tuple[str, torch.Tensor]] | None) -> None:
         self._given = named_parameters is not None
         self._optimizer: Any = None
         self._pairs = _check_pairs(list(named_parameters or ()))
-        # Gradients come in the same order in most steps: look first where the last one was found.
+        # Gradients usually come in the same order: the search starts next to the last result.
         self._position = 0
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every parameter that may have a gradient, in the order given.
 
-        Empty where no names are known.
+        Empty if no names are known.
         """
         self._known()
         return {name: tuple(p.shape) for name, p in self._pairs if p.requires_grad}
@@ -78,9 +82,12 @@ class ParameterNames:
         return True
 
     def find(self, tensor: torch.Tensor) -> str | None:
-        """The name of the parameter whose gradient (or which itself) is ``tensor``.
+        """The name of the parameter that is ``tensor``, or has it as its gradient.
 
-        None where no names are known: without ``named_parameters`` and outside an optimizer.
+        None if no names are known: without ``named_parameters`` and outside an optimizer.
+
+        Raises:
+            ConfigError: the tensor belongs to none of the parameters.
         """
         if not self._known():
             return None
@@ -115,6 +122,6 @@ def _check_pairs(pairs: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise ConfigError(f"names in named_parameters must be unique; repeated: {repeated}")
-    # A parameter of several names goes by the one that the stock optimizer gives it.
+    # A parameter with several names keeps the name that the stock optimizer uses.
     chosen = {parameter: name for name, parameter in sorted(pairs, key=itemgetter(0))}
     return [(name, parameter) for name, parameter in pairs if chosen[parameter] == name]

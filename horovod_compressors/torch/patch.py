@@ -1,4 +1,4 @@
-"""Compression in scripts for PyTorch that know nothing of it."""
+"""Compression in unchanged scripts for PyTorch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def patch(module: Any, config: Config, replaced: Callable[[str, Any], None]) -> 
 
     Args:
         module: ``horovod.torch``.
-        replaced: is told what was replaced, and the compression that it had.
+        config: of the new compression.
+        replaced: called with the name of each replaced optimizer, and its former compression.
     """
     stock = module.DistributedOptimizer
     signature = inspect.signature(stock)

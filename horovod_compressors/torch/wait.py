@@ -1,7 +1,7 @@
-"""Waiting for Horovod's collectives while others use the processor.
+"""Waits for Horovod's collectives without using a processor.
 
-Horovod's own wait, ``hvd.synchronize``, looks at a collective again and again without a pause.
-Ranks that are still computing may need that processor, and so may Horovod's own thread.
+Horovod's own wait, ``hvd.synchronize``, polls a collective without a pause. Ranks that are still
+computing may need that processor, and so may Horovod's own thread.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ __all__ = ["wait", "wait_first"]
 
 _FIRST_NAP = 5e-5
 _LONGEST_NAP = 1e-3
-"""Seconds between looks at a collective; Horovod itself looks at new ones once a millisecond."""
+"""Seconds between polls of a collective; Horovod itself starts new ones once a millisecond."""
 
 
 def wait(handle: int) -> None:
-    """Until ``hvd.synchronize(handle)`` need not wait any more."""
+    """Wait until ``hvd.synchronize(handle)`` would return at once."""
     nap = _FIRST_NAP
     while not hvd.poll(handle):
         time.sleep(nap)
-        # Each look takes others some of the processor: in a long wait there are few.
+        # Each poll costs processor time: in a long wait polls are rare.
         nap = min(1.25 * nap, _LONGEST_NAP)
 
 
 def wait_first(optimizer: Any) -> None:
-    """Let a stock ``hvd.DistributedOptimizer`` wait so before it synchronizes.
+    """Make a stock ``hvd.DistributedOptimizer`` call `wait` before it synchronizes.
 
-    That is in ``step()``, and before it where gradients are clipped or looked at.
+    It synchronizes in ``step()``, or when the script calls ``synchronize()``.
     """
-    # A bound method: copies of the optimizer then have one of their own.
+    # A bound method, so that copies of the optimizer get their own.
     optimizer.synchronize = MethodType(_synchronize, optimizer)
 
 
@@ -49,8 +49,8 @@ def _wait_for_all(optimizer: Any) -> None:
     for key in submitted:
         parameters.update(key if isinstance(key, tuple) else (key,))  # a tuple is a group
     handles: Collection[Any] = [handle for handle, _ in submitted.values()]
-    # Where some are left, the optimizer submits them before it waits: waiting for the others here
-    # could be waiting for ranks that wait for these. Otherwise it waits for the same ones next.
+    # If some parameters are left, the optimizer submits them before it waits. To wait here could be
+    # a deadlock: other ranks may wait for these parameters.
     if optimizer._requires_update <= parameters and all(isinstance(one, int) for one in handles):
         for handle in handles:
             wait(handle)

@@ -75,13 +75,13 @@ def test_the_same_spec_may_travel_in_several_ways() -> None:
 @pytest.mark.parametrize(
     ("spec", "exchange", "says"),
     [
-        ("topk(k=5)", "reduce", "payloads of 'topk' cannot be added; take gather or sra"),
-        ("globaltopk(ratio=0.1)", "sra", "take gather, sparse_allreduce, or topk"),
+        ("topk(k=5)", "reduce", "payloads of 'topk' cannot be added; use gather or sra"),
+        ("globaltopk(ratio=0.1)", "sra", "use gather, sparse_allreduce, or topk"),
         ("powersgd", "sra", "give its rule `exchange: auto`"),
         ("powersgd", "gather", "give its rule `exchange: auto`"),
         ("topk(k=5)", "ring", "expected auto, reduce, gather, sra, sparse_allreduce, two_"),
         ("topk(k=5)", "two_level(reduce)", "payloads of 'topk' cannot be added"),
-        ("globaltopk(ratio=0.1)", "two_level(sra)", "take gather, sparse_allreduce, or topk"),
+        ("globaltopk(ratio=0.1)", "two_level(sra)", "use gather, sparse_allreduce, or topk"),
         ("powersgd", "two_level(gather)", "give its rule `exchange: auto`, or two_level"),
         ("topk(k=5)", "two_level(auto)", "or two_level(PATTERN) such as two_level(sra)"),
         ("topk(k=5)", "two_level(two_level)", "got 'two_level(two_level)'"),

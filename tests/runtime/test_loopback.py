@@ -191,7 +191,7 @@ def test_ranks_with_different_patterns() -> None:
         ("topk(k=2)", "w", (3, 4)), ("identity", "w", (3, 4)), ("topk(k=2)", "w", (3, 4))
     )
     assert message.split("\n") == [
-        "the ranks ask for different things:",
+        "the ranks make different requests:",
         "  rank 0: all-gather of 'w'",
         "  rank 1: all-reduce of 'w', float32, shape (12,)",
         "  rank 2: all-gather of 'w'",
@@ -225,7 +225,7 @@ def test_a_rank_that_asks_no_more() -> None:
         [finished(), pipeline.round("w", np.ones(3, np.float32))],
         [pipeline.round("w", np.ones(3, np.float32)), finished()],
     ):
-        with pytest.raises(ProtocolError, match="nothing more: it has its average"):
+        with pytest.raises(ProtocolError, match="no further request: its round has ended"):
             run_rounds(rounds)
 
 

@@ -274,7 +274,7 @@ def without(key: str) -> dict[str, Any]:
 REFUSALS: dict[str, tuple[object, str]] = {
     "another rank's": (states_of(2)[1], "compressor state of rank 1 of 2, and this is rank 0 of 2"),
     "another world's": (states_of(3)[0], "rank 0 of 3, and this is rank 0 of 2: load each rank's"),
-    "none": ([], "an empty list of compressor states; give those of all ranks"),
+    "none": ([], "an empty list of compressor states; give the states of all ranks"),
     "a rank is missing": (states_of(3)[:2], r"each of the 3 ranks once; it holds ranks \[0, 1\]"),
     "a rank twice": ([states_of(2)[0]] * 2, r"each of the 2 ranks once; it holds ranks \[0, 0\]"),
     "too many": (

@@ -25,31 +25,30 @@ class AsyncGossipDataParallel(DecentralizedModule):
 
     AD-PSGD: Lian, Zhang, Zhang, Liu: "Asynchronous Decentralized Parallel Stochastic Gradient
     Descent" (ICML 2018), algorithm 1. Ranks are active or passive (`gradcomp.gossip.Sides`). After
-    an optimizer's step an active rank asks a random passive peer for its parameters, on a thread,
-    and trains on; a passive rank answers at any time, on a thread for each of its peers. No rank
-    waits for steps of another, and ranks may take different numbers of steps; results depend on
-    timing. `gradcomp.gossip.Bilateral` does the averaging.
+    an optimizer's step an active rank exchanges parameters with a random passive peer, on a thread,
+    and continues to train. A passive rank answers at any time, on a thread for each of its peers.
+    No rank waits for steps of another rank, and ranks may make different numbers of steps. Results
+    depend on timing. `gradcomp.gossip.Bilateral` does the averaging.
 
     `attach`, `averaged`, `synchronize` and checkpoints work as in `GossipDataParallel`; all ranks
-    begin with the parameters and buffers of rank 0. An optimizer's step is added to the averaged
-    parameters, although its gradient is from the parameters before, as in the paper.
+    begin with the parameters and buffers of rank 0. As in the paper, an optimizer's step is added
+    to the averaged parameters, although its gradient belongs to the parameters before averaging.
 
     Deviations: active ranks exchange once after each step, passive ranks when asked. In the paper
     passive ranks compute gradients on a thread of their own; here that is the training loop.
 
     Args:
         module: parameters that require gradients must be floating; they are averaged in float32.
-        topology: a name for `gradcomp.gossip.make_topology`, or a topology; bipartite. The edges of
-            all rounds count.
-        synch_freq: further steps that an active rank may take during an exchange before it waits;
-            0: it waits after the next step.
+        topology: a name for `gradcomp.gossip.make_topology`, or a topology. The edges of all rounds
+            together must be bipartite.
+        synch_freq: number of further steps, at least 0, that an active rank may make during an
+            exchange before it waits; 0: it waits after the next step.
         seed: seed of the choice of peers; the same on every rank.
         timeout, retries: see `Transport`; a dead peer raises `gradcomp.errors.PeerError` in
-            the optimizer's step. A passive rank waits for questions as long as the connection
-            lasts.
+            the optimizer's step. A passive rank waits for questions until the connection ends.
 
     Raises:
-        GradcompError: a name, number or topology does not fit; the message gives the remedy.
+        GradcompError: a name, number or topology is not allowed; the message gives the remedy.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class AsyncGossipDataParallel(DecentralizedModule):
 
     @property
     def is_active(self) -> bool:
-        """Whether this rank asks instead of answering."""
+        """Whether this rank asks its peers, rather than answering them."""
         return self._sides.active[self._rank]
 
     # Training -----------------------------------------------------------------------------------
@@ -186,11 +185,11 @@ class AsyncGossipDataParallel(DecentralizedModule):
         """Restore a result of `gossip_state_dict`, after `load_state_dict`.
 
         Raises:
-            StateError: ``state`` is not one.
+            StateError: ``state`` is no such result.
         """
         exchanges = state.get("exchanges")
         if not isinstance(exchanges, int) or exchanges < 0:
             raise StateError(
-                f"the state's 'exchanges' is {exchanges!r}; it must be a number of exchanges"
+                f"the state's 'exchanges' is {exchanges!r}; it must be a whole number, at least 0"
             )
         self._exchanges = exchanges

@@ -17,7 +17,7 @@ class Background:
 
     @property
     def busy(self) -> bool:
-        """Whether work was begun and `finish` was not called since."""
+        """Whether work was begun that `finish` has not ended yet."""
         return self._thread is not None
 
     @property

@@ -62,22 +62,23 @@ class GossipDataParallel(DecentralizedModule):
         peers_per_step: peers per round, for changing topologies by name; or numbers by their first
             round, such as ``{0: 2, 1000: 1}``: see `gradcomp.gossip.make_topologies`.
         overlap: gossip while the next gradient is computed.
-        synch_freq: with ``overlap``, further steps that a rank may take during a round before it
-            waits: bounded staleness. 0: it waits after the next step. Above 0 results depend on
-            timing.
+        synch_freq: with ``overlap``, number of further steps, at least 0, that a rank may make
+            during a round before it waits: bounded staleness. 0: it waits after the next step.
+            Above 0 results depend on timing.
         two_level: the ranks of a machine (started there by torchrun or horovodrun) share one model.
-            They average gradients densely when the optimizer's step begins, and only their first
-            rank gossips, with first ranks of other machines. Topologies are then of machines.
+            They average gradients densely when the optimizer's step begins. Only their first rank
+            gossips, with the first ranks of other machines; topologies then connect machines.
         ranks_per_node: with ``two_level``, the number of consecutive ranks that form a machine.
         seed: seed of topologies and algorithms; the same on every rank.
         timeout, retries: see `Transport`; a dead peer raises `gradcomp.errors.PeerError` in the
             optimizer's step.
         options: options of the algorithm, such as ``gamma``, ``codec``, ``compression_rank``.
 
-    Every rank must take equally many optimizer steps.
+    Every rank must make the same number of optimizer steps.
 
     Raises:
-        GradcompError: a name, number or topology does not fit; the message gives the remedy.
+        GradcompError: a name, number or topology is not allowed; the message gives the remedy.
+        ConfigError: with ``two_level``, the ranks do not form equal nodes.
     """
 
     def __init__(
@@ -122,16 +123,16 @@ class GossipDataParallel(DecentralizedModule):
             )
         elif peers_per_step != 1 or weights != "auto":
             raise GradcompError(
-                f"peers_per_step is {peers_per_step} and weights is {weights!r}, which are for "
-                f"topologies by name; '{topology.name}' has its own"
+                f"peers_per_step is {peers_per_step} and weights is {weights!r}, which work only "
+                f"with a topology by name; '{topology.name}' has its own"
             )
         else:
             self._topologies = {0: topology}
         for one in self._topologies.values():
             if one.world_size != node.count:
-                those = "nodes" if two_level else "ranks"
+                units = "nodes" if two_level else "ranks"
                 raise GradcompError(
-                    f"'{one.name}' is for {one.world_size} {those}, and the job has {node.count}"
+                    f"'{one.name}' is for {one.world_size} {units}, and the job has {node.count}"
                 )
         shapes = {name: tuple(one.shape) for name, one in self._parameters_by_name.items()}
         try:
@@ -148,7 +149,7 @@ class GossipDataParallel(DecentralizedModule):
         self._begun = 0
         self._age = 0
         self._weight = 1.0
-        # x, where it differs from the module's parameters.
+        # x, if it differs from the module's parameters.
         self._numerator: FloatArray | None = None
         self._before = self._mixed = np.empty(0, np.float32)
         self._take_over_rank_0()
@@ -191,8 +192,8 @@ class GossipDataParallel(DecentralizedModule):
     def _begin(self, x: FloatArray) -> None:
         self._before, self._mixed = x.copy(), x.copy()
         self._age = 0
-        one = self._next_round(self._mixed)
-        self._background.begin(lambda: self._transport.run(one))
+        round_ = self._next_round(self._mixed)
+        self._background.begin(lambda: self._transport.run(round_))
 
     def _finished(self, x: FloatArray) -> FloatArray:
         """x plus the change of the round in flight, after waiting for its end."""
@@ -203,7 +204,7 @@ class GossipDataParallel(DecentralizedModule):
         return x + (self._mixed - self._before)
 
     def _share(self, x: FloatArray) -> None:
-        """Give all modules of the node the x / w of its first rank."""
+        """Write x / w of the node's first rank to the modules of all its ranks."""
         x, self._weight = self._node_ranks.of_first(x, self._weight)
         if isinstance(self._gossip, PushSum) and not self._node.leads:
             self._gossip.weight = self._weight
@@ -232,7 +233,7 @@ class GossipDataParallel(DecentralizedModule):
 
     @property
     def topology(self) -> Topology:
-        """The present peers of each rank."""
+        """The current topology: the peers of each rank."""
         return self._gossip.topology
 
     @property
@@ -251,13 +252,13 @@ class GossipDataParallel(DecentralizedModule):
         return self._weight
 
     def set_topology(self, topology: Topology) -> None:
-        """Continue with another topology, such as one with more peers a step.
+        """Continue with another topology, such as one with more peers per step.
 
         Every rank must call this, at the same step.
 
         Raises:
             GradcompError: ``synch_freq`` is above 0, so that ranks may be some rounds apart, or the
-                algorithm does not take the topology.
+                algorithm does not allow the topology.
         """
         if self._synch_freq:
             raise GradcompError(
@@ -289,7 +290,7 @@ class GossipDataParallel(DecentralizedModule):
         self._barrier()
 
     def _serve(self, x: FloatArray) -> FloatArray:
-        """Gossip until all ranks are here, as some may still wait for rounds of this rank."""
+        """Gossip until all ranks are here, because some may still wait for this rank's rounds."""
         arrival = Background()
         arrival.begin(self._barrier)
         while self._node.leads and not arrival.done:
@@ -319,7 +320,7 @@ class GossipDataParallel(DecentralizedModule):
     def gossip_state_dict(self) -> dict[str, Any]:
         """State of this rank's algorithm: numbers and tensors.
 
-        It goes with this rank's `state_dict` of the same moment; call `synchronize` before both.
+        It belongs to this rank's `state_dict` of the same step; call `synchronize` before both.
         """
         return _with_tensors(self._gossip.state_dict())
 

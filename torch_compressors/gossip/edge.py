@@ -22,7 +22,7 @@ _FOR_EVER = timedelta(days=365)
 
 
 class Edge:
-    """One edge, over a process group of its two ranks only, so that no other rank waits with them.
+    """An edge between two ranks, over a process group of their own: no other rank waits with them.
 
     Args:
         peer: the rank at the other end.
@@ -60,7 +60,7 @@ class Edge:
         Waits for questions without a limit, unless the connection breaks.
 
         Raises:
-            PeerError: the active rank has died, or is stuck in the middle of a question.
+            PeerError: the active rank has died, or does not complete a question in time.
         """
         kind = torch.empty(1, dtype=torch.uint8)
         question = torch.empty(nbytes, dtype=torch.uint8)

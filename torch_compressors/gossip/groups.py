@@ -18,7 +18,11 @@ def own_groups(
     Every rank of the job must call it with the same groups. The alternative,
     ``use_local_synchronization``, names groups by their number on each rank, so that ranks would
     disagree.
+
+    Args:
+        groups: the ranks of each group.
+        limit: longest wait in the groups' collectives.
     """
-    made = {tuple(one): dist.new_group(list(one), limit, "gloo") for one in groups}
+    all_groups = {tuple(ranks): dist.new_group(list(ranks), limit, "gloo") for ranks in groups}
     rank = dist.get_rank()
-    return {ranks: group for ranks, group in made.items() if rank in ranks}
+    return {ranks: group for ranks, group in all_groups.items() if rank in ranks}

@@ -26,7 +26,7 @@ class DecentralizedModule(nn.Module, ABC):
 
     Args:
         module: parameters that require gradients must be floating.
-        timeout, retries: see `Transport`; they also limit waits in methods here.
+        timeout, retries: see `Transport`; they also limit waits in the methods of this class.
 
     Raises:
         GradcompError: there is no process group, or a parameter is not floating.
@@ -88,7 +88,7 @@ class DecentralizedModule(nn.Module, ABC):
 
     @property
     def node_traffic(self) -> Traffic:
-        """Traffic of this rank inside its node, where the ranks of a node share one model."""
+        """Traffic of this rank inside its node, if the ranks of a node share one model."""
         return Traffic()
 
     @property
@@ -98,13 +98,13 @@ class DecentralizedModule(nn.Module, ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """End all that is under way between ranks; every rank must call this.
+        """End all exchanges under way; every rank must call this.
 
         To be called before a checkpoint and at the end of training, so that no rank leaves while
         others wait for it.
 
         Raises:
-            PeerError: a rank has died, or does not come.
+            PeerError: a rank has died, or does not call this in time.
         """
 
     @abstractmethod
@@ -120,6 +120,9 @@ class DecentralizedModule(nn.Module, ABC):
         """A context in which the module has the average parameters and floating buffers of all ranks.
 
         Every rank must enter at the same step; at the end each rank gets its own values back.
+
+        Raises:
+            PeerError: a rank has died, or does not enter in time.
         """
         self.synchronize()
         tensors: list[torch.Tensor] = [*self._parameters_by_name.values()]
@@ -139,7 +142,13 @@ class DecentralizedModule(nn.Module, ABC):
                     one.copy_(value)
 
     def consensus_distance(self) -> float:
-        """sqrt(mean over ranks of |x_i - mean|^2); every rank must call it, at the same step."""
+        """sqrt(mean over ranks of |x_i - mean|^2), with x_i the parameters of rank i.
+
+        Every rank must call this, at the same step.
+
+        Raises:
+            PeerError: a rank has died, or does not call this in time.
+        """
         own = torch.from_numpy(self._read()).double()
         mean = own.clone()
         with naming_the_lost("consensus_distance()"):
@@ -160,7 +169,7 @@ class DecentralizedModule(nn.Module, ABC):
                 one.copy_(value)
 
     def _read(self) -> FloatArray:
-        """A copy of the module's parameters, flat."""
+        """A copy of the module's parameters, flat float32."""
         parts = [one.detach().reshape(-1).float() for one in self._parameters_by_name.values()]
         if not parts:
             return np.empty(0, np.float32)

@@ -21,38 +21,38 @@ __all__ = ["NodeRanks", "agreed_node"]
 _SETTING = "ranks_per_node"
 
 
-def agreed_node(asked: int | None, control: dist.ProcessGroup) -> Node:
+def agreed_node(configured: int | None, control: dist.ProcessGroup) -> Node:
     """This rank's node, agreed on by all ranks.
 
     Args:
-        asked: ranks in each node; None: the launcher's.
+        configured: number of ranks in each node; None: the launcher's number.
         control: process group of all ranks; each of them must call this.
 
     Raises:
-        ConfigError: on all ranks, where they do not form equal nodes.
+        ConfigError: the ranks do not form equal nodes; raised on all ranks.
     """
-    size, problem = ranks_per_node(asked, control, _SETTING)
-    found: list[tuple[int, str | None]] = [(0, None)] * control.size()
-    dist.all_gather_object(found, (size, problem), group=control)
-    for _, one in found:
-        if one is not None:
-            raise ConfigError(one)
-    check_nodes([one for one, _ in found], _SETTING)
+    size, problem = ranks_per_node(configured, control, _SETTING)
+    of_ranks: list[tuple[int, str | None]] = [(0, None)] * control.size()
+    dist.all_gather_object(of_ranks, (size, problem), group=control)
+    for _, refusal in of_ranks:
+        if refusal is not None:
+            raise ConfigError(refusal)
+    check_nodes([node_size for node_size, _ in of_ranks], _SETTING)
     return Node.of(control.rank(), control.size(), size)
 
 
 class NodeRanks:
     """The ranks of a node: they average gradients, and share the values of their first rank.
 
-    Every rank of the job must make it.
+    Every rank of the job must create one.
 
     Args:
         node: the node of this rank.
-        limit: longest wait for each other.
+        limit: longest wait for the node's other ranks.
 
     Attributes:
-        traffic: traffic of this rank inside the node: gradients, once for each all-reduce, and the
-            first rank's values.
+        traffic: traffic of this rank inside the node: gradients, counted once for each all-reduce,
+            and the first rank's values.
     """
 
     def __init__(self, node: Node, limit: timedelta) -> None:
@@ -68,34 +68,41 @@ class NodeRanks:
 
     @torch.no_grad()
     def average_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Give all ranks of the node the mean of their gradients, in float32.
+        """Replace all gradients by their mean over the node's ranks, formed in float32.
 
-        A missing gradient counts as zero where another rank has it.
+        A missing gradient counts as zero if another rank has one.
+
+        Raises:
+            PeerError: a rank of the node has died, or does not answer.
         """
         if self._group is None:
             return
-        wanted = [one for one in parameters if one.requires_grad]
+        trained = [p for p in parameters if p.requires_grad]
         parts = [
-            torch.zeros(one.numel()) if one.grad is None else one.grad.reshape(-1).float().cpu()
-            for one in wanted
+            torch.zeros(p.numel()) if p.grad is None else p.grad.reshape(-1).float().cpu()
+            for p in trained
         ]
-        present = torch.tensor([float(one.grad is not None) for one in wanted])
+        present = torch.tensor([float(p.grad is not None) for p in trained])
         flat = torch.cat([*parts, present])
         self._count(flat.nbytes)
         with naming_the_lost(self._where):
             dist.all_reduce(flat, group=self._group)
-        values, found = flat[: -len(wanted)], flat[-len(wanted) :]
+        values, ranks_with_grad = flat[: -len(trained)], flat[-len(trained) :]
         begin = 0
-        for one, ranks in zip(wanted, found.tolist(), strict=True):
-            mean = values[begin : begin + one.numel()].view_as(one) / self._node.size
-            begin += one.numel()
-            if ranks:
-                if one.grad is None:
-                    one.grad = torch.empty_like(one)
-                one.grad.copy_(mean)
+        for p, count in zip(trained, ranks_with_grad.tolist(), strict=True):
+            mean = values[begin : begin + p.numel()].view_as(p) / self._node.size
+            begin += p.numel()
+            if count:
+                if p.grad is None:
+                    p.grad = torch.empty_like(p)
+                p.grad.copy_(mean)
 
     def of_first(self, x: FloatArray, weight: float) -> tuple[FloatArray, float]:
-        """The arguments of the node's first rank, on all its ranks."""
+        """The arguments that the node's first rank has given, on all of the node's ranks.
+
+        Raises:
+            PeerError: a rank of the node has died, or does not answer.
+        """
         if self._group is None:
             return x, weight
         message = np.concatenate([as_bytes(x), np.array([weight]).view(np.uint8)])

@@ -20,7 +20,7 @@ __all__ = ["Transport", "check_times", "lost", "naming_the_lost", "patiently", "
 
 
 def check_times(timeout: float, retries: int) -> timedelta:
-    """The longest wait in all: ``timeout`` seconds, and again for each retry.
+    """The longest total wait: ``timeout`` seconds, and again for each retry.
 
     Raises:
         GradcompError: ``timeout`` is not above 0, or ``retries`` is negative.
@@ -33,7 +33,7 @@ def check_times(timeout: float, retries: int) -> timedelta:
 
 
 class Transport:
-    """Sends and receives over its own Gloo process group; every rank must make one.
+    """Sends and receives over its own Gloo process group; every rank must create one.
 
     Args:
         ranks: the gossiping ranks, indexed by the rank numbers of topologies; by default all.
@@ -50,17 +50,17 @@ class Transport:
         self._ranks = range(dist.get_world_size()) if ranks is None else ranks
         self._group = dist.new_group(list(self._ranks), self._limit, "gloo")
 
-    def run(self, one: GossipRound) -> None:
+    def run(self, round_: GossipRound) -> None:
         """Run a round to its end.
 
         Raises:
-            PeerError: a peer has died, or has not answered in ``timeout`` seconds and as many for
-                each retry. Nothing can be exchanged after that.
+            PeerError: a peer has died, or has not answered in ``timeout`` seconds and again after
+                each retry. The transport is then unusable.
         """
         reply: Mapping[int, ByteArray] | None = None
         while True:
             try:
-                request = next(one) if reply is None else one.send(reply)
+                request = next(round_) if reply is None else round_.send(reply)
             except StopIteration:
                 return
             reply = self._exchange(request)
@@ -72,8 +72,8 @@ class Transport:
                 peer: np.array([data.nbytes], np.int64).view(np.uint8)
                 for peer, data in request.messages.items()
             }
-            told = self._swap(request.name, lengths, dict.fromkeys(request.sources, 8))
-            sizes = {peer: int(length.view(np.int64)[0]) for peer, length in told.items()}
+            received = self._swap(request.name, lengths, dict.fromkeys(request.sources, 8))
+            sizes = {peer: int(length.view(np.int64)[0]) for peer, length in received.items()}
             for peer, size in sizes.items():
                 if not 0 <= size < 2**32:
                     raise PeerError(
@@ -96,7 +96,7 @@ class Transport:
                     pending.append((rank, dist.irecv(buffer, rank, self._group)))
             for peer, data in messages.items():
                 if data.nbytes:
-                    # The bytes belong to the round, which does not change them before its end.
+                    # The round does not change the bytes before its end.
                     sent = torch.from_numpy(np.require(data, requirements="W"))
                     rank = self._ranks[peer]
                     pending.append((rank, dist.isend(sent, rank, self._group)))

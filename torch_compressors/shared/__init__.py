@@ -1,1 +1,1 @@
-"""Parts for adapters of PyTorch, whatever the engine: no torch.distributed here."""
+"""Parts for all adapters of PyTorch; nothing here imports torch.distributed."""

@@ -16,13 +16,13 @@ __all__ = ["DGCSGD", "check_momentum", "check_optional"]
 class DGCSGD(torch.optim.SGD):
     """SGD whose momentum is applied to the weight decay alone.
 
-    The memory ``momentum_correction`` (of ``dgc``) gives the optimizer gradients that have their
-    momentum already. Weight decay, which no rank sends, still needs its own: ::
+    The memory ``momentum_correction`` (of ``dgc``) applies the momentum to gradients. Ranks do not
+    send the weight decay, so this optimizer applies the momentum to it: ::
 
         d = weight_decay * p;  m = momentum * m + d;  p -= lr * (grad + m)
 
-    or with nesterov ``p -= lr * (grad + d + momentum * m)``. As ``DGCSGD`` of the authors of Lin et
-    al., "Deep Gradient Compression" (ICLR 2018): together the two momenta are that of SGD.
+    or with nesterov ``p -= lr * (grad + d + momentum * m)``. Both momenta together equal that of
+    SGD. As ``DGCSGD`` in the authors' code of Lin et al., "Deep Gradient Compression" (ICLR 2018).
 
     Args:
         momentum, nesterov: the same as in the spec.
@@ -39,7 +39,7 @@ class DGCSGD(torch.optim.SGD):
         *,
         maximize: bool = False,
     ) -> None:
-        # The group keys of SGD, so that its schedulers and checkpoints fit.
+        # Groups have the keys of SGD, so that its schedulers and checkpoints work.
         super().__init__(
             params,
             lr=lr,
@@ -51,7 +51,7 @@ class DGCSGD(torch.optim.SGD):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step."""
+        """Make a step; returns the loss of ``closure``, if given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -78,10 +78,10 @@ class DGCSGD(torch.optim.SGD):
 
 
 def check_momentum(config: Config, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer with which the momentum would be applied twice, or another one.
+    """Refuse an optimizer that applies the momentum a second time, not at all, or another one.
 
     Raises:
-        ConfigError: naming both.
+        ConfigError: the optimizer does not fit the configuration; the message names both.
     """
     memory = config.momentum_correction
     if isinstance(optimizer, DGCSGD):
@@ -111,11 +111,18 @@ def check_momentum(config: Config, optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_optional(config: Config, optimizer: torch.optim.Optimizer | None, function: str) -> None:
-    """The same, of one that ``function`` must be given only where the spec applies the momentum."""
+    """As `check_momentum`, but without momentum correction ``optimizer`` may be None.
+
+    Args:
+        function: name of the function that has the argument ``optimizer``, for the message.
+
+    Raises:
+        ConfigError: the optimizer is missing, or does not fit.
+    """
     if optimizer is not None:
         check_momentum(config, optimizer)
     elif config.momentum_correction is not None:
         raise ConfigError(
             f"'{config.compress.default}' applies the optimizer's momentum: pass optimizer=..., a "
-            f"torch_compressors.DGCSGD or one without momentum, to {function}"
+            f"torch_compressors.DGCSGD or an optimizer without momentum, to {function}"
         )

@@ -1,4 +1,4 @@
-"""States of compression in checkpoints of PyTorch."""
+"""Compression states in checkpoints of PyTorch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["TensorControls", "with_arrays"]
 
 
 def with_arrays(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A state with its tensors, wherever a checkpoint was loaded to, as numpy arrays."""
+    """A state with numpy arrays in place of its tensors, which may be on any device."""
     arrays = {
         kind: {name: torch.as_tensor(value).cpu().numpy() for name, value in state[kind].items()}
         for kind in STATE_KINDS
-        if isinstance(state.get(kind), Mapping)  # which the pipeline demands
+        if isinstance(state.get(kind), Mapping)  # otherwise the pipeline raises StateError
     }
     return {**state, **arrays}
 
 
 class TensorControls(Controls):
-    """With states that ``torch.save`` keeps and ``torch.load`` reads under ``weights_only``."""
+    """Controls with states of CPU tensors, which ``torch.load`` reads with ``weights_only``."""
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, for its checkpoint: plain numbers, strings and CPU tensors.
@@ -36,9 +36,12 @@ class TensorControls(Controls):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Take up a saved state: this rank's own, or the list of all ranks' states.
+        """Continue from a saved state: this rank's own, or the list of all ranks' states.
 
         See `Pipeline.load_state_dict`.
+
+        Raises:
+            StateError: the state does not fit.
         """
         if isinstance(state, Mapping):
             self.pipeline.load_state_dict(with_arrays(state))

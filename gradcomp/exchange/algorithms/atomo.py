@@ -33,7 +33,7 @@ __all__ = ["Atomo"]
 
 
 class Atomo(Algorithm):
-    """Every rank sends its own vectors, and adds up the products of all ranks' in rank order."""
+    """Every rank sends its singular vectors, and adds up all ranks' products in rank order."""
 
     exchange: ClassVar[str] = (
         "each rank's singular vectors are all-gathered; every rank adds up their products; vectors "
@@ -83,11 +83,11 @@ class Atomo(Algorithm):
 
     @timed("encode")
     def _factorize(self, matrix: FloatArray, member: Member, p: FloatArray, q: FloatArray) -> None:
-        """Singular vectors, those for rows scaled; all NaN where there are none."""
+        """Write singular vectors to p (of rows, scaled) and q (of columns); NaN if there are none."""
         rank = min(self._rank, *matrix.shape)
         try:
             left, values, right = np.linalg.svd(matrix, full_matrices=False)
-        except np.linalg.LinAlgError:  # of a NaN or Inf, too
+        except np.linalg.LinAlgError:  # also for a NaN or Inf
             p.fill(np.nan)
             q.fill(np.nan)
             return
@@ -103,8 +103,12 @@ class Atomo(Algorithm):
 
 
 def sampling_probabilities(values: FloatArray, count: int) -> npt.NDArray[np.float64]:
-    """The paper's algorithm 1: proportional to the values, descending, but at most 1; their sum is
-    ``count``."""
+    """The paper's algorithm 1: probabilities proportional to the values, but at most 1.
+
+    Args:
+        values: the singular values, descending.
+        count: sum of the probabilities, in [1, values.size].
+    """
     values = values.astype(np.float64)
     probability = np.zeros(values.size)
     left = values[::-1].cumsum()[::-1]
@@ -122,10 +126,14 @@ def sampling_probabilities(values: FloatArray, count: int) -> npt.NDArray[np.flo
 def sample(
     probability: npt.NDArray[np.float64], count: int, uniform: float
 ) -> npt.NDArray[np.intp]:
-    """Systematic sampling: ``count`` indices, each with its own probability, by one uniform number
-    in [0, 1)."""
+    """Systematic sampling: ``count`` indices, each with its own probability.
+
+    Args:
+        probability: of each index, in [0, 1]; the sum is ``count``.
+        uniform: a uniform random number in [0, 1).
+    """
     ends = probability.cumsum()
-    found = np.searchsorted(ends, uniform + np.arange(count), side="right")
+    indices = np.searchsorted(ends, uniform + np.arange(count), side="right")
     last = np.flatnonzero(probability)[-1]
-    found[found > last] = last  # where rounding leaves the last end below count
-    return found
+    indices[indices > last] = last  # rounding may leave the last end below count
+    return indices

@@ -24,16 +24,16 @@ class Algorithm(BucketAggregator):
     """The requests of a step, in words, for `gradcomp explain`."""
 
     replicated_kinds: ClassVar[tuple[str, ...]] = ()
-    """Kinds of state of its own, equal on all ranks."""
+    """Kinds of the algorithm's own state that are equal on all ranks."""
 
     @abstractmethod
     def __init__(self, spec: Spec, context: Context) -> None: ...
 
     @classmethod
     def state_of(cls, params: Mapping[str, Any]) -> dict[str, Hashable]:
-        """The kinds of state that it keeps itself, see `gradcomp.exchange.state_kinds.state_of`.
+        """The algorithm's own kinds of state; see `gradcomp.exchange.state_kinds.state_of`.
 
         Args:
-            params: of the stage.
+            params: parameters of the algorithm's stage.
         """
         return {}

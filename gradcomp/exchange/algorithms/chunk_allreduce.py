@@ -29,8 +29,8 @@ class ChunkAllReduce(Algorithm):
     """Two all-reduces for all tensors of a bucket: the chunks' norms, then the chosen chunks."""
 
     exchange: ClassVar[str] = (
-        "norms of chunks are all-reduced, then the elements of those with the largest ones; the "
-        "volume does not grow with the number of ranks"
+        "norms of chunks are all-reduced, then the elements of the chunks with the largest norms; "
+        "the volume does not grow with the number of ranks"
     )
 
     def __init__(self, spec: Spec, context: Context) -> None:
@@ -49,28 +49,33 @@ class ChunkAllReduce(Algorithm):
 
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
         """See `BucketAggregator.bucket_round`."""
-        chunked = [one.aggregator for one in members if isinstance(one.aggregator, ChunkAllReduce)]
-        assert len(chunked) == len(members)  # as the bucket says
-        corrected = [
-            one._memory.compensate(member.grad, member.key)
-            for one, member in zip(chunked, members, strict=True)
+        chunked = [
+            member.aggregator for member in members if isinstance(member.aggregator, ChunkAllReduce)
         ]
-        counts = [-(-flat.size // one._chunk) for one, flat in zip(chunked, corrected, strict=True)]
+        assert len(chunked) == len(members)  # ensured by `bucket`
+        corrected = [
+            aggregator._memory.compensate(member.grad, member.key)
+            for aggregator, member in zip(chunked, members, strict=True)
+        ]
+        counts = [
+            -(-flat.size // aggregator._chunk)
+            for aggregator, flat in zip(chunked, corrected, strict=True)
+        ]
         norms = np.empty(sum(counts), np.float32)
-        for one, flat, part in zip(chunked, corrected, split(norms, counts), strict=True):
-            _core.chunk_norms(flat, one._chunk, part)
+        for aggregator, flat, part in zip(chunked, corrected, split(norms, counts), strict=True):
+            _core.chunk_norms(flat, aggregator._chunk, part)
         norms = yield AllReduce(f"{name}.norms", norms)
         chosen = [
-            one._elements(part, flat.size)
-            for one, part, flat in zip(chunked, split(norms, counts), corrected, strict=True)
+            aggregator._elements(part, flat.size)
+            for aggregator, part, flat in zip(chunked, split(norms, counts), corrected, strict=True)
         ]
         values = [flat[elements] for flat, elements in zip(corrected, chosen, strict=True)]
         sizes = [value.size for value in values]
         payload = self._codec.encode_payload(np.concatenate(values))
         own = split(self._codec.decode_payload(payload, sum(sizes)), sizes)
-        for one, member, elements, sent in zip(chunked, members, chosen, own, strict=True):
+        for aggregator, member, elements, sent in zip(chunked, members, chosen, own, strict=True):
             whole = np.zeros(member.key.numel, np.float32)
-            one._memory.update(member.key, _scattered(elements, sent, whole))
+            aggregator._memory.update(member.key, _scattered(elements, sent, whole))
         mean = yield AllReduce(name, payload)
         averages = split(self._codec.decode_payload(mean, sum(sizes)), sizes)
         return [
@@ -82,7 +87,7 @@ class ChunkAllReduce(Algorithm):
     def _elements(self, norms: FloatArray, numel: int) -> npt.NDArray[np.intp]:
         """Indices of the elements of the chunks with the largest norms; the same on all ranks.
 
-        Of equal norms the first wins.
+        Among equal norms the first chunk wins.
         """
         count = max(1, round(self._ratio * norms.size))
         # Norms that are not finite come first, so that these chunks leave the memory.
@@ -93,6 +98,6 @@ class ChunkAllReduce(Algorithm):
 
 
 def _scattered(elements: npt.NDArray[np.intp], values: FloatArray, whole: FloatArray) -> FloatArray:
-    """A tensor of zeros, with these elements."""
+    """Write values to these elements of ``whole``; returns ``whole``."""
     whole[elements] = values
     return whole

@@ -24,13 +24,13 @@ def values_codec(values: str) -> Codec:
 
 
 def dense_to_factors(shape: tuple[int, ...], rank: int, codec: Codec) -> float:
-    """Bytes of a matrix over those of two factors of ``rank`` vectors, as the codec has them."""
+    """Bytes of a float32 matrix over the bytes of two encoded factors of ``rank`` vectors."""
     rows, cols = matrix_shape(shape)
     item = 4 if codec.name == "identity" else 2
     return 4 * rows * cols / (item * min(rank, rows, cols) * (rows + cols))
 
 
 def buffer(sizes: Sequence[int]) -> tuple[FloatArray, list[FloatArray]]:
-    """An array for several others, and its parts."""
+    """An uninitialized array of sum(sizes) elements, and views of its parts."""
     flat = np.empty(sum(sizes), np.float32)
     return flat, split(flat, sizes)

@@ -4,8 +4,8 @@ Vogels, Karimireddy, Jaggi: "PowerSGD: Practical Low-Rank Gradient Compression f
 Optimization" (NeurIPS 2019). docs/algorithms/powersgd.md has the formulas and the deviations.
 
 A tensor is a matrix M of shape [shape[0], rest]; a factor of r vectors for its rows is called P and
-one for its columns Q, both flat, one vector after the other. All matrix arithmetic is that of
-csrc/linalg: the same bits on every rank.
+one for its columns Q, both flat, one vector after the other. csrc/linalg does all matrix
+arithmetic: the same bits on every rank.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _orthonormalize = timed("encode")(_core.orthonormalize)
 
 
 class PowerSGD(Algorithm):
-    """Both variants: the library's, one product a step, and the paper's, a pair of them.
+    """PowerSGD in two variants: the library's, one product a step, and the paper's, two products.
 
     State, by tensor name: ``residual``, the part of M that no step has applied yet;
     ``powersgd_p``, [r, rows], and ``powersgd_q``, [r, cols]: the factors, equal on all ranks.
     """
 
     exchange: ClassVar[str] = (
-        "matrices travel as averages of thin factors, those of a bucket in one request; first "
-        "steps, vectors and matrices that would hardly shrink travel dense"
+        "matrices travel as averages of thin factors, all factors of a bucket in one request; "
+        "first steps, vectors and matrices that would hardly shrink travel dense"
     )
 
     replicated_kinds: ClassVar[tuple[str, ...]] = (_P, _Q)
@@ -80,7 +80,7 @@ class PowerSGD(Algorithm):
         self.bucket = self
 
     def compression_rate(self, shape: tuple[int, ...]) -> float:
-        """Bytes of a gradient over those that a rank hands over in a step, as a mean of steps."""
+        """Bytes of a gradient over the bytes that a rank sends for it in a step, on average."""
         sides = 2 if self._paper else 1
         pair = dense_to_factors(shape, self._rank, self._codec)
         return 2 * pair / (sides * self._iterations)
@@ -100,7 +100,7 @@ class PowerSGD(Algorithm):
         if low_rank:
             matrices = [self._open(member) for member in low_rank]
             yield from (self._both_sides if self._paper else self._sides_in_turn)(name, matrices)
-            averages.update((one.key.name, one.average.reshape(-1)) for one in matrices)
+            averages.update((matrix.key.name, matrix.average.reshape(-1)) for matrix in matrices)
         return [averages[member.key.name] for member in members]
 
     def _open(self, member: Member) -> _Matrix:
@@ -116,80 +116,81 @@ class PowerSGD(Algorithm):
     ) -> Generator[Request, Any, None]:
         """The library's variant: in every iteration one product, from the side of the last one."""
         for iteration in range(self._iterations):
-            # Matrices whose steps differ may be at different sides.
-            left = [(one.step * self._iterations + iteration) % 2 == 0 for one in matrices]
+            # Matrices at different steps may need different sides.
+            left = [(matrix.step * self._iterations + iteration) % 2 == 0 for matrix in matrices]
             known, outputs = [], []
-            for one, from_left in zip(matrices, left, strict=True):
+            for matrix, from_left in zip(matrices, left, strict=True):
                 fresh = iteration == 0 and not self._warm_start
-                factor = self._factor(_P if from_left else _Q, one, fresh)
-                _orthonormalize(factor, one.rank, self._method)
+                factor = self._factor(_P if from_left else _Q, matrix, fresh)
+                _orthonormalize(factor, matrix.rank, self._method)
                 known.append(factor)
-                outputs.append(one.size(_Q if from_left else _P))
+                outputs.append(matrix.size(_Q if from_left else _P))
             flat, parts = buffer(outputs)
-            for one, from_left, factor, part in zip(matrices, left, known, parts, strict=True):
-                (one.multiply_transposed if from_left else one.multiply)(factor, part)
+            for matrix, from_left, factor, part in zip(matrices, left, known, parts, strict=True):
+                (matrix.multiply_transposed if from_left else matrix.multiply)(factor, part)
             own, mean = yield from _average(f"{name}.{iteration}", flat, self._codec)
             own_parts, means = split(own, outputs), split(mean, outputs)
-            for one, from_left, factor, sent, average in zip(
+            for matrix, from_left, factor, sent, average in zip(
                 matrices, left, known, own_parts, means, strict=True
             ):
                 if from_left:
-                    one.apply(factor, average, factor, sent)
+                    matrix.apply(factor, average, factor, sent)
                 else:
-                    one.apply(average, factor, sent, factor)
-                self._keep(_Q if from_left else _P, one, average)
+                    matrix.apply(average, factor, sent, factor)
+                self._keep(_Q if from_left else _P, matrix, average)
 
     def _both_sides(self, name: str, matrices: Sequence[_Matrix]) -> Generator[Request, Any, None]:
         """The paper's variant: P = M Q, then Q = M^T P; P Q^T is applied and subtracted."""
-        rows, cols = [one.size(_P) for one in matrices], [one.size(_Q) for one in matrices]
+        rows = [matrix.size(_P) for matrix in matrices]
+        cols = [matrix.size(_Q) for matrix in matrices]
         for iteration in range(self._iterations):
             flat, parts = buffer(rows)
-            for one, part in zip(matrices, parts, strict=True):
+            for matrix, part in zip(matrices, parts, strict=True):
                 fresh = iteration == 0 and not self._warm_start
-                factor = self._factor(_Q, one, fresh)
-                _orthonormalize(factor, one.rank, self._method)
-                one.multiply(factor, part)
+                factor = self._factor(_Q, matrix, fresh)
+                _orthonormalize(factor, matrix.rank, self._method)
+                matrix.multiply(factor, part)
             _, mean = yield from _average(f"{name}.p{iteration}", flat, self._codec)
-            for one, left in zip(matrices, split(mean, rows), strict=True):
-                self._keep(_P, one, left)
+            for matrix, left in zip(matrices, split(mean, rows), strict=True):
+                self._keep(_P, matrix, left)
             flat, parts = buffer(cols)
-            for one, part in zip(matrices, parts, strict=True):
-                left = self._factors[_P][one.key.name]
-                _orthonormalize(left, one.rank, self._method)
-                one.multiply_transposed(left, part)
+            for matrix, part in zip(matrices, parts, strict=True):
+                left = self._factors[_P][matrix.key.name]
+                _orthonormalize(left, matrix.rank, self._method)
+                matrix.multiply_transposed(left, part)
             _, mean = yield from _average(f"{name}.q{iteration}", flat, self._codec)
-            for one, right in zip(matrices, split(mean, cols), strict=True):
+            for matrix, right in zip(matrices, split(mean, cols), strict=True):
                 if iteration == self._iterations - 1:
-                    left = self._factors[_P][one.key.name]
-                    one.apply(left, right, left, right)
-                self._keep(_Q, one, right)
+                    left = self._factors[_P][matrix.key.name]
+                    matrix.apply(left, right, left, right)
+                self._keep(_Q, matrix, right)
 
-    def _factor(self, kind: str, one: _Matrix, fresh: bool) -> FloatArray:
-        """The factor of the last step, or else random numbers that all ranks draw alike."""
-        factor = self._factors[kind].get(one.key.name)
+    def _factor(self, kind: str, matrix: _Matrix, fresh: bool) -> FloatArray:
+        """The factor of the last step, or else random numbers, the same on all ranks."""
+        factor = self._factors[kind].get(matrix.key.name)
         if factor is None or fresh:
-            factor = self._factors[kind][one.key.name] = self.draw(kind, one)
-        if factor.size != one.size(kind):
+            factor = self._factors[kind][matrix.key.name] = self.draw(kind, matrix)
+        if factor.size != matrix.size(kind):
             raise StateError(
-                f"the {kind} of '{one.key.name}' has {factor.size} elements instead of "
-                f"{one.size(kind)}: the state was saved with another rank or from another model"
+                f"the {kind} of '{matrix.key.name}' has {factor.size} elements instead of "
+                f"{matrix.size(kind)}: the state was saved with another rank or from another model"
             )
         return factor
 
-    def draw(self, kind: str, one: _Matrix) -> FloatArray:
-        """A random factor: independent and uniform in [-1, 1), which serves as well as normal."""
-        step = 0 if self._warm_start else one.step
-        stream = derive_stream(self._seed, step, one.key.tensor_id)
+    def draw(self, kind: str, matrix: _Matrix) -> FloatArray:
+        """A random factor, independent and uniform in [-1, 1): as good as normal numbers."""
+        step = 0 if self._warm_start else matrix.step
+        stream = derive_stream(self._seed, step, matrix.key.tensor_id)
         side = (_P, _Q).index(kind)
-        return _core.uniform_signed(derive_stream(stream, side, 0), one.size(kind))
+        return _core.uniform_signed(derive_stream(stream, side, 0), matrix.size(kind))
 
-    def _keep(self, kind: str, one: _Matrix, factor: FloatArray) -> None:
-        kept = self._factors[kind][one.key.name] = factor.copy()
+    def _keep(self, kind: str, matrix: _Matrix, factor: FloatArray) -> None:
+        kept = self._factors[kind][matrix.key.name] = factor.copy()
         _core.zero_nonfinite(kept)
 
 
 class _Matrix:
-    """One tensor in one step: M, in the residual's own memory, and its average in the making."""
+    """One tensor in one step: M, in the residual's own memory, and the average computed so far."""
 
     def __init__(
         self,
@@ -241,14 +242,14 @@ class _Matrix:
 
 
 def _is_safe(factor: FloatArray) -> bool:
-    """False for NaN, too."""
+    """Whether products of the factor cannot overflow; False for NaN, too."""
     return bool(max(factor.max(), -factor.min()) < _SAFE)
 
 
 def _average(
     name: str, flat: FloatArray, codec: Codec
 ) -> Generator[Request, Any, tuple[FloatArray, FloatArray]]:
-    """This rank's elements as they are on the wire, and their average over the ranks."""
+    """This rank's elements, encoded and decoded, and their average over the ranks."""
     if "summable" in codec.caps:
         payload = codec.encode_payload(flat)
         own = flat if codec.name == "identity" else codec.decode_payload(payload, flat.size)
@@ -257,6 +258,6 @@ def _average(
     frame = codec.encode(flat)
     frames = yield AllGather(name, frame)
     mean = np.zeros(flat.size, np.float32)
-    for one in frames:
-        codec.decode_add(one, mean, 1.0 / len(frames))
+    for of_rank in frames:
+        codec.decode_add(of_rank, mean, 1.0 / len(frames))
     return codec.decode(frame), mean

@@ -49,7 +49,7 @@ class MajorityVote(Algorithm):
         self.bucket = self
 
     def takes(self, shape: tuple[int, ...]) -> bool:
-        """All that have elements."""
+        """All but empty tensors."""
         return 0 not in shape
 
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
@@ -89,14 +89,14 @@ class MajorityVote(Algorithm):
 
     @timed("encode")
     def _signs(self, values: FloatArray, stream: int) -> FloatArray:
-        """+1 or -1; NaN of what is not finite, so that no rank takes it for a vote.
+        """The signs of gradients or of sums of votes, which are exact.
 
-        Of votes, their sums are exact.
+        +1 or -1; NaN for an element that is not finite, so that it does not count as a vote.
         """
         signs = np.copysign(np.float32(1), values)
         if not values.all():
             undecided = np.flatnonzero(values == 0)
-            signs[undecided] = 1  # of -0, too
+            signs[undecided] = 1  # also for -0
             if self._random_ties:
                 draws = _core.uniform_signed(stream, undecided.size)
                 signs[undecided] = np.where(draws >= 0, np.float32(1), np.float32(-1))

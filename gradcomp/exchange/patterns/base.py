@@ -21,7 +21,7 @@ class Context(NamedTuple):
     """The parts of a rank that all its aggregators share.
 
     Attributes:
-        state: arrays that they keep from step to step, by kind.
+        state: arrays that aggregators keep from step to step, by kind.
         seed: of the job's random numbers; the same on every rank.
         rank: this rank, in [0, world_size).
         world_size: number of ranks that average together.
@@ -36,11 +36,11 @@ class Context(NamedTuple):
 
     @property
     def node(self) -> Node:
-        """Where this rank is."""
+        """This rank's place among the nodes."""
         return Node.of(self.rank, self.world_size, self.ranks_per_node)
 
     def of_nodes(self) -> Context:
-        """For an exchange in which nodes are the ranks."""
+        """The context of an exchange between nodes, in which each node is one rank."""
         node = self.node
         return self._replace(rank=node.index, world_size=node.count, ranks_per_node=1)
 
@@ -49,14 +49,14 @@ class Aggregator(ABC):
     """One exchange pattern with its codec and memory, for any number of tensors."""
 
     linear = False
-    """The round is a single `AllReduce` whose reply may be scaled: an engine may leave the request
-    to its own all-reduce (and fuse it with others), and may sum instead of averaging."""
+    """The round is a single `AllReduce`, and its reply may be scaled. So an engine may use its own
+    all-reduce for the request (and fuse it with others), and may sum instead of averaging."""
 
     start_step = 0
-    """The first step in which tensors do not travel dense."""
+    """The first step, counted from 0, in which tensors do not travel dense."""
 
     def takes(self, shape: tuple[int, ...]) -> bool:
-        """Whether it averages tensors of this shape; others travel dense."""
+        """Whether this aggregator averages tensors of this shape; other tensors travel dense."""
         return True
 
     @abstractmethod
@@ -64,9 +64,10 @@ class Aggregator(ABC):
         """Average one tensor over the ranks.
 
         Args:
-            grad: this rank's gradient, C-contiguous; read before the first request is yielded.
-            key: which tensor.
-            step: how often this tensor has been averaged before; the same on every rank.
+            grad: this rank's gradient, C-contiguous float32 of the tensor's shape; read before the
+                first request is yielded.
+            key: the tensor.
+            step: number of earlier averages of this tensor; the same on every rank.
 
         Returns:
             A generator that returns the average, flat float32.
@@ -74,10 +75,10 @@ class Aggregator(ABC):
 
 
 class BucketAggregator(Aggregator):
-    """One whose tensors may travel together."""
+    """An aggregator that can average several tensors in one round."""
 
     bucket: Hashable
-    """Tensors whose aggregators have an equal one may share a `bucket_round`."""
+    """Tensors may share a `bucket_round` if their aggregators have equal values of ``bucket``."""
 
     def round(self, grad: FloatArray, key: TensorKey, step: int) -> Round:
         """See `Aggregator.round`: a bucket of one tensor."""
@@ -90,9 +91,9 @@ class BucketAggregator(Aggregator):
         """Average several tensors together.
 
         Args:
-            name: prefix of the names of its requests; the same on every rank, as are the members'
-                order, keys and steps.
-            members: tensors whose aggregators have the same `bucket`.
+            name: prefix of the names of the round's requests. The name, and the members' order,
+                keys and steps are the same on every rank.
+            members: the tensors; their aggregators have equal values of `bucket`.
 
         Returns:
             A generator that returns the averages in the members' order, flat float32.
@@ -103,8 +104,8 @@ class Member(NamedTuple):
     """One tensor of a bucket, with the arguments of its aggregator's `round`.
 
     Attributes:
-        out: flat memory for the average, with anything in it. It may be the gradient's own, so
-            write only once the gradient is encoded.
+        out: flat float32 memory for the average, of any content. It may be the gradient's own
+            memory, so write to it only after the gradient is encoded.
     """
 
     aggregator: BucketAggregator

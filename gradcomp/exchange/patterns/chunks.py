@@ -1,4 +1,4 @@
-"""Scatter-reduce-allgather: a rank averages a chunk of all tensors, and all gather the chunks."""
+"""Scatter-reduce-allgather: each rank averages a chunk of a bucket, and all gather the chunks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Chunk", "Piece", "cut", "encode_pieces", "scatter_reduce_allgather"]
 
 
 class Piece(NamedTuple):
-    """A run of a tensor's elements, as far as it lies in one chunk.
+    """Consecutive elements of a tensor that lie in one chunk.
 
     Attributes:
         member: the tensor's position in its bucket.
         key: the tensor.
-        begin, end: its elements.
+        begin, end: the range of the tensor's elements, [begin, end).
     """
 
     member: int
@@ -38,7 +38,7 @@ class Piece(NamedTuple):
         return self.end - self.begin
 
     def tensor_id(self, phase: int) -> int:
-        """The id for seeded codecs: it differs by piece and by phase."""
+        """The id for seeded codecs: different for each piece and each phase."""
         return derive_stream(self.key.tensor_id, self.begin, phase)
 
 
@@ -66,7 +66,7 @@ def cut(keys: Sequence[TensorKey], ranks: int) -> list[Chunk]:
 
 
 def encode_pieces(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
-    """As `encode_batch`; the ranks of empty chunks have nothing to encode."""
+    """As `encode_batch`, but also for no tensors: a rank's chunk may be empty."""
     return encode_batch(tensors) if tensors else (np.empty(0, np.uint8), [])
 
 
@@ -83,17 +83,21 @@ def scatter_reduce_allgather(
     """Average the chunks, and give every rank all of them.
 
     Args:
-        name: of the bucket.
+        name: prefix of the requests' names.
         chunks: one for each rank, in rank order.
-        codecs: of the bucket's tensors.
-        data: this rank's frames of the pieces of all chunks, in order, and their sizes.
-        weight: of each rank's pieces in the sum.
-        settle: from this rank's chunk and the sums of its pieces to the frames that all ranks
-            decode in their place, one after the other.
-        outputs: memory for the averages, one flat array for each of the bucket's tensors.
+        codecs: one for each of the bucket's tensors.
+        rank: this rank, in [0, len(chunks)).
+        data: this rank's frames of the pieces of all chunks, in order, and their sizes in bytes.
+        weight: factor of each rank's pieces in the sum.
+        settle: a function of this rank's chunk and the weighted sums of its pieces. It returns the
+            frames of the sums, one after the other, which all ranks decode.
+        outputs: memory for the averages, one flat float32 array for each of the bucket's tensors.
 
     Returns:
         The outputs.
+
+    Raises:
+        WireError: a frame is damaged; the message names the rank and the tensor.
     """
     frames, sizes = data
     remaining = iter(sizes)

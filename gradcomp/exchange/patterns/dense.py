@@ -25,7 +25,7 @@ class Dense(Aggregator):
 
 
 def dense_bucket(name: str, members: Sequence[Member], group: RankGroup = "all") -> BucketRound:
-    """Average the gradients themselves, in one request."""
+    """Average the gradients without compression, in one request; they must not be empty."""
     if len(members) == 1:
         average: FloatArray = yield AllReduce(name, members[0].grad.reshape(-1), group)
         return [average]

@@ -1,4 +1,4 @@
-"""Dense tensors where each rank applies the momentum itself (DGC)."""
+"""Dense tensors with momentum correction (DGC): each rank applies the momentum itself."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ __all__ = ["DenseMomentum"]
 class DenseMomentum(BucketAggregator):
     """Gradients are averaged, and the momentum is applied to the average, the same on every rank.
 
-    As in the authors' code of Deep Gradient Compression, for tensors that are not worth choosing
-    from, such as biases. Where a tensor was compressed before, its ranks' velocities and momenta
-    are averaged with its gradient once: the velocity is applied, and the momentum goes on.
+    As in the authors' code of Deep Gradient Compression, for tensors too small for sparsification,
+    such as biases. If a tensor was compressed before, its velocities and momenta are averaged over
+    the ranks once, with its gradient. The average velocity is applied, and the momentum continues
+    from its average.
     """
 
     def __init__(self, memory: MomentumCorrection) -> None:

@@ -29,13 +29,13 @@ class Gather(BucketAggregator):
 
     The volume that a rank receives grows with the number of ranks. Each rank draws random numbers
     of its own: rounding noise and rotations that all ranks share would not average out. Frames
-    carry what decoding needs.
+    carry the stream of their random numbers, so every rank can decode them.
     """
 
     def __init__(
         self, codec: Codec, memory: Memory, seed: int, rank: int, state: MemoryState | None = None
     ) -> None:
-        # Frames of different specs may share a bucket, but for codecs that look at all of it.
+        # Frames of different specs may share a bucket, except for codecs that encode a whole bucket.
         self.bucket = self if "shares" in codec.caps else Gather
         self.codec = codec
         self.memory = memory
@@ -53,18 +53,18 @@ class Gather(BucketAggregator):
         return item._replace(grad=grad, carried=carried, basis=self.basis(key))
 
     def basis(self, key: TensorKey) -> FloatArray | None:
-        """The codec's state from the averages so far; None where it learns nothing."""
-        if "learns" not in self.codec.caps:  # asked first: sizes are the core's to say
+        """The codec's state from earlier averages, flat; None if the codec does not learn."""
+        if "learns" not in self.codec.caps:  # saves a call of the core for most codecs
             return None
         return _kept(self._bases, key, self.codec.basis_size(key.shape))
 
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
-        """See `BucketAggregator.bucket_round`; the averages are those of one all-gather each."""
+        """See `BucketAggregator.bucket_round`; averages equal those of one all-gather per tensor."""
         return _gather(name, members)
 
 
 def _kept(arrays: Arrays, key: TensorKey, size: int) -> FloatArray | None:
-    """A tensor's array, zeros where it has none of this size yet; None for size 0."""
+    """A tensor's array; zeros if it has none of this size yet; None for size 0."""
     if size == 0:
         return None
     array = arrays.get(key.name)
@@ -77,7 +77,7 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
     tensors = []
     gathers = []
     for gather, grad, key, step, _ in members:
-        assert isinstance(gather, Gather)  # as the bucket says
+        assert isinstance(gather, Gather)  # ensured by `bucket`
         gathers.append(gather)
         tensors.append(gather.to_encode(gather.memory.source(grad, key), key, step))
     data, _ = encode_batch(tensors)
@@ -104,10 +104,10 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
 
 
 def frames_of_rank(rank: int, data: ByteArray, names: Sequence[str]) -> list[ByteArray]:
-    """A rank's frames, one for each of the tensors named.
+    """Cut a rank's frames apart, one for each of the tensors named.
 
     Raises:
-        WireError: naming the rank and the tensors.
+        WireError: the data are not exactly these frames; the message names the rank and tensors.
     """
     try:
         return split_frames(data, len(names))

@@ -43,7 +43,7 @@ class Reduce(Aggregator):
 
 
 class NonlinearReduce(Reduce):
-    """As `Reduce`, where the decode of a sum is not the sum of the decodes.
+    """As `Reduce`, for nonlinear codecs: the decode of a sum is not the sum of the decodes.
 
     The decode of this rank's own payload says nothing about the decode of the average. So every
     rank's memory subtracts the average, and the unsent part stays in the mean of the memories.

@@ -25,13 +25,13 @@ from gradcomp.exchange.rounds import AllGather, AllToAll, BucketRound
 __all__ = ["BLOCK", "MIN_SHARE", "SparseAllReduce"]
 
 BLOCK = 64
-"""Elements that go to one rank, one after the other; the next ones go to the next rank."""
+"""Consecutive elements in a block. Blocks are dealt out to the ranks in turn."""
 
 MIN_SHARE = 4096
-"""Buckets that give a rank fewer elements than this are gathered."""
+"""Minimum elements per rank; smaller buckets are gathered."""
 
 _POINTS = 64
-"""Magnitudes by which a rank describes its share to the others."""
+"""Number of magnitudes in a rank's description of its share."""
 
 _LARGEST = np.finfo(np.float32).max
 
@@ -39,14 +39,15 @@ _EXACT = get_codec("identity")
 
 
 class SparseAllReduce(BucketAggregator):
-    """Ranks choose elements of their own, sum them by share, and choose anew from the sums.
+    """Each rank chooses elements of its gradients; shares of the sums are chosen from once more.
 
     Each rank sums one share of all elements: blocks dealt out in turn, so that shares are alike
     wherever large gradients lie. Ranks describe their shares to each other, and so agree on a
-    threshold. As many sums exceed it as a rank sends elements on average; these make the average.
+    threshold. About as many sums exceed it as a rank sends elements on average; these sums form the
+    result.
 
-    As with `Sra`, the sums that the second choice leaves out stay in the residual of the rank that
-    made them, times the number of ranks.
+    As with `Sra`, sums below the threshold stay in the residual of the rank that computed them,
+    times the number of ranks.
     """
 
     def __init__(self, spec: Spec, memory: Memory, context: Context) -> None:
@@ -67,8 +68,8 @@ class SparseAllReduce(BucketAggregator):
         ranks, carrier = self._world_size, self.carrier
         if ranks == 1 or sum(sizes) < MIN_SHARE * ranks:
             gathers = [
-                member._replace(aggregator=one.gather)
-                for member, one in zip(members, aggregators, strict=True)
+                member._replace(aggregator=aggregator.gather)
+                for member, aggregator in zip(members, aggregators, strict=True)
             ]
             return (yield from self.gather.bucket_round(name, gathers))
 
@@ -78,8 +79,8 @@ class SparseAllReduce(BucketAggregator):
         for frame, share in zip(split_frames(data, ranks), own, strict=True):
             carrier.decode(frame, share)
         sent = split(_collected(own, sum(sizes)), sizes)
-        for one, member, values in zip(aggregators, members, sent, strict=True):
-            one.memory.update(member.key, values)
+        for aggregator, member, values in zip(aggregators, members, sent, strict=True):
+            aggregator.memory.update(member.key, values)
         count = int(np.count_nonzero(own))
         replies: list[ByteArray] = yield AllToAll(f"{name}.scatter", data, nbytes)
         total = np.zeros(shares.shape[1], np.float32)
@@ -101,8 +102,8 @@ class SparseAllReduce(BucketAggregator):
         with np.errstate(over="ignore", invalid="ignore"):
             lost[self._rank] = np.float32(ranks) * (total - chosen[self._rank])
             losses = split(_collected(lost, sum(sizes)), sizes)
-            for one, member, loss in zip(aggregators, members, losses, strict=True):
-                residual = one.memory.unsent(member.key)
+            for aggregator, member, loss in zip(aggregators, members, losses, strict=True):
+                residual = aggregator.memory.unsent(member.key)
                 if residual is not None:
                     residual += loss
                     _core.zero_nonfinite(residual)
@@ -111,25 +112,25 @@ class SparseAllReduce(BucketAggregator):
     def _choose(
         self, aggregators: Sequence[SparseAllReduce], members: Sequence[Member]
     ) -> FloatArray:
-        """All tensors, one after the other, with what their codecs do not send set to 0."""
+        """All tensors, one after the other; elements that their codecs do not send are 0."""
         data, _ = encode_batch(
             [
                 ToEncode(
-                    one.codec,
-                    one.memory.compensate(member.grad, member.key),
-                    one.gather.seed,
+                    aggregator.codec,
+                    aggregator.memory.compensate(member.grad, member.key),
+                    aggregator.gather.seed,
                     member.step,
                     member.key.tensor_id,
                 )
-                for one, member in zip(aggregators, members, strict=True)
+                for aggregator, member in zip(aggregators, members, strict=True)
             ]
         )
         sizes = [member.key.numel for member in members]
         together = np.zeros(sum(sizes), np.float32)
         decode_batch_add(
             [
-                ToDecode(member.key.name, one.codec, [frame], part)
-                for one, member, frame, part in zip(
+                ToDecode(member.key.name, aggregator.codec, [frame], part)
+                for aggregator, member, frame, part in zip(
                     aggregators,
                     members,
                     split_frames(data, len(members)),
@@ -142,18 +143,18 @@ class SparseAllReduce(BucketAggregator):
 
 
 def _checked(member: Member) -> SparseAllReduce:
-    assert isinstance(member.aggregator, SparseAllReduce)  # as the bucket says
+    assert isinstance(member.aggregator, SparseAllReduce)  # ensured by `bucket`
     return member.aggregator
 
 
 def _values(spec: Spec) -> str:
-    """How values travel: as the codec would send them."""
-    asked = [stage.params["values"] for stage in spec.stages if "values" in stage.params]
-    return str(asked[0]) if asked else "fp32"
+    """The type of sent values: as in the spec, or "fp32"."""
+    values = [stage.params["values"] for stage in spec.stages if "values" in stage.params]
+    return str(values[0]) if values else "fp32"
 
 
 def _dealt(flat: FloatArray, ranks: int) -> FloatArray:
-    """The shares of all ranks, as rows; the last blocks are filled up with 0."""
+    """The shares of all ranks, as rows; the last blocks are padded with 0."""
     turns = -(-flat.size // (ranks * BLOCK))
     padded = np.zeros(turns * ranks * BLOCK, np.float32)
     padded[: flat.size] = flat
@@ -175,7 +176,8 @@ def _places(count: int) -> FloatArray:
 
 
 def _description(magnitudes: FloatArray, count: int) -> FloatArray:
-    """A share's description: elements its rank has sent, nonzero sums, and some of these, descending."""
+    """A share's description, [2 + _POINTS]: ``count``, the elements that its rank has sent; the
+    number of nonzero sums; the magnitudes at `_places`, descending; zeros."""
     ordered = np.sort(magnitudes[magnitudes > 0])[::-1]
     result = np.zeros(2 + _POINTS, np.float32)
     result[:2] = count, ordered.size
@@ -193,12 +195,12 @@ def _read(rank: int, reply: ByteArray, name: str) -> FloatArray:
 
 
 def _least_chosen(descriptions: Sequence[FloatArray]) -> np.float32:
-    """The magnitude above which there are about as many sums as a rank has sent elements.
+    """The magnitude above which there are about as many sums as a rank has sent on average.
 
-    A magnitude stands for those around it, up to halfway to the next ones that are known.
+    Each known magnitude represents its neighbours, up to halfway to the next known magnitudes.
     """
-    wanted = np.mean([one[0] for one in descriptions])
-    magnitudes, weights = [np.zeros(1)], [np.zeros(1)]  # nothing is smaller
+    target = np.mean([description[0] for description in descriptions])
+    magnitudes, weights = [np.zeros(1)], [np.zeros(1)]  # the least magnitude
     for _, count, *known in descriptions:
         places = _places(int(count))
         if places.size:
@@ -208,4 +210,4 @@ def _least_chosen(descriptions: Sequence[FloatArray]) -> np.float32:
     every, weight = np.concatenate(magnitudes), np.concatenate(weights)
     order = np.argsort(-every, kind="stable")
     above = np.cumsum(weight[order]) - weight[order] / 2
-    return np.float32(np.interp(wanted, above, every[order]))
+    return np.float32(np.interp(target, above, every[order]))

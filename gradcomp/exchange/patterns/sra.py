@@ -19,19 +19,21 @@ from gradcomp.exchange.rounds import BucketRound
 __all__ = ["MIN_CHUNK", "Sra"]
 
 MIN_CHUNK = 256
-"""Buckets that give a rank fewer elements than this are gathered: headers would outweigh them."""
+"""Minimum elements per rank. Smaller buckets are gathered: frame headers would outweigh the data."""
 
 _SCATTER, _GATHER = 0, 1
 
 
 class Sra(BucketAggregator):
-    """Each rank decodes all ranks' frames of its own chunk, averages them in rank order, in
-    float32, and encodes the average; every rank decodes the same frames of all chunks.
+    """Each rank averages one chunk of the bucket and encodes the average for all ranks.
 
-    A rank sends and receives about two payloads whatever the number of ranks; `Gather` receives one
-    from each rank. The price is a second loss, when the average is encoded. The chunk's owner adds
-    world_size times this second loss to its residual. So the mean of all residuals is again exactly
-    the part that the averages lack.
+    It decodes all ranks' frames of its chunk and adds them in rank order, in float32. Every rank
+    decodes the same frames of all chunks.
+
+    A rank sends and receives about two payloads, however many ranks there are; `Gather` receives
+    one payload from each rank. The price is a second loss, when the average is encoded. The chunk's
+    owner adds world_size times this second loss to its residual. So the mean of all residuals is
+    again exactly the part that the averages lack.
 
     Codecs see pieces of tensors: a ``k`` counts within a piece, and a piece has its own scale.
     """
@@ -45,20 +47,20 @@ class Sra(BucketAggregator):
         self._world_size = context.world_size
 
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
-        """See `BucketAggregator.bucket_round`; the chunks are those of the bucket as a whole."""
+        """See `BucketAggregator.bucket_round`; the bucket as a whole is cut into chunks."""
         aggregators = [_checked(member) for member in members]
         numel = sum(member.key.numel for member in members)
         if self._world_size == 1 or numel < MIN_CHUNK * self._world_size:
             gathers = [
-                member._replace(aggregator=one.gather)
-                for member, one in zip(members, aggregators, strict=True)
+                member._replace(aggregator=aggregator.gather)
+                for member, aggregator in zip(members, aggregators, strict=True)
             ]
             return (yield from self.gather.bucket_round(name, gathers))
 
         chunks = cut([member.key for member in members], self._world_size)
         sources = [
-            one.memory.source(member.grad, member.key)
-            for one, member in zip(aggregators, members, strict=True)
+            aggregator.memory.source(member.grad, member.key)
+            for aggregator, member in zip(aggregators, members, strict=True)
         ]
         seed = self.gather.seed
         data = encode_pieces(
@@ -75,8 +77,8 @@ class Sra(BucketAggregator):
                 for piece in chunk
             ]
         )
-        for one, member in zip(aggregators, members, strict=True):
-            one.memory.sent(member.key)
+        for aggregator, member in zip(aggregators, members, strict=True):
+            aggregator.memory.sent(member.key)
 
         def settle(chunk: Chunk, averages: list[FloatArray]) -> ByteArray:
             tensors = []
@@ -103,7 +105,7 @@ class Sra(BucketAggregator):
                     _core.zero_nonfinite(own)
             return frames
 
-        codecs = [one.codec for one in aggregators]
+        codecs = [aggregator.codec for aggregator in aggregators]
         weight = 1.0 / self._world_size
         outputs = [member.out for member in members]
         return (
@@ -114,5 +116,5 @@ class Sra(BucketAggregator):
 
 
 def _checked(member: Member) -> Sra:
-    assert isinstance(member.aggregator, Sra)  # as the bucket says
+    assert isinstance(member.aggregator, Sra)  # ensured by `bucket`
     return member.aggregator

@@ -27,7 +27,7 @@ __all__ = ["TwoLevel", "TwoLevelBucket", "two_level"]
 
 _Result = TypeVar("_Result")
 
-# Of each part of a reply, in front of the parts.
+# The type of the sizes that precede the parts of a packed reply.
 _SIZE = np.dtype("<u8")
 
 
@@ -35,8 +35,8 @@ def two_level(between: Aggregator, node: Node) -> Aggregator:
     """The aggregator that averages inside nodes first.
 
     Args:
-        between: made for a world whose ranks are the nodes.
-        node: where this rank is.
+        between: the aggregator between nodes, made with `Context.of_nodes`.
+        node: this rank's place.
     """
     if isinstance(between, BucketAggregator):
         return TwoLevelBucket(between, node)
@@ -44,11 +44,11 @@ def two_level(between: Aggregator, node: Node) -> Aggregator:
 
 
 class TwoLevel(Aggregator):
-    """The gradients of a node's ranks are averaged as they are; then each node is one rank.
+    """Averages dense gradients inside each node; then each node acts as one rank.
 
-    All ranks of a node run the same round with the same average, so that they hold the same
-    memories, which are the node's. The requests of that round are made by the node's first rank
-    alone, which hands the replies on.
+    All ranks of a node run the round between nodes with the same average, so their memories are
+    equal: they belong to the node. Only the node's first rank takes part in that round's requests;
+    it broadcasts the replies inside the node.
     """
 
     def __init__(self, between: Aggregator, node: Node) -> None:
@@ -67,7 +67,7 @@ class TwoLevel(Aggregator):
 
 
 class TwoLevelBucket(BucketAggregator):
-    """As `TwoLevel`, around an aggregator whose tensors travel together."""
+    """As `TwoLevel`, around a `BucketAggregator`."""
 
     def __init__(self, between: BucketAggregator, node: Node) -> None:
         self.bucket = (TwoLevelBucket, between.bucket)
@@ -84,7 +84,7 @@ class TwoLevelBucket(BucketAggregator):
         averages = yield from dense_bucket(f"{name}.node", members, "node")
         inner = []
         for average, member in zip(averages, members, strict=True):
-            assert isinstance(member.aggregator, TwoLevelBucket)  # as the bucket says
+            assert isinstance(member.aggregator, TwoLevelBucket)  # ensured by `bucket`
             inner.append(
                 member._replace(
                     aggregator=member.aggregator._between,
@@ -97,7 +97,7 @@ class TwoLevelBucket(BucketAggregator):
 def _between_nodes(
     inner: Generator[Request, Any, _Result], node: Node
 ) -> Generator[Request, Any, _Result]:
-    """Run a round in which nodes are ranks."""
+    """Run a round in which each node is one rank."""
     try:
         request = next(inner)
         while True:
@@ -116,7 +116,7 @@ def _between_nodes(
 
 
 def _own(request: Request) -> Any:
-    """The reply where there is one rank."""
+    """The reply in a world of one rank."""
     if isinstance(request, AllReduce):
         return request.array
     return [request.frame if isinstance(request, AllGather) else request.data]
@@ -136,7 +136,7 @@ def _unpacked(request: Request, data: ByteArray, count: int) -> Any:
     if isinstance(request, AllReduce):
         if data.size != request.array.nbytes:
             raise WireError(
-                f"the first rank of the node gave {data.size} bytes for '{request.name}', "
+                f"the first rank of the node sent {data.size} bytes for '{request.name}', "
                 f"not {request.array.nbytes}"
             )
         return data.view(request.array.dtype).reshape(request.array.shape)
@@ -144,7 +144,7 @@ def _unpacked(request: Request, data: ByteArray, count: int) -> Any:
     sizes = [int(size) for size in data[:begin].view(_SIZE)] if data.size >= begin else []
     if len(sizes) != count or sum(sizes) != data.size - begin:
         raise WireError(
-            f"what the first rank of the node gave for '{request.name}' is damaged: its sizes do "
-            f"not add up to {data.size} bytes"
+            f"the reply for '{request.name}' from the first rank of the node is damaged: its sizes "
+            f"do not add up to {data.size} bytes"
         )
     return np.split(data[begin:], np.cumsum(sizes)[:-1])

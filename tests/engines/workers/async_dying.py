@@ -1,7 +1,7 @@
 """Three ranks that average in pairs, 0 - 1 - 2: ``python -m workers.async_dying STORE``.
 
-Rank 1 is active. Rank 0 dies while it trains; the others must say whom they have lost, and end by
-themselves. Prints how each has ended.
+Rank 1 is active. Rank 0 dies while it trains; the others must name the lost rank and end by
+themselves. Prints the exit codes.
 """
 
 from __future__ import annotations

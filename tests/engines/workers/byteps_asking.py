@@ -1,4 +1,4 @@
-"""Worker 0 wants a checkpoint, and worker 1 goes on: python -m workers.byteps_asking."""
+"""Worker 0 requests a checkpoint while worker 1 trains on: python -m workers.byteps_asking."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def integers() -> None:
 
 @cases
 def checkpoints() -> None:
-    """A state that was loaded goes on as it would have."""
+    """After loading a state, averages equal those of an uninterrupted run."""
     specs = {"memory": "residual|qsgd(levels=3)", "momentum": "signum|sign"}
     attached = {
         name: attach(
@@ -184,13 +184,13 @@ def checkpoints() -> None:
 
 @cases
 def own_compressors_of_byteps() -> None:
-    """They are reached from PyTorch by declaring their keyword arguments."""
+    """Stock compressors, declared from PyTorch by their keyword arguments."""
     name = "Gradient.stock"
     declare(name, compressor_type="onebit", compressor_onebit_scaling="true")
     values = gradient("stock", 0, 0, 20000, torch.float32)
     got = values.clone()
     ops.synchronize(ops.push_pull_async_inplace(got, name=name))
-    # All ranks push the same: what comes back are the signs, at about the mean magnitude.
+    # All ranks push the same values; the result is their signs, at about the mean magnitude.
     assert torch.equal(torch.sign(got), torch.where(values < 0, -1.0, 1.0))
     assert len(got.abs().unique()) <= 2  # a scale for each partition
     refused(

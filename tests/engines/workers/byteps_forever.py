@@ -1,4 +1,4 @@
-"""A worker that goes on until somebody ends it."""
+"""A worker that runs until it is ended from outside."""
 
 import byteps.torch as bps
 import torch

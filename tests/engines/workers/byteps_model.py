@@ -15,7 +15,7 @@ from gradcomp.exchange.patterns.gather import rank_seed
 from gradcomp.exchange.rounds import TensorKey
 
 PARTITION_BYTES = 65536
-"""BYTEPS_PARTITION_BYTES of the jobs: tensors of some thousand elements have several of them."""
+"""BYTEPS_PARTITION_BYTES of the jobs: tensors of some thousand elements have several partitions."""
 
 SERVER = 0xFFFE
 HEADER = 11

@@ -46,15 +46,15 @@ def steps(first: int) -> dict[str, str]:
 
 
 def check_states(attached: dict[str, Attached], states: dict[str, Any]) -> None:
-    """Check the content of the states, and that foreign ones are refused."""
+    """Check the content of the states, and that states of other jobs are refused."""
     saved = {name: state["servers"] for name, state in states.items()}
     assert all((name in saved[name]) == (bps.rank() == 0) for name in TENSORS)
-    # As if four workers had saved it: servers will add up the gradients of half as many.
+    # As if four workers had saved it: two workers load it, so servers' residuals are halved.
     one, state = attached["topk"], states["topk"]
     one.load_state_dict([{**state, "rank": rank, "world_size": 4} for rank in range(4)])
     for name, array in one.state_dict()["servers"].items():
         assert torch.equal(array, saved["topk"][name] / 2)
-    # Only worker 0 has them, and all workers must know.
+    # Only worker 0 has the states, but all workers must raise the error.
     foreign = {**state, "servers": {name: array[1:] for name, array in saved["topk"].items()}}
     reason = "state of another model" if bps.rank() == 0 else "another worker"
     refused(lambda: one.load_state_dict(foreign), StateError, reason)

@@ -80,7 +80,7 @@ def replicas_of_ddp(steps: int) -> Any:
 @cases
 @three
 def ddp_replicas() -> Any:
-    """All codecs with all memories, and algorithms, as the loopback and the same on all ranks."""
+    """All codecs with all memories, and algorithms: as the loopback, and equal on all ranks."""
     return replicas_of_ddp(12 if hvd.size() == 2 else 4)
 
 
@@ -104,14 +104,14 @@ def as_horovod() -> None:
         harness.averages(opt, theirs, grads)
     training.check_replicas()
     for name, p in training.params.items():
-        # From three ranks on, an all-reduce adds in an order of its engine's own.
+        # With three or more ranks, the order of sums in an all-reduce depends on the engine.
         if hvd.size() == 2 or (name.split(".")[0] in GATHERED and p.dim() == 2):
             check_equal(p.detach(), theirs[name].detach(), name)
 
 
 @cases
 def buckets_and_views() -> None:
-    """However DDP cuts its buckets and lays out gradients; the first step's buckets are others."""
+    """Any buckets and memory layouts of DDP; the first step has other buckets."""
     for bucket_mb, options in (
         (0.005, {}),
         (25, {}),
@@ -126,7 +126,7 @@ def buckets_and_views() -> None:
 @cases
 @three
 def exchanges() -> None:
-    """Scatter-reduce-allgather and the sum of chosen elements, as the loopback has them."""
+    """The exchanges sra and sparse_allreduce, as in the loopback."""
     sums = {"default": "residual|topk(ratio=0.02)", "exchange": "sparse_allreduce"}
     for config, shapes in (
         (exchange.config_of(), _named(exchange)),
@@ -143,7 +143,7 @@ def _named(module: Any) -> dict[str, tuple[int, ...]]:
 @cases
 @three
 def frames_that_grow_and_shrink() -> None:
-    """From little to more than a receiver has made room for, and back."""
+    """Messages from small to larger than the receiver's buffer, and back."""
     ratios = [0.01, 0.9, 0.02, 0.5]
     for pattern in ("gather", "sra"):
         config = configured(f"topk(ratio=steps({ratios},every=1))", exchange=pattern)
@@ -153,7 +153,7 @@ def frames_that_grow_and_shrink() -> None:
 
 @cases
 def specs_follow_one_another() -> None:
-    """Through a checkpoint before every step."""
+    """The state passes through a checkpoint before every step."""
     shapes = {f"m{name}.{n}": (30, 32 + n) for n in range(3) for name in schedules.PLANS}
     training = Training(schedules.config(), shapes)
     loopback = Loopback(schedules.config(), hvd.size())
@@ -169,7 +169,7 @@ def specs_follow_one_another() -> None:
 
 @cases
 def states() -> None:
-    """A checkpoint resumes to the last bit in a new model; that of another rank is refused."""
+    """A checkpoint resumes to the last bit in a new model; another rank's is refused."""
     straight = Training(mixed(), MIXED)
     for step in range(3):
         straight.averages(harness.gradients(straight.params, step))
@@ -206,8 +206,8 @@ def profile() -> None:
 
 @cases
 def low_precision() -> None:
-    """Gradients in float16 and bfloat16 are averaged in float32 and rounded once, but for dense
-    float16; those in float64 keep it where they are dense."""
+    """Gradients in float16 and bfloat16 are averaged in float32 and rounded once. Dense float16 and
+    float64 gradients are averaged in their own dtype."""
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         shapes = {"w": MATRIX, "bias": (9,)}
         training = Training("residual|topk(ratio=0.05)", shapes, dtype=dtype)
@@ -231,7 +231,7 @@ def low_precision() -> None:
 
 @cases
 def channels_last() -> None:
-    """A tensor's elements are those of its shape, not of its memory."""
+    """Elements are in the order of the tensor's shape, not of its memory."""
     join()
     shape = (16, 24, 3, 5)
     for spec in ("powersgd(rank=2,start_step=0)", "residual|topk(ratio=0.02)"):
@@ -250,7 +250,7 @@ def channels_last() -> None:
 
 @cases
 def accumulated_gradients() -> None:
-    """Under no_sync nothing travels; the next step takes the sum."""
+    """Under no_sync nothing is sent; the next step averages the sum."""
     training = Training("residual|topk(ratio=0.05)", {"w": MATRIX, "v": (64, 64)})
     loopback = Loopback("residual|topk(ratio=0.05)", hvd.size())
     for step in range(3):
@@ -269,7 +269,7 @@ def accumulated_gradients() -> None:
 
 @cases
 def parameters_without_a_gradient() -> None:
-    """One rank's unused parameter counts as zero; what nobody uses keeps no gradient."""
+    """One rank's unused parameter counts as zero; a parameter that no rank uses has no gradient."""
     spec = "residual|topk(ratio=0.05)"
     training = Training(spec, dict.fromkeys("abc", MATRIX), find_unused_parameters=True)
     loopback = Loopback(spec, hvd.size())
@@ -353,7 +353,7 @@ def momentum_correction() -> None:
 @cases
 @three
 def what_is_refused() -> None:
-    """On every rank, before a gradient is sent."""
+    """Refusals on every rank, before a gradient is sent."""
     other = "fp16" if hvd.rank() else "residual|topk(k=100)"
     refused(
         lambda: Training(other, SHAPES), ProtocolError, "the ranks run different compression",
@@ -366,13 +366,13 @@ def what_is_refused() -> None:
             continue
         config = configured("int8", exchange="two_level", ranks_per_node=nodes)
         with mock.patch.dict(os.environ):
-            del os.environ["HOROVOD_LOCAL_RANK"]  # a launcher that says nothing of nodes
+            del os.environ["HOROVOD_LOCAL_RANK"]  # a launcher without information about nodes
             refused(lambda c=config: Training(c, SHAPES), ConfigError, "compress.ranks_per_node")
 
 
 @cases
 def an_epoch_that_differs() -> None:
-    """An error that shows in the middle of an exchange comes on every rank, from backward()."""
+    """An error in the middle of an exchange is raised on every rank, from backward()."""
     config = Config.from_spec("residual|topk(ratio=epochs([0.5,0.1]))")
     training = Training(config, SHAPES)
     training.state.set_epoch(hvd.rank())
@@ -382,7 +382,7 @@ def an_epoch_that_differs() -> None:
 
 @cases
 def policy() -> None:
-    """All ranks decide alike."""
+    """The policy auto: all ranks decide alike."""
     config = configured("residual|topk(ratio=0.01)", policy="auto")
     training = Training(config, {"first": (300, 200), "second": (100, 90), "bias": (9,)})
     for step in range(40):
@@ -399,10 +399,10 @@ def policy() -> None:
 
 @four
 def two_level_exchanges() -> None:
-    """Two nodes of two, as the configuration says."""
+    """Two nodes of two ranks, as the configuration says."""
     config = two_level.mixed()
     shapes = _named(two_level)
-    Training(config, shapes)  # whose process groups come before those of the next
+    Training(config, shapes)  # its process groups precede those of the next
     training = Training(config, shapes)
     training.check_steps(Loopback(config, hvd.size()), range(3))
     sent = training.state.stats.sent_bytes
@@ -412,7 +412,7 @@ def two_level_exchanges() -> None:
 
 @four
 def shards() -> None:
-    """Two nodes of two ranks: shards inside of each, and compression between them."""
+    """Two nodes of two ranks: shards inside each node, and compression between them."""
     join()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     group = mesh.get_group("replicate")

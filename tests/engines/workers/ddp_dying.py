@@ -21,8 +21,8 @@ from torch_compressors import ddp_hook
 
 def main(way: str) -> None:
     torch.set_num_threads(1)
-    # Once torchrun sees that rank 1 has ended it asks the other one to end, too. That is to end by
-    # itself, and to say why, however late it gets a processor.
+    # When rank 1 has ended, torchrun sends the other rank a signal to end, too. The other rank must
+    # end by itself instead, with a message, however late it gets a processor.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     dist.init_process_group("gloo")
     model = DistributedDataParallel(layers(), bucket_cap_mb=0.01)

@@ -26,7 +26,7 @@ def join() -> None:
 
 
 class Given(torch.nn.Module):
-    """Has the parameters that it is given, under their names, and any gradients."""
+    """A model of given parameters, by name, and with any gradients."""
 
     def __init__(self, params: Mapping[str, torch.nn.Parameter]) -> None:
         super().__init__()
@@ -94,11 +94,13 @@ class Training:
         harness.check_same_on_all_ranks(torch.cat(everything))
 
 
-def check_sum(actual: torch.Tensor, expected: Any, what: str = "") -> None:
-    """Equal to the last bit; from three ranks on Gloo's all-reduce adds in an order of its own,
-    which depends on what DDP's buckets hold."""
+def check_sum(actual: torch.Tensor, expected: Any, label: str = "") -> None:
+    """Check for equality to the last bit. With three or more ranks the order of Gloo's sums depends
+    on DDP's buckets."""
     if hvd.size() == 2:
-        harness.check_equal(actual, expected, what)
+        harness.check_equal(actual, expected, label)
     else:
         wanted = torch.as_tensor(expected)
-        torch.testing.assert_close(actual, wanted, rtol=1e-2, atol=1e-2, msg=f"{what}: {{}}".format)
+        torch.testing.assert_close(
+            actual, wanted, rtol=1e-2, atol=1e-2, msg=f"{label}: {{}}".format
+        )

@@ -23,7 +23,7 @@ cases = Cases()
 
 @cases
 def the_authors_data() -> None:
-    """A case of two ranks that samples nothing, so that it needs no draws: averages and state."""
+    """A reference case of two ranks without sampling: averages and state."""
     about, arrays = reference("dgc-03")
     assert about["world_size"] == hvd.size()
     params = harness.parameters_of(about)
@@ -41,7 +41,7 @@ def the_authors_data() -> None:
 
 @cases
 def as_the_loopback() -> None:
-    """100 steps of every codec that momentum correction takes, with warm-up; see replicas.py."""
+    """100 steps of every codec that works with momentum correction, with warm-up; see replicas.py."""
     memory = "momentum_correction(nesterov=true,clip=scaled_norm,clip_norm=5)"
     takes = ["identity", "topk(ratio=0.05)", "sampled_topk(ratio=ramp(from=0.3,to=0.02,steps=60))"]
     takes += ["threshold(tau=0.5,values=fp16)", "chunktopk(ratio=0.1,chunk=8,values=int8)"]

@@ -14,7 +14,7 @@ from horovod_compressors.torch import Compression
 
 
 def layers() -> torch.nn.Sequential:
-    """A model whose middle layer's gradients come when those of the last are on their way."""
+    """A model; when its middle layer's gradients come, the last layer's are already being sent."""
     return torch.nn.Sequential(*(torch.nn.Linear(80, 80) for _ in range(3)))
 
 

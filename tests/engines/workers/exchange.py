@@ -1,4 +1,4 @@
-"""Scatter-reduce-allgather and the majority vote on real Horovod, as the loopback has them."""
+"""Scatter-reduce-allgather and the majority vote on real Horovod, as in the loopback."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ def check(
     names: Iterable[str] = (*SPECS, *VOTES, "auto"),
     of_each: Mapping[str, tuple[int, ...]] = SHAPES,
 ) -> dict[str, int]:
-    """Averages are those of the loopback, in any order of arrival; what each kind of request
-    sent."""
+    """Averages equal the loopback's in any order of arrival; returns the bytes by kind of request."""
     shapes = {f"{name}.{shape}": of_each[shape] for name in names for shape in of_each}
     params = harness.parameters(shapes)
     compression = Compression(config, params.items())
@@ -72,7 +71,7 @@ def config_of(**others: object) -> Config:
 
 @cases
 def chunks_of_buckets() -> dict[str, int]:
-    """All specs, with small tensors and empty ones, in one bucket and beside gathered ones."""
+    """All specs, with small and empty tensors, in one bucket and beside gathered tensors."""
     sent = check(config_of())
     assert {"alltoall", "allgather", "token"} <= set(sent)
     return sent
@@ -112,7 +111,7 @@ def summable_codecs_that_are_not_added() -> None:
 
 @cases
 def ranks_of_other_exchanges_are_refused() -> None:
-    """Before the first gradient."""
+    """Refusals before the first gradient."""
     exchange = "gather" if hvd.rank() else "sra"
     config = configured("int8", exchange=exchange)
     params = harness.parameters({"w": harness.MATRIX})

@@ -114,7 +114,7 @@ def train(**options: Any) -> dict[str, Any]:
     with model.averaged() as average:
         accuracy = accuracy_of(average)
     for one, before in zip(model.parameters(), own, strict=True):
-        # Where ranks may be some rounds apart, they gossip on until all are there.
+        # Ranks may be some rounds apart; they gossip until all have arrived.
         assert torch.equal(one, before) or options.get("synch_freq")
     return {
         "accuracy": accuracy,
@@ -269,7 +269,7 @@ def nodes() -> Any:
 
 @cases
 def nodes_average_gradients() -> None:
-    """Where nodes agree exactly, all ranks do what all-reduce SGD does."""
+    """If nodes agree exactly, the result equals SGD with all-reduced gradients."""
     for size, options in ((2, {}), (4, {}), (2, {"overlap": True})):
         torch.manual_seed(5)
         own = nn.Linear(6, 4)
@@ -299,7 +299,7 @@ def nodes_average_gradients() -> None:
         leads = dist.get_rank() % size == 0
         assert model.traffic.steps == (5 if leads else 0)
         assert model.traffic.bits == (5 * (RANKS // size - 1) * 28 * 32 if leads else 0)
-        # Gradients, a flag for each of the two tensors, and what the first rank hands on.
+        # Gradients, a flag for each of the two tensors, and the first rank's broadcast.
         assert model.node_traffic.bits >= 5 * 32 * 30 * (2 if leads else 1)
 
 
@@ -362,7 +362,7 @@ def adpsgd() -> dict[str, Any]:
 
 @cases
 def asynchronous_averaging() -> None:
-    """The average stays, and ranks reach it, though they take different numbers of steps."""
+    """The average is preserved, and ranks reach it with different numbers of steps."""
     model = AsyncGossipDataParallel(nn.Linear(3, 2), topology="dbe")
     optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=1.0))
     values = torch.arange(8.0) * (1 + dist.get_rank())
@@ -479,7 +479,7 @@ def main() -> None:
             try:
                 run_rank(rank, folder)
             finally:
-                os._exit(0)  # what another rank does to the process group is no matter
+                os._exit(0)  # whatever another rank does to the process group
         children.append(child)
     for child in children:
         os.waitpid(child, 0)

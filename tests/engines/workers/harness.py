@@ -95,12 +95,12 @@ def averages(
     return result
 
 
-def check_equal(actual: torch.Tensor, expected: Any, what: str = "") -> None:
+def check_equal(actual: torch.Tensor, expected: Any, label: str = "") -> None:
     """Check that both are equal to the last bit, NaN included."""
     wanted = torch.as_tensor(expected)
-    assert actual.dtype == wanted.dtype, f"{what}: {actual.dtype} instead of {wanted.dtype}"
+    assert actual.dtype == wanted.dtype, f"{label}: {actual.dtype} instead of {wanted.dtype}"
     torch.testing.assert_close(
-        actual, wanted, rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{what}: {text}"
+        actual, wanted, rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{label}: {text}"
     )
 
 
@@ -111,8 +111,7 @@ def check_step(
     step: int,
     order: np.random.Generator,
 ) -> dict[str, torch.Tensor]:
-    """The averages of a step, which must be those of the loopback; gradients arrive in an order
-    that ``order`` draws."""
+    """The averages of a step, checked against the loopback; ``order`` draws the order of arrival."""
     of_ranks = [gradients(params, step, rank) for rank in range(hvd.size())]
     mine = of_ranks[hvd.rank()]
     shuffled = order.permutation(list(params)).tolist()
@@ -123,12 +122,12 @@ def check_step(
     return found
 
 
-def check_same_on_all_ranks(tensor: torch.Tensor, what: str = "") -> None:
+def check_same_on_all_ranks(tensor: torch.Tensor, label: str = "") -> None:
     """Check that every rank has the same bytes."""
     data = tensor.detach().contiguous().view(-1).view(torch.uint8)
     rows = hvd.allgather(data[None], name=f"same.{next(_models)}")
     for rank, row in enumerate(rows):
-        assert torch.equal(row, rows[0]), f"{what} differs between rank 0 and rank {rank}"
+        assert torch.equal(row, rows[0]), f"{label} differs between rank 0 and rank {rank}"
 
 
 def parameters_of(about: Mapping[str, Any]) -> dict[str, torch.nn.Parameter]:
@@ -145,8 +144,9 @@ def replay(
     opt: torch.optim.Optimizer,
     params: Mapping[str, torch.Tensor],
 ) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
-    """Run a reference case's steps; yields each step and its averages, which are those of the case
-    and the same on all ranks.
+    """Run a reference case's steps, and check averages against the case and between ranks.
+
+    Yields each step and its averages.
 
     Args:
         about: the case's description.
@@ -198,7 +198,7 @@ class TopK:
 
 def main(reports: str, folder: str, modules: Sequence[str]) -> None:
     """Run the cases of modules, and write a line for each."""
-    # The module that cases import is another one than this, which runs as __main__.
+    # Cases import this module under its own name; here it runs as __main__, a separate module.
     from workers import harness
 
     harness.shared = Path(folder)

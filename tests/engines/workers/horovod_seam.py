@@ -28,7 +28,7 @@ DTYPES = (
 
 
 class Recorder:
-    """A compressor that writes down how it is called."""
+    """A compressor that records its calls."""
 
     def __init__(self, params: Mapping[str, torch.nn.Parameter]) -> None:
         self.params = params
@@ -53,7 +53,7 @@ class Recorder:
         return torch.full((1,), 3.0), event["found"]
 
     def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Answers with a shape and values that Horovod's own result has not."""
+        """Return a tensor that differs from Horovod's result in shape and values."""
         self.events.append(
             {
                 "call": "decompress",

@@ -1,4 +1,4 @@
-"""PowerSGD on real Horovod: the reference's data, and company."""
+"""PowerSGD on real Horovod: the reference's data, and steps together with other algorithms."""
 
 from __future__ import annotations
 
@@ -40,9 +40,11 @@ def the_library_variant_is_the_reference_one() -> None:
 
 @cases
 def beside_gathered_and_dense_tensors() -> None:
-    """Algorithms of one, two and three phases in one step with frames and plain all-reduces, as the
-    loopback computes them; each rank's gradients come in its own order, and some tensors have none
-    in some steps."""
+    """Algorithms of one, two and three phases in one step with frames and plain all-reduces.
+
+    Averages equal the loopback's. Each rank's gradients come in its own order, and some tensors
+    have no gradient in some steps.
+    """
     specs = {
         "library": "powersgd(rank=2,start_step=2)",
         "paper": "powersgd(rank=2,start_step=0,variant=paper,values=fp16)",

@@ -152,14 +152,14 @@ def backward_passes_per_step() -> None:
 
 @cases
 def groups() -> None:
-    """Groups that hold payloads, tokens and dense gradients give what no groups give."""
+    """Groups of payloads, tokens and dense gradients give the same averages as no groups."""
     specs = ("residual|topk(k=50,values=fp32)", "fp16", "bf16", "randomk(k=7)")
     shapes = {f"of{position}": MATRIX for position in range(len(specs))} | {"bias": (9,)}
     rules = rules_of(dict(enumerate(specs)), "*.of{}")
     config = configured("fp16", rules=rules)
 
     def run(make_groups: Callable[[list[Any]], Any]) -> list[torch.Tensor]:
-        # The same names in each run, as the seed of random-k knows them.
+        # The same names in each run, because random-k derives its seed from them.
         values = parameters(shapes).values()
         params = {f"grouped.{name}": p for name, p in zip(shapes, values, strict=True)}
         options = make_groups(list(params.values()))
@@ -231,7 +231,7 @@ def ranks_that_have_joined() -> None:
 
 @cases
 def sparse_as_dense() -> None:
-    """Two embeddings of one shape: only the names tell which spec each takes."""
+    """Two embeddings of one shape: only their names distinguish their specs."""
     params = parameters({"first": (60, 80), "second": (60, 80)})
     config = configured(
         "identity",
@@ -341,8 +341,8 @@ def complex_gradients_are_refused() -> None:
 
 @cases
 def missing_gradients() -> None:
-    """A parameter that only some ranks use in a step counts as 0 on the others, and what its memory
-    holds there is sent all the same; one that nobody uses before step 10 is no different."""
+    """A parameter that only some ranks use in a step counts as 0 on the others, and their residuals
+    are still sent. The same holds for a parameter that no rank uses before step 10."""
     shapes = dict.fromkeys(("always", "rank0", "rank1", "late"), MATRIX)
     params = parameters({**shapes, "frozen": (2,)})
     always, rank0, rank1, late, frozen = params
@@ -375,7 +375,7 @@ def missing_gradients() -> None:
 
 @cases
 def synchronize_begins_with_a_wait() -> None:
-    """Horovod's own wait, which keeps a processor busy, is for collectives that are there."""
+    """Horovod's own wait, which keeps a processor busy, is called for complete collectives only."""
     params = parameters(LAYER)
     opt = optimizer(params, Compression("residual|topk(k=100,values=fp32)", params.items()))
     backward(params, gradients(params, 0))
@@ -441,7 +441,7 @@ def gradients_that_are_not_contiguous() -> None:
 
 @cases
 def nan_and_inf() -> None:
-    """They reach all ranks at once, and no memory keeps them."""
+    """NaN and Inf reach all ranks in the same step, and stay in no memory."""
     for spec in ("residual|topk(k=100,values=fp32)", "residual|fp16", "residual|bf16"):
         params = parameters({"weight": MATRIX})
         (name,) = params
@@ -537,7 +537,7 @@ def a_parameter_of_two_names() -> None:
 
 @cases
 def two_models_of_the_same_names() -> None:
-    """One after the other, as Horovod wants it."""
+    """Two optimizers, one after the other, as Horovod requires."""
     shapes = {"weight": (60, 90)}
     models = []
     for _ in range(2):
@@ -576,7 +576,7 @@ def two_models_at_once() -> None:
 
 @cases
 def constructors() -> None:
-    """One per codec, called and (where the codec needs no parameter) uncalled, like stock ones."""
+    """One constructor per codec: called and, if the codec needs no parameter, uncalled."""
     made = [(Compression.none, "identity"), (Compression.none(), "identity")]
     for codec in list_codecs():
         (stage,) = (stage for stage in stages() if stage.name == codec)
@@ -670,7 +670,7 @@ def statistics() -> dict[str, Any]:
 
 @cases
 def profile() -> None:
-    """Profiles; the driver then also averages tensors that Horovod itself would."""
+    """Profiles with errors; all tensors, also linear ones, are then collected."""
     params = parameters(profiles.SHAPES)
     compression = Compression(profiles.config(harness.shared / "profile"), params.items())
     opt = optimizer(params, compression)

@@ -1,4 +1,4 @@
-"""The policy auto on real Horovod: whether compression pays is measured, on all ranks alike."""
+"""The policy auto on real Horovod: all ranks measure whether compression pays, and decide alike."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from support.pipelines import configured
 cases = Cases()
 
 STEPS = 40
-"""More than a decision takes."""
+"""More steps than a decision needs."""
 
 BANDWIDTH = 2.5e6
 """Bytes per second of the slow link."""
@@ -37,7 +37,7 @@ def config(spec: str) -> Config:
 
 @contextlib.contextmanager
 def slow_link() -> Iterator[None]:
-    """Whatever travels, Horovod's own all-reduces included, takes its time."""
+    """A slow link: all messages take time, Horovod's own all-reduces included."""
 
     class Slow(HorovodEngine):
         def start(self, request: Request) -> Any:
@@ -70,7 +70,7 @@ class Training:
         self.step = 0
 
     def train(self, steps: int) -> str:
-        """Steps with what they should do on average; returns what was logged."""
+        """Make steps and check their averages; returns the logged lines."""
         log = io.StringIO()
         results = []
         with contextlib.redirect_stderr(log):
@@ -114,7 +114,7 @@ def check_log(log: str, *parts: str) -> None:
 
 @cases
 def a_codec_that_costs_more_than_the_link_is_left_out() -> str:
-    """Singular values of matrices that hardly take time to send."""
+    """Singular vectors of small matrices: slow to compute, fast to send."""
     training = Training(
         "residual|atomo(rank=1,unbiased=false)", {"a": (128, 130), "b": (130, 128), "c": (50,)}
     )
@@ -140,7 +140,7 @@ def a_slow_link_makes_compression_pay_and_a_resumed_run_remembers() -> str:
     assert training.train(1) == "", "it is decided once"
     assert training.compression.stats.total_bytes - bytes_before < 20_000
 
-    # A new process: the link is fast now, and nobody asks.
+    # A new process: the link is fast now, but the loaded decisions are not measured again.
     resumed = Training("residual|topk(ratio=0.01)", shapes)
     state = training.compression.state_dict()
     names = dict(zip(training.params, resumed.params, strict=True))
@@ -167,7 +167,7 @@ def sums_are_sums_while_it_measures() -> None:
 
 @cases
 def names_are_needed() -> None:
-    """Names are needed even where no spec keeps state."""
+    """Names are required even if no spec keeps state."""
     harness.refused(
         lambda: Compression(config("topk(k=5)")), ValueError, "policy 'auto'", "named_parameters"
     )

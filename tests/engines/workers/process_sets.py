@@ -60,7 +60,7 @@ def members_average_among_themselves() -> None:
 
 @cases
 def all_ranks_average_afterwards() -> None:
-    """The rank outside has used fewer compressors than the others."""
+    """All ranks, after the rank outside the set has used fewer compressors."""
     _average([0, 1, 2])
     _average(MEMBERS, process_set=process_set())
     _average([0, 1, 2])

@@ -96,7 +96,7 @@ def seeds_that_differ() -> None:
 
 @cases
 def sparse_gradients() -> None:
-    """Sparse gradients that nobody makes dense; Horovod gathers them without asking."""
+    """Sparse gradients without sparse_as_dense; Horovod gathers them without a call of compress."""
     layer = torch.nn.Embedding(60, 80, sparse=True)
     for spec in ("topk(k=100,values=fp32)", "residual|bf16"):
         params = {f"refused.sparse.{spec}": layer.weight}
@@ -131,5 +131,5 @@ def two_backward_passes_in_a_step() -> None:
 
 @cases
 def a_step_after_all_that() -> None:
-    """Refusals leave nothing behind that disturbs others."""
+    """After refusals other compressions still work."""
     assert one_step(Compression("topk(k=100,values=fp32)"))()

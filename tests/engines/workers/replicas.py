@@ -57,12 +57,15 @@ def replicas() -> dict[str, dict[str, Any]]:
 
 
 def train(make: Callable[[Parameters, Config], Averager], steps: int) -> dict[str, dict[str, Any]]:
-    """For each spec: whether all ranks end with the same parameters, how far these went, and (known
-    to rank 0) where averages of the first steps differ from those of the loopback, which has the
-    same gradients.
+    """Train a model, and compare ranks with each other and with a loopback.
 
     Args:
-        make: gives for parameters a function that leaves the averages of given gradients in them.
+        make: from parameters to a function that replaces given gradients by their averages.
+
+    Returns:
+        For each spec: whether all ranks end with the same parameters; the distance that these have
+        moved; and, on rank 0, where averages of the first steps differ from those of a loopback
+        with the same gradients.
     """
     rules = config()
     params = {
@@ -78,7 +81,7 @@ def train(make: Callable[[Parameters, Config], Averager], steps: int) -> dict[st
     loopback = Loopback(rules, size) if rank == 0 else None
     differences: dict[str, str] = {}
     for step in range(steps):
-        # Of a squared distance to each rank's own target, with noise.
+        # The gradient of a squared distance to the rank's own target, with noise.
         now = _flat(params)
         of_ranks = [now - targets[r] + normal(now.size, r, step) for r in range(size)]
         grads = {
@@ -113,8 +116,8 @@ def _flat(params: dict[str, torch.nn.Parameter]) -> Any:
 
 
 def _alike(name: str, actual: Any, expected: Any) -> bool:
-    """Frames are added in rank order, so equal to the last bit; an engine sums in an order of its
-    own, which shows from three ranks on."""
+    """Frames are added in rank order, so averages are equal to the last bit. An engine may add in
+    another order, which makes a difference with three or more ranks."""
     pattern = exchange_pattern(spec.parse(SPECS[int(name.split(".")[0])]))
     if pattern == "gather" or hvd.size() == 2:
         return np.array_equal(actual, expected)

@@ -19,8 +19,8 @@ NAMES = [f"layer{position}" for position in range(6)]
 
 
 def low_rank(name: str, grad: FloatArray, gather: bool) -> Round:
-    """One power iteration from a fixed start, as PowerSGD communicates it; then, maybe, the frames
-    of what was left out."""
+    """One power iteration from a fixed start, with PowerSGD's requests; then optionally frames of
+    the remainder."""
     q = np.ones((SHAPE[1], 1), np.float32)
     p = yield AllReduce(f"{name}.p", grad @ q)
     p /= np.linalg.norm(p)

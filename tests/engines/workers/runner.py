@@ -47,7 +47,7 @@ def refused(function: Callable[[], Any], kind: type[Exception], *parts: str) -> 
 def run(rank: int, barrier: Callable[[], Any], reports: str, modules: Sequence[str]) -> None:
     """Run the cases of modules of ``workers``, and write a line for each.
 
-    ``MODULE:ATTRIBUTE`` names the attribute that holds them where it is not ``cases``.
+    ``MODULE:ATTRIBUTE`` names the attribute with the cases; the default is ``cases``.
 
     Args:
         barrier: waits for all ranks.

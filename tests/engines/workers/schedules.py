@@ -35,7 +35,7 @@ def config() -> Config:
 
 @cases
 def specs_follow_one_another_as_in_the_loopback() -> None:
-    """Each rank's gradients come in an order of its own; the state goes through a checkpoint before
+    """Gradients arrive in another order on each rank; the state passes through a checkpoint before
     every step."""
     shapes = {f"{name}.{n}": (30, 32 + n) for n in range(3) for name in PLANS}
     params = harness.parameters(shapes)
@@ -52,7 +52,7 @@ def specs_follow_one_another_as_in_the_loopback() -> None:
 
 @cases
 def names_are_needed_to_count_steps() -> None:
-    """Names are needed even where no spec keeps state."""
+    """Names are required even if no spec keeps state."""
     plan = ["fp16", {"from_step": 2, "use": "bf16"}]
     of_steps = configured(plan)
     harness.refused(lambda: Compression(of_steps), ConfigError, "counts steps", "named_parameters")
@@ -60,7 +60,7 @@ def names_are_needed_to_count_steps() -> None:
 
 @cases
 def other_dtypes_get_what_was_left_unsent() -> None:
-    """A float64 gradient travels as it is, but for the step that takes the residual along."""
+    """A float64 gradient keeps its dtype, except in the step that adds the residual."""
     plan = ["residual|topk(k=1)", {"from_step": 1, "use": "identity"}]
     settings = configured(plan)
     params = harness.parameters({"w": MATRIX}, torch.float64)

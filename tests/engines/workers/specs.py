@@ -48,5 +48,5 @@ def config() -> Config:
 
 
 def normal(size: int, *seed: int) -> Any:
-    """Normal values that all ranks can tell."""
+    """Normal values that all ranks can compute."""
     return np.random.default_rng(seed).standard_normal(size, np.float32)

@@ -1,4 +1,4 @@
-"""Checkpoints: saved by one job, taken up by others with new processes."""
+"""Checkpoints: saved by one job, loaded by later jobs with new processes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ rescale = Cases()
 
 
 class Training:
-    """A model with a sparse, a seeded and a low-precision compressor, one that learns, and a
-    momentum."""
+    """A model with a sparse, a seeded, a low-precision and a learning compressor, and a momentum."""
 
     def __init__(self) -> None:
         specs = {
@@ -66,7 +65,7 @@ class Training:
         torch.save(state, path)
 
     def load(self, states: list[Path]) -> None:
-        """One file: this rank's own; several: those of all ranks."""
+        """Load one file, this rank's own, or the files of all ranks."""
         loaded = [torch.load(path, weights_only=True) for path in states]
         state = loaded[0]
         with torch.no_grad():
@@ -107,7 +106,7 @@ def a_saved_state_does_not_change_later() -> None:
 
 @save
 def a_state_can_be_loaded_before_the_first_step_and_after() -> None:
-    """And a loaded state is the loader's own."""
+    """Loading copies the state."""
     straight = Training()
     straight.train(2)
     state = straight.compression.state_dict()

@@ -1,4 +1,4 @@
-"""A training script on stock Horovod, which knows nothing of compression.
+"""A training script on stock Horovod, without any compression of its own.
 
 ``--plain`` leaves the optimizer alone. The last line printed is JSON.
 """

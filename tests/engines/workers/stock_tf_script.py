@@ -1,4 +1,4 @@
-"""A training script on stock Horovod for TensorFlow, which knows nothing of compression.
+"""A training script on stock Horovod for TensorFlow, without any compression of its own.
 
 It trains with a tape, then with the Keras that TensorFlow has. The last line printed is JSON.
 """

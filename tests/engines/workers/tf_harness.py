@@ -1,5 +1,7 @@
-"""Helpers of cases on TensorFlow; ``python -m workers.tf_harness REPORTS SHARED MODULE...`` runs
-those of some modules (see `runner`)."""
+"""Helpers of cases on TensorFlow.
+
+``python -m workers.tf_harness REPORTS SHARED MODULE...`` runs the cases of some modules (see `runner`).
+"""
 
 from __future__ import annotations
 
@@ -64,12 +66,12 @@ def check_steps(
     graph: bool = True,
     **options: Any,
 ) -> list[Any]:
-    """The averages of some steps, which must be those of the loopback to the last bit.
+    """Average gradients in some steps, and check for equality with the loopback to the last bit.
 
     Args:
-        scale: of the averages to those of the loopback.
-        graph: in one graph; else graphs are left to Horovod.
-        options: of the tape.
+        scale: factor from the loopback's averages to the expected averages.
+        graph: whether to trace one graph; otherwise Horovod makes graphs.
+        options: options of the tape.
 
     Returns:
         The last averages.
@@ -101,18 +103,18 @@ def check_steps(
     return found
 
 
-def check_equal(actual: Any, expected: Any, what: str = "") -> None:
-    """Equal to the last bit (and NaN where NaN is)."""
-    assert actual.dtype == expected.dtype, f"{what}: {actual.dtype} instead of {expected.dtype}"
-    np.testing.assert_array_equal(actual, expected, what)
+def check_equal(actual: Any, expected: Any, label: str = "") -> None:
+    """Check for equality to the last bit, NaN included."""
+    assert actual.dtype == expected.dtype, f"{label}: {actual.dtype} instead of {expected.dtype}"
+    np.testing.assert_array_equal(actual, expected, label)
 
 
-def check_same_on_all_ranks(array: Any, what: str = "") -> None:
-    """The same bytes on every rank."""
+def check_same_on_all_ranks(array: Any, label: str = "") -> None:
+    """Check that every rank has the same bytes."""
     data = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
     rows = hvd.allgather(tf.constant(data[None]))
     for rank, row in enumerate(rows.numpy()):
-        assert np.array_equal(row, data), f"{what} differs between this rank and rank {rank}"
+        assert np.array_equal(row, data), f"{label} differs between this rank and rank {rank}"
 
 
 def barrier() -> None:
@@ -122,7 +124,7 @@ def barrier() -> None:
 
 def main(reports: str, modules: Sequence[str]) -> None:
     """Run the cases of modules, and write a line for each."""
-    # While graphs are traced, which takes long, Horovod's cycles would take the processors.
+    # Tracing is slow, and Horovod's cycles would use the processors meanwhile.
     os.environ["HOROVOD_CYCLE_TIME"] = "1"
     tf.config.threading.set_inter_op_parallelism_threads(2)
     tf.config.threading.set_intra_op_parallelism_threads(1)

@@ -25,8 +25,11 @@ EPOCHS = 6
 
 
 def fit(library: Any, make: Any, epochs: int = EPOCHS, end: int = 1440, **options: Any) -> Any:
-    """A model after training on the first digits, which all ranks have alike then; ``make`` gives
-    the optimizer of a model."""
+    """A model after training on the first digits, checked for equality on all ranks.
+
+    Args:
+        make: from a model to its optimizer.
+    """
     library.utils.set_random_seed(1)
     digits = load_digits()
     images, classes = digits.data.astype("float32") / 16, digits.target
@@ -44,7 +47,7 @@ def fit(library: Any, make: Any, epochs: int = EPOCHS, end: int = 1440, **option
 
 
 def accuracy_of(model: Any) -> float:
-    """The accuracy on the digits that no model was trained on."""
+    """The accuracy on digits that were not used in training."""
     digits = load_digits()
     scores = model(digits.data[1440:].astype("float32") / 16).numpy()
     return float((scores.argmax(1) == digits.target[1440:]).mean())
@@ -60,7 +63,7 @@ def compressing(spec: str, inner: Any, made: list[Compression]) -> Any:
 
 @cases
 def tf_keras_fit() -> dict[str, dict[str, float]]:
-    """The accuracy of each version and spec, and how many times fewer bytes were sent."""
+    """The accuracy and the compression ratio, by version and spec."""
     result: dict[str, dict[str, float]] = {}
     for version, library in VERSIONS.items():
         for spec in ("identity", *SPECS):
@@ -110,7 +113,7 @@ def tf_keras_2_with_the_stock_optimizer() -> None:
 
 @cases
 def tf_keras_3_with_the_stock_optimizer_is_refused() -> None:
-    """It would never average, and say nothing."""
+    """Horovod's own optimizer for Keras 3, which would never average, is refused."""
     for factory, compression in (
         (hvd.DistributedOptimizer, Compression("fp16")),
         (hvd_keras.DistributedOptimizer, Compression.fp16),

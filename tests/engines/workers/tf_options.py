@@ -1,7 +1,7 @@
 """Options of the stock tape with compression, and refusals.
 
-What is raised while TensorFlow converts a function to a graph comes as an exception of its own,
-with the text of ours.
+While TensorFlow converts a function to a graph, it raises our errors as its own exceptions, with
+our texts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHAPES = {"matrix": MATRIX, "bias": (64,), "scalar": (), "empty": (0,)}
 
 @cases
 def tf_eager() -> None:
-    """The stock tape makes a graph of its own of the averages."""
+    """The stock tape averages in a separate graph."""
     weights = variables(SHAPES)
     check_steps(Compression("residual|topk(ratio=0.01)", weights), weights, graph=False)
 
@@ -55,7 +55,7 @@ def tf_variables_without_names() -> None:
 
 @cases
 def tf_two_tapes_share_a_compression() -> None:
-    """Variables of one name, as of two models, have states of their own."""
+    """Variables of the same name, as in two models, have separate states."""
     first, second = (variables({"w": MATRIX}) for _ in range(2))
     compression = Compression("residual|topk(k=50)")
     one, other = averages_of(first, compression), averages_of(second, compression)
@@ -92,7 +92,7 @@ def tf_predivide() -> None:
 
 @cases
 def tf_dtypes() -> None:
-    """Sums of half precision are formed in float32 where the gradient is compressed."""
+    """Sums of compressed float16 gradients are formed in float32."""
     for dtype in (tf.float16, tf.bfloat16, tf.float64):
         weights = variables({"matrix": MATRIX}, dtype)
         check_steps(Compression("residual|topk(ratio=0.05)", weights), weights)
@@ -122,7 +122,7 @@ def tf_exchanges() -> dict[str, int]:
         {**SHAPES, **{f"{one}.{name}": shapes[name] for one in choices for name in shapes}}
     )
     compression = Compression(config, weights)
-    # Without groups Horovod makes two branches for each tensor, which takes long to trace.
+    # Without groups Horovod makes two branches for each tensor, which are slow to trace.
     check_steps(compression, weights, steps=4, groups=2)
     sent = dict(compression.stats.sent_bytes)
     assert {"allreduce", "allgather", "alltoall", "node allreduce"} <= set(sent), sent
@@ -131,14 +131,14 @@ def tf_exchanges() -> dict[str, int]:
 
 @cases
 def tf_specs_that_follow_one_another() -> None:
-    """The graph is the same; what it does is not."""
-    plan = [
+    """The graph does not change, but its exchanges do."""
+    schedule = [
         "identity",
         {"from_step": 2, "use": "residual|topk(ratio=0.05)"},
         {"from_step": 4, "use": "residual|int8"},
     ]
     weights = variables({"matrix": MATRIX})
-    config = configured(plan)
+    config = configured(schedule)
     check_steps(Compression(config, weights), weights, steps=6)
 
 
@@ -244,7 +244,7 @@ def tf_adasum_is_refused() -> None:
     refused(
         lambda: averages([tf.constant(grad) for grad in gradients(weights, 0)]),
         Exception,
-        "ConfigError: 'int8(bucket=512,rounding=nearest)' cannot take this optimizer's op",
+        "ConfigError: 'int8(bucket=512,rounding=nearest)' does not work with this optimizer's op",
     )
 
 

@@ -35,7 +35,7 @@ _RULES = {
 
 
 def _average(members: list[int], scale: int = 1, **options: Any) -> None:
-    """Members get the averages of a loopback of so many ranks, the others what they had."""
+    """Members get the averages of a loopback of their number; others keep their gradients."""
     shapes = {**dict.fromkeys(_RULES, MATRIX), "bias": (64,)}
     weights = variables(shapes)
     rules = [
@@ -68,7 +68,7 @@ def _average(members: list[int], scale: int = 1, **options: Any) -> None:
 
 @cases
 def tf_members_average_among_themselves() -> None:
-    """One phase, several phases, sums; and then all ranks, of which one has used fewer."""
+    """One phase, several phases, and sums; then all ranks, after one has used fewer compressors."""
     _average(MEMBERS, process_set=process_set())
     _average(MEMBERS, scale=2, op=hvd.Sum, process_set=process_set())
     weights = variables({"matrix": MATRIX})

@@ -22,8 +22,8 @@ COMPARED = 20
 
 @cases
 def tf_replicas() -> dict[str, dict[str, Any]]:
-    """For each spec: whether all ranks end with the same variables, how far these went, and (known
-    to rank 0) in which of the first steps averages differ from those of the loopback, which has
+    """For each spec: whether all ranks end with the same variables; the distance that these have
+    moved; and, on rank 0, in which of the first steps averages differ from those of a loopback with
     the same gradients.
     """
     rules = config()
@@ -39,7 +39,7 @@ def tf_replicas() -> dict[str, dict[str, Any]]:
     size, rank = hvd.size(), hvd.rank()
     targets = [normal(sum(sizes), r) for r in range(size)]
     traced: list[int] = []
-    # Without groups Horovod makes two branches for each of them, which takes long to trace.
+    # Without groups Horovod makes two branches for each tensor, which are slow to trace.
     averages = averages_of(weights, Compression(rules, weights), groups=4)
 
     @tf.function
@@ -53,7 +53,7 @@ def tf_replicas() -> dict[str, dict[str, Any]]:
     differences: dict[str, list[int]] = {name: [] for name in shapes}
     now = np.zeros(sum(sizes), np.float32)
     for step in range(STEPS):
-        # Of a squared distance to each rank's own target, with noise.
+        # The gradient of a squared distance to the rank's own target, with noise.
         of_ranks = [now - targets[r] + normal(now.size, r, step) for r in range(size)]
         found = average(tf.constant(of_ranks[rank])).numpy()
         if loopback is not None and step < COMPARED:

@@ -1,6 +1,6 @@
 """Averages inside nodes, then an exchange between nodes, on real Horovod; needs four ranks.
 
-They are two nodes of two where the configuration says so, whatever Horovod sees.
+If the configuration says so, the ranks are two nodes of two, whatever their hosts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ cases = Cases()
 basic = Cases()
 """Cases that suffice for another controller of Horovod."""
 
-# Exchanges and specs, by what travels between nodes.
+# Exchanges and specs, by the data between nodes.
 SPECS = {
     "topk": ("two_level", "residual|topk(ratio=0.02)"),
     "int8": ("two_level(sra)", "residual|int8"),
@@ -66,7 +66,7 @@ def single_tensors() -> None:
 
 @cases
 def momentum_correction() -> None:
-    """DGC's two levels."""
+    """DGC, dense inside nodes and compressed between them."""
     for between in ("two_level", "two_level(sra)"):
         spec = "dgc(ratio=0.02,warmup_epochs=0)"
         rules = [{"match": {}, "use": spec}]
@@ -75,8 +75,8 @@ def momentum_correction() -> None:
 
 @cases
 def one_node_and_single_ranks() -> None:
-    """Nodes of one rank each are the pattern itself; one node of all sends nothing further."""
-    # Sums of four are formed in another order than in the loopback.
+    """Nodes of one rank each: the pattern itself. One node of all ranks: nothing between nodes."""
+    # Horovod forms sums of four in another order than the loopback.
     sent = exchange.check(mixed(ranks_per_node=1), ["topk", "int8", "qsgd", "vote"])
     assert not {"node allreduce", "node broadcast"} & set(sent)
     params = harness.parameters({"w": harness.MATRIX})
@@ -117,7 +117,7 @@ def nodes_are_those_of_horovod() -> list[int]:
 
 @cases
 def checkpoints() -> None:
-    """Own states resume; at other nodes they are refused, and their list keeps the mean."""
+    """Own states resume. With other nodes they are refused, and the list of all keeps the mean."""
     config = config_of("residual|topk(ratio=0.02)")
     params = harness.parameters({"w": harness.MATRIX})
     compression = Compression(config, params.items())
@@ -152,7 +152,7 @@ def ranks_that_fill_no_nodes_are_refused() -> None:
     refused(
         lambda: harness.averages(opt, params, harness.gradients(params, 0)),
         ConfigError,
-        "the exchange two_level cannot be",
+        "the exchange two_level is impossible",
         "rank 3: compress.ranks_per_node is 3; it must be a divisor of 4 ranks",
     )
 
