@@ -47,7 +47,7 @@ Hook = Callable[["DDPCompression", GradBucket], torch.futures.Future[torch.Tenso
 
 _SETTING = "compress.ranks_per_node"
 
-# Dtypes in which uncompressed gradients travel as they are; others go as float32.
+# Dtypes of dense gradients that are all-reduced in their own dtype; others travel as float32.
 _OWN_DTYPES = frozenset({torch.float16, torch.float32, torch.float64})
 
 

@@ -22,8 +22,8 @@ def as_float32(x: Any) -> FloatArray:
     """``x`` as a C-contiguous float32 array of the same shape.
 
     Args:
-        x: a numpy array, a CPU tensor with the DLPack protocol (such as a torch tensor), or an
-            object with the buffer protocol (such as an array.array). Its dtype is float16,
+        x: a numpy array, a CPU tensor with the DLPack protocol (such as torch's), or an object
+            with the buffer protocol (such as an array.array). Its dtype is float16,
             bfloat16, float32 or float64. A contiguous float32 tensor is shared, not copied;
             float64 is rounded to the nearest float32.
 

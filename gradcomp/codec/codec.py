@@ -23,8 +23,8 @@ class Codec:
     """An immutable pair of functions between gradients and bytes; safe to share between threads.
 
     The same payload has two forms. A *frame* (``encode``, ``decode``, ``decode_add``) describes
-    itself. A bare *payload* (``encode_payload`` and so on) is for engines that add payloads of a
-    summable codec, or for two ends that agree on everything else beforehand.
+    itself. A bare *payload* (``encode_payload`` and so on) does not: it is for engines that add payloads
+    of a summable codec, or for ends that agree on the rest beforehand.
 
     The bytes are a function of the input, the spec, and, for seeded codecs, of ``(seed, step,
     tensor_id)``: whole numbers in [0, 2**64). They do not depend on the number of threads or the

@@ -79,7 +79,7 @@ class Spec:
 
     @property
     def scheduled(self) -> bool:
-        """Whether a parameter changes while training goes on."""
+        """Whether a parameter changes during training."""
         return self.by_steps or self.by_epochs
 
     @property

@@ -77,7 +77,7 @@ def exchange_pattern(spec: Spec, exchange: str = "auto") -> str:
 
 
 def _sums_gradients(spec: Spec) -> bool:
-    """Whether gradients are all-reduced as they are: by `Dense` or `DenseMomentum`."""
+    """Whether gradients are all-reduced uncompressed: by `Dense` or `DenseMomentum`."""
     if spec.algorithm is not None or get_codec(spec.first_codec).name != "identity":
         return False
     memory = spec.memory

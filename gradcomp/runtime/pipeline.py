@@ -291,7 +291,7 @@ class Pipeline:
 
     def record(self, group: PolicyGroup, seconds: float) -> None:
         """Record the time, in seconds, of averaging the tensors of a group in this step."""
-        assert self._policy is not None  # as `measured` says
+        assert self._policy is not None  # ensured by `measured`
         self._policy.record(group, seconds)
 
     def decide_again(self) -> None:

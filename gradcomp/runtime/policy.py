@@ -177,7 +177,7 @@ class Policy:
 
     def record(self, group: PolicyGroup, seconds: float) -> None:
         """Record the time, in seconds, of all exchanges of a group in this step."""
-        assert self._trial is not None  # as `measured` says
+        assert self._trial is not None  # ensured by `measured`
         name, counts = self._trial.turn
         if counts:
             self._trial.exchanges.setdefault((group, name), []).append(seconds)

@@ -20,7 +20,7 @@ __all__ = ["DENSE_SPEC", "Resolved", "Resolver"]
 
 DENSE_SPEC = parse("identity")
 
-# A step or an epoch in which all schedules have come to their ends.
+# A step or an epoch after the end of all schedules.
 _END = 2**62
 
 

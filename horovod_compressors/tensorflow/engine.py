@@ -77,10 +77,10 @@ def _run(queue: Sequence[_Pending], process_set: Any) -> None:
     sums: dict[Any, list[_Pending]] = {}
     for one in _of(queue, AllReduce):
         sums.setdefault(one.request.array.dtype, []).append(one)
-    for alike in sums.values():
-        arrays = [_tensor(one.request.array) for one in alike]
+    for of_dtype in sums.values():
+        arrays = [_tensor(one.request.array) for one in of_dtype]
         averages = hvd.grouped_allreduce(arrays, op=hvd.Average, process_set=process_set)
-        for one, average in zip(alike, averages, strict=True):
+        for one, average in zip(of_dtype, averages, strict=True):
             one.reply = _array(average)
     for one in _of(queue, AllToAll):
         splits = tf.constant(one.request.splits, tf.int32)

@@ -31,7 +31,7 @@ __all__ = ["Compression"]
 
 NamedParameters = Iterable[tuple[str, torch.Tensor]]
 
-# The context of a gradient that Horovod all-reduces as it is.
+# The context of a gradient that Horovod all-reduces uncompressed.
 _DENSE = object()
 
 
@@ -71,8 +71,8 @@ class Compression(TensorControls, BaseCompression):
     """A compressor for the ``compression`` argument of the stock ``hvd.DistributedOptimizer``.
 
     Summable payloads are all-reduced by Horovod itself. For any other spec ``compress`` starts the
-    exchange at once, in the background, and hands Horovod a one-element token; ``decompress``
-    finishes the exchange, and the token's reduced value tells ``op=Average`` from ``op=Sum``.
+    exchange in the background and gives Horovod a one-element token. ``decompress`` finishes the
+    exchange; the token's reduced value distinguishes ``op=Average`` from ``op=Sum``.
 
     Args:
         config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors, or a

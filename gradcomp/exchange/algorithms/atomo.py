@@ -52,7 +52,7 @@ class Atomo(Algorithm):
         self.bucket = self
 
     def takes(self, shape: tuple[int, ...]) -> bool:
-        """Matrices, and tensors seen as such, that shrink by more than min_compression_rate."""
+        """Tensors of two or more dimensions that shrink by more than min_compression_rate."""
         if len(shape) < 2 or 0 in shape:
             return False
         return dense_to_factors(shape, self._rank, self._codec) > self._min_rate

@@ -86,7 +86,7 @@ class PowerSGD(Algorithm):
         return 2 * pair / (sides * self._iterations)
 
     def takes(self, shape: tuple[int, ...]) -> bool:
-        """Matrices, and tensors seen as such, that shrink by more than min_compression_rate."""
+        """Tensors of two or more dimensions that shrink by more than min_compression_rate."""
         return len(shape) >= 2 and 0 not in shape and self.compression_rate(shape) > self._min_rate
 
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
