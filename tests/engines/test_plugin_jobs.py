@@ -45,7 +45,7 @@ CASES = ["plugin_codec", "plugin_training", "plugin_in_python"]
 @pytest.fixture(scope="module")
 def byteps(
     installed: Path, library: Path, tmp_path_factory: pytest.TempPathFactory
-) -> test_byteps.CaseJob:
+) -> test_byteps.BytepsJob:
     """Two workers and one server, which find the library by GRADCOMP_PLUGINS."""
     path = os.pathsep.join([test_byteps.ENVIRONMENT["PYTHONPATH"], str(installed)])
     with pytest.MonkeyPatch.context() as patch:
@@ -56,7 +56,7 @@ def byteps(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_case_of_byteps(byteps: test_byteps.CaseJob, case: str) -> None:
+def test_case_of_byteps(byteps: test_byteps.BytepsJob, case: str) -> None:
     byteps.check(case)
 
 
@@ -72,6 +72,6 @@ def test_byteps_finds_the_library_of_a_package(
     assert first == second
 
 
-def test_workers_of_byteps_have_equal_weights(byteps: test_byteps.CaseJob) -> None:
+def test_workers_of_byteps_have_equal_weights(byteps: test_byteps.BytepsJob) -> None:
     first, second = byteps.check("plugin_training")
     assert first == second

@@ -6,13 +6,14 @@ import sys
 from typing import Any
 
 import torch
-from workers.byteps_cases import NUMEL, agree, case, main, refused, train
+from workers.byteps_cases import NUMEL, agree, cases, main, train
+from workers.runner import refused
 
 from byteps_compressors.torch import attach
 from gradcomp import ConfigError
 
 
-@case
+@cases
 def plugin_codec() -> None:
     """Averages are equal to the model's, bit for bit."""
     ramp = "absmax8(threshold=ramp(from=0.5,to=0.01,steps=2))"
@@ -21,13 +22,13 @@ def plugin_codec() -> None:
     agree({"two_way": "residual|absmax8(threshold=0.1)"}, NUMEL, torch.float32, "on")
 
 
-@case
+@cases
 def plugin_training() -> Any:
     """The worker's accuracy and a digest of its weights."""
     return train("residual|absmax8(threshold=0.1)", 60, "plugin")
 
 
-@case
+@cases
 def plugin_in_python() -> None:
     matrix = [("plugin.w", torch.empty(100, 100))]
     refused(lambda: attach(matrix, "residual|bf8"), ConfigError, "'bf8'", "in Python", "Horovod")
