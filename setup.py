@@ -7,7 +7,16 @@ from setuptools import setup
 
 # No -march and no -ffast-math: SIMD is chosen at run time (csrc/kernels), and the same input must
 # give the same bytes on every machine. A contracted multiply-add would round differently.
-FLAGS = ["-O3", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra"]
+# Functions begin with a cache line, so that their speed does not depend on the order of linking: int8
+# decoded 10 % slower after files had moved.
+FLAGS = [
+    "-O3",
+    "-falign-functions=64",
+    "-ffp-contract=off",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+]
 
 ParallelCompile("GRADCOMP_BUILD_JOBS", default=0).install()
 setup(
