@@ -21,7 +21,7 @@ GUIDES = ("adding-a-compressor", "adding-an-algorithm", "adding-an-engine")
 
 # Parts of the repository that the guides' commands need.
 COPIED = (
-    *("csrc", "gradcomp", "docs", "scripts", "tests"),
+    *("csrc", "examples", "gradcomp", "docs", "scripts", "tests"),
     *(".clang-format", "pyproject.toml", "setup.py"),
 )
 BUILD = "python setup.py -q build_ext --inplace"
