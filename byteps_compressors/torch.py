@@ -281,8 +281,8 @@ def attach(
     }
     for name in sorted(sharing):
         _log.warning(
-            "'%s' works on all tensors of a bucket, as matrices; in BytePS it sees one partition at a "
-            "time, as a vector: no low rank part, and every partition gets the rate separately",
+            "'%s' compresses the tensors of a bucket together, as matrices; BytePS compresses each "
+            "partition separately, as a vector, so that the rate or ratio holds for each partition",
             name,
         )
     library = native.load()

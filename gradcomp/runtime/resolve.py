@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from gradcomp.codec.spec import Spec, parse
 from gradcomp.config.schema import Config
@@ -58,7 +59,6 @@ class Resolved(NamedTuple):
 class _CachedAggregator(NamedTuple):
     """The aggregator of a spec, for the schedules' values at a step of an epoch."""
 
-    canonical: str
     step: int
     epoch: int
     aggregator: Aggregator
@@ -79,7 +79,11 @@ class Resolver:
         self._epoch: int | None = None
         self._rules: dict[tuple[str, tuple[int, ...]], Resolution] = {}
         self._lasting: dict[tuple[str, tuple[int, ...]], Resolved] = {}
+        # The last aggregator of each spec and exchange.
         self._aggregators: dict[tuple[str, str], _CachedAggregator] = {}
+        # By the spec's text without schedules, too: tensors at different steps alternate, and the
+        # tensors of one step must share an aggregator, as it may be their bucket.
+        self._in_use: WeakValueDictionary[tuple[str, str, str], Aggregator] = WeakValueDictionary()
         self._dense = Dense()
 
     def set_epoch(self, epoch: int) -> None:
@@ -143,13 +147,11 @@ class Resolver:
         if spec.by_epochs:
             self._check_epoch(spec)
         now = spec.at(step, epoch)
-        if cached is not None and cached.canonical == now.canonical:
-            aggregator = cached.aggregator
-        else:
-            aggregator = make_aggregator(now, self._context, exchange)
-        self._aggregators[spec.canonical, exchange] = _CachedAggregator(
-            now.canonical, step, epoch, aggregator
-        )
+        key = spec.canonical, exchange, now.canonical
+        aggregator = self._in_use.get(key)
+        if aggregator is None:
+            aggregator = self._in_use[key] = make_aggregator(now, self._context, exchange)
+        self._aggregators[spec.canonical, exchange] = _CachedAggregator(step, epoch, aggregator)
         return aggregator
 
     def _check_epoch(self, text: Spec | SpecSchedule) -> None:

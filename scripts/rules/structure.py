@@ -15,9 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import grimp
+import networkx
 import numpy as np
 
-from gradcomp.adapter_api import Collector, Driver, Pipeline, Request, Route
+from gradcomp.adapter_api import (
+    AllGather,
+    AllReduce,
+    Collector,
+    Driver,
+    Pipeline,
+    Request,
+    Route,
+)
 from gradcomp.config.schema import Config
 from gradcomp.runtime.resolve import Resolver
 
@@ -57,32 +66,10 @@ def cpp_includes() -> dict[str, set[str]]:
 
 
 def circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
-    """Groups of files that reach each other: strongly connected components (Tarjan, 1972)."""
-    index: dict[str, int] = {}
-    lowest: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(node: str) -> None:
-        index[node] = lowest[node] = len(index)
-        stack.append(node)
-        for other in sorted(edges.get(node, ())):
-            if other not in index:
-                visit(other)
-                lowest[node] = min(lowest[node], lowest[other])
-            elif other in stack:
-                lowest[node] = min(lowest[node], index[other])
-        if lowest[node] == index[node]:
-            position = stack.index(node)
-            group = stack[position:]
-            del stack[position:]
-            if len(group) > 1:
-                found.append(sorted(group))
-
-    for node in sorted(edges):
-        if node not in index:
-            visit(node)
-    return found
+    """Groups of two or more files that all reach each other."""
+    graph = networkx.DiGraph(edges)
+    groups = networkx.strongly_connected_components(graph)
+    return sorted(sorted(group) for group in groups if len(group) > 1)
 
 
 class _Alone:
@@ -92,9 +79,10 @@ class _Alone:
         return request
 
     def finish(self, request: Request) -> Any:
-        if request.kind == "allreduce":
-            return getattr(request, "array")  # noqa: B009
-        return [getattr(request, "frame")]  # noqa: B009
+        if isinstance(request, AllReduce):
+            return request.array
+        assert isinstance(request, AllGather)
+        return [request.frame]
 
 
 SHAPES = {"w1": (64, 80), "b1": (80,), "w2": (80, 96), "b2": (96,)}

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -42,21 +41,6 @@ def _own_includes(path: Path) -> list[Path]:
     return [Path(name) for name in _includes(path) if (csrc / name).is_file()]
 
 
-def _circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
-    """Groups of two or more names that all reach each other."""
-    reached = {name: set(targets) for name, targets in graph.items()}
-    for middle in graph:
-        for name in graph:
-            if middle in reached[name]:
-                reached[name] |= reached[middle]
-    groups = {
-        tuple(sorted(other for other in reached[name] if name in reached[other]))
-        for name in graph
-        if name in reached[name]
-    }
-    return [list(group) for group in sorted(groups)]
-
-
 def test_there_are_sources_to_check() -> None:
     assert len(CORE) > 20
     assert ADAPTERS
@@ -87,22 +71,6 @@ def test_families_of_codecs_do_not_include_each_other(path: Path) -> None:
         if len(included.parts) == 3 and included.parts[0] == "codecs"
     }
     assert families <= {own}
-
-
-@pytest.mark.parametrize("unit", ["files", "modules"])
-def test_includes_have_no_circles(unit: str) -> None:
-    """A module is a header with its source file: a stricter rule than one for files alone."""
-    csrc = ROOT / "csrc"
-
-    def name(path: Path) -> str:
-        return str(path.with_suffix("") if unit == "modules" else path)
-
-    graph: dict[str, set[str]] = {name(p.relative_to(csrc)): set() for p in SOURCES}
-    for path in SOURCES:
-        source = name(path.relative_to(csrc))
-        graph[source] |= {name(included) for included in _own_includes(path)} - {source}
-    circles = _circles(graph)
-    assert circles == [], f"{len(circles)} circles of includes among {unit}: {circles}"
 
 
 @pytest.mark.parametrize("path", CORE, ids=lambda p: str(p.relative_to(ROOT)))

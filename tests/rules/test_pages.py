@@ -16,7 +16,7 @@ SUFFIXES = (".md", ".py", ".cpp", ".hpp", ".h", ".yaml", ".sh", ".csv", ".png", 
 
 def tracked() -> list[str]:
     listing = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     return [name for name in listing.stdout.split("\0") if name and (ROOT / name).is_file()]
 
@@ -25,9 +25,6 @@ FILES = tracked()
 PAGES = [ROOT / name for name in FILES if name.endswith(".md")]
 FOLDERS = sorted({name.split("/")[0] for name in FILES if "/" in name})
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-
-if not PAGES:
-    pytest.skip("the pages are listed by git, in a checkout", allow_module_level=True)
 
 
 def prose(page: Path) -> str:

@@ -21,6 +21,16 @@ def test_cpp_files_include_in_no_circle() -> None:
     assert circles(edges) == []
 
 
+def test_headers_with_their_sources_include_in_no_circle() -> None:
+    """A stricter rule: a header and its source count as one."""
+    edges: dict[str, set[str]] = {}
+    for name, included in cpp_includes().items():
+        module = name.rpartition(".")[0]
+        others = {other.rpartition(".")[0] for other in included}
+        edges[module] = edges.get(module, set()) | (others - {module})
+    assert circles(edges) == []
+
+
 def test_a_circle_is_found() -> None:
     edges = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"a"}}
     assert circles(edges) == [["a", "b", "c"]]

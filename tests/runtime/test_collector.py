@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pytest
@@ -52,12 +52,15 @@ def train(
 
 
 def check_as_in_the_loopback(
-    results: list[list[dict[str, FloatArray]]], settings: Config, steps: int = 3
+    results: list[list[dict[str, FloatArray]]],
+    settings: Config,
+    steps: int = 3,
+    names: Iterable[str] = SHAPES,
 ) -> None:
     """Check that all ranks' averages equal the loopback's to the last bit."""
     loop = Loopback(settings, RANKS)
     for step in range(steps):
-        grads = {name: [gradient(name, step, rank) for rank in range(RANKS)] for name in SHAPES}
+        grads = {name: [gradient(name, step, rank) for rank in range(RANKS)] for name in names}
         expected = {name: one[0].tobytes() for name, one in loop.step(grads).items()}
         for of_rank in results:
             found = {name: average.tobytes() for name, average in of_rank[step].items()}
@@ -112,6 +115,20 @@ def test_parameters_without_a_gradient_hold_nothing_up() -> None:
     # A tensor that is alone in its bucket goes by its own name.
     assert engines[0].started[2:4] == ["e+2", "a"]
     assert sorted(engines[0].started[4:]) == ["b", "d"]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "residual|globaltopk(ratio=ramp(from=0.25,to=0.01,steps=8))",
+        "chunk_allreduce(ratio=ramp(from=0.25,to=0.1,steps=8),chunk=16)",
+    ],
+)
+def test_schedules_go_on_beside_a_parameter_without_a_gradient(spec: str) -> None:
+    """Its step stays behind, and so does its ratio; the others still share a bucket."""
+    settings = config_of(spec, bucket_bytes=4 * 2**20)
+    results, _ = train(settings, {step: list("abde") for step in range(3)})
+    check_as_in_the_loopback(results, settings, names="abde")
 
 
 def alone(spec: str = "sign") -> tuple[Collector, Engine]:
