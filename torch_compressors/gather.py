@@ -1,0 +1,48 @@
+"""A gather of short texts over a process group, without pickle."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from gradcomp.errors import ProtocolError
+
+__all__ = ["MAX_GATHERED", "gather_bytes"]
+
+MAX_GATHERED = 2**24
+"""Longest text of one rank, in bytes; a larger size comes from a rank that runs something else."""
+
+
+def gather_bytes(data: bytes, group: dist.ProcessGroup | None = None) -> list[bytes]:
+    """The bytes of every rank of a group, in rank order. Every rank of the group must call it.
+
+    Unlike ``all_gather_object`` it never runs code that a rank sends.
+
+    Args:
+        data: at most `MAX_GATHERED` bytes.
+
+    Raises:
+        ProtocolError: a rank sends a size outside [0, MAX_GATHERED].
+    """
+    size = dist.get_world_size(group)
+    on_gpu = dist.get_backend(group) == "nccl"
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
+    dist.all_gather(lengths, torch.tensor([len(data)], device=device), group=group)
+    sizes = [int(length) for length in lengths]
+    for rank, length in enumerate(sizes):
+        if not 0 <= length <= MAX_GATHERED:
+            raise ProtocolError(
+                f"rank {rank} of the group sends a text of {length} bytes; it must be in [0, "
+                f"{MAX_GATHERED}]: see whether all ranks run the same script and versions"
+            )
+    longest = max(sizes)
+    if longest == 0:
+        return [b""] * size
+    own = torch.zeros(longest, dtype=torch.uint8)
+    own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else own[:0]
+    texts = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in range(size)]
+    dist.all_gather(texts, own.to(device), group=group)
+    return [
+        text[:length].cpu().numpy().tobytes() for text, length in zip(texts, sizes, strict=True)
+    ]
