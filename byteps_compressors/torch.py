@@ -418,6 +418,13 @@ def _spec_for(config: Config, name: str, parameter: torch.Tensor) -> Spec:
             "a step, and BytePS has one: its servers add and send back. Use Horovod for it "
             "(horovod_compressors), or a spec with a codec, such as 'residual|topk(ratio=0.01)'"
         )
+    memory = choice.spec.memory
+    if memory is not None and memory.params.get("lr") == "scale":
+        raise ConfigError(
+            f"{choice.rule} gives '{name}' the spec '{choice.spec}', which needs the learning rate, "
+            "and BytePS' workers do not know it: leave out lr=scale, or use Horovod for it "
+            "(horovod_compressors)"
+        )
     for row in choice.spec.plugins:
         if row.origin == "python":
             raise ConfigError(

@@ -184,6 +184,12 @@ gradcomp_status gradcomp_spec_create(const char* text, gradcomp_spec** out) {
                                "' is an algorithm of several phases, which engines without them "
                                "cannot run"};
     }
+    const gradcomp::Stage* const memory = spec->spec.find(gradcomp::StageKind::kMemory);
+    if (gradcomp::Memory(memory).scales()) {
+      return {Code::kSpec, "'" + spec->spec.text() +
+                               "' needs the optimizer's learning rate, which this interface does "
+                               "not know; leave out lr=scale"};
+    }
     spec->text = spec->spec.text();
     *out = spec.release();
     return {};

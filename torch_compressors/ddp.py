@@ -39,6 +39,7 @@ from gradcomp.errors import ConfigError
 from torch_compressors.gloo import GlooEngine
 from torch_compressors.nodes import check_nodes, ranks_per_node
 from torch_compressors.shared.dgc_sgd import check_optional
+from torch_compressors.shared.rates import rates_of
 from torch_compressors.shared.state import TensorControls
 
 __all__ = ["DDPCompression", "ddp_hook"]
@@ -68,7 +69,8 @@ def ddp_hook(
             error on all ranks.
         model: its gradients are averaged. Parameters have their names in ``model.module``.
         optimizer: the model's optimizer. Required if the spec applies the momentum (``dgc``), to
-            check that the optimizer does not.
+            check that the optimizer does not. ``residual(lr=scale)`` reads its learning rates;
+            without it, call `set_lr` before each step.
         timeout: longest wait for another rank in an exchange; None for PyTorch's default, 30
             minutes.
 
@@ -126,6 +128,7 @@ class DDPCompression(TensorControls):
             )
         self.config = Config.from_spec(config) if isinstance(config, str) else config
         check_optional(self.config, optimizer, "ddp_hook")
+        self._optimizer = optimizer
         ignored = model.parameters_to_ignore
         named = [
             (name, parameter)
@@ -167,6 +170,8 @@ class DDPCompression(TensorControls):
         if bucket.index() == 0:
             self._arrived.clear()
             self._begun = 0
+            if self._optimizer is not None and self.config.scales_lr:
+                self.set_lr(rates_of(self._optimizer, self._names))
             self._report(self._collector.begin_step())
         arrived = self._take(bucket)
         self._arrived.append(arrived)

@@ -58,6 +58,8 @@ class Memory {
   explicit Memory(const Stage* stage);
 
   bool keeps_residual() const noexcept { return kind_ == Kind::kResidual || corrects(); }
+  // Whether the residual depends on the learning rate, which encode() does not know.
+  bool scales() const { return kind_ == Kind::kResidual && params_->choice("lr") == "scale"; }
   bool keeps_momentum() const noexcept { return kind_ == Kind::kSignum || corrects(); }
 
   // Writes the codec's payload for `grad` and updates the arrays. `first`: the tensor's step 0.

@@ -24,6 +24,7 @@ struct ParamInfo {
   double max = 0;              // inclusive, numbers only
   bool min_exclusive = false;  // min itself is refused
   const char* choices = "";    // "a|b", kChoice only
+  bool omits_default = false;  // canonical specs leave out the default
 
   std::string range_text() const;  // "(0, 1]", "true|false", ...
 };

@@ -1,5 +1,7 @@
 #include "codec/stage.hpp"
 
+#include <algorithm>
+
 namespace gradcomp {
 
 const char* Recipe::coder_name(const char* standard) const {
@@ -9,6 +11,13 @@ const char* Recipe::coder_name(const char* standard) const {
 std::string Stage::text() const {
   std::string text;
   for (const auto& [name, value] : params.values()) {
+    const auto param =
+        std::find_if(info->params.begin(), info->params.end(),
+                     [&, &key = name](const ParamInfo& one) { return key == one.name; });
+    if (param != info->params.end() && param->omits_default &&
+        value.text() == param->default_text) {
+      continue;
+    }
     text += (text.empty() ? "(" : ",") + name + "=" + value.text();
   }
   return info->name + (text.empty() ? text : text + ")");

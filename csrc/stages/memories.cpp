@@ -3,6 +3,10 @@
 namespace gradcomp {
 
 StageInfo residual_stage() {
+  ParamInfo lr = choice_param("lr", "ignore", "ignore|scale",
+                              "scale: the residual is multiplied by the learning rate of the last "
+                              "step over the present one (blockwise EF-SGD)");
+  lr.omits_default = true;
   StageInfo stage;
   stage.name = "residual";
   stage.kind = StageKind::kMemory;
@@ -10,13 +14,16 @@ StageInfo residual_stage() {
       "error feedback: the part of a gradient that one step does not send is added to the next";
   stage.paper =
       "Stich, Cordonnier, Jaggi: Sparsified SGD with Memory, NeurIPS 2018; Karimireddy et al.: "
-      "Error Feedback Fixes SignSGD, ICML 2019";
+      "Error Feedback Fixes SignSGD, ICML 2019; lr=scale: Zheng, Huang, Kwok: "
+      "Communication-Efficient Distributed Blockwise Momentum SGD with Error-Feedback, NeurIPS "
+      "2019";
   stage.nonfinite =
       "elements that are not finite after the update are reset to 0, so they never stay in memory";
   stage.example = "residual|topk(ratio=0.01)";
   stage.params = {
       real_param("beta", "1.0", 0, 1, "weight of the residual in the corrected gradient"),
       real_param("gamma", "1.0", 1e-6, 1e6, "weight of the gradient in the corrected gradient"),
+      lr,
   };
   return stage;
 }

@@ -283,6 +283,11 @@ class Config(StrictModel):
         return first.memory if corrects_momentum(first) else None
 
     @property
+    def scales_lr(self) -> bool:
+        """Whether any residual here is scaled by the learning rate."""
+        return any(spec.memory and spec.memory.params.get("lr") == "scale" for spec in self.specs)
+
+    @property
     def stateful(self) -> bool:
         """Whether any spec here keeps state between steps, which checkpoints must then hold."""
         return any(spec.stateful for spec in self.specs)

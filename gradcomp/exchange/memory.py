@@ -16,17 +16,20 @@ from gradcomp.codec.batch import Correction, ToEncode
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.spec import Stage
 from gradcomp.errors import StateError
+from gradcomp.exchange.rates import Rates
 from gradcomp.exchange.rounds import TensorKey
 from gradcomp.stopwatch import timed
 
 __all__ = [
     "MOMENTUM_CORRECTION",
+    "RESIDUAL_LR",
     "Arrays",
     "Memory",
     "MemoryState",
     "MomentumCorrection",
     "NoMemory",
     "Residual",
+    "ScaledResidual",
     "Signum",
     "Source",
     "array_of",
@@ -41,6 +44,9 @@ MemoryState = dict[str, Arrays]
 
 MOMENTUM_CORRECTION = "momentum_correction"
 """The memory that applies the optimizer's momentum, and must then do so for every tensor."""
+
+RESIDUAL_LR = "residual_lr"
+"""Kind of state: the learning rate of a residual's last step, one element for each tensor."""
 
 
 class Source(NamedTuple):
@@ -169,6 +175,62 @@ class Residual:
     def unsent(self, key: TensorKey) -> FloatArray:
         """The residual."""
         return self._residuals[key.name]
+
+
+class ScaledResidual(Residual):
+    """Error feedback in units of parameter updates: ``residual(lr=scale)``.
+
+    ``corrected = beta * (last_rate / rate) * residual + gamma * grad``, so that a part that waits
+    is applied with the learning rate under which it was measured. Zheng, Huang, Kwok,
+    "Communication-Efficient Distributed Blockwise Momentum SGD with Error-Feedback" (NeurIPS 2019),
+    algorithms 1 and 3.
+
+    At a rate of 0 the optimizer applies nothing. The gradient is then sent without the residual,
+    which keeps its elements and its rate. State: ``residual``, and ``residual_lr``, of one element.
+
+    Args:
+        last: the rates of the residuals, by tensor name.
+        rates: the present rates.
+    """
+
+    def __init__(
+        self, beta: float, gamma: float, residuals: Arrays, last: Arrays, rates: Rates
+    ) -> None:
+        super().__init__(beta, gamma, residuals)
+        self._last = last
+        self._rates = rates
+
+    def source(self, grad: FloatArray, key: TensorKey) -> Source:
+        """The gradient with its residual; without it at a rate of 0."""
+        if self._rates.of(key.name) == 0:
+            return Source(grad.reshape(-1))
+        residual = array_of(self._residuals, key, "residual")
+        return Source(grad.reshape(-1), residual, self._scaled_beta(key), self.gamma)
+
+    @timed("compensate")
+    def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
+        """The corrected gradient, in the residual's own memory; the gradient at a rate of 0."""
+        if self._rates.of(key.name) == 0:
+            return grad.reshape(-1)
+        residual = array_of(self._residuals, key, "residual")
+        _core.compensate(residual, grad.reshape(-1), self._scaled_beta(key), self.gamma)
+        return residual
+
+    def update(self, key: TensorKey, sent: FloatArray) -> None:
+        """residual = corrected - sent; nothing at a rate of 0."""
+        if self._rates.of(key.name) != 0:
+            super().update(key, sent)
+
+    def unsent(self, key: TensorKey) -> FloatArray | None:  # type: ignore[override]
+        """The residual; None at a rate of 0."""
+        return None if self._rates.of(key.name) == 0 else super().unsent(key)
+
+    def _scaled_beta(self, key: TensorKey) -> float:
+        """The weight of the residual in this step, whose rate the residual has from now on."""
+        name = key.name
+        beta = self.beta * self._rates.factor(name, self._last.get(name))
+        self._last[name] = np.array([self._rates.of(name)], np.float32)
+        return beta
 
 
 class Signum:
@@ -312,8 +374,14 @@ class MomentumCorrection:
         return _core.momentum_step(momentum, average, self.momentum, scale, self.nesterov)
 
 
-def make_memory(stage: Stage | None, state: MemoryState, world_size: int) -> Memory:
-    """The memory of a spec; its arrays live in ``state``."""
+def make_memory(
+    stage: Stage | None, state: MemoryState, world_size: int, rates: Rates | None = None
+) -> Memory:
+    """The memory of a spec; its arrays live in ``state``.
+
+    Args:
+        rates: the present learning rates; None: unknown.
+    """
     if stage is None:
         return NoMemory()
     params: Mapping[str, Any] = stage.params
@@ -322,7 +390,11 @@ def make_memory(stage: Stage | None, state: MemoryState, world_size: int) -> Mem
         return MomentumCorrection(params, velocities, momenta, world_size)
     if stage.name == "signum":
         return Signum(params["momentum"], state.setdefault("momentum", {}))
-    return Residual(params["beta"], params["gamma"], state.setdefault("residual", {}))
+    residuals = state.setdefault("residual", {})
+    if params["lr"] == "scale":
+        last = state.setdefault(RESIDUAL_LR, {})
+        return ScaledResidual(params["beta"], params["gamma"], residuals, last, rates or Rates())
+    return Residual(params["beta"], params["gamma"], residuals)
 
 
 def array_of(arrays: Arrays, key: TensorKey, kind: str) -> FloatArray:

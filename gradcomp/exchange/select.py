@@ -133,7 +133,7 @@ def make_aggregator(spec: Spec, context: Context, exchange: str = "auto") -> Agg
     if pattern == "dense":
         return Dense()
     codec = get_codec(spec.codec)
-    memory = make_memory(spec.memory, context.state, context.world_size)
+    memory = make_memory(spec.memory, context.state, context.world_size, context.rates)
     if pattern == "reduce":
         if isinstance(memory, MomentumCorrection):
             return DenseMomentum(memory)

@@ -6,6 +6,7 @@ from collections.abc import Hashable
 
 from gradcomp.codec.codec import get_codec
 from gradcomp.codec.spec import Spec
+from gradcomp.exchange.memory import RESIDUAL_LR
 from gradcomp.exchange.select import ALGORITHMS
 
 __all__ = ["REPLICATED_KINDS", "STATE_KINDS", "state_of"]
@@ -13,6 +14,7 @@ __all__ = ["REPLICATED_KINDS", "STATE_KINDS", "state_of"]
 REPLICATED_KINDS = (
     *(kind for algorithm in ALGORITHMS.values() for kind in algorithm.replicated_kinds),
     "basis",
+    RESIDUAL_LR,
 )
 """Kinds of state that are equal on all ranks."""
 
@@ -32,6 +34,8 @@ def state_of(spec: Spec) -> dict[str, Hashable]:
             kinds["residual"] = None
         if memory.name != "residual":
             kinds["momentum"] = memory.name
+        if memory.params.get("lr") == "scale":
+            kinds[RESIDUAL_LR] = None
     if algorithm is not None:
         kinds.update(ALGORITHMS[algorithm.name].state_of(algorithm.params))
         return kinds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gradcomp.runtime.policy import Decision
@@ -33,6 +33,14 @@ class Controls:
             ValueError: ``epoch`` is negative.
         """
         self.pipeline.set_epoch(epoch)
+
+    def set_lr(self, lr: float | Mapping[str, float]) -> None:
+        """Set the learning rate of the coming step; see `Pipeline.set_lr`."""
+        self.pipeline.set_lr(lr)
+
+    def set_loss_scale(self, scale: float) -> None:
+        """Begin a step of mixed precision; see `Pipeline.set_loss_scale`."""
+        self.pipeline.set_loss_scale(scale)
 
     @property
     def stats(self) -> Stats:

@@ -59,6 +59,16 @@ class Loopback:
         for rank in self.ranks:
             rank.set_epoch(epoch)
 
+    def set_lr(self, lr: float | Mapping[str, float]) -> None:
+        """See `Pipeline.set_lr`."""
+        for rank in self.ranks:
+            rank.set_lr(lr)
+
+    def set_loss_scale(self, scale: float) -> None:
+        """See `Pipeline.set_loss_scale`."""
+        for rank in self.ranks:
+            rank.set_loss_scale(scale)
+
     def begin_at(self, step: int, names: Iterable[str]) -> None:
         """Continue as if the tensors had ``step`` steps, and as many epochs, behind them."""
         self.set_epoch(step)

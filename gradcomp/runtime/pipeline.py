@@ -12,6 +12,7 @@ from gradcomp.config.schema import Config
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.rounds import BucketRound, Request, Round
 from gradcomp.runtime.buckets import make_buckets
+from gradcomp.runtime.loss_scale import check_sends_nan
 from gradcomp.runtime.policy import Decision, Policy, PolicyGroup
 from gradcomp.runtime.resolve import Resolved, Resolver
 from gradcomp.runtime.state import RankState, State
@@ -58,7 +59,12 @@ class Pipeline:
         self.node = self._state.node
         self._policy = Policy() if compress.policy == "auto" else None
         context = Context(
-            self._state.arrays, self.config.seed, rank, world_size, self.ranks_per_node
+            self._state.arrays,
+            self.config.seed,
+            rank,
+            world_size,
+            self.ranks_per_node,
+            self._state.rates,
         )
         self._resolver = Resolver(self.config, context, self._policy)
         self._pool = _core.BufferPool()
@@ -74,6 +80,34 @@ class Pipeline:
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}; it must be at least 0")
         self._resolver.set_epoch(epoch)
+
+    def set_lr(self, lr: float | Mapping[str, float]) -> None:
+        """Set the learning rate of the coming step, for ``residual(lr=scale)``.
+
+        Args:
+            lr: in [0, 1e12], of all tensors, or of each by name; the same on every rank. Rates
+                below 1e-12 count as 0.
+
+        Raises:
+            ConfigError: a rate is not in its range.
+        """
+        self._state.rates.set(lr)
+
+    def set_loss_scale(self, scale: float) -> None:
+        """Begin a step of mixed precision, whose loss is multiplied by ``scale``.
+
+        Every rank must call it before every step, with the same value, and before `state_dict`.
+        Memories follow a change of scale. A smaller scale than in the last step means that all
+        ranks skipped that step: memories return to their values before it. From the first call on,
+        a gradient with an element that is not finite is sent as NaN.
+
+        Raises:
+            ConfigError: ``scale`` is not a positive number, or a codec with random elements is
+                exchanged by sra, which may lose a NaN.
+        """
+        if not self._state.loss_scale.active:
+            check_sends_nan(self.config)
+        self._state.set_loss_scale(scale)
 
     # Resolution.
 
@@ -313,6 +347,7 @@ class Pipeline:
           and are equal on all of its ranks;
         - ``rounds``: number of averages so far, by tensor name;
         - ``specs``: canonical spec of the last round, by tensor name;
+        - ``loss_scale``: see `set_loss_scale`;
         - ``decisions`` of the policy ``auto``; see `gradcomp.runtime.policy.Decision`.
 
         Keys of arrays, each by tensor name:
@@ -321,6 +356,7 @@ class Pipeline:
         - ``momentum``: of signum and momentum_correction;
         - ``powersgd_p``, ``powersgd_q``: PowerSGD's factors of rows and columns, one vector after
           the other;
+        - ``residual_lr``: the learning rate of a residual's last step, with ``lr=scale``;
         - ``basis``: learned from averages; see `gradcomp.Codec.learn`;
         - ``carried``: starting points of encoders; see `gradcomp.ToEncode`.
         """

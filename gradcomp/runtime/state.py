@@ -10,9 +10,11 @@ import numpy as np
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.spec import parse
 from gradcomp.errors import StateError
-from gradcomp.exchange.memory import Arrays, MemoryState
+from gradcomp.exchange.memory import RESIDUAL_LR, Arrays, MemoryState
 from gradcomp.exchange.nodes import Node
+from gradcomp.exchange.rates import Rates
 from gradcomp.exchange.state_kinds import REPLICATED_KINDS, STATE_KINDS, state_of
+from gradcomp.runtime.loss_scale import LossScale, poisoned
 from gradcomp.runtime.resolve import DENSE_SPEC, Resolved
 
 __all__ = ["STATE_VERSION", "RankState", "State"]
@@ -20,7 +22,16 @@ __all__ = ["STATE_VERSION", "RankState", "State"]
 State = dict[str, Any]
 STATE_VERSION = 1
 
-_HEADER = {"version", "rank", "world_size", "ranks_per_node", "rounds", "specs", "decisions"}
+_HEADER = {
+    "version",
+    "rank",
+    "world_size",
+    "ranks_per_node",
+    "rounds",
+    "specs",
+    "decisions",
+    "loss_scale",
+}
 
 
 class RankState:
@@ -34,6 +45,8 @@ class RankState:
 
     Attributes:
         arrays: by kind, then by tensor name; flat float32. Aggregators hold the same dicts.
+        rates: the learning rates of the present step.
+        loss_scale: the factor of the loss in the present step.
 
     Raises:
         ConfigError: ``world_size`` is not a multiple of ``ranks_per_node``.
@@ -45,6 +58,8 @@ class RankState:
         self.ranks_per_node = ranks_per_node
         self.node = Node.of(rank, world_size, ranks_per_node)
         self.arrays: MemoryState = {kind: {} for kind in STATE_KINDS}
+        self.rates = Rates()
+        self.loss_scale = LossScale(self.arrays)
         self._rounds: dict[str, int] = {}
         self._specs: dict[str, str] = {}
 
@@ -76,6 +91,9 @@ class RankState:
         """
         name = resolved.key.name
         before = self._specs.get(name)
+        if self.loss_scale.active:
+            self.loss_scale.keep(name, before)
+            grad = poisoned(grad)
         now = resolved.spec
         if before == now.canonical:
             return grad
@@ -87,9 +105,13 @@ class RankState:
         # decision of the policy, hands its state over.
         if resolved.phase.state == "drop" and before != resolved.phase.use.canonical:
             new = {}
-        elif "residual" not in new:
+        else:
             unsent = self.arrays["residual"].get(name)
-            if unsent is not None:
+            rate = self.arrays[RESIDUAL_LR].get(name)
+            if unsent is not None and rate is not None and RESIDUAL_LR not in new:
+                # The residual leaves the memory that would scale it.
+                unsent *= np.float32(self.rates.factor(name, rate))
+            if unsent is not None and "residual" not in new:
                 grad = grad + unsent.reshape(grad.shape)
         self._forget(
             name, [kind for kind in STATE_KINDS if kind not in new or new[kind] != old.get(kind)]
@@ -100,6 +122,14 @@ class RankState:
         for kind in kinds:
             self.arrays[kind].pop(name, None)
 
+    def set_loss_scale(self, scale: float) -> None:
+        """Begin a step with this factor of the loss; see `Pipeline.set_loss_scale`."""
+        for name, spec in self.loss_scale.set(scale).items():
+            if spec is None:
+                self._specs.pop(name, None)
+            else:
+                self._specs[name] = spec
+
     def to_dict(self) -> State:
         """Plain data and copies of all arrays; see `Pipeline.state_dict`."""
         return {
@@ -109,6 +139,7 @@ class RankState:
             "ranks_per_node": self.ranks_per_node,
             "rounds": dict(self._rounds),
             "specs": dict(self._specs),
+            "loss_scale": self.loss_scale.scale,
             **{kind: _copies(arrays) for kind, arrays in self.arrays.items()},
         }
 
@@ -144,6 +175,7 @@ class RankState:
             mine.update(arrays.get(kind, {}))
         self._rounds = rounds
         self._specs = specs
+        self.loss_scale.load(float(states[0]["loss_scale"]))
         return list(own[self.rank]["decisions"]) if saved_size == self.world_size else []
 
     def _check_own(self, rank: int, saved_size: int, saved_nodes: int) -> None:

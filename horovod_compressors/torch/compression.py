@@ -25,6 +25,7 @@ from horovod_compressors.torch.engine import SUMMABLE_DTYPES, HorovodEngine
 from horovod_compressors.torch.names import ParameterNames, calling_optimizer
 from horovod_compressors.torch.wait import wait_first
 from torch_compressors.shared.dgc_sgd import check_momentum
+from torch_compressors.shared.rates import rates_of
 from torch_compressors.shared.state import TensorControls
 
 __all__ = ["Compression"]
@@ -137,6 +138,8 @@ class Compression(TensorControls, BaseCompression):
         collector = self._collector or self._first_use()
         if not self._in_step:
             self._in_step = True
+            if self.config.scales_lr:
+                self._read_rates()
             self._report(collector.begin_step())
         name = self._names.find(tensor) or ""
         resolved = collector.resolve(name, tuple(tensor.shape))
@@ -174,6 +177,12 @@ class Compression(TensorControls, BaseCompression):
         if self._collector is not None:
             self._collector.end_step()
         return average
+
+    def _read_rates(self) -> None:
+        """Read the learning rates of the step; without the stock optimizer, `set_lr` gives them."""
+        optimizer = calling_optimizer()
+        if optimizer is not None:
+            self.set_lr(rates_of(optimizer, self._names.parameters()))
 
     def _check_adasum(self, resolved: Resolved) -> None:
         if self.pipeline.measures:

@@ -69,6 +69,11 @@ class ParameterNames:
         self._known()
         return {name: tuple(p.shape) for name, p in self._pairs if p.requires_grad}
 
+    def parameters(self) -> dict[torch.Tensor, str]:
+        """The names of all parameters."""
+        self._known()
+        return {parameter: name for name, parameter in self._pairs}
+
     def _known(self) -> bool:
         """Whether names are known: given ones, or the calling optimizer's."""
         if self._given:

@@ -47,7 +47,7 @@ class Atomo(Algorithm):
         self._unbiased: bool = params["unbiased"]
         self._min_rate: float = params["min_compression_rate"]
         self._codec = values_codec(params["values"])
-        self._memory = make_memory(spec.memory, context.state, context.world_size)
+        self._memory = make_memory(spec.memory, context.state, context.world_size, context.rates)
         self._seed = rank_seed(context.seed, context.rank)
         self.bucket = self
 

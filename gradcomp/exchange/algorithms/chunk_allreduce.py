@@ -39,7 +39,7 @@ class ChunkAllReduce(Algorithm):
         self._ratio: float = params["ratio"]
         self._chunk: int = params["chunk"]
         self._codec = values_codec(params["values"])
-        self._memory = make_memory(spec.memory, context.state, context.world_size)
+        self._memory = make_memory(spec.memory, context.state, context.world_size, context.rates)
         # Tensors of one spec may be at different ratios of a schedule.
         self.bucket = (ChunkAllReduce, self._codec.name)
 

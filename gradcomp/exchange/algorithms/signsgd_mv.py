@@ -44,7 +44,7 @@ class MajorityVote(Algorithm):
         assert spec.algorithm is not None
         self._random_ties = spec.algorithm.params["ties"] == "random"
         self._codec = get_codec("sign")
-        self._memory = make_memory(spec.memory, context.state, context.world_size)
+        self._memory = make_memory(spec.memory, context.state, context.world_size, context.rates)
         self._context = context
         self.bucket = self
 

@@ -12,6 +12,7 @@ from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.exchange.memory import MemoryState
 from gradcomp.exchange.nodes import Node
+from gradcomp.exchange.rates import Rates
 from gradcomp.exchange.rounds import BucketRound, Round, TensorKey
 
 __all__ = ["Aggregator", "BucketAggregator", "Context", "Member"]
@@ -26,6 +27,7 @@ class Context(NamedTuple):
         rank: this rank, in [0, world_size).
         world_size: number of ranks that average together.
         ranks_per_node: number of consecutive ranks in each node.
+        rates: the present learning rates; None: unknown.
     """
 
     state: MemoryState
@@ -33,6 +35,7 @@ class Context(NamedTuple):
     rank: int
     world_size: int
     ranks_per_node: int = 1
+    rates: Rates | None = None
 
     @property
     def node(self) -> Node:
