@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from workers import exchange, harness, profiles, replicas, schedules, two_level
+from workers import exchange, harness, mixed_precision, profiles, replicas, schedules, two_level
 from workers.ddp_model import Given, Training, check_sum, join
 from workers.harness import MATRIX, Cases, check_equal, check_same_on_all_ranks, refused
 
@@ -457,3 +457,15 @@ def shards() -> None:
         refused(partial(fsdp_hook, wanted, first, group), ConfigError, word)
     other = "fp16" if hvd.rank() < 2 else "int8"
     refused(lambda: fsdp_hook(other, first, group), ProtocolError, "different compression")
+
+
+@cases
+def mixed_precision_of_ddp() -> None:
+    """GradScaler, an overflow on one rank, and a learning rate that falls."""
+    mixed_precision.ddp_job()
+
+
+@cases
+def mixed_precision_of_horovod() -> None:
+    """The same with Horovod's stock recipe."""
+    mixed_precision.horovod_job()
