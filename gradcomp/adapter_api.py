@@ -31,6 +31,7 @@ from gradcomp.runtime.controls import Controls
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.profile_files import profile_as_configured
 from gradcomp.runtime.profiled_engine import ProfiledEngine
+from gradcomp.runtime.replicas import Parameters
 from gradcomp.runtime.resolve import Resolved
 from gradcomp.runtime.stats import Stats
 
@@ -49,6 +50,7 @@ __all__ = [
     "FloatArray",
     "GossipRound",
     "Node",
+    "Parameters",
     "Pipeline",
     "ProfiledEngine",
     "RankGroup",

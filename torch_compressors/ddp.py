@@ -39,6 +39,7 @@ from gradcomp.errors import ConfigError
 from torch_compressors.gloo import GlooEngine
 from torch_compressors.nodes import check_nodes, ranks_per_node
 from torch_compressors.shared.dgc_sgd import check_optional
+from torch_compressors.shared.parameters import parameter_bytes
 from torch_compressors.shared.state import TensorControls
 
 __all__ = ["DDPCompression", "ddp_hook"]
@@ -141,6 +142,7 @@ class DDPCompression(TensorControls):
         self._gloo = GlooEngine(_groups(world, size, timeout))
         self._engine = ProfiledEngine(self._gloo, self._pipeline.stats)
         self._shapes = shapes
+        self._named = named
         self._arrived: list[_Arrived] = []
         self._begun = 0  # number of arrived buckets whose exchanges have started
 
@@ -153,7 +155,13 @@ class DDPCompression(TensorControls):
     def _collector(self) -> Collector:
         """Made with the first bucket, because the resolution of tensors may depend on the epoch."""
         driver = Driver(self._engine)
-        return Collector(driver, self._pipeline, self._shapes, overwrite=True)
+        return Collector(
+            driver,
+            self._pipeline,
+            self._shapes,
+            overwrite=True,
+            parameters=lambda: parameter_bytes(self._named),
+        )
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start averaging the gradients of a bucket; returns a future of the bucket's buffer.
@@ -221,6 +229,7 @@ class DDPCompression(TensorControls):
 
     def _finish(self) -> None:
         """Run all exchanges to their ends and give DDP the averages."""
+        self._collector.check()
         for arrived in self._arrived:
             for name, grad in arrived.grads.items():
                 if name in arrived.dense:

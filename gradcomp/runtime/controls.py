@@ -34,6 +34,16 @@ class Controls:
         """
         self.pipeline.set_epoch(epoch)
 
+    def set_step(self, step: int) -> None:
+        """Tell the script's own step, counted from 0; before each step, on every rank.
+
+        Optional: the ranks compare it, so a rank that has skipped a step ends the job at once.
+
+        Raises:
+            ValueError: ``step`` is negative.
+        """
+        self.pipeline.set_step(step)
+
     @property
     def stats(self) -> Stats:
         """Statistics of this rank. Sent bytes include frame headers, indices and engines' tokens."""

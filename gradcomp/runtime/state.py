@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ import numpy as np
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.spec import parse
 from gradcomp.errors import StateError
-from gradcomp.exchange.memory import Arrays, MemoryState
+from gradcomp.exchange.memory import MOMENTUM_CORRECTION, Arrays, MemoryState
 from gradcomp.exchange.nodes import Node
 from gradcomp.exchange.state_kinds import REPLICATED_KINDS, STATE_KINDS, state_of
 from gradcomp.runtime.resolve import DENSE_SPEC, Resolved
+from gradcomp.runtime.step_check import digest_arrays
 
 __all__ = ["STATE_VERSION", "RankState", "State"]
 
@@ -51,6 +53,36 @@ class RankState:
     def step(self, name: str) -> int:
         """Number of averages of a tensor so far."""
         return self._rounds.get(name, 0)
+
+    @property
+    def steps(self) -> int:
+        """The largest number of averages of any tensor so far."""
+        return max(self._rounds.values(), default=0)
+
+    def compared(self) -> dict[str, str]:
+        """All that must be equal on all ranks, as short texts by name."""
+        arrays = self.arrays
+        velocities, momenta = arrays["residual"], arrays["momentum"]
+        values: dict[str, str] = {
+            "tensors that were averaged": str(len(self._rounds)),
+            "averages of each tensor": _digest(sorted(self._rounds.items())),
+            "specs": _digest(sorted(self._specs.items())),
+            "tensors with a residual": _digest(sorted(velocities)),
+            "tensors with a momentum": _digest(sorted(momenta)),
+        }
+        # The momentum of tensors that DGC sends dense is applied to averages.
+        dense = {
+            name: value
+            for name, value in momenta.items()
+            if name not in velocities and self._specs.get(name, "").startswith(MOMENTUM_CORRECTION)
+        }
+        for kind, of_kind in [
+            *((kind, arrays[kind]) for kind in REPLICATED_KINDS),
+            ("momentum", dense),
+        ]:
+            if of_kind:
+                values[f"{kind} of {len(of_kind)} tensors"] = digest_arrays(of_kind)
+        return values
 
     def count(self, name: str) -> int:
         """Count one more average of a tensor; returns the number of earlier averages."""
@@ -194,6 +226,10 @@ def _merged(ranks: Sequence[Mapping[str, Any]]) -> MemoryState:
         for kind in STATE_KINDS
         if kind != "carried"  # starting points of one rank's encoder, soon found again
     }
+
+
+def _digest(values: object) -> str:
+    return blake2b(repr(values).encode(), digest_size=8).hexdigest()
 
 
 def _copies(arrays: Mapping[str, Any]) -> Arrays:
