@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from gradcomp.codec.arrays import ByteArray, as_bytes
+import numpy as np
+
+from gradcomp.codec.arrays import ByteArray
 from gradcomp.errors import ProtocolError
 
 __all__ = [
@@ -47,7 +49,9 @@ def step_text(
     """
     content = {"progress": dict(progress), "state": state, _PARAMETERS: parameters}
     text = json.dumps(content, separators=(",", ":"), sort_keys=True).encode()
-    return as_bytes(text.ljust(-(-(len(text) + 1) // _ROUNDED) * _ROUNDED - 1) + b"\n")
+    size = -(-(len(text) + 1) // _ROUNDED) * _ROUNDED
+    # Writable, as torch warns about other arrays.
+    return np.frombuffer(bytearray(text.ljust(size - 1) + b"\n"), np.uint8)
 
 
 def check_step(replies: ByteArray, world_size: int) -> None:

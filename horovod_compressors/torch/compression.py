@@ -246,7 +246,7 @@ class Compression(TensorControls, BaseCompression):
         optimizer = calling_optimizer()
         if optimizer is not None:
             self._check_optimizer(optimizer)
-            wait_first(optimizer)
+            wait_first(optimizer, self._check)
         self._collector = self._agree(self._names.shapes())
         return self._collector
 
