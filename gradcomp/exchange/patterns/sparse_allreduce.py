@@ -195,7 +195,7 @@ def _read(rank: int, reply: ByteArray, name: str, share: int, numel: int) -> Flo
     except WireError as error:
         raise WireError(f"rank {rank}'s description of '{name}': {error}") from error
     # Float32 rounds counts above 2**24.
-    for count, most in zip(description[:2], np.float32([numel, share]), strict=True):
+    for count, most in zip(description[:2], np.array([numel, share], np.float32), strict=True):
         if not 0 <= count <= most or count != np.floor(count):
             raise WireError(
                 f"rank {rank}'s description of '{name}' has the count {count}; it must be a whole "
