@@ -56,6 +56,14 @@ def test_every_rank_names_the_lost_one(way: str, lost: int, spec: str) -> None:
     assert named == [f"rank {lost} does"] * 2, job.output
 
 
+def test_a_late_rank_is_named() -> None:
+    job = run(["-m", "workers.torch_late", "1"], 3, "torchrun", limit=120)
+    for rank in (0, 2):
+        assert f"rank {rank} reports: rank 1 does not arrive in init_process_group within 10 s" in (
+            job.output
+        )
+
+
 def test_damaged_messages_of_another_rank() -> None:
     """A false size allocates nothing, and a short message is never read beyond its end."""
     job = run(["-m", "workers.ddp_damaged"], 2, "torchrun", limit=120)
