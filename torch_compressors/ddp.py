@@ -10,6 +10,7 @@
     model.register_comm_hook(state, hook)
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -36,7 +37,8 @@ from gradcomp.adapter_api import (
     profile_as_configured,
 )
 from gradcomp.errors import ConfigError
-from torch_compressors.gloo import GlooEngine
+from torch_compressors.gather import gather_numbers, gather_texts
+from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.nodes import check_nodes, ranks_per_node
 from torch_compressors.shared.dgc_sgd import check_optional
 from torch_compressors.shared.parameters import parameter_bytes
@@ -139,7 +141,8 @@ class DDPCompression(TensorControls):
         size = _agreed_ranks_per_node(self.config, world, shapes)
         pipeline = Pipeline(self.config, world.rank(), world.size(), size)
         self._pipeline = profile_as_configured(pipeline)
-        self._gloo = GlooEngine(_groups(world, size, timeout))
+        limit = message_limit(map(math.prod, shapes.values()), self.config.compress.bucket_bytes)
+        self._gloo = GlooEngine(_groups(world, size, timeout), limit)
         self._engine = ProfiledEngine(self._gloo, self._pipeline.stats)
         self._shapes = shapes
         self._named = named
@@ -269,10 +272,9 @@ def _agreed_ranks_per_node(
     size, problem = 1, None
     if config.compress.two_level:
         size, problem = ranks_per_node(config.compress.ranks_per_node, world, _SETTING)
-    lines: list[tuple[str, int]] = [("", 0)] * world.size()
-    dist.all_gather_object(lines, (agreement_line(config, shapes, problem), size), group=world)
-    check_agreement([line for line, _ in lines])
-    check_nodes([node_size for _, node_size in lines], _SETTING)
+    lines = gather_texts(agreement_line(config, shapes, problem), world)
+    check_agreement(lines)
+    check_nodes(gather_numbers(size, world), _SETTING)
     return size
 
 
