@@ -67,8 +67,7 @@ def _check(state: object) -> None:
     version = state["version"]
     if isinstance(version, int) and not isinstance(version, bool) and version != STATE_VERSION:
         raise StateError(
-            f"compressor state of version {_shown(version)}; this gradcomp reads "
-            f"{STATE_VERSION}"
+            f"compressor state of version {_shown(version)}; this gradcomp reads {STATE_VERSION}"
         )
     extra = sorted(map(_shown, set(state) - known - set(_OTHERS)))
     if extra:

@@ -135,7 +135,9 @@ def test_arrays_that_are_not_finite_are_refused_by_name(spec: str, bad: float) -
         for name in whole[kind]:
             damaged = copy.deepcopy(whole)
             damaged[kind][name][3] = bad
-            with pytest.raises(StateError, match=rf"{kind} of '{name}' .* {bad} at element 3, 1 of"):
+            with pytest.raises(
+                StateError, match=rf"{kind} of '{name}' .* {bad} at element 3, 1 of"
+            ):
                 pipeline.load_state_dict(damaged)
             seen += 1
     assert seen
