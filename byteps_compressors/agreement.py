@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-import gradcomp
+from gradcomp.adapter_api import build_text
 from gradcomp.errors import ProtocolError
 
 __all__ = ["DIGEST_BYTES", "check_equal", "check_parameters", "digest", "to_text", "versions"]
@@ -25,7 +25,7 @@ def versions(plugin: str) -> dict[str, str]:
     Args:
         plugin: digest of the plug-in library's sources.
     """
-    return {"version of gradcomp": gradcomp.__version__, "plug-in library": plugin}
+    return {"version": build_text(), "plug-in library": plugin}
 
 
 def to_text(values: Mapping[str, Any]) -> bytes:

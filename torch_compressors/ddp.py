@@ -11,7 +11,7 @@
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -37,7 +37,7 @@ from gradcomp.adapter_api import (
     profile_as_configured,
 )
 from gradcomp.errors import ConfigError
-from torch_compressors.gather import gather_numbers, gather_texts
+from torch_compressors.gather import gather_bytes, gather_numbers, gather_texts
 from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.nodes import check_nodes, ranks_per_node
 from torch_compressors.shared.dgc_sgd import check_optional
@@ -144,6 +144,7 @@ class DDPCompression(TensorControls):
         limit = message_limit(map(math.prod, shapes.values()), self.config.compress.bucket_bytes)
         self._gloo = GlooEngine(_groups(world, size, timeout), limit)
         self._engine = ProfiledEngine(self._gloo, self._pipeline.stats)
+        self._world = world
         self._shapes = shapes
         self._named = named
         self._arrived: list[_Arrived] = []
@@ -153,6 +154,9 @@ class DDPCompression(TensorControls):
     def pipeline(self) -> Pipeline:
         """See `gradcomp.runtime.controls.Controls`."""
         return self._pipeline
+
+    def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
+        return gather_bytes(data, self._world)
 
     @cached_property
     def _collector(self) -> Collector:

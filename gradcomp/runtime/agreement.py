@@ -13,9 +13,14 @@ from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError, ProtocolError
 from gradcomp.runtime.step_check import by_value
 
-__all__ = ["agreement_line", "check_agreement"]
+__all__ = ["agreement_line", "build_text", "check_agreement"]
 
 _KEYS = ("version", "config", "model", "problem")
+
+
+def build_text() -> str:
+    """The versions of gradcomp and of its wire format."""
+    return f"gradcomp {version('gradcomp')}, wire format {_core.WIRE_VERSION}"
 
 
 def agreement_line(
@@ -32,7 +37,7 @@ def agreement_line(
     if config.check_replicas_every:
         compared += f" with check_replicas_every {config.check_replicas_every}"
     values = (
-        f"gradcomp {version('gradcomp')}, wire format {_core.WIRE_VERSION}",
+        build_text(),
         f"{config.digest_text()}{compared}",
         blake2b(repr(list(shapes.items())).encode(), digest_size=8).hexdigest(),
         problem or "",
