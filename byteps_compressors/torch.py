@@ -36,7 +36,7 @@ from gradcomp import Config, get_codec, list_codecs
 from gradcomp.adapter_api import STATE_KINDS, AllReduce, FloatArray, Pipeline, Round, Spec, Stats
 from gradcomp.errors import ConfigError, GradcompError, ProtocolError, StateError
 from torch_compressors.shared.dgc_sgd import check_momentum
-from torch_compressors.shared.state import with_arrays
+from torch_compressors.shared.state import as_array, with_arrays
 
 __all__ = ["Attached", "Compression", "DistributedOptimizer", "attach", "declare"]
 
@@ -156,11 +156,10 @@ class Attached:
             StateError: the state belongs to another worker or model. With feedback on servers, all
                 workers raise if one does.
         """
-        states = [state] if isinstance(state, Mapping) else list(state)
         error = None
         try:
-            self._load_own(states[0] if isinstance(state, Mapping) else states)
-            kept = self._kept_by_servers(states)
+            loaded = self._loaded(state)
+            kept = self._kept_by_servers([state] if isinstance(state, Mapping) else list(state))
         except StateError as raised:
             error = raised
         if self._fed_back and _any_worker(error is not None) and error is None:
@@ -169,29 +168,43 @@ class Attached:
             )
         if error is not None:
             raise error
+        for name, tensor in self._tensors.items():
+            for kind in ("residual", "momentum"):
+                own = tensor.array(kind)
+                if own is not None:
+                    own[:] = loaded[kind].get(name, 0)
+            tensor.steps = loaded["rounds"].get(name, 0)
         for name in self._fed_back:
             self._tensors[name].write_servers(kept.get(name), self._push_pull(name))
 
     def _kept_by_servers(self, states: Sequence[Mapping[str, Any]]) -> dict[str, FloatArray]:
         """Return the servers' new residuals by tensor name, as worker 0 sends them."""
         (own,) = [one for one in states if one["rank"] == 0] or [{}]
-        scale = bps.size() / own.get("world_size", bps.size())
+        scale = np.float32(bps.size() / own.get("world_size", bps.size()))
         saved = own.get("servers", {})
         if not isinstance(saved, Mapping):
             raise StateError(
                 f"'servers' of a compressor state is a {type(saved).__name__}; it must be a "
                 "mapping of tensors by name"
             )
-        kept = {name: torch.as_tensor(saved[name]).cpu().numpy() for name in saved}
-        for name, array in kept.items():
-            tensor = self._tensors.get(name)
-            if tensor is None or array.shape != (tensor.numel,) or array.dtype != np.float32:
+        kept = {}
+        for name, value in saved.items():
+            tensor, array = self._tensors.get(name), as_array(value)
+            right = isinstance(array, np.ndarray) and array.dtype == np.float32
+            if tensor is None or not right or array.shape != (tensor.numel,):
+                kind = getattr(array, "dtype", type(array).__name__)
                 raise StateError(
-                    f"the servers' state of '{name}' has {array.size} elements of {array.dtype}, and "
+                    f"the servers' state of '{name}' has {np.size(array)} elements of {kind}, and "
                     f"this model has {'none' if tensor is None else tensor.numel} of "
                     "float32: this is the state of another model"
                 )
-        return {name: array * np.float32(scale) for name, array in kept.items()}
+            if not np.isfinite(array).all():
+                raise StateError(
+                    f"the servers' state of '{name}' has NaN or Inf; all elements must be finite: "
+                    "load a checkpoint from before the step in which training diverged"
+                )
+            kept[name] = array * scale
+        return kept
 
     def _push_pull(self, name: str) -> Callable[[], None]:
         """Return a function that pushes and pulls zeros under the name of this gradient."""
@@ -204,27 +217,20 @@ class Attached:
 
         return push_pull
 
-    def _load_own(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Restore this worker's own memories and step counts."""
+    def _loaded(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """This worker's part of saved states, checked against its tensors."""
         pipeline = self._pipeline()
-        pipeline.load_state_dict(
-            with_arrays(state)
-            if isinstance(state, Mapping)
-            else [with_arrays(one) for one in state]
-        )
+        pipeline.load_state_dict(with_arrays(state))
         loaded = pipeline.state_dict()
         for name, tensor in self._tensors.items():
             for kind in ("residual", "momentum"):
                 own, saved = tensor.array(kind), loaded[kind].get(name)
-                if own is None:
-                    continue
-                if saved is not None and saved.size != own.size:
+                if own is not None and saved is not None and saved.size != own.size:
                     raise StateError(
                         f"the {kind} of '{name}' has {saved.size} elements and the parameter "
                         f"{own.size}: this is the state of another model"
                     )
-                own[:] = 0 if saved is None else saved
-            tensor.steps = loaded["rounds"].get(name, 0)
+        return loaded
 
     def _pipeline(self) -> Pipeline:
         """Make a pipeline, used only to check, read and write states."""

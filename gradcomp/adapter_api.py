@@ -32,6 +32,7 @@ from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.profile_files import profile_as_configured
 from gradcomp.runtime.profiled_engine import ProfiledEngine
 from gradcomp.runtime.resolve import Resolved
+from gradcomp.runtime.state_file import pack_state, unpack_state
 from gradcomp.runtime.stats import Stats
 
 __all__ = [
@@ -63,6 +64,8 @@ __all__ = [
     "as_float32",
     "check_agreement",
     "exchange_pattern",
+    "pack_state",
     "profile_as_configured",
     "split_frames",
+    "unpack_state",
 ]

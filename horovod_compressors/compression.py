@@ -183,6 +183,10 @@ class BaseCompression(Controls, metaclass=_Codecs):
     def _gather_text(self, text: bytearray, name: str) -> bytes:
         """The texts of all ranks, one after the other in rank order."""
 
+    def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
+        name = f"gradcomp.checkpoint.{self.process_set.process_set_id}"
+        return self._gather_text(bytearray(data + b"\n"), name).splitlines()
+
     def _check_process_set(self, theirs: int) -> None:
         if theirs != self.process_set.process_set_id:
             raise ConfigError(

@@ -10,7 +10,7 @@
     model.register_comm_hook(state, hook)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -36,6 +36,7 @@ from gradcomp.adapter_api import (
     profile_as_configured,
 )
 from gradcomp.errors import ConfigError
+from torch_compressors.gather import gather_bytes
 from torch_compressors.gloo import GlooEngine
 from torch_compressors.nodes import check_nodes, ranks_per_node
 from torch_compressors.shared.dgc_sgd import check_optional
@@ -140,6 +141,7 @@ class DDPCompression(TensorControls):
         self._pipeline = profile_as_configured(pipeline)
         self._gloo = GlooEngine(_groups(world, size, timeout))
         self._engine = ProfiledEngine(self._gloo, self._pipeline.stats)
+        self._world = world
         self._shapes = shapes
         self._arrived: list[_Arrived] = []
         self._begun = 0  # number of arrived buckets whose exchanges have started
@@ -148,6 +150,9 @@ class DDPCompression(TensorControls):
     def pipeline(self) -> Pipeline:
         """See `gradcomp.runtime.controls.Controls`."""
         return self._pipeline
+
+    def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
+        return gather_bytes(data, self._world)
 
     @cached_property
     def _collector(self) -> Collector:

@@ -14,13 +14,11 @@ from gradcomp.exchange.memory import Arrays, MemoryState
 from gradcomp.exchange.nodes import Node
 from gradcomp.exchange.state_kinds import REPLICATED_KINDS, STATE_KINDS, state_of
 from gradcomp.runtime.resolve import DENSE_SPEC, Resolved
+from gradcomp.runtime.state_check import STATE_VERSION, checked_states
 
-__all__ = ["STATE_VERSION", "RankState", "State"]
+__all__ = ["RankState", "State"]
 
 State = dict[str, Any]
-STATE_VERSION = 1
-
-_HEADER = {"version", "rank", "world_size", "ranks_per_node", "rounds", "specs", "decisions"}
 
 
 class RankState:
@@ -118,13 +116,13 @@ class RankState:
         Returns:
             The policy's decisions in it; none at another world size.
         """
-        states = [state] if isinstance(state, Mapping) else list(state)
-        own = _checked(states)
+        states = checked_states(state)
+        own = {int(one["rank"]): one for one in states}
         saved_size = int(states[0]["world_size"])
         saved_nodes = int(states[0]["ranks_per_node"])
         if isinstance(state, Mapping):
             self._check_own(int(state["rank"]), saved_size, saved_nodes)
-        elif sorted(own) != list(range(saved_size)) or len(own) != len(states):
+        elif len(own) != len(states) or len(own) != saved_size:
             raise StateError(
                 f"a list of compressor states must hold each of the {saved_size} ranks once; "
                 f"it holds ranks {sorted(int(one['rank']) for one in states)}"
@@ -159,32 +157,6 @@ class RankState:
                 f"has {self.ranks_per_node}: give load_state_dict the list of all {saved_size} "
                 "ranks' states"
             )
-
-
-def _checked(states: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    """States of one run by rank.
-
-    Raises:
-        StateError: a state is incomplete, or of another version or run.
-    """
-    if not states:
-        raise StateError("an empty list of compressor states; give the states of all ranks")
-    for one in states:
-        missing = {*_HEADER, *STATE_KINDS} - set(one)
-        if missing:
-            raise StateError(f"not a compressor state: it lacks {', '.join(sorted(missing))}")
-        if one["version"] != STATE_VERSION:
-            raise StateError(
-                f"compressor state of version {one['version']}; this gradcomp reads {STATE_VERSION}"
-            )
-    for text, key in (("world sizes", "world_size"), ("ranks per node", "ranks_per_node")):
-        sizes = sorted({int(one[key]) for one in states})
-        if len(sizes) > 1:
-            raise StateError(
-                f"compressor states of different {text}: {', '.join(map(str, sizes))}; give "
-                "the states of all ranks of one run"
-            )
-    return {int(one["rank"]): one for one in states}
 
 
 def _merged(ranks: Sequence[Mapping[str, Any]]) -> MemoryState:
