@@ -55,7 +55,7 @@ _MESSAGES: dict[str, dict[str, str]] = {
     },
     "late": {"": r"(rank|worker) {rank}\b[^\n]*(answer|start)"},
     "config": {"": r"(rank|worker) {rank}\b[^\n]*topk\(ratio=0\.02"},
-    "disk": {"": r"{file}[^\n]*too large|(too large|No space left)[^\n]*{file}"},
+    "disk": {"": r"{file}[^\n]*(too large|No space left)|(too large|No space left)[^\n]*{file}"},
     "frame": {"": r"(rank|worker) {rank}\b[^\n]*CRC|CRC[^\n]*(rank|worker) {rank}\b"},
     "flip": {"": r"{file}"},
     "truncate": {"": r"{file}"},
@@ -126,6 +126,6 @@ def named_cause(plan: Plan, output: str) -> bool:
     """Whether the output names the cause of a trial's fault."""
     patterns = _MESSAGES[plan.fault]
     pattern = patterns.get(plan.engine) or patterns[""]
-    file = rf"checkpoints/\S*rank-{plan.rank}\b"
+    file = rf"checkpoints/\S*rank-{plan.rank:05d}"
     found = pattern.replace("{rank}", str(plan.rank)).replace("{file}", file)
     return re.search(found, output) is not None

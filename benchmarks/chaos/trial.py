@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from chaos.faults import BAD_CHECKPOINTS, RANKS, RESUMED, SAVE_EVERY, Plan, named_cause
+from chaos.faults import BAD_CHECKPOINTS, RANKS, RESUMED, SAVE_EVERY, STEPS, Plan, named_cause
 
 __all__ = ["Result", "end_all", "reference", "run"]
 
@@ -130,8 +130,13 @@ def run(plan: Plan, folder: Path, good: Path, digest: str, timeout: float) -> Re
         timeout: time limit in seconds.
     """
     shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     if plan.fault in BAD_CHECKPOINTS:
-        shutil.copytree(good / "checkpoints", folder / "checkpoints")
+        shutil.copytree(
+            good / "checkpoints",
+            folder / "checkpoints",
+            ignore=shutil.ignore_patterns(f"step-{STEPS:012d}"),
+        )
         _damage(plan, folder / "checkpoints")
     began = time.time()
     job = _job(plan, folder, timeout)
@@ -150,7 +155,7 @@ def run(plan: Plan, folder: Path, good: Path, digest: str, timeout: float) -> Re
     else:
         end = "silent"
     named = end == "recovered" or (end == "ended" and named_cause(plan, output))
-    temporary = [*(folder / "tmp").rglob("*"), *(folder / "checkpoints").rglob("*tmp*")]
+    temporary = [*(folder / "tmp").rglob("*"), *(folder / "checkpoints").rglob("*.partial")]
     left = sorted(str(path.relative_to(folder)) for path in temporary if not path.is_dir())
     left += job.shared
     result = Result(plan, end, named, ended - began, job.orphans, left, output)
@@ -164,7 +169,10 @@ def _digests(folder: Path) -> list[str]:
 
 
 def _damage(plan: Plan, checkpoints: Path) -> None:
-    file = checkpoints / str(RESUMED) / f"rank-{plan.rank}.pt"
+    file, older = (
+        next((checkpoints / f"step-{step:012d}").glob(f"rank-{plan.rank:05d}*"))
+        for step in (RESUMED, RESUMED - SAVE_EVERY)
+    )
     data = bytearray(file.read_bytes())
     position = int(plan.amount * len(data))
     if plan.fault == "flip":
@@ -172,7 +180,7 @@ def _damage(plan: Plan, checkpoints: Path) -> None:
     elif plan.fault == "truncate":
         del data[position:]
     else:
-        data[:] = (checkpoints / str(RESUMED - SAVE_EVERY) / file.name).read_bytes()
+        data[:] = older.read_bytes()
     file.write_bytes(data)
 
 
