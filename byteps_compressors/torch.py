@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
+import json
 import logging
 import os
-import zlib
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -32,11 +32,14 @@ import numpy as np
 import torch
 
 from byteps_compressors import native, process
+from byteps_compressors.agreement import check_equal, check_parameters, digest, to_text, versions
+from byteps_compressors.build import plugin
+from byteps_compressors.gather import gather
 from gradcomp import Config, get_codec, list_codecs
 from gradcomp.adapter_api import STATE_KINDS, AllReduce, FloatArray, Pipeline, Round, Spec, Stats
-from gradcomp.errors import ConfigError, GradcompError, ProtocolError, StateError
+from gradcomp.errors import ConfigError, GradcompError, StateError
 from torch_compressors.shared.dgc_sgd import check_momentum
-from torch_compressors.shared.state import with_arrays
+from torch_compressors.shared.state import as_array, with_arrays
 
 __all__ = ["Attached", "Compression", "DistributedOptimizer", "attach", "declare"]
 
@@ -65,7 +68,6 @@ for _name, _value in _DEFAULTS.items():
     os.environ.setdefault(_name, _value)
 
 _attached: set[str] = set()
-_questions = itertools.count()
 
 process.end_at_once()
 process.resolve_scheduler()
@@ -85,10 +87,12 @@ class Attached:
         specs: Mapping[str, Spec],
         tensors: Mapping[str, native.Tensor],
         fed_back: Mapping[str, torch.dtype],
+        parameters: Mapping[str, torch.Tensor],
     ):
         self.config = config
         self.specs = dict(specs)
         self._tensors = dict(tensors)
+        self._parameters = dict(parameters)
         self._fed_back = dict(fed_back)  # dtypes of the tensors with feedback on servers
 
     def set_epoch(self, epoch: int) -> None:
@@ -111,7 +115,7 @@ class Attached:
         `load_state_dict`.
         """
         pushed, _, dense = native.load().totals()
-        stats = Stats(dense_bytes=dense, steps=max(t.steps for t in self._tensors.values()))
+        stats = Stats(dense_bytes=dense, steps=self._steps())
         stats.count("push", pushed)
         return stats
 
@@ -153,45 +157,114 @@ class Attached:
         them to 0.
 
         Raises:
-            StateError: the state belongs to another worker or model. With feedback on servers, all
-                workers raise if one does.
+            StateError: the state belongs to another worker or model. All workers raise if one does.
+            ProtocolError: the workers loaded states of different steps.
         """
-        states = [state] if isinstance(state, Mapping) else list(state)
         error = None
+        loaded: dict[str, Any] = {}
         try:
-            self._load_own(states[0] if isinstance(state, Mapping) else states)
-            kept = self._kept_by_servers(states)
+            loaded = self._loaded(state)
+            kept = self._kept_by_servers([state] if isinstance(state, Mapping) else list(state))
         except StateError as raised:
             error = raised
-        if self._fed_back and _any_worker(error is not None) and error is None:
-            raise StateError(
-                "another worker could not load its state; its message gives the reason"
-            )
-        if error is not None:
-            raise error
+        self._compare_loaded(error, loaded.get("rounds", {}))
+        for name, tensor in self._tensors.items():
+            for kind in ("residual", "momentum"):
+                own = tensor.array(kind)
+                if own is not None:
+                    own[:] = loaded[kind].get(name, 0)
+            tensor.steps = loaded["rounds"].get(name, 0)
         for name in self._fed_back:
             self._tensors[name].write_servers(kept.get(name), self._push_pull(name))
+
+    def _compare_loaded(self, error: StateError | None, rounds: Mapping[str, int]) -> None:
+        """Raise on all workers if one could not load its state, or the steps or epochs differ."""
+        values = {
+            "epoch": native.load().epoch,
+            **{f"steps of '{name}'": rounds.get(name, 0) for name in self._tensors},
+        }
+        row = {"error": None if error is None else str(error), "values": values}
+        texts = gather(to_text(row), "call load_state_dict between the same steps")
+        if error is not None:
+            raise error
+        rows = [json.loads(text) for text in texts]
+        for rank, one in enumerate(rows):
+            if one["error"] is not None:
+                raise StateError(
+                    f"another worker could not load its state: worker {rank}: {one['error']}"
+                )
+        check_equal(
+            [to_text(one["values"]) for one in rows],
+            "the workers loaded states of different steps",
+            "load states that were saved in one step, on all workers",
+        )
+
+    def check_replicas(self) -> None:
+        """Compare the parameters of all workers, which must be equal bit for bit.
+
+        All workers must call it between the same steps. It costs a digest of all parameters (about
+        1 GB/s) and an exchange of 8 bytes for each. `DistributedOptimizer` calls it by itself with
+        ``check_replicas_every``.
+
+        Raises:
+            ProtocolError: parameters differ; the message names the first one, the step and the
+                workers.
+        """
+        digests = b"".join(
+            digest(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+            for parameter in self._parameters.values()
+        )
+        texts = gather(digests, "call check_replicas between the same steps")
+        check_parameters(texts, list(self._parameters), self._steps())
+
+    def _steps(self) -> int:
+        """Number of steps so far."""
+        return max((tensor.steps for tensor in self._tensors.values()), default=0)
+
+    def _check_after(self, optimizer: torch.optim.Optimizer, every: int) -> None:
+        """Call `check_replicas` after every ``every``-th step of the optimizer."""
+        stock_step = optimizer.step
+        calls = 0
+
+        def step(_: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
+            nonlocal calls
+            result = stock_step(*args, **options)
+            calls += 1
+            if calls % every == 0:
+                self.check_replicas()
+            return result
+
+        # A method, as schedulers of learning rates expect.
+        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
 
     def _kept_by_servers(self, states: Sequence[Mapping[str, Any]]) -> dict[str, FloatArray]:
         """Return the servers' new residuals by tensor name, as worker 0 sends them."""
         (own,) = [one for one in states if one["rank"] == 0] or [{}]
-        scale = bps.size() / own.get("world_size", bps.size())
+        scale = np.float32(bps.size() / own.get("world_size", bps.size()))
         saved = own.get("servers", {})
         if not isinstance(saved, Mapping):
             raise StateError(
                 f"'servers' of a compressor state is a {type(saved).__name__}; it must be a "
                 "mapping of tensors by name"
             )
-        kept = {name: torch.as_tensor(saved[name]).cpu().numpy() for name in saved}
-        for name, array in kept.items():
-            tensor = self._tensors.get(name)
-            if tensor is None or array.shape != (tensor.numel,) or array.dtype != np.float32:
+        kept = {}
+        for name, value in saved.items():
+            tensor, array = self._tensors.get(name), as_array(value)
+            right = isinstance(array, np.ndarray) and array.dtype == np.float32
+            if tensor is None or not right or array.shape != (tensor.numel,):
+                kind = getattr(array, "dtype", type(array).__name__)
                 raise StateError(
-                    f"the servers' state of '{name}' has {array.size} elements of {array.dtype}, and "
+                    f"the servers' state of '{name}' has {np.size(array)} elements of {kind}, and "
                     f"this model has {'none' if tensor is None else tensor.numel} of "
                     "float32: this is the state of another model"
                 )
-        return {name: array * np.float32(scale) for name, array in kept.items()}
+            if not np.isfinite(array).all():
+                raise StateError(
+                    f"the servers' state of '{name}' has NaN or Inf; all elements must be finite: "
+                    "load a checkpoint from before the step in which training diverged"
+                )
+            kept[name] = array * scale
+        return kept
 
     def _push_pull(self, name: str) -> Callable[[], None]:
         """Return a function that pushes and pulls zeros under the name of this gradient."""
@@ -204,27 +277,20 @@ class Attached:
 
         return push_pull
 
-    def _load_own(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Restore this worker's own memories and step counts."""
+    def _loaded(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """This worker's part of saved states, checked against its tensors."""
         pipeline = self._pipeline()
-        pipeline.load_state_dict(
-            with_arrays(state)
-            if isinstance(state, Mapping)
-            else [with_arrays(one) for one in state]
-        )
+        pipeline.load_state_dict(with_arrays(state))
         loaded = pipeline.state_dict()
         for name, tensor in self._tensors.items():
             for kind in ("residual", "momentum"):
                 own, saved = tensor.array(kind), loaded[kind].get(name)
-                if own is None:
-                    continue
-                if saved is not None and saved.size != own.size:
+                if own is not None and saved is not None and saved.size != own.size:
                     raise StateError(
                         f"the {kind} of '{name}' has {saved.size} elements and the parameter "
                         f"{own.size}: this is the state of another model"
                     )
-                own[:] = 0 if saved is None else saved
-            tensor.steps = loaded["rounds"].get(name, 0)
+        return loaded
 
     def _pipeline(self) -> Pipeline:
         """Make a pipeline, used only to check, read and write states."""
@@ -259,13 +325,25 @@ def attach(
     Raises:
         SpecError: the spec is invalid.
         ConfigError: BytePS cannot run it; the message gives the reason and an alternative.
-        ProtocolError: the workers have different configurations, parameters or server_feedback.
+        ProtocolError: the workers have different versions, configurations, parameters, epochs or
+            options; the message lists them by worker.
         GradcompError: BytePS is not initialized, or the plug-in cannot be built.
     """
+    return _attach(named_parameters, compression, server_feedback, 0)
+
+
+def _attach(
+    named_parameters: NamedParameters,
+    compression: str | Config,
+    server_feedback: ServerFeedback,
+    check_replicas_every: int,
+) -> Attached:
+    """See `attach`; ``check_replicas_every`` must be equal on all workers, too."""
     config = Config.from_spec(compression) if isinstance(compression, str) else compression
     _check_config(config)
     _check_environment()
     parameters = dict(named_parameters)
+    shapes = {name: tuple(parameters[name].shape) for name in sorted(parameters)}
     specs = {name: _spec_for(config, name, parameters[name]) for name in sorted(parameters)}
     for name in specs:
         if name in _attached:
@@ -273,7 +351,7 @@ def attach(
                 f"the gradient of '{name}' is already attached: attach each model once, and give the "
                 "parameters of several models different prefixes"
             )
-    _check_agreement(config, {name: parameters[name].numel() for name in specs}, server_feedback)
+    _check_agreement(config, shapes, server_feedback, check_replicas_every)
     sharing = {
         one.name
         for one in map(get_codec, {spec.first_codec for spec in specs.values()})
@@ -305,7 +383,7 @@ def attach(
             },
         )
     _attached.update(specs)
-    return Attached(config, specs, tensors, fed_back)
+    return Attached(config, specs, tensors, fed_back, parameters)
 
 
 def DistributedOptimizer(  # noqa: N802
@@ -315,6 +393,7 @@ def DistributedOptimizer(  # noqa: N802
     backward_passes_per_step: int = 1,
     *,
     server_feedback: ServerFeedback = "auto",
+    check_replicas_every: int = 0,
 ) -> Any:
     """Call `attach`, and wrap the optimizer in the stock ``bps.DistributedOptimizer``.
 
@@ -326,20 +405,31 @@ def DistributedOptimizer(  # noqa: N802
         compression: as for `attach`.
         backward_passes_per_step: as for ``bps.DistributedOptimizer``.
         server_feedback: as for `attach`.
+        check_replicas_every: compare the workers' parameters after every so many steps, see
+            `Attached.check_replicas`; 0 for never.
 
     Raises:
-        ConfigError: both the spec and the optimizer apply momentum; or as for `attach`.
+        ConfigError: check_replicas_every is negative; both the spec and the optimizer apply
+            momentum; or as for `attach`.
+        ProtocolError: as for `attach`.
     """
     config = Config.from_spec(compression) if isinstance(compression, str) else compression
+    if check_replicas_every < 0:
+        raise ConfigError(
+            f"check_replicas_every is {check_replicas_every}; it must be a number of steps, or 0 for "
+            "no comparison"
+        )
     named = list(named_parameters)
     check_momentum(config, optimizer)
-    attached = attach(named, config, server_feedback=server_feedback)
+    attached = _attach(named, config, server_feedback, check_replicas_every)
     wrapped = bps.DistributedOptimizer(
         optimizer,
         named_parameters=named,
         backward_passes_per_step=backward_passes_per_step,
     )
     wrapped.compression = attached
+    if check_replicas_every:
+        attached._check_after(wrapped, check_replicas_every)
     return wrapped
 
 
@@ -442,34 +532,28 @@ def _spec_for(config: Config, name: str, parameter: torch.Tensor) -> Spec:
     return choice.spec
 
 
-def _check_agreement(config: Config, sizes: Mapping[str, int], feedback: str) -> None:
-    """Compare configuration, parameter sizes and server_feedback of all workers.
+def _check_agreement(
+    config: Config, shapes: Mapping[str, tuple[int, ...]], feedback: str, every: int
+) -> None:
+    """Compare versions, configuration, parameters and options of all workers.
 
     Raises:
         ProtocolError: the workers differ.
     """
-    text = f"{config.digest_text()} {sizes} {feedback}"
-    digest = torch.tensor([zlib.crc32(text.encode()) & 0xFFFFFF], dtype=torch.float64)
-    # (sum d)^2 = world_size * sum d^2 only if all digests are equal; exact in float64 for 24 bits.
-    both = torch.cat([digest, digest * digest])
-    number = len(_attached)
-    ops.synchronize(
-        ops.push_pull_async_inplace(both, average=False, name=f"gradcomp.agreement.{number}")
+    values = {
+        **versions(plugin().parent.name),
+        "configuration": config.digest_text(),
+        "digest of parameters' names and shapes": digest(repr(shapes).encode()).hex(),
+        "number of parameters": len(shapes),
+        "server_feedback": feedback,
+        "check_replicas_every": every,
+        "epoch": native.load().epoch,
+    }
+    check_equal(
+        gather(to_text(values), "call attach with equal arguments"),
+        "the workers were given different parameters, configurations or options",
+        "give all of them the same, and install one version of gradcomp on all machines",
     )
-    if both[0] * both[0] != bps.size() * both[1]:
-        raise ProtocolError(
-            "the workers were given different parameters, configurations or server_feedback: give "
-            "all of them the same"
-        )
-
-
-def _any_worker(says_so: bool) -> bool:
-    """Return whether any worker passed True; all workers must call it."""
-    number = torch.tensor([float(says_so)])
-    # A new name each time: servers answer from a buffer that the next push may overwrite.
-    name = f"gradcomp.any_worker.{next(_questions)}"
-    ops.synchronize(ops.push_pull_async_inplace(number, average=False, name=name))
-    return bool(number.item() > 0)
 
 
 # ------------------------------------------------- summable payloads, without the plug-in

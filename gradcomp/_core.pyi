@@ -7,6 +7,7 @@ import numpy.typing as npt
 from gradcomp.codec.batch import ToDecode, ToEncode
 
 MAX_NUMEL: int
+WIRE_VERSION: int
 
 class Codec:
     def __init__(self, spec: str) -> None: ...

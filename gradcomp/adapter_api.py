@@ -25,13 +25,15 @@ from gradcomp.exchange.rounds import (
 )
 from gradcomp.exchange.select import exchange_pattern
 from gradcomp.exchange.state_kinds import STATE_KINDS
-from gradcomp.runtime.agreement import agreement_line, check_agreement
+from gradcomp.runtime.agreement import agreement_line, build_text, check_agreement
 from gradcomp.runtime.collector import Collector, Route
 from gradcomp.runtime.controls import Controls
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.profile_files import profile_as_configured
 from gradcomp.runtime.profiled_engine import ProfiledEngine
+from gradcomp.runtime.replicas import Parameters
 from gradcomp.runtime.resolve import Resolved
+from gradcomp.runtime.state_file import pack_state, unpack_state
 from gradcomp.runtime.stats import Stats
 
 __all__ = [
@@ -49,6 +51,7 @@ __all__ = [
     "FloatArray",
     "GossipRound",
     "Node",
+    "Parameters",
     "Pipeline",
     "ProfiledEngine",
     "RankGroup",
@@ -61,8 +64,11 @@ __all__ = [
     "agreement_line",
     "as_bytes",
     "as_float32",
+    "build_text",
     "check_agreement",
     "exchange_pattern",
+    "pack_state",
     "profile_as_configured",
     "split_frames",
+    "unpack_state",
 ]

@@ -6,7 +6,7 @@ import itertools
 import os
 from abc import ABCMeta, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -102,6 +102,9 @@ class BaseCompression(Controls, metaclass=_Codecs):
     OVERWRITE: ClassVar[bool]
     """Whether averages may overwrite gradients."""
 
+    BLOCKING: ClassVar[bool] = False
+    """Whether the engine runs requests in groups; see `Collector`."""
+
     def __init__(self, config: str | Config, process_set: Any) -> None:
         self.config = Config.from_spec(config) if isinstance(config, str) else config
         self.process_set = process_set
@@ -183,6 +186,10 @@ class BaseCompression(Controls, metaclass=_Codecs):
     def _gather_text(self, text: bytearray, name: str) -> bytes:
         """The texts of all ranks, one after the other in rank order."""
 
+    def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
+        name = f"gradcomp.checkpoint.{self.process_set.process_set_id}"
+        return self._gather_text(bytearray(data + b"\n"), name).splitlines()
+
     def _check_process_set(self, theirs: int) -> None:
         if theirs != self.process_set.process_set_id:
             raise ConfigError(
@@ -198,6 +205,10 @@ class BaseCompression(Controls, metaclass=_Codecs):
                     f"'{spec}' does not work with this optimizer's op: compressed gradients can be "
                     "averaged or added; use op=hvd.Average, op=hvd.Sum, or Compression.none"
                 )
+
+    @abstractmethod
+    def _parameters(self) -> Iterable[tuple[str, Any]]:
+        """Names and buffers of all parameters; see `gradcomp.adapter_api.Parameters`."""
 
     def _agree(self, shapes: Mapping[str, tuple[int, ...]]) -> Collector:
         """Check that all ranks agree, before any rank sends a gradient; make the collector.
@@ -218,4 +229,11 @@ class BaseCompression(Controls, metaclass=_Codecs):
         check_agreement(self._gather_text(line, f"{prefix}.spec").decode().splitlines())
         sets = group_sets(self.HOROVOD, self.process_set, self.pipeline.ranks_per_node)
         driver = Driver(self._engine(prefix, sets))
-        return Collector(driver, self.pipeline, shapes, overwrite=self.OVERWRITE)
+        return Collector(
+            driver,
+            self.pipeline,
+            shapes,
+            overwrite=self.OVERWRITE,
+            parameters=self._parameters,
+            blocking=self.BLOCKING,
+        )

@@ -10,7 +10,8 @@
     model.register_comm_hook(state, hook)
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -36,9 +37,11 @@ from gradcomp.adapter_api import (
     profile_as_configured,
 )
 from gradcomp.errors import ConfigError
-from torch_compressors.gloo import GlooEngine
+from torch_compressors.gather import gather_bytes, gather_numbers, gather_texts
+from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.nodes import check_nodes, ranks_per_node
 from torch_compressors.shared.dgc_sgd import check_optional
+from torch_compressors.shared.parameters import parameter_bytes
 from torch_compressors.shared.rates import rates_of
 from torch_compressors.shared.state import TensorControls
 
@@ -141,9 +144,12 @@ class DDPCompression(TensorControls):
         size = _agreed_ranks_per_node(self.config, world, shapes)
         pipeline = Pipeline(self.config, world.rank(), world.size(), size)
         self._pipeline = profile_as_configured(pipeline)
-        self._gloo = GlooEngine(_groups(world, size, timeout))
+        limit = message_limit(map(math.prod, shapes.values()), self.config.compress.bucket_bytes)
+        self._gloo = GlooEngine(_groups(world, size, timeout), limit)
         self._engine = ProfiledEngine(self._gloo, self._pipeline.stats)
+        self._world = world
         self._shapes = shapes
+        self._named = named
         self._arrived: list[_Arrived] = []
         self._begun = 0  # number of arrived buckets whose exchanges have started
 
@@ -152,11 +158,20 @@ class DDPCompression(TensorControls):
         """See `gradcomp.runtime.controls.Controls`."""
         return self._pipeline
 
+    def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
+        return gather_bytes(data, self._world)
+
     @cached_property
     def _collector(self) -> Collector:
         """Made with the first bucket, because the resolution of tensors may depend on the epoch."""
         driver = Driver(self._engine)
-        return Collector(driver, self._pipeline, self._shapes, overwrite=True)
+        return Collector(
+            driver,
+            self._pipeline,
+            self._shapes,
+            overwrite=True,
+            parameters=lambda: parameter_bytes(self._named),
+        )
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start averaging the gradients of a bucket; returns a future of the bucket's buffer.
@@ -226,6 +241,7 @@ class DDPCompression(TensorControls):
 
     def _finish(self) -> None:
         """Run all exchanges to their ends and give DDP the averages."""
+        self._collector.check()
         for arrived in self._arrived:
             for name, grad in arrived.grads.items():
                 if name in arrived.dense:
@@ -265,10 +281,9 @@ def _agreed_ranks_per_node(
     size, problem = 1, None
     if config.compress.two_level:
         size, problem = ranks_per_node(config.compress.ranks_per_node, world, _SETTING)
-    lines: list[tuple[str, int]] = [("", 0)] * world.size()
-    dist.all_gather_object(lines, (agreement_line(config, shapes, problem), size), group=world)
-    check_agreement([line for line, _ in lines])
-    check_nodes([node_size for _, node_size in lines], _SETTING)
+    lines = gather_texts(agreement_line(config, shapes, problem), world)
+    check_agreement(lines)
+    check_nodes(gather_numbers(size, world), _SETTING)
     return size
 
 

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from functools import partial
 
@@ -19,7 +20,8 @@ from torch.distributed.fsdp import FSDPModule
 from gradcomp import Config
 from gradcomp.adapter_api import Driver, Pipeline, agreement_line, check_agreement
 from gradcomp.errors import ConfigError
-from torch_compressors.gloo import GlooEngine
+from torch_compressors.gather import gather_texts
+from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.shared.dgc_sgd import check_optional
 from torch_compressors.shared.state import TensorControls
 
@@ -93,15 +95,14 @@ class FSDPCompression(TensorControls):
             problem = "stats.profile is for ddp_hook: fsdp_hook does not know when a step begins; "
             problem += "remove it"
         shapes = {name: tuple(one.shape) for name, one in model.named_parameters()}
-        lines = [""] * group.size()
-        dist.all_gather_object(lines, agreement_line(self.config, shapes, problem), group=group)
-        check_agreement(lines)
+        check_agreement(gather_texts(agreement_line(self.config, shapes, problem), group))
         self._pipeline = Pipeline(self.config, group.rank(), group.size(), 1)
         if self._pipeline.measures:
             raise ConfigError("compress.policy: auto is for ddp_hook; use policy: always")
         ranks = dist.get_process_group_ranks(group)
         own = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
-        self._driver = Driver(GlooEngine({"all": own}))
+        limit = message_limit([sum(map(math.prod, shapes.values()))], 0)
+        self._driver = Driver(GlooEngine({"all": own}, limit, "fsdp_hook"))
         for name, module in sharded.items():
             module.set_all_reduce_hook(partial(self._average, name))
 

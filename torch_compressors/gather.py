@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 import torch.distributed as dist
 
 from gradcomp.errors import ProtocolError
 
-__all__ = ["MAX_GATHERED", "gather_bytes"]
+__all__ = ["MAX_GATHERED", "gather_bytes", "gather_numbers", "gather_texts"]
 
 MAX_GATHERED = 2**24
 """Longest text of one rank, in bytes; a larger size comes from a rank that runs something else."""
@@ -46,3 +48,34 @@ def gather_bytes(data: bytes, group: dist.ProcessGroup | None = None) -> list[by
     return [
         text[:length].cpu().numpy().tobytes() for text, length in zip(texts, sizes, strict=True)
     ]
+
+
+def gather_texts(text: str, group: dist.ProcessGroup | None = None) -> list[str]:
+    """The text of every rank of a group, in rank order; see `gather_bytes`.
+
+    Raises:
+        ProtocolError: also for a text that is not UTF-8.
+    """
+    texts = []
+    for rank, data in enumerate(gather_bytes(text.encode(), group)):
+        try:
+            texts.append(data.decode())
+        except UnicodeDecodeError as error:
+            raise ProtocolError(
+                f"rank {rank} of the group sends a text that is not UTF-8 ({error}): see whether "
+                "all ranks run the same script and versions"
+            ) from error
+    return texts
+
+
+def gather_numbers(number: int, group: dist.ProcessGroup | None = None) -> list[int]:
+    """The whole number of every rank of a group, in rank order; see `gather_texts`."""
+    numbers = []
+    for rank, text in enumerate(gather_texts(str(number), group)):
+        if not re.fullmatch(r"-?[0-9]{1,18}", text):
+            raise ProtocolError(
+                f"rank {rank} of the group sends {text[:40]!r}; it must be a whole number: see "
+                "whether all ranks run the same script and versions"
+            )
+        numbers.append(int(text))
+    return numbers

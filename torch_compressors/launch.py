@@ -16,12 +16,14 @@ import torch.distributed as dist
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
 from gradcomp.errors import ConfigError, PeerError
+from torch_compressors.roll_call import RollCall, ranks_text
 
 __all__ = ["init_process_group", "local_world_size"]
 
 # Prefix of the keys under which rank 0 publishes its store; each process group has its own key.
 _KEY = "torch_compressors/store"
 _made = itertools.count()
+_joined = itertools.count()
 
 
 def init_process_group(backend: str = "gloo", timeout: timedelta | None = None) -> None:
@@ -43,19 +45,20 @@ def init_process_group(backend: str = "gloo", timeout: timedelta | None = None) 
 
     Raises:
         ConfigError: the launcher does not tell how the ranks find each other, as horovodrun on MPI.
-        PeerError: rank 0 has not made its group in time, or horovodrun's store does not answer.
+        PeerError: ranks have not come in time; the message names them. Or horovodrun's store does
+            not answer.
     """
     limit = timedelta(minutes=30) if timeout is None else timeout
     atexit.register(_leave)
     if "RANK" in os.environ:
-        dist.init_process_group(backend, timeout=limit)
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        _join(backend, _store_of_torchrun(rank, size, limit), rank, size, limit)
         return
     if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ and "HOROVOD_RANK" in os.environ:
         rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
         if "HOROVOD_GLOO_IFACE" in os.environ:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", os.environ["HOROVOD_GLOO_IFACE"])
-        store = _store_of_horovodrun(rank, size, limit)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+        _join(backend, _store_of_horovodrun(rank, size, limit), rank, size, limit)
         return
     if "OMPI_COMM_WORLD_SIZE" in os.environ and os.environ["OMPI_COMM_WORLD_SIZE"] != "1":
         raise ConfigError(
@@ -64,6 +67,42 @@ def init_process_group(backend: str = "gloo", timeout: timedelta | None = None) 
             "MASTER_PORT"
         )
     dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=limit)
+
+
+def _join(backend: str, store: Any, rank: int, size: int, limit: timedelta) -> None:
+    """Make the process group when all ranks have come to the store.
+
+    Raises:
+        PeerError: ranks have not come in time; the message names them.
+    """
+    calls = RollCall(store, f"arrival/{next(_joined)}", rank, range(size))
+    missing = calls.missing(limit.total_seconds())
+    if missing:
+        raise PeerError(
+            f"{ranks_text(missing)} not arrive in init_process_group within "
+            f"{limit.total_seconds():g} s: see the output there, and give init_process_group a "
+            "longer timeout if ranks only start late"
+        )
+    if missing is None:
+        raise PeerError(
+            f"the store of the process group has not answered for {limit.total_seconds():g} s: "
+            "rank 0, or the launcher, holds it: see the output there"
+        )
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+
+
+def _store_of_torchrun(rank: int, size: int, limit: timedelta) -> Any:
+    """The store that the launcher or rank 0 holds, as PyTorch makes it, without a wait for ranks."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    holds = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        return TCPStore(host, port, size, holds, limit, wait_for_workers=False, multi_tenant=True)
+    except RuntimeError as error:
+        raise PeerError(
+            f"the store at {host}:{port} does not answer within {limit.total_seconds():g} s: rank "
+            "0, or the launcher, holds it: see the output there, and give init_process_group a "
+            f"longer timeout if rank 0 only starts late ({error})"
+        ) from error
 
 
 def _leave() -> None:

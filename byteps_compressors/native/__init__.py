@@ -97,6 +97,7 @@ class Plugin:
             ("steps", number, (number,)),
             ("set_steps", None, (number, number)),
             ("ask", ctypes.c_uint32, (number, text, ctypes.c_uint32)),
+            ("epoch", number, ()),
             ("set_epoch", None, (number,)),
             ("totals", None, (ctypes.POINTER(number),)),
         ):
@@ -140,6 +141,12 @@ class Plugin:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, counted from 0, for schedules that count epochs."""
         self._library.gradcomp_byteps_set_epoch(epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, counted from 0."""
+        epoch: int = self._library.gradcomp_byteps_epoch()
+        return epoch
 
     def totals(self) -> tuple[int, int, int]:
         """Return bytes so far: pushed, pulled, and the pushed gradients' uncompressed size."""

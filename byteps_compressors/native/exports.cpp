@@ -127,6 +127,11 @@ __attribute__((visibility("default"))) void gradcomp_byteps_set_epoch(std::uint6
   current_epoch = epoch;
 }
 
+// The epoch, counted from 0.
+__attribute__((visibility("default"))) std::uint64_t gradcomp_byteps_epoch(void) {
+  return current_epoch;
+}
+
 // Bytes so far: pushed, pulled, and the size in memory of the pushed gradients.
 __attribute__((visibility("default"))) void gradcomp_byteps_totals(std::uint64_t out[3]) {
   out[0] = totals.pushed;

@@ -23,6 +23,8 @@ struct Header {
   // Not a gradient, but piece `step` of the server's residual.
   static constexpr std::uint16_t kRead = 0xFFFD;
   static constexpr std::uint16_t kWrite = 0xFFFC;
+  // Not a sum: the workers' steps or epochs differ. An Apart follows.
+  static constexpr std::uint16_t kApart = 0xFFFB;
   bool is_piece() const { return sender == kRead || sender == kWrite; }
 
   void write(std::uint8_t* to) const {
@@ -38,6 +40,31 @@ struct Header {
     std::memcpy(&epoch, from + 5, 2);
     std::memcpy(&partition, from + 7, 2);
     std::memcpy(&sender, from + 9, 2);
+  }
+};
+
+// Answer of a server whose workers are apart: step, epoch and sender of two messages of one round.
+struct Apart {
+  std::uint32_t step[2] = {};
+  std::uint16_t epoch[2] = {};
+  std::uint16_t sender[2] = {};
+
+  static constexpr std::size_t kSize = 16;
+
+  void set(std::size_t i, const Header& header) {
+    step[i] = header.step;
+    epoch[i] = header.epoch;
+    sender[i] = header.sender;
+  }
+  void write(std::uint8_t* to) const {
+    std::memcpy(to, step, 8);
+    std::memcpy(to + 8, epoch, 4);
+    std::memcpy(to + 12, sender, 4);
+  }
+  void read(const std::uint8_t* from) {
+    std::memcpy(step, from, 8);
+    std::memcpy(epoch, from + 8, 4);
+    std::memcpy(sender, from + 12, 4);
   }
 };
 

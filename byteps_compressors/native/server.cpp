@@ -25,6 +25,13 @@ class ServerPartition final : public Partition {
           "one worker pushed a gradient, and another one exchanges the servers' state: all must "
           "call state_dict and load_state_dict between the same steps");
     }
+    const bool differs =
+        any_coded_ && (header.step != header_.step || header.epoch != header_.epoch);
+    if (differs && !apart_) {
+      apart_ = true;
+      difference_.set(0, header_);
+      difference_.set(1, header);
+    }
     any_coded_ = true;
     header_ = header;
     const std::size_t n = numel_of(header);
@@ -46,6 +53,7 @@ class ServerPartition final : public Partition {
     any_coded_ = false;
     // If no worker's message got shorter, neither would the sum's.
     if (!type_.compressible || !coded_before) return raw(sum.data, sum.size);
+    if (apart_) return apart_message();
     if (header_.is_piece()) {
       const bool answers = header_.sender == Header::kRead && residual_.size() == n;
       return piece_message(header_, n, answers ? residual_.data() : nullptr);
@@ -71,6 +79,19 @@ class ServerPartition final : public Partition {
   }
 
  private:
+  // The answer to all workers instead of a sum. It fits: limit_ is at least 32 bytes if messages
+  // are coded.
+  tensor_t apart_message() {
+    header_.sender = Header::kApart;
+    payload_size_ = Apart::kSize;
+    message_.resize(Header::kSize + Apart::kSize);
+    header_.write(message_.data());
+    difference_.write(payload());
+    return coded();
+  }
+
+  bool apart_ = false;  // whether two workers' messages of a round had different steps or epochs
+  Apart difference_;    // the first two such messages
   bool any_coded_ = false;  // whether a worker's message of this step was coded
   Header header_;           // of the latest coded message from a worker
   std::vector<float> residual_;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "partition.hpp"
@@ -50,6 +51,7 @@ class WorkerPartition final : public Partition {
     if (tensor_->ask == 0) totals.pulled += message.size;
     if (!is_raw(message)) {
       const Header header = header_of(message);
+      if (header.sender == Header::kApart) fail_apart(message);
       if (numel_of(header) != numel_) {
         fail("a sum has " + std::to_string(numel_of(header)) + " elements, and its gradient " +
              std::to_string(numel_));
@@ -65,6 +67,27 @@ class WorkerPartition final : public Partition {
   }
 
  private:
+  // Ends the process: the server found workers at different steps or epochs.
+  [[noreturn]] void fail_apart(const tensor_t& message) const {
+    if (message.size != Header::kSize + Apart::kSize) {
+      fail("a server's report of different steps has " + std::to_string(message.size) + " bytes");
+    }
+    Apart apart;
+    apart.read(reinterpret_cast<const std::uint8_t*>(message.data) + Header::kSize);
+    std::string text = "ProtocolError: the workers are not at the same point of the training: ";
+    for (const std::size_t i : {0, 1}) {
+      const std::string who = apart.sender[i] == Header::kShared
+                                  ? "a worker"
+                                  : "worker " + std::to_string(apart.sender[i]);
+      text += (i == 0 ? "" : ", and ") + who + " is at step " + std::to_string(apart.step[i]) +
+              ", epoch " + std::to_string(apart.epoch[i]);
+    }
+    const std::uint64_t step = tensor_->steps[header_.partition];
+    fail(text + "; this is worker " + std::to_string(worker_) + ", at step " +
+         std::to_string(step - 1) + ", epoch " + std::to_string(header_.epoch) +
+         ". Load states of one step on all workers, and call set_epoch before the same step");
+  }
+
   // The message that is pushed instead of a gradient during a checkpoint's exchange.
   tensor_t ask(const tensor_t& grad, std::size_t n) {
     if (piece_size() == 0) return raw(grad.data, grad.size);  // the server keeps no residual

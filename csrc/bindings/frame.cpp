@@ -36,6 +36,7 @@ std::size_t leading_frame_size(const Bytes& bytes) {
 }  // namespace
 
 void bind_frame(py::module_& m) {
+  m.attr("WIRE_VERSION") = kFrameVersion;
   m.def("parse_frame", &parse_frame_header, py::arg("frame").noconvert());
   m.def("frame_size", &leading_frame_size, py::arg("data").noconvert());
 }

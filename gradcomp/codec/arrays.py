@@ -99,6 +99,7 @@ def _from_dlpack(x: Any) -> npt.NDArray[Any]:
             )
         if str(x.dtype).endswith("bfloat16"):  # numpy has no such type
             return _widen_bfloat16(_core.bfloat16_bits(x.__dlpack__()))
-        return np.from_dlpack(x)
+        # DLPack has no negative bit: torch exports z.conj().imag with the signs of z.imag.
+        return np.from_dlpack(x.resolve_neg() if hasattr(x, "resolve_neg") else x)
     except (BufferError, RuntimeError, ValueError) as error:
         raise TypeError(f"the tensor cannot be read: {error}") from error

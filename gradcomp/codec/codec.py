@@ -144,7 +144,8 @@ class Codec:
             frame: bytes, or a contiguous uint8 array. Every byte is checked, none is trusted.
             out: C-contiguous float32 array of any shape to write to. By default a new flat one.
             numel: the expected number of elements; other frames are refused before any memory is
-                allocated.
+                allocated. Give it, or ``out``, for a frame from an untrusted source: a few bytes
+                may stand for up to 2**30 elements of a sparse codec, 4 GiB.
 
         Raises:
             WireError: the frame is damaged, was made by another codec or spec, or has another

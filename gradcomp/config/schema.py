@@ -238,6 +238,9 @@ class Config(StrictModel):
     seed: StrictInt = Field(
         default=0, ge=0, le=2**64 - 1, description="an integer in [0, 18446744073709551615]"
     )
+    check_replicas_every: StrictInt = Field(
+        default=0, ge=0, le=2**31 - 1, description="a number of steps, at least 0; 0 for never"
+    )
 
     @classmethod
     def from_spec(cls, spec: str | Spec) -> Config:

@@ -66,6 +66,14 @@ class Driver:
             raise came_twice(name)
         self._running[name] = _Running(round_, members, self._engine.start(next(round_)))
 
+    def post(self, request: Request) -> Any:
+        """Start a request outside of all rounds; returns a handle for `reply`."""
+        return self._engine.start(request)
+
+    def reply(self, handle: Any) -> Any:
+        """Wait for the reply to a request of `post`."""
+        return self._engine.finish(handle)
+
     def run(self, round_: Generator[Request, Any, _Result]) -> _Result:
         """Run a round to its end at once, and return its result. Every rank must call it."""
         reply = None

@@ -102,7 +102,8 @@ class AllToAll:
 class Broadcast:
     """Give every rank the bytes of one rank. Reply: these bytes.
 
-    ``data`` is empty on the other ranks, which need not know the size.
+    ``data`` is empty on the other ranks, which need not know the size. If several ranks give bytes,
+    the reply has them one after the other in rank order.
     """
 
     kind: ClassVar[str] = "broadcast"

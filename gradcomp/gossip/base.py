@@ -149,10 +149,15 @@ class Gossip(ABC):
         Raises:
             StateError: the state is not of this algorithm, layout and topology.
         """
-        step = state.get("step")
-        if not isinstance(step, int) or step < 0:
-            raise StateError(f"the state's 'step' is {step!r}; it must be a number of rounds")
-        self._step = step
+        expected = sorted(self.state_dict())
+        check_mapping(state)
+        if {*state} != {*expected}:
+            found = ", ".join(sorted(map(repr, state))) or "none"
+            raise StateError(
+                f"the state has the keys {found}; it must have {', '.join(expected)}: load a state "
+                "of the same algorithm"
+            )
+        self._step = count_of(state, "step")
 
     def exchange(
         self,
@@ -242,24 +247,59 @@ class CompressedGossip(Gossip):
         """Mix the large tensors with the peers' ``bodies``, in rank order."""
 
 
+def check_mapping(state: object) -> None:
+    """Raise StateError unless a state is a mapping."""
+    if not isinstance(state, Mapping):
+        raise StateError(
+            f"the state is a {type(state).__name__}; it must be a mapping, as state_dict returns"
+        )
+
+
+def count_of(state: Mapping[str, Any], key: str) -> int:
+    """A number of rounds in a state.
+
+    Raises:
+        StateError: it is missing, or not in [0, 2**48).
+    """
+    value = state.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**48:
+        raise StateError(
+            f"the state's '{key}' is {value!r:.80}; it must be a whole number in [0, 2**48): load "
+            "an earlier checkpoint"
+        )
+    return value
+
+
 def arrays_like(
     state: Mapping[str, Any], kind: str, sizes: Mapping[str, int]
 ) -> dict[str, FloatArray]:
     """Copies of the arrays of one kind of a state.
 
     Raises:
-        StateError: names or sizes are not those of ``sizes``.
+        StateError: names or sizes are not those of ``sizes``, or an array is not of finite float32.
     """
+    check_mapping(state)
     found = state.get(kind)
     if not isinstance(found, Mapping) or set(found) != set(sizes):
         raise StateError(f"the state's '{kind}' must have the arrays {', '.join(sizes) or 'none'}")
     result = {}
     for name, size in sizes.items():
-        array = np.array(found[name], np.float32).reshape(-1)
-        if array.size != size:
+        value = found[name]
+        if not isinstance(value, np.ndarray) or value.dtype != np.float32:
+            dtype = f" of {value.dtype}" if hasattr(value, "dtype") else ""
             raise StateError(
-                f"the {kind} of '{name}' has {array.size} elements instead of {size}: the state is "
+                f"the {kind} of '{name}' is a {type(value).__name__}{dtype}; it must be an array of "
+                "float32: load an earlier checkpoint"
+            )
+        if value.size != size:
+            raise StateError(
+                f"the {kind} of '{name}' has {value.size} elements instead of {size}: the state is "
                 "of another model"
             )
-        result[name] = array
+        if not np.isfinite(value).all():
+            raise StateError(
+                f"the {kind} of '{name}' has NaN or Inf; all elements must be finite: load a "
+                "checkpoint from before the step in which training diverged"
+            )
+        result[name] = value.reshape(-1).copy()
     return result

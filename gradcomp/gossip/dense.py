@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes
 from gradcomp.errors import StateError, TopologyError
 from gradcomp.exchange.rounds import Exchange, GossipRound
-from gradcomp.gossip.base import Gossip
+from gradcomp.gossip.base import Gossip, check_mapping
 from gradcomp.gossip.topology import Topology
 
 __all__ = ["PushSum", "SimpleGossip"]
@@ -112,9 +113,13 @@ class PushSum(Gossip):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Gossip.load_state_dict`."""
+        check_mapping(state)
         weight = state.get("weight")
-        if not isinstance(weight, float) or not weight > 0:
-            raise StateError(f"the state's 'weight' is {weight!r}; it must be above 0")
+        if not isinstance(weight, float) or not 0 < weight < math.inf:
+            raise StateError(
+                f"the state's 'weight' is {weight!r:.80}; it must be a finite number above 0: load "
+                "an earlier checkpoint"
+            )
         super().load_state_dict(state)
         self.weight = weight
 

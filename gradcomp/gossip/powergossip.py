@@ -13,7 +13,7 @@ from gradcomp.codec.codec import derive_stream
 from gradcomp.errors import StateError, TopologyError
 from gradcomp.exchange.algorithms.low_rank import matrix_shape
 from gradcomp.exchange.rounds import GossipRound
-from gradcomp.gossip.base import Gossip, Layout, Tensor, arrays_like
+from gradcomp.gossip.base import Gossip, Layout, Tensor, arrays_like, check_mapping, count_of
 from gradcomp.gossip.topology import Topology
 
 __all__ = ["PowerGossip"]
@@ -202,12 +202,14 @@ class PowerGossip(Gossip):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Gossip.load_state_dict`."""
+        check_mapping(state)
         tensors = {one.key.name: one for one in self.layout.large}
         kept = {}
         for kind in (_P, _Q):
             sizes = {}
-            for key in state.get(kind, {}):
-                name = key.partition("/")[2]
+            factors = state.get(kind)
+            for key in factors if isinstance(factors, Mapping) else ():
+                name = key.partition("/")[2] if isinstance(key, str) else None
                 if name not in tensors:
                     raise StateError(
                         f"the state has a factor '{kind}' of '{key}', and no such "
@@ -215,6 +217,7 @@ class PowerGossip(Gossip):
                     )
                 sizes[key] = self._size(kind, tensors[name])
             kept[kind] = arrays_like(state, kind, sizes)
+        iteration = count_of(state, "iteration")
         super().load_state_dict(state)
         self._factors = kept
-        self._iteration = int(state["iteration"])
+        self._iteration = iteration

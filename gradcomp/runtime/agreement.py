@@ -1,51 +1,92 @@
-"""The comparison of all ranks' configurations and models before the first gradient."""
+"""The comparison of all ranks' versions, configurations and models before the first gradient."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from importlib.metadata import version
+from typing import NoReturn
 
+from gradcomp import _core
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError, ProtocolError
+from gradcomp.runtime.step_check import by_value
 
-__all__ = ["agreement_line", "check_agreement"]
+__all__ = ["agreement_line", "build_text", "check_agreement"]
+
+_KEYS = ("version", "config", "model", "problem")
+
+
+def build_text() -> str:
+    """The versions of gradcomp and of its wire format."""
+    return f"gradcomp {version('gradcomp')}, wire format {_core.WIRE_VERSION}"
 
 
 def agreement_line(
     config: Config, shapes: Mapping[str, tuple[int, ...]], problem: str | None
 ) -> str:
-    """One rank's line for the comparison, without a line break.
+    """One rank's line for the comparison: JSON without a line break.
 
     Args:
         shapes: of all parameters, by name, in the order of the model.
         problem: why this rank cannot take part in the exchange ``two_level``; None if it can.
     """
-    digest = blake2b(repr(list(shapes.items())).encode(), digest_size=8).hexdigest()
-    # Outside the digest, because checkpoints do not depend on it.
+    # Outside the configuration's digest, because checkpoints do not depend on them.
     compared = " with stats.error" if config.stats.error else ""
-    return f"{config.digest_text()}{compared}\t{digest}\t{problem or ''}"
+    if config.check_replicas_every:
+        compared += f" with check_replicas_every {config.check_replicas_every}"
+    values = (
+        build_text(),
+        f"{config.digest_text()}{compared}",
+        blake2b(repr(list(shapes.items())).encode(), digest_size=8).hexdigest(),
+        problem or "",
+    )
+    return json.dumps(dict(zip(_KEYS, values, strict=True)))
 
 
 def check_agreement(lines: Sequence[str]) -> None:
-    """Check that all ranks have the same configuration and the same model.
+    """Check that all ranks have the same version, the same configuration and the same model.
 
     Args:
         lines: the `agreement_line` of each rank, in rank order.
 
     Raises:
-        ProtocolError: the configurations or the models differ.
+        ProtocolError: the versions, configurations or models differ.
         ConfigError: a rank cannot take part in the exchange ``two_level``.
     """
-    texts, models, problems = zip(*(one.split("\t") for one in lines), strict=True)
+    versions, texts, models, problems = zip(
+        *(_read(line, rank) for rank, line in enumerate(lines)), strict=True
+    )
+    if len(set(versions)) > 1:
+        raise ProtocolError(
+            f"the ranks run different versions: {by_value(versions)}; install one version of "
+            "gradcomp on all hosts"
+        )
     if len(set(texts)) > 1:
         listed = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(texts))
         raise ProtocolError(f"the ranks run different compression:\n{listed}")
     if len(set(models)) > 1:
         raise ProtocolError(
-            "the ranks' parameters differ in names, shapes or order, so their gradients cannot "
-            "be averaged: build the same model on every rank, and name its parameters in the "
-            "same order"
+            f"the ranks' parameters differ in names, shapes or order (digests: {by_value(models)}), "
+            "so their gradients cannot be averaged: build the same model on every rank, and name "
+            "its parameters in the same order"
         )
     if any(problems):
         listed = "\n".join(f"  rank {n}: {text}" for n, text in enumerate(problems) if text)
         raise ConfigError(f"the exchange two_level is impossible:\n{listed}")
+
+
+def _read(line: str, rank: int) -> list[str]:
+    try:
+        fields = json.loads(line)
+        return [str(fields[key]) for key in _KEYS]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        _refuse(line, rank)
+
+
+def _refuse(line: str, rank: int) -> NoReturn:
+    raise ProtocolError(
+        f"rank {rank} does not tell its configuration ('{line[:80]}'): see whether all ranks run "
+        "the same version of gradcomp"
+    )

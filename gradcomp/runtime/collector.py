@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -12,9 +12,10 @@ import numpy as np
 
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.exchange.engine import Driver, came_twice
-from gradcomp.exchange.rounds import AllReduce, Request
+from gradcomp.exchange.rounds import AllReduce, Broadcast, Request
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.policy import Decision, PolicyGroup
+from gradcomp.runtime.replicas import Parameters, ReplicaDigests
 from gradcomp.runtime.resolve import Resolved
 
 __all__ = ["Collector", "Route"]
@@ -49,6 +50,9 @@ class Collector:
             rank.
         clock: returns seconds, for policies that measure.
         overwrite: averages may overwrite the gradients.
+        parameters: for ``check_replicas_every``; None if the adapter cannot read parameters.
+        blocking: the engine runs requests in groups, so a step's comparison is finished before
+            other requests start.
     """
 
     def __init__(
@@ -58,6 +62,8 @@ class Collector:
         tensors: Mapping[str, tuple[int, ...]],
         clock: Callable[[], float] = time.perf_counter,
         overwrite: bool = False,
+        parameters: Parameters | None = None,
+        blocking: bool = False,
     ) -> None:
         self._driver = driver
         self._overwrite = overwrite
@@ -70,6 +76,9 @@ class Collector:
         self._waiting: dict[tuple[str, ...], _Waiting] = {}
         self._measured: dict[PolicyGroup, dict[str, _Waiting]] = {}
         self._of_this_step: set[str] = set()
+        self._replicas = ReplicaDigests(pipeline.config.check_replicas_every, parameters)
+        self._blocking = blocking
+        self._comparing: Any = None
 
     def _group(self) -> None:
         self._buckets = self._pipeline.buckets(self._resolved)
@@ -80,11 +89,15 @@ class Collector:
 
         Returns:
             The new decisions of the policy ``auto``.
+
+        Raises:
+            ProtocolError: the ranks' states differ where they must be equal; see `check`.
         """
         pipeline = self._pipeline
         profile = pipeline.stats.profile
         if profile is not None:
             profile.begin_step()
+        self._begin_check()
         decisions: tuple[Decision, ...] = ()
         if pipeline.measures:
             groups = pipeline.resolve_all(self._tensors).values()
@@ -93,6 +106,32 @@ class Collector:
         if pipeline.varies:
             self._group()
         return decisions
+
+    def _begin_check(self) -> None:
+        """Send this rank's text of the step; its state is compared before anything else is sent."""
+        pipeline = self._pipeline
+        if not pipeline.compares_steps:
+            return
+        text = pipeline.step_text(self._replicas.take())
+        pipeline.stats.count("check", text.nbytes)
+        self._comparing = self._driver.post(Broadcast("step.check", text))
+        if pipeline.fresh or self._blocking:
+            self.check()
+        self._replicas.begin(pipeline.next_step)
+
+    def check(self) -> None:
+        """Compare the ranks' progress in this step, once, before any of its averages is used.
+
+        `finish` calls it. An adapter calls it for gradients that the engine averages.
+
+        Raises:
+            ProtocolError: the ranks are at different steps or epochs, or their states or models
+                differ; all ranks raise it.
+        """
+        if self._comparing is not None:
+            handle, self._comparing = self._comparing, None
+            self._pipeline.check_step(self._driver.reply(handle))
+        self._replicas.settle()
 
     def resolve(self, name: str, shape: tuple[int, ...]) -> Resolved:
         """The decision about a gradient of this step: resolved once, when the step began.
@@ -161,6 +200,7 @@ class Collector:
         Every rank must have added the same gradients before.
         """
         try:
+            self.check()
             # Incomplete buckets: some of their parameters have no gradient in this step.
             for bucket in self._buckets:
                 if bucket in self._waiting:
@@ -200,12 +240,22 @@ class Collector:
     def _start(self, bucket: tuple[str, ...]) -> None:
         waiting = self._waiting.pop(bucket)
         # In the bucket's order, which is the same on every rank; the order of arrival may differ.
-        grads = {name: waiting.grads[name] for name in bucket if name in waiting.grads}
-        label = bucket[0] if len(bucket) == 1 else f"{bucket[0]}+{len(bucket) - 1}"
-        round_ = self._pipeline.bucket_round(
-            label, grads, waiting.dense_bytes, self._overwrite, self._resolved
-        )
-        self._driver.start(label, round_, list(grads))
+        # A tensor whose step lags behind may have an aggregator of another bucket in this step.
+        parts: dict[Hashable, dict[str, FloatArray]] = {}
+        for name in bucket:
+            if name in waiting.grads:
+                aggregator = self._resolved[name].bucket_aggregator
+                part = name if aggregator is None else aggregator.bucket
+                parts.setdefault(part, {})[name] = waiting.grads[name]
+        dense_bytes: int | None = waiting.dense_bytes
+        for grads in parts.values():
+            first = next(iter(grads))
+            label = first if len(grads) == 1 else f"{first}+{len(grads) - 1}"
+            round_ = self._pipeline.bucket_round(
+                label, grads, dense_bytes, self._overwrite, self._resolved
+            )
+            dense_bytes = 0  # counted with the first part
+            self._driver.start(label, round_, list(grads))
 
 
 def _barrier() -> Generator[Request, Any, None]:

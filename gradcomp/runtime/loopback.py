@@ -88,6 +88,7 @@ class Loopback:
         Raises:
             ValueError: a tensor has another number of gradients than there are ranks.
             TypeError: a gradient is no float tensor in CPU memory.
+            ProtocolError: the ranks' pipelines have states of different steps.
         """
         arrays: dict[str, list[FloatArray]] = {}
         for name, of_ranks in grads.items():
@@ -99,6 +100,9 @@ class Loopback:
         for stats in self.stats:
             if stats.profile is not None:
                 stats.profile.begin_step()
+        texts = np.concatenate([pipeline.step_text() for pipeline in self.ranks])
+        for pipeline in self.ranks:
+            pipeline.check_step(texts)
         averages: dict[str, list[FloatArray]] = {name: [] for name in grads}
         shapes = {name: of_ranks[0].shape for name, of_ranks in arrays.items()}
         resolved = [pipeline.resolve_all(shapes) for pipeline in self.ranks]

@@ -78,7 +78,7 @@ class LossScale:
             for kind in _SCALED_KINDS:
                 for array in self._arrays[kind].values():
                     array *= factor
-        self.scale, self.active = scale, True
+        self.scale, self.active = float(scale), True
         return restored
 
     def load(self, scale: float) -> None:

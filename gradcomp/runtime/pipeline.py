@@ -7,16 +7,20 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gradcomp import _core
-from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.arrays import ByteArray, FloatArray
+from gradcomp.codec.codec import get_codec
+from gradcomp.codec.spec import Spec
 from gradcomp.config.schema import Config
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.rounds import BucketRound, Request, Round
+from gradcomp.exchange.select import exchange_pattern
 from gradcomp.runtime.buckets import make_buckets
 from gradcomp.runtime.loss_scale import check_sends_nan
 from gradcomp.runtime.policy import Decision, Policy, PolicyGroup
 from gradcomp.runtime.resolve import Resolved, Resolver
 from gradcomp.runtime.state import RankState, State
 from gradcomp.runtime.stats import Stats
+from gradcomp.runtime.step_check import Digests, check_step, step_text
 
 __all__ = ["Pipeline"]
 
@@ -68,6 +72,11 @@ class Pipeline:
         )
         self._resolver = Resolver(self.config, context, self._policy)
         self._pool = _core.BufferPool()
+        self._fresh = True
+        self._script_step: int | None = None
+        self._depends_on_steps = bool(self.config.check_replicas_every) or any(
+            _depends_on_steps(spec, exchange) for _, spec, exchange in compress.choices
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch, counted from 0; every rank must call it before the epoch's first step.
@@ -108,6 +117,66 @@ class Pipeline:
         if not self._state.loss_scale.active:
             check_sends_nan(self.config)
         self._state.set_loss_scale(scale)
+
+    def set_step(self, step: int) -> None:
+        """Tell the script's own step, counted from 0; before each step, on every rank.
+
+        The ranks compare it in every step, so a rank that has skipped one is found at once.
+
+        Raises:
+            ValueError: ``step`` is negative.
+        """
+        if step < 0:
+            raise ValueError(f"step is {step}; it must be at least 0")
+        self._script_step = step
+
+    # The comparison with other ranks; see `gradcomp.runtime.step_check`.
+
+    @property
+    def compares_steps(self) -> bool:
+        """Whether the ranks compare themselves in each step: some average depends on earlier ones."""
+        return self.world_size > 1 and self._depends_on_steps
+
+    @property
+    def next_step(self) -> int:
+        """Number of steps so far, those before the last checkpoint included."""
+        return self._state.steps
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the state is new or was loaded, and was not compared since."""
+        return self._fresh
+
+    def step_text(self, parameters: Digests | None = None) -> ByteArray:
+        """This rank's text for `check_step` before a step.
+
+        Args:
+            parameters: digests of the model's parameters; None in most steps.
+
+        Returns:
+            JSON in bytes, of a multiple of 64 bytes.
+        """
+        progress: dict[str, Any] = {"step": self.next_step, "epoch": self._resolver.epoch}
+        if self._script_step is not None:
+            progress["the script's step"] = self._script_step
+        if self._state.loss_scale.active:
+            progress["loss scale"] = self._state.loss_scale.scale
+        state = None
+        if self._fresh:
+            state = self._state.compared()
+            if self._policy is not None:
+                decisions = [one.to_state() for one in self._policy.decisions.values()]
+                state["decisions of the policy"] = repr(decisions)
+        return step_text(progress, state, parameters)
+
+    def check_step(self, replies: ByteArray) -> None:
+        """Compare all ranks' `step_text`, one after the other in rank order.
+
+        Raises:
+            ProtocolError: the ranks differ.
+        """
+        check_step(replies, self.world_size)
+        self._fresh = False
 
     # Resolution.
 
@@ -334,6 +403,7 @@ class Pipeline:
             self._policy.restart()
             self._resolver.forget()
             self.stats.decisions = ()
+            self._fresh = True
 
     # Checkpoints.
 
@@ -379,10 +449,22 @@ class Pipeline:
                 residuals of ranks are unrelated, so one rank's state must never be loaded on all.
         """
         decisions = self._state.load(state)
+        self._fresh = True
         if self._policy is not None:
             self._resolver.forget()
             self._policy.restart(Decision.from_state(one) for one in decisions)
             self.stats.decisions = tuple(self._policy.decisions.values())
+
+
+def _depends_on_steps(spec: Spec, exchange: str) -> bool:
+    """Whether averages depend on anything but the gradients of their step.
+
+    Payloads that are added depend on the step's number if their codec is seeded.
+    """
+    pattern = exchange_pattern(spec, exchange)
+    if pattern == "dense":
+        return False
+    return pattern != "reduce" or spec.stateful or "seeded" in get_codec(spec.first_codec).caps
 
 
 def _listed(one: Round) -> BucketRound:

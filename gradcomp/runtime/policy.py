@@ -18,11 +18,19 @@ from gradcomp.codec.spec import Spec, parse
 from gradcomp.exchange.memory import MOMENTUM_CORRECTION
 from gradcomp.exchange.rounds import AllReduce, Request
 
-__all__ = ["COMPRESSED", "DENSE", "Decision", "Policy", "PolicyGroup", "alternatives"]
+__all__ = [
+    "CANDIDATES",
+    "COMPRESSED",
+    "DENSE",
+    "Decision",
+    "Policy",
+    "PolicyGroup",
+    "alternatives",
+]
 
 COMPRESSED, DENSE, HALF = "compressed", "dense", "fp16"
 
-_CANDIDATES = (DENSE, HALF, COMPRESSED)
+CANDIDATES = (DENSE, HALF, COMPRESSED)
 """Among equally fast candidates the first wins."""
 
 _GAIN = 0.97
@@ -35,7 +43,7 @@ _REPEATS = 3
 _LAPS = 4
 """Whole steps that are timed in a row, after one of warm-up; twice for each side of the race."""
 
-_MEASURING = [(name, turn > 0) for name in _CANDIDATES for turn in range(1 + _REPEATS)]
+_MEASURING = [(name, turn > 0) for name in CANDIDATES for turn in range(1 + _REPEATS)]
 _RACE = [(name, turn > 0) for name in 2 * (DENSE, COMPRESSED) for turn in range(1 + _LAPS)]
 
 
@@ -214,7 +222,7 @@ class Policy:
         names = {
             group: [
                 name
-                for name in _CANDIDATES
+                for name in CANDIDATES
                 if name in {*alternatives(parse(group.spec)), COMPRESSED}
             ]
             for group in trial.groups

@@ -90,6 +90,11 @@ class Resolver:
         """Begin an epoch, counted from 0."""
         self._epoch = epoch
 
+    @property
+    def epoch(self) -> int | None:
+        """The present epoch; None before the first `set_epoch`."""
+        return self._epoch
+
     def forget(self) -> None:
         """Drop all cached decisions, because a policy has changed some of its own."""
         self._lasting.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -10,28 +11,18 @@ import numpy as np
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.spec import parse
 from gradcomp.errors import StateError
-from gradcomp.exchange.memory import RESIDUAL_LR, Arrays, MemoryState
+from gradcomp.exchange.memory import MOMENTUM_CORRECTION, RESIDUAL_LR, Arrays, MemoryState
 from gradcomp.exchange.nodes import Node
 from gradcomp.exchange.rates import Rates
 from gradcomp.exchange.state_kinds import REPLICATED_KINDS, STATE_KINDS, state_of
 from gradcomp.runtime.loss_scale import LossScale, poisoned
 from gradcomp.runtime.resolve import DENSE_SPEC, Resolved
+from gradcomp.runtime.state_check import STATE_VERSION, checked_states
+from gradcomp.runtime.step_check import digest_arrays
 
-__all__ = ["STATE_VERSION", "RankState", "State"]
+__all__ = ["RankState", "State"]
 
 State = dict[str, Any]
-STATE_VERSION = 1
-
-_HEADER = {
-    "version",
-    "rank",
-    "world_size",
-    "ranks_per_node",
-    "rounds",
-    "specs",
-    "decisions",
-    "loss_scale",
-}
 
 
 class RankState:
@@ -66,6 +57,36 @@ class RankState:
     def step(self, name: str) -> int:
         """Number of averages of a tensor so far."""
         return self._rounds.get(name, 0)
+
+    @property
+    def steps(self) -> int:
+        """The largest number of averages of any tensor so far."""
+        return max(self._rounds.values(), default=0)
+
+    def compared(self) -> dict[str, str]:
+        """All that must be equal on all ranks, as short texts by name."""
+        arrays = self.arrays
+        velocities, momenta = arrays["residual"], arrays["momentum"]
+        values: dict[str, str] = {
+            "tensors that were averaged": str(len(self._rounds)),
+            "averages of each tensor": _digest(sorted(self._rounds.items())),
+            "specs": _digest(sorted(self._specs.items())),
+            "tensors with a residual": _digest(sorted(velocities)),
+            "tensors with a momentum": _digest(sorted(momenta)),
+        }
+        # The momentum of tensors that DGC sends dense is applied to averages.
+        dense = {
+            name: value
+            for name, value in momenta.items()
+            if name not in velocities and self._specs.get(name, "").startswith(MOMENTUM_CORRECTION)
+        }
+        for kind, of_kind in [
+            *((kind, arrays[kind]) for kind in REPLICATED_KINDS),
+            ("momentum", dense),
+        ]:
+            if of_kind:
+                values[f"{kind} of {len(of_kind)} tensors"] = digest_arrays(of_kind)
+        return values
 
     def count(self, name: str) -> int:
         """Count one more average of a tensor; returns the number of earlier averages."""
@@ -149,13 +170,13 @@ class RankState:
         Returns:
             The policy's decisions in it; none at another world size.
         """
-        states = [state] if isinstance(state, Mapping) else list(state)
-        own = _checked(states)
+        states = checked_states(state)
+        own = {int(one["rank"]): one for one in states}
         saved_size = int(states[0]["world_size"])
         saved_nodes = int(states[0]["ranks_per_node"])
         if isinstance(state, Mapping):
             self._check_own(int(state["rank"]), saved_size, saved_nodes)
-        elif sorted(own) != list(range(saved_size)) or len(own) != len(states):
+        elif len(own) != len(states) or len(own) != saved_size:
             raise StateError(
                 f"a list of compressor states must hold each of the {saved_size} ranks once; "
                 f"it holds ranks {sorted(int(one['rank']) for one in states)}"
@@ -193,32 +214,6 @@ class RankState:
             )
 
 
-def _checked(states: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    """States of one run by rank.
-
-    Raises:
-        StateError: a state is incomplete, or of another version or run.
-    """
-    if not states:
-        raise StateError("an empty list of compressor states; give the states of all ranks")
-    for one in states:
-        missing = {*_HEADER, *STATE_KINDS} - set(one)
-        if missing:
-            raise StateError(f"not a compressor state: it lacks {', '.join(sorted(missing))}")
-        if one["version"] != STATE_VERSION:
-            raise StateError(
-                f"compressor state of version {one['version']}; this gradcomp reads {STATE_VERSION}"
-            )
-    for text, key in (("world sizes", "world_size"), ("ranks per node", "ranks_per_node")):
-        sizes = sorted({int(one[key]) for one in states})
-        if len(sizes) > 1:
-            raise StateError(
-                f"compressor states of different {text}: {', '.join(map(str, sizes))}; give "
-                "the states of all ranks of one run"
-            )
-    return {int(one["rank"]): one for one in states}
-
-
 def _merged(ranks: Sequence[Mapping[str, Any]]) -> MemoryState:
     """The arrays for every rank at another world size: means, and replicated arrays unchanged."""
     return {
@@ -226,6 +221,10 @@ def _merged(ranks: Sequence[Mapping[str, Any]]) -> MemoryState:
         for kind in STATE_KINDS
         if kind != "carried"  # starting points of one rank's encoder, soon found again
     }
+
+
+def _digest(values: object) -> str:
+    return blake2b(repr(values).encode(), digest_size=8).hexdigest()
 
 
 def _copies(arrays: Mapping[str, Any]) -> Arrays:

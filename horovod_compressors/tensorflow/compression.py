@@ -85,6 +85,7 @@ class Compression(BaseCompression):
     HOROVOD = hvd
     OPTIONS = ("variables", "process_set")
     OVERWRITE = False  # arrays of TensorFlow's tensors must not change
+    BLOCKING = True
 
     def __init__(
         self,
@@ -210,6 +211,7 @@ class Compression(BaseCompression):
             for one, grad in zip(compressed, grads, strict=True):
                 resolved = collector.resolve(one.name, one.shape)
                 collector.add(resolved, as_float32(np.asarray(grad)), one.nbytes)
+            collector.check()
             averages = [collector.finish(one.name).reshape(one.shape) for one in compressed]
             collector.end_step()
             return averages
@@ -237,6 +239,10 @@ class Compression(BaseCompression):
                     f"the gradient of '{name}' is an IndexedSlices, which '{spec}' cannot compress: "
                     "pass sparse_as_dense=True to Horovod's tape or optimizer"
                 )
+
+    def _parameters(self) -> Iterable[tuple[str, Any]]:
+        for name, variable in self._names.variables():
+            yield name, np.ascontiguousarray(variable.numpy())
 
     def _collectives(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> HorovodEngine:
         return HorovodEngine(process_sets)

@@ -99,6 +99,7 @@ class VariableNames:
         self._given = variables is not None
         self._names: dict[Any, str] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._variables: dict[str, Any] = {}
         for variable in variables or ():
             self._add(variable)
 
@@ -114,6 +115,10 @@ class VariableNames:
         """Names and shapes of all given variables, or of these if none were given."""
         chosen = self._shapes if self._given else names
         return {name: self._shapes[name] for name in chosen}
+
+    def variables(self) -> list[tuple[str, Any]]:
+        """Name and TensorFlow variable of every variable known so far, in the order of `shapes`."""
+        return list(self._variables.items())
 
     def _find(self, variable: Any, count: int) -> str:
         name = self._names.get(_plain(variable).ref())
@@ -135,6 +140,7 @@ class VariableNames:
             count += 1
             name = f"{own}_{count}"
         self._names[_plain(variable).ref()] = name
+        self._variables[name] = _plain(variable)
         self._shapes[name] = tuple(variable.shape)
         return name
 

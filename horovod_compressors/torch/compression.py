@@ -25,6 +25,7 @@ from horovod_compressors.torch.engine import SUMMABLE_DTYPES, HorovodEngine
 from horovod_compressors.torch.names import ParameterNames, calling_optimizer
 from horovod_compressors.torch.wait import wait_first
 from torch_compressors.shared.dgc_sgd import check_momentum
+from torch_compressors.shared.parameters import parameter_bytes
 from torch_compressors.shared.rates import rates_of
 from torch_compressors.shared.state import TensorControls
 
@@ -200,11 +201,13 @@ class Compression(TensorControls, BaseCompression):
 
     def _average(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         if ctx is _DENSE:
+            self._check()
             return tensor
         if ctx is None:
             return self._pass_sparse(tensor)
         assert isinstance(ctx, _Context)
         if ctx.round is not None:
+            self._check()
             try:
                 ctx.round.send(tensor.cpu().numpy())
             except StopIteration as stop:
@@ -214,6 +217,11 @@ class Compression(TensorControls, BaseCompression):
         scale = self._token_scale(tensor)
         average = ctx.restore(self._collector.finish(ctx.name))
         return average if scale == 1 else average * scale
+
+    def _check(self) -> None:
+        """See `Collector.check`."""
+        if self._collector is not None:
+            self._collector.check()
 
     def _token_scale(self, token: torch.Tensor) -> int:
         """1 for op=Average, the number of ranks for op=Sum."""
@@ -247,9 +255,12 @@ class Compression(TensorControls, BaseCompression):
         optimizer = calling_optimizer()
         if optimizer is not None:
             self._check_optimizer(optimizer)
-            wait_first(optimizer)
+            wait_first(optimizer, self._check)
         self._collector = self._agree(self._names.shapes())
         return self._collector
+
+    def _parameters(self) -> Iterable[tuple[str, Any]]:
+        return parameter_bytes(self._names.tensors())
 
     def _collectives(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> HorovodEngine:
         return HorovodEngine(prefix, process_sets)

@@ -74,6 +74,10 @@ class ParameterNames:
         self._known()
         return {parameter: name for name, parameter in self._pairs}
 
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """Name and tensor of every parameter of `shapes`."""
+        return [(name, p) for name, p in self._pairs if p.requires_grad]
+
     def _known(self) -> bool:
         """Whether names are known: given ones, or the calling optimizer's."""
         if self._given:

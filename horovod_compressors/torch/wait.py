@@ -7,7 +7,8 @@ computing may need that processor, and so may Horovod's own thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -29,16 +30,20 @@ def wait(handle: int) -> None:
         nap = min(1.25 * nap, _LONGEST_NAP)
 
 
-def wait_first(optimizer: Any) -> None:
-    """Make a stock ``hvd.DistributedOptimizer`` call `wait` before it synchronizes.
+def wait_first(optimizer: Any, check: Callable[[], None]) -> None:
+    """Make a stock ``hvd.DistributedOptimizer`` call ``check`` and `wait` before it synchronizes.
 
     It synchronizes in ``step()``, or when the script calls ``synchronize()``.
+
+    Args:
+        check: raises an error if the ranks are apart: one that has ended sends no more gradients.
     """
     # A bound method, so that copies of the optimizer get their own.
-    optimizer.synchronize = MethodType(_synchronize, optimizer)
+    optimizer.synchronize = MethodType(partial(_synchronize, check), optimizer)
 
 
-def _synchronize(optimizer: Any) -> None:
+def _synchronize(check: Callable[[], None], optimizer: Any) -> None:
+    check()
     _wait_for_all(optimizer)
     type(optimizer).synchronize(optimizer)
 

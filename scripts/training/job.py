@@ -192,13 +192,14 @@ def _prepare(output: Path, resume: bool) -> None:
 
 
 def _newest(output: Path, checkpoints: Checkpoints) -> Path:
-    newest: Path | None = engine().broadcast_object(checkpoints.newest(), name="train.from")
+    own = checkpoints.newest()
+    newest = engine().broadcast_object(None if own is None else str(own), name="train.from")
     if newest is None:
         raise AbortError(
             f"{output} has no complete checkpoint to resume from; start it without --resume",
             EXIT_CONFIG,
         )
-    return newest
+    return Path(newest)
 
 
 def _introduction(plan: RunPlan, trainer: Trainer, output: Path, resume: Path | None) -> str:

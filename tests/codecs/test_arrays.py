@@ -38,6 +38,16 @@ def test_numpy_arrays(dtype: type, shape: tuple[int, ...]) -> None:
     check(as_float32(np.asfortranarray(source)), source)
 
 
+@pytest.mark.parametrize("bits", [64, 128])
+def test_torch_tensors_with_the_negative_bit(bits: int) -> None:
+    dtype = torch.complex64 if bits == 64 else torch.complex128
+    view = torch.tensor([1 + 2j, 3 - 4j], dtype=dtype).conj().imag
+    assert view.is_neg()
+    check(as_float32(view), np.array([-2.0, 4.0], np.float32))
+    codec = gradcomp.get_codec("identity")
+    np.testing.assert_array_equal(codec.decode(codec.encode(view)), [-2.0, 4.0])
+
+
 @pytest.mark.parametrize("dtype", TORCH_FLOATS)
 @pytest.mark.parametrize("shape", [(6,), (2, 3), (3, 1, 2)])
 def test_torch_tensors(dtype: torch.dtype, shape: tuple[int, ...]) -> None:

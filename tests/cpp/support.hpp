@@ -1,12 +1,14 @@
 // Helpers of the C++ tests: data, levels, specs.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "base/bytes.hpp"
 #include "base/rng.hpp"
+#include "base/thread_pool.hpp"
 #include "kernels/kernels.hpp"
 #include "stages/compile.hpp"
 #include "stages/registry.hpp"
@@ -37,6 +39,18 @@ inline std::vector<std::string> level_names() {
   const std::size_t count = available_levels(&names);
   return {names, names + count};
 }
+
+// Restores the number of threads at its end: later tests run with that of GRADCOMP_THREADS.
+class ThreadScope {
+ public:
+  ThreadScope() = default;
+  ThreadScope(const ThreadScope&) = delete;
+  ThreadScope& operator=(const ThreadScope&) = delete;
+  ~ThreadScope() { set_thread_count(before_); }
+
+ private:
+  std::size_t before_ = thread_count();
+};
 
 // Selects a level; the end of the scope selects the best one again.
 class LevelScope {

@@ -39,20 +39,21 @@ CompiledCodec compile(const std::string& spec) {
 }  // namespace
 
 TEST_CASE("the same bytes at every level and thread count") {
+  const ThreadScope thread_scope;
   for (const std::string& spec : example_specs()) {
     const CompiledCodec codec = compile(spec);
     for (std::size_t n : {std::size_t{0}, std::size_t{1}, std::size_t{1000}, 3 * kChunk + 5}) {
       const std::vector<float> x = floats(n, n);
+      set_thread_count(1);
       const std::vector<std::uint8_t> expected = encode(codec, x, 11);
       for (const std::string& level : level_names()) {
         LevelScope scope(level);
-        for (std::size_t threads : {1, 2, 3}) {
+        for (std::size_t threads : {1, 3, 8}) {
           set_thread_count(threads);
           CAPTURE(spec);
           CAPTURE(level);
           CHECK(encode(codec, x, 11) == expected);
         }
-        set_thread_count(1);
       }
     }
   }
@@ -67,10 +68,11 @@ TEST_CASE("exactly the codecs that share have the interface for buckets") {
 }
 
 TEST_CASE("a batch is its tensors, with error feedback fused or not") {
+  const ThreadScope thread_scope;
   std::vector<CompiledCodec> codecs;
   for (const std::string& spec : example_specs()) codecs.push_back(compile(spec));
   const std::size_t sizes[] = {0, 1, 1000, kChunk, 2 * kChunk + 77};
-  for (std::size_t threads : {1, 2}) {
+  for (std::size_t threads : {1, 8}) {
     set_thread_count(threads);
     for (const CompiledCodec& codec : codecs) {
       if (codec.codec->caps().shares) continue;
@@ -115,10 +117,10 @@ TEST_CASE("a batch is its tensors, with error feedback fused or not") {
       }
     }
   }
-  set_thread_count(1);
 }
 
 TEST_CASE("top-k is exact for every order of the input") {
+  const ThreadScope thread_scope;
   // Ascending magnitudes defeat the sampled threshold and fill the candidate buffer again and
   // again.
   const std::size_t n = 300000;
@@ -131,7 +133,7 @@ TEST_CASE("top-k is exact for every order of the input") {
   for (std::size_t i = 0; i < 40; ++i) late[i * 7001 + 6900] = 1.0f + static_cast<float>(i);
   for (const std::vector<float>* x : {&ascending, &descending, &constant, &late}) {
     for (std::size_t k : {1u, 10u, 30u, 3000u, 60000u, 200000u}) {
-      for (std::size_t threads : {1, 2}) {
+      for (std::size_t threads : {1, 8}) {
         set_thread_count(threads);
         const CompiledCodec codec = compile("topk(k=" + std::to_string(k) + ")|raw32");
         const std::vector<std::uint8_t> frame = encode(codec, *x, 0);
@@ -150,7 +152,6 @@ TEST_CASE("top-k is exact for every order of the input") {
       }
     }
   }
-  set_thread_count(1);
 }
 
 TEST_CASE("a buffer that is too small is refused") {

@@ -79,7 +79,8 @@ TEST_CASE("every registry row is complete and its example parses") {
 }
 
 TEST_CASE("the pool runs every task once, also from several threads at a time") {
-  set_thread_count(4);
+  const ThreadScope thread_scope;
+  set_thread_count(8);
   std::vector<std::thread> callers;
   for (int caller = 0; caller < 3; ++caller) {
     callers.emplace_back([] {
@@ -97,7 +98,6 @@ TEST_CASE("the pool runs every task once, also from several threads at a time") 
     });
   }
   for (std::thread& caller : callers) caller.join();
-  set_thread_count(1);
 }
 
 }  // namespace gradcomp::test

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from launch import HERE, CaseJob, run
-from workers import ddp
+from workers import ddp, ddp_damaged
 from workers.replicas import SPECS
 
 
@@ -44,6 +44,35 @@ def test_rank_that_ends(way: str) -> None:
     assert re.search(r"ProtocolError: (rank 1|another rank) does not answer", job.output), (
         job.output
     )
+
+
+@pytest.mark.parametrize("spec", ["fp16", "residual|topk(ratio=0.01)"])
+@pytest.mark.parametrize(("way", "lost"), [("kill", 2), ("stop", 2), ("kill", 0)])
+def test_every_rank_names_the_lost_one(way: str, lost: int, spec: str) -> None:
+    """With three ranks, in all-reduces and in exchanges of frames."""
+    job = run(["-m", "workers.ddp_lost", way, spec, str(lost)], 3, "torchrun", limit=240)
+    assert job.status != 0, job.output
+    named = re.findall(r"ProtocolError: (ranks? [\d, ]+ do(?:es)?) not answer in", job.output)
+    assert named == [f"rank {lost} does"] * 2, job.output
+
+
+def test_a_late_rank_is_named() -> None:
+    job = run(["-m", "workers.torch_late", "1"], 3, "torchrun", limit=120)
+    for rank in (0, 2):
+        assert f"rank {rank} reports: rank 1 does not arrive in init_process_group within 10 s" in (
+            job.output
+        )
+
+
+def test_damaged_messages_of_another_rank() -> None:
+    """A false size allocates nothing, and a short message is never read beyond its end."""
+    job = run(["-m", "workers.ddp_damaged"], 2, "torchrun", limit=120)
+    assert job.status == 0, job.output
+    for name in ddp_damaged.MESSAGES:
+        for kind in ("allgather", "broadcast"):
+            found = re.search(rf"^{kind} {re.escape(name)}: (.*)$", job.output, re.MULTILINE)
+            assert found, job.output
+            assert found[1].startswith(f"rank 1 sent a damaged message in the exchange '{name}'")
 
 
 def test_the_example_of_the_documentation(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from launch import CaseJob
 from workers import (
     adasum,
+    apart,
     dgc,
     exchange,
     low_rank,
@@ -34,6 +35,11 @@ def test_option(gloo2: CaseJob, case: str) -> None:
 def test_profiles_are_written(gloo2: CaseJob, shared: Path) -> None:
     gloo2.check("profile")
     profiles.check_files(shared / "profile", 2)
+
+
+@pytest.mark.parametrize("case", apart.cases)
+def test_ranks_apart(gloo2: CaseJob, case: str) -> None:
+    gloo2.check(case)
 
 
 @pytest.mark.parametrize("case", refusals.cases)

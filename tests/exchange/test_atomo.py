@@ -139,6 +139,17 @@ def test_what_is_not_finite_shows_everywhere_and_never_stays(bad: float) -> None
         assert np.isfinite(average).all()
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+@pytest.mark.parametrize("spec", ["atomo(rank=2)", "residual|atomo(rank=2,unbiased=false)"])
+def test_lapack_prints_nothing(spec: str, bad: float, capfd: pytest.CaptureFixture[str]) -> None:
+    loop = Loopback(config_of(spec), 2)
+    first, second = loop.step({"w": [np.full((40, 40), bad, np.float32)] * 2})["w"]
+    np.testing.assert_array_equal(first, second)
+    average = loop.step({"w": [np.ones((40, 40), np.float32)] * 2})["w"][0]
+    np.testing.assert_allclose(average, 1, atol=1e-4)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_what_travels_dense() -> None:
     pipeline = Pipeline(config_of("atomo(rank=2)"))
     for shape in [(50,), (), (0, 4), (3, 3), (8, 8)]:

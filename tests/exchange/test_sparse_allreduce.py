@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -179,3 +180,31 @@ def test_a_damaged_frame_is_named(phase: int, says: str) -> None:
                 one.send([data, data[:-1]])
             return
         request = one.send([data, data])
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "text"),
+    [
+        (0, np.nan, "the count nan"),
+        (0, np.inf, "the count inf"),
+        (0, 8193.0, "[0, 8192]"),
+        (1, -1.0, "the count -1.0"),
+        (1, 1.5, "the count 1.5"),
+        (1, 1e30, "[0, 4096]"),
+        (2, np.nan, "NaN or not in descending order"),
+        (9, -1.0, "negative"),
+        (65, np.inf, "descending order"),
+    ],
+)
+def test_a_description_with_wrong_numbers(at: int, value: float, text: str) -> None:
+    pipeline = Pipeline(config_of("topk(ratio=0.02)"), 0, 2)
+    round_ = pipeline.round("w", np.ones((64, 128), np.float32))
+    scatter = next(round_)
+    share = scatter.data[: scatter.splits[0]]
+    choice = round_.send([share, share])
+    description = get_codec("identity").decode(choice.frame)
+    description[at] = value
+    damaged = get_codec("identity").encode(description)
+    with pytest.raises(WireError, match=re.escape(text)) as raised:
+        round_.send([choice.frame, damaged])
+    assert "rank 1's description of 'w'" in str(raised.value)

@@ -187,9 +187,15 @@ class AsyncGossipDataParallel(DecentralizedModule):
         Raises:
             StateError: ``state`` is no such result.
         """
-        exchanges = state.get("exchanges")
-        if not isinstance(exchanges, int) or exchanges < 0:
+        if not isinstance(state, Mapping) or set(state) != {"exchanges"}:
             raise StateError(
-                f"the state's 'exchanges' is {exchanges!r}; it must be a whole number, at least 0"
+                f"the state is {state!r:.80}; it must be a mapping with the key 'exchanges' alone, "
+                "as gossip_state_dict returns"
+            )
+        exchanges = state["exchanges"]
+        if not isinstance(exchanges, int) or isinstance(exchanges, bool) or exchanges < 0:
+            raise StateError(
+                f"the state's 'exchanges' is {exchanges!r:.80}; it must be a whole number, at "
+                "least 0: load an earlier checkpoint"
             )
         self._exchanges = exchanges

@@ -26,6 +26,7 @@ from torch_compressors.gossip.background import Background
 from torch_compressors.gossip.module import DecentralizedModule
 from torch_compressors.gossip.node import NodeRanks, agreed_node
 from torch_compressors.gossip.transport import Transport, naming_the_lost
+from torch_compressors.shared.state import as_array
 
 __all__ = ["GossipDataParallel"]
 
@@ -349,9 +350,12 @@ def _with_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _with_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
+def _with_arrays(state: Any) -> Any:
+    """Numpy arrays in place of tensors; everything else stays, and is refused by the algorithm."""
+    if not isinstance(state, Mapping):
+        return state
     return {
-        key: {name: torch.as_tensor(one).cpu().numpy() for name, one in value.items()}
+        key: {name: as_array(one) for name, one in value.items()}
         if isinstance(value, Mapping)
         else value
         for key, value in state.items()

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from gradcomp.adapter_api import FloatArray, Node, as_bytes
 from gradcomp.errors import ConfigError
 from gradcomp.gossip import Traffic
+from torch_compressors.gather import gather_numbers, gather_texts
 from torch_compressors.gossip.groups import own_groups
 from torch_compressors.gossip.transport import naming_the_lost
 from torch_compressors.nodes import check_nodes, ranks_per_node
@@ -32,12 +33,10 @@ def agreed_node(configured: int | None, control: dist.ProcessGroup) -> Node:
         ConfigError: the ranks do not form equal nodes; raised on all ranks.
     """
     size, problem = ranks_per_node(configured, control, _SETTING)
-    of_ranks: list[tuple[int, str | None]] = [(0, None)] * control.size()
-    dist.all_gather_object(of_ranks, (size, problem), group=control)
-    for _, refusal in of_ranks:
-        if refusal is not None:
+    for refusal in gather_texts(problem or "", control):
+        if refusal:
             raise ConfigError(refusal)
-    check_nodes([node_size for node_size, _ in of_ranks], _SETTING)
+    check_nodes(gather_numbers(size, control), _SETTING)
     return Node.of(control.rank(), control.size(), size)
 
 

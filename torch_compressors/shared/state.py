@@ -9,17 +9,30 @@ import torch
 
 from gradcomp.adapter_api import STATE_KINDS, Controls
 
-__all__ = ["TensorControls", "with_arrays"]
+__all__ = ["TensorControls", "as_array", "with_arrays"]
 
 
-def with_arrays(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A state with numpy arrays in place of its tensors, which may be on any device."""
+def with_arrays(state: Any) -> Any:
+    """A state, or a list of states, with numpy arrays in place of tensors of any device.
+
+    Everything else stays as it is: `Pipeline.load_state_dict` refuses it.
+    """
+    if isinstance(state, list | tuple):
+        return [with_arrays(one) for one in state]
+    if not isinstance(state, Mapping):
+        return state
     arrays = {
-        kind: {name: torch.as_tensor(value).cpu().numpy() for name, value in state[kind].items()}
+        kind: {name: as_array(value) for name, value in state[kind].items()}
         for kind in STATE_KINDS
-        if isinstance(state.get(kind), Mapping)  # otherwise the pipeline raises StateError
+        if isinstance(state.get(kind), Mapping)
     }
     return {**state, **arrays}
+
+
+def as_array(value: Any) -> Any:
+    """The array of a float32 tensor; anything else unchanged."""
+    plain = isinstance(value, torch.Tensor) and value.layout == torch.strided
+    return value.detach().cpu().numpy() if plain and value.dtype == torch.float32 else value
 
 
 class TensorControls(Controls):
@@ -43,7 +56,4 @@ class TensorControls(Controls):
         Raises:
             StateError: the state does not fit.
         """
-        if isinstance(state, Mapping):
-            self.pipeline.load_state_dict(with_arrays(state))
-        else:
-            self.pipeline.load_state_dict([with_arrays(one) for one in state])
+        self.pipeline.load_state_dict(with_arrays(state))

@@ -39,6 +39,9 @@ constexpr int kMaxCoarser = 6;
 constexpr float kLargest = 0x1p60f;
 constexpr float kLeastStep = 0x1p-100f;
 
+// A step that takes less than this part of the bytes asked leaves room for send_part().
+constexpr double kUnused = 0.5;
+
 Status out_of_memory() { return capacity_error("out of memory while encoding"); }
 
 }  // namespace
@@ -66,10 +69,19 @@ Status BucketSearch::run(double target, Scratch& scratch) {
   GRADCOMP_TRY(resumed ? resume(scratch) : begin(scratch));
   StepSearch found{};
   GRADCOMP_TRY(settle(&resumed, &found, scratch));
+  bool part = false;
+  GRADCOMP_TRY(send_part(&found, &part, scratch));
   for (Candidate& one : candidates_) one.plan->step = found.step;
-  if (any_carried()) GRADCOMP_TRY(store(resumed, found, scratch));
+  if (part) {
+    for (Candidate& one : candidates_) {
+      one.plan->groups = 0;
+      CarriedState{}.store(one.tensor->carried);
+    }
+  } else if (any_carried()) {
+    GRADCOMP_TRY(store(resumed, found, scratch));
+  }
   // After store(), as the next training step begins from levels.
-  if (options_.points) place_points(found);
+  if (options_.points && !part) place_points(found);
   return {};
 }
 
@@ -224,6 +236,49 @@ Status BucketSearch::settle(bool* resumed, StepSearch* found, Scratch& scratch) 
       one.choice.factor_step = short_float(static_cast<double>(one.choice.factor_step * kCoarser));
     }
   }
+  if (!any_pairs() || !all_zero()) return {};
+  // Pairs that took all bytes and were rounded to 0.
+  *resumed = false;
+  for (Candidate& one : candidates_) one.choice.rank = 0;
+  GRADCOMP_TRY(take_out(scratch));
+  *found = find_step(static_cast<double>(step_), least_step_, target_, kTolerance, kMaxPasses,
+                     [&](float step) { return bytes(step); });
+  return {};
+}
+
+Status BucketSearch::send_part(StepSearch* found, bool* part, Scratch& scratch) {
+  *part = found->too_low > 0 && found->value < kUnused * target_;
+  if (!*part) return {};
+  std::size_t all = 0;
+  std::vector<const float*> rests;
+  for (const Candidate& one : candidates_) {
+    rests.push_back(one.plan->quantized.rest());
+    all += one.shape().size();
+  }
+  const Span<float> buffer = scratch.get<float>(kPartSlot, all);
+  if (buffer.empty()) return out_of_memory();
+  const auto bytes_of_first = [&](std::size_t count) {
+    float* to = buffer.data();
+    for (std::size_t i = 0; i < candidates_.size(); ++i) {
+      TensorPlan& plan = *candidates_[i].plan;
+      const std::size_t size = plan.quantized.shape().size();
+      const std::size_t kept = std::min(count, size);
+      std::copy(rests[i], rests[i] + kept, to);
+      std::fill(to + kept, to + size, 0.0f);
+      plan.quantized.set_rest(to);
+      plan.counted = {};
+      count -= kept;
+      to += size;
+    }
+    return bytes(found->step);
+  };
+  found->step = found->too_low;
+  std::size_t fits = 0;
+  for (std::size_t too_many = all; too_many - fits > 1;) {
+    const std::size_t middle = fits + (too_many - fits) / 2;
+    (bytes_of_first(middle) <= target_ ? fits : too_many) = middle;
+  }
+  found->value = bytes_of_first(fits);
   return {};
 }
 
@@ -323,6 +378,12 @@ double BucketSearch::root_mean_square() const {
     sum += one.scale * kernels().sum_squares(one.rows.x.data(), one.rows.x.size());
   }
   return std::sqrt(sum / elements_);
+}
+
+bool BucketSearch::all_zero() const {
+  return std::all_of(candidates_.begin(), candidates_.end(), [](const Candidate& one) {
+    return one.plan->quantized.all_zero(one.plan->counted);
+  });
 }
 
 bool BucketSearch::any_pairs() const {

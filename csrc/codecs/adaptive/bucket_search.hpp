@@ -42,6 +42,10 @@ class BucketSearch {
   // Finds the step for levels alone. Clears *resumed where the carried state did not suit and
   // begin() was needed.
   Status settle(bool* resumed, StepSearch* found, Scratch& scratch);
+  // Where no step takes about as many bytes as asked, as with elements of one magnitude: sends only
+  // the first elements of the bucket, with the next finer step. Error feedback sends the others in
+  // later training steps, as their residuals grow. Returns in *part whether it did so.
+  Status send_part(StepSearch* found, bool* part, Scratch& scratch);
   // Stores the state for the next training step.
   Status store(bool resumed, const StepSearch& found, Scratch& scratch);
   // coder=polar: given the step for levels alone, lets groups become points, with a smaller step,
@@ -58,6 +62,8 @@ class BucketSearch {
   double promised_bytes(float step);
   // The elements' root mean square, from samples.
   double root_mean_square() const;
+  // Whether all elements would be decoded as 0, at the step of the last call of bytes().
+  bool all_zero() const;
   bool any_pairs() const;
   bool any_carried() const;
 

@@ -28,6 +28,12 @@ std::uint64_t count_tops(const std::uint64_t* counts) {
   return tops;
 }
 
+std::uint64_t count_zeros(const std::uint64_t* counts) {
+  std::uint64_t zeros = 0;
+  for (std::size_t c = 0; c < kClasses; ++c) zeros += counts[c * kClassSymbols];
+  return zeros;
+}
+
 // Excesses are estimated where at most one of so many elements has one.
 constexpr std::uint64_t kFewTops = 1024;
 
@@ -132,10 +138,14 @@ SymbolCounts Quantized::quantize(float step, std::uint8_t* symbols) const {
   return counted;
 }
 
+bool Quantized::all_zero(const SymbolCounts& counted) const {
+  const std::vector<float>& p = low_rank_.p.values;
+  return count_zeros(counted.counts) == shape_.size() &&
+         std::all_of(p.begin(), p.end(), [](float value) { return value == 0; });
+}
+
 double Quantized::finish(const SymbolCounts& counted, FrequencyTables* tables) const {
-  std::uint64_t zeros = 0;
-  for (std::size_t c = 0; c < kClasses; ++c) zeros += counted.counts[c * kClassSymbols];
-  if (zeros == shape_.size() && low_rank_.rank == 0) return 1;
+  if (count_zeros(counted.counts) == shape_.size() && low_rank_.rank == 0) return 1;
   std::uint64_t counts[kSymbols];
   for (std::size_t s = 0; s < kSymbols; ++s) counts[s] = counted.counts[s] + factor_counts_[s];
   *tables = FrequencyTables::best(counts);

@@ -35,6 +35,8 @@ class Quantized {
 
   // Takes out the low-rank part of this rank. The rest goes to `out`, which rank 0 does not use.
   void take_out(const SampledRows& sampled, std::size_t rank, float factor_step, float* out);
+  // Replaces the rest; it must stay valid.
+  void set_rest(const float* rest) { rest_ = rest; }
   // The factors' bytes in the payload, about.
   double factor_bytes() const;
   // Fills `symbols` (a byte for each element) with those of the rest.
@@ -42,6 +44,8 @@ class Quantized {
   // Finds the tables for these symbols and the factors'. Returns the bytes of the payload, about; 1
   // where all elements are 0.
   double finish(const SymbolCounts& counted, FrequencyTables* tables) const;
+  // Whether all elements are decoded as 0.
+  bool all_zero(const SymbolCounts& counted) const;
   // The number of rANS states for a payload of so many bytes.
   std::size_t lanes(double bytes) const;
 

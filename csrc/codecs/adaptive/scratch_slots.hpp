@@ -6,10 +6,12 @@
 
 namespace gradcomp {
 
-// Encoder: symbols of all tensors, their rest without the low-rank part, and turned matrices.
+// Encoder: symbols of all tensors, their rest without the low-rank part, turned matrices, and the
+// part of the rest that is sent.
 inline constexpr std::size_t kSymbolSlot = 2;
 inline constexpr std::size_t kRestSlot = 3;
 inline constexpr std::size_t kTurnedSlot = 4;
+inline constexpr std::size_t kPartSlot = 5;
 
 // Decoder: levels of all elements, and the elements of a turned matrix.
 inline constexpr std::size_t kLevelSlot = 2;

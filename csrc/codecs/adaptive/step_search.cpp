@@ -7,6 +7,12 @@
 #include "base/logarithm.hpp"
 
 namespace gradcomp {
+namespace {
+
+// Steps and their inverses stay normal float32 numbers.
+constexpr double kMost = 0x1p126;
+
+}  // namespace
 
 StepSearch find_step(double guess, double least, double target, double tolerance, int passes,
                      const std::function<double(float)>& fn) {
@@ -15,10 +21,11 @@ StepSearch find_step(double guess, double least, double target, double tolerance
   double high = 0, high_value = 0;  // the smallest one known to be too large
   double best = 0, best_value = 0, best_miss = std::numeric_limits<double>::infinity();
   for (int pass = 0; pass < passes; ++pass) {
-    step = std::max(step, least);
+    step = std::min(std::max(step, least), kMost);
     const double value = fn(static_cast<float>(step));
     const double miss = std::fabs(value / target - 1);
-    if (miss < best_miss) {
+    // Of an outlier's steps, which all take few bytes, the finest leaves the smallest residual.
+    if (miss < best_miss || (miss == best_miss && low == 0 && step < best)) {
       best_miss = miss;
       best = step;
       best_value = value;

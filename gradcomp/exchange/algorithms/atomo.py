@@ -85,11 +85,16 @@ class Atomo(Algorithm):
     def _factorize(self, matrix: FloatArray, member: Member, p: FloatArray, q: FloatArray) -> None:
         """Write singular vectors to p (of rows, scaled) and q (of columns); NaN if there are none."""
         rank = min(self._rank, *matrix.shape)
+        p.fill(np.nan)
+        q.fill(np.nan)
+        if not np.isfinite(matrix).all():  # LAPACK would print a complaint to the terminal
+            return
         try:
-            left, values, right = np.linalg.svd(matrix, full_matrices=False)
-        except np.linalg.LinAlgError:  # also for a NaN or Inf
-            p.fill(np.nan)
-            q.fill(np.nan)
+            with np.errstate(over="ignore"):  # values beyond float32 become Inf
+                left, values, right = np.linalg.svd(matrix, full_matrices=False)
+        except np.linalg.LinAlgError:
+            return
+        if not np.isfinite(values).all():
             return
         chosen, scale = np.arange(rank), values[:rank]
         if self._unbiased:

@@ -89,7 +89,9 @@ class SparseAllReduce(BucketAggregator):
 
         magnitudes = np.where(np.isfinite(total), np.abs(total), np.float32(np.inf))
         replies = yield AllGather(f"{name}.choice", _EXACT.encode(_description(magnitudes, count)))
-        least = _least_chosen([_read(rank, reply, name) for rank, reply in enumerate(replies)])
+        least = _least_chosen(
+            [_read(rank, reply, name, total.size, sum(sizes)) for rank, reply in enumerate(replies)]
+        )
         frame = carrier.encode(np.where(magnitudes >= least, total, np.float32(0)))
         replies = yield AllGather(f"{name}.gather", frame)
         chosen = np.empty_like(shares)
@@ -186,12 +188,26 @@ def _description(magnitudes: FloatArray, count: int) -> FloatArray:
     return result
 
 
-def _read(rank: int, reply: ByteArray, name: str) -> FloatArray:
-    """A rank's description."""
+def _read(rank: int, reply: ByteArray, name: str, share: int, numel: int) -> FloatArray:
+    """A rank's description of its share of ``share`` elements, of ``numel`` in all."""
     try:
-        return _EXACT.decode(reply, numel=2 + _POINTS)
+        description = _EXACT.decode(reply, numel=2 + _POINTS)
     except WireError as error:
         raise WireError(f"rank {rank}'s description of '{name}': {error}") from error
+    # Float32 rounds counts above 2**24.
+    for count, most in zip(description[:2], np.array([numel, share], np.float32), strict=True):
+        if not 0 <= count <= most or count != np.floor(count):
+            raise WireError(
+                f"rank {rank}'s description of '{name}' has the count {count}; it must be a whole "
+                f"number in [0, {most:.0f}]"
+            )
+    known = description[2:]
+    if not (np.all(known >= 0) and np.all(known[:-1] >= known[1:])):  # also refuses NaN
+        raise WireError(
+            f"rank {rank}'s description of '{name}' has magnitudes that are negative, NaN or not in "
+            "descending order"
+        )
+    return description
 
 
 def _least_chosen(descriptions: Sequence[FloatArray]) -> np.float32:

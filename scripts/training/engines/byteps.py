@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import itertools
 import os
-import pickle
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from byteps_compressors.torch import attach
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
 from torch_compressors import DGCSGD
+from training.engines.objects import check_length, pack, unpack
 from training.learners.torch import TorchEngine
 
 __all__ = ["ENGINE"]
@@ -67,18 +67,20 @@ class BytePSEngine(TorchEngine):
         return result
 
     def allgather_object(self, value: Any, name: str) -> list[Any]:
-        data = pickle.dumps(value)
+        data = pack(value)
         lengths = torch.zeros(self.size(), dtype=torch.int64)
         lengths[self.rank()] = len(data)
         lengths = self.sum(lengths, f"{name}.lengths")
+        for rank, length in enumerate(lengths.tolist()):
+            check_length(length, len(data), rank)
         # A tensor name keeps its size for ever: round up to a power of two, which is in the name.
         room = 1 << int(lengths.max()).bit_length()
         table = torch.zeros(self.size(), room, dtype=torch.uint8)
         table[self.rank(), : len(data)] = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
         table = self.sum(table, f"{name}.{room}")
         return [
-            pickle.loads(row[:length].numpy().tobytes())
-            for row, length in zip(table, lengths.tolist(), strict=True)
+            unpack(row[:length].numpy().tobytes(), rank)
+            for rank, (row, length) in enumerate(zip(table, lengths.tolist(), strict=True))
         ]
 
     def broadcast_parameters(self, state: Mapping[str, Tensor]) -> None:

@@ -13,7 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from gradcomp.config.schema import Config
 from gradcomp.errors import PeerError, ProtocolError
 from torch_compressors import DGCSGD, ddp_hook, init_process_group
+from torch_compressors.gather import gather_bytes
 from torch_compressors.launch import local_world_size
+from training.engines.objects import check_length, pack, unpack
 from training.learners.gossip import GossipLearner
 from training.learners.torch import TorchEngine
 from training.settings.gossip import GossipSettings
@@ -54,9 +56,19 @@ class DDPEngine(TorchEngine):
         return result
 
     def allgather_object(self, value: Any, name: str) -> list[Any]:
-        values: list[Any] = [None] * self.size()
-        dist.all_gather_object(values, value)
-        return values
+        texts = gather_bytes(pack(value))
+        return [unpack(text, rank) for rank, text in enumerate(texts)]
+
+    def broadcast_object(self, value: Any, name: str) -> Any:
+        own = pack(value)
+        length = torch.tensor([len(own)])
+        dist.broadcast(length, 0)
+        check_length(int(length), len(own), 0)
+        data = torch.zeros(int(length), dtype=torch.uint8)
+        if self.rank() == 0:
+            data = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        dist.broadcast(data, 0)
+        return unpack(data.numpy().tobytes(), 0)
 
     def broadcast_parameters(self, state: Mapping[str, Tensor]) -> None:
         for tensor in state.values():

@@ -21,7 +21,7 @@ from workers.ddp_model import Given, Training, check_sum, join
 from workers.harness import MATRIX, Cases, check_equal, check_same_on_all_ranks, refused
 
 from gradcomp import Config, ConfigError, Loopback
-from gradcomp.errors import GradcompError, ProtocolError, SpecError, StateError, WireError
+from gradcomp.errors import ProtocolError, SpecError, StateError
 from horovod_compressors.torch import Compression
 from support.pipelines import configured, rules_of
 from torch_compressors import DGCSGD, ddp_hook
@@ -376,8 +376,48 @@ def an_epoch_that_differs() -> None:
     config = Config.from_spec("residual|topk(ratio=epochs([0.5,0.1]))")
     training = Training(config, SHAPES)
     training.state.set_epoch(hvd.rank())
-    refused(lambda: training.averages(harness.gradients(training.params, 0)), WireError, "spec")
-    assert issubclass(WireError, GradcompError)
+    refused(
+        lambda: training.averages(harness.gradients(training.params, 0)),
+        ProtocolError,
+        "epoch: 0 on rank 0; 1 on rank 1",
+    )
+
+
+@cases
+def an_older_state_on_one_rank() -> None:
+    for spec in ("randomk(ratio=0.1)", "powersgd(rank=2,start_step=0)", "residual|topk(ratio=0.1)"):
+        training = Training(spec, SHAPES)
+        for step in range(3):
+            training.averages(harness.gradients(training.params, step))
+            if step == 1:
+                older = training.state.state_dict()
+        if hvd.rank() == 1:
+            training.state.load_state_dict(older)
+        refused(
+            lambda one=training: one.averages(harness.gradients(one.params, 3)),
+            ProtocolError,
+            "step: 3 on rank 0; 2 on rank 1",
+        )
+
+
+@cases
+def models_that_drift_apart() -> None:
+    config = Config.from_spec("residual|topk(ratio=0.1)")
+    config = config.model_copy(update={"check_replicas_every": 2})
+    training = Training(config, SHAPES)
+    for step in range(3):
+        training.averages(harness.gradients(training.params, step))
+    name = list(training.params)[-1]
+    if hvd.rank() == 1:
+        training.params[name].data.view(-1)[0] += 1
+    training.averages(harness.gradients(training.params, 3))
+    training.averages(harness.gradients(training.params, 4))
+    refused(
+        lambda: training.averages(harness.gradients(training.params, 5)),
+        ProtocolError,
+        f"parameters differ before step 4, first '{name}'",
+        "on rank 1",
+    )
 
 
 @cases

@@ -664,6 +664,9 @@ def statistics() -> dict[str, Any]:
     assert stats.dense_bytes == 4 * 4 * (64 * 80 + 64)
     assert stats.sent_bytes["token"] == 4 * 4
     assert stats.sent_bytes["allreduce"] == 4 * 4 * 64
+    # The first text has the state, too.
+    assert stats.sent_bytes["check"] % 64 == 0
+    assert 4 * 64 <= stats.sent_bytes["check"] <= 4 * 128 + 512
     assert stats.sent_bytes["allgather"] == 4 * frame.stats[0].total_bytes
     return {"ratio": stats.ratio}
 

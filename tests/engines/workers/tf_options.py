@@ -217,6 +217,40 @@ def tf_specs_that_differ() -> None:
 
 
 @cases
+def tf_an_older_state_on_one_rank() -> None:
+    weights = variables({"matrix": MATRIX})
+    compression = Compression("randomk(ratio=0.1)", weights)
+    averages = tf.function(averages_of(weights, compression))
+
+    def step(number: int) -> None:
+        averages([tf.constant(grad) for grad in gradients(weights, number)])
+
+    step(0)
+    older = compression.state_dict()
+    step(1)
+    if hvd.rank() == 1:
+        compression.load_state_dict(older)
+    refused(lambda: step(2), Exception, "ProtocolError", "step: 2 on rank 0; 1 on rank 1")
+
+
+@cases
+def tf_models_that_drift_apart() -> None:
+    weights = variables({"first": MATRIX, "second": MATRIX})
+    config = configured("residual|topk(ratio=0.1)").model_copy(update={"check_replicas_every": 2})
+    averages = tf.function(averages_of(weights, Compression(config, weights)))
+
+    def step(number: int) -> None:
+        averages([tf.constant(grad) for grad in gradients(weights, number)])
+
+    for number in range(2):
+        step(number)
+    if hvd.rank() == 1:
+        weights[1].assign_add(tf.ones(MATRIX))
+    step(2)
+    refused(lambda: step(3), Exception, "1 of 2 parameters differ before step 2, first 'second'")
+
+
+@cases
 def tf_variables_that_are_not_given() -> None:
     weights = variables({"matrix": MATRIX, "other": MATRIX})
     averages = averages_of(weights, Compression("int8", weights[:1]))

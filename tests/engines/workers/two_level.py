@@ -90,7 +90,7 @@ def one_node_and_single_ranks() -> None:
         torch.testing.assert_close(average + residual, exact, rtol=0, atol=1e-5)
         harness.check_same_on_all_ranks(average)
         harness.check_same_on_all_ranks(residual)
-    assert set(compression.stats.sent_bytes) == {"node allreduce", "token"}
+    assert set(compression.stats.sent_bytes) == {"node allreduce", "token", "check"}
 
 
 @cases

@@ -1,0 +1,86 @@
+"""BytePS jobs whose workers are not equal: each ends, and its workers tell the difference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_byteps import run
+
+from byteps_compressors.agreement import check_equal, check_parameters, to_text
+from gradcomp.errors import ProtocolError
+
+RANDOM = "residual|randomk(ratio=0.1)"
+
+
+def fail(folder: Path, way: str, spec: str = RANDOM, trains: bool = True) -> list[str]:
+    """Run a job that must fail; returns the workers' logs."""
+    done = run(folder, 2, 1, "-m", "workers.byteps_apart", way, spec)
+    assert done.returncode == 1, done.stdout + done.stderr
+    logs = [(folder / f"logs/worker-{rank}.log").read_text() for rank in range(2)]
+    for log in logs:
+        assert ("equal so far" in log) is trains, log
+        assert "trained on" not in log
+    return logs
+
+
+def test_states_of_different_steps_are_refused_by_all_workers(tmp_path: Path) -> None:
+    for log in fail(tmp_path, "load"):
+        assert "ProtocolError: the workers loaded states of different steps" in log
+        assert "steps of '0.weight': 7 on worker 0; 3 on worker 1" in log
+
+
+@pytest.mark.parametrize("spec", [RANDOM, "residual|topk(ratio=0.01)"])
+@pytest.mark.parametrize(
+    ("way", "points"),
+    [
+        ("epoch", ["step 6, epoch 1", "step 6, epoch 0"]),
+        ("step", ["step 6, epoch 0", "step 3, epoch 0"]),
+    ],
+)
+def test_the_first_message_at_another_point_ends_the_job(
+    tmp_path: Path, spec: str, way: str, points: list[str]
+) -> None:
+    logs = fail(tmp_path, way, spec)
+    for rank, log in enumerate(logs):
+        assert "ProtocolError: the workers are not at the same point of the training" in log
+        assert f"this is worker {rank}, at {points[rank]}" in log
+        if spec != RANDOM:  # messages name their workers
+            for other, point in enumerate(points):
+                assert f"worker {other} is at {point}" in log
+
+
+def test_another_version_is_refused_by_all_workers(tmp_path: Path) -> None:
+    for log in fail(tmp_path, "version", trains=False):
+        assert "ProtocolError" in log
+        assert "9.9 on worker 1" in log
+
+
+def test_models_that_drift_apart_end_the_job(tmp_path: Path) -> None:
+    for log in fail(tmp_path, "drift"):
+        assert "1 of 4 parameters differ after step 9, first '1.weight'" in log
+
+
+def test_a_comparison_does_not_wait_for_ever(tmp_path: Path) -> None:
+    log, _ = fail(tmp_path, "absent")
+    assert "worker 0 waited 3 s (GRADCOMP_BYTEPS_TIMEOUT) for the others" in log
+
+
+class TestComparison:
+    def test_equal_values_pass(self) -> None:
+        check_equal([to_text({"a": 1, "b": "x"})] * 3, "apart", "mend it")
+        check_parameters([bytes(range(16))] * 3, ["w", "b"], 4)
+
+    def test_names_the_workers_of_each_value(self) -> None:
+        texts = [to_text({"a": value}) for value in (1, 2, 1)]
+        with pytest.raises(ProtocolError, match="a: 1 on workers 0, 2; 2 on worker 1"):
+            check_equal(texts, "apart", "mend it")
+
+    @pytest.mark.parametrize("text", [b"", b"\xff", b"[1]", b"[" * 100_000])
+    def test_foreign_texts_are_refused(self, text: bytes) -> None:
+        with pytest.raises(ProtocolError, match="worker 1 sends no text"):
+            check_equal([to_text({"a": 1}), text], "apart", "mend it")
+
+    def test_digests_of_another_length_are_refused(self) -> None:
+        with pytest.raises(ProtocolError, match="worker 1 sends 8 bytes"):
+            check_parameters([bytes(16), bytes(8)], ["w", "b"], 4)

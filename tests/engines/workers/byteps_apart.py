@@ -1,0 +1,69 @@
+"""Workers that are not equal: python -m workers.byteps_apart WAY [SPEC].
+
+Worker 1 loads a state of another step (``load``), skips a call of set_epoch (``epoch``), trains
+from another step (``step``), has another version (``version``), changes its own weights (``drift``)
+or does not take part in a comparison (``absent``).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import byteps.torch as bps
+import torch
+
+import gradcomp
+from byteps_compressors.gather import TIMEOUT
+from byteps_compressors.torch import DistributedOptimizer
+
+
+def main(way: str, spec: str) -> None:
+    bps.init()
+    odd = bps.rank() == 1
+    if way == "version" and odd:
+        gradcomp.__version__ = "9.9"
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.Linear(100, 100))
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1e-4),
+        model.named_parameters(),
+        spec,
+        check_replicas_every=3,
+    )
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad(set_to_none=False)
+            model(torch.randn(4, 100)).square().sum().backward()
+            optimizer.step()
+
+    train(3)
+    state = optimizer.compression.state_dict()
+    train(3)
+    print("equal so far", flush=True)
+    if way == "load":
+        train(1)
+        optimizer.compression.load_state_dict(
+            state if odd else {**state, "rounds": dict.fromkeys(state["rounds"], 7)}
+        )
+    elif way == "epoch" and not odd:
+        optimizer.compression.set_epoch(1)
+    elif way == "step" and odd:
+        for tensor in optimizer.compression._tensors.values():
+            tensor.steps = 3
+    elif way == "drift" and odd:
+        with torch.no_grad():
+            model[1].weight[5, 7] += 0.5
+    elif way == "absent":
+        if odd:
+            time.sleep(600)
+        os.environ[TIMEOUT] = "3"
+        optimizer.compression.check_replicas()
+    train(3)
+    print("trained on", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

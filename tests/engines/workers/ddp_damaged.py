@@ -1,0 +1,49 @@
+"""Rank 1 answers requests of rank 0's `GlooEngine` with damaged messages; rank 0 prints its errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from gradcomp.adapter_api import AllGather, Broadcast
+from gradcomp.errors import ProtocolError
+from torch_compressors import init_process_group
+from torch_compressors.gloo import GlooEngine, message_limit
+
+LIMIT = message_limit([1000], 0)
+
+# By name: the size that a message claims, and the bytes that follow it.
+MESSAGES = {
+    "2^64-1": (2**64 - 1, 0),
+    "2^63": (2**63, 0),
+    "2^40": (2**40, 0),
+    "limit+1": (LIMIT + 1, 8),
+    "short": (100, 0),
+    "without a mark": (100, 100),
+}
+
+
+def main() -> None:
+    init_process_group()
+    group = dist.new_group(backend="gloo")
+    engine = GlooEngine({"all": group}, LIMIT)
+    for name, (size, count) in MESSAGES.items():
+        for make in (AllGather, Broadcast):
+            if dist.get_rank() == 1:
+                received = torch.empty(2**16, dtype=torch.uint8)
+                receiving = group.recv([received], 0, 0)
+                head = np.array([2 * size if make is Broadcast and size == LIMIT + 1 else size])
+                message = np.concatenate([head.astype("<u8").view(np.uint8), np.ones(count, "u1")])
+                group.send([torch.from_numpy(message)], 0, 0).wait()
+                receiving.wait()
+                continue
+            try:
+                engine.finish(engine.start(make(name, np.zeros(5, np.uint8))))
+            except ProtocolError as error:
+                print(f"{make.kind} {name}: {error}", flush=True)
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main()

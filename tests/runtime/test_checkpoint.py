@@ -1,0 +1,230 @@
+"""Checkpoints of all ranks: complete or absent, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradcomp import Pipeline, StateError
+from gradcomp.runtime.checkpoint import Checkpoints
+from gradcomp.runtime.state_file import pack_state, unpack_state
+
+
+class World:
+    """The checkpoints of ranks that are threads."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier = Barrier(size, timeout=30)
+        self._sent = [b""] * size
+        self.ranks = [Checkpoints(r, size, 1, "spec", self._gather(r)) for r in range(size)]
+        self.size = size
+
+    def _gather(self, rank: int) -> Callable[[bytes], list[bytes]]:
+        def gather(data: bytes) -> list[bytes]:
+            self._sent[rank] = data
+            self._barrier.wait()
+            found = list(self._sent)
+            self._barrier.wait()
+            return found
+
+        return gather
+
+    def all(self, act: Callable[[int, Checkpoints], Any]) -> list[Any]:
+        with ThreadPoolExecutor(self.size) as pool:
+            return list(pool.map(act, range(self.size), self.ranks))
+
+    def save(self, home: Path, step: int, keep: int = 3) -> None:
+        self.all(lambda rank, one: one.save(home, step, keep, state(rank, self.size, step)))
+
+    def load(self, home: Path, step: int | None = None) -> list[Any]:
+        return self.all(lambda _, one: one.load(home, step))
+
+
+def state(rank: int, size: int, step: int) -> dict[str, Any]:
+    one = Pipeline("residual|topk(ratio=0.1)", rank, size).state_dict()
+    one["rounds"]["w"] = step
+    one["residual"]["w"] = np.full(1000, rank + step, np.float32)
+    return one
+
+
+def steps(home: Path) -> list[int]:
+    return sorted(int(one.name.removeprefix("step-")) for one in home.iterdir())
+
+
+def test_the_same_ranks_get_their_own_states(tmp_path: Path) -> None:
+    world = World(2)
+    for step in (10, 20):
+        world.save(tmp_path / "new" / "folder", step)
+    for step, expected in ((None, 20), (10, 10)):
+        for rank, loaded in enumerate(World(2).load(tmp_path / "new" / "folder", step)):
+            assert loaded.step == expected
+            assert loaded.states["rank"] == rank
+            assert loaded.states["residual"]["w"].tolist() == [rank + expected] * 1000
+            assert list(loaded.states) == list(state(rank, 2, 1))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_another_number_of_ranks_gets_all_states(tmp_path: Path, size: int) -> None:
+    World(2).save(tmp_path, 10)
+    for loaded in World(size).load(tmp_path):
+        assert [one["rank"] for one in loaded.states] == [0, 1]
+
+
+def test_the_last_ones_are_kept(tmp_path: Path) -> None:
+    world = World(2)
+    for step in range(1, 6):
+        world.save(tmp_path, step, keep=2)
+    assert steps(tmp_path) == [4, 5]
+    world.save(tmp_path, 5, keep=2)  # again: replaced, nothing is left over
+    assert len(list((tmp_path / f"step-{5:012d}").iterdir())) == 3
+    assert World(2).load(tmp_path)[0].step == 5
+
+
+@pytest.mark.parametrize("how", ["flip", "cut", "missing", "manifest", "no manifest"])
+def test_a_damaged_checkpoint_is_skipped_with_a_warning_and_named_if_asked_for(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(2)
+    for step in (10, 20):
+        world.save(tmp_path, step)
+    folder = tmp_path / f"step-{20:012d}"
+    (victim,) = folder.glob("rank-00001-*")
+    if "manifest" in how:
+        victim = folder / "manifest.json"
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    if how in ("missing", "no manifest"):
+        victim.unlink()
+    else:
+        victim.write_bytes(data[:-5] if how == "cut" else data)
+    again = World(2)
+    assert [one.step for one in again.load(tmp_path)] == [10, 10]
+    assert how == "no manifest" or str(victim) in caplog.text
+    with pytest.raises(StateError, match=rf"rank 1: .*{victim.name}"):
+        World(2).load(tmp_path, 20)
+    again.save(tmp_path, 15)  # the way that led to 20 is abandoned
+    assert steps(tmp_path) == [10, 15]
+
+
+def test_hosts_without_a_shared_file_system(tmp_path: Path) -> None:
+    world = World(2)
+    homes = [tmp_path / "host0", tmp_path / "host1"]
+    for step in (10, 20):
+        world.all(lambda r, one, step=step: one.save(homes[r], step, 3, state(r, 2, step)))
+    (homes[1] / f"step-{20:012d}" / "manifest.json").unlink()  # killed before its end there
+    loaded = World(2).all(lambda rank, one: one.load(homes[rank]))
+    assert [(one.step, one.states["rank"]) for one in loaded] == [(10, 0), (10, 1)]
+    with pytest.raises(StateError, match="needs the files of all of them: copy them to every host"):
+        World(1).load(homes[0], 20)
+
+
+def test_a_rank_that_cannot_write_fails_all_and_earlier_checkpoints_stay(tmp_path: Path) -> None:
+    world = World(2)
+    world.save(tmp_path, 10)
+    (tmp_path / f"step-{20:012d}").write_text("a file where the folder should be")
+    with pytest.raises(StateError, match=rf"rank 0: .*step-{20:012d}"):
+        world.save(tmp_path, 20)
+    assert World(2).load(tmp_path)[0].step == 10
+
+
+def test_a_disk_that_is_full_is_named_and_earlier_checkpoints_stay(tmp_path: Path) -> None:
+    world = World(2)
+    world.save(tmp_path, 10)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))  # a state has over 4000 bytes
+    try:
+        with pytest.raises(
+            StateError, match=r"rank 0: .*/rank-00000-.* cannot be written: File too"
+        ):
+            world.save(tmp_path, 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert steps(tmp_path) == [10]
+    world.save(tmp_path, 20)
+    assert [one.step for one in World(2).load(tmp_path)] == [20, 20]
+
+
+def test_two_jobs_in_one_directory(tmp_path: Path) -> None:
+    first, second = World(1), World(1)
+    first.save(tmp_path, 10)
+    second.save(tmp_path, 11)
+    with pytest.raises(
+        StateError, match=r"another job writes checkpoints in .*directory of its own"
+    ):
+        first.save(tmp_path, 20)
+    with pytest.raises(
+        StateError, match=r"step is 5, .* has a checkpoint of step 11 already: load"
+    ):
+        World(1).save(tmp_path, 5)
+
+
+@pytest.mark.parametrize(
+    ("step", "keep", "says"),
+    [
+        (1, 0, "keep is 0"),
+        (1, True, "keep is True"),
+        (-1, 1, "step is -1"),
+        (1.0, 1, r"step is 1\.0"),
+    ],
+)
+def test_numbers_out_of_range(tmp_path: Path, step: Any, keep: Any, says: str) -> None:
+    with pytest.raises(StateError, match=says):
+        World(1).save(tmp_path, step, keep)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_directory(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"has no complete checkpoint .*none on ranks 0, 1"):
+        World(2).load(tmp_path / "absent")
+
+
+def test_every_damage_of_a_packed_state_is_found() -> None:
+    data = pack_state(state(0, 1, 1))
+    assert pack_state(unpack_state(data)) == data
+    draw = random.Random(1)
+    for _ in range(600):
+        damaged = bytearray(data)
+        if draw.random() < 0.7:
+            damaged[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        else:
+            del damaged[draw.randrange(len(data)) :]
+        with pytest.raises(StateError):
+            unpack_state(bytes(damaged))
+
+
+def _forever(home: Path) -> None:
+    world = World(1)
+    step = world.load(home)[0].step
+    while True:
+        step += 1
+        world.save(home, step, keep=1)
+
+
+def test_sigkill_at_any_time_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
+    World(1).save(tmp_path, 0)
+    draw = random.Random(2)
+    reached = 0
+    for _ in range(30):
+        process = multiprocessing.get_context("fork").Process(target=_forever, args=(tmp_path,))
+        process.start()
+        time.sleep(draw.uniform(0.0, 0.1))
+        assert process.pid
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        loaded = World(1).load(tmp_path)[0]
+        assert loaded.step >= reached
+        assert loaded.states["rounds"]["w"] == loaded.step
+        reached = loaded.step
+    assert reached > 0

@@ -1,0 +1,88 @@
+"""Which ranks of a job still answer: each leaves a mark in the job's store, and reads the others'."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+__all__ = ["RollCall", "of_group", "ranks_text"]
+
+SECONDS = 5.0
+"""Wait for the marks of the others after a failure: they notice it at about the same time."""
+
+_PAUSE = 0.1  # seconds between two looks
+_GRACE = 2.0  # seconds for a store to answer after the wait
+
+
+class RollCall:
+    """The marks of some ranks under one key.
+
+    Args:
+        store: a store of torch.distributed that all ranks share.
+        key: the same on every rank.
+        rank: this rank.
+        ranks: all ranks that leave a mark.
+    """
+
+    def __init__(self, store: Any, key: str, rank: int, ranks: Sequence[int]) -> None:
+        self._store = store
+        self._key = f"gradcomp/{key}"
+        self._rank = rank
+        self._ranks = ranks
+
+    def answer(self) -> None:
+        """Leave this rank's mark."""
+        self._store.set(f"{self._key}/{self._rank}", "1")
+
+    def missing(self, seconds: float = SECONDS) -> list[int] | None:
+        """Leave this rank's mark, and wait for those of the others.
+
+        Ends after ``seconds`` and a short grace period, even if the store has died or hangs.
+
+        Returns:
+            The ranks without a mark, at the last look; None if the store never answered.
+        """
+        seen: list[list[int]] = []
+        deadline = time.monotonic() + seconds
+
+        def look() -> None:
+            # A connection of its own: another thread may wait in the store.
+            self._store = self._store.clone()
+            self.answer()
+            while True:
+                absent = [one for one in self._ranks if not self._has_answered(one)]
+                seen.append(absent)
+                if not absent or time.monotonic() > deadline:
+                    return
+                time.sleep(_PAUSE)
+
+        def look_safely() -> None:
+            try:
+                look()
+            except RuntimeError:  # the store has gone
+                return
+
+        looking = threading.Thread(target=look_safely, name="roll call", daemon=True)
+        looking.start()
+        looking.join(seconds + _GRACE)
+        return seen[-1] if seen else None
+
+    def _has_answered(self, rank: int) -> bool:
+        answered: bool = self._store.check([f"{self._key}/{rank}"])
+        return answered
+
+
+def of_group(group: dist.ProcessGroup, key: str) -> RollCall:
+    """The roll call of a process group's ranks, with their numbers in the job."""
+    ranks = dist.get_process_group_ranks(group)
+    return RollCall(group.get_group_store(), key, dist.get_rank(), ranks)
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Subject and verb of a sentence: "rank 2 does", "ranks 1, 2 do"."""
+    listed = ", ".join(map(str, ranks))
+    return f"rank {listed} does" if len(ranks) == 1 else f"ranks {listed} do"
