@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from importlib.metadata import version
 from typing import NoReturn
 
+import gradcomp
 from gradcomp import _core
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError, ProtocolError
@@ -20,7 +20,7 @@ _KEYS = ("version", "config", "model", "problem")
 
 def build_text() -> str:
     """The versions of gradcomp and of its wire format."""
-    return f"gradcomp {version('gradcomp')}, wire format {_core.WIRE_VERSION}"
+    return f"gradcomp {gradcomp.__version__}, wire format {_core.WIRE_VERSION}"
 
 
 def agreement_line(

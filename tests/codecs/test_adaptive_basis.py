@@ -11,6 +11,7 @@ import pytest
 import gradcomp
 from gradcomp import (
     Loopback,
+    ProtocolError,
     StateError,
     ToDecode,
     ToEncode,
@@ -375,5 +376,10 @@ def test_ranks_with_other_bases_say_so() -> None:
     state = loop.ranks[1].state_dict()
     state["basis"]["0"][0] /= 2
     loop.ranks[1].load_state_dict(state)
+    loop.ranks[0].load_state_dict(loop.ranks[0].state_dict())
+    with pytest.raises(ProtocolError, match=r"basis of . tensors: .* on rank 0; .* on rank 1"):
+        averages(loop, 4)
+    for pipeline in loop.ranks:  # as after a fault of memory in the middle of training
+        pipeline._fresh = False
     with pytest.raises(WireError, match=r"frame of rank . for '0': .*another basis"):
         averages(loop, 4)

@@ -53,7 +53,7 @@ def test_the_first_message_at_another_point_ends_the_job(
 def test_another_version_is_refused_by_all_workers(tmp_path: Path) -> None:
     for log in fail(tmp_path, "version", trains=False):
         assert "ProtocolError" in log
-        assert "9.9 on worker 1" in log
+        assert "gradcomp 9.9, wire format 1 on worker 1" in log
 
 
 def test_models_that_drift_apart_end_the_job(tmp_path: Path) -> None:
