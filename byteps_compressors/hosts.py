@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +40,10 @@ class Host:
 
 HERE = "127.0.0.1"
 
-_LINE = re.compile(r"(?P<name>\S+)(?:\s+slots=(?P<slots>\d+))?")
+# A name with a leading "-" would be an option of ssh.
+_LINE = re.compile(
+    r"(?P<name>(?:[\w.][\w.-]*@)?[\w:\[][\w.:%\[\]-]*)(?:\s+slots=(?P<slots>[0-9]{1,4}))?", re.ASCII
+)
 
 
 def is_loopback(name: str) -> bool:
@@ -50,7 +54,8 @@ def is_loopback(name: str) -> bool:
 def read_hostfile(path: Path) -> list[Host]:
     """Read a hostfile: one line ``NAME`` or ``NAME slots=N`` per machine.
 
-    N is the maximum number of workers, 1 by default; a machine with ``slots=0`` runs servers only.
+    NAME is a host name or address. N is the maximum number of workers, 1 by default and 9999 at
+    most; a machine with ``slots=0`` runs servers only.
     Empty lines and text after ``#`` are ignored.
 
     Raises:
@@ -68,7 +73,10 @@ def read_hostfile(path: Path) -> list[Host]:
             continue
         found = _LINE.fullmatch(text)
         if found is None:
-            raise ConfigError(f"{path}, line {number}: got {text!r}; expected NAME or NAME slots=N")
+            raise ConfigError(
+                f"{path}, line {number}: got {reprlib.repr(text)}; expected NAME or NAME slots=N, with "
+                "a host name or address and N from 0 to 9999"
+            )
         name = found["name"]
         if name in hosts:
             raise ConfigError(

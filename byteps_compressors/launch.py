@@ -237,7 +237,7 @@ class Job:
         if not here:
             # The remote shell splits this into words again.
             remote = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(supervisor)}"
-            supervisor = ["ssh", *SSH_OPTIONS, host.name, remote]
+            supervisor = ["ssh", *SSH_OPTIONS, "--", host.name, remote]
         log = self._logs / f"{name.replace(' ', '-')}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(

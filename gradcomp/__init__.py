@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gradcomp.codec.codec import Codec, get_codec, list_algorithms, list_codecs
+from gradcomp.codec.environment import warn_of_ignored_variables
 from gradcomp.errors import (
     CapacityError,
     ConfigError,
@@ -78,6 +79,8 @@ _MODULES = {
     "load_plugin": "codec.plugins",
     "register_codec": "codec.plugins",
 }
+
+warn_of_ignored_variables()
 
 
 def __getattr__(name: str) -> Any:

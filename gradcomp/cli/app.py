@@ -5,6 +5,8 @@ Exit codes: 0 for success, 1 for a frame whose CRC does not match, 2 for bad inp
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -25,7 +27,22 @@ __all__ = ["app"]
 
 
 class _Group(TyperGroup):
-    """Turns GradcompError into a message and exit code 2."""
+    """Turns GradcompError and failed output into a message and exit code 2."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command and write its output out."""
+        try:
+            try:
+                return super().main(*args, **kwargs)
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:  # the reader has all it wanted
+            code = 1
+        except OSError as error:
+            typer.echo(f"gradcomp: {error}", err=True)
+            code = 2
+        _drop_output()
+        sys.exit(code)
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         """Run the command."""
@@ -34,6 +51,16 @@ class _Group(TyperGroup):
         except GradcompError as error:
             typer.echo(f"gradcomp: {error}", err=True)
             raise typer.Exit(2) from None
+
+
+def _drop_output() -> None:
+    """Keep the interpreter from a second try to write the rest of the output at its end."""
+    stdout = sys.__stdout__
+    if stdout is None or sys.stdout is not stdout:
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stdout.fileno())
+    os.close(null)
 
 
 app = typer.Typer(

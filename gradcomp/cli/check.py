@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import reprlib
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -15,6 +17,8 @@ from gradcomp.errors import GradcompError
 from gradcomp.exchange.select import exchange_pattern
 
 __all__ = ["check"]
+
+_SIZE = re.compile("[0-9]{1,18}")
 
 
 def check(
@@ -123,10 +127,10 @@ def _phase_text(phase: SpecPhase) -> str:
 def _named_shape(text: str) -> tuple[str, tuple[int, ...]]:
     name, equals, shape = text.rpartition("=")
     sizes = shape.split("x") if shape else []
-    if not (name and equals and all(size.isdecimal() for size in sizes)):
+    if not (name and equals and all(_SIZE.fullmatch(size) for size in sizes)):
         raise GradcompError(
-            f"--tensor {text!r}: expected NAME=SHAPE, the shape as sizes joined by 'x': "
-            "fc.weight=512x64 (empty for a scalar)"
+            f"--tensor {reprlib.repr(text)}: expected NAME=SHAPE, the shape as sizes of at most 18 "
+            "digits joined by 'x': fc.weight=512x64 (empty for a scalar)"
         )
     return name, tuple(int(size) for size in sizes)
 

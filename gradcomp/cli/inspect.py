@@ -14,6 +14,7 @@ from gradcomp.codec import frame as frames
 __all__ = ["inspect"]
 
 _CRC_BYTES = 4
+_HEADER_BYTES = 24
 
 
 def inspect(
@@ -23,7 +24,9 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Show the header of a frame and check its CRC."""
-    data = frame.read()
+    data = frame.read(_HEADER_BYTES)
+    # At most 4 GiB, and one byte more to notice that something follows the frame.
+    data += frame.read(max(0, frames.frame_size(data) - len(data)) + 1)
     info = frames.inspect(data)
     if as_json:
         show.output_json(asdict(info))

@@ -12,7 +12,7 @@ from gradcomp.codec.arrays import ByteArray, as_bytes
 from gradcomp.codec.plugins import discover
 from gradcomp.errors import WireError
 
-__all__ = ["FrameInfo", "inspect", "split_frames"]
+__all__ = ["FrameInfo", "frame_size", "inspect", "split_frames"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,16 @@ def inspect(frame: Any) -> FrameInfo:
     """
     discover()
     return FrameInfo(**_core.parse_frame(as_bytes(frame)))
+
+
+def frame_size(data: Any) -> int:
+    """Bytes of the frame that ``data`` begins with, of which only the header need be there.
+
+    Raises:
+        WireError: ``data`` does not begin with the header of a frame.
+    """
+    size: int = _core.frame_size(as_bytes(data))
+    return size
 
 
 def split_frames(data: Any, count: int, each: int | Sequence[int] = 1) -> list[ByteArray]:

@@ -7,6 +7,8 @@ file that holds only that key.
 
 from __future__ import annotations
 
+import reprlib
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +25,15 @@ KeyPath = tuple[object, ...]
 
 VERSION = 1
 """The only configuration version this release reads."""
+
+MAX_BYTES = 2**20
+"""Size limit of a file."""
+
+MAX_NODES = 100_000
+"""Limit of the values in one file or override; an alias counts as the values it stands for."""
+
+MAX_INT_BITS = 4096
+"""Size limit of an integer: the largest that are valid have 64 bits."""
 
 
 class Composed(NamedTuple):
@@ -61,7 +72,7 @@ def compose(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> Compo
         # version and would be misread.
         if layer.get("version", VERSION) != VERSION:
             raise ConfigError(
-                f"{source}: version: got {layer['version']!r}; this release reads version "
+                f"{source}: version: got {reprlib.repr(layer['version'])}; this release reads version "
                 f"{VERSION} only: set `version: {VERSION}`"
             )
         try:
@@ -117,28 +128,88 @@ def _leaves(mapping: Mapping[Any, Any], at: KeyPath = ()) -> Iterator[tuple[KeyP
             yield (*at, key), value
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a repeated key instead of keeping the last one."""
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses repeated keys, malformed scalars and too many values.
+
+    Each refusal has a mark, so that errors name line and column.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._nodes = 0
+        self._nodes_in: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        is_alias = self.check_event(yaml.AliasEvent)
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        before = self._nodes
+        node = super().compose_node(parent, index)
+        if node is None:
+            return None
+        # An alias inside its own anchor has no size yet; merge() refuses it.
+        self._nodes += self._nodes_in.get(node, 1) if is_alias else 1
+        if self._nodes > MAX_NODES:
+            raise yaml.composer.ComposerError(
+                None,
+                None,
+                f"more than {MAX_NODES:,} values, with every *reference written out; "
+                "write fewer values",
+                mark,
+            )
+        if not is_alias:
+            self._nodes_in[node] = self._nodes - before
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep)
+        except (ValueError, TypeError, AttributeError, ArithmeticError, LookupError) as error:
+            # SafeLoader hands on any error of int(), datetime() and its own look-ups.
+            kind = node.tag.rpartition(":")[2]
+            raise _refusal(
+                node, f"{reprlib.repr(node.value)} is no valid {kind} ({error}); quote a text"
+            ) from None
+        if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
+            raise _refusal(
+                node, f"an integer of more than {MAX_INT_BITS} bits; write a smaller one"
+            )
+        return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key.value!r} is repeated", key.start_mark
-                    )
+                    raise _refusal(key, f"the key {reprlib.repr(key.value)} is repeated")
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
+def _refusal(node: yaml.Node, reason: str) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
+
+
+def _read_bytes(path: Path) -> bytes:
+    remedy = "give the path of a YAML file"
+    if "\0" in str(path):
+        raise ConfigError(f"{str(path)!r}: no path holds a NUL character; {remedy}")
+    try:
+        mode = path.stat().st_mode
+        # Opening a FIFO may wait forever, and a device may have no end.
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise ConfigError(f"{path}: is a device, FIFO or socket; {remedy}")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path}: has more than {MAX_BYTES:,} bytes, the limit; {remedy}")
+    return data
+
+
 def _read_file(path: Path) -> dict[Any, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read ({error.strerror}); give the path of a YAML file"
-        ) from None
+        text = _read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8"
@@ -170,7 +241,7 @@ def _read_override(text: str) -> dict[Any, Any]:
 
 def _parse(text: str, source: str) -> object:
     try:
-        return yaml.load(text, _UniqueKeyLoader)
+        return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
@@ -187,4 +258,4 @@ def _parse(text: str, source: str) -> object:
 def _kind(value: object) -> str:
     if isinstance(value, dict):
         return "a mapping"
-    return "a list" if isinstance(value, list) else f"the value {value!r}"
+    return "a list" if isinstance(value, list) else f"the value {reprlib.repr(value)}"

@@ -32,6 +32,7 @@ from gradcomp.codec.spec import Spec, Stage
 from gradcomp.config.compose import VERSION, KeyPath, compose
 from gradcomp.config.fields import ExpandedPath, StrictModel
 from gradcomp.config.messages import config_error
+from gradcomp.config.regex_check import regex_refusal
 from gradcomp.config.sections import RESERVED_SECTIONS
 from gradcomp.config.spec_schedule import (
     EXCHANGE_FORM,
@@ -78,11 +79,9 @@ class Match(StrictModel):
     @field_validator("regex")
     @classmethod
     def _compiles(cls, value: str | None) -> str | None:
-        if value is not None:
-            try:
-                re.compile(value)
-            except re.error as error:
-                raise ValueError(str(error)) from None
+        refusal = None if value is None else regex_refusal(value)
+        if refusal is not None:
+            raise ValueError(refusal)
         return value
 
     @field_validator("ndim", mode="before")

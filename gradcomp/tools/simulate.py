@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from gradcomp.runtime.loopback import Loopback
 from gradcomp.tools.synthetic import synthetic_gradients
 
 __all__ = ["RuleTotals", "SimulationResult", "simulate"]
+
+
+MAX_STEPS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -79,11 +83,15 @@ def simulate(
     drawn anew in each step from ``config.seed``. ``tick`` is called after each tensor of each step.
 
     Raises:
-        GradcompError: ``workers`` or ``steps`` is below 1.
+        GradcompError: ``workers`` or ``steps`` is below 1, ``steps`` is above `MAX_STEPS`, or the
+            gradients and residuals of so many ranks do not fit into this machine's memory.
     """
     for name, value in (("workers", workers), ("steps", steps)):
         if value < 1:
             raise GradcompError(f"{name} is {value}; it must be at least 1")
+    if steps > MAX_STEPS:
+        raise GradcompError(f"steps is {steps}; it must be at most {MAX_STEPS}")
+    _check_memory(config, shapes, workers)
     members: dict[str, list[str]] = {}  # rule -> names
     for name, shape in shapes.items():
         members.setdefault(config.resolve(name, shape).rule, []).append(name)
@@ -139,3 +147,18 @@ def simulate(
         / (workers * steps),
         seconds_per_step=seconds / steps,
     )
+
+
+def _check_memory(config: Config, shapes: Mapping[str, tuple[int, ...]], workers: int) -> None:
+    """Raise GradcompError if the ranks need more memory than this machine has."""
+    total = 4 * sum(map(math.prod, shapes.values()))
+    largest = 4 * max(map(math.prod, shapes.values()))
+    bucket = max(largest, min(config.compress.bucket_bytes, total))
+    # A rank has a gradient and an average of a bucket at a time, and state of all tensors.
+    each = 2 * bucket + (total if config.stateful else 0)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if workers * each > memory:
+        raise GradcompError(
+            f"workers is {workers}, and each needs about {each / 2**20:.0f} MiB; at most "
+            f"{memory // each} fit into this machine's memory: simulate fewer, or a smaller model"
+        )

@@ -456,6 +456,34 @@ def test_environment_variables(variable: str, value: str, expression: str, expec
     assert done.stdout.strip() == expected
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("GRADCOMP_THREADS", "many", "'many', which is ignored for 1; set it to an integer from 1"),
+        ("GRADCOMP_THREADS", "-1", "'-1', which is ignored for 1"),
+        ("GRADCOMP_THREADS", "257", "'257', which is ignored for 1"),
+        ("GRADCOMP_SIMD", "mmx", "'mmx', which is ignored for"),
+        ("GRADCOMP_THREADS", "0256", None),
+        ("GRADCOMP_THREADS", "", None),
+        ("GRADCOMP_SIMD", "scalar", None),
+    ],
+)
+def test_ignored_environment_variables_are_named(
+    variable: str, value: str, expected: str | None
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import gradcomp"],
+        env={**os.environ, variable: value},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    if expected is None:
+        assert done.stderr == ""
+    else:
+        assert f"RuntimeWarning: {variable} is {expected}" in done.stderr
+
+
 def test_an_unknown_simd_level_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'mmx' is not available here; available: .*'scalar'"):
         _core.set_simd_level("mmx")

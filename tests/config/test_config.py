@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +314,14 @@ def test_a_file_needs_a_version_once(write: Any) -> None:
             ["compress.rules[0].match.regex: got '(' (", "expected a Python regular expression"],
         ),
         (
+            r"compress: {default: fp16, rules: [{match: {regex: '(a+)+$'}, use: fp16}]}",
+            ["rules[0].match.regex: got '(a+)+$' (a repeat of a group", "without the inner repeat"],
+        ),
+        (
+            "compress: {default: fp16, rules: [{match: {regex: 'a{99999999999}'}, use: fp16}]}",
+            ["compress.rules[0].match.regex: got 'a{99999999999}' (the repetition number"],
+        ),
+        (
             "compress: {default: fp16, rules: [{match: {}, use: residual(beta=1,gamma=1)|fp16}]}",
             ["compress.rules[0].gamma=1)|fp16: unknown key; inside { } quote a spec"],
         ),
@@ -374,10 +385,38 @@ def test_merge_keys_are_not_repeated_keys(write: Any) -> None:
         ("train: " + "[" * 5000, "a.yaml: nested too deeply"),
         ("\0", "a.yaml: not YAML"),
         ("!!python/object:os.system {}\n", "a.yaml:1:1: could not determine a constructor"),
+        ("version: 1\nseed: 2026-13-45\n", "a.yaml:2:7: '2026-13-45' is no valid timestamp (month"),
+        ('seed: !!int "abc"', "a.yaml:1:7: 'abc' is no valid int (invalid literal"),
+        ('seed: !!bool "abc"', "a.yaml:1:7: 'abc' is no valid bool"),
+        ('seed: !!float ""', "a.yaml:1:7: '' is no valid float"),
+        ('seed: !!timestamp "abc"', "a.yaml:1:7: 'abc' is no valid timestamp"),
+        (f"seed: {'9' * 5000}", "a.yaml:1:7: '999"),
+        (f"seed: 0x{'f' * 5000}", "a.yaml:1:7: an integer of more than 4096 bits"),
+        ("train: [" + "1," * 100_000 + "]", "more than 100,000 values, with every *reference"),
+        ("# " + "x" * 2**20, "a.yaml: has more than 1,048,576 bytes, the limit"),
+        (f"version: {'x' * 5000}", "a.yaml: version: got 'xxxxxxxxxxxx...xxx"),
     ],
 )
 def test_hostile_or_empty_files_are_reported(write: Any, text: str, part: str) -> None:
     assert part in error_of(write(a=text))
+
+
+@pytest.mark.parametrize("tail", ["[*i, *i]", "{<<: [*i, *i]}"])
+def test_aliases_that_multiply_are_refused(write: Any, tail: str) -> None:
+    start = "a: &a {x: 1}" if "<<" in tail else "a: &a [x]"
+    lines = [start]
+    for previous, name in itertools.pairwise("abcdefghijklmnopqrstuvwxyz"):
+        lines.append(f"{name}: &{name} {tail.replace('*i', f'*{previous}')}")
+    message = error_of(write(a="\n".join(lines)))
+    assert re.match(r"a\.yaml:1\d:\d+: more than 100,000 values, with every \*reference", message)
+
+
+def test_a_device_or_fifo_is_not_opened(write: Any) -> None:
+    write()
+    os.mkfifo("fifo.yaml")
+    for path in ("fifo.yaml", "/dev/zero"):
+        assert error_of([path]).startswith(f"{path}: is a device, FIFO or socket; give the path")
+    assert error_of(["a\0.yaml"]).startswith(r"'a\x00.yaml': no path holds a NUL character")
 
 
 def test_unreadable_files_are_reported(write: Any, tmp_path: Path) -> None:

@@ -256,6 +256,8 @@ class TestSeveralMachines:
 
     SSH = """#!/bin/sh
 while [ "$1" = -o ]; do shift 2; done
+[ "$1" = -- ] || exit 64
+shift
 echo "$1" >> "$(dirname "$0")/machines"
 shift
 env -i HOME="$HOME" PATH=/usr/bin:/bin sh -c "$*"

@@ -31,6 +31,10 @@ def test_hostfiles_have_a_line_for_each_machine(tmp_path: Path) -> None:
         ("# nothing\n", ["no machine for workers"]),
         ("a slots=0\n", ["no machine for workers", "N >= 1"]),
         ("a slots=two\n", ["line 1", "NAME slots=N"]),
+        ("-oProxyCommand=touch\tslots=1\n", ["line 1", "'-oProxyC", "host name or address"]),
+        ("a;b\n", ["line 1", "'a;b'", "host name or address"]),
+        ("a@-oProxyCommand=b\n", ["line 1", "host name or address"]),
+        (f"a slots={'9' * 5000}\n", ["line 1", "N from 0 to 9999"]),
         ("a\nb 4\n", ["line 2", "'b 4'"]),
         ("a\nb\na slots=2\n", ["line 3", "a is listed twice", "slots=N"]),
     ],
@@ -40,6 +44,11 @@ def test_other_hostfiles_are_refused(tmp_path: Path, text: str, parts: list[str]
         read_hostfile(hostfile(tmp_path, text))
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_names_are_host_names_or_addresses(tmp_path: Path) -> None:
+    names = ["node-1.example", "127.0.0.1", "::1", "fe80::1%eth0", "user@node_2"]
+    assert [host.name for host in read_hostfile(hostfile(tmp_path, "\n".join(names)))] == names
 
 
 def test_a_missing_hostfile_is_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,20 @@ def test_as_a_process() -> None:
     assert "Traceback" not in result.stderr
     result = subprocess.run([*command, "--version"], capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (0, f"gradcomp {__version__}\n")
+
+
+@pytest.mark.parametrize("command", ["list", "list --json", "--help", "--version"])
+def test_output_that_cannot_be_written(command: str) -> None:
+    program = [sys.executable, "-W", "error", "-m", "gradcomp", *command.split()]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert result.returncode == 2
+    assert result.stderr == "gradcomp: [Errno 28] No space left on device\n"
+    read, write = os.pipe()
+    os.close(read)
+    result = subprocess.run(program, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (result.returncode, result.stderr) == (1, "")
 
 
 # ---------------------------------------------------------------- list, explain
@@ -308,6 +323,7 @@ def test_check_takes_a_bare_spec_and_its_overrides() -> None:
         (["fp16", "--tensor", "=3"], "--tensor '=3': expected NAME=SHAPE"),
         (["fp16", "--tensor", "w=-3"], "--tensor 'w=-3': expected NAME=SHAPE"),
         ([], "Missing argument 'CONFIG'"),
+        (["fp16", "--tensor", f"a={'9' * 5000}"], "sizes of at most 18 digits"),
     ],
 )
 def test_check_refuses(config_file: str, args: list[str], part: str) -> None:
@@ -358,6 +374,15 @@ def test_inspect_refuses_what_is_no_frame(frame: Path) -> None:
     frame.write_bytes(frame.read_bytes()[:9])
     assert "9 bytes" in fail("inspect", str(frame))
     assert "No such file" in fail("inspect", str(frame.with_name("nope")))
+    assert "does not begin with 'GCMP'" in fail("inspect", "/dev/zero")
+
+
+def test_inspect_reads_no_more_than_the_frame(frame: Path) -> None:
+    endless = f"cat {frame} /dev/zero | {sys.executable} -m gradcomp inspect -"
+    result = subprocess.run(["sh", "-c", endless], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    size = len(frame.read_bytes())
+    assert f"the frame has {size + 1} bytes; its header promises {size}" in result.stderr
 
 
 # ---------------------------------------------------------------- bench
@@ -573,6 +598,8 @@ def test_simulate_as_a_table(config_file: str, model: str) -> None:
     [
         (["--workers", "0"], "workers is 0; it must be at least 1"),
         (["--workers", "2", "--steps", "0"], "steps is 0; it must be at least 1"),
+        (["--workers", "100000000"], "MiB; at most"),
+        (["--workers", "2", "--steps", "1000001"], "it must be at most 1000000"),
         (["--workers", "2", "--model", "vgg"], "model 'vgg': expected one of digits-mlp"),
         ([], "Missing option '--workers'"),
     ],
