@@ -179,7 +179,7 @@ def states() -> None:
     state = torch.load(file, weights_only=True)
     resumed = Training(mixed(), MIXED)
     refused(
-        lambda: resumed.state.load_state_dict({**state, "rank": hvd.rank() + 1}),
+        lambda: resumed.state.load_state_dict({**state, "rank": (hvd.rank() + 1) % hvd.size()}),
         StateError,
         "load each rank's own state",
     )

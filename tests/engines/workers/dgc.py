@@ -12,7 +12,7 @@ from dgc_reference import config_of_case
 from workers import harness
 from workers.harness import MATRIX, Cases
 
-from gradcomp import ConfigError, Loopback, WireError
+from gradcomp import ConfigError, Loopback
 from horovod_compressors.torch import Compression
 from support.pipelines import configured
 from support.reference import reference
@@ -128,7 +128,7 @@ def epochs_that_nobody_tells() -> None:
     """Epochs that are missing or differ between ranks: an error on every rank."""
     for epoch, kind, part in (
         (None, ConfigError, "call set_epoch(epoch)"),
-        (hvd.rank(), WireError, "spec"),
+        (hvd.rank(), ProtocolError, "epoch: 0 on rank 0; 1 on rank 1"),
     ):
         params = harness.parameters({"w": MATRIX})
         compression = Compression("dgc", params.items())
