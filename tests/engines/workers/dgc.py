@@ -12,7 +12,7 @@ from dgc_reference import config_of_case
 from workers import harness
 from workers.harness import MATRIX, Cases
 
-from gradcomp import ConfigError, Loopback
+from gradcomp import ConfigError, Loopback, ProtocolError
 from horovod_compressors.torch import Compression
 from support.pipelines import configured
 from support.reference import reference
