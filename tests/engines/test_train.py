@@ -190,6 +190,12 @@ def test_ddp_without_a_launcher(tmp_path):
     assert summary(tmp_path)["sent_bytes_per_step"] == 0
 
 
+def check_bytes_of_resumed(resumed, straight):
+    """A resumed job sends as much, and compares the whole state of the ranks in its first step."""
+    sent, expected = (summary(one)["sent_bytes_per_step"] for one in (resumed, straight))
+    assert expected < sent < expected + 2048 / 22, (sent, expected)
+
+
 def test_tensorflow(tmp_path):
     """A run at once, and one that goes on from a checkpoint of it."""
     args = ["--framework", "tensorflow", "--compression", "dgc(ratio=0.05,warmup_epochs=0)"]
@@ -207,7 +213,7 @@ def test_tensorflow(tmp_path):
     assert result["compression_ratio"] > 5
     assert len(set(result["parameters_sha256"])) == 1
     assert summary(twice)["parameters_sha256"] == result["parameters_sha256"]
-    assert summary(twice)["sent_bytes_per_step"] == result["sent_bytes_per_step"]
+    check_bytes_of_resumed(twice, straight)
 
 
 def test_one_process_without_a_launcher(tmp_path):
@@ -230,7 +236,7 @@ def test_resume_after_an_epoch_is_bit_exact(straight, tmp_path):
     text = train(2, arguments(*TOPK, "--resume", output=output, settings=FOUR_EPOCHS))
     assert "step-00000044: step 44" in text
     assert summary(output)["parameters_sha256"] == summary(straight)["parameters_sha256"]
-    assert summary(output)["sent_bytes_per_step"] == summary(straight)["sent_bytes_per_step"]
+    check_bytes_of_resumed(output, straight)
     assert summary(output)["final_accuracy"] == summary(straight)["final_accuracy"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -15,6 +15,7 @@ from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
 from gradcomp.exchange.state_kinds import STATE_KINDS
 from horovod_compressors.tensorflow import Compression
+from torch_compressors.shared.state import with_arrays
 from training.learners.base import Learner, State, Sums
 from training.settings.train import TrainSettings
 from training.tasks.data import Batch
@@ -175,6 +176,10 @@ class TensorFlowLearner(Learner):
             for kind in STATE_KINDS:
                 state[kind] = {name: torch.from_numpy(one) for name, one in state[kind].items()}
         return state
+
+    def load_compressor_state(self, state: State | Sequence[State]) -> None:
+        """See `Learner`."""
+        super().load_compressor_state(with_arrays(state))
 
     def _named(self, variables: Iterable[Any]) -> dict[str, Tensor]:
         arrays = (torch.from_numpy(variable.numpy()) for variable in variables)
