@@ -22,12 +22,13 @@ _POLL_SECONDS = 0.0005
 _ROOM = 4096  # a name of BytePS keeps its size for ever, so rows are this times a power of two
 
 
-def gather(data: bytes, purpose: str) -> list[bytes]:
+def gather(data: bytes, purpose: str, most: int = MAX_GATHERED) -> list[bytes]:
     """Return the bytes of every worker, in the order of ranks. All workers must call it.
 
     Args:
-        data: at most 2**24 bytes.
+        data: at most ``most`` bytes.
         purpose: what all workers must do at this time, for the error message.
+        most: largest size of one worker's bytes.
 
     Raises:
         ProtocolError: the other workers did not come within the time limit, or one sends an
@@ -41,9 +42,9 @@ def gather(data: bytes, purpose: str) -> list[bytes]:
     lengths[bps.rank()] = len(data)
     _sum(lengths, "gradcomp.gather.lengths", purpose)
     longest = int(lengths.max())
-    if longest > MAX_GATHERED or int(lengths.min()) < 0:
+    if longest > most or int(lengths.min()) < 0:
         raise ProtocolError(
-            f"workers send texts of {lengths.tolist()} bytes; each must be in [0, {MAX_GATHERED}]: "
+            f"workers send texts of {lengths.tolist()} bytes; each must be in [0, {most}]: "
             "see whether all workers run the same script and versions"
         )
     room = _ROOM

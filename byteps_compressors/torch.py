@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import json
 import logging
 import os
 import types
@@ -32,13 +31,26 @@ import numpy as np
 import torch
 
 from byteps_compressors import native, process
-from byteps_compressors.agreement import check_equal, check_parameters, digest, to_text, versions
+from byteps_compressors.agreement import WORKER, check_equal, check_replicas, to_text
 from byteps_compressors.build import plugin
 from byteps_compressors.gather import gather
 from gradcomp import Config, get_codec, list_codecs
-from gradcomp.adapter_api import STATE_KINDS, AllReduce, FloatArray, Pipeline, Round, Spec, Stats
+from gradcomp.adapter_api import (
+    STATE_KINDS,
+    AllReduce,
+    FloatArray,
+    Pipeline,
+    Round,
+    Spec,
+    Stats,
+    build_text,
+    digest_parameters,
+    model_digest,
+    read_object,
+)
 from gradcomp.errors import ConfigError, GradcompError, StateError
 from torch_compressors.shared.dgc_sgd import check_momentum
+from torch_compressors.shared.parameters import parameter_bytes
 from torch_compressors.shared.state import as_array, with_arrays
 
 __all__ = ["Attached", "Compression", "DistributedOptimizer", "attach", "declare"]
@@ -187,14 +199,14 @@ class Attached:
         texts = gather(to_text(row), "call load_state_dict between the same steps")
         if error is not None:
             raise error
-        rows = [json.loads(text) for text in texts]
+        rows = [read_object(text, other, WORKER) for other, text in enumerate(texts)]
         for rank, one in enumerate(rows):
             if one["error"] is not None:
                 raise StateError(
                     f"another worker could not load its state: worker {rank}: {one['error']}"
                 )
         check_equal(
-            [to_text(one["values"]) for one in rows],
+            [one["values"] for one in rows],
             "the workers loaded states of different steps",
             "load states that were saved in one step, on all workers",
         )
@@ -202,27 +214,30 @@ class Attached:
     def check_replicas(self) -> None:
         """Compare the parameters of all workers, which must be equal bit for bit.
 
-        All workers must call it between the same steps. It costs a digest of all parameters (about
-        1 GB/s) and an exchange of 8 bytes for each. `DistributedOptimizer` calls it by itself with
-        ``check_replicas_every``.
+        All workers must call it between the same steps. It costs a digest of all parameters, and
+        an exchange of each parameter's name and 8 bytes. `DistributedOptimizer` calls it by itself; see
+        `check_after_steps`.
 
         Raises:
             ProtocolError: parameters differ; the message names the first one, the step and the
                 workers.
         """
-        digests = b"".join(
-            digest(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-            for parameter in self._parameters.values()
-        )
-        texts = gather(digests, "call check_replicas between the same steps")
-        check_parameters(texts, list(self._parameters), self._steps())
+        digests = digest_parameters(parameter_bytes(self._parameters.items()))
+        texts = gather(to_text({"digests": digests}), "call check_replicas between the same steps")
+        check_replicas(texts, self._steps())
 
     def _steps(self) -> int:
         """Number of steps so far."""
         return max((tensor.steps for tensor in self._tensors.values()), default=0)
 
-    def _check_after(self, optimizer: torch.optim.Optimizer, every: int) -> None:
-        """Call `check_replicas` after every ``every``-th step of the optimizer."""
+    def check_after_steps(self, optimizer: torch.optim.Optimizer) -> None:
+        """Call `check_replicas` after every ``check_replicas_every``-th step of the optimizer.
+
+        `DistributedOptimizer` does it by itself. The configuration has the number; 0 is never.
+        """
+        every = self.config.check_replicas_every
+        if every == 0:
+            return
         stock_step = optimizer.step
         calls = 0
 
@@ -329,16 +344,6 @@ def attach(
             options; the message lists them by worker.
         GradcompError: BytePS is not initialized, or the plug-in cannot be built.
     """
-    return _attach(named_parameters, compression, server_feedback, 0)
-
-
-def _attach(
-    named_parameters: NamedParameters,
-    compression: str | Config,
-    server_feedback: ServerFeedback,
-    check_replicas_every: int,
-) -> Attached:
-    """See `attach`; ``check_replicas_every`` must be equal on all workers, too."""
     config = Config.from_spec(compression) if isinstance(compression, str) else compression
     _check_config(config)
     _check_environment()
@@ -351,7 +356,7 @@ def _attach(
                 f"the gradient of '{name}' is already attached: attach each model once, and give the "
                 "parameters of several models different prefixes"
             )
-    _check_agreement(config, shapes, server_feedback, check_replicas_every)
+    _check_agreement(config, shapes, server_feedback)
     sharing = {
         one.name
         for one in map(get_codec, {spec.first_codec for spec in specs.values()})
@@ -393,7 +398,6 @@ def DistributedOptimizer(  # noqa: N802
     backward_passes_per_step: int = 1,
     *,
     server_feedback: ServerFeedback = "auto",
-    check_replicas_every: int = 0,
 ) -> Any:
     """Call `attach`, and wrap the optimizer in the stock ``bps.DistributedOptimizer``.
 
@@ -405,31 +409,22 @@ def DistributedOptimizer(  # noqa: N802
         compression: as for `attach`.
         backward_passes_per_step: as for ``bps.DistributedOptimizer``.
         server_feedback: as for `attach`.
-        check_replicas_every: compare the workers' parameters after every so many steps, see
-            `Attached.check_replicas`; 0 for never.
 
     Raises:
-        ConfigError: check_replicas_every is negative; both the spec and the optimizer apply
-            momentum; or as for `attach`.
+        ConfigError: both the spec and the optimizer apply momentum; or as for `attach`.
         ProtocolError: as for `attach`.
     """
     config = Config.from_spec(compression) if isinstance(compression, str) else compression
-    if check_replicas_every < 0:
-        raise ConfigError(
-            f"check_replicas_every is {check_replicas_every}; it must be a number of steps, or 0 for "
-            "no comparison"
-        )
     named = list(named_parameters)
     check_momentum(config, optimizer)
-    attached = _attach(named, config, server_feedback, check_replicas_every)
+    attached = attach(named, config, server_feedback=server_feedback)
     wrapped = bps.DistributedOptimizer(
         optimizer,
         named_parameters=named,
         backward_passes_per_step=backward_passes_per_step,
     )
     wrapped.compression = attached
-    if check_replicas_every:
-        attached._check_after(wrapped, check_replicas_every)
+    attached.check_after_steps(wrapped)
     return wrapped
 
 
@@ -532,25 +527,25 @@ def _spec_for(config: Config, name: str, parameter: torch.Tensor) -> Spec:
     return choice.spec
 
 
-def _check_agreement(
-    config: Config, shapes: Mapping[str, tuple[int, ...]], feedback: str, every: int
-) -> None:
+def _check_agreement(config: Config, shapes: Mapping[str, tuple[int, ...]], feedback: str) -> None:
     """Compare versions, configuration, parameters and options of all workers.
 
     Raises:
         ProtocolError: the workers differ.
     """
     values = {
-        **versions(plugin().parent.name),
+        "version": build_text(),
+        "plug-in library": plugin().parent.name,
         "configuration": config.digest_text(),
-        "digest of parameters' names and shapes": digest(repr(shapes).encode()).hex(),
+        "digest of parameters' names and shapes": model_digest(shapes),
         "number of parameters": len(shapes),
         "server_feedback": feedback,
-        "check_replicas_every": every,
+        "check_replicas_every": config.check_replicas_every,
         "epoch": native.load().epoch,
     }
+    texts = gather(to_text(values), "call attach with equal arguments")
     check_equal(
-        gather(to_text(values), "call attach with equal arguments"),
+        [read_object(text, rank, WORKER) for rank, text in enumerate(texts)],
         "the workers were given different parameters, configurations or options",
         "give all of them the same, and install one version of gradcomp on all machines",
     )

@@ -25,8 +25,15 @@ from gradcomp.exchange.rounds import (
 )
 from gradcomp.exchange.select import exchange_pattern
 from gradcomp.exchange.state_kinds import STATE_KINDS
-from gradcomp.runtime.agreement import agreement_line, build_text, check_agreement
+from gradcomp.runtime.agreement import agreement_line, build_text, check_agreement, model_digest
 from gradcomp.runtime.collector import Collector, Route
+from gradcomp.runtime.comparison import (
+    check_parameters,
+    differences,
+    digest_parameters,
+    read_digests,
+    read_object,
+)
 from gradcomp.runtime.controls import Controls
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.profile_files import profile_as_configured
@@ -66,9 +73,15 @@ __all__ = [
     "as_float32",
     "build_text",
     "check_agreement",
+    "check_parameters",
+    "differences",
+    "digest_parameters",
     "exchange_pattern",
+    "model_digest",
     "pack_state",
     "profile_as_configured",
+    "read_digests",
+    "read_object",
     "split_frames",
     "unpack_state",
 ]

@@ -187,7 +187,8 @@ class BaseCompression(Controls, metaclass=_Codecs):
         """The texts of all ranks, one after the other in rank order."""
 
     def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
-        name = f"gradcomp.checkpoint.{self.process_set.process_set_id}"
+        # One line of text per rank; a ragged gather delivers them one after the other.
+        name = f"gradcomp.texts.{self.process_set.process_set_id}"
         return self._gather_text(bytearray(data + b"\n"), name).splitlines()
 
     def _check_process_set(self, theirs: int) -> None:
@@ -224,9 +225,8 @@ class BaseCompression(Controls, metaclass=_Codecs):
         """
         prefix = f"gradcomp.{next(_instances[self.process_set.process_set_id])}"
         problem = node_problem(self.HOROVOD, self.config, self.process_set)
-        # One line of text per rank; a ragged gather delivers them one after the other.
-        line = bytearray(f"{agreement_line(self.config, shapes, problem)}\n".encode())
-        check_agreement(self._gather_text(line, f"{prefix}.spec").decode().splitlines())
+        lines = self._gather_bytes(agreement_line(self.config, shapes, problem).encode())
+        check_agreement([line.decode(errors="replace") for line in lines])
         sets = group_sets(self.HOROVOD, self.process_set, self.pipeline.ranks_per_node)
         driver = Driver(self._engine(prefix, sets))
         return Collector(

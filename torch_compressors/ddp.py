@@ -149,7 +149,6 @@ class DDPCompression(TensorControls):
         self._engine = ProfiledEngine(self._gloo, self._pipeline.stats)
         self._world = world
         self._shapes = shapes
-        self._named = named
         self._arrived: list[_Arrived] = []
         self._begun = 0  # number of arrived buckets whose exchanges have started
 
@@ -170,7 +169,7 @@ class DDPCompression(TensorControls):
             self._pipeline,
             self._shapes,
             overwrite=True,
-            parameters=lambda: parameter_bytes(self._named),
+            parameters=lambda: parameter_bytes((name, one) for one, name in self._names.items()),
         )
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -94,6 +94,9 @@ class FSDPCompression(TensorControls):
         elif self.config.stats.profile is not None:
             problem = "stats.profile is for ddp_hook: fsdp_hook does not know when a step begins; "
             problem += "remove it"
+        elif self.config.check_replicas_every:
+            problem = "check_replicas_every is for ddp_hook: shards have no replicas in their own "
+            problem += "machine, and fsdp_hook does not know when a step begins; remove it"
         shapes = {name: tuple(one.shape) for name, one in model.named_parameters()}
         check_agreement(gather_texts(agreement_line(self.config, shapes, problem), group))
         self._pipeline = Pipeline(self.config, group.rank(), group.size(), 1)

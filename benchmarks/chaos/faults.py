@@ -54,12 +54,18 @@ _MESSAGES: dict[str, dict[str, str]] = {
         "byteps": r"worker {rank} [^\n]*(answer|stop|progress)",
     },
     "late": {"": r"(rank|worker) {rank}\b[^\n]*(answer|start)"},
-    "config": {"": r"(rank|worker) {rank}\b[^\n]*topk\(ratio=0\.02"},
+    "config": {
+        "": r"(rank|worker) {rank}\b[^\n]*topk\(ratio=0\.02",
+        "byteps": r"topk\(ratio=0\.02[^\n;]* on worker {rank}\b",
+    },
     "disk": {"": r"{file}[^\n]*(too large|No space left)|(too large|No space left)[^\n]*{file}"},
     "frame": {"": r"(rank|worker) {rank}\b[^\n]*CRC|CRC[^\n]*(rank|worker) {rank}\b"},
     "flip": {"": r"{file}"},
     "truncate": {"": r"{file}"},
-    "older": {"": r"(rank|worker) {rank}\b[^\n]*step|{file}[^\n]*step"},
+    "older": {
+        "": r"(rank|worker) {rank}\b[^\n]*step|{file}[^\n]*step",
+        "byteps": r"steps of [^\n]* on worker {rank}\b",
+    },
 }
 
 FAULTS = tuple(_MESSAGES)

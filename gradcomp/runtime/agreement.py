@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import NoReturn
 
 import gradcomp
 from gradcomp import _core
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError, ProtocolError
-from gradcomp.runtime.step_check import by_value
+from gradcomp.runtime.comparison import by_value, read_object
 
-__all__ = ["agreement_line", "build_text", "check_agreement"]
+__all__ = ["agreement_line", "build_text", "check_agreement", "model_digest"]
 
 _KEYS = ("version", "config", "model", "problem")
 
@@ -21,6 +20,11 @@ _KEYS = ("version", "config", "model", "problem")
 def build_text() -> str:
     """The versions of gradcomp and of its wire format."""
     return f"gradcomp {gradcomp.__version__}, wire format {_core.WIRE_VERSION}"
+
+
+def model_digest(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """A digest of the parameters' names, shapes and order."""
+    return blake2b(repr(list(shapes.items())).encode(), digest_size=8).hexdigest()
 
 
 def agreement_line(
@@ -39,7 +43,7 @@ def agreement_line(
     values = (
         build_text(),
         f"{config.digest_text()}{compared}",
-        blake2b(repr(list(shapes.items())).encode(), digest_size=8).hexdigest(),
+        model_digest(shapes),
         problem or "",
     )
     return json.dumps(dict(zip(_KEYS, values, strict=True)))
@@ -78,15 +82,10 @@ def check_agreement(lines: Sequence[str]) -> None:
 
 
 def _read(line: str, rank: int) -> list[str]:
-    try:
-        fields = json.loads(line)
-        return [str(fields[key]) for key in _KEYS]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        _refuse(line, rank)
-
-
-def _refuse(line: str, rank: int) -> NoReturn:
-    raise ProtocolError(
-        f"rank {rank} does not tell its configuration ('{line[:80]}'): see whether all ranks run "
-        "the same version of gradcomp"
-    )
+    fields = read_object(line, rank)
+    if not all(key in fields for key in _KEYS):
+        raise ProtocolError(
+            f"rank {rank} does not tell its configuration ('{line[:80]}'): see whether all ranks "
+            "run the same version of gradcomp"
+        )
+    return [str(fields[key]) for key in _KEYS]

@@ -24,10 +24,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gradcomp
 from gradcomp.errors import StateError
 from gradcomp.runtime.state_file import pack_state, unpack_state
 
@@ -126,7 +126,7 @@ class Checkpoints:
             files = [json.loads(line) for line in self._agree(write)]
             content = {
                 "format": FORMAT,
-                "gradcomp": _version(),
+                "gradcomp": gradcomp.__version__,
                 "step": step,
                 "token": token,
                 "world_size": self._world_size,
@@ -381,10 +381,3 @@ def _sync(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _version() -> str:
-    try:
-        return version("gradcomp")
-    except PackageNotFoundError:
-        return "unknown"

@@ -247,7 +247,7 @@ class Collector:
                 aggregator = self._resolved[name].bucket_aggregator
                 part = name if aggregator is None else aggregator.bucket
                 parts.setdefault(part, {})[name] = waiting.grads[name]
-        dense_bytes: int | None = waiting.dense_bytes
+        dense_bytes = waiting.dense_bytes
         for grads in parts.values():
             first = next(iter(grads))
             label = first if len(grads) == 1 else f"{first}+{len(grads) - 1}"

@@ -20,7 +20,7 @@ from gradcomp.runtime.policy import Decision, Policy, PolicyGroup
 from gradcomp.runtime.resolve import Resolved, Resolver
 from gradcomp.runtime.state import RankState, State
 from gradcomp.runtime.stats import Stats
-from gradcomp.runtime.step_check import Digests, check_step, step_text
+from gradcomp.runtime.step_check import ParametersAt, check_step, step_text
 
 __all__ = ["Pipeline"]
 
@@ -147,7 +147,7 @@ class Pipeline:
         """Whether the state is new or was loaded, and was not compared since."""
         return self._fresh
 
-    def step_text(self, parameters: Digests | None = None) -> ByteArray:
+    def step_text(self, parameters: ParametersAt | None = None) -> ByteArray:
         """This rank's text for `check_step` before a step.
 
         Args:
@@ -176,6 +176,10 @@ class Pipeline:
             ProtocolError: the ranks differ.
         """
         check_step(replies, self.world_size)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Begin the step: its texts are compared, and the state is no longer `fresh`."""
         self._fresh = False
 
     # Resolution.

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from gradcomp.runtime.step_check import Digests, digest_parameter
+from gradcomp.runtime.comparison import digest_parameters
+from gradcomp.runtime.step_check import ParametersAt
 
 __all__ = ["Parameters", "ReplicaDigests"]
 
@@ -27,7 +28,7 @@ class ReplicaDigests:
         self._every = every if parameters is not None else 0
         self._parameters = parameters
         self._thread = ThreadPoolExecutor(1, "gradcomp-replicas") if self._every else None
-        self._pending: Future[Digests] | None = None
+        self._pending: Future[ParametersAt] | None = None
 
     def begin(self, step: int) -> None:
         """Begin taking digests, if it is the step's turn."""
@@ -39,11 +40,11 @@ class ReplicaDigests:
         if self._pending is not None:
             self._pending.result()
 
-    def take(self) -> Digests | None:
+    def take(self) -> ParametersAt | None:
         """The digests of the step before, once; None if it was not its turn."""
         pending, self._pending = self._pending, None
         return None if pending is None else pending.result()
 
-    def _take(self, step: int) -> Digests:
+    def _take(self, step: int) -> ParametersAt:
         assert self._parameters is not None  # ensured by the constructor
-        return step, [(name, digest_parameter(data)) for name, data in self._parameters()]
+        return ParametersAt(step, digest_parameters(self._parameters()))

@@ -18,7 +18,6 @@ from gradcomp.exchange.state_kinds import REPLICATED_KINDS, STATE_KINDS, state_o
 from gradcomp.runtime.loss_scale import LossScale, poisoned
 from gradcomp.runtime.resolve import DENSE_SPEC, Resolved
 from gradcomp.runtime.state_check import STATE_VERSION, checked_states
-from gradcomp.runtime.step_check import digest_arrays
 
 __all__ = ["RankState", "State"]
 
@@ -85,7 +84,7 @@ class RankState:
             ("momentum", dense),
         ]:
             if of_kind:
-                values[f"{kind} of {len(of_kind)} tensors"] = digest_arrays(of_kind)
+                values[f"{kind} of {len(of_kind)} tensors"] = _digest_arrays(of_kind)
         return values
 
     def count(self, name: str) -> int:
@@ -221,6 +220,14 @@ def _merged(ranks: Sequence[Mapping[str, Any]]) -> MemoryState:
         for kind in STATE_KINDS
         if kind != "carried"  # starting points of one rank's encoder, soon found again
     }
+
+
+def _digest_arrays(arrays: Arrays) -> str:
+    digest = blake2b(digest_size=8)
+    for name in sorted(arrays):
+        digest.update(f"{name}\0{arrays[name].nbytes}\0".encode())
+        digest.update(arrays[name].data)
+    return digest.hexdigest()
 
 
 def _digest(values: object) -> str:

@@ -7,48 +7,53 @@ that drift apart. Each rank's text is short and travels beside the first gradien
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from hashlib import blake2b
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gradcomp.codec.arrays import ByteArray
 from gradcomp.errors import ProtocolError
+from gradcomp.runtime.comparison import (
+    Digests,
+    check_parameters,
+    differences,
+    listed,
+    read_digests,
+    read_object,
+)
 
-__all__ = [
-    "Digests",
-    "by_value",
-    "check_step",
-    "digest_arrays",
-    "digest_parameter",
-    "step_text",
-]
-
-Digests = tuple[int, list[tuple[str, str]]]
-"""A step, and name and digest of each parameter before it, in the order of the model."""
+__all__ = ["ParametersAt", "check_step", "step_text"]
 
 _ROUNDED = 64
 """Texts are padded to multiples of this size, so that engines see equal sizes in most steps."""
 
-_PARAMETERS = "parameters"
-_DIGITS = 8
+
+class ParametersAt(NamedTuple):
+    """The digests of all parameters before a step."""
+
+    step: int
+    digests: Digests
 
 
 def step_text(
     progress: Mapping[str, Any],
     state: Mapping[str, Any] | None = None,
-    parameters: Digests | None = None,
+    parameters: ParametersAt | None = None,
 ) -> ByteArray:
     """One rank's text of a step: JSON that ends with a line break.
 
     Args:
         progress: values by name, which must be equal on all ranks in every step.
         state: the same of a state that is new or was loaded before this step; None otherwise.
-        parameters: in some steps, the digests of all parameters before an earlier step.
+        parameters: in some steps, the digests before an earlier step.
     """
-    content = {"progress": dict(progress), "state": state, _PARAMETERS: parameters}
-    text = json.dumps(content, separators=(",", ":"), sort_keys=True).encode()
+    content: dict[str, Any] = {"progress": progress}
+    if state is not None:
+        content["state"] = state
+    if parameters is not None:
+        content["parameters"] = parameters
+    text = json.dumps(content, separators=(",", ":")).encode()
     size = -(-(len(text) + 1) // _ROUNDED) * _ROUNDED
     # Writable, as torch warns about other arrays.
     return np.frombuffer(bytearray(text.ljust(size - 1) + b"\n"), np.uint8)
@@ -68,98 +73,52 @@ def check_step(replies: ByteArray, world_size: int) -> None:
         raise ProtocolError(
             f"{len(texts)} texts from {world_size} ranks before a step: a rank runs another version"
         )
-    apart = _differences([one["progress"] for one in texts])
+    apart = differences([one.progress for one in texts])
     if apart:
         raise ProtocolError(
             f"the ranks are not at the same point of the training:\n{apart}\nA rank has skipped a "
             "step, or has loaded a state of another step: call set_epoch, set_step and load at the "
             "same steps on every rank, with states of one step"
         )
-    states = [one["state"] for one in texts]
-    if any(states) and not all(states):
-        loaded = _ranks([rank for rank, state in enumerate(states) if state])
-        others = _ranks([rank for rank, state in enumerate(states) if not state])
+    loaded = [rank for rank, one in enumerate(texts) if one.state is not None]
+    if loaded and len(loaded) < world_size:
+        others = [rank for rank, one in enumerate(texts) if one.state is None]
         raise ProtocolError(
-            f"{loaded} begins this step with a new or loaded compression state, and {others} goes "
-            "on with its own: load states on every rank, before the same step"
+            f"{listed(loaded)} begins this step with a new or loaded compression state, and "
+            f"{listed(others)} goes on with its own: load states on every rank, before the same step"
         )
-    apart = _differences([state for state in states if state])
+    apart = differences([one.state for one in texts if one.state is not None])
     if apart:
         raise ProtocolError(
             f"the ranks' compression states differ where they must be equal:\n{apart}\nThese are "
             "states of different steps or runs: load states that were saved in one step"
         )
-    _check_parameters([one[_PARAMETERS] for one in texts])
+    step = next((one.parameters.step for one in texts if one.parameters is not None), None)
+    if step is not None:
+        digests = [[] if one.parameters is None else one.parameters.digests for one in texts]
+        check_parameters(digests, f"before step {step}")
 
 
-def digest_arrays(arrays: Mapping[str, Any]) -> str:
-    """A digest of arrays by name: 16 hexadecimal digits."""
-    digest = blake2b(digest_size=8)
-    for name in sorted(arrays):
-        digest.update(f"{name}\0{arrays[name].nbytes}\0".encode())
-        digest.update(memoryview(arrays[name]).cast("B"))
-    return digest.hexdigest()
+class _Text(NamedTuple):
+    progress: Mapping[str, Any]
+    state: Mapping[str, Any] | None
+    parameters: ParametersAt | None
 
 
-def digest_parameter(data: Any) -> str:
-    """A digest of one parameter's bytes, a C-contiguous buffer."""
-    return blake2b(memoryview(data).cast("B"), digest_size=_DIGITS // 2).hexdigest()
-
-
-def by_value(values: Sequence[Any]) -> str:
-    """Text such as ``9 on ranks 0 and 2; 6 on rank 1``."""
-    of_value: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
-        of_value.setdefault(str(value), []).append(rank)
-    return "; ".join(f"{value} on {_ranks(ranks)}" for value, ranks in of_value.items())
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    listed = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"ranks {listed}"
-
-
-def _differences(of_ranks: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each name whose values differ; empty if none do."""
-    names = sorted({name for values in of_ranks for name in values})
-    lines = []
-    for name in names:
-        values = [values.get(name, "none") for values in of_ranks]
-        if any(value != values[0] for value in values):
-            lines.append(f"  {name}: {by_value(values)}")
-    return "\n".join(lines)
-
-
-def _check_parameters(of_ranks: Sequence[Digests | None]) -> None:
-    given = [one for one in of_ranks if one is not None]
-    if not given:
-        return
-    step, first = given[0]
-    listed = [dict(one[1]) if one is not None else {} for one in of_ranks]
-    apart = [name for name, _ in first if len({one.get(name) for one in listed}) > 1]
-    if apart:
-        values = by_value([one.get(apart[0], "none") for one in listed])
-        raise ProtocolError(
-            f"the ranks' models have drifted apart: {len(apart)} of {len(first)} parameters differ "
-            f"before step {step}, first '{apart[0]}' (digests: {values}); see whether all ranks "
-            "began with the same weights, and whether a rank changes its own"
-        )
-
-
-def _read(line: bytes, rank: int) -> Mapping[str, Any]:
+def _read(line: bytes, rank: int) -> _Text:
+    content = read_object(line, rank)
+    progress, state = content.get("progress"), content.get("state")
+    given = content.get("parameters")
     try:
-        text = json.loads(line)
-        progress, state, parameters = text["progress"], text["state"], text[_PARAMETERS]
-        if not isinstance(progress, dict) or not isinstance(state or {}, dict):
-            raise TypeError("no mapping")
-        if parameters is not None:
-            step, digests = parameters
-            parameters = int(step), [(str(name), str(digest)) for name, digest in digests]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        if not isinstance(progress, dict) or not isinstance(state, dict | None):
+            raise TypeError("no mappings")
+        parameters = None
+        if given is not None:
+            step, digests = given
+            parameters = ParametersAt(int(step), read_digests(digests, rank))
+    except (TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(
-            f"rank {rank} sends no text of gradcomp before a step ({error}): see whether all ranks "
-            "run the same version"
+            f"rank {rank} sends no text of a step ({error}): see whether all ranks run the same "
+            "version"
         ) from error
-    return {"progress": progress, "state": state, _PARAMETERS: parameters}
+    return _Text(progress, state, parameters)

@@ -98,7 +98,6 @@ class VariableNames:
     def __init__(self, variables: Iterable[Any] | None) -> None:
         self._given = variables is not None
         self._names: dict[Any, str] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
         self._variables: dict[str, Any] = {}
         for variable in variables or ():
             self._add(variable)
@@ -113,8 +112,8 @@ class VariableNames:
 
     def shapes(self, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
         """Names and shapes of all given variables, or of these if none were given."""
-        chosen = self._shapes if self._given else names
-        return {name: self._shapes[name] for name in chosen}
+        chosen = self._variables if self._given else names
+        return {name: tuple(self._variables[name].shape) for name in chosen}
 
     def variables(self) -> list[tuple[str, Any]]:
         """Name and TensorFlow variable of every variable known so far, in the order of `shapes`."""
@@ -136,12 +135,11 @@ class VariableNames:
     def _add(self, variable: Any) -> str:
         own = _own_name(variable)
         name, count = own, 1
-        while name in self._shapes:
+        while name in self._variables:
             count += 1
             name = f"{own}_{count}"
         self._names[_plain(variable).ref()] = name
         self._variables[name] = _plain(variable)
-        self._shapes[name] = tuple(variable.shape)
         return name
 
 

@@ -67,7 +67,7 @@ class ParameterNames:
         Empty if no names are known.
         """
         self._known()
-        return {name: tuple(p.shape) for name, p in self._pairs if p.requires_grad}
+        return {name: tuple(p.shape) for name, p in self.tensors()}
 
     def parameters(self) -> dict[torch.Tensor, str]:
         """The names of all parameters."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_byteps import run
 
-from byteps_compressors.agreement import check_equal, check_parameters, to_text
+from byteps_compressors.agreement import check_equal, check_replicas, to_text
 from gradcomp.errors import ProtocolError
 
 RANDOM = "residual|randomk(ratio=0.1)"
@@ -67,20 +67,29 @@ def test_a_comparison_does_not_wait_for_ever(tmp_path: Path) -> None:
 
 
 class TestComparison:
+    """See tests/runtime/test_comparison.py for texts and differences."""
+
+    DIGESTS = (("w", "0a"), ("b", "0b"))
+
+    def texts(self, *of_workers: object) -> list[bytes]:
+        return [to_text({"digests": digests}) for digests in of_workers]
+
     def test_equal_values_pass(self) -> None:
-        check_equal([to_text({"a": 1, "b": "x"})] * 3, "apart", "mend it")
-        check_parameters([bytes(range(16))] * 3, ["w", "b"], 4)
+        check_equal([{"a": 1, "b": "x"}] * 3, "apart", "mend it")
+        check_replicas(self.texts(*[self.DIGESTS] * 3), 4)
 
     def test_names_the_workers_of_each_value(self) -> None:
-        texts = [to_text({"a": value}) for value in (1, 2, 1)]
+        rows = [{"a": value} for value in (1, 2, 1)]
         with pytest.raises(ProtocolError, match="a: 1 on workers 0, 2; 2 on worker 1"):
-            check_equal(texts, "apart", "mend it")
+            check_equal(rows, "apart", "mend it")
 
     @pytest.mark.parametrize("text", [b"", b"\xff", b"[1]", b"[" * 100_000])
     def test_foreign_texts_are_refused(self, text: bytes) -> None:
         with pytest.raises(ProtocolError, match="worker 1 sends no text"):
-            check_equal([to_text({"a": 1}), text], "apart", "mend it")
+            check_replicas([*self.texts(self.DIGESTS), text], 4)
 
-    def test_digests_of_another_length_are_refused(self) -> None:
-        with pytest.raises(ProtocolError, match="worker 1 sends 8 bytes"):
-            check_parameters([bytes(16), bytes(8)], ["w", "b"], 4)
+    def test_missing_digests_are_refused(self) -> None:
+        with pytest.raises(ProtocolError, match=r"first 'b' .*0b on worker 0; none on worker 1"):
+            check_replicas(self.texts(self.DIGESTS, self.DIGESTS[:1]), 4)
+        with pytest.raises(ProtocolError, match="worker 1 sends no digests"):
+            check_replicas(self.texts(self.DIGESTS, None), 4)

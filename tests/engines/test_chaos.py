@@ -8,7 +8,7 @@ from pathlib import Path
 from launch import ROOT, run
 
 TRIALS = 12
-FAULTS = "kill,late,frame"
+FAULTS = "kill,late,config,frame"
 
 
 def test_every_trial_names_its_cause(tmp_path: Path) -> None:

@@ -72,6 +72,12 @@ def check_as_in_the_loopback(
             assert found == expected
 
 
+RAMPS = (
+    "residual|globaltopk(ratio=ramp(from=0.25,to=0.01,steps=8))",
+    "chunk_allreduce(ratio=ramp(from=0.25,to=0.1,steps=8),chunk=16)",
+)
+"""Their aggregators differ between steps, and so do the buckets of tensors at different steps."""
+
 ALL = {step: list(SHAPES) for step in range(3)}
 
 
@@ -122,13 +128,7 @@ def test_parameters_without_a_gradient_hold_nothing_up() -> None:
     assert sorted(rounds_of(engines[0])[4:]) == ["b", "d"]
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "residual|globaltopk(ratio=ramp(from=0.25,to=0.01,steps=8))",
-        "chunk_allreduce(ratio=ramp(from=0.25,to=0.1,steps=8),chunk=16)",
-    ],
-)
+@pytest.mark.parametrize("spec", RAMPS)
 def test_a_tensor_whose_step_lags_behind_travels_apart(spec: str) -> None:
     """Tensor c comes late: its ratio is of another step, so it cannot share the bucket."""
     settings = config_of(spec, bucket_bytes=4 * 2**20)
@@ -142,13 +142,7 @@ def test_a_tensor_whose_step_lags_behind_travels_apart(spec: str) -> None:
     assert [sorted(averages) for averages in results[0]] == [list("abde"), *[list("abcde")] * 2]
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "residual|globaltopk(ratio=ramp(from=0.25,to=0.01,steps=8))",
-        "chunk_allreduce(ratio=ramp(from=0.25,to=0.1,steps=8),chunk=16)",
-    ],
-)
+@pytest.mark.parametrize("spec", RAMPS)
 def test_schedules_go_on_beside_a_parameter_without_a_gradient(spec: str) -> None:
     """Its step stays behind, and so does its ratio; the others still share a bucket."""
     settings = config_of(spec, bucket_bytes=4 * 2**20)

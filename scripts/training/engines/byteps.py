@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import byteps.torch as bps
-import numpy as np
 import torch
 from byteps.torch import ops
 from torch import Tensor, nn
 
+from byteps_compressors.gather import gather
 from byteps_compressors.torch import attach
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
 from torch_compressors import DGCSGD
-from training.engines.objects import check_length, pack, unpack
+from training.engines.objects import longest, pack, unpack
 from training.learners.torch import TorchEngine
 
 __all__ = ["ENGINE"]
@@ -68,20 +68,8 @@ class BytePSEngine(TorchEngine):
 
     def allgather_object(self, value: Any, name: str) -> list[Any]:
         data = pack(value)
-        lengths = torch.zeros(self.size(), dtype=torch.int64)
-        lengths[self.rank()] = len(data)
-        lengths = self.sum(lengths, f"{name}.lengths")
-        for rank, length in enumerate(lengths.tolist()):
-            check_length(length, len(data), rank)
-        # A tensor name keeps its size for ever: round up to a power of two, which is in the name.
-        room = 1 << int(lengths.max()).bit_length()
-        table = torch.zeros(self.size(), room, dtype=torch.uint8)
-        table[self.rank(), : len(data)] = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
-        table = self.sum(table, f"{name}.{room}")
-        return [
-            unpack(row[:length].numpy().tobytes(), rank)
-            for rank, (row, length) in enumerate(zip(table, lengths.tolist(), strict=True))
-        ]
+        texts = gather(data, f"come to {name}", most=longest(len(data)))
+        return [unpack(text, rank) for rank, text in enumerate(texts)]
 
     def broadcast_parameters(self, state: Mapping[str, Tensor]) -> None:
         for name, tensor in state.items():
@@ -97,6 +85,8 @@ class BytePSEngine(TorchEngine):
         result: torch.optim.Optimizer = bps.DistributedOptimizer(
             inner, named_parameters=model.named_parameters()
         )
+        if compression is not None:
+            compression.check_after_steps(result)
         return result
 
     def momentum_free_sgd(self) -> type[torch.optim.SGD]:

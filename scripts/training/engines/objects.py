@@ -9,7 +9,7 @@ import torch
 
 from gradcomp.errors import ProtocolError
 
-__all__ = ["check_length", "pack", "unpack"]
+__all__ = ["check_length", "longest", "pack", "unpack"]
 
 _ROOM = 2**24
 
@@ -37,15 +37,19 @@ def unpack(data: bytes, rank: int) -> Any:
         ) from error
 
 
+def longest(own: int) -> int:
+    """Largest size that another rank's value may have: ranks exchange values of about one size."""
+    return 2 * own + _ROOM
+
+
 def check_length(length: int, own: int, rank: int) -> None:
-    """Refuse a length far above this rank's ``own``: ranks exchange values of about one size.
+    """Refuse a length above the `longest` beside this rank's ``own``.
 
     Raises:
-        ProtocolError: ``length`` is negative or more than twice ``own`` plus 16 MiB.
+        ProtocolError: ``length`` is out of range.
     """
-    most = 2 * own + _ROOM
-    if not 0 <= length <= most:
+    if not 0 <= length <= longest(own):
         raise ProtocolError(
-            f"rank {rank} sends a value of {length} bytes; it must be in [0, {most}]: see whether "
-            "all ranks run the same script and versions"
+            f"rank {rank} sends a value of {length} bytes; it must be in [0, {longest(own)}]: see "
+            "whether all ranks run the same script and versions"
         )

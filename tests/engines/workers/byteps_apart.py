@@ -17,6 +17,7 @@ import torch
 import gradcomp
 from byteps_compressors.gather import TIMEOUT
 from byteps_compressors.torch import DistributedOptimizer
+from gradcomp import Config
 
 
 def main(way: str, spec: str) -> None:
@@ -26,11 +27,11 @@ def main(way: str, spec: str) -> None:
         gradcomp.__version__ = "9.9"
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.Linear(100, 100))
+    config = Config.from_spec(spec)
     optimizer = DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=1e-4),
         model.named_parameters(),
-        spec,
-        check_replicas_every=3,
+        config.model_copy(update={"check_replicas_every": 3}),
     )
 
     def train(steps: int) -> None:

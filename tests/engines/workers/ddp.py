@@ -492,6 +492,7 @@ def shards() -> None:
     for settings, word in (
         ({"compress": {**compress, "exchange": "two_level"}}, "two_level is for ddp_hook"),
         ({"compress": compress, "stats": {"profile": "x"}}, "profile is for ddp_hook"),
+        ({"compress": compress, "check_replicas_every": 9}, "check_replicas_every is for ddp_hook"),
     ):
         wanted = Config.from_mapping({"version": 1, **settings})
         refused(partial(fsdp_hook, wanted, first, group), ConfigError, word)

@@ -13,6 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from workers.ddp_dying import train
 from workers.dying import layers
 
 from torch_compressors import ddp_hook, init_process_group
@@ -30,14 +31,7 @@ def main(way: str, spec: str, lost: int) -> None:
     def end(grad: torch.Tensor) -> None:
         os.kill(os.getpid(), signal.SIGKILL if way == "kill" else signal.SIGSTOP)
 
-    for step in range(1000):
-        if dist.get_rank() == lost and step == 5:
-            model.module[1].weight.register_hook(end)
-        model(torch.randn(4, 80)).square().mean().backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                p -= 0.01 * p.grad
-        model.zero_grad()
+    train(model, end if dist.get_rank() == lost else None)
 
 
 if __name__ == "__main__":
