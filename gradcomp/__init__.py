@@ -23,6 +23,7 @@ from gradcomp.errors import (
     StateError,
     WireError,
 )
+from gradcomp.version import installed_version
 
 if TYPE_CHECKING:
     from gradcomp.codec.batch import ToDecode, ToEncode, decode_batch_add, encode_batch
@@ -85,9 +86,7 @@ warn_of_ignored_variables()
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
-
-        return version("gradcomp")
+        return installed_version()
     if name not in _MODULES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
-import gradcomp
 from gradcomp import _core
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError, ProtocolError
 from gradcomp.runtime.comparison import by_value, read_object
+from gradcomp.version import installed_version
 
 __all__ = ["agreement_line", "build_text", "check_agreement", "model_digest"]
 
@@ -19,7 +19,7 @@ _KEYS = ("version", "config", "model", "problem")
 
 def build_text() -> str:
     """The versions of gradcomp and of its wire format."""
-    return f"gradcomp {gradcomp.__version__}, wire format {_core.WIRE_VERSION}"
+    return f"gradcomp {installed_version()}, wire format {_core.WIRE_VERSION}"
 
 
 def model_digest(shapes: Mapping[str, tuple[int, ...]]) -> str:

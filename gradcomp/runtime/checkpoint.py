@@ -27,9 +27,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import gradcomp
 from gradcomp.errors import StateError
 from gradcomp.runtime.state_file import pack_state, unpack_state
+from gradcomp.version import installed_version
 
 __all__ = ["Checkpoints", "Gather", "Loaded"]
 
@@ -126,7 +126,7 @@ class Checkpoints:
             files = [json.loads(line) for line in self._agree(write)]
             content = {
                 "format": FORMAT,
-                "gradcomp": gradcomp.__version__,
+                "gradcomp": installed_version(),
                 "step": step,
                 "token": token,
                 "world_size": self._world_size,

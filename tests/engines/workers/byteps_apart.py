@@ -14,17 +14,17 @@ import time
 import byteps.torch as bps
 import torch
 
-import gradcomp
 from byteps_compressors.gather import TIMEOUT
 from byteps_compressors.torch import DistributedOptimizer
 from gradcomp import Config
+from gradcomp.runtime import agreement
 
 
 def main(way: str, spec: str) -> None:
     bps.init()
     odd = bps.rank() == 1
     if way == "version" and odd:
-        gradcomp.__version__ = "9.9"
+        agreement.installed_version = lambda: "9.9"
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.Linear(100, 100))
     config = Config.from_spec(spec)

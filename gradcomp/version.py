@@ -1,0 +1,12 @@
+"""The version of the installed package."""
+
+from __future__ import annotations
+
+__all__ = ["installed_version"]
+
+
+def installed_version() -> str:
+    """The version, such as ``0.1.0``."""
+    from importlib.metadata import version  # slow to import, and rarely needed
+
+    return version("gradcomp")
