@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from gradcomp.errors import ProtocolError
+from torch_compressors.works import keep
 
 __all__ = ["MAX_GATHERED", "gather_bytes", "gather_numbers", "gather_texts"]
 
@@ -30,7 +31,7 @@ def gather_bytes(data: bytes, group: dist.ProcessGroup | None = None) -> list[by
     on_gpu = dist.get_backend(group) == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
-    dist.all_gather(lengths, torch.tensor([len(data)], device=device), group=group)
+    _gather(lengths, torch.tensor([len(data)], device=device), group)
     sizes = [int(length) for length in lengths]
     for rank, length in enumerate(sizes):
         if not 0 <= length <= MAX_GATHERED:
@@ -44,10 +45,16 @@ def gather_bytes(data: bytes, group: dist.ProcessGroup | None = None) -> list[by
     own = torch.zeros(longest, dtype=torch.uint8)
     own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else own[:0]
     texts = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in range(size)]
-    dist.all_gather(texts, own.to(device), group=group)
+    _gather(texts, own.to(device), group)
     return [
         text[:length].cpu().numpy().tobytes() for text, length in zip(texts, sizes, strict=True)
     ]
+
+
+def _gather(out: list[torch.Tensor], own: torch.Tensor, group: dist.ProcessGroup | None) -> None:
+    work = dist.all_gather(out, own, group=group, async_op=True)
+    if work is not None:  # this rank is in the group
+        keep(work).wait()
 
 
 def gather_texts(text: str, group: dist.ProcessGroup | None = None) -> list[str]:

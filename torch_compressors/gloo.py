@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,11 +26,11 @@ from gradcomp.adapter_api import (
 )
 from gradcomp.errors import ProtocolError
 from torch_compressors.roll_call import RollCall, of_group, ranks_text
+from torch_compressors.works import keep
 
 __all__ = ["GlooEngine", "message_limit"]
 
 _FUSED_BYTES = 4 * 2**20
-_KEPT_WORKS = 8
 _FIRST_BUFFER = 2**16
 
 # The size that precedes the data in each message between two ranks, and the mark that follows them.
@@ -167,9 +167,6 @@ class GlooEngine:
         self._requests: Counter[RankGroup] = Counter()
         self._fused: dict[tuple[RankGroup, np.dtype[Any]], _Fused] = {}
         self._buffer_sizes: dict[tuple[str, int, int], int] = {}
-        # Keeps references to the last all-reduces. Otherwise a thread of PyTorch may release the
-        # last reference after the interpreter has ended, which aborts the process.
-        self._works: deque[dist.Work] = deque(maxlen=_KEPT_WORKS)
 
     def start(self, request: Request) -> _Handle | None:
         """Start a request without waiting, unless this rank is outside its group.
@@ -201,7 +198,7 @@ class GlooEngine:
     def flush(self) -> None:
         """Launch all waiting all-reduces."""
         for (group, _), fused in self._fused.items():
-            self._works.append(fused.launch(self._groups[group], self._answered))
+            keep(fused.launch(self._groups[group], self._answered))
         self._fused.clear()
 
     def _add(self, request: AllReduce) -> _Member:
