@@ -38,6 +38,8 @@ from gradcomp import Config, get_codec, list_codecs
 from gradcomp.adapter_api import (
     STATE_KINDS,
     AllReduce,
+    Checkpointed,
+    Checkpoints,
     FloatArray,
     Pipeline,
     Round,
@@ -85,7 +87,7 @@ process.end_at_once()
 process.resolve_scheduler()
 
 
-class Attached:
+class Attached(Checkpointed):
     """Handle of a model's compression in this worker; made by `attach`.
 
     Attributes:
@@ -188,6 +190,19 @@ class Attached:
             tensor.steps = loaded["rounds"].get(name, 0)
         for name in self._fed_back:
             self._tensors[name].write_servers(kept.get(name), self._push_pull(name))
+
+    @functools.cached_property
+    def _checkpoints(self) -> Checkpoints:
+        together = functools.partial(gather, purpose="call save or load between the same steps")
+        return Checkpoints(bps.rank(), bps.size(), 1, self.config.digest_text(), together)
+
+    def _state_to_save(self) -> dict[str, Any]:
+        state: dict[str, Any] = with_arrays(self.state_dict())
+        servers = {name: as_array(residual) for name, residual in state["servers"].items()}
+        return {**state, "servers": servers}
+
+    def _take_saved(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        self.load_state_dict(states)
 
     def _compare_loaded(self, error: StateError | None, rounds: Mapping[str, int]) -> None:
         """Raise on all workers if one could not load its state, or the steps or epochs differ."""

@@ -83,10 +83,10 @@ class Checkpoints:
     def __init__(
         self, rank: int, world_size: int, ranks_per_node: int, config: str, gather: Gather
     ) -> None:
-        self._rank = rank
+        self.rank = rank
         self._world_size = world_size
-        self._ranks_per_node = ranks_per_node
-        self._config = config
+        self.ranks_per_node = ranks_per_node
+        self.config = config
         self._gather = gather
         self._known: dict[Path, set[str]] = {}
         """Tokens by directory, at its first use and of this job; others are of another job."""
@@ -109,7 +109,7 @@ class Checkpoints:
         home = Path(directory).absolute()
         folder = home / f"step-{step:012d}" if isinstance(step, int) else home
         token = self._agree(lambda: self._token(home, step, keep))[0]
-        name = _file_name(self._rank, token)
+        name = _file_name(self.rank, token)
         data = pack_state(state)
 
         def write() -> str:
@@ -130,8 +130,8 @@ class Checkpoints:
                 "step": step,
                 "token": token,
                 "world_size": self._world_size,
-                "ranks_per_node": self._ranks_per_node,
-                "config": self._config,
+                "ranks_per_node": self.ranks_per_node,
+                "config": self.config,
                 "files": files,
             }
         except StateError:
@@ -239,19 +239,19 @@ class Checkpoints:
                 manifest = _read_manifest(home / f"step-{one:012d}")
                 self._states(manifest)
             except (StateError, OSError) as error:
-                _log.warning("gradcomp: rank %d skips a checkpoint: %s", self._rank, error)
+                _log.warning("gradcomp: rank %d skips a checkpoint: %s", self.rank, error)
             else:
                 return f"{manifest.step} {manifest.token}"
         return ""
 
     def _fits(self, manifest: _Manifest) -> bool:
         saved = (manifest.world_size, manifest.ranks_per_node)
-        return saved == (self._world_size, self._ranks_per_node)
+        return saved == (self._world_size, self.ranks_per_node)
 
     def _states(self, manifest: _Manifest) -> list[dict[str, Any]]:
         """The states that this rank needs: its own, or all if the number of ranks has changed."""
         fits = self._fits(manifest)
-        ranks = [self._rank] if fits else range(manifest.world_size)
+        ranks = [self.rank] if fits else range(manifest.world_size)
         return [_read_state(manifest, rank, fits) for rank in ranks]
 
 
