@@ -11,8 +11,13 @@
 
 from __future__ import annotations
 
+import horovod.tensorflow
+
 from horovod_compressors.tensorflow.checkpoint import CompressionState
 from horovod_compressors.tensorflow.compression import Compression
 from horovod_compressors.tensorflow.keras import DistributedOptimizer
+from horovod_compressors.watch import watch
 
 __all__ = ["Compression", "CompressionState", "DistributedOptimizer"]
+
+watch(horovod.tensorflow)

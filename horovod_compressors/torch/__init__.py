@@ -12,6 +12,11 @@
 
 from __future__ import annotations
 
+import horovod.torch
+
 from horovod_compressors.torch.compression import Compression
+from horovod_compressors.watch import watch
 
 __all__ = ["Compression"]
+
+watch(horovod.torch)

@@ -13,6 +13,7 @@ from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor, nn
 
 from gradcomp.config.schema import Config
+from gradcomp.errors import PeerError
 from horovod_compressors.torch import Compression
 from horovod_compressors.torch.wait import wait
 from torch_compressors import DGCSGD
@@ -26,7 +27,7 @@ class HorovodEngine(TorchEngine):
 
     name = "horovod"
     title = "Horovod"
-    lost_rank = (HorovodInternalError,)
+    lost_rank = (HorovodInternalError, PeerError)
 
     def init(self) -> None:
         """See `Engine`, also below."""
