@@ -11,8 +11,13 @@
 
 from __future__ import annotations
 
-from horovod_compressors.tensorflow.checkpoint import CompressionState
-from horovod_compressors.tensorflow.compression import Compression
-from horovod_compressors.tensorflow.keras import DistributedOptimizer
+from gradcomp.errors import missing_package
+
+try:
+    from horovod_compressors.tensorflow.checkpoint import CompressionState
+    from horovod_compressors.tensorflow.compression import Compression
+    from horovod_compressors.tensorflow.keras import DistributedOptimizer
+except ModuleNotFoundError as error:
+    raise missing_package(error) from None
 
 __all__ = ["Compression", "CompressionState", "DistributedOptimizer"]

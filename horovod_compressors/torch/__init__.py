@@ -12,6 +12,11 @@
 
 from __future__ import annotations
 
-from horovod_compressors.torch.compression import Compression
+from gradcomp.errors import missing_package
+
+try:
+    from horovod_compressors.torch.compression import Compression
+except ModuleNotFoundError as error:
+    raise missing_package(error) from None
 
 __all__ = ["Compression"]
