@@ -25,10 +25,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import byteps.torch as bps
-import byteps.torch.ops as ops
 import numpy as np
-import torch
+
+from gradcomp.errors import ConfigError, GradcompError, StateError, missing_package
+
+try:
+    import byteps.torch as bps
+    import byteps.torch.ops as ops
+    import torch
+except ModuleNotFoundError as error:
+    raise missing_package(error) from None
 
 from byteps_compressors import native, process
 from byteps_compressors.agreement import WORKER, check_equal, check_replicas, to_text
@@ -50,7 +56,6 @@ from gradcomp.adapter_api import (
     model_digest,
     read_object,
 )
-from gradcomp.errors import ConfigError, GradcompError, StateError
 from torch_compressors.shared.dgc_sgd import check_momentum
 from torch_compressors.shared.parameters import parameter_bytes
 from torch_compressors.shared.state import as_array, with_arrays

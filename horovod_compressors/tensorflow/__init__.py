@@ -11,11 +11,17 @@
 
 from __future__ import annotations
 
-import horovod.tensorflow
+from gradcomp.errors import missing_package
 
-from horovod_compressors.tensorflow.checkpoint import CompressionState
-from horovod_compressors.tensorflow.compression import Compression
-from horovod_compressors.tensorflow.keras import DistributedOptimizer
+try:
+    import horovod.tensorflow
+
+    from horovod_compressors.tensorflow.checkpoint import CompressionState
+    from horovod_compressors.tensorflow.compression import Compression
+    from horovod_compressors.tensorflow.keras import DistributedOptimizer
+except ModuleNotFoundError as error:
+    raise missing_package(error) from None
+
 from horovod_compressors.watch import watch
 
 __all__ = ["Compression", "CompressionState", "DistributedOptimizer"]

@@ -12,9 +12,15 @@
 
 from __future__ import annotations
 
-import horovod.torch
+from gradcomp.errors import missing_package
 
-from horovod_compressors.torch.compression import Compression
+try:
+    import horovod.torch
+
+    from horovod_compressors.torch.compression import Compression
+except ModuleNotFoundError as error:
+    raise missing_package(error) from None
+
 from horovod_compressors.watch import watch
 
 __all__ = ["Compression"]

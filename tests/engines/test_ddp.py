@@ -75,9 +75,10 @@ def test_damaged_messages_of_another_rank() -> None:
             assert found[1].startswith(f"rank 1 sent a damaged message in the exchange '{name}'")
 
 
-def test_the_example_of_the_documentation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["torch.md", "from-powersgd-hook.md"])
+def test_the_example_of_the_documentation(name: str, tmp_path: Path) -> None:
     root = HERE.parents[1]
-    page = (root / "docs" / "torch.md").read_text()
+    page = (root / "docs" / name).read_text()
     example = tmp_path / "example.py"
     example.write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0])
     job = run([example], 2, "torchrun", {"PYTHONPATH": str(root)}, limit=120)
