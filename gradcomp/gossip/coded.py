@@ -29,6 +29,8 @@ class _Coded(CompressedGossip):
     usual_gamma: float
     """Default step size."""
 
+    sizes_vary = True
+
     def __init__(
         self,
         topology: Topology,
@@ -46,6 +48,11 @@ class _Coded(CompressedGossip):
             kind: {one.key.name: np.zeros(one.key.numel, np.float32) for one in self.layout.large}
             for kind in self.kinds
         }
+
+    def _body_size(self) -> int:
+        return sum(
+            self._codecs[one.key.name].max_encoded_size(one.key.numel) for one in self.layout.large
+        )
 
     def _frame(self, one: Tensor, values: FloatArray) -> ByteArray:
         codec = self._codecs[one.key.name]
