@@ -26,6 +26,7 @@ from gradcomp.exchange.rounds import (
 from gradcomp.exchange.select import exchange_pattern
 from gradcomp.exchange.state_kinds import STATE_KINDS
 from gradcomp.runtime.agreement import agreement_line, build_text, check_agreement, model_digest
+from gradcomp.runtime.checkpoint import Checkpoints
 from gradcomp.runtime.collector import Collector, Route
 from gradcomp.runtime.comparison import (
     check_parameters,
@@ -50,6 +51,7 @@ __all__ = [
     "AllToAll",
     "Broadcast",
     "ByteArray",
+    "Checkpoints",
     "Collector",
     "Controls",
     "Driver",

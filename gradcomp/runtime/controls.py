@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from gradcomp.runtime.pipeline import Pipeline
 
 __all__ = ["Controls"]
-
-_log = logging.getLogger(__name__)
 
 
 class Controls:
@@ -104,12 +101,6 @@ class Controls:
         """
         checkpoints = self._checkpoints
         loaded = checkpoints.load(directory, step)
-        if loaded.config != self.pipeline.config.digest_text() and self.pipeline.rank == 0:
-            _log.warning(
-                "gradcomp: the checkpoint of step %d was saved by a run of another configuration, %s",
-                loaded.step,
-                loaded.config,
-            )
         checkpoints.together(lambda: self.pipeline.load_state_dict(loaded.states))
         return loaded.step
 
