@@ -50,12 +50,10 @@ class Loaded(NamedTuple):
     Attributes:
         step: its step.
         states: this rank's own state, or those of all ranks if their number has changed.
-        config: `Config.digest_text` of the run that saved it.
     """
 
     step: int
     states: dict[str, Any] | list[dict[str, Any]]
-    config: str
 
 
 class _Manifest(NamedTuple):
@@ -76,17 +74,17 @@ class Checkpoints:
     Args:
         rank, world_size: as of the rank's pipeline.
         ranks_per_node: as of the pipeline's state.
-        config: `Config.digest_text`.
+        config: text about the run, such as `Config.digest_text`; with another one `load` warns.
         gather: a collective of all ranks.
     """
 
     def __init__(
         self, rank: int, world_size: int, ranks_per_node: int, config: str, gather: Gather
     ) -> None:
-        self.rank = rank
+        self._rank = rank
         self._world_size = world_size
-        self.ranks_per_node = ranks_per_node
-        self.config = config
+        self._ranks_per_node = ranks_per_node
+        self._config = config
         self._gather = gather
         self._known: dict[Path, set[str]] = {}
         """Tokens by directory, at its first use and of this job; others are of another job."""
@@ -109,7 +107,7 @@ class Checkpoints:
         home = Path(directory).absolute()
         folder = home / f"step-{step:012d}" if isinstance(step, int) else home
         token = self._agree(lambda: self._token(home, step, keep))[0]
-        name = _file_name(self.rank, token)
+        name = _file_name(self._rank, token)
         data = pack_state(state)
 
         def write() -> str:
@@ -130,8 +128,8 @@ class Checkpoints:
                 "step": step,
                 "token": token,
                 "world_size": self._world_size,
-                "ranks_per_node": self.ranks_per_node,
-                "config": self.config,
+                "ranks_per_node": self._ranks_per_node,
+                "config": self._config,
                 "files": files,
             }
         except StateError:
@@ -176,7 +174,13 @@ class Checkpoints:
         self._known[home] = _tokens(home)
         self._may_go_back.add(home)
         of_rank = states[0] if self._fits(manifest) else states
-        return Loaded(manifest.step, of_rank, manifest.config)
+        if manifest.config != self._config and self._rank == 0:
+            _log.warning(
+                "gradcomp: the checkpoint of step %d was saved by a run of another configuration, %s",
+                manifest.step,
+                manifest.config,
+            )
+        return Loaded(manifest.step, of_rank)
 
     def together(self, act: Callable[[], None]) -> None:
         """Call ``act`` on every rank; a StateError of any rank is raised on all."""
@@ -239,19 +243,19 @@ class Checkpoints:
                 manifest = _read_manifest(home / f"step-{one:012d}")
                 self._states(manifest)
             except (StateError, OSError) as error:
-                _log.warning("gradcomp: rank %d skips a checkpoint: %s", self.rank, error)
+                _log.warning("gradcomp: rank %d skips a checkpoint: %s", self._rank, error)
             else:
                 return f"{manifest.step} {manifest.token}"
         return ""
 
     def _fits(self, manifest: _Manifest) -> bool:
         saved = (manifest.world_size, manifest.ranks_per_node)
-        return saved == (self._world_size, self.ranks_per_node)
+        return saved == (self._world_size, self._ranks_per_node)
 
     def _states(self, manifest: _Manifest) -> list[dict[str, Any]]:
         """The states that this rank needs: its own, or all if the number of ranks has changed."""
         fits = self._fits(manifest)
-        ranks = [self.rank] if fits else range(manifest.world_size)
+        ranks = [self._rank] if fits else range(manifest.world_size)
         return [_read_state(manifest, rank, fits) for rank in ranks]
 
 

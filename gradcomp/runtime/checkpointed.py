@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,8 +10,6 @@ from typing import Any
 from gradcomp.runtime.checkpoint import Checkpoints
 
 __all__ = ["Checkpointed"]
-
-_log = logging.getLogger(__name__)
 
 
 class Checkpointed:
@@ -54,12 +51,6 @@ class Checkpointed:
         """
         checkpoints = self._checkpoints
         loaded = checkpoints.load(directory, step)
-        if loaded.config != checkpoints.config and checkpoints.rank == 0:
-            _log.warning(
-                "gradcomp: the checkpoint of step %d was saved by a run of another configuration, %s",
-                loaded.step,
-                loaded.config,
-            )
         checkpoints.together(lambda: self._take_saved(loaded.states))
         return loaded.step
 
