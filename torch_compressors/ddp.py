@@ -41,6 +41,7 @@ from torch_compressors.gather import gather_bytes, gather_numbers, gather_texts
 from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.nodes import check_nodes, ranks_per_node
 from torch_compressors.registered import WrappedModel, registered_with
+from torch_compressors.roll_call import naming_the_absent
 from torch_compressors.shared.dgc_sgd import check_optional
 from torch_compressors.shared.parameters import parameter_bytes
 from torch_compressors.shared.rates import rates_of
@@ -176,9 +177,10 @@ class DDPCompression(TensorControls):
         """Agree with the other ranks, and make the process groups; all ranks call it together."""
         world, shapes = self._model.world, self._model.shapes
         copied = vars(self).get("pipeline")
-        size = _agreed_ranks_per_node(self.config, world, shapes, copied)
         limit = message_limit(map(math.prod, shapes.values()), self.config.compress.bucket_bytes)
-        self._gloo = GlooEngine(_groups(world, size, self._timeout), limit)
+        with naming_the_absent(world, "ddp_hook"):
+            size = _agreed_ranks_per_node(self.config, world, shapes, copied)
+            self._gloo = GlooEngine(_groups(world, size, self._timeout), limit)
         self._engine = ProfiledEngine(self._gloo, profile_as_configured(self.pipeline).stats)
         return self._gloo
 

@@ -22,6 +22,7 @@ from gradcomp.adapter_api import Driver, Pipeline, agreement_line, check_agreeme
 from gradcomp.errors import ConfigError
 from torch_compressors.gather import gather_texts
 from torch_compressors.gloo import GlooEngine, message_limit
+from torch_compressors.roll_call import naming_the_absent
 from torch_compressors.shared.dgc_sgd import check_optional
 from torch_compressors.shared.state import TensorControls
 
@@ -98,7 +99,8 @@ class FSDPCompression(TensorControls):
             problem = "check_replicas_every is for ddp_hook: shards have no replicas in their own "
             problem += "machine, and fsdp_hook does not know when a step begins; remove it"
         shapes = {name: tuple(one.shape) for name, one in model.named_parameters()}
-        check_agreement(gather_texts(agreement_line(self.config, shapes, problem), group))
+        with naming_the_absent(group, "fsdp_hook"):
+            check_agreement(gather_texts(agreement_line(self.config, shapes, problem), group))
         self._pipeline = Pipeline(self.config, group.rank(), group.size(), 1)
         if self._pipeline.measures:
             raise ConfigError("compress.policy: auto is for ddp_hook; use policy: always")

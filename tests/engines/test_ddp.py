@@ -56,12 +56,17 @@ def test_every_rank_names_the_lost_one(way: str, lost: int, spec: str) -> None:
     assert named == [f"rank {lost} does"] * 2, job.output
 
 
-def test_a_late_rank_is_named() -> None:
-    job = run(["-m", "workers.torch_late", "1"], 3, "torchrun", limit=120)
+@pytest.mark.parametrize(
+    ("function", "report"),
+    [
+        ("init_process_group", "rank 1 does not arrive in init_process_group within 10 s"),
+        ("ddp_hook", "rank 1 does not call ddp_hook"),
+    ],
+)
+def test_a_late_rank_is_named(function: str, report: str) -> None:
+    job = run(["-m", "workers.torch_late", "1", function], 3, "torchrun", limit=120)
     for rank in (0, 2):
-        assert f"rank {rank} reports: rank 1 does not arrive in init_process_group within 10 s" in (
-            job.output
-        )
+        assert f"rank {rank} reports: {report}" in job.output
 
 
 def test_damaged_messages_of_another_rank() -> None:
