@@ -80,7 +80,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     shapes = dict(model_shapes(options.model))
-    spec = f"powersgd(rank={options.rank},start_step=2)"
+    spec = f"powersgd(rank={options.rank},start_step=2,variant=library)"
     jobs = {
         name: Job(Model(shapes, options.products), text, options.rank, bucket_mb)
         for name, text, bucket_mb in (

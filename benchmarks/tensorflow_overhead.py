@@ -20,7 +20,12 @@ from typing import Any
 
 import numpy as np
 
-SPECS = ("residual|topk(ratio=0.01)", "residual|int8", "fp16", "powersgd(rank=2,start_step=0)")
+SPECS = (
+    "residual|topk(ratio=0.01)",
+    "residual|int8",
+    "fp16",
+    "powersgd(rank=2,start_step=0,variant=library)",
+)
 # The shapes of a small network: 2.4 million parameters.
 SHAPES = [(256, 512), (512, 512), (512, 1024), (1024, 1024), (1024, 400), (512,), (1024,)]
 WARM_UP = 5

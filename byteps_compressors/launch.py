@@ -5,15 +5,15 @@
 
 The scheduler, the servers and the workers are separate processes, on this machine or, through ssh,
 on the machines of a hostfile. Each writes its output to a file in --logs; the output of worker 0 is
-also shown here. When a process dies, the job ends with a message that names it. No process and no
-shared memory is left behind.
+also shown here. When a process dies, or is stopped for longer than --stopped-timeout, the job ends
+with a message that names it. No process and no shared memory is left behind.
 
 A hostfile has one line NAME or NAME slots=N per machine, which then runs up to N workers. All
 machines need this folder, this Python at the same path, and ssh login without a password. The
 scheduler runs on the first machine.
 
 The exit code is 0 if all workers exited with 0; the exit code of the first failed worker; 1 if a
-process was killed, or a server or the scheduler died; 124 after --timeout; 2 for wrong arguments.
+process was killed or stopped, or a server or the scheduler died; 124 after --timeout; 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -52,6 +52,9 @@ FAREWELL_SECONDS = 25.0
 
 CAUSE_SECONDS = 2.0
 """Grace period in seconds: victims may be noticed before the process that caused the failure."""
+
+STOPPED_TIMEOUT = 60.0
+"""Default of --stopped-timeout."""
 
 SSH_SECONDS = 2.0
 """Time that ssh needs to close a connection."""
@@ -113,6 +116,8 @@ class Role:
         at = f" on {self.machine}" if self.machine else ""
         if self.machine and code == EXIT_SSH:
             return f"lost the ssh connection to {self.machine}, or never had one"
+        if self.killed_by == signal.SIGSTOP:
+            return f"was stopped by a signal (SIGSTOP){at} for longer than --stopped-timeout"
         if self.killed_by > 0:
             with suppress(ValueError):
                 name = signal.Signals(self.killed_by).name
@@ -158,6 +163,7 @@ class Job:
         logs: folder for the log files.
         passed: names of further environment variables that are passed to other machines.
         timeout: time limit of the job in seconds; None for no limit.
+        stopped_timeout: seconds that a process may be stopped (SIGSTOP) before the job ends.
     """
 
     def __init__(
@@ -168,6 +174,7 @@ class Job:
         logs: Path,
         passed: Sequence[str] = (),
         timeout: float | None = None,
+        stopped_timeout: float = STOPPED_TIMEOUT,
     ) -> None:
         self._command = list(command)
         self._places = places
@@ -176,6 +183,7 @@ class Job:
         self._passed = passed
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._timeout = timeout
+        self._stopped_timeout = stopped_timeout
         self._roles: list[Role] = []
         self._ended: dict[
             str, float
@@ -221,6 +229,7 @@ class Job:
                 os.getcwd(),
                 workers_at[host],
                 kind == "worker",
+                self._stopped_timeout,
             )
             self._start_role(name, host, here[host], order)
 
@@ -391,6 +400,7 @@ def _job(arguments: argparse.Namespace) -> Job:
         arguments.logs,
         arguments.env,
         arguments.timeout,
+        arguments.stopped_timeout,
     )
 
 
@@ -439,6 +449,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--timeout", type=float, metavar="SECONDS", help="time limit; default: none"
+    )
+    parser.add_argument(
+        "--stopped-timeout",
+        type=float,
+        metavar="SECONDS",
+        default=STOPPED_TIMEOUT,
+        help="end the job if a process is stopped (SIGSTOP) for this long; default: %(default)g",
     )
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, help="command of each worker, after --"

@@ -5,15 +5,16 @@
 byteps_compressors.launch starts this supervisor for every process, locally or through ssh. The
 order is one line of JSON (see `Order`). Standard input then stays open while the job runs. When it
 closes, the supervisor ends the process and all its children, so nothing outlives the launcher or a
-lost ssh connection.
+lost ssh connection. It also ends them after a time in which one of them was stopped.
 
-The exit code is that of the process, or 128 + N if signal N ended it.
+The exit code is that of the process, or 128 + N if signal N ended or stopped it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import select
 import shutil
@@ -30,6 +31,7 @@ from types import FrameType
 __all__ = ["BY_SIGNAL", "GRACE_SECONDS", "Order", "main"]
 
 POLL_SECONDS = 0.05
+STOPPED_POLL_SECONDS = 1.0
 GRACE_SECONDS = 3.0
 """Time between SIGTERM and SIGKILL."""
 
@@ -56,6 +58,7 @@ class Order:
         workers: number of workers on this machine, which share its processors.
         is_worker: whether the process needs its own folder for sockets and its own tag in
             /dev/shm.
+        stopped_seconds: longest time that the process or a child of it may be stopped (SIGSTOP).
     """
 
     command: list[str]
@@ -63,6 +66,7 @@ class Order:
     folder: str
     workers: int
     is_worker: bool
+    stopped_seconds: float
 
     def to_line(self) -> bytes:
         """Encode the order as the line that `read` expects."""
@@ -126,14 +130,17 @@ def _run(order: Order, work: Path, tag: str) -> int:
     except OSError as error:
         print(f"cannot run {order.command[0]} in {order.folder}: {error}", file=sys.stderr)
         return EXIT_NOT_STARTED
+    stopped = False
     try:
-        _wait(process)
+        stopped = _wait(process, order.stopped_seconds)
     except _Ended:
         pass
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         _end_group(process)
+    if stopped:
+        return BY_SIGNAL + signal.SIGSTOP
     return process.returncode if process.returncode >= 0 else BY_SIGNAL - process.returncode
 
 
@@ -143,13 +150,38 @@ def _prepare() -> None:
     _libc.prctl(_PR_SET_TIMERSLACK, TIMER_SLACK_NANOSECONDS)
 
 
-def _wait(process: subprocess.Popen[bytes]) -> None:
-    """Wait until the process ends or standard input closes."""
+def _wait(process: subprocess.Popen[bytes], stopped_seconds: float) -> bool:
+    """Wait until the process ends, standard input closes, or a process was stopped too long.
+
+    Returns:
+        Whether a process was stopped too long.
+    """
     stdin = sys.stdin.fileno()
+    look = deadline = math.inf
     while process.poll() is None:
         readable, _, _ = select.select([stdin], [], [], POLL_SECONDS)
         if readable and not os.read(stdin, 1024):
-            return
+            return False
+        now = time.monotonic()
+        if now < look < math.inf:
+            continue
+        look = now + STOPPED_POLL_SECONDS
+        if not _is_stopped(process.pid):
+            deadline = now + stopped_seconds
+        elif now > deadline:
+            return True
+    return False
+
+
+def _is_stopped(group: int) -> bool:
+    """Whether a process of a group is stopped by a signal; a debugger's stop does not count."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            # The name in parentheses may have any characters.
+            state, _, own_group = path.read_text().rpartition(")")[2].split()[:3]
+            if state == "T" and int(own_group) == group:
+                return True
+    return False
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

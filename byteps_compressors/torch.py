@@ -25,10 +25,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import byteps.torch as bps
-import byteps.torch.ops as ops
 import numpy as np
-import torch
+
+from gradcomp.errors import ConfigError, GradcompError, StateError, missing_package
+
+try:
+    import byteps.torch as bps
+    import byteps.torch.ops as ops
+    import torch
+except ModuleNotFoundError as error:
+    raise missing_package(error) from None
 
 from byteps_compressors import native, process
 from byteps_compressors.agreement import WORKER, check_equal, check_replicas, to_text
@@ -37,6 +43,8 @@ from byteps_compressors.gather import gather
 from gradcomp import Config, get_codec, list_codecs
 from gradcomp.adapter_api import (
     AllReduce,
+    Checkpointed,
+    Checkpoints,
     FloatArray,
     Pipeline,
     Rates,
@@ -49,7 +57,6 @@ from gradcomp.adapter_api import (
     model_digest,
     read_object,
 )
-from gradcomp.errors import ConfigError, GradcompError, StateError
 from torch_compressors.shared.dgc_sgd import check_momentum
 from torch_compressors.shared.parameters import parameter_bytes
 from torch_compressors.shared.rates import rates_of
@@ -87,7 +94,7 @@ process.end_at_once()
 process.resolve_scheduler()
 
 
-class Attached:
+class Attached(Checkpointed):
     """Handle of a model's compression in this worker; made by `attach`.
 
     Attributes:
@@ -261,6 +268,19 @@ class Attached:
             )
         for name in self._fed_back:
             self._tensors[name].write_servers(kept.get(name), self._push_pull(name))
+
+    @functools.cached_property
+    def _checkpoints(self) -> Checkpoints:
+        together = functools.partial(gather, purpose="call save or load between the same steps")
+        return Checkpoints(bps.rank(), bps.size(), 1, self.config.digest_text(), together)
+
+    def _state_to_save(self) -> dict[str, Any]:
+        state: dict[str, Any] = with_arrays(self.state_dict())
+        servers = {name: as_array(residual) for name, residual in state["servers"].items()}
+        return {**state, "servers": servers}
+
+    def _take_saved(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        self.load_state_dict(states)
 
     def _compare_loaded(self, error: StateError | None, loaded: Mapping[str, Any]) -> None:
         """Raise on all workers if one could not load its state, or the steps or epochs differ."""

@@ -27,6 +27,8 @@ from gradcomp.exchange.rounds import (
 from gradcomp.exchange.select import exchange_pattern
 from gradcomp.exchange.state_kinds import STATE_KINDS
 from gradcomp.runtime.agreement import agreement_line, build_text, check_agreement, model_digest
+from gradcomp.runtime.checkpoint import Checkpoints
+from gradcomp.runtime.checkpointed import Checkpointed
 from gradcomp.runtime.collector import Collector, Route
 from gradcomp.runtime.comparison import (
     check_parameters,
@@ -52,6 +54,8 @@ __all__ = [
     "AllToAll",
     "Broadcast",
     "ByteArray",
+    "Checkpointed",
+    "Checkpoints",
     "Collector",
     "Controls",
     "Driver",

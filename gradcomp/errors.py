@@ -6,12 +6,14 @@ __all__ = [
     "CapacityError",
     "ConfigError",
     "GradcompError",
+    "MissingPackageError",
     "PeerError",
     "ProtocolError",
     "SpecError",
     "StateError",
     "TopologyError",
     "WireError",
+    "missing_package",
 ]
 
 
@@ -49,3 +51,36 @@ class TopologyError(GradcompError, ValueError):
 
 class PeerError(GradcompError, RuntimeError):
     """A peer has died or does not answer; the message names it."""
+
+
+class MissingPackageError(GradcompError, ModuleNotFoundError):
+    """An adapter's engine is not installed; the message has the command that installs it."""
+
+
+_ENGINES = {
+    "torch": "PyTorch",
+    "horovod": "Horovod",
+    "tensorflow": "TensorFlow",
+    "byteps": "BytePS",
+}
+
+
+def missing_package(error: ModuleNotFoundError) -> ModuleNotFoundError:
+    """The error to raise in place of an adapter's failed import of its engine.
+
+    Returns:
+        A `MissingPackageError`; ``error`` itself if another module is missing.
+    """
+    package = (error.name or "").partition(".")[0]
+    if package not in _ENGINES or error.name != package:
+        return error
+    remedy = f"./scripts/setup --engines {package} in the repository of gradcomp"
+    if package == "torch":
+        remedy = (
+            "pip install torch, or pip install '.[torch]' in the repository of gradcomp for the "
+        )
+        remedy += "version of its tests"
+    return MissingPackageError(
+        f"{_ENGINES[package]} is not installed (no module named '{package}'): run {remedy}",
+        name=package,
+    )

@@ -35,6 +35,10 @@ __all__ = ["BaseCompression"]
 _instances: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
 
 
+# Attributes of a compression that a copy has, too.
+_COPIED = frozenset({"config", "process_set", "pipeline", "_names"})
+
+
 class _Constructor:
     """``Compression.<codec>``, which works called and uncalled.
 
@@ -109,6 +113,18 @@ class BaseCompression(Controls, metaclass=_Codecs):
         self.config = Config.from_spec(config) if isinstance(config, str) else config
         self.process_set = process_set
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: configuration and state. The engine is made anew at first use."""
+        return {name: value for name, value in vars(self).items() if name in _COPIED}
+
+    def __setstate__(self, copied: dict[str, Any]) -> None:
+        vars(self).update(copied)
+        self._begin()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Set the attributes that belong to this process and its engine, before their first use."""
+
     @classmethod
     def from_config(
         cls,
@@ -166,17 +182,16 @@ class BaseCompression(Controls, metaclass=_Codecs):
                 "elastic Horovod is not supported: ranks that join later would not have the state "
                 "of the other ranks; run with a fixed number of ranks"
             )
-        return profile_as_configured(
-            Pipeline(
-                self.config,
-                self.process_set.rank(),
-                self.process_set.size(),
-                ranks_per_node(self.HOROVOD, self.config),
-            )
+        return Pipeline(
+            self.config,
+            self.process_set.rank(),
+            self.process_set.size(),
+            ranks_per_node(self.HOROVOD, self.config),
         )
 
     def _engine(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> Engine:
-        return ProfiledEngine(self._collectives(prefix, process_sets), self.stats)
+        stats = profile_as_configured(self.pipeline).stats
+        return ProfiledEngine(self._collectives(prefix, process_sets), stats)
 
     @abstractmethod
     def _collectives(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> Engine:
@@ -224,7 +239,10 @@ class BaseCompression(Controls, metaclass=_Codecs):
             ConfigError: a rank cannot take part in the exchange ``two_level``.
         """
         prefix = f"gradcomp.{next(_instances[self.process_set.process_set_id])}"
-        problem = node_problem(self.HOROVOD, self.config, self.process_set)
+        here = self.process_set
+        problem = node_problem(self.HOROVOD, self.config, here) or self.pipeline.mismatch(
+            here.rank(), here.size(), ranks_per_node(self.HOROVOD, self.config)
+        )
         lines = self._gather_bytes(agreement_line(self.config, shapes, problem).encode())
         check_agreement([line.decode(errors="replace") for line in lines])
         sets = group_sets(self.HOROVOD, self.process_set, self.pipeline.ranks_per_node)

@@ -1,13 +1,14 @@
 """Runs a training script with gradient compression, without editing it.
 
-``horovodrun -np 2 python -m horovod_compressors.run --compression SPEC train.py --epochs 3``
-replaces the compression of every ``hvd.DistributedOptimizer`` and ``hvd.DistributedGradientTape``
-that the script makes.
+``horovodrun -np 2 python -m horovod_compressors.run --compression SPEC train.py --epochs 3`` (or
+``-m pkg.train --epochs 3``) replaces the compression of every ``hvd.DistributedOptimizer`` and
+``hvd.DistributedGradientTape`` that the script makes.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import os
 import runpy
@@ -32,6 +33,9 @@ _PATCHES = {
     "horovod.tensorflow": "horovod_compressors.tensorflow.patch",
     "horovod.tensorflow.keras": "horovod_compressors.tensorflow.patch",
 }
+
+
+_LAUNCHER = "horovod.runner"
 
 
 class _AfterImport(MetaPathFinder):
@@ -82,6 +86,24 @@ class _Replacing:
             )
 
 
+def _warn_of_launches(module: Any) -> None:
+    """Make ``horovod.run`` say, before it starts a job, that the job's processes are out of reach."""
+    stock = module.run
+
+    @functools.wraps(stock)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        print(
+            "gradcomp: horovod.run starts processes that python -m horovod_compressors.run does not "
+            "reach, so nothing is compressed in them: start the ranks with horovodrun -np N python "
+            "-m horovod_compressors.run ..., or use Compression.from_env() in the function",
+            file=sys.stderr,
+            flush=True,
+        )
+        return stock(*args, **kwargs)
+
+    module.run = run
+
+
 def _is_first_rank() -> bool:
     """Whether this is rank 0; also True if Horovod was never initialized."""
     modules: list[Any] = [sys.modules[name] for name in _PATCHES if name in sys.modules]
@@ -110,12 +132,31 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         default=[],
         help="override of the configuration, such as seed=1; may be given several times",
     )
-    parser.add_argument("script", help="the Python script")
+    parser.add_argument(
+        "-m",
+        dest="module",
+        metavar="MODULE",
+        nargs=argparse.REMAINDER,
+        help="in place of a script, as with python -m: the module and its arguments",
+    )
+    parser.add_argument("script", nargs="?", help="the Python script")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     options = parser.parse_args(argv)
+    if not options.script and not options.module:
+        parser.error("the following arguments are required: script, or -m MODULE")
     if options.compression and options.set:
         parser.error("--set goes with --config")
     return options
+
+
+def _exists(module: str) -> bool:
+    """Whether a module can be found; imports the packages above it."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError as error:
+        if error.name and f"{module}.".startswith(f"{error.name}."):
+            return False
+        raise
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -136,19 +177,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     except GradcompError as error:
         print(f"gradcomp: {error}", file=sys.stderr)
         return 2
-    script = Path(options.script)
-    if not script.is_file():
+    script = options.script or options.module[0]
+    if options.script and not Path(script).is_file():
         print(f"gradcomp: there is no script '{script}'", file=sys.stderr)
         return 2
     if config.compress.two_level:  # for new process sets; the script calls hvd.init() later
         os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
     replacing = _Replacing(config)
     sys.meta_path.insert(0, _AfterImport(list(_PATCHES), replacing.patch))
-    sys.argv = [options.script, *options.args]
-    sys.path[0] = str(script.resolve().parent)
+    sys.meta_path.insert(0, _AfterImport([_LAUNCHER], _warn_of_launches))
+    sys.argv = [script, *(options.args if options.script else options.module[1:])]
+    sys.path[0] = str(Path(script).resolve().parent) if options.script else os.getcwd()
+    if not options.script and not _exists(script):
+        print(
+            f"gradcomp: there is no module '{script}' in {sys.path[0]} or on the path of Python "
+            "(PYTHONPATH)",
+            file=sys.stderr,
+        )
+        return 2
     end: SystemExit | None = None
     try:
-        runpy.run_path(options.script, run_name="__main__")
+        if options.script:
+            runpy.run_path(script, run_name="__main__")
+        else:
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
     except SystemExit as exit_:  # many scripts end so
         end = exit_
     if replacing.count == 0 and _is_first_rank():

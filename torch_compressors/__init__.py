@@ -9,6 +9,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gradcomp.errors import missing_package
+
+try:
+    import torch  # noqa: F401 - every module here needs it
+except ModuleNotFoundError as error:
+    raise missing_package(error) from None
+
 if TYPE_CHECKING:
     from torch_compressors.ddp import DDPCompression, ddp_hook
     from torch_compressors.gossip import AsyncGossipDataParallel, GossipDataParallel

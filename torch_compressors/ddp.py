@@ -40,6 +40,8 @@ from gradcomp.errors import ConfigError
 from torch_compressors.gather import gather_bytes, gather_numbers, gather_texts
 from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.nodes import check_nodes, ranks_per_node
+from torch_compressors.registered import WrappedModel, registered_with
+from torch_compressors.roll_call import naming_the_absent
 from torch_compressors.shared.dgc_sgd import check_optional
 from torch_compressors.shared.parameters import parameter_bytes
 from torch_compressors.shared.rates import rates_of
@@ -57,20 +59,22 @@ _OWN_DTYPES = frozenset({torch.float16, torch.float32, torch.float64})
 
 def ddp_hook(
     config: str | Config,
-    model: DistributedDataParallel,
+    model: DistributedDataParallel | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     timeout: timedelta | None = None,
 ) -> tuple["DDPCompression", Hook]:
     """The two arguments of ``model.register_comm_hook``.
 
-    Every rank must call it, in the same order as other collectives.
+    Every rank must call it, in the same order as other collectives. Each model needs its own.
 
     Args:
         config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors, or a
             `gradcomp.Config` with rules of its own. With a spec, tensors with at most one dimension
             or under 4096 elements travel uncompressed. The same on every rank; a difference is an
             error on all ranks.
-        model: its gradients are averaged. Parameters have their names in ``model.module``.
+        model: its gradients are averaged. Parameters have their names in ``model.module``. None for
+            the model with which the state is registered later, for trainers that wrap the model
+            themselves; the ranks then compare configurations and models at its first gradients.
         optimizer: the model's optimizer. Required if the spec applies the momentum (``dgc``), to
             check that the optimizer does not. ``residual(lr=scale)`` reads its learning rates;
             without it, call `set_lr` before each step.
@@ -120,11 +124,11 @@ class DDPCompression(TensorControls):
     def __init__(
         self,
         config: str | Config,
-        model: DistributedDataParallel,
+        model: DistributedDataParallel | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         timeout: timedelta | None = None,
     ) -> None:
-        if not isinstance(model, DistributedDataParallel):
+        if not isinstance(model, DistributedDataParallel | None):
             raise ConfigError(
                 f"the model is a {type(model).__name__}; it must be a DistributedDataParallel: "
                 "wrap it first"
@@ -132,33 +136,56 @@ class DDPCompression(TensorControls):
         self.config = Config.from_spec(config) if isinstance(config, str) else config
         check_optional(self.config, optimizer, "ddp_hook")
         self._optimizer = optimizer
-        ignored = model.parameters_to_ignore
-        named = [
-            (name, parameter)
-            for name, parameter in model.module.named_parameters()
-            if parameter.requires_grad and name not in ignored
-        ]
-        self._names = {parameter: name for name, parameter in named}
-        shapes = {name: tuple(parameter.shape) for name, parameter in named}
-        world = model.process_group
-        size = _agreed_ranks_per_node(self.config, world, shapes)
-        pipeline = Pipeline(self.config, world.rank(), world.size(), size)
-        self._pipeline = profile_as_configured(pipeline)
-        limit = message_limit(map(math.prod, shapes.values()), self.config.compress.bucket_bytes)
-        self._gloo = GlooEngine(_groups(world, size, timeout), limit)
-        self._engine = ProfiledEngine(self._gloo, self._pipeline.stats)
-        self._world = world
-        self._shapes = shapes
+        self._timeout = timeout
+        self._begin()
+        if model is not None:
+            self._model = WrappedModel.of(model)
+            self._connect()
+
+    def _begin(self) -> None:
+        self._gloo: GlooEngine | None = None
         self._arrived: list[_Arrived] = []
         self._begun = 0  # number of arrived buckets whose exchanges have started
 
-    @property
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: configuration and state, without model, optimizer and engine."""
+        copied = {"config", "pipeline", "_timeout"}
+        return {name: value for name, value in vars(self).items() if name in copied}
+
+    def __setstate__(self, copied: dict[str, Any]) -> None:
+        vars(self).update(copied)
+        self._optimizer = None
+        self._begin()
+
+    @cached_property
+    def _model(self) -> WrappedModel:
+        """The model with which this state is registered.
+
+        Raises:
+            StateError: there is none.
+        """
+        return WrappedModel.of(registered_with(self))
+
+    @cached_property
     def pipeline(self) -> Pipeline:
         """See `gradcomp.runtime.controls.Controls`."""
-        return self._pipeline
+        world = self._model.world
+        size, _ = _ranks_per_node(self.config, world)
+        return Pipeline(self.config, world.rank(), world.size(), size)
+
+    def _connect(self) -> GlooEngine:
+        """Agree with the other ranks, and make the process groups; all ranks call it together."""
+        world, shapes = self._model.world, self._model.shapes
+        copied = vars(self).get("pipeline")
+        limit = message_limit(map(math.prod, shapes.values()), self.config.compress.bucket_bytes)
+        with naming_the_absent(world, "ddp_hook"):
+            size = _agreed_ranks_per_node(self.config, world, shapes, copied)
+            self._gloo = GlooEngine(_groups(world, size, self._timeout), limit)
+        self._engine = ProfiledEngine(self._gloo, profile_as_configured(self.pipeline).stats)
+        return self._gloo
 
     def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
-        return gather_bytes(data, self._world)
+        return gather_bytes(data, self._model.world)
 
     @cached_property
     def _collector(self) -> Collector:
@@ -166,10 +193,12 @@ class DDPCompression(TensorControls):
         driver = Driver(self._engine)
         return Collector(
             driver,
-            self._pipeline,
-            self._shapes,
+            self.pipeline,
+            self._model.shapes,
             overwrite=True,
-            parameters=lambda: parameter_bytes((name, one) for one, name in self._names.items()),
+            parameters=lambda: parameter_bytes(
+                (name, one) for one, name in self._model.names.items()
+            ),
         )
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -181,11 +210,12 @@ class DDPCompression(TensorControls):
         Raises:
             ProtocolError: another rank does not answer, or a gradient came twice.
         """
+        gloo = self._gloo or self._connect()
         if bucket.index() == 0:
             self._arrived.clear()
             self._begun = 0
             if self._optimizer is not None and self.config.scales_lr:
-                self.set_lr(rates_of(self._optimizer, self._names))
+                self.set_lr(rates_of(self._optimizer, self._model.names))
             self._report(self._collector.begin_step())
         arrived = self._take(bucket)
         self._arrived.append(arrived)
@@ -195,7 +225,7 @@ class DDPCompression(TensorControls):
         for pending in self._arrived[self._begun : end]:
             self._start(pending)
         self._begun = end
-        self._gloo.flush()
+        gloo.flush()
         if bucket.is_last():
             self._finish()
         return arrived.future
@@ -220,7 +250,7 @@ class DDPCompression(TensorControls):
             begin = view.storage_offset() - first
             flat = host[begin : begin + view.numel()]
             stride = parameter.stride() if _fills(parameter) else view.stride()
-            grads[self._names[parameter]] = flat.as_strided(parameter.shape, stride)
+            grads[self._model.name(parameter)] = flat.as_strided(parameter.shape, stride)
         return _Arrived(future, buffer, host, grads, ready)
 
     def _start(self, arrived: _Arrived) -> None:
@@ -231,7 +261,7 @@ class DDPCompression(TensorControls):
             resolved = self._collector.resolve(name, tuple(grad.shape))
             route = self._collector.route(resolved, sums_dtype=grad.dtype in _OWN_DTYPES)
             if route is Route.DENSE:
-                self._pipeline.count_dense(name, grad.nbytes)
+                self.pipeline.count_dense(name, grad.nbytes)
                 flat = grad.detach().reshape(-1).numpy()
                 arrived.dense[name] = self._engine.start(AllReduce(name, flat))
             else:
@@ -269,21 +299,34 @@ def _fills(parameter: torch.Tensor) -> bool:
 
 
 def _agreed_ranks_per_node(
-    config: Config, world: dist.ProcessGroup, shapes: dict[str, tuple[int, ...]]
+    config: Config,
+    world: dist.ProcessGroup,
+    shapes: dict[str, tuple[int, ...]],
+    copied: Pipeline | None,
 ) -> int:
     """Check that all ranks have the same compression; returns the number of ranks in a node.
+
+    Args:
+        copied: of a copied state; it must be this rank's.
 
     Raises:
         ProtocolError: the ranks run different compression or different models.
         ConfigError: with ``two_level``, the ranks do not form equal nodes.
     """
-    size, problem = 1, None
-    if config.compress.two_level:
-        size, problem = ranks_per_node(config.compress.ranks_per_node, world, _SETTING)
+    size, problem = _ranks_per_node(config, world)
+    if copied is not None:
+        problem = problem or copied.mismatch(world.rank(), world.size(), size)
     lines = gather_texts(agreement_line(config, shapes, problem), world)
     check_agreement(lines)
     check_nodes(gather_numbers(size, world), _SETTING)
     return size
+
+
+def _ranks_per_node(config: Config, world: dist.ProcessGroup) -> tuple[int, str | None]:
+    """See `ranks_per_node`; 1 without ``two_level``."""
+    if not config.compress.two_level:
+        return 1, None
+    return ranks_per_node(config.compress.ranks_per_node, world, _SETTING)
 
 
 def _groups(

@@ -10,18 +10,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from gradcomp import Config
-from gradcomp.adapter_api import Driver, Pipeline, agreement_line, check_agreement
-from gradcomp.errors import ConfigError
-from torch_compressors.gather import gather_texts
+from gradcomp.adapter_api import Checkpoints, Driver, Pipeline, agreement_line, check_agreement
+from gradcomp.errors import ConfigError, StateError
+from torch_compressors.gather import gather_bytes, gather_texts
 from torch_compressors.gloo import GlooEngine, message_limit
+from torch_compressors.roll_call import naming_the_absent
 from torch_compressors.shared.dgc_sgd import check_optional
 from torch_compressors.shared.state import TensorControls
 
@@ -53,7 +56,7 @@ def fsdp_hook(
         timeout: see `torch_compressors.ddp_hook`.
 
     Returns:
-        The state, which has `state_dict`, `set_epoch` and `stats`.
+        The state, which has `save`, `load`, `set_epoch` and `stats`.
 
     Raises:
         SpecError: the spec is wrong.
@@ -98,7 +101,8 @@ class FSDPCompression(TensorControls):
             problem = "check_replicas_every is for ddp_hook: shards have no replicas in their own "
             problem += "machine, and fsdp_hook does not know when a step begins; remove it"
         shapes = {name: tuple(one.shape) for name, one in model.named_parameters()}
-        check_agreement(gather_texts(agreement_line(self.config, shapes, problem), group))
+        with naming_the_absent(group, "fsdp_hook"):
+            check_agreement(gather_texts(agreement_line(self.config, shapes, problem), group))
         self._pipeline = Pipeline(self.config, group.rank(), group.size(), 1)
         if self._pipeline.measures:
             raise ConfigError("compress.policy: auto is for ddp_hook; use policy: always")
@@ -113,6 +117,20 @@ class FSDPCompression(TensorControls):
     def pipeline(self) -> Pipeline:
         """See `gradcomp.runtime.controls.Controls`."""
         return self._pipeline
+
+    @cached_property
+    def _checkpoints(self) -> Checkpoints:
+        # Of all ranks of the job: shards of one step belong together.
+        replicas, text = self._pipeline.world_size, self.config.digest_text()
+        return Checkpoints(dist.get_rank(), dist.get_world_size(), replicas, text, gather_bytes)
+
+    def _take_saved(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        if not isinstance(states, Mapping):
+            raise StateError(
+                "the checkpoint is of another number of ranks or machines, and shards are cut by it: "
+                "continue on the same mesh, or begin with empty residuals"
+            )
+        super()._take_saved(states)
 
     @torch.no_grad()
     def _average(self, name: str, shard: torch.Tensor) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
 
-__all__ = ["RollCall", "of_group", "ranks_text"]
+from gradcomp.errors import GradcompError, PeerError
+
+__all__ = ["RollCall", "naming_the_absent", "of_group", "ranks_text"]
+
+_calls: defaultdict[tuple[str, str], itertools.count[int]] = defaultdict(itertools.count)
+"""Numbers of the calls of a function in a group, which are equal on all ranks."""
 
 SECONDS = 5.0
 """Wait for the marks of the others after a failure: they notice it at about the same time."""
@@ -80,6 +88,34 @@ def of_group(group: dist.ProcessGroup, key: str) -> RollCall:
     """The roll call of a process group's ranks, with their numbers in the job."""
     ranks = dist.get_process_group_ranks(group)
     return RollCall(group.get_group_store(), key, dist.get_rank(), ranks)
+
+
+@contextmanager
+def naming_the_absent(group: dist.ProcessGroup, function: str) -> Iterator[None]:
+    """A context for the collectives at the start of a function that all ranks call.
+
+    Args:
+        group: process group of the collectives.
+        function: its name.
+
+    Raises:
+        PeerError: ranks have not called the function when a collective fails; it names them.
+    """
+    number = next(_calls[group.group_name, function])
+    call = of_group(group, f"{function}/{number}")
+    call.answer()
+    try:
+        yield
+    except GradcompError:
+        raise
+    except RuntimeError as error:
+        missing = call.missing()
+        if not missing:
+            raise
+        raise PeerError(
+            f"{ranks_text(missing)} not call {function}, and the others wait for it: see the output "
+            "there, and give init_process_group a longer timeout if ranks only come late"
+        ) from error
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -28,6 +28,9 @@ _ORPHAN_SECONDS = 3.0
 
 _POLL_SECONDS = 0.2
 
+_STOPPED_SECONDS = 8
+"""Limit of BytePS' launcher for processes that are stopped; its default is longer."""
+
 _WORKER = Path(__file__).with_name("worker.py")
 
 # Stock horovodrun imports TensorFlow to find out whether Horovod has Gloo, which takes seconds.
@@ -101,6 +104,7 @@ def _command(plan: Plan, folder: Path, timeout: float) -> list[str]:
         return [*launcher, f"--nproc_per_node={ranks}", "--shutdown-timeout=3", *program]
     launcher = [python, "-m", "byteps_compressors.launch", "--workers", ranks]
     launcher += ["--logs", str(folder / "logs"), "--timeout", str(0.7 * timeout)]
+    launcher += ["--stopped-timeout", str(_STOPPED_SECONDS)]
     return [*launcher, "--", python, *program]
 
 

@@ -163,28 +163,6 @@ STARTS = {
 }
 
 
-def save(plan: Plan, home: Path, step: int, compression: Any, rank: int) -> None:
-    """Save the state of the compression; BytePS has no checkpoints of all ranks."""
-    if plan.engine != "byteps":
-        compression.save(home, step, keep=STEPS)
-        return
-    path = home / f"step-{step:012d}" / f"rank-{rank:05d}.state"
-    path.parent.mkdir(exist_ok=True)
-    torch.save(compression.state_dict(), path)
-
-
-def load(plan: Plan, home: Path, model: nn.Module, compression: Any, rank: int) -> int:
-    """Restore the model and the state; returns the step of the checkpoint."""
-    if plan.engine != "byteps":
-        step: int = compression.load(home)
-    else:
-        step = plan.begin
-        path = home / f"step-{step:012d}" / f"rank-{rank:05d}.state"
-        compression.load_state_dict(torch.load(path, weights_only=True))
-    model.load_state_dict(torch.load(home / f"model-{step}.pt", weights_only=True))
-    return step
-
-
 def main(plan: Plan, folder: Path) -> None:
     """Train."""
     torch.set_num_threads(1)
@@ -196,7 +174,10 @@ def main(plan: Plan, folder: Path) -> None:
     model, optimizer, compression, leave = start(spec, faults)
 
     home = folder / "checkpoints"
-    begin = load(plan, home, model, compression, rank) if plan.begin else 0
+    begin = 0
+    if plan.begin:
+        begin = compression.load(home)
+        model.load_state_dict(torch.load(home / f"model-{begin}.pt", weights_only=True))
     last = list(model.parameters())[-1]
     now = begin
     last.register_hook(lambda grad: faults.at(now, "backward"))  # type: ignore[no-untyped-call]
@@ -214,7 +195,7 @@ def main(plan: Plan, folder: Path) -> None:
             if rank == 0:
                 torch.save(model.state_dict(), home / f"model-{now + 1}.pt")
             with faults.full_disk():
-                save(plan, home, now + 1, compression, rank)
+                compression.save(home, now + 1, keep=STEPS)
     digest = hashlib.sha256()
     for weight in model.parameters():
         digest.update(weight.detach().numpy().tobytes())

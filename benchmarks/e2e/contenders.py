@@ -45,7 +45,13 @@ CONTENDERS = (
     Contender("top-k 10%", "horovod", "ours", "residual|topk(ratio=0.1)"),
     Contender("DGC 0.1%", "horovod", "ours", _DGC),
     Contender("polar 1/16", "horovod", "ours", "residual|polar(rate=0.0625)"),
-    Contender("PowerSGD 4", "horovod", "ours", "powersgd(rank=4,start_step=0)", "DDP PowerSGD 4"),
+    Contender(
+        "PowerSGD 4",
+        "horovod",
+        "ours",
+        "powersgd(rank=4,start_step=0,variant=library)",
+        "DDP PowerSGD 4",
+    ),
     Contender(
         "auto of top-k 0.1%", "horovod", "ours", "residual|topk(ratio=0.001) policy=auto", warmup=40
     ),
@@ -55,7 +61,13 @@ CONTENDERS = (
     Contender("MPI top-k 0.1%", "mpi", "ours", "residual|topk(ratio=0.001)", "plain top-k 0.1%"),
     Contender("MPI DGC 0.1%", "mpi", "ours", _DGC),
     Contender("MPI polar 1/16", "mpi", "ours", "residual|polar(rate=0.0625)"),
-    Contender("MPI PowerSGD 4", "mpi", "ours", "powersgd(rank=4,start_step=0)", "DDP PowerSGD 4"),
+    Contender(
+        "MPI PowerSGD 4",
+        "mpi",
+        "ours",
+        "powersgd(rank=4,start_step=0,variant=library)",
+        "DDP PowerSGD 4",
+    ),
     Contender("DDP alone", "torch", "alone"),
     Contender("DDP", "torch", "none"),
     Contender("DDP fp16", "torch", "fp16"),
@@ -64,7 +76,7 @@ CONTENDERS = (
         "DDP with our PowerSGD 4",
         "torch",
         "ours",
-        "powersgd(rank=4,start_step=0)",
+        "powersgd(rank=4,start_step=0,variant=library)",
         "DDP PowerSGD 4",
     ),
     Contender("DDP with our DGC 0.1%", "torch", "ours", _DGC),

@@ -29,7 +29,7 @@ StageInfo powersgd_stage() {
       integer_param("start_step", "100", 0, std::int64_t{1} << 53, "earlier steps are sent dense"),
       choice_param("orthogonalization", "gram_schmidt", "gram_schmidt|qr|cholesky",
                    "method that makes a factor's columns orthonormal"),
-      choice_param("variant", "library", "library|paper",
+      choice_param("variant", "paper", "library|paper",
                    "library: one product per iteration, alternating sides, residual of the rank's "
                    "own product; paper: both products, residual of their average"),
       boolean_param("warm_start", "true",

@@ -125,14 +125,15 @@ class Exchange:
         name: the request's name, for error messages.
         messages: the bytes for each receiver.
         sources: the ranks that send to this rank.
-        nbytes: size in bytes of each message from the sources; None if it is unknown, so that an
-            engine sends the sizes first.
+        nbytes: size in bytes of each message from the sources; with ``varies`` the largest one.
+        varies: whether sizes differ by rank or round, so that an engine sends them first.
     """
 
     name: str
     messages: Mapping[int, ByteArray]
     sources: Sequence[int]
-    nbytes: int | None = None
+    nbytes: int
+    varies: bool = False
 
 
 Request: TypeAlias = AllReduce | AllGather | AllToAll | Broadcast

@@ -164,21 +164,25 @@ class Gossip(ABC):
         phase: str,
         messages: Mapping[int, ByteArray],
         sources: Sequence[int],
-        nbytes: int | None,
+        nbytes: int,
+        *,
+        varies: bool = False,
     ) -> Generator[Exchange, Mapping[int, ByteArray], Mapping[int, ByteArray]]:
         """Send, receive and count; for algorithms. See `Exchange`.
 
         Raises:
-            ProtocolError: a peer sent another number of bytes than ``nbytes``.
+            ProtocolError: a peer sent another number of bytes than ``nbytes``, or more than that
+                with ``varies``.
         """
         self.traffic.bits += 8 * sum(message.nbytes for message in messages.values())
         self.traffic.messages += len(messages)
-        replies = yield Exchange(f"{self._step}{phase}", messages, sources, nbytes)
+        replies = yield Exchange(f"{self._step}{phase}", messages, sources, nbytes, varies)
         for source, reply in replies.items():
-            if nbytes is not None and reply.nbytes != nbytes:
+            if reply.nbytes > nbytes or (reply.nbytes < nbytes and not varies):
                 raise ProtocolError(
-                    f"rank {source} sent {reply.nbytes} bytes instead of {nbytes}: the ranks do "
-                    "not run the same model and options"
+                    f"rank {source} sent {reply.nbytes} bytes instead of {nbytes}"
+                    f"{' at most' if varies else ''}: the ranks do not run the same model and "
+                    "options"
                 )
         return replies
 
@@ -187,6 +191,9 @@ class CompressedGossip(Gossip):
     """One exchange a round: small tensors dense, and large ones encoded by the algorithm."""
 
     name: str
+
+    sizes_vary = False
+    """Whether the size of encoded tensors differs by rank or round."""
 
     def __init__(
         self, topology: Topology, rank: int, shapes: Mapping[str, Sequence[int]], gamma: float
@@ -210,10 +217,9 @@ class CompressedGossip(Gossip):
         small = self.layout.small_values(x)
         body = self._encode(x)
         message = np.concatenate([as_bytes(small), body])
-        size = self._body_size()
-        nbytes = None if size is None else small.nbytes + size
+        nbytes = small.nbytes + self._body_size()
         messages = dict.fromkeys(peers.out, message)
-        replies = yield from self.exchange("", messages, peers.in_, nbytes)
+        replies = yield from self.exchange("", messages, peers.in_, nbytes, varies=self.sizes_vary)
         mixed = small * np.float32(row[self.rank])
         bodies = {}
         for source in sorted(replies):
@@ -228,9 +234,9 @@ class CompressedGossip(Gossip):
         self.layout.set_small(x, mixed)
         self._mix(x, row, body, bodies)
 
-    def _body_size(self) -> int | None:
-        """Bytes of every rank's encoded tensors; None where they vary."""
-        return None
+    @abstractmethod
+    def _body_size(self) -> int:
+        """Bytes of every rank's encoded tensors; the most they can be where sizes vary."""
 
     @abstractmethod
     def _encode(self, x: FloatArray) -> ByteArray:

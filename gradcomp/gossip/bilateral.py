@@ -152,5 +152,6 @@ class Bilateral:
 
 def _half(asking: FloatArray, answering: FloatArray) -> FloatArray:
     """The common change; both ends round it alike, so the sum of all values is kept."""
-    half: FloatArray = (asking - answering) * asking.dtype.type(0.5)
+    half: FloatArray = asking - answering
+    half *= asking.dtype.type(0.5)
     return half

@@ -10,9 +10,9 @@ import numpy as np
 from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.codec import Codec, get_codec
 from gradcomp.codec.frame import split_frames
-from gradcomp.errors import SpecError, TopologyError
+from gradcomp.errors import SpecError, StateError, TopologyError
 from gradcomp.exchange.patterns.gather import rank_seed
-from gradcomp.gossip.base import CompressedGossip, Tensor, arrays_like
+from gradcomp.gossip.base import CompressedGossip, Tensor, arrays_like, check_mapping
 from gradcomp.gossip.topology import Topology
 
 __all__ = ["Choco", "DeepSqueeze"]
@@ -28,6 +28,8 @@ class _Coded(CompressedGossip):
 
     usual_gamma: float
     """Default step size."""
+
+    sizes_vary = True
 
     def __init__(
         self,
@@ -46,6 +48,11 @@ class _Coded(CompressedGossip):
             kind: {one.key.name: np.zeros(one.key.numel, np.float32) for one in self.layout.large}
             for kind in self.kinds
         }
+
+    def _body_size(self) -> int:
+        return sum(
+            self._codecs[one.key.name].max_encoded_size(one.key.numel) for one in self.layout.large
+        )
 
     def _frame(self, one: Tensor, values: FloatArray) -> ByteArray:
         codec = self._codecs[one.key.name]
@@ -105,7 +112,7 @@ class Choco(_Coded):
         seed: seed for codecs that draw random numbers; the same on every rank.
 
     State, by tensor name: ``x_hat``, the peers' estimate of this rank's values; ``s``, the weighted
-    sum of the estimates of all ranks, including this one.
+    sum of the estimates of all ranks, including this one. ``topology``: a digest of the graph.
 
     Deviation: tensors of fewer than two dimensions are averaged dense, with step size 1.
     """
@@ -125,6 +132,22 @@ class Choco(_Coded):
     def change_topology(self, topology: Topology) -> None:
         """Refused: ``s`` is a sum with the weights of one graph."""
         raise TopologyError("Choco cannot change its topology: its state belongs to one graph")
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Gossip.state_dict`."""
+        return super().state_dict() | {"topology": self.topology.digest}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Gossip.load_state_dict`."""
+        check_mapping(state)
+        found = state.get("topology", self.topology.digest)
+        if not isinstance(found, str) or found != self.topology.digest:
+            raise StateError(
+                f"the state's 'topology' has the digest {found!r:.80}, and "
+                f"'{self.topology.name}' has {self.topology.digest}: s is a sum with the weights of "
+                "one graph; take the topology of the job that has saved"
+            )
+        super().load_state_dict(state)
 
     def _encode(self, x: FloatArray) -> ByteArray:
         kept = self._kept["x_hat"]

@@ -129,6 +129,7 @@ def _everything(
 ) -> Generator[Exchange, Mapping[int, ByteArray], Mapping[int, ByteArray]]:
     """Send all values and ``tail`` to every peer."""
     peers = gossip.topology.peers(gossip.rank, gossip.step)
-    message = np.concatenate([as_bytes(x), np.frombuffer(tail, np.uint8)])
+    # Replies come when all messages have left, so x itself may travel.
+    message = np.concatenate([as_bytes(x), as_bytes(tail)]) if tail else as_bytes(x)
     messages = dict.fromkeys(peers.out, message)
     return (yield from gossip.exchange("", messages, peers.in_, message.nbytes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
@@ -89,6 +90,15 @@ class Topology:
         """The peers of a rank in one round."""
         at = step % self.period
         return Peers(tuple(self._out[at][rank]), tuple(self._in[at][rank]))
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of weights and peers, by which ranks compare their topologies."""
+        out = [[[int(peer) for peer in peers] for peers in of_round] for of_round in self._out]
+        digest = blake2b(repr(out).encode(), digest_size=8)
+        for matrix in self._matrices:  # eigenvalues may differ in the last bit between machines
+            digest.update(np.round(matrix, 9).tobytes())
+        return digest.hexdigest()
 
     @cached_property
     def is_symmetric(self) -> bool:

@@ -50,12 +50,10 @@ class Loaded(NamedTuple):
     Attributes:
         step: its step.
         states: this rank's own state, or those of all ranks if their number has changed.
-        config: `Config.digest_text` of the run that saved it.
     """
 
     step: int
     states: dict[str, Any] | list[dict[str, Any]]
-    config: str
 
 
 class _Manifest(NamedTuple):
@@ -76,7 +74,7 @@ class Checkpoints:
     Args:
         rank, world_size: as of the rank's pipeline.
         ranks_per_node: as of the pipeline's state.
-        config: `Config.digest_text`.
+        config: text about the run, such as `Config.digest_text`; with another one `load` warns.
         gather: a collective of all ranks.
     """
 
@@ -176,7 +174,13 @@ class Checkpoints:
         self._known[home] = _tokens(home)
         self._may_go_back.add(home)
         of_rank = states[0] if self._fits(manifest) else states
-        return Loaded(manifest.step, of_rank, manifest.config)
+        if manifest.config != self._config and self._rank == 0:
+            _log.warning(
+                "gradcomp: the checkpoint of step %d was saved by a run of another configuration, %s",
+                manifest.step,
+                manifest.config,
+            )
+        return Loaded(manifest.step, of_rank)
 
     def together(self, act: Callable[[], None]) -> None:
         """Call ``act`` on every rank; a StateError of any rank is raised on all."""

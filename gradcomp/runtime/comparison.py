@@ -26,14 +26,15 @@ Digests = list[tuple[str, str]]
 """Name and digest of each parameter, in the order of the model."""
 
 
-def by_value(values: Sequence[Any], noun: str = "rank") -> str:
+def by_value(values: Sequence[Any], noun: str = "rank", first: int = 0) -> str:
     """Text such as ``9 on ranks 0, 2; 6 on rank 1``.
 
     Args:
         noun: "rank", or the engine's own word for it.
+        first: the number of the first rank.
     """
     of_value: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
+    for rank, value in enumerate(values, first):
         of_value.setdefault(str(value), []).append(rank)
     return "; ".join(f"{value} on {listed(ranks, noun)}" for value, ranks in of_value.items())
 
@@ -96,12 +97,15 @@ def read_digests(value: Any, rank: int, noun: str = "rank") -> Digests:
         ) from error
 
 
-def check_parameters(of_ranks: Sequence[Digests], when: str, noun: str = "rank") -> None:
+def check_parameters(
+    of_ranks: Sequence[Digests], when: str, noun: str = "rank", first: int = 0
+) -> None:
     """Compare the parameters of all ranks.
 
     Args:
         of_ranks: each rank's digests, in rank order; a rank without a parameter differs, too.
         when: the time of the digests, such as "before step 6".
+        noun, first: as for `by_value`.
 
     Raises:
         ProtocolError: a parameter differs; the message names the first one and the ranks.
@@ -110,7 +114,7 @@ def check_parameters(of_ranks: Sequence[Digests], when: str, noun: str = "rank")
     names = list(dict.fromkeys(name for row in rows for name in row))
     apart = [name for name in names if len({row.get(name) for row in rows}) > 1]
     if apart:
-        values = by_value([row.get(apart[0], "none") for row in rows], noun)
+        values = by_value([row.get(apart[0], "none") for row in rows], noun, first)
         raise ProtocolError(
             f"the {noun}s' models have drifted apart: {len(apart)} of {len(names)} parameters "
             f"differ {when}, first '{apart[0]}' (digests: {values}); see whether all {noun}s began "

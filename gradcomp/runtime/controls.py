@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradcomp.errors import StateError
 from gradcomp.runtime.checkpoint import Checkpoints
+from gradcomp.runtime.checkpointed import Checkpointed
 from gradcomp.runtime.policy import Decision
 from gradcomp.runtime.stats import Stats
 
@@ -19,10 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Controls"]
 
-_log = logging.getLogger(__name__)
 
-
-class Controls:
+class Controls(Checkpointed):
     """Base class of compressions; a subclass has a ``pipeline``, one rank's compression state."""
 
     if TYPE_CHECKING:
@@ -68,56 +65,17 @@ class Controls:
         """Forget the decisions of the policy ``auto``, and measure anew; on all ranks at once."""
         self.pipeline.decide_again()
 
-    def save(self, directory: str | Path, step: int, keep: int = 3) -> Path:
-        """Write the compression state of all ranks; every rank must call it, between two steps.
-
-        Args:
-            directory: one for each job, shared by all hosts or on each host; made if missing.
-            step: names the checkpoint, in [0, 10**12). It must be above the steps in ``directory``,
-                unless `load` has read one of them; later checkpoints are then removed.
-            keep: number of checkpoints that stay, at least 1.
-
-        Returns:
-            The checkpoint's folder.
-
-        Raises:
-            StateError: on all ranks, if any could not write its file. Earlier checkpoints stay.
-        """
-        return self._checkpoints.save(directory, step, keep, self.pipeline.state_dict())
-
-    def load(self, directory: str | Path, step: int | None = None) -> int:
-        """Continue from a checkpoint of `save`, on the same or another number of ranks.
-
-        Every rank must call it, between two steps. On the same number of ranks training continues
-        bit for bit, see `Pipeline.load_state_dict`.
-
-        Args:
-            directory: as for `save`.
-            step: by default that of the newest checkpoint that is complete for every rank; damaged
-                ones are skipped with a warning.
-
-        Returns:
-            The step of the checkpoint.
-
-        Raises:
-            StateError: on all ranks, if there is none, or that of ``step`` is damaged.
-        """
-        checkpoints = self._checkpoints
-        loaded = checkpoints.load(directory, step)
-        if loaded.config != self.pipeline.config.digest_text() and self.pipeline.rank == 0:
-            _log.warning(
-                "gradcomp: the checkpoint of step %d was saved by a run of another configuration, %s",
-                loaded.step,
-                loaded.config,
-            )
-        checkpoints.together(lambda: self.pipeline.load_state_dict(loaded.states))
-        return loaded.step
-
     @cached_property
     def _checkpoints(self) -> Checkpoints:
         one = self.pipeline
         text = one.config.digest_text()
         return Checkpoints(one.rank, one.world_size, one.ranks_per_node, text, self._gather_bytes)
+
+    def _state_to_save(self) -> Mapping[str, Any]:
+        return self.pipeline.state_dict()
+
+    def _take_saved(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        self.pipeline.load_state_dict(states)
 
     def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
         """The bytes of all ranks, in rank order; adapters override it. ``data`` has no line break."""

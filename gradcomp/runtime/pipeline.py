@@ -26,6 +26,11 @@ __all__ = ["Pipeline"]
 
 _Result = TypeVar("_Result")
 
+_COPIED = frozenset(
+    {"config", "rank", "world_size", "ranks_per_node", "_state", "_policy", "_script_step"}
+)
+"""Attributes that a copy has, too."""
+
 
 class Pipeline:
     """Compresses the gradients of one rank according to a configuration.
@@ -58,24 +63,56 @@ class Pipeline:
         self.world_size = world_size
         compress = self.config.compress
         self.ranks_per_node = compress.ranks_per_node or ranks_per_node if compress.two_level else 1
-        self.stats = Stats()
         self._state = RankState(rank, world_size, self.ranks_per_node)
-        self.node = self._state.node
         self._policy = Policy() if compress.policy == "auto" else None
+        self._script_step: int | None = None
+        self._begin(None)
+
+    def _begin(self, epoch: int | None) -> None:
+        """Make everything that only this process can use."""
+        compress = self.config.compress
+        self.stats = Stats()
+        self.node = self._state.node
         context = Context(
             self._state.arrays,
             self.config.seed,
-            rank,
-            world_size,
+            self.rank,
+            self.world_size,
             self.ranks_per_node,
             self._state.rates,
         )
         self._resolver = Resolver(self.config, context, self._policy)
+        if epoch is not None:
+            self._resolver.set_epoch(epoch)
         self._pool = _core.BufferPool()
         self._fresh = True
-        self._script_step: int | None = None
         self._depends_on_steps = bool(self.config.check_replicas_every) or any(
             _depends_on_steps(spec, exchange) for _, spec, exchange in compress.choices
+        )
+
+    # Copies and pickles: configuration and state. Statistics begin anew.
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **{name: value for name, value in vars(self).items() if name in _COPIED},
+            "epoch": self._resolver.epoch,
+        }
+
+    def __setstate__(self, copied: dict[str, Any]) -> None:
+        epoch = copied.pop("epoch")
+        vars(self).update(copied)
+        self._begin(epoch)
+
+    def mismatch(self, rank: int, world_size: int, ranks_per_node: int) -> str | None:
+        """Why a copy, made elsewhere, cannot continue as this rank; None if it can."""
+        own = (self.rank, self.world_size, self.ranks_per_node)
+        here = (rank, world_size, ranks_per_node if self.config.compress.two_level else 1)
+        if own == here:
+            return None
+        return (
+            f"this is a copy of the compressor of rank {self.rank} of {self.world_size} with "
+            f"{self.ranks_per_node} ranks in a node, and this is rank {rank} of {world_size} with "
+            f"{here[2]}: make a new one, and give load_state_dict the list of all ranks' states"
         )
 
     def set_epoch(self, epoch: int) -> None:

@@ -136,11 +136,13 @@ def _scalars(step: StepProfile) -> dict[str, float]:
 def profile_as_configured(pipeline: Pipeline) -> Pipeline:
     """Start a profile if the configuration has one; it is written when the process ends.
 
+    A pipeline that has a profile keeps it.
+
     Returns:
         The pipeline.
     """
     settings = pipeline.config.stats
-    if settings.profile is not None:
+    if settings.profile is not None and pipeline.stats.profile is None:
         profile = pipeline.stats.start_profile(error=settings.error)
         atexit.register(write_profile, profile, settings.profile, pipeline.rank)
     return pipeline

@@ -11,8 +11,19 @@
 
 from __future__ import annotations
 
-from horovod_compressors.tensorflow.checkpoint import CompressionState
-from horovod_compressors.tensorflow.compression import Compression
-from horovod_compressors.tensorflow.keras import DistributedOptimizer
+from gradcomp.errors import missing_package
+
+try:
+    import horovod.tensorflow
+
+    from horovod_compressors.tensorflow.checkpoint import CompressionState
+    from horovod_compressors.tensorflow.compression import Compression
+    from horovod_compressors.tensorflow.keras import DistributedOptimizer
+except ModuleNotFoundError as error:
+    raise missing_package(error) from None
+
+from horovod_compressors.watch import watch
 
 __all__ = ["Compression", "CompressionState", "DistributedOptimizer"]
+
+watch(horovod.tensorflow)

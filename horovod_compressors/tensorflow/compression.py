@@ -100,6 +100,9 @@ class Compression(BaseCompression):
                 "variables=model.trainable_variables to Compression"
             )
         self._names = VariableNames(variables)
+        self._begin()
+
+    def _begin(self) -> None:
         self._collectors: dict[tuple[str, ...], Collector] = {}
         # The averages of each graph's gradients, by the ids of their tensors, which live as long as
         # the graph; None for gradients that Horovod averages.

@@ -35,7 +35,8 @@ def DistributedOptimizer(  # noqa: N802 - as Horovod's own
         op: ``hvd.Average`` or ``hvd.Sum``.
         sparse_as_dense: whether to make gradients of embeddings dense.
         options: of the stock optimizer for Keras 2, such as ``backward_passes_per_step``. Keras 3
-            has ``gradient_accumulation_steps`` of its optimizers instead.
+            has ``gradient_accumulation_steps`` of its optimizers instead, and takes only values that
+            change nothing.
 
     Raises:
         ConfigError: options, or another ``op``, with an optimizer of Keras 3; or an optimizer with
@@ -53,9 +54,10 @@ def DistributedOptimizer(  # noqa: N802 - as Horovod's own
             **shared,
             **options,
         )
-    if options:
+    refused = _effective(options)
+    if refused:
         raise ConfigError(
-            f"{', '.join(sorted(options))} does not work with Keras 3; for "
+            f"{', '.join(sorted(refused))} does not work with Keras 3; for "
             "backward_passes_per_step use gradient_accumulation_steps of the optimizer"
         )
     if op not in (hvd.Average, hvd.Sum):
@@ -75,6 +77,19 @@ def DistributedOptimizer(  # noqa: N802 - as Horovod's own
         **shared,
     )
     return averaging
+
+
+def _effective(options: dict[str, Any]) -> list[str]:
+    """The options of the stock optimizer that would change something."""
+    same = {
+        "backward_passes_per_step": 1,
+        "gradient_predivide_factor": 1.0,
+        "num_groups": 0,
+        "groups": None,
+    }
+    if options.get("backward_passes_per_step", 1) == 1:
+        options = {k: v for k, v in options.items() if k != "average_aggregated_gradients"}
+    return [name for name, value in options.items() if name not in same or value != same[name]]
 
 
 class _Averaging:

@@ -12,6 +12,17 @@
 
 from __future__ import annotations
 
-from horovod_compressors.torch.compression import Compression
+from gradcomp.errors import missing_package
+
+try:
+    import horovod.torch
+
+    from horovod_compressors.torch.compression import Compression
+except ModuleNotFoundError as error:
+    raise missing_package(error) from None
+
+from horovod_compressors.watch import watch
 
 __all__ = ["Compression"]
+
+watch(horovod.torch)

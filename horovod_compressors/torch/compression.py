@@ -111,6 +111,9 @@ class Compression(TensorControls, BaseCompression):
         if named_parameters is None:
             _check_nameless(self.config)
         self._names = ParameterNames(named_parameters)
+        self._begin()
+
+    def _begin(self) -> None:
         self._collector: Collector | None = None
         # True from a step's first gradient until the optimizer's first `decompress`.
         self._in_step = False

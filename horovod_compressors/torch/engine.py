@@ -63,7 +63,7 @@ class HorovodEngine:
         if handle is None:
             return None
         request, number = handle
-        wait(number)
+        wait(number, self._process_sets[request.group].ranks)
         if isinstance(request, AllToAll):
             received, splits = hvd.synchronize(number)
             return [part.numpy() for part in received.split(splits.tolist())]

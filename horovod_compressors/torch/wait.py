@@ -14,6 +14,8 @@ from typing import Any
 
 import horovod.torch as hvd
 
+from horovod_compressors.long_wait import LongWait
+
 __all__ = ["wait", "wait_first"]
 
 _FIRST_NAP = 5e-5
@@ -21,13 +23,29 @@ _LONGEST_NAP = 1e-3
 """Seconds between polls of a collective; Horovod itself starts new ones once a millisecond."""
 
 
-def wait(handle: int) -> None:
-    """Wait until ``hvd.synchronize(handle)`` would return at once."""
+def wait(handle: int, ranks: Collection[int] | None = None) -> None:
+    """Wait until ``hvd.synchronize(handle)`` would return at once.
+
+    Args:
+        handle: of an asynchronous collective.
+        ranks: the ranks that take part; None for all.
+
+    Raises:
+        PeerError: see `LongWait.look`.
+    """
     nap = _FIRST_NAP
     while not hvd.poll(handle):
         time.sleep(nap)
         # Each poll costs processor time: in a long wait polls are rare.
         nap = min(1.25 * nap, _LONGEST_NAP)
+        if nap == _LONGEST_NAP:
+            break
+    else:
+        return
+    long_wait = LongWait(partial(hvd.poll, handle), ranks)
+    while not hvd.poll(handle):
+        time.sleep(nap)
+        long_wait.look()
 
 
 def wait_first(optimizer: Any, check: Callable[[], None]) -> None:
@@ -57,5 +75,7 @@ def _wait_for_all(optimizer: Any) -> None:
     # If some parameters are left, the optimizer submits them before it waits. To wait here could be
     # a deadlock: other ranks may wait for these parameters.
     if optimizer._requires_update <= parameters and all(isinstance(one, int) for one in handles):
+        # The stock optimizer for op=Adasum has no process set.
+        ranks = getattr(optimizer, "process_set", hvd.global_process_set).ranks
         for handle in handles:
-            wait(handle)
+            wait(handle, ranks)

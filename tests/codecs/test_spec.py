@@ -214,7 +214,7 @@ ERRORS = [
     ("powersgd|powersgd", "'powersgd' cannot follow 'powersgd': an algorithm stands", 9),
     (
         "residual|powersgd(rank=1)",
-        "rank=1,start_step=100,values=fp32,variant=library,warm_start=true)': it keeps its own "
+        "rank=1,start_step=100,values=fp32,variant=paper,warm_start=true)': it keeps its own "
         "error feedback; leave out the memory",
         9,
     ),

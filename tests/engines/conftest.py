@@ -51,13 +51,15 @@ def mpi2(tmp_path_factory: pytest.TempPathFactory, shared: Path, gloo2: CaseJob)
 @pytest.fixture(scope="session")
 def ddp2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Two ranks of Horovod on Gloo, which also make a process group of torch."""
-    return run_cases(["ddp"], 2, "gloo", tmp_path_factory.mktemp("ddp2"), shared)
+    return run_cases(["ddp", "trainers"], 2, "gloo", tmp_path_factory.mktemp("ddp2"), shared)
 
 
 @pytest.fixture(scope="session")
 def ddp3(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Three such ranks."""
-    return run_cases(["ddp:three"], 3, "gloo", tmp_path_factory.mktemp("ddp3"), shared)
+    return run_cases(
+        ["ddp:three", "trainers:three"], 3, "gloo", tmp_path_factory.mktemp("ddp3"), shared
+    )
 
 
 @pytest.fixture(scope="session")

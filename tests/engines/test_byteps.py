@@ -224,6 +224,24 @@ class TestDeaths:
         left = [path.name for path in Path("/dev/shm").iterdir()]
         assert not [name for name in left if any(tag in name for tag in tags)]
 
+    @pytest.mark.parametrize("victim", ["worker 1", "server 0"])
+    def test_a_stopped_role_ends_the_job(self, tmp_path: Path, victim: str) -> None:
+        logs = tmp_path / "logs"
+        program = command(logs, 2, 1, "-m", "workers.byteps_forever")
+        program[program.index("--timeout") : program.index("--timeout")] = [
+            "--stopped-timeout",
+            "2",
+        ]
+        launcher = start(logs / "worker-0.log", program)
+        supervisors = psutil.Process(launcher.pid).children()
+        roles = [role for one in supervisors for role in one.children()]
+        (process,) = (role for role in roles if name_of(role) == victim)
+        process.send_signal(signal.SIGSTOP)
+        _, errors = launcher.communicate(timeout=60)
+        assert launcher.returncode == 1
+        assert f"launch: {victim} was stopped by a signal (SIGSTOP)" in errors
+        assert not any(role.is_running() and role.status() != "zombie" for role in roles)
+
     def test_an_exception_in_a_worker_ends_the_job(self, tmp_path: Path) -> None:
         done = run(tmp_path, 2, 1, "-m", "workers.byteps_failing")
         assert done.returncode == 1

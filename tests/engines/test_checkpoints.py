@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from launch import Finished, run
+from test_byteps import run as run_byteps
 
 LAUNCHERS = {"horovod": "gloo", "ddp": "torchrun"}
 STEPS = 20
@@ -17,6 +18,9 @@ STEPS = 20
 def train(engine: str, folder: Path, ranks: int, kill: int = 0) -> Finished:
     folder.mkdir(exist_ok=True)
     command = ["-m", "workers.checkpoints", engine, folder, str(STEPS), str(kill)]
+    if engine == "byteps":
+        done = run_byteps(folder, ranks, 1, *command)
+        return Finished(done.returncode, done.stdout + done.stderr, 0.0)
     return run(command, ranks, LAUNCHERS[engine], limit=180)
 
 
@@ -28,7 +32,7 @@ def check_same(a: Any, b: Any) -> None:
     torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("engine", LAUNCHERS)
+@pytest.mark.parametrize("engine", [*LAUNCHERS, "byteps"])
 def test_resume_after_the_loss_of_a_rank(engine: str, tmp_path: Path) -> None:
     straight, lost = tmp_path / "straight", tmp_path / "lost"
     done = train(engine, straight, 2)

@@ -56,12 +56,17 @@ def test_every_rank_names_the_lost_one(way: str, lost: int, spec: str) -> None:
     assert named == [f"rank {lost} does"] * 2, job.output
 
 
-def test_a_late_rank_is_named() -> None:
-    job = run(["-m", "workers.torch_late", "1"], 3, "torchrun", limit=120)
+@pytest.mark.parametrize(
+    ("function", "report"),
+    [
+        ("init_process_group", "rank 1 does not arrive in init_process_group within 10 s"),
+        ("ddp_hook", "rank 1 does not call ddp_hook"),
+    ],
+)
+def test_a_late_rank_is_named(function: str, report: str) -> None:
+    job = run(["-m", "workers.torch_late", "1", function], 3, "torchrun", limit=120)
     for rank in (0, 2):
-        assert f"rank {rank} reports: rank 1 does not arrive in init_process_group within 10 s" in (
-            job.output
-        )
+        assert f"rank {rank} reports: {report}" in job.output
 
 
 def test_damaged_messages_of_another_rank() -> None:
@@ -75,9 +80,10 @@ def test_damaged_messages_of_another_rank() -> None:
             assert found[1].startswith(f"rank 1 sent a damaged message in the exchange '{name}'")
 
 
-def test_the_example_of_the_documentation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["torch.md", "from-powersgd-hook.md"])
+def test_the_example_of_the_documentation(name: str, tmp_path: Path) -> None:
     root = HERE.parents[1]
-    page = (root / "docs" / "torch.md").read_text()
+    page = (root / "docs" / name).read_text()
     example = tmp_path / "example.py"
     example.write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0])
     job = run([example], 2, "torchrun", {"PYTHONPATH": str(root)}, limit=120)

@@ -1,4 +1,4 @@
-"""A rank that ends in the middle of a step ends the job, which prints why."""
+"""A rank that ends, stops or comes late ends the job, which prints why and names the rank."""
 
 from __future__ import annotations
 
@@ -25,3 +25,48 @@ def test_rank_that_ends(launcher: str, way: str, why: str) -> None:
     assert job.output.count("the end of rank 1") == 1, job.output
     assert job.status != 0, job.output
     assert re.search(why, job.output), job.output
+
+
+# Stock limits, shortened, and the message that names the rank; of three ranks, rank 1 is lost.
+LOST = {
+    "stalled": (
+        {"STALL_CHECK_TIME_SECONDS": "2", "STALL_SHUTDOWN_TIME_SECONDS": "4"},
+        r"PeerError: rank 1 does not answer for [4-9] s .*"
+        r" set HOROVOD_STALL_SHUTDOWN_TIME_SECONDS above 4 s",
+    ),
+    "warned": (
+        {"STALL_CHECK_TIME_SECONDS": "2"},
+        r"rank 1 does not answer for [23] s .* HOROVOD_STALL_CHECK_TIME_SECONDS is 2 s",
+    ),
+    "failed": (
+        {"STALL_CHECK_DISABLE": "1"},
+        r"HorovodInternalError[\s\S]*gradcomp: rank 1 does not answer \(stopped, or ended\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", LOST)
+def test_stopped_rank_is_named(way: str) -> None:
+    limits, message = LOST[way]
+    limits = {"GLOO_TIMEOUT_SECONDS": "10", **limits}
+    environment = {f"HOROVOD_{name}": value for name, value in limits.items()}
+    job = run(["-m", "workers.dying", "stop"], 3, "gloo", environment, limit=180)
+    assert job.status != 0, job.output
+    assert re.search(message, job.output), job.output
+    assert not re.search(r"ranks? [02]\b.* not answer", job.output), job.output
+
+
+def test_late_rank_is_named() -> None:
+    environment = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "5"}
+    job = run(["-m", "workers.dying", "late"], 3, "gloo", environment, limit=180)
+    assert job.status != 0, job.output
+    message = r"rank 1 does not answer: no call of hvd.init\(\) there for 4 s.*"
+    assert job.output.count("does not answer") == 1, job.output  # of one rank is enough
+    assert re.search(message + r"HOROVOD_GLOO_TIMEOUT_SECONDS \(5 s\)", job.output), job.output
+
+
+def test_stopped_rank_is_named_in_tensorflow() -> None:
+    environment = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "10"}
+    job = run(["-m", "workers.tf_stopping"], 3, "gloo", environment, limit=180)
+    assert job.status != 0, job.output
+    assert "gradcomp: rank 1 does not answer (stopped, or ended)" in job.output, job.output

@@ -92,6 +92,39 @@ def test_two_level_gets_its_process_sets(tmp_path: Path) -> None:
     assert '"same": true' in finished.output
 
 
+def test_a_module_in_place_of_a_script(tmp_path: Path) -> None:
+    """As with python -m: a module of a package in the working directory, and a package."""
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "train.py").write_text(SCRIPT.read_text())
+    (package / "__main__.py").write_text("from pkg.train import main\n\nmain()\n")
+    for module in ("pkg.train", "pkg"):
+        command = [*RUN, "--compression", "residual|topk(ratio=0.01)", "-m", module]
+        finished = run([*command, "--steps", "2", "--config", "c"], 2, "gloo", cwd=tmp_path)
+        assert finished.status == 0, finished.output
+        assert "compresses with residual(" in finished.output
+        assert '"same": true, "config": "c"' in finished.output
+    for missing in ("pkg.missing", "missing.train"):
+        finished = run([*RUN, "--compression", "fp16", "-m", missing], cwd=tmp_path)
+        assert finished.status == 2, finished.output
+        assert f"gradcomp: there is no module '{missing}' in {tmp_path}" in finished.output
+        assert "Traceback" not in finished.output
+
+
+def test_jobs_that_the_script_starts_are_out_of_reach(tmp_path: Path) -> None:
+    script = tmp_path / "starts.py"
+    script.write_text(
+        "import horovod\n\n\ndef work():\n    return 7\n\n\n"
+        "if __name__ == '__main__':\n"
+        "    print('result', horovod.run(work, np=2, use_gloo=True), flush=True)\n"
+    )
+    finished = run([*RUN, "--compression", "fp16", script])
+    assert finished.status == 0, finished.output
+    assert finished.output.count("gradcomp: horovod.run starts processes that") == 1
+    assert finished.output.index("horovod.run starts") < finished.output.index("result [7, 7]")
+
+
 def test_script_without_an_optimizer_of_horovod() -> None:
     finished = run([*RUN, "--compression", "fp16", SCRIPT, "--plain"])
     assert finished.status == 0, finished.output
@@ -136,7 +169,8 @@ def test_missing_files(
         ([str(SCRIPT)], "one of the arguments --compression --config is required"),
         (["--compression", "fp16", "--config", "a.yaml", str(SCRIPT)], "not allowed with argument"),
         (["--compression", "fp16", "--set", "seed=1", str(SCRIPT)], "--set goes with --config"),
-        (["--compression", "fp16"], "the following arguments are required: script"),
+        (["--compression", "fp16"], "the following arguments are required: script, or -m MODULE"),
+        (["--compression", "fp16", "-m"], "are required: script, or -m MODULE"),
     ],
 )
 def test_wrong_arguments(

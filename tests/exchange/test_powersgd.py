@@ -275,19 +275,19 @@ def test_errors_shrink_with_the_rank_and_power_iterations_help() -> None:
         ((0, 5), "rank=1", False),
         ((64, 64), "rank=1", True),
         # 64 * 64 / (2 * 128 / 2) = 32: of two factors, one travels in a step.
-        ((64, 64), "rank=2,min_compression_rate=31", True),
-        ((64, 64), "rank=2,min_compression_rate=32", False),
+        ((64, 64), "rank=2,min_compression_rate=31,variant=library", True),
+        ((64, 64), "rank=2,min_compression_rate=32,variant=library", False),
         ((64, 64), "rank=2,min_compression_rate=15,variant=paper", True),
         ((64, 64), "rank=2,min_compression_rate=16,variant=paper", False),
-        ((64, 64), "rank=2,min_compression_rate=16,iters_per_step=2", False),
-        ((64, 64), "rank=2,min_compression_rate=63,values=fp16", True),
-        ((64, 64), "rank=2,min_compression_rate=64,values=bf16", False),
+        ((64, 64), "rank=2,min_compression_rate=16,iters_per_step=2,variant=library", False),
+        ((64, 64), "rank=2,min_compression_rate=63,values=fp16,variant=library", True),
+        ((64, 64), "rank=2,min_compression_rate=64,values=bf16,variant=library", False),
         # A matrix of 64 x 576, not four sizes of which 3 x 3 cost nothing: 57.6 times.
-        ((64, 64, 3, 3), "rank=2,min_compression_rate=57.5", True),
-        ((64, 64, 3, 3), "rank=2,min_compression_rate=57.7", False),
+        ((64, 64, 3, 3), "rank=2,min_compression_rate=57.5,variant=library", True),
+        ((64, 64, 3, 3), "rank=2,min_compression_rate=57.7,variant=library", False),
         # The rank is limited by the smaller side: 3 * 1000 / (3 * 1003 / 2) < 2.
-        ((3, 1000), "rank=8,min_compression_rate=1.99", True),
-        ((3, 1000), "rank=8,min_compression_rate=2", False),
+        ((3, 1000), "rank=8,min_compression_rate=1.99,variant=library", True),
+        ((3, 1000), "rank=8,min_compression_rate=2,variant=library", False),
     ],
 )
 def test_matrices_that_shrink_are_compressed(
@@ -318,7 +318,7 @@ def test_the_first_steps_are_dense(variant: str) -> None:
 
 
 def test_all_factors_of_a_step_are_one_request() -> None:
-    for params, count in [("variant=library", 1), ("variant=paper", 2), ("iters_per_step=3", 3)]:
+    for params, count in [("variant=library", 1), ("variant=paper", 2), ("iters_per_step=3", 6)]:
         pipeline = Pipeline(config_of(spec_of(params)))
         (bucket,) = pipeline.buckets(pipeline.resolve_all(SHAPES))
         assert sorted(bucket) == sorted(SHAPES)
@@ -362,7 +362,7 @@ def test_values_choose_the_request() -> None:
         ("fp16", AllReduce, np.float16),
         ("bf16", AllGather, np.uint8),
     ]:
-        pipeline = Pipeline(config_of(spec_of(f"values={values}")))
+        pipeline = Pipeline(config_of(spec_of(f"values={values},variant=library")))
         (request,) = requests_of(pipeline.round("a", gradients(1, 0)["a"][0]))
         assert isinstance(request, kind)
         array = request.array if isinstance(request, AllReduce) else request.frame

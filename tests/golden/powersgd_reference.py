@@ -22,7 +22,7 @@ def library_spec(config: dict[str, Any], orthogonalization: str) -> str:
         f"powersgd(rank={config['rank']},iters_per_step={config['num_iters_per_step']},"
         f"min_compression_rate={config.get('min_compression_rate', 0)},"
         f"start_step={config.get('start_compressing_after_num_steps', 0)},"
-        f"orthogonalization={orthogonalization})"
+        f"orthogonalization={orthogonalization},variant=library)"
     )
 
 

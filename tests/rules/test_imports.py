@@ -41,6 +41,41 @@ def test_the_public_names_are_there() -> None:
         torch_compressors.ddphook  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    ("module", "missing", "remedy"),
+    [
+        ("torch_compressors", "torch", "pip install torch"),
+        ("torch_compressors.fsdp", "torch", "pip install torch"),
+        ("horovod_compressors.torch", "horovod", "./scripts/setup --engines horovod"),
+        ("horovod_compressors.torch", "torch", "pip install torch"),
+        ("horovod_compressors.tensorflow", "horovod", "./scripts/setup --engines horovod"),
+        ("horovod_compressors.tensorflow", "tensorflow", "./scripts/setup --engines tensorflow"),
+        ("byteps_compressors.torch", "byteps", "./scripts/setup --engines byteps"),
+        ("byteps_compressors.torch", "torch", "pip install torch"),
+    ],
+)
+def test_an_engine_that_is_not_installed(module: str, missing: str, remedy: str) -> None:
+    """As on a machine without it: the package cannot be found."""
+    program = f"""
+import sys
+from importlib.machinery import PathFinder
+
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name == "{missing}" else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Without
+import {module}
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("gradcomp.errors.MissingPackageError: "), done.stderr
+    assert f"(no module named '{missing}'): run {remedy}" in last
+    assert "the above exception" not in done.stderr
+
+
 GRADCOMP = Path(gradcomp.__file__).parent
 
 

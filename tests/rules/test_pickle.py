@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
         "import pickle\n\nprint(pickle.loads(b''))\n",
         "import torch.distributed as dist\n\ndist.all_gather_object([None], 1)\n",
         "import torch.distributed as dist\n\ndist.broadcast_object_list([None], 0)\n",
+        "import horovod.torch as hvd\n\nhvd.allgather_object(1)\n",
+        "import horovod.tensorflow as hvd\n\nhvd.broadcast_object(1)\n",
         "from torch.distributed import scatter_object_list\n\nscatter_object_list([], [])\n",
     ],
 )

@@ -190,6 +190,32 @@ def test_an_empty_directory(tmp_path: Path) -> None:
         World(2).load(tmp_path / "absent")
 
 
+def test_a_packed_state_keeps_arrays_of_any_level_dtype_and_shape() -> None:
+    arrays = {
+        "half": np.ones((2, 3), np.float16),
+        "counter": np.array(7, np.int64),
+        "mask": np.array([True, False]),
+        "none": np.empty((0, 4), np.complex64),
+        "swapped": np.arange(3, dtype=">f8"),
+    }
+    packed = {"module": arrays, "gossip": {"step": 3, "x_hat": {"a/b": np.ones(2, np.float32)}}}
+    found = unpack_state(pack_state(packed))
+    assert [*found] == [*packed]
+    assert [*found["module"]] == [*arrays]
+    for name, array in arrays.items():
+        one = found["module"][name]
+        assert one.shape == array.shape
+        assert one.dtype == array.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(one, array)
+    assert found["gossip"]["step"] == 3
+    assert found["gossip"]["x_hat"]["a/b"].tolist() == [1, 1]
+
+
+def test_objects_are_not_packed() -> None:
+    with pytest.raises(StateError, match="'module/w' is of object; it must be of bool, or"):
+        pack_state({"module": {"w": np.array([{}])}})
+
+
 def test_every_damage_of_a_packed_state_is_found() -> None:
     data = pack_state(state(0, 1, 1))
     assert pack_state(unpack_state(data)) == data

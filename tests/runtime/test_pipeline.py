@@ -325,3 +325,35 @@ def test_a_state_of_another_model_is_found_at_the_first_step() -> None:
     pipeline.load_state_dict(state)
     with pytest.raises(StateError, match=r"residual of 'a\.weight' has 7 elements and its grad"):
         run([pipeline], range(1))
+
+
+# ---------------------------------------------------------------------------------------- copies
+
+
+@pytest.mark.parametrize("spec", ["residual|topk(ratio=0.1)", "powersgd(rank=2)", "signum|sign"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_continues_apart(spec: str, copied: Callable[[Any], Any]) -> None:
+    pipelines = world(spec, 2)
+    for one in pipelines:
+        one.set_epoch(3)
+        one.set_step(5)
+    run(pipelines, range(3))
+    copies = copied(pipelines)
+    assert copies[0].fresh
+    assert [one.step_text().tobytes() for one in copied(copies)] == [
+        one.step_text().tobytes() for one in copies
+    ]
+    progress = copies[0].step_text().tobytes()
+    assert b'"epoch":3' in progress.replace(b" ", b"")
+    assert b"the script's step" in progress
+    assert run(copies, range(3, 5)) == run(pipelines, range(3, 5))
+    assert copies[0].stats.steps == 5
+
+
+def test_a_copy_belongs_to_its_rank() -> None:
+    pipeline = copy.deepcopy(world("residual|topk(ratio=0.1)", 2)[1])
+    assert pipeline.mismatch(1, 2, 4) is None
+    message = pipeline.mismatch(0, 3, 4)
+    assert message is not None
+    assert "rank 1 of 2" in message
+    assert "rank 0 of 3" in message

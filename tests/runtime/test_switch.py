@@ -141,7 +141,8 @@ def test_what_is_left_unsent_goes_along_with_the_next_gradient() -> None:
 
 
 @pytest.mark.parametrize(
-    "first", ["residual|topk(ratio=0.1)", "powersgd(rank=2,start_step=0)", "signum|sign"]
+    "first",
+    ["residual|topk(ratio=0.1)", "powersgd(rank=2,start_step=0,variant=library)", "signum|sign"],
 )
 @pytest.mark.parametrize(
     "second",

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from gradcomp.errors import GradcompError, StateError
 from gradcomp.gossip import Bilateral, Sides, Topology, Traffic, make_topology
+from torch_compressors.gossip.agreement import agree
 from torch_compressors.gossip.background import Background
 from torch_compressors.gossip.edge import Edge
 from torch_compressors.gossip.groups import own_groups
@@ -61,7 +63,12 @@ class AsyncGossipDataParallel(DecentralizedModule):
         timeout: float = 30.0,
         retries: int = 2,
     ) -> None:
-        super().__init__(module, timeout, retries)
+        super().__init__(
+            module,
+            timeout,
+            retries,
+            {"topology": topology, "synch_freq": synch_freq, "seed": seed},
+        )
         if synch_freq < 0:
             raise GradcompError(f"synch_freq is {synch_freq}; it must be at least 0")
         self._rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -161,7 +168,7 @@ class AsyncGossipDataParallel(DecentralizedModule):
                 patiently(server.wait, "synchronize()", whom, *self._times)
                 server.finish()
             self._servers.clear()
-        self._barrier()
+        agree(self._settings, self._control, "synchronize()")
         self._show()
 
     # Checkpoints --------------------------------------------------------------------------------
@@ -199,3 +206,14 @@ class AsyncGossipDataParallel(DecentralizedModule):
                 "least 0: load an earlier checkpoint"
             )
         self._exchanges = exchanges
+
+    def _gossip_arrays(self) -> dict[str, Any]:
+        return self.gossip_state_dict()
+
+    def _continue_with(self, model: Mapping[str, torch.Tensor], gossip: Any) -> None:
+        self.load_gossip_state_dict(gossip)
+        self.load_state_dict(model)
+
+    def _begin_anew(self, model: Mapping[str, torch.Tensor], of_ranks: list[Any]) -> None:
+        self._exchanges = 0
+        self.load_state_dict(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from gradcomp.gossip import (
     make_topologies,
     topology_at,
 )
+from torch_compressors.gossip.agreement import agree, setting_text
 from torch_compressors.gossip.background import Background
 from torch_compressors.gossip.module import DecentralizedModule
 from torch_compressors.gossip.node import NodeRanks, agreed_node
@@ -71,14 +73,20 @@ class GossipDataParallel(DecentralizedModule):
             gossips, with the first ranks of other machines; topologies then connect machines.
         ranks_per_node: with ``two_level``, the number of consecutive ranks that form a machine.
         seed: seed of topologies and algorithms; the same on every rank.
+        check_replicas_every: with ``two_level``, number of steps from one comparison of all
+            parameters inside the node to the next, before gradients are averaged; 0 for none. Above
+            0 `averaged` also compares its result over all ranks.
         timeout, retries: see `Transport`; a dead peer raises `gradcomp.errors.PeerError` in the
             optimizer's step.
         options: options of the algorithm, such as ``gamma``, ``codec``, ``compression_rank``.
 
-    Every rank must make the same number of optimizer steps.
+    Every rank must make the same number of optimizer steps. Ranks compare their arguments, models
+    and, unless ``synch_freq`` is above 0, numbers of rounds at the beginning, in the first step
+    after a load, and in `synchronize`.
 
     Raises:
         GradcompError: a name, number or topology is not allowed; the message gives the remedy.
+        ProtocolError: on all ranks, if their models or arguments differ.
         ConfigError: with ``two_level``, the ranks do not form equal nodes.
     """
 
@@ -95,12 +103,31 @@ class GossipDataParallel(DecentralizedModule):
         two_level: bool = False,
         ranks_per_node: int | None = None,
         seed: int = 0,
+        check_replicas_every: int = 0,
         timeout: float = 30.0,
         retries: int = 2,
         **options: Any,
     ) -> None:
-        super().__init__(module, timeout, retries)
+        arguments = {
+            "algorithm": algorithm,
+            "topology": topology,
+            "weights": weights,
+            "peers_per_step": peers_per_step,
+            "overlap": overlap,
+            "synch_freq": synch_freq,
+            "two_level": two_level,
+            "ranks_per_node": ranks_per_node,
+            "seed": seed,
+            "check_replicas_every": check_replicas_every,
+            **{f"option {name}": value for name, value in options.items()},
+        }
+        super().__init__(module, timeout, retries, arguments)
         overlap = overlap or algorithm == "osgp"
+        if check_replicas_every < 0:
+            raise GradcompError(
+                f"check_replicas_every is {check_replicas_every}; it must be a number of steps, or "
+                "0 for no comparison"
+            )
         if synch_freq < 0 or (synch_freq and not overlap):
             raise GradcompError(
                 f"synch_freq is {synch_freq}; it must be at least 0, and above 0 with overlap=True "
@@ -136,10 +163,12 @@ class GossipDataParallel(DecentralizedModule):
                     f"'{one.name}' is for {one.world_size} {units}, and the job has {node.count}"
                 )
         shapes = {name: tuple(one.shape) for name, one in self._parameters_by_name.items()}
+        self._make_gossip = partial(make_gossip, name, rank=node.index, shapes=shapes, **options)
         try:
-            self._gossip = make_gossip(name, self._topologies[0], node.index, shapes, **options)
+            self._gossip = self._make_gossip(topology=self._topologies[0])
         except ValueError as error:
             raise GradcompError(str(error)) from error
+        self._check_replicas_every = check_replicas_every
         self._overlap = overlap
         self._synch_freq = synch_freq
         self._node = node
@@ -148,6 +177,8 @@ class GossipDataParallel(DecentralizedModule):
         self._transport = Transport(leaders, timeout=timeout, retries=retries)
         self._background = Background()
         self._begun = 0
+        self._steps = 0
+        self._is_compared = False
         self._age = 0
         self._weight = 1.0
         # x, if it differs from the module's parameters.
@@ -155,10 +186,28 @@ class GossipDataParallel(DecentralizedModule):
         self._before = self._mixed = np.empty(0, np.float32)
         self._take_over_rank_0()
 
+    def _compare(self, where: str) -> None:
+        """Compare settings and progress over all ranks."""
+        agree(lambda: self._settings() | self._progress(), self._control, where, self._node.size)
+        self._is_compared = True
+
+    def _progress(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"topologies": setting_text(self._topologies)}
+        if self._synch_freq == 0:
+            # Only the first rank of a node counts them.
+            found["rounds"] = self._begun if self._node.leads else None
+        return found
+
     # Training -----------------------------------------------------------------------------------
 
     def _before_step(self) -> None:
         """Let the optimizer step on x, not on x / w, with the gradients of the node."""
+        if not self._is_compared:
+            self._compare("the first step")
+        if self._check_replicas_every and self._steps % self._check_replicas_every == 0:
+            self._node_ranks.check_equal(
+                self.module.named_parameters(), f"before step {self._steps}"
+            )
         self._node_ranks.average_gradients(self._parameters_by_name.values())
         if self._weight == 1.0:
             return
@@ -168,6 +217,7 @@ class GossipDataParallel(DecentralizedModule):
     def _after_step(self) -> None:
         x = self._read()
         self._share(self._gossiped(x) if self._node.leads else x)
+        self._steps += 1
 
     def _gossiped(self, x: FloatArray) -> FloatArray:
         """x after the gossip of this step."""
@@ -269,6 +319,7 @@ class GossipDataParallel(DecentralizedModule):
         self._share(self._finished(self._current()))
         self._gossip.change_topology(topology)
         self._topologies = {0: topology}
+        self._is_compared = False
 
     def synchronize(self) -> None:
         """End all rounds that any rank has begun; see `DecentralizedModule`.
@@ -278,6 +329,7 @@ class GossipDataParallel(DecentralizedModule):
         x = self._current()
         if self._synch_freq:
             x = self._serve(x)
+        self._compare("synchronize()")
         # With bounded staleness ranks may be some rounds apart.
         begun = torch.tensor([self._begun])
         with naming_the_lost("synchronize()"):
@@ -319,11 +371,12 @@ class GossipDataParallel(DecentralizedModule):
         return self.module.load_state_dict(*args, **kwargs)
 
     def gossip_state_dict(self) -> dict[str, Any]:
-        """State of this rank's algorithm: numbers and tensors.
+        """State of this rank's algorithm: numbers, texts and tensors.
 
         It belongs to this rank's `state_dict` of the same step; call `synchronize` before both.
+        ``numerator`` is x, flat, where w is not 1: x / w times w would be rounded.
         """
-        return _with_tensors(self._gossip.state_dict())
+        return _with_tensors(self._gossip_arrays())
 
     def load_gossip_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a result of `gossip_state_dict`, after `load_state_dict`.
@@ -335,28 +388,73 @@ class GossipDataParallel(DecentralizedModule):
             raise StateError(
                 "a round is in flight: load states before training, or after synchronize()"
             )
-        self._gossip.load_state_dict(_with_arrays(state))
+        arrays = _with_arrays(state)
+        numerator = None
+        if isinstance(arrays, Mapping) and "numerator" in arrays:
+            numerator = self._checked_numerator(arrays["numerator"])
+            arrays = {key: value for key, value in arrays.items() if key != "numerator"}
+        self._gossip.load_state_dict(arrays)
         self._begun = self._gossip.step
-        self._numerator = None
         self._take_weight()
+        self._numerator = numerator if self._weight != 1.0 else None
+        self._is_compared = False
+
+    def _checked_numerator(self, value: Any) -> FloatArray:
+        size = sum(one.numel() for one in self._parameters_by_name.values())
+        is_float = isinstance(value, np.ndarray) and value.dtype == np.float32
+        if not is_float or value.shape != (size,) or not np.isfinite(value).all():
+            raise StateError(
+                f"the state's 'numerator' is {value!r:.80}; it must be {size} finite numbers of "
+                "float32: load an earlier checkpoint of the same model"
+            )
+        numerator: FloatArray = value.copy()
+        return numerator
+
+    def _gossip_arrays(self) -> dict[str, Any]:
+        state = self._gossip.state_dict()
+        if self._numerator is not None:
+            state["numerator"] = self._numerator.copy()
+        return state
+
+    def _continue_with(self, model: Mapping[str, torch.Tensor], gossip: Any) -> None:
+        self.load_gossip_state_dict(gossip)
+        self.module.load_state_dict(model)
+
+    def _begin_anew(self, model: Mapping[str, torch.Tensor], of_ranks: list[Any]) -> None:
+        found = [one.get("step") if isinstance(one, Mapping) else None for one in of_ranks]
+        steps = [one for one in found if isinstance(one, int) and one >= 0]
+        if len(steps) < len(of_ranks):
+            raise StateError(
+                f"the checkpoint's numbers of rounds are {found!r:.80}; they must be whole numbers, "
+                "at least 0: load one that GossipDataParallel has saved"
+            )
+        step = max(steps)  # ranks inside nodes do not count
+        fresh = self._make_gossip(topology=topology_at(self._topologies, step))
+        fresh.load_state_dict(fresh.state_dict() | {"step": step})
+        fresh.traffic = self._gossip.traffic
+        self._gossip = fresh
+        self._begun = step
+        self._weight = 1.0
+        self._is_compared = False
+        self.load_state_dict(model)
+
+    @property
+    def _ranks_per_node(self) -> int:
+        return self._node.size
 
 
 def _with_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: {name: torch.from_numpy(array) for name, array in value.items()}
-        if isinstance(value, dict)
-        else value
-        for key, value in state.items()
-    }
+    found: dict[str, Any] = {}
+    for key, value in state.items():
+        if isinstance(value, dict):
+            found[key] = _with_tensors(value)
+        else:
+            found[key] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+    return found
 
 
 def _with_arrays(state: Any) -> Any:
     """Numpy arrays in place of tensors; everything else stays, and is refused by the algorithm."""
     if not isinstance(state, Mapping):
-        return state
-    return {
-        key: {name: as_array(one) for name, one in value.items()}
-        if isinstance(value, Mapping)
-        else value
-        for key, value in state.items()
-    }
+        return as_array(state)
+    return {key: _with_arrays(value) for key, value in state.items()}

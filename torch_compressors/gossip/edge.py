@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 
 from gradcomp.adapter_api import ByteArray
+from gradcomp.errors import ProtocolError
+from torch_compressors.gossip.sealed import buffer_for, opened, sealed
 from torch_compressors.gossip.transport import naming_the_lost, wait_for
 
 __all__ = ["Edge"]
@@ -35,24 +37,28 @@ class Edge:
         self._group = group
         self._times = (timeout, retries)
         self._where = f"exchange with rank {peer}"
+        self._count = 0
+        """Number of messages that begin an exchange; equal at both ends."""
 
     def ask(self, question: ByteArray) -> ByteArray:
         """On the active rank: the answer of the passive rank, of as many bytes as the question.
 
         Raises:
             PeerError: the passive rank has died, or does not answer.
+            ProtocolError: its answer is damaged.
         """
-        answer = torch.empty(question.nbytes, dtype=torch.uint8)
+        answer = buffer_for(question.nbytes)
         with self._naming():
             receiving = dist.irecv(answer, self._peer, self._group)
-            self._send(_QUESTION, question)
+            self._begin(_QUESTION)
+            self._send(question, "question")
             self._wait(receiving)
-        return answer.numpy()
+        return self._opened(answer, "answer")
 
     def end(self) -> None:
         """On the active rank: let the peer's `serve` return."""
         with self._naming():
-            self._send(_END)
+            self._begin(_END)
 
     def serve(self, nbytes: int, answer: Callable[[ByteArray], ByteArray]) -> None:
         """On the passive rank: answer questions of ``nbytes`` until the active rank calls `end`.
@@ -61,21 +67,39 @@ class Edge:
 
         Raises:
             PeerError: the active rank has died, or does not complete a question in time.
+            ProtocolError: its message is damaged, or of an unknown kind.
         """
-        kind = torch.empty(1, dtype=torch.uint8)
-        question = torch.empty(nbytes, dtype=torch.uint8)
+        beginning, question = buffer_for(1), buffer_for(nbytes)
         with self._naming():
             while True:
-                dist.irecv(kind, self._peer, self._group).wait(_FOR_EVER)  # type: ignore[union-attr]
-                if int(kind) == _END:
+                work = dist.irecv(beginning, self._peer, self._group)
+                work.wait(_FOR_EVER)  # type: ignore[union-attr]
+                self._count += 1
+                kind = int(self._opened(beginning, "kind")[0])
+                if kind == _END:
                     return
+                if kind != _QUESTION:
+                    raise ProtocolError(
+                        f"{self._where}: it sent a message of kind {kind}; it must be {_END} or "
+                        f"{_QUESTION}: see whether all ranks run the same script and versions"
+                    )
                 self._wait(dist.irecv(question, self._peer, self._group))
-                self._send(answer(question.numpy()))
+                self._send(answer(self._opened(question, "question")), "answer")
 
-    def _send(self, *parts: int | ByteArray) -> None:
-        for part in parts:
-            data = np.array([part], np.uint8) if isinstance(part, int) else part
-            self._wait(dist.isend(torch.from_numpy(data), self._peer, self._group))
+    def _begin(self, kind: int) -> None:
+        self._count += 1
+        self._send(np.array([kind], np.uint8), "kind")
+
+    def _send(self, data: ByteArray, part: str) -> None:
+        self._wait(dist.isend(sealed(data, self._name(part)), self._peer, self._group))
+
+    def _opened(self, message: torch.Tensor, part: str) -> ByteArray:
+        return opened(message, self._name(part), self._peer)
+
+    def _name(self, part: str) -> str:
+        """The same at both ends."""
+        low, high = sorted((self._peer, dist.get_rank()))
+        return f"exchange {self._count} of ranks {low} and {high}, {part}"
 
     def _wait(self, work: dist.Work | None) -> None:
         wait_for(self._where, [(self._peer, work)], *self._times)

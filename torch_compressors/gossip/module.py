@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gradcomp.adapter_api import FloatArray
+from gradcomp.adapter_api import Checkpoints, FloatArray, build_text, model_digest
 from gradcomp.errors import GradcompError
 from gradcomp.gossip import Topology, Traffic
+from torch_compressors.gather import gather_bytes
+from torch_compressors.gossip.agreement import agree, check_equal, setting_text
+from torch_compressors.gossip.checkpoints import average_of, module_state, module_tensors
 from torch_compressors.gossip.transport import check_times, naming_the_lost
 
 __all__ = ["DecentralizedModule"]
@@ -27,12 +31,18 @@ class DecentralizedModule(nn.Module, ABC):
     Args:
         module: parameters that require gradients must be floating.
         timeout, retries: see `Transport`; they also limit waits in the methods of this class.
+        arguments: the subclass' other arguments by name, which must be equal on all ranks.
 
     Raises:
         GradcompError: there is no process group, or a parameter is not floating.
+        ProtocolError: the ranks' models or arguments differ.
     """
 
-    def __init__(self, module: nn.Module, timeout: float, retries: int) -> None:
+    _check_replicas_every = 0
+
+    def __init__(
+        self, module: nn.Module, timeout: float, retries: int, arguments: Mapping[str, Any]
+    ) -> None:
         super().__init__()
         if not dist.is_initialized():
             raise GradcompError(
@@ -44,12 +54,35 @@ class DecentralizedModule(nn.Module, ABC):
         self._parameters_by_name = {
             name: one for name, one in module.named_parameters() if one.requires_grad
         }
+        self._limit = check_times(timeout, retries)
+        self._control = dist.new_group(backend="gloo", timeout=self._limit)
+        self._attached = False
+        self._texts = {name: setting_text(value) for name, value in arguments.items()}
+        agree(self._settings, self._control, self._where)
+
+    @property
+    def _where(self) -> str:
+        return type(self).__name__
+
+    def _settings(self) -> dict[str, str]:
+        """Settings that must be equal on all ranks.
+
+        Raises:
+            GradcompError: a parameter is not floating.
+        """
         for name, one in self._parameters_by_name.items():
             if not one.is_floating_point():
                 raise GradcompError(f"parameter '{name}' is of {one.dtype}; it must be floating")
-        self._limit: timedelta = check_times(timeout, retries)
-        self._control = dist.new_group(backend="gloo", timeout=self._limit)
-        self._attached = False
+        own = self.module
+        trained = self._parameters_by_name.items()
+        return {
+            "version": build_text(),
+            "wrapper": self._where,
+            "trained parameters": model_digest({n: tuple(one.shape) for n, one in trained}),
+            "all parameters": model_digest({n: tuple(p.shape) for n, p in own.named_parameters()}),
+            "buffers": model_digest({n: tuple(one.shape) for n, one in own.named_buffers()}),
+            **self._texts,
+        }
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
@@ -123,6 +156,8 @@ class DecentralizedModule(nn.Module, ABC):
 
         Raises:
             PeerError: a rank has died, or does not enter in time.
+            ProtocolError: with ``check_replicas_every``, the averages or the parameters that are
+                not trained differ between ranks.
         """
         self.synchronize()
         tensors: list[torch.Tensor] = [*self._parameters_by_name.values()]
@@ -135,11 +170,105 @@ class DecentralizedModule(nn.Module, ABC):
                     dist.all_reduce(mean, group=self._control)
                 one.copy_(mean / dist.get_world_size())
         try:
+            if self._check_replicas_every:
+                with naming_the_lost("averaged()"):
+                    check_equal(self._averaged(), self._control, "in averaged()")
             yield self.module
         finally:
             with torch.no_grad():
                 for one, value in zip(tensors, own, strict=True):
                     one.copy_(value)
+
+    def _averaged(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors that are equal on all ranks inside `averaged`."""
+        yield from self.module.named_parameters()
+        for name, one in self.module.named_buffers():
+            if one.is_floating_point():
+                yield name, one
+
+    # Checkpoints --------------------------------------------------------------------------------
+
+    def save(self, directory: str | Path, step: int, keep: int = 3) -> Path:
+        """Write each rank's model and state of gossip; every rank must call it, at the same step.
+
+        Ends all exchanges first, as `synchronize` does. Arguments, result and errors are those of
+        `gradcomp.runtime.checkpointed.Checkpointed.save`. Optimizers are not included.
+
+        Raises:
+            StateError: also if the module's ``state_dict`` has entries that are no dense tensors.
+        """
+        self.synchronize()
+        state: dict[str, Any] = {}
+
+        def collect() -> None:
+            state["module"] = module_state(self.module)
+            state["gossip"] = self._gossip_arrays()
+
+        self._checkpoints.together(collect)
+        return self._checkpoints.save(directory, step, keep, state)
+
+    def load(self, directory: str | Path, step: int | None = None) -> int:
+        """Continue from a checkpoint of `save`; every rank must call it, between two steps.
+
+        Arguments, result and errors are those of `gradcomp.runtime.checkpointed.Checkpointed.load`. On
+        another number of ranks, or of ranks per node, every rank begins with the mean of the saved
+        models, each with de-biased parameters, and with a state of gossip without memories.
+        Floating tensors of ``state_dict`` are averaged, in float64; others are those of rank 0.
+
+        Raises:
+            StateError: also if the checkpoint is of another model, algorithm or, for Choco,
+                topology.
+        """
+        self.synchronize()
+        loaded = self._checkpoints.load(directory, step)
+        self._checkpoints.together(lambda: self._take(loaded.states))
+        return loaded.step
+
+    def _take(self, states: dict[str, Any] | list[dict[str, Any]]) -> None:
+        if isinstance(states, list):
+            models = [module_tensors(self.module, one.get("module")) for one in states]
+            self._begin_anew(average_of(models), [one.get("gossip") for one in states])
+        else:
+            model = module_tensors(self.module, states.get("module"))
+            self._continue_with(model, states.get("gossip"))
+
+    @abstractmethod
+    def _gossip_arrays(self) -> dict[str, Any]:
+        """`gossip_state_dict` with arrays in place of tensors."""
+
+    @abstractmethod
+    def _continue_with(self, model: Mapping[str, torch.Tensor], gossip: Any) -> None:
+        """Load a state of the same number of ranks.
+
+        Raises:
+            StateError: the state of gossip does not fit; nothing has changed.
+        """
+
+    @abstractmethod
+    def _begin_anew(self, model: Mapping[str, torch.Tensor], of_ranks: list[Any]) -> None:
+        """Load the model, and forget all memories.
+
+        Args:
+            of_ranks: the states of gossip of all ranks of the checkpoint.
+
+        Raises:
+            StateError: a state of gossip is malformed; nothing has changed.
+        """
+
+    @property
+    def _ranks_per_node(self) -> int:
+        return 1
+
+    @cached_property
+    def _checkpoints(self) -> Checkpoints:
+        def gather(data: bytes) -> list[bytes]:
+            with naming_the_lost("a checkpoint"):
+                return gather_bytes(data, self._control)
+
+        text = ", ".join(f"{name} {value}" for name, value in self._texts.items())
+        return Checkpoints(
+            dist.get_rank(), dist.get_world_size(), self._ranks_per_node, text, gather
+        )
 
     def consensus_distance(self) -> float:
         """sqrt(mean over ranks of |x_i - mean|^2), with x_i the parameters of rank i.

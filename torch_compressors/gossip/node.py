@@ -13,6 +13,7 @@ from gradcomp.adapter_api import FloatArray, Node, as_bytes
 from gradcomp.errors import ConfigError
 from gradcomp.gossip import Traffic
 from torch_compressors.gather import gather_numbers, gather_texts
+from torch_compressors.gossip.agreement import check_equal
 from torch_compressors.gossip.groups import own_groups
 from torch_compressors.gossip.transport import naming_the_lost
 from torch_compressors.nodes import check_nodes, ranks_per_node
@@ -111,6 +112,12 @@ class NodeRanks:
             dist.broadcast(torch.from_numpy(message), self._first, self._group)
         shared: FloatArray = message[: x.nbytes].view(x.dtype)
         return shared, float(message[x.nbytes :].view(np.float64)[0])
+
+    def check_equal(self, named: Iterable[tuple[str, torch.Tensor]], when: str) -> None:
+        """Compare tensors, bit for bit, over the node's ranks; see `agreement.check_equal`."""
+        if self._group is not None:
+            with naming_the_lost(self._where):
+                check_equal(named, self._group, when, first=self._first)
 
     def _count(self, nbytes: int) -> None:
         self.traffic.bits += 8 * nbytes

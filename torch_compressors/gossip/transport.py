@@ -10,11 +10,11 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
 from gradcomp.adapter_api import ByteArray, Exchange, GossipRound
-from gradcomp.errors import GradcompError, PeerError
+from gradcomp.errors import GradcompError, PeerError, ProtocolError
+from torch_compressors.gossip.sealed import buffer_for, opened, sealed
 
 __all__ = ["Transport", "check_times", "lost", "naming_the_lost", "patiently", "wait_for"]
 
@@ -56,6 +56,7 @@ class Transport:
         Raises:
             PeerError: a peer has died, or has not answered in ``timeout`` seconds and again after
                 each retry. The transport is then unusable.
+            ProtocolError: a peer sent a message of a false size, or of another exchange.
         """
         reply: Mapping[int, ByteArray] | None = None
         while True:
@@ -66,45 +67,49 @@ class Transport:
             reply = self._exchange(request)
 
     def _exchange(self, request: Exchange) -> dict[int, ByteArray]:
+        name = f"round {request.name}"
         sizes = dict.fromkeys(request.sources, request.nbytes)
-        if request.nbytes is None:
+        if request.varies:
             lengths = {
                 peer: np.array([data.nbytes], np.int64).view(np.uint8)
                 for peer, data in request.messages.items()
             }
-            received = self._swap(request.name, lengths, dict.fromkeys(request.sources, 8))
+            received = self._swap(f"{name}, sizes", lengths, dict.fromkeys(request.sources, 8))
             sizes = {peer: int(length.view(np.int64)[0]) for peer, length in received.items()}
             for peer, size in sizes.items():
-                if not 0 <= size < 2**32:
-                    raise PeerError(
-                        f"in round {request.name} rank {self._ranks[peer]} announced {size} "
-                        "bytes; the ranks do not run the same program"
+                if not 0 <= size <= request.nbytes:
+                    raise ProtocolError(
+                        f"{name}: rank {self._ranks[peer]} announced a message of {size} bytes; it "
+                        f"must be in [0, {request.nbytes}]: see whether all ranks run the same "
+                        "script and versions"
                     )
-        return self._swap(request.name, request.messages, {k: v or 0 for k, v in sizes.items()})
+        return self._swap(name, request.messages, sizes)
 
     def _swap(
         self, name: str, messages: Mapping[int, ByteArray], sizes: Mapping[int, int]
     ) -> dict[int, ByteArray]:
         """Send ``messages`` by peer, and receive ``sizes`` bytes by peer."""
-        # Gloo does not send empty messages; both ends know the sizes.
-        received = {peer: torch.empty(size, dtype=torch.uint8) for peer, size in sizes.items()}
+        # Both ends know the sizes, so empty messages need not travel.
+        received = {peer: buffer_for(size) for peer, size in sizes.items() if size}
+        # Peers usually get the same array.
+        sent = {id(data): sealed(data, name) for data in messages.values() if data.nbytes}
         pending: list[tuple[int, Any]] = []
         try:
             for peer, buffer in received.items():
-                if len(buffer):
-                    rank = self._ranks[peer]
-                    pending.append((rank, dist.irecv(buffer, rank, self._group)))
+                rank = self._ranks[peer]
+                pending.append((rank, dist.irecv(buffer, rank, self._group)))
             for peer, data in messages.items():
                 if data.nbytes:
-                    # The round does not change the bytes before its end.
-                    sent = torch.from_numpy(np.require(data, requirements="W"))
                     rank = self._ranks[peer]
-                    pending.append((rank, dist.isend(sent, rank, self._group)))
+                    pending.append((rank, dist.isend(sent[id(data)], rank, self._group)))
         except RuntimeError as error:
             peers = ", ".join(str(self._ranks[peer]) for peer in sorted({*sizes, *messages}))
-            raise lost(f"round {name}", f"one of ranks {peers}", error) from error
-        wait_for(f"round {name}", pending, self._timeout, self._retries)
-        return {peer: buffer.numpy() for peer, buffer in received.items()}
+            raise lost(name, f"one of ranks {peers}", error) from error
+        wait_for(name, pending, self._timeout, self._retries)
+        empty: dict[int, ByteArray] = {peer: np.empty(0, np.uint8) for peer in sizes}
+        return empty | {
+            peer: opened(buffer, name, self._ranks[peer]) for peer, buffer in received.items()
+        }
 
 
 def wait_for(where: str, pending: Sequence[tuple[int, Any]], timeout: float, retries: int) -> None:
@@ -184,10 +189,13 @@ def lost(where: str, whom: str, error: Exception) -> PeerError:
 
 @contextmanager
 def naming_the_lost(where: str, whom: str = "another rank") -> Iterator[None]:
-    """A context that turns RuntimeError, as of a lost connection, into PeerError."""
+    """A context that turns RuntimeError, as of a lost connection, into PeerError.
+
+    Errors of gradcomp name their cause already.
+    """
     try:
         yield
-    except PeerError:
+    except GradcompError:
         raise
     except RuntimeError as error:
         raise lost(where, whom, error) from error

@@ -13,20 +13,22 @@ from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor, nn
 
 from gradcomp.config.schema import Config
+from gradcomp.errors import PeerError
 from horovod_compressors.torch import Compression
 from horovod_compressors.torch.wait import wait
 from torch_compressors import DGCSGD
+from training.engines.horovod_objects import Bytes, HorovodObjects
 from training.learners.torch import TorchEngine
 
 __all__ = ["ENGINE"]
 
 
-class HorovodEngine(TorchEngine):
+class HorovodEngine(HorovodObjects, TorchEngine):
     """Stock Horovod."""
 
     name = "horovod"
     title = "Horovod"
-    lost_rank = (HorovodInternalError,)
+    lost_rank = (HorovodInternalError, PeerError)
 
     def init(self) -> None:
         """See `Engine`, also below."""
@@ -52,12 +54,17 @@ class HorovodEngine(TorchEngine):
         result: Tensor = hvd.synchronize(handle)
         return result
 
-    def allgather_object(self, value: Any, name: str) -> list[Any]:
-        result: list[Any] = hvd.allgather_object(value, name=name)
+    def _allgather(self, data: Bytes, name: str) -> Bytes:
+        handle = hvd.allgather_async(torch.from_numpy(data.copy()), name=name)
+        wait(handle)
+        result: Bytes = hvd.synchronize(handle).numpy()
         return result
 
-    def broadcast_object(self, value: Any, name: str) -> Any:
-        return hvd.broadcast_object(value, root_rank=0, name=name)
+    def _broadcast(self, data: Bytes, name: str) -> Bytes:
+        handle = hvd.broadcast_async(torch.from_numpy(data.copy()), root_rank=0, name=name)
+        wait(handle)
+        result: Bytes = hvd.synchronize(handle).numpy()
+        return result
 
     def barrier(self) -> None:
         hvd.barrier()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import horovod
 import horovod.tensorflow as hvd
@@ -13,7 +12,7 @@ from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor
 
 from gradcomp.config.schema import Config
-from training.engines.base import Engine
+from training.engines.horovod_objects import Bytes, HorovodObjects
 from training.learners.base import Learner
 from training.learners.tensorflow import TensorFlowLearner
 from training.settings.train import TrainSettings
@@ -21,7 +20,7 @@ from training.settings.train import TrainSettings
 __all__ = ["ENGINE"]
 
 
-class TensorFlowEngine(Engine):
+class TensorFlowEngine(HorovodObjects):
     """Stock Horovod, with its collectives for TensorFlow.
 
     Horovod for PyTorch is another library with ranks of its own: a process starts one of the two.
@@ -59,12 +58,13 @@ class TensorFlowEngine(Engine):
         total = hvd.allreduce(tf.constant(tensor.numpy()), op=hvd.Sum, name=name)
         return torch.from_numpy(total.numpy())
 
-    def allgather_object(self, value: Any, name: str) -> list[Any]:
-        result: list[Any] = hvd.allgather_object(value, name=name)
+    def _allgather(self, data: Bytes, name: str) -> Bytes:
+        result: Bytes = hvd.allgather(tf.constant(data), name=name).numpy()
         return result
 
-    def broadcast_object(self, value: Any, name: str) -> Any:
-        return hvd.broadcast_object(value, root_rank=0, name=name)
+    def _broadcast(self, data: Bytes, name: str) -> Bytes:
+        result: Bytes = hvd.broadcast(tf.constant(data), root_rank=0, name=name).numpy()
+        return result
 
     def learner(self, settings: TrainSettings, compress: Config | None, classes: int) -> Learner:
         return TensorFlowLearner(settings, compress, classes)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,35 @@ class OnDDP:
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 
+class OnBytePS:
+    """Stock BytePS."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        import byteps.torch as bps
+
+        from byteps_compressors.torch import DistributedOptimizer
+
+        bps.init()
+        self.rank = bps.rank()
+        self.model = model
+        self.optimizer = DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), SPEC
+        )
+        self.compression: Any = self.optimizer.compression
+
+
+ENGINES: dict[str, Callable[[torch.nn.Module], Any]] = {
+    "horovod": OnHorovod,
+    "ddp": OnDDP,
+    "byteps": OnBytePS,
+}
+
+
 def main(engine: str, folder: Path, steps: int, kill: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(1)
     model = layers()
-    job = OnHorovod(model) if engine == "horovod" else OnDDP(model)
+    job = ENGINES[engine](model)
     begin = 0
     if (folder / "state").is_dir():
         begin = job.compression.load(folder / "state")

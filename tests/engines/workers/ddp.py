@@ -484,8 +484,16 @@ def shards() -> None:
             check_equal(one.grad.to_local(), other.grad.to_local(), str(step))
     assert state.stats.ratio > 3
     saved = state.state_dict()
-    state.load_state_dict(saved)
+    home = harness.shared / "shards"
+    state.save(home, 4)
+    first(torch.ones(7, 100)).square().sum().backward()
+    changed = state.state_dict()["residual"]["model"]
+    assert not torch.equal(changed, saved["residual"]["model"])
+    assert state.load(home) == 4
+    again = state.state_dict()
     assert set(saved["residual"]) == {"model", "0"}
+    for name, residual in saved["residual"].items():
+        check_equal(again["residual"][name], residual, name)
     refused(lambda: fsdp_hook("fp16", torch.nn.Linear(2, 2), group), ConfigError, "fully_shard")
     refused(lambda: fsdp_hook("dgc(ratio=0.1)", first, group), ConfigError, "to fsdp_hook")
     compress = {"default": "fp16"}

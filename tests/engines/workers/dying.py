@@ -1,10 +1,16 @@
-"""Trains until rank 1 ends in the backward pass of step 5: by a ``kill``, or by a ``raise``."""
+"""Trains until rank 1 ends in the backward pass of step 5.
+
+python -m workers.dying kill|raise|stop|late
+
+A ``stop`` is a SIGSTOP; a ``late`` rank comes to ``hvd.init()`` after 60 seconds.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 
 import horovod.torch as hvd
@@ -25,6 +31,8 @@ def make_end(way: str) -> Callable[[torch.Tensor], None]:
         print("the end of rank 1", flush=True)
         if way == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if way == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
         raise ArithmeticError("raised in the backward pass")
 
     return end
@@ -32,6 +40,8 @@ def make_end(way: str) -> Callable[[torch.Tensor], None]:
 
 def main(way: str) -> None:
     torch.set_num_threads(1)
+    if way == "late" and os.environ["HOROVOD_RANK"] == "1":
+        time.sleep(60)
     hvd.init()
     model = layers()
     opt = hvd.DistributedOptimizer(

@@ -1,19 +1,16 @@
 """A job of 8 ranks on Gloo that gossip: ``python -m workers.gossip FOLDER RANKS KILLED LIMIT``.
 
-The ranks are forks of one process, which has imported everything once. Each runs the same cases and
-writes FOLDER/rankN.jsonl: for every case its value, or the error. In the last case the rank KILLED
-is killed, and the others wait for it for at most LIMIT seconds, retries included.
+In the last case the rank KILLED is killed, and the others wait for it for at most LIMIT seconds,
+retries included.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import os
 import signal
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +24,7 @@ from gossip_reference import GRAPHS, Case, powergossip_ranks
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
+from workers.forks import run_forks
 from workers.runner import Cases
 
 from gradcomp.errors import GradcompError, PeerError
@@ -224,9 +222,8 @@ def a_job_resumes() -> None:
     for at in range(4, 8):
         step(model, optimizer, at)
         step(again, its_optimizer, at)
-    # x = (x / w) w is rounded once on the way.
     for one, other in zip(model.parameters(), again.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        assert torch.equal(one, other)
 
 
 @cases
@@ -328,7 +325,7 @@ def nodes_resume() -> None:
         step(model, optimizer, at)
         step(again, its_optimizer, at)
     for one, other in zip(model.parameters(), again.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        assert torch.equal(one, other)
     flat = torch.cat([one.detach().flatten() for one in model.parameters()])
     of_all = [torch.empty_like(flat) for _ in range(RANKS)]
     dist.all_gather(of_all, flat)
@@ -452,38 +449,5 @@ def a_dead_peer_is_named() -> dict[str, Any]:
     raise AssertionError("nobody noticed")
 
 
-def run_rank(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    with (folder / f"rank{rank}.jsonl").open("w", buffering=1) as file:
-        for name, function in cases.items():
-            value = error = None
-            try:
-                value = function()
-            except Exception:
-                error = traceback.format_exc()
-            file.write(json.dumps({"case": name, "value": value, "error": error}) + "\n")
-            if error:
-                break  # the next case would wait for ranks that are elsewhere
-
-
-def main() -> None:
-    folder = Path(sys.argv[1])
-    # An optimizer's first step imports for seconds: once here, for all ranks.
-    torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1).step()
-    children = []
-    for rank in range(RANKS):
-        child = os.fork()
-        if child == 0:
-            try:
-                run_rank(rank, folder)
-            finally:
-                os._exit(0)  # whatever another rank does to the process group
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
-
-
 if __name__ == "__main__":
-    main()
+    run_forks(cases, Path(sys.argv[1]), RANKS)

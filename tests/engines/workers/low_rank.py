@@ -46,9 +46,9 @@ def beside_gathered_and_dense_tensors() -> None:
     have no gradient in some steps.
     """
     specs = {
-        "library": "powersgd(rank=2,start_step=2)",
+        "library": "powersgd(rank=2,start_step=2,variant=library)",
         "paper": "powersgd(rank=2,start_step=0,variant=paper,values=fp16)",
-        "often": "powersgd(rank=1,start_step=1,iters_per_step=3,values=bf16)",
+        "often": "powersgd(rank=1,start_step=1,iters_per_step=3,values=bf16,variant=library)",
         "gathered": "residual|topk(k=20)",
         "half": "fp16",
         "plain": "identity",

@@ -21,10 +21,10 @@ _MEMORIES = [
     if stage.kind == "memory" and stage.name != MOMENTUM_CORRECTION
 ]
 _ALGORITHMS = [
-    "powersgd(rank=2,start_step=10)",
+    "powersgd(rank=2,start_step=10,variant=library)",
     "residual|chunk_allreduce(ratio=0.05,chunk=16)",
     "powersgd(rank=1,start_step=0,variant=paper,orthogonalization=qr,values=bf16)",
-    "powersgd(rank=3,start_step=5,iters_per_step=2,warm_start=false,orthogonalization=cholesky)",
+    "powersgd(rank=3,start_step=5,iters_per_step=2,warm_start=false,orthogonalization=cholesky,variant=library)",
     "atomo(rank=2)",
     "residual|atomo(rank=1,unbiased=false,values=bf16)",
     "signsgd_mv",

@@ -36,7 +36,10 @@ def main() -> None:
         step(tf.random.normal([8, 64]))
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.layers.Input([64]), keras.layers.Dense(80)])
-    optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    # The arguments of Horovod's own example for Keras, which change nothing.
+    optimizer = hvd_keras.DistributedOptimizer(
+        keras.optimizers.SGD(0.1), backward_passes_per_step=1, average_aggregated_gradients=True
+    )
     model.compile(optimizer, "mse", jit_compile=False)
     x = np.random.default_rng(hvd.rank()).standard_normal((64, 64)).astype("float32")
     model.fit(x, x @ np.ones((64, 80), "float32"), batch_size=16, verbose=0)

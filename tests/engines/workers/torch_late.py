@@ -1,6 +1,6 @@
-"""Rank LATE never comes to `init_process_group`, and the others wait for it for 10 seconds.
+"""Rank LATE never comes to a function, and the others wait for it for 10 seconds.
 
-python -m workers.torch_late LATE
+python -m workers.torch_late LATE init_process_group|ddp_hook
 """
 
 from __future__ import annotations
@@ -11,21 +11,29 @@ import sys
 import time
 from datetime import timedelta
 
+from torch.nn.parallel import DistributedDataParallel
+from workers.dying import layers
+
 from gradcomp.errors import PeerError
-from torch_compressors import init_process_group
+from torch_compressors import ddp_hook, init_process_group
 
 
-def main(late: int) -> None:
+def main(late: int, function: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     rank = int(os.environ["RANK"])
-    if rank == late:
+    if rank == late and function == "init_process_group":
         time.sleep(25)
         return
     try:
         init_process_group(timeout=timedelta(seconds=10))
+        model = DistributedDataParallel(layers())
+        if rank == late:
+            time.sleep(25)
+            return
+        ddp_hook("fp16", model)
     except PeerError as error:
         print(f"rank {rank} reports: {error}", flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])

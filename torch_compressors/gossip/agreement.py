@@ -1,0 +1,123 @@
+"""Comparison of settings and progress of all gossiping ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradcomp.adapter_api import (
+    check_parameters,
+    differences,
+    digest_parameters,
+    read_digests,
+    read_object,
+)
+from gradcomp.errors import GradcompError, ProtocolError
+from gradcomp.gossip import Topology
+from torch_compressors.gather import gather_texts
+from torch_compressors.gossip.transport import naming_the_lost
+from torch_compressors.shared.parameters import parameter_bytes
+
+__all__ = ["agree", "check_equal", "setting_text"]
+
+_LONGEST = 100
+
+
+def agree(
+    values_of: Callable[[], Mapping[str, Any]],
+    group: dist.ProcessGroup,
+    where: str,
+    leaders: int = 1,
+) -> None:
+    """Compare values over all ranks, each of which must call this.
+
+    Args:
+        values_of: returns this rank's values by name, for JSON; its errors are raised on all ranks.
+        group: all ranks.
+        where: the caller, for messages.
+        leaders: of so many consecutive ranks only the first one counts for values that others give
+            as None.
+
+    Raises:
+        GradcompError: the error of ``values_of`` on this rank.
+        ProtocolError: the error of another rank, or values differ; the message names the ranks.
+        PeerError: a rank has died, or does not call this in time.
+    """
+    own: GradcompError | None = None
+    values: Mapping[str, Any] = {}
+    try:
+        values = values_of()
+    except GradcompError as error:
+        own = error
+    text = json.dumps({"values": values, "problem": "" if own is None else str(own)})
+    with naming_the_lost(where):
+        texts = gather_texts(text, group)
+    if own is not None:
+        raise own
+    rows = [read_object(one, rank) for rank, one in enumerate(texts)]
+    problems = [f"  rank {n}: {one['problem']}" for n, one in enumerate(rows) if one.get("problem")]
+    if problems:
+        raise ProtocolError("\n".join([f"{where}: another rank refuses its arguments:", *problems]))
+    of_ranks = [_values(one, rank) for rank, one in enumerate(rows)]
+    for rank, one in enumerate(of_ranks):
+        first = of_ranks[rank - rank % leaders]
+        one.update({name: first.get(name) for name, value in one.items() if value is None})
+    lines = differences(of_ranks)
+    if lines:
+        raise ProtocolError(
+            f"{where}: the ranks do not gossip alike:\n{lines}\ngive every rank the same model and "
+            "arguments, and states of the same step"
+        )
+
+
+def _values(row: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    values = row.get("values")
+    if not isinstance(values, dict):
+        raise ProtocolError(
+            f"rank {rank} does not tell its settings: see whether all ranks run the same version"
+        )
+    return values
+
+
+def check_equal(
+    named: Iterable[tuple[str, torch.Tensor]],
+    group: dist.ProcessGroup,
+    when: str,
+    *,
+    first: int = 0,
+) -> None:
+    """Compare tensors, bit for bit, over the ranks of a group, each of which must call this.
+
+    Args:
+        when: the time, for the message.
+        first: the group's first rank in the job; the others follow it.
+
+    Raises:
+        ProtocolError: a tensor differs; the message names the first one, the time and the ranks.
+    """
+    text = json.dumps({"digests": digest_parameters(parameter_bytes(named))})
+    texts: Sequence[str] = gather_texts(text, group)
+    digests = [
+        read_digests(read_object(one, first + n).get("digests"), first + n)
+        for n, one in enumerate(texts)
+    ]
+    check_parameters(digests, when, first=first)
+
+
+def setting_text(value: Any) -> str:
+    """A short text of an argument, equal on ranks with equal arguments."""
+    if isinstance(value, Topology):
+        return f"{value.name} {value.digest}"
+    if isinstance(value, Mapping):
+        items = sorted((str(key), setting_text(one)) for key, one in value.items())
+        text = "{" + ", ".join(f"{key}: {one}" for key, one in items) + "}"
+    else:
+        text = str(value)
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]}... {blake2b(text.encode(), digest_size=8).hexdigest()}"

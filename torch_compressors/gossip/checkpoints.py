@@ -1,0 +1,93 @@
+"""Modules in checkpoints of gossip, where every rank has its own model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradcomp.errors import StateError
+
+__all__ = ["average_of", "module_state", "module_tensors"]
+
+# Dtypes that numpy lacks travel as integers of the same size.
+_INTEGERS = {1: torch.uint8, 2: torch.int16}
+
+
+def module_state(module: nn.Module) -> dict[str, Any]:
+    """The state of a module: arrays, and PyTorch's dtypes, by name.
+
+    Raises:
+        StateError: an entry of its ``state_dict`` is no dense tensor.
+    """
+    tensors = _tensors_of(module)
+    return {
+        "tensors": {name: _array(one) for name, one in tensors.items()},
+        "dtypes": {name: str(one.dtype) for name, one in tensors.items()},
+    }
+
+
+def module_tensors(module: nn.Module, state: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a result of `module_state`, for ``load_state_dict``; changes nothing.
+
+    Raises:
+        StateError: names, shapes or dtypes are not those of ``module``.
+    """
+    arrays = state.get("tensors") if isinstance(state, Mapping) else None
+    dtypes = state.get("dtypes") if isinstance(state, Mapping) else None
+    if not isinstance(arrays, Mapping) or not isinstance(dtypes, Mapping):
+        raise StateError("the checkpoint has no model: load one that save() of gossip has written")
+    own = _tensors_of(module)
+    if set(arrays) != set(own):
+        odd = ", ".join(sorted(set(arrays) ^ set(own)))
+        raise StateError(f"the checkpoint is of another model: {odd} are in one of both alone")
+    tensors = {}
+    for name, one in own.items():
+        array, dtype = arrays[name], dtypes.get(name)
+        shape = tuple(getattr(array, "shape", ()))
+        if shape != tuple(one.shape) or dtype != str(one.dtype):
+            raise StateError(
+                f"the checkpoint's '{name}' is of {dtype} and shape {shape}, and the model's of "
+                f"{one.dtype} and {tuple(one.shape)}: build the model of the job that has saved"
+            )
+        try:
+            tensors[name] = torch.from_numpy(array).view(one.dtype)
+        except (RuntimeError, TypeError) as error:
+            raise StateError(
+                f"the checkpoint's '{name}' is no array of {dtype} ({error}): load an earlier "
+                "checkpoint"
+            ) from error
+    return tensors
+
+
+def average_of(models: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """The mean of floating tensors, formed in float64; other tensors are those of the first model."""
+    return {
+        name: sum((one[name].double() for one in models), torch.zeros(()))
+        .div(len(models))
+        .to(first.dtype)
+        if first.is_floating_point()
+        else first
+        for name, first in models[0].items()
+    }
+
+
+def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    tensors = module.state_dict()
+    for name, one in tensors.items():
+        if not isinstance(one, torch.Tensor) or one.layout != torch.strided:
+            raise StateError(
+                f"the module's state has '{name}', which is no dense tensor: save state_dict() and "
+                "gossip_state_dict() of each rank by torch.save"
+            )
+    return tensors
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    own = tensor.detach().cpu().contiguous()
+    try:
+        return own.numpy()
+    except TypeError:
+        return own.view(_INTEGERS[own.element_size()]).numpy()
