@@ -33,6 +33,7 @@ from gradcomp.runtime.comparison import (
     check_parameters,
     differences,
     digest_parameters,
+    ranks_text,
     read_digests,
     read_object,
 )
@@ -84,6 +85,7 @@ __all__ = [
     "model_digest",
     "pack_state",
     "profile_as_configured",
+    "ranks_text",
     "read_digests",
     "read_object",
     "split_frames",
