@@ -13,12 +13,14 @@ machines need this folder, this Python at the same path, and ssh login without a
 scheduler runs on the first machine.
 
 The exit code is 0 if all workers exited with 0; the exit code of the first failed worker; 1 if a
-process was killed or stopped, or a server or the scheduler died; 124 after --timeout; 2 for wrong arguments.
+process was killed or stopped, or a server or the scheduler died; 124 after --timeout; 2 for wrong
+arguments.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 import shutil
@@ -362,6 +364,13 @@ def _count(text: str) -> int:
     return number
 
 
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}; it must be a number of seconds above 0")
+    return seconds
+
+
 def _port(text: str) -> int:
     number = int(text)
     if not 1 <= number <= 65535:
@@ -448,11 +457,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=Path("byteps-logs"),
     )
     parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="time limit; default: none"
+        "--timeout", type=_seconds, metavar="SECONDS", help="time limit; default: none"
     )
     parser.add_argument(
         "--stopped-timeout",
-        type=float,
+        type=_seconds,
         metavar="SECONDS",
         default=STOPPED_TIMEOUT,
         help="end the job if a process is stopped (SIGSTOP) for this long; default: %(default)g",

@@ -34,6 +34,7 @@ from gradcomp.runtime.comparison import (
     check_parameters,
     differences,
     digest_parameters,
+    ranks_text,
     read_digests,
     read_object,
 )
@@ -88,6 +89,7 @@ __all__ = [
     "model_digest",
     "pack_state",
     "profile_as_configured",
+    "ranks_text",
     "read_digests",
     "read_object",
     "split_frames",

@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache
 
+from gradcomp.adapter_api import ranks_text
 from gradcomp.errors import PeerError
-from horovod_compressors.roll_call import RollCall, job_store, ranks_text, seconds_of
+from horovod_compressors.roll_call import RollCall, job_store, seconds_of
 
 __all__ = ["LongWait", "roll_call"]
 

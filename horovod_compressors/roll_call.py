@@ -16,7 +16,7 @@ from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
-__all__ = ["RollCall", "Store", "job_store", "ranks_text", "seconds_of"]
+__all__ = ["RollCall", "Store", "job_store", "seconds_of"]
 
 _SCOPE = "gradcomp"
 _HTTP_SECONDS = 5.0
@@ -147,9 +147,3 @@ class RollCall:
             self._store.set(f"rank-{self._store.rank}", value)
         except OSError:  # the launcher has gone, and with it the job
             return
-
-
-def ranks_text(ranks: Collection[int]) -> str:
-    """Subject and verb of a sentence: "rank 2 does", "ranks 1, 2 do"."""
-    listed = ", ".join(map(str, ranks))
-    return f"rank {listed} does" if len(ranks) == 1 else f"ranks {listed} do"

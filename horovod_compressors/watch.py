@@ -14,8 +14,9 @@ from functools import wraps
 from types import TracebackType
 from typing import Any
 
+from gradcomp.adapter_api import ranks_text
 from horovod_compressors.long_wait import roll_call
-from horovod_compressors.roll_call import Store, job_store, ranks_text, seconds_of
+from horovod_compressors.roll_call import Store, job_store, seconds_of
 
 __all__ = ["watch"]
 

@@ -23,9 +23,10 @@ from gradcomp.adapter_api import (
     ByteArray,
     RankGroup,
     Request,
+    ranks_text,
 )
 from gradcomp.errors import ProtocolError
-from torch_compressors.roll_call import RollCall, of_group, ranks_text
+from torch_compressors.roll_call import RollCall, of_group
 from torch_compressors.works import keep
 
 __all__ = ["GlooEngine", "message_limit"]

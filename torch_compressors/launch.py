@@ -15,8 +15,9 @@ from urllib.request import Request, urlopen
 import torch.distributed as dist
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
+from gradcomp.adapter_api import ranks_text
 from gradcomp.errors import ConfigError, PeerError
-from torch_compressors.roll_call import RollCall, ranks_text
+from torch_compressors.roll_call import RollCall
 
 __all__ = ["init_process_group", "local_world_size"]
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from gradcomp.adapter_api import ranks_text
 from gradcomp.errors import GradcompError, PeerError
 
-__all__ = ["RollCall", "naming_the_absent", "of_group", "ranks_text"]
+__all__ = ["RollCall", "naming_the_absent", "of_group"]
 
 _calls: defaultdict[tuple[str, str], itertools.count[int]] = defaultdict(itertools.count)
 """Numbers of the calls of a function in a group, which are equal on all ranks."""
@@ -116,9 +117,3 @@ def naming_the_absent(group: dist.ProcessGroup, function: str) -> Iterator[None]
             f"{ranks_text(missing)} not call {function}, and the others wait for it: see the output "
             "there, and give init_process_group a longer timeout if ranks only come late"
         ) from error
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Subject and verb of a sentence: "rank 2 does", "ranks 1, 2 do"."""
-    listed = ", ".join(map(str, ranks))
-    return f"rank {listed} does" if len(ranks) == 1 else f"ranks {listed} do"

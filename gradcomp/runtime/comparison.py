@@ -6,7 +6,7 @@ All functions are pure. Every rank gets the same texts, so all raise the same er
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -18,6 +18,7 @@ __all__ = [
     "check_parameters",
     "differences",
     "digest_parameters",
+    "ranks_text",
     "read_digests",
     "read_object",
 ]
@@ -120,3 +121,9 @@ def check_parameters(
             f"differ {when}, first '{apart[0]}' (digests: {values}); see whether all {noun}s began "
             f"with the same weights, and whether a {noun} changes its own"
         )
+
+
+def ranks_text(ranks: Collection[int]) -> str:
+    """Subject and verb of a sentence: "rank 2 does", "ranks 1, 2 do"."""
+    listed = ", ".join(map(str, ranks))
+    return f"rank {listed} does" if len(ranks) == 1 else f"ranks {listed} do"

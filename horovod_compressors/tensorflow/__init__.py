@@ -14,7 +14,7 @@ from __future__ import annotations
 from gradcomp.errors import missing_package
 
 try:
-    import horovod.tensorflow
+    import horovod.tensorflow as hvd
 
     from horovod_compressors.tensorflow.checkpoint import CompressionState
     from horovod_compressors.tensorflow.compression import Compression
@@ -26,4 +26,4 @@ from horovod_compressors.watch import watch
 
 __all__ = ["Compression", "CompressionState", "DistributedOptimizer"]
 
-watch(horovod.tensorflow)
+watch(hvd)

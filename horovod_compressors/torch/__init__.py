@@ -15,7 +15,7 @@ from __future__ import annotations
 from gradcomp.errors import missing_package
 
 try:
-    import horovod.torch
+    import horovod.torch as hvd
 
     from horovod_compressors.torch.compression import Compression
 except ModuleNotFoundError as error:
@@ -25,4 +25,4 @@ from horovod_compressors.watch import watch
 
 __all__ = ["Compression"]
 
-watch(horovod.torch)
+watch(hvd)

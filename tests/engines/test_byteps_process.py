@@ -89,3 +89,13 @@ class TestLauncher:
             launch.main(arguments)
         assert end.value.code == 2
         assert message in capsys.readouterr().err
+
+    @pytest.mark.parametrize("option", ["--timeout", "--stopped-timeout"])
+    @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+    def test_refuses_times_that_are_none(
+        self, option: str, seconds: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as ended:
+            launch.main([f"{option}={seconds}", "--", "python"])
+        assert ended.value.code == 2
+        assert f"{seconds}; it must be a number of seconds above 0" in capsys.readouterr().err
