@@ -140,7 +140,6 @@ class Tensor:
         seed: int = 0,
         feedback: bool = False,
     ) -> None:
-        self.spec = spec
         self.dtype = np.dtype(dtype)
         length = PARTITION_BYTES // self.dtype.itemsize
         self._parts = [slice(at, min(at + length, numel)) for at in range(0, numel, length)]
