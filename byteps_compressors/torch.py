@@ -42,22 +42,24 @@ from byteps_compressors.build import plugin
 from byteps_compressors.gather import gather
 from gradcomp import Config, get_codec, list_codecs
 from gradcomp.adapter_api import (
-    STATE_KINDS,
     AllReduce,
     Checkpointed,
     Checkpoints,
     FloatArray,
     Pipeline,
+    Rates,
     Round,
     Spec,
     Stats,
     build_text,
+    check_scale,
     digest_parameters,
     model_digest,
     read_object,
 )
 from torch_compressors.shared.dgc_sgd import check_momentum
 from torch_compressors.shared.parameters import parameter_bytes
+from torch_compressors.shared.rates import rates_of
 from torch_compressors.shared.state import as_array, with_arrays
 
 __all__ = ["Attached", "Compression", "DistributedOptimizer", "attach", "declare"]
@@ -112,6 +114,7 @@ class Attached(Checkpointed):
         self.specs = dict(specs)
         self._tensors = dict(tensors)
         self._parameters = dict(parameters)
+        self._scaled = [name for name, spec in self.specs.items() if _follows_lr(spec)]
         self._fed_back = dict(fed_back)  # dtypes of the tensors with feedback on servers
 
     def set_epoch(self, epoch: int) -> None:
@@ -125,6 +128,66 @@ class Attached(Checkpointed):
         if not 0 <= epoch < 2**16:
             raise ValueError(f"epoch is {epoch}; it must be in [0, 65536)")
         native.load().set_epoch(epoch)
+
+    def set_lr(self, lr: float | Mapping[str, float]) -> None:
+        """Set the learning rate of the coming step, for ``residual(lr=scale)``.
+
+        `DistributedOptimizer` reads it from the optimizer; with `attach`, every worker must call
+        this before each step, with the same value. Residuals on workers and servers follow it.
+
+        Args:
+            lr: as for `gradcomp.Pipeline.set_lr`.
+
+        Raises:
+            ConfigError: a rate is not in its range.
+        """
+        rates = Rates()
+        rates.set(lr)
+        known = lr if isinstance(lr, Mapping) else self._scaled
+        native.load().set_lr(
+            {
+                self._tensors[name]: rates.of(name) if name in known else -1.0
+                for name in self._scaled
+            }
+        )
+
+    def set_loss_scale(self, scale: float) -> None:
+        """Begin a step of mixed precision, whose loss is multiplied by ``scale``.
+
+        See `gradcomp.Pipeline.set_loss_scale`. All workers must call it between steps, before every
+        step, with the same value. Residuals on servers follow with the next gradient.
+
+        Raises:
+            ConfigError: ``scale`` is not a positive number.
+        """
+        check_scale(scale)
+        native.load().set_loss_scale(self._tensors.values(), scale)
+
+    def read_rates(self, optimizer: Any) -> None:
+        """Call `set_lr` with the optimizer's rates at the first gradient of each step.
+
+        `DistributedOptimizer` does it by itself.
+        """
+        if not self._scaled:
+            return
+        names = {parameter: name for name, parameter in self._parameters.items()}
+        stock_push, stock_synchronize = optimizer._push_pull_grad_async, optimizer.synchronize
+        begins = True
+
+        def push_pull_grad_async(parameter: torch.Tensor) -> Any:
+            nonlocal begins
+            if begins:
+                begins = False
+                self.set_lr(rates_of(optimizer, names))
+            return stock_push(parameter)
+
+        def synchronize() -> None:
+            nonlocal begins
+            stock_synchronize()
+            begins = True
+
+        optimizer._push_pull_grad_async = push_pull_grad_async
+        optimizer.synchronize = synchronize
 
     @property
     def stats(self) -> Stats:
@@ -158,10 +221,14 @@ class Attached(Checkpointed):
             if bps.rank() == 0 and kept.any():
                 servers[name] = torch.from_numpy(kept)
         state["servers"] = servers
-        state["rounds"] = {name: tensor.steps for name, tensor in self._tensors.items()}
         for name, tensor in self._tensors.items():
-            for kind in STATE_KINDS:
-                array = tensor.array(kind) if kind in ("residual", "momentum") else None
+            now = tensor.progress
+            state["rounds"][name] = now.steps
+            state["loss_scale"] = now.loss_scale
+            if now.lr:
+                state["residual_lr"][name] = torch.tensor([now.lr])
+            for kind in ("residual", "momentum"):
+                array = None if now.fresh and kind == "momentum" else tensor.array(kind)
                 if array is not None:
                     state[kind][name] = torch.from_numpy(array.copy())
         return state
@@ -186,13 +253,19 @@ class Attached(Checkpointed):
             kept = self._kept_by_servers([state] if isinstance(state, Mapping) else list(state))
         except StateError as raised:
             error = raised
-        self._compare_loaded(error, loaded.get("rounds", {}))
+        self._compare_loaded(error, loaded)
         for name, tensor in self._tensors.items():
             for kind in ("residual", "momentum"):
                 own = tensor.array(kind)
                 if own is not None:
                     own[:] = loaded[kind].get(name, 0)
-            tensor.steps = loaded["rounds"].get(name, 0)
+            (rate,) = loaded["residual_lr"].get(name, [0.0])
+            tensor.progress = native.Progress(
+                loaded["rounds"].get(name, 0),
+                loaded["loss_scale"],
+                float(rate),
+                name not in loaded["momentum"],
+            )
         for name in self._fed_back:
             self._tensors[name].write_servers(kept.get(name), self._push_pull(name))
 
@@ -209,10 +282,12 @@ class Attached(Checkpointed):
     def _take_saved(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         self.load_state_dict(states)
 
-    def _compare_loaded(self, error: StateError | None, rounds: Mapping[str, int]) -> None:
+    def _compare_loaded(self, error: StateError | None, loaded: Mapping[str, Any]) -> None:
         """Raise on all workers if one could not load its state, or the steps or epochs differ."""
+        rounds = loaded.get("rounds", {})
         values = {
             "epoch": native.load().epoch,
+            "loss scale": loaded.get("loss_scale"),
             **{f"steps of '{name}'": rounds.get(name, 0) for name in self._tensors},
         }
         row = {"error": None if error is None else str(error), "values": values}
@@ -444,6 +519,7 @@ def DistributedOptimizer(  # noqa: N802
         backward_passes_per_step=backward_passes_per_step,
     )
     wrapped.compression = attached
+    attached.read_rates(wrapped)
     attached.check_after_steps(wrapped)
     return wrapped
 
@@ -523,13 +599,6 @@ def _spec_for(config: Config, name: str, parameter: torch.Tensor) -> Spec:
             "a step, and BytePS has one: its servers add and send back. Use Horovod for it "
             "(horovod_compressors), or a spec with a codec, such as 'residual|topk(ratio=0.01)'"
         )
-    memory = choice.spec.memory
-    if memory is not None and memory.params.get("lr") == "scale":
-        raise ConfigError(
-            f"{choice.rule} gives '{name}' the spec '{choice.spec}', which needs the learning rate, "
-            "and BytePS' workers do not know it: leave out lr=scale, or use Horovod for it "
-            "(horovod_compressors)"
-        )
     for row in choice.spec.plugins:
         if row.origin == "python":
             raise ConfigError(
@@ -545,6 +614,10 @@ def _spec_for(config: Config, name: str, parameter: torch.Tensor) -> Spec:
             "with `use: identity`"
         )
     return choice.spec
+
+
+def _follows_lr(spec: Spec) -> bool:
+    return spec.memory is not None and spec.memory.params.get("lr") == "scale"
 
 
 def _check_agreement(config: Config, shapes: Mapping[str, tuple[int, ...]], feedback: str) -> None:
@@ -643,6 +716,14 @@ class Compression(metaclass=_ByName):
         if not _initialized():
             raise GradcompError("BytePS is not initialized: call bps.init() first")
         return Pipeline(self.config, bps.rank(), bps.size())
+
+    def set_lr(self, lr: float | Mapping[str, float]) -> None:
+        """Set the learning rate of the coming step; see `gradcomp.Pipeline.set_lr`."""
+        self.pipeline.set_lr(lr)
+
+    def set_loss_scale(self, scale: float) -> None:
+        """Begin a step of mixed precision; see `gradcomp.Pipeline.set_loss_scale`."""
+        self.pipeline.set_loss_scale(scale)
 
     @property
     def stats(self) -> Stats:

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <new>
 #include <string>
 #include <type_traits>
@@ -71,6 +72,16 @@ Call make_call(const gradcomp_call* call) {
     made.stream = gradcomp::derive_stream(call->seed, call->step, call->tensor_id);
   }
   return made;
+}
+
+Status check_rates(const gradcomp::MemoryStep& step) {
+  for (const float rate : {step.last_lr, step.lr}) {
+    if (!(std::isfinite(rate) && rate >= 0)) {
+      return gradcomp::argument_error("a learning rate is " + std::to_string(rate) +
+                                      "; it must be at least 0 and finite");
+    }
+  }
+  return {};
 }
 
 Status compile(std::string_view text, gradcomp_codec** out) {
@@ -184,12 +195,6 @@ gradcomp_status gradcomp_spec_create(const char* text, gradcomp_spec** out) {
                                "' is an algorithm of several phases, which engines without them "
                                "cannot run"};
     }
-    const gradcomp::Stage* const memory = spec->spec.find(gradcomp::StageKind::kMemory);
-    if (gradcomp::Memory(memory).scales()) {
-      return {Code::kSpec, "'" + spec->spec.text() +
-                               "' needs the optimizer's learning rate, which this interface does "
-                               "not know; leave out lr=scale"};
-    }
     spec->text = spec->spec.text();
     *out = spec.release();
     return {};
@@ -203,7 +208,8 @@ const char* gradcomp_spec_text(const gradcomp_spec* spec) { return spec->text.c_
 uint32_t gradcomp_spec_keeps(const gradcomp_spec* spec) {
   const gradcomp::Memory memory(spec->spec.find(gradcomp::StageKind::kMemory));
   return (memory.keeps_residual() ? GRADCOMP_KEEPS_RESIDUAL : 0) |
-         (memory.keeps_momentum() ? GRADCOMP_KEEPS_MOMENTUM : 0);
+         (memory.keeps_momentum() ? GRADCOMP_KEEPS_MOMENTUM : 0) |
+         (memory.scales() ? GRADCOMP_KEEPS_LR : 0);
 }
 
 int gradcomp_spec_scheduled(const gradcomp_spec* spec) {
@@ -237,9 +243,16 @@ gradcomp_status gradcomp_spec_encode(const gradcomp_spec* spec, const gradcomp_c
     float* const momentum = memory == nullptr ? nullptr : memory->momentum;
     if (kept.keeps_residual()) GRADCOMP_TRY(check(spec, residual, n));
     if (kept.keeps_momentum()) GRADCOMP_TRY(check(spec, momentum, n));
+    gradcomp::MemoryStep step;
+    step.first = call == nullptr || call->step == 0;
+    if (memory != nullptr) {
+      step.first |= memory->fresh != 0;
+      step.last_lr = memory->last_lr;
+      step.lr = memory->lr;
+    }
+    if (kept.scales()) GRADCOMP_TRY(check_rates(step));
     return kept.encode(codec->compiled, span(grad, n), {span(residual, n), span(momentum, n)},
-                       world_size, call == nullptr || call->step == 0, make_call(call),
-                       span(out, capacity), written);
+                       world_size, step, make_call(call), span(out, capacity), written);
   });
 }
 

@@ -12,6 +12,7 @@ from gradcomp.codec.frame import split_frames
 from gradcomp.codec.spec import Spec
 from gradcomp.exchange.engine import Driver, Engine
 from gradcomp.exchange.nodes import Node
+from gradcomp.exchange.rates import Rates
 from gradcomp.exchange.rounds import (
     AllGather,
     AllReduce,
@@ -38,6 +39,7 @@ from gradcomp.runtime.comparison import (
     read_object,
 )
 from gradcomp.runtime.controls import Controls
+from gradcomp.runtime.loss_scale import check_scale
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.profile_files import profile_as_configured
 from gradcomp.runtime.profiled_engine import ProfiledEngine
@@ -67,6 +69,7 @@ __all__ = [
     "Pipeline",
     "ProfiledEngine",
     "RankGroup",
+    "Rates",
     "Request",
     "Resolved",
     "Round",
@@ -79,6 +82,7 @@ __all__ = [
     "build_text",
     "check_agreement",
     "check_parameters",
+    "check_scale",
     "differences",
     "digest_parameters",
     "exchange_pattern",

@@ -6,7 +6,8 @@ All functions act on the copy of the library in this process.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -16,7 +17,35 @@ from gradcomp import capi
 from gradcomp.adapter_api import FloatArray
 from gradcomp.errors import ConfigError, GradcompError
 
-__all__ = ["Plugin", "Tensor", "load"]
+__all__ = ["Plugin", "Progress", "Tensor", "load"]
+
+
+class _Progress(ctypes.Structure):
+    """The structure Progress of tensors.hpp."""
+
+    _fields_ = (
+        ("steps", ctypes.c_uint64),
+        ("loss_scale", ctypes.c_double),
+        ("lr", ctypes.c_float),
+        ("fresh", ctypes.c_int),
+    )
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Numbers of a tensor that outlive a step.
+
+    Attributes:
+        steps: number of steps in which the tensor was compressed.
+        loss_scale: factor of the loss, to which residual and momentum belong.
+        lr: learning rate of the residual's last step, with ``lr=scale``; 0 if there was none.
+        fresh: memories are still 0: no step, or only steps that all workers skipped.
+    """
+
+    steps: int = 0
+    loss_scale: float = 1.0
+    lr: float = 0.0
+    fresh: bool = True
 
 
 class Tensor:
@@ -74,14 +103,21 @@ class Tensor:
             ask(self.id, b"", 0)
 
     @property
+    def progress(self) -> Progress:
+        """The tensor's numbers; may be set between steps."""
+        own = _Progress()
+        self._library.gradcomp_byteps_progress(self.id, ctypes.byref(own))
+        return Progress(own.steps, own.loss_scale, own.lr, bool(own.fresh))
+
+    @progress.setter
+    def progress(self, value: Progress) -> None:
+        own = _Progress(value.steps, value.loss_scale, value.lr, value.fresh)
+        self._library.gradcomp_byteps_set_progress(self.id, ctypes.byref(own))
+
+    @property
     def steps(self) -> int:
         """Number of steps in which the tensor was compressed."""
-        steps: int = self._library.gradcomp_byteps_steps(self.id)
-        return steps
-
-    @steps.setter
-    def steps(self, value: int) -> None:
-        self._library.gradcomp_byteps_set_steps(self.id, value)
+        return self.progress.steps
 
 
 class Plugin:
@@ -89,17 +125,20 @@ class Plugin:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         text, number = ctypes.c_char_p, ctypes.c_uint64
+        numbers = ctypes.POINTER(number)
         for name, result, arguments in (
             ("declare", ctypes.c_int, (text, text)),
             ("tensor", number, (text, ctypes.c_size_t)),
             ("error", text, ()),
             ("array", ctypes.POINTER(ctypes.c_float), (number, text)),
-            ("steps", number, (number,)),
-            ("set_steps", None, (number, number)),
+            ("progress", None, (number, ctypes.POINTER(_Progress))),
+            ("set_progress", None, (number, ctypes.POINTER(_Progress))),
+            ("set_lr", None, (numbers, ctypes.POINTER(ctypes.c_float), ctypes.c_size_t)),
+            ("set_loss_scale", None, (numbers, ctypes.c_size_t, ctypes.c_double)),
             ("ask", ctypes.c_uint32, (number, text, ctypes.c_uint32)),
             ("epoch", number, ()),
             ("set_epoch", None, (number,)),
-            ("totals", None, (ctypes.POINTER(number),)),
+            ("totals", None, (numbers,)),
         ):
             function = getattr(library, f"gradcomp_byteps_{name}")
             function.restype, function.argtypes = result, arguments
@@ -137,6 +176,17 @@ class Plugin:
             raise GradcompError(
                 "only BytePS' workers declare tensors, and this process is a server"
             )
+
+    def set_lr(self, rates: Mapping[Tensor, float]) -> None:
+        """Set the learning rates of the coming step; a negative one is unknown."""
+        ids = (ctypes.c_uint64 * len(rates))(*(tensor.id for tensor in rates))
+        values = (ctypes.c_float * len(rates))(*rates.values())
+        self._library.gradcomp_byteps_set_lr(ids, values, len(rates))
+
+    def set_loss_scale(self, tensors: Collection[Tensor], scale: float) -> None:
+        """Begin a step with this loss scale; a smaller one undoes the last step."""
+        ids = (ctypes.c_uint64 * len(tensors))(*(tensor.id for tensor in tensors))
+        self._library.gradcomp_byteps_set_loss_scale(ids, len(tensors), scale)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, counted from 0, for schedules that count epochs."""

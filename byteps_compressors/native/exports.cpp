@@ -1,5 +1,6 @@
 // Functions that byteps_compressors/native/__init__.py calls: declaring tensors, and the state of a
 // worker for checkpoints and statistics.
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -29,6 +30,34 @@ namespace {
 using namespace gradcomp_byteps;
 
 thread_local std::string error_text;
+
+// Copies `from` to `to` + offset, unless there is no array.
+void restore(std::vector<float>& to, std::size_t offset, const std::vector<float>& from) {
+  if (!to.empty()) std::copy(from.begin(), from.end(), to.begin() + offset);
+}
+
+void begin_scaled_step(Tensor& tensor, double scale) {
+  const bool skipped = scale < tensor.loss_scale;
+  for (Part& part : tensor.parts) {
+    const bool undoes = skipped && tensor.scaled && part.steps > part.marked;
+    part.skips = part.skips_now() | (undoes ? 1 : 0);
+    part.marked = part.steps;
+    if (undoes && part.kept) {
+      restore(tensor.residual, part.offset, part.kept_residual);
+      restore(tensor.momentum, part.offset, part.kept_momentum);
+      part.lr = part.kept_lr;
+      part.fresh = part.kept_fresh;
+    }
+    part.kept = false;
+  }
+  const auto factor = static_cast<float>(scale / tensor.loss_scale);
+  if (factor != 1.0f) {
+    for (float& value : tensor.residual) value *= factor;
+    for (float& value : tensor.momentum) value *= factor;
+  }
+  tensor.loss_scale = scale;
+  tensor.scaled = true;
+}
 
 }  // namespace
 
@@ -104,22 +133,60 @@ __attribute__((visibility("default"))) std::uint32_t gradcomp_byteps_ask(std::ui
   return tensor->pieces;
 }
 
-// Number of steps in which the tensor was compressed.
-__attribute__((visibility("default"))) std::uint64_t gradcomp_byteps_steps(std::uint64_t id) {
-  const auto tensor = find_tensor(id);
-  if (tensor == nullptr) return 0;
-  const std::lock_guard<std::mutex> lock(tensor->mutex);
-  return tensor->steps.empty() ? tensor->resumed_at : tensor->steps.front();
-}
-
-// Sets the number of steps of all partitions, for a loaded checkpoint.
-__attribute__((visibility("default"))) void gradcomp_byteps_set_steps(std::uint64_t id,
-                                                                      std::uint64_t steps) {
+// The tensor's numbers, which are those of each partition.
+__attribute__((visibility("default"))) void gradcomp_byteps_progress(std::uint64_t id,
+                                                                     Progress* out) {
   const auto tensor = find_tensor(id);
   if (tensor == nullptr) return;
   const std::lock_guard<std::mutex> lock(tensor->mutex);
-  tensor->resumed_at = steps;
-  for (std::uint64_t& one : tensor->steps) one = steps;
+  *out = tensor->resumed;
+  out->loss_scale = tensor->loss_scale;
+  if (tensor->parts.empty()) return;
+  const Part& first = tensor->parts.front();
+  out->steps = first.steps;
+  out->lr = first.lr;
+  out->fresh = first.fresh;
+}
+
+// Sets the numbers of all partitions, for a loaded checkpoint.
+__attribute__((visibility("default"))) void gradcomp_byteps_set_progress(std::uint64_t id,
+                                                                         const Progress* from) {
+  const auto tensor = find_tensor(id);
+  if (tensor == nullptr) return;
+  const std::lock_guard<std::mutex> lock(tensor->mutex);
+  tensor->resumed = *from;
+  tensor->loss_scale = from->loss_scale;
+  for (Part& part : tensor->parts) {
+    const std::size_t offset = part.offset;
+    part = {};
+    part.offset = offset;
+    part.steps = part.marked = from->steps;
+    part.lr = from->lr;
+    part.fresh = from->fresh != 0;
+  }
+}
+
+// Sets the learning rates of the coming step; a negative one is unknown.
+__attribute__((visibility("default"))) void gradcomp_byteps_set_lr(const std::uint64_t* ids,
+                                                                   const float* rates,
+                                                                   std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto tensor = find_tensor(ids[i]);
+    if (tensor != nullptr) tensor->lr = rates[i];
+  }
+}
+
+// Begins a step with this loss scale, between steps. A smaller scale than the last one means that
+// all workers skipped the last step: its changes are undone.
+__attribute__((visibility("default"))) void gradcomp_byteps_set_loss_scale(const std::uint64_t* ids,
+                                                                           std::size_t count,
+                                                                           double scale) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto tensor = find_tensor(ids[i]);
+    if (tensor == nullptr) continue;
+    const std::lock_guard<std::mutex> lock(tensor->mutex);
+    begin_scaled_step(*tensor, scale);
+  }
 }
 
 // Sets the epoch, counted from 0.

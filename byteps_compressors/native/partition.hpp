@@ -2,9 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,7 +39,8 @@ class Partition : public Compressor {
         type_(element_type(type)),
         registered_(size / type_.width),
         spec_(make_spec(options.spec)),
-        scheduled_(gradcomp_spec_scheduled(spec_.get()) != 0) {
+        scheduled_(gradcomp_spec_scheduled(spec_.get()) != 0),
+        keeps_(type_.compressible ? gradcomp_spec_keeps(spec_.get()) : 0) {
     // BytePS rounds sizes up to a multiple of this, so a message above the limit must be raw.
     const std::size_t rounding = 8 * type_.width * type_.width;
     limit_ = type_.compressible ? size - rounding : 0;
@@ -66,16 +69,17 @@ class Partition : public Compressor {
   // Writes header and payload; returns false if a raw message is no longer than this one.
   template <typename Encode>
   bool encode(const gradcomp_codec* codec, std::size_t n, Header header, Encode&& encode) {
-    message_.resize(Header::kSize + gradcomp_max_payload_size(codec, n));
+    header_size_ = header.size();
+    message_.resize(header_size_ + gradcomp_max_payload_size(codec, n));
     payload_size_ = 0;
-    check(encode(payload(), message_.size() - Header::kSize), "encode");
-    if (Header::kSize + payload_size_ > limit_) return false;
+    check(encode(payload(), message_.size() - header_size_), "encode");
+    if (header_size_ + payload_size_ > limit_) return false;
     header.rounding = static_cast<std::uint8_t>(registered_ - n);
     header.write(message_.data());
     return true;
   }
-  std::uint8_t* payload() { return message_.data() + Header::kSize; }
-  tensor_t coded() { return {message_.data(), Header::kSize + payload_size_, _dtype}; }
+  std::uint8_t* payload() { return message_.data() + header_size_; }
+  tensor_t coded() { return {message_.data(), header_size_ + payload_size_, _dtype}; }
 
   tensor_t raw(const char* data, std::size_t size) {
     message_.assign(data, data + size);
@@ -89,11 +93,13 @@ class Partition : public Compressor {
 
   // The header of a coded message.
   Header header_of(const tensor_t& message) const {
-    if (message.size < Header::kSize) {
+    const auto* const bytes = reinterpret_cast<const std::uint8_t*>(message.data);
+    Header header;
+    if (message.size >= Header::kSize) header.read(bytes);
+    if (message.size < header.size()) {
       fail("a message has " + std::to_string(message.size) + " bytes, fewer than its header");
     }
-    Header header;
-    header.read(reinterpret_cast<const std::uint8_t*>(message.data));
+    if (header.has_unit) header.read_unit(bytes + Header::kSize);
     if (header.rounding >= registered_) fail("a message does not fit its partition's size");
     return header;
   }
@@ -102,12 +108,17 @@ class Partition : public Compressor {
   // Decodes a coded message into `out`, which has room for numel_of(header) elements.
   void decode(const tensor_t& message, const Header& header, char* out) {
     const std::size_t n = numel_of(header);
+    if (header.sender == Header::kOverflow) {
+      std::fill_n(floats(n), n, std::numeric_limits<float>::quiet_NaN());
+      store(_dtype, floats_.data(), out, n);
+      return;
+    }
     const gradcomp_call call = call_of(header);
     float* const values =
         _dtype == byteps::common::BYTEPS_FLOAT32 ? reinterpret_cast<float*>(out) : floats(n);
     check(gradcomp_decode(codec_at(header.step, header.epoch),
-                          reinterpret_cast<const std::uint8_t*>(message.data) + Header::kSize,
-                          message.size - Header::kSize, &call, values, n),
+                          reinterpret_cast<const std::uint8_t*>(message.data) + header.size(),
+                          message.size - header.size(), &call, values, n),
           "decode");
     if (values == floats_.data()) store(_dtype, values, out, n);
   }
@@ -117,7 +128,10 @@ class Partition : public Compressor {
     std::size_t begin;
     std::size_t size;
   };
-  std::size_t piece_size() const { return limit_ > Header::kSize ? limit_ - Header::kSize : 0; }
+  std::size_t piece_size() const {
+    constexpr std::size_t longest = Header::kSize + Header::kUnitSize;
+    return limit_ > longest ? limit_ - longest : 0;
+  }
   Piece piece(std::size_t n, std::size_t index) const {
     const std::size_t begin = std::min(index * piece_size(), 4 * n);
     return {begin, std::min(piece_size(), 4 * n - begin)};
@@ -126,8 +140,9 @@ class Partition : public Compressor {
   tensor_t piece_message(Header header, std::size_t n, const float* values) {
     const Piece sent = values == nullptr ? Piece{0, 0} : piece(n, header.step);
     header.rounding = static_cast<std::uint8_t>(registered_ - n);
+    header_size_ = header.size();
     payload_size_ = sent.size;
-    message_.resize(Header::kSize + sent.size);
+    message_.resize(header_size_ + sent.size);
     header.write(message_.data());
     if (sent.size > 0) {
       std::memcpy(payload(), reinterpret_cast<const char*>(values) + sent.begin, sent.size);
@@ -137,12 +152,23 @@ class Partition : public Compressor {
   // Copies the piece in a message to its place in `values`.
   void take_piece(const tensor_t& message, const Header& header, float* values) {
     const Piece taken = piece(numel_of(header), header.step);
-    if (message.size != Header::kSize + taken.size) {
-      fail("a piece of the servers' state has " + std::to_string(message.size - Header::kSize) +
+    if (message.size != header.size() + taken.size) {
+      fail("a piece of the servers' state has " + std::to_string(message.size - header.size()) +
            " bytes; it must have " + std::to_string(taken.size));
     }
-    std::memcpy(reinterpret_cast<char*>(values) + taken.begin, message.data + Header::kSize,
+    std::memcpy(reinterpret_cast<char*>(values) + taken.begin, message.data + header.size(),
                 taken.size);
+  }
+
+  // Makes the message of a partition of n elements that has a NaN or Inf.
+  tensor_t overflow_message(Header header, std::size_t n) {
+    header.rounding = static_cast<std::uint8_t>(registered_ - n);
+    header.sender = Header::kOverflow;
+    header_size_ = header.size();
+    payload_size_ = 0;
+    message_.resize(header_size_);
+    header.write(message_.data());
+    return coded();
   }
 
   // The partition's values as float32; only other types are copied.
@@ -150,6 +176,12 @@ class Partition : public Compressor {
     if (_dtype == byteps::common::BYTEPS_FLOAT32) return reinterpret_cast<const float*>(from.data);
     load(_dtype, from.data, floats(n), n);
     return floats_.data();
+  }
+  // Whether all n values are finite.
+  static bool finite(const float* values, std::size_t n) {
+    bool all = true;
+    for (std::size_t i = 0; i < n; ++i) all &= std::isfinite(values[i]);
+    return all;
   }
   float* floats(std::size_t n) {
     floats_.resize(n);
@@ -161,10 +193,12 @@ class Partition : public Compressor {
   std::size_t registered_;  // number of elements, rounded up
   Spec spec_;
   bool scheduled_;
+  std::uint32_t keeps_;  // gradcomp_spec_keeps; 0 for integers
   bool summable_ = false;
   std::size_t limit_ = 0;  // maximum size of a coded message in bytes
   // Buffer of Compress alone; Decompress must not write to it, as BytePS still sends from it.
   std::vector<std::uint8_t> message_;
+  std::size_t header_size_ = Header::kSize;
   std::size_t payload_size_ = 0;
   std::vector<float> floats_;
 

@@ -11,15 +11,49 @@
 
 namespace gradcomp_byteps {
 
+// Numbers that outlive a step; native/__init__.py has the same structure.
+struct Progress {
+  std::uint64_t steps = 0;  // number of compressions
+  double loss_scale = 1;
+  float lr = 0;   // learning rate of the residual's last step; 0 if there was none
+  int fresh = 1;  // whether memories are still 0: no step, or only steps that were undone
+};
+
+// A partition's state on a worker.
+struct Part {
+  std::size_t offset = 0;  // first element in the tensor
+  std::uint64_t steps = 0;
+  float lr = 0;
+  bool fresh = true;
+  // With a loss scale: bit i tells whether step `marked - 1 - i` was skipped.
+  std::uint32_t skips = 0;
+  std::uint64_t marked = 0;  // number of steps at the last call that set a loss scale
+  // State before the latest step, if it changed any.
+  bool kept = false;
+  float kept_lr = 0;
+  bool kept_fresh = true;
+  std::vector<float> kept_residual;
+  std::vector<float> kept_momentum;
+
+  // `skips` for a message after the present number of steps.
+  std::uint32_t skips_now() const {
+    const std::uint64_t since = steps - marked;
+    return since < 32 ? skips << since : 0;
+  }
+};
+
 // State of a tensor on a worker, over all its partitions, as checkpoints need it.
 struct Tensor {
   std::mutex mutex;  // guards the sizes and counts below
   std::size_t numel = 0;
   std::vector<float> residual;
   std::vector<float> momentum;
-  std::vector<std::uint64_t> steps;  // of each partition: number of compressions
-  std::size_t partitioned = 0;       // elements of the partitions registered so far
-  std::uint64_t resumed_at = 0;      // first step of partitions that are not registered yet
+  std::vector<Part> parts;      // the partitions registered so far
+  std::size_t partitioned = 0;  // their elements
+  Progress resumed;             // start of partitions that are not registered yet
+  double loss_scale = 1;
+  bool scaled = false;  // whether a loss scale was set in this process
+  float lr = -1;        // learning rate of the present step; negative if unknown
   // The servers' residual; empty except during a checkpoint's exchange.
   std::vector<float> servers;
   std::uint16_t ask = 0;     // kRead or kWrite: kind of the next push; 0: a gradient

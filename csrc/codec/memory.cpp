@@ -73,8 +73,8 @@ Memory::Memory(const Stage* stage) {
 }
 
 Status Memory::encode(const CompiledCodec& codec, Span<const float> grad,
-                      const MemoryArrays& arrays, std::size_t world_size, bool first, Call call,
-                      Span<std::uint8_t> out, std::size_t* written) const {
+                      const MemoryArrays& arrays, std::size_t world_size, const MemoryStep& step,
+                      Call call, Span<std::uint8_t> out, std::size_t* written) const {
   const auto encode = [&](Span<float> x, const Feedback& feedback) {
     call.feedback = &feedback;
     return encode_payload(*codec.codec, {x.data(), x.size()}, call, out, written);
@@ -83,7 +83,12 @@ Status Memory::encode(const CompiledCodec& codec, Span<const float> grad,
     case Kind::kNone:
       return codec.codec->encode(grad, call, out, written);
     case Kind::kResidual: {
-      const auto beta = static_cast<float>(params_->real("beta"));
+      double weight = params_->real("beta");
+      if (scales()) {
+        if (step.lr == 0) return codec.codec->encode(grad, call, out, written);
+        if (step.last_lr != 0) weight *= static_cast<double>(step.last_lr) / step.lr;
+      }
+      const auto beta = static_cast<float>(weight);
       const auto gamma = static_cast<float>(params_->real("gamma"));
       return encode(arrays.residual, Feedback(arrays.residual, grad.data(), beta, gamma));
     }
@@ -102,7 +107,7 @@ Status Memory::encode(const CompiledCodec& codec, Span<const float> grad,
       break;
   }
   const Span<float> average = arrays.momentum;
-  const bool finite = update_average(average, grad, params_->real("momentum"), first);
+  const bool finite = update_average(average, grad, params_->real("momentum"), step.first);
   GRADCOMP_TRY(codec.codec->encode({average.data(), average.size()}, call, out, written));
   if (!finite) kernels().zero_nonfinite(average.data(), average.size());
   return {};

@@ -51,6 +51,15 @@ struct MemoryArrays {
   Span<float> momentum;
 };
 
+// State of a tensor besides its arrays.
+struct MemoryStep {
+  bool first = true;  // the arrays are still all 0
+  // For residuals that follow the learning rate: the rates of the residual's last step, 0 if there
+  // was none, and of this one. At a rate of 0 the gradient is encoded without the residual.
+  float last_lr = 0;
+  float lr = 0;
+};
+
 // A memory stage for engines that send one payload per tensor and step.
 class Memory {
  public:
@@ -58,13 +67,13 @@ class Memory {
   explicit Memory(const Stage* stage);
 
   bool keeps_residual() const noexcept { return kind_ == Kind::kResidual || corrects(); }
-  // Whether the residual depends on the learning rate, which encode() does not know.
+  // Whether the residual follows the learning rate.
   bool scales() const { return kind_ == Kind::kResidual && params_->choice("lr") == "scale"; }
   bool keeps_momentum() const noexcept { return kind_ == Kind::kSignum || corrects(); }
 
-  // Writes the codec's payload for `grad` and updates the arrays. `first`: the tensor's step 0.
+  // Writes the codec's payload for `grad` and updates the arrays.
   Status encode(const CompiledCodec& codec, Span<const float> grad, const MemoryArrays& arrays,
-                std::size_t world_size, bool first, Call call, Span<std::uint8_t> out,
+                std::size_t world_size, const MemoryStep& step, Call call, Span<std::uint8_t> out,
                 std::size_t* written) const;
 
  private:

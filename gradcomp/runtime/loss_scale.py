@@ -12,7 +12,7 @@ from gradcomp.errors import ConfigError
 from gradcomp.exchange.memory import Arrays, MemoryState
 from gradcomp.exchange.select import exchange_pattern
 
-__all__ = ["LossScale", "check_sends_nan", "poisoned"]
+__all__ = ["LossScale", "check_scale", "check_sends_nan", "poisoned"]
 
 _SCALED_KINDS = ("residual", "momentum")
 """Kinds of state that are proportional to the gradient."""
@@ -62,8 +62,7 @@ class LossScale:
         Raises:
             ConfigError: the factor is not a positive number.
         """
-        if not (math.isfinite(scale) and scale > 0):
-            raise ConfigError(f"the loss scale is {scale}; it must be above 0 and finite")
+        check_scale(scale)
         restored: dict[str, str | None] = {}
         if scale < self.scale:
             for name, (spec, copies) in self._kept.items():
@@ -85,6 +84,16 @@ class LossScale:
         """Continue with arrays that were saved under this factor."""
         self._kept.clear()
         self.scale = scale
+
+
+def check_scale(scale: float) -> None:
+    """Check a factor of the loss.
+
+    Raises:
+        ConfigError: it is not a positive number.
+    """
+    if not (math.isfinite(scale) and scale > 0):
+        raise ConfigError(f"the loss scale is {scale}; it must be above 0 and finite")
 
 
 def poisoned(grad: FloatArray) -> FloatArray:

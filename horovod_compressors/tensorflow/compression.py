@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -103,6 +103,7 @@ class Compression(BaseCompression):
         self._begin()
 
     def _begin(self) -> None:
+        self._rate: Callable[[], Any] | None = None
         self._collectors: dict[tuple[str, ...], Collector] = {}
         # The averages of each graph's gradients, by the ids of their tensors, which live as long as
         # the graph; None for gradients that Horovod averages.
@@ -124,6 +125,15 @@ class Compression(BaseCompression):
             StateError: the state does not fit.
         """
         self.pipeline.load_state_dict(state)
+
+    def read_rate(self, rate: Callable[[], Any]) -> None:
+        """Take the learning rate of each step from ``rate``, in place of calls of `set_lr`.
+
+        Args:
+            rate: gives a scalar tensor, in the graph or step of the gradients. `DistributedOptimizer`
+                passes that of its optimizer.
+        """
+        self._rate = rate
 
     # The interface that Horovod calls.
 
@@ -190,7 +200,10 @@ class Compression(BaseCompression):
                 inputs.append(grad)
         with graph.as_default(), tf.name_scope("gradcomp"), tf.device("CPU:0"):
             step = partial(self._average, collector, dense, compressed)
-            averages = tf.numpy_function(step, inputs, [tf.float32] * len(inputs))
+            rate = []
+            if self._rate is not None and self.config.scales_lr:
+                rate.append(tf.cast(self._rate(), tf.float32))
+            averages = tf.numpy_function(step, [*rate, *inputs], [tf.float32] * len(inputs))
             if not inputs:  # the result is then the operation, which only counts dense gradients
                 averages = []
             scale = 1 if call.op == hvd.Average else self.process_set.size()
@@ -204,10 +217,14 @@ class Compression(BaseCompression):
         collector: Collector,
         dense: Sequence[_Tensor],
         compressed: Sequence[_Tensor],
-        *grads: Any,
+        *values: Any,
     ) -> list[FloatArray]:
-        """The operation in the graph: one step."""
+        """The operation in the graph: one step, of all gradients and perhaps their learning rate."""
+        first = len(values) - len(compressed)
+        rate, grads = values[:first], values[first:]
         with _lock:
+            if rate:
+                self.set_lr(float(rate[0]))
             self._report(collector.begin_step())
             for one in dense:
                 self.pipeline.count_dense(one.name, one.nbytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -29,6 +30,8 @@ def DistributedOptimizer(  # noqa: N802 - as Horovod's own
     For Keras 3 this is therefore a copy of ``optimizer`` that averages in ``apply``, which
     ``model.fit`` calls.
 
+    With ``residual(lr=scale)`` the compression takes the learning rate of each step from the optimizer.
+
     Args:
         optimizer: an optimizer of Keras; its state, if any, is not copied.
         compression: averages the gradients over its process set.
@@ -47,13 +50,15 @@ def DistributedOptimizer(  # noqa: N802 - as Horovod's own
     if not _is_keras_3(optimizer):
         import horovod.tensorflow.keras as hvd_keras
 
-        return hvd_keras.DistributedOptimizer(
+        distributed = hvd_keras.DistributedOptimizer(
             optimizer,
             compression=compression,
             process_set=compression.process_set,
             **shared,
             **options,
         )
+        compression.read_rate(partial(_rate_of, distributed))
+        return distributed
     refused = _effective(options)
     if refused:
         raise ConfigError(
@@ -76,7 +81,17 @@ def DistributedOptimizer(  # noqa: N802 - as Horovod's own
         process_set=compression.process_set,
         **shared,
     )
+    compression.read_rate(partial(_rate_of, averaging))
     return averaging
+
+
+def _rate_of(optimizer: Any) -> Any:
+    """The learning rate of the coming step, of an optimizer of Keras 2 or 3."""
+    rate = optimizer.learning_rate
+    if not _is_keras_3(optimizer):
+        # With a schedule, Keras 2's `learning_rate` is that of the last step.
+        rate = getattr(optimizer, "_learning_rate", rate)
+    return rate(optimizer.iterations) if callable(rate) else rate
 
 
 def _effective(options: dict[str, Any]) -> list[str]:

@@ -155,6 +155,16 @@ EDITS = (
         reason="workers of one machine that are processes of their own share one another's memory",
     ),
     Edit(
+        name="length-of-push",
+        file="byteps/common/global.cc",
+        old="    if (len > 0 && pskv.size != len) {\n",
+        new="    if (len > 0) {\n",
+        reason=(
+            "a pull writes the length of its answer here, and a push of full size after a shorter"
+            " answer is cut to that length"
+        ),
+    ),
+    Edit(
         name="iterable",
         file="byteps/torch/__init__.py",
         old="isinstance(x, collections.Iterable)",

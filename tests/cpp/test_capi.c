@@ -21,7 +21,7 @@ static int check_spec(void) {
   float sent[4];
   uint8_t buffer[256];
   size_t written = 0;
-  const gradcomp_memory memory = {residual, NULL};
+  gradcomp_memory memory = {residual, NULL, 0, 0, 0};
   gradcomp_call call = {0, 0, 0};
   gradcomp_spec* spec = NULL;
   gradcomp_codec* codec = NULL;
@@ -53,6 +53,26 @@ static int check_spec(void) {
   gradcomp_codec_destroy(codec);
   gradcomp_spec_destroy(spec);
   gradcomp_spec_destroy(NULL);
+
+  /* The residual follows the learning rate, and waits at a rate of 0. */
+  EXPECT(gradcomp_spec_create("residual(lr=scale)|topk(k=1)", &spec) == GRADCOMP_OK);
+  EXPECT(gradcomp_spec_keeps(spec) == (GRADCOMP_KEEPS_RESIDUAL | GRADCOMP_KEEPS_LR));
+  EXPECT(gradcomp_spec_codec(spec, 0, 0, &codec) == GRADCOMP_OK);
+  memory.last_lr = 0.5f;
+  memory.lr = 0.25f;
+  EXPECT(gradcomp_spec_encode(spec, codec, grad, 4, &memory, 1, &call, buffer, sizeof buffer,
+                              &written) == GRADCOMP_OK);
+  EXPECT(residual[0] == 5.0f && residual[1] == -4.0f && residual[2] == 0.0f);
+  memory.lr = 0.0f;
+  EXPECT(gradcomp_spec_encode(spec, codec, grad, 4, &memory, 1, &call, buffer, sizeof buffer,
+                              &written) == GRADCOMP_OK);
+  EXPECT(gradcomp_decode(codec, buffer, written, &call, sent, 4) == GRADCOMP_OK);
+  EXPECT(sent[1] == -4.0f && residual[0] == 5.0f && residual[1] == -4.0f);
+  memory.lr = -1.0f;
+  EXPECT(gradcomp_spec_encode(spec, codec, grad, 4, &memory, 1, &call, buffer, sizeof buffer,
+                              &written) == GRADCOMP_ARGUMENT);
+  gradcomp_codec_destroy(codec);
+  gradcomp_spec_destroy(spec);
 
   EXPECT(gradcomp_rank_seed(1, 0) != gradcomp_rank_seed(1, 1));
   EXPECT(gradcomp_codec_name(0) != NULL);

@@ -50,6 +50,11 @@ def test_the_first_message_at_another_point_ends_the_job(
                 assert f"worker {other} is at {point}" in log
 
 
+def test_workers_of_different_loss_scales_end_the_job(tmp_path: Path) -> None:
+    for log in fail(tmp_path, "scale"):
+        assert "epoch 0, with different learning rates or loss scales; this is worker" in log
+
+
 def test_another_version_is_refused_by_all_workers(tmp_path: Path) -> None:
     for log in fail(tmp_path, "version", trains=False):
         assert "ProtocolError" in log

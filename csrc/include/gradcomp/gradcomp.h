@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 /* Increases when this header changes incompatibly. */
-#define GRADCOMP_ABI_VERSION 1
+#define GRADCOMP_ABI_VERSION 2
 GRADCOMP_API int gradcomp_abi_version(void);
 
 typedef enum {
@@ -111,7 +111,8 @@ GRADCOMP_API const char* gradcomp_spec_text(const gradcomp_spec* spec);
 
 #define GRADCOMP_KEEPS_RESIDUAL 1u /* the unsent rest */
 #define GRADCOMP_KEEPS_MOMENTUM 2u
-/* The arrays that the memory keeps between steps: a sum of the bits above. */
+#define GRADCOMP_KEEPS_LR 4u /* the learning rate of the residual's last step: lr=scale */
+/* State that the memory keeps between steps: a sum of the bits above. */
 GRADCOMP_API uint32_t gradcomp_spec_keeps(const gradcomp_spec* spec);
 /* Whether the codec depends on step or epoch. */
 GRADCOMP_API int gradcomp_spec_scheduled(const gradcomp_spec* spec);
@@ -125,6 +126,12 @@ GRADCOMP_API gradcomp_status gradcomp_spec_codec(const gradcomp_spec* spec, uint
 typedef struct {
   float* residual;
   float* momentum;
+  /* With GRADCOMP_KEEPS_LR, learning rates in [0, FLT_MAX]: of the last step whose rate was not 0
+   * (0 if there was none), and of this step. At a rate of 0 the gradient is encoded without the
+   * residual, which waits. */
+  float last_lr;
+  float lr;
+  int fresh; /* not 0: the arrays are all 0 after step 0, too; for steps that were undone */
 } gradcomp_memory;
 GRADCOMP_API gradcomp_status gradcomp_spec_encode(const gradcomp_spec* spec,
                                                   const gradcomp_codec* codec, const float* grad,

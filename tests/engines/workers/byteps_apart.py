@@ -1,8 +1,9 @@
 """Workers that are not equal: python -m workers.byteps_apart WAY [SPEC].
 
 Worker 1 loads a state of another step (``load``), skips a call of set_epoch (``epoch``), trains
-from another step (``step``), has another version (``version``), changes its own weights (``drift``)
-or does not take part in a comparison (``absent``).
+from another step (``step``), sets another loss scale (``scale``), has another version
+(``version``), changes its own weights (``drift``) or does not take part in a comparison
+(``absent``).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 
 import byteps.torch as bps
 import torch
@@ -53,7 +55,9 @@ def main(way: str, spec: str) -> None:
         optimizer.compression.set_epoch(1)
     elif way == "step" and odd:
         for tensor in optimizer.compression._tensors.values():
-            tensor.steps = 3
+            tensor.progress = replace(tensor.progress, steps=3)
+    elif way == "scale":
+        optimizer.compression.set_loss_scale(2.0 if odd else 4.0)
     elif way == "drift" and odd:
         with torch.no_grad():
             model[1].weight[5, 7] += 0.5

@@ -12,6 +12,7 @@ from gradcomp.codec.frame import inspect
 from gradcomp.codec.spec import Spec, parse
 from gradcomp.exchange.memory import Memory, MemoryState, make_memory
 from gradcomp.exchange.patterns.gather import rank_seed
+from gradcomp.exchange.rates import Rates
 from gradcomp.exchange.rounds import TensorKey
 
 PARTITION_BYTES = 65536
@@ -19,6 +20,7 @@ PARTITION_BYTES = 65536
 
 SERVER = 0xFFFE
 HEADER = 11
+HEADER_WITH_UNIT = 27
 
 
 @dataclass
@@ -34,6 +36,8 @@ class Partition:
     feedback: bool
     states: list[MemoryState] = field(init=False)
     server_residual: Any = None
+    server_rate: float = 0.0
+    rates: Rates = field(default_factory=Rates)
     sent: int = 0
 
     def __post_init__(self) -> None:
@@ -42,6 +46,18 @@ class Partition:
         rounding = 8 * width * width
         registered = -(-self.numel * width // rounding) * rounding
         self.limit = registered - rounding
+
+    @property
+    def header(self) -> int:
+        return HEADER if self.server_weight() is None else HEADER_WITH_UNIT
+
+    def server_weight(self) -> float | None:
+        """Factor of the server's residual; 0 at a rate of 0, None without lr=scale."""
+        memory = self.spec.memory
+        if memory is None or memory.params.get("lr") != "scale":
+            return None
+        rate = self.rates.of("partition")
+        return 0.0 if rate == 0 else (self.server_rate or rate) / rate
 
     def step(self, grads: list[Any], step: int) -> Any:
         """The average that workers pull."""
@@ -52,31 +68,35 @@ class Partition:
         total, any_coded = None, False
         for rank, grad in enumerate(grads):
             seed = self.seed if shared else rank_seed(self.seed, rank)
-            memory = make_memory(now.memory, self.states[rank], self.ranks)
+            memory = make_memory(now.memory, self.states[rank], self.ranks, self.rates)
             values = grad.astype(np.float32)
             decoded, size = self._decoded(codec, memory, key, values, seed, step)
-            coded = HEADER + size <= self.limit
+            coded = self.header + size <= self.limit
             any_coded |= coded
             if not coded:
                 decoded = self._raw(now, rank, grad, decoded)
-            self.sent += HEADER + size if coded else grad.nbytes
+            self.sent += self.header + size if coded else grad.nbytes
             decoded = decoded.astype(self.dtype)
             total = decoded if total is None else total + decoded
         if any_coded:
             seed = self.seed if shared else rank_seed(self.seed, SERVER)
             options = {"seed": seed, "step": step, "tensor_id": self.tensor_id}
             values = total.astype(np.float32)
-            if self.feedback:
+            weight = self.server_weight()
+            feedback = self.feedback and weight != 0
+            if feedback:
                 if self.server_residual is None:
                     self.server_residual = np.zeros(self.numel, np.float32)
                 payload = codec.encode_payload_with_residual(
-                    values, self.server_residual, **options
+                    values, self.server_residual, beta=1.0 if weight is None else weight, **options
                 )
+                if weight is not None:
+                    self.server_rate = self.rates.of("partition")
             else:
                 payload = codec.encode_payload(values, **options)
             if HEADER + payload.nbytes <= self.limit:
                 total = codec.decode_payload(payload, self.numel, **options).astype(self.dtype)
-            elif self.feedback:
+            elif feedback:
                 decoded = codec.decode_payload(payload, self.numel, **options)
                 total = (self.server_residual + decoded).astype(self.dtype)
                 self.server_residual[:] = 0
@@ -95,7 +115,7 @@ class Partition:
         return codec.decode(frame), inspect(frame).payload_bytes
 
     def _raw(self, now: Spec, rank: int, grad: Any, decoded: Any) -> Any:
-        if now.memory is None:
+        if now.memory is None or self.server_weight() == 0:
             return grad
         if now.memory.name == "signum":
             return self.states[rank]["momentum"]["partition"].copy()
@@ -135,6 +155,11 @@ class Tensor:
             )
             for i, part in enumerate(self._parts)
         ]
+
+    def set_lr(self, rate: float) -> None:
+        """The learning rate of the coming step."""
+        for partition in self.partitions:
+            partition.rates.set(rate)
 
     def step(self, grads: list[Any], step: int) -> Any:
         """The average that all workers get."""

@@ -22,6 +22,7 @@ cases = Cases()
 VERSIONS = {"keras3": keras, "keras2": tf_keras}
 SPECS = ("dgc(ratio=0.01,warmup_epochs=0)", "polar(rate=0.5)")
 EPOCHS = 6
+SCALED = "residual(lr=scale)|topk(ratio=0.02)"
 
 
 def fit(library: Any, make: Any, epochs: int = EPOCHS, end: int = 1440, **options: Any) -> Any:
@@ -100,6 +101,38 @@ def tf_keras_options() -> None:
     for average in (False, True):
         passes = {"backward_passes_per_step": 2, "average_aggregated_gradients": average}
         fit(tf_keras, of(tf_keras, **passes), 1, 192)
+
+
+@cases
+def tf_keras_residuals_follow_the_learning_rate() -> None:
+    """The same weights as with `set_lr` by hand, and others than without the rate."""
+    rates = [0.1 * 0.5**step for step in range(4)]
+
+    class ByHand(Compression):
+        step = 0
+
+        def _average(self, *values: Any) -> Any:
+            self.set_lr(float(np.float32(rates[self.step])))
+            self.step += 1
+            return super()._average(*values)
+
+    def weights(library: Any, rate: Any, made: Any = Compression, spec: str = SCALED) -> Any:
+        def make(model: Any) -> Any:
+            compression = made(spec, model.trainable_variables)
+            optimizer = DistributedOptimizer(library.optimizers.SGD(rate), compression)
+            if made is ByHand:
+                compression._rate = None
+            return optimizer
+
+        return fit(library, make, 1, 192).get_weights()
+
+    for library in VERSIONS.values():
+        schedule = library.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+        expected = weights(library, schedule, ByHand)
+        for one, other in zip(weights(library, schedule), expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+        plain = weights(library, schedule, spec="residual|topk(ratio=0.02)")
+        assert any((one != other).any() for one, other in zip(plain, expected, strict=True))
 
 
 @cases
