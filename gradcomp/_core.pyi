@@ -5,6 +5,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradcomp.codec.batch import ToDecode, ToEncode
+from gradcomp.codec.correction import Correction
 
 MAX_NUMEL: int
 WIRE_VERSION: int
@@ -41,6 +42,7 @@ class Codec:
         grad: npt.NDArray[np.float32],
         beta: float,
         gamma: float,
+        correction: Correction | None,
         stream: int,
         out: npt.NDArray[np.uint8],
     ) -> int: ...

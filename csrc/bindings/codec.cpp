@@ -2,6 +2,7 @@
 
 #include "base/rng.hpp"
 #include "bindings/bindings.hpp"
+#include "bindings/fields.hpp"
 #include "codec/bucket_codec.hpp"
 #include "codec/feedback.hpp"
 #include "wire/frame.hpp"
@@ -72,12 +73,16 @@ std::size_t encode_payload(const PyCodec& self, const Floats& x, std::uint64_t s
   return written;
 }
 
-// Error feedback around encode_payload; the residual is updated in place.
+// Error feedback around encode_payload; the residual is updated in place. A correction, unless it
+// is None, takes the place of beta and gamma.
 std::size_t encode_payload_with_residual(const PyCodec& self, Floats& residual, const Floats& grad,
-                                         float beta, float gamma, std::uint64_t stream,
-                                         Bytes& out) {
+                                         float beta, float gamma, py::handle correction,
+                                         std::uint64_t stream, Bytes& out) {
   check_equal_size(residual, grad);
-  const Feedback feedback(output(residual), grad.data(), beta, gamma);
+  const Feedback feedback =
+      correction.is_none()
+          ? Feedback(output(residual), grad.data(), beta, gamma)
+          : Feedback(output(residual), grad.data(), correction_of(correction, grad));
   const Span<const float> x = input(residual);
   const Span<std::uint8_t> to = output(out);
   Call call = make_call(stream);
@@ -177,7 +182,7 @@ void bind_codec(py::module_& m) {
            py::arg("out").noconvert())
       .def("encode_payload_with_residual", &encode_payload_with_residual,
            py::arg("residual").noconvert(), py::arg("grad").noconvert(), py::arg("beta"),
-           py::arg("gamma"), py::arg("stream"), py::arg("out").noconvert())
+           py::arg("gamma"), py::arg("correction"), py::arg("stream"), py::arg("out").noconvert())
       .def("decode_payload", &decode_payload, py::arg("payload").noconvert(), py::arg("stream"),
            py::arg("out").noconvert())
       .def("decode_payload_add", &decode_payload_add, py::arg("payload").noconvert(),

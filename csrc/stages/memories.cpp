@@ -71,7 +71,7 @@ StageInfo momentum_correction_stage() {
       "elements that are not finite after the update are reset to 0, so they never stay in memory";
   stage.example = "momentum_correction|topk(ratio=0.001)";
   stage.params = momentum_params("masking");
-  stage.needs_indices = true;
+  stage.masks = true;
   return stage;
 }
 

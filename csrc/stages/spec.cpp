@@ -172,12 +172,12 @@ class Parser {
                             "): the order is memory, transform, codec, coder, with one codec and "
                             "at most one of each other");
     }
-    if (before[0].info->needs_indices && info.kind != StageKind::kCoder &&
-        info.symbols != Symbols::kIndices && info.name != std::string_view("identity")) {
-      return error(
-          pos, quoted(info.name) + " after " + quoted(before[0].info->name) +
-                   " makes no sense: the memory must know which elements were sent, so it needs "
-                   "a sparsifier that sends indices, or 'identity', which sends all");
+    if (masks(before[0]) && info.kind != StageKind::kCoder && info.symbols != Symbols::kIndices &&
+        info.name != std::string_view("identity")) {
+      return error(pos, quoted(info.name) + " after " + quoted(before[0].info->name) +
+                            " makes no sense: factor masking must know which elements were sent, "
+                            "so it needs a sparsifier that sends indices, or 'identity', which "
+                            "sends all; for other codecs set masking=false");
     }
     if (info.kind == StageKind::kCodec && last.kind == StageKind::kTransform && !info.rotatable) {
       return error(pos, quoted(info.name) + " after " + quoted(last.name) +
@@ -195,6 +195,11 @@ class Parser {
       }
     }
     return {};
+  }
+
+  // Whether a memory clears the momentum of sent elements.
+  static bool masks(const Stage& memory) {
+    return memory.info->masks && memory.params.boolean("masking");
   }
 
   static std::string symbols_text(Symbols symbols) {

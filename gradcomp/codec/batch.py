@@ -11,31 +11,10 @@ from typing import NamedTuple
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.codec import Codec
+from gradcomp.codec.correction import Correction
 from gradcomp.stopwatch import timed
 
-__all__ = ["Correction", "ToDecode", "ToEncode", "decode_batch_add", "encode_batch"]
-
-
-class Correction(NamedTuple):
-    """Momentum correction: the residual (DGC's velocity) accumulates momenta, not gradients.
-
-    ``momentum = factor * momentum + scale * grad``; ``residual += momentum``. With nesterov,
-    ``momentum = factor * (momentum + scale * grad)``; ``residual += momentum + scale * grad``.
-    Lin et al., "Deep Gradient Compression" (ICLR 2018), section 3.2.
-
-    Attributes:
-        momentum: C-contiguous float32 of as many elements as the gradient, updated in place.
-        factor: in [0, 1).
-        scale: factor of the gradient, from clipping.
-        nesterov: Nesterov's momentum.
-        masking: momentum of sent elements is set to 0, too (section 3.3, momentum factor masking).
-    """
-
-    momentum: FloatArray
-    factor: float
-    scale: float = 1.0
-    nesterov: bool = False
-    masking: bool = True
+__all__ = ["ToDecode", "ToEncode", "decode_batch_add", "encode_batch"]
 
 
 class ToEncode(NamedTuple):
@@ -49,7 +28,7 @@ class ToEncode(NamedTuple):
             then elements that are not finite are reset to 0.
         beta: weight of the residual.
         gamma: weight of the gradient.
-        correction: in place of beta and gamma, for codecs that send indices.
+        correction: in place of beta and gamma; masking needs a codec that sends indices.
         carried: C-contiguous float32 of `Codec.carried` elements, zeros in the first step. The
             encoder starts its search from them and replaces them for the next step. The bytes then
             depend on earlier steps, too. None: the search starts anew.

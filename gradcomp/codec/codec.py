@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes, as_float32
+from gradcomp.codec.correction import Correction
 from gradcomp.codec.spec import checked_text, parse, stages
 from gradcomp.errors import CapacityError, WireError
 from gradcomp.stopwatch import timed
@@ -206,6 +207,7 @@ class Codec:
         beta: float = 1.0,
         gamma: float = 1.0,
         *,
+        correction: Correction | None = None,
         seed: int = 0,
         step: int = 0,
         tensor_id: int = 0,
@@ -219,6 +221,7 @@ class Codec:
                 reset to 0.
             beta: weight of the residual.
             gamma: weight of the gradient.
+            correction: in place of beta and gamma; masking needs a codec that sends indices.
 
         Returns:
             The payload, a flat array of ``payload_dtype``.
@@ -226,7 +229,9 @@ class Codec:
         _check_out(residual, np.float32)
         out = np.empty(self.max_payload_size(residual.size), np.uint8)
         stream = derive_stream(seed, step, tensor_id)
-        written = self.core.encode_payload_with_residual(residual, grad, beta, gamma, stream, out)
+        written = self.core.encode_payload_with_residual(
+            residual, grad, beta, gamma, correction, stream, out
+        )
         return out[:written].view(self.payload_dtype)
 
     @timed("decode")

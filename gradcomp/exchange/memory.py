@@ -12,8 +12,9 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
-from gradcomp.codec.batch import Correction, ToEncode
+from gradcomp.codec.batch import ToEncode
 from gradcomp.codec.codec import Codec
+from gradcomp.codec.correction import Correction
 from gradcomp.codec.spec import Stage
 from gradcomp.errors import StateError
 from gradcomp.exchange.rates import Rates
@@ -282,7 +283,7 @@ class MomentumCorrection:
 
     Lin et al., "Deep Gradient Compression" (ICLR 2018), sections 3.2 and 3.3. ``m = momentum * m +
     grad``; ``v += m``. Sent elements are subtracted from v, and with masking their m is set to 0.
-    See `gradcomp.codec.batch.Correction`. State: v is the ``residual``, m the ``momentum``.
+    See `gradcomp.codec.correction.Correction`. State: v is the ``residual``, m the ``momentum``.
 
     Gradients of tensors that travel dense are averaged first; see `of_average`.
 

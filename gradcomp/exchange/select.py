@@ -135,7 +135,7 @@ def make_aggregator(spec: Spec, context: Context, exchange: str = "auto") -> Agg
     codec = get_codec(spec.codec)
     memory = make_memory(spec.memory, context.state, context.world_size, context.rates)
     if pattern == "reduce":
-        if isinstance(memory, MomentumCorrection):
+        if isinstance(memory, MomentumCorrection) and codec.name == "identity":
             return DenseMomentum(memory)
         kind = NonlinearReduce if "nonlinear" in codec.caps else Reduce
         return kind(codec, memory, context.seed)

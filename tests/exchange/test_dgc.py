@@ -79,33 +79,41 @@ def test_the_authors_data(case: str) -> None:
 # ------------------------------------------------------------------------------------------- laws
 
 
-def taken_codecs() -> list[str]:
-    """The codecs that momentum correction takes, by the parser's answer."""
+def taken_codecs(memory: str) -> list[str]:
+    """The codecs that a memory takes, by the parser's answer."""
     taken = []
     for stage in stages():
         if stage.kind == "codec" and stage.name != "identity":
             with suppress(SpecError):
-                parse(f"momentum_correction|{stage.example}")
+                parse(f"{memory}|{stage.example}")
                 taken.append(stage.example)
-    assert {"topk(ratio=0.01)", "threshold(tau=0.01)"} <= set(taken)
     return taken
 
 
+MASKED = taken_codecs("momentum_correction")
+ANY = taken_codecs("momentum_correction(masking=false)")
 VALUES = [f"chunktopk(ratio=0.3,values={kind})" for kind in ("fp16", "bf16", "int8", "sign")]
+
+
+def test_momentum_correction_takes_every_codec() -> None:
+    assert {"topk(ratio=0.01)", "threshold(tau=0.01)"} <= set(MASKED)
+    assert taken_codecs("residual") == ANY
 
 
 @given(
     n=st.integers(1, 200),
     nesterov=st.booleans(),
-    codec=st.sampled_from([*taken_codecs(), *VALUES]),
+    masked=st.sampled_from([(True, codec) for codec in (*MASKED, *VALUES)])
+    | st.sampled_from([(False, codec) for codec in ANY]),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=300)
 def test_velocity_is_all_momentum_that_was_not_sent(
-    n: int, nesterov: bool, codec: str, seed: int
+    n: int, nesterov: bool, masked: tuple[bool, str], seed: int
 ) -> None:
     """velocity after = velocity before + step of the momentum - sent, bit for bit."""
-    spec = f"momentum_correction(nesterov={word(nesterov)})|{codec}"
+    masking, codec = masked
+    spec = f"momentum_correction(nesterov={word(nesterov)},masking={word(masking)})|{codec}"
     pipeline = Pipeline(config_of(spec))
     rng = np.random.default_rng(seed)
     mu = np.float32(0.9)
@@ -122,9 +130,9 @@ def test_velocity_is_all_momentum_that_was_not_sent(
         state = pipeline.state_dict()
         assert state["residual"]["w"].tobytes() == (velocity - sent).tobytes()
         kept = state["momentum"]["w"]
-        masked = kept == 0
-        assert kept[~masked].tobytes() == momentum[~masked].tobytes()
-        assert masked[sent != 0].all()
+        dropped = kept == 0 if masking else np.zeros(n, bool)
+        assert kept[~dropped].tobytes() == momentum[~dropped].tobytes()
+        assert not masking or dropped[sent != 0].all()
         velocity, momentum = velocity - sent, kept
 
 
@@ -287,9 +295,10 @@ def test_epochs_must_be_told() -> None:
         ("dgc(warmup_coeff=0.5)", "auto, or a list of numbers"),
         ("dgc(warmup_coeff=[0.5", "expected ','"),
         ("residual|dgc", "'dgc' is a preset"),
-        ("momentum_correction|int8", "must know which elements were sent"),
-        ("momentum_correction|randomk(ratio=0.1)", "must know which elements were sent"),
-        ("momentum_correction|powersgd", "must know which elements were sent"),
+        ("momentum_correction|int8", "must know which elements .* set masking=false"),
+        ("momentum_correction|randomk(ratio=0.1)", "must know which elements .* set masking=false"),
+        ("momentum_correction|powersgd", "must know which elements"),
+        ("momentum_correction(masking=false)|powersgd", "its own error feedback"),
         ("topk(ratio=ramp(from=2,to=1,steps=3))", r"a number in \(0, 1\], not '2'"),
         ("topk(ratio=ramp(from=1,steps=3))", "a ramp needs from, to, and steps or epochs"),
         ("topk(ratio=ramp(from=1,from=1,to=1,steps=3))", "'from' is given twice"),

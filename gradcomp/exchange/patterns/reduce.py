@@ -30,12 +30,19 @@ class Reduce(Aggregator):
         """See `Aggregator.round`."""
         codec = self._codec
         seed, tensor_id = self._seed, key.tensor_id
-        flat, residual, beta, gamma, _ = self._memory.source(grad, key)
+        flat, residual, beta, gamma, correction = self._memory.source(grad, key)
         if residual is None:
             payload = codec.encode_payload(flat, seed=seed, step=step, tensor_id=tensor_id)
         else:
             payload = codec.encode_payload_with_residual(
-                flat, residual, beta, gamma, seed=seed, step=step, tensor_id=tensor_id
+                flat,
+                residual,
+                beta,
+                gamma,
+                correction=correction,
+                seed=seed,
+                step=step,
+                tensor_id=tensor_id,
             )
         self._memory.sent(key)
         average = yield AllReduce(key.name, payload)

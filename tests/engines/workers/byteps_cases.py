@@ -36,6 +36,7 @@ SPECS = [
     *("signum|sign", "residual|fp16", "momentum_correction|identity", "residual|identity"),
     "dgc(ratio=0.01,warmup_steps=3,warmup_epochs=0)",
     "momentum_correction(clip=scaled_norm,clip_norm=2,nesterov=true)|topk(ratio=0.02)",
+    "momentum_correction(masking=false,nesterov=true)|int4",
     "residual|topk(ratio=ramp(from=0.5,to=0.01,steps=2))",
 ]
 DTYPES = {"float64": torch.float64, "float16": torch.float16}

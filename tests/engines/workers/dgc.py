@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -71,10 +72,10 @@ def as_the_loopback() -> None:
 
 @cases
 def all_elements_are_sgd() -> None:
-    """With ratio 1 and no masking, DGCSGD's steps equal SGD's on averaged gradients."""
-    for nesterov in (False, True):
+    """With all elements sent and no masking, DGCSGD's steps equal SGD's on averaged gradients."""
+    for nesterov, codec in itertools.product((False, True), ("topk(ratio=1)", "randomk(ratio=1)")):
         word = str(nesterov).lower()
-        spec_text = f"momentum_correction(masking=false,nesterov={word})|topk(ratio=1)"
+        spec_text = f"momentum_correction(masking=false,nesterov={word})|{codec}"
         shapes = {"matrix": MATRIX, "bias": (9,)}
         params = harness.parameters(shapes)
         twins = [torch.nn.Parameter(torch.ones(shape)) for shape in shapes.values()]
