@@ -40,9 +40,9 @@ def fsdp_hook(
     Sets the all-reduce hook of every module that ``fully_shard`` has wrapped. Every rank must call
     it.
 
-    A rank's shard of all parameters of a module is compressed as a matrix of one row, [1, numel].
-    Its name is the module's, or "model" for the model itself. Low-rank specs compress nothing
-    there. Each exchange ends before the backward pass continues.
+    A rank's shard of all parameters of a module is compressed as a matrix of one row, [1, numel],
+    under the module's name (see `sharded_modules`). Low-rank specs compress nothing there. Each
+    exchange ends before the backward pass continues.
 
     Args:
         config: a spec for all modules, or a `gradcomp.Config`; the same on every rank.

@@ -46,9 +46,9 @@ def fsdp_reduce_scatter(
 ) -> ReduceScatterCompression:
     """Compress the reduce-scatter of every module that ``fully_shard`` has wrapped.
 
-    Every rank must call it, before the first forward pass. Each rank sends each other rank the
-    encoded rows of that rank's shards, and adds the decoded rows of its own shards in float32.
-    Parameters have their names and whole shapes in the model.
+    Every rank must call it, between two steps. Each rank sends each other rank the encoded rows of
+    that rank's shards, and adds the decoded rows of its own shards in float32. Parameters have their
+    names and whole shapes in the model.
 
     Sets ``set_custom_reduce_scatter``, ``set_force_sum_reduction_for_comms`` and
     ``set_reduce_scatter_unused_params``.

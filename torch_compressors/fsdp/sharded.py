@@ -19,16 +19,18 @@ __all__ = ["ShardedControls", "sharded_modules"]
 
 
 def sharded_modules(model: torch.nn.Module) -> dict[str, FSDPModule]:
-    """The modules that ``fully_shard`` has wrapped, by name; "model" for the model itself.
+    """The modules that ``fully_shard`` has wrapped, by name.
+
+    The model itself is "model", or "whole model" if it has a sharded part of that name.
 
     Raises:
         ConfigError: there is none.
     """
     sharded = {
-        name or "model": module
-        for name, module in model.named_modules()
-        if isinstance(module, FSDPModule)
+        name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)
     }
+    if "" in sharded:
+        sharded["whole model" if "model" in sharded else "model"] = sharded.pop("")
     if not sharded:
         raise ConfigError(
             f"no part of the model, a {type(model).__name__}, is sharded: call "

@@ -54,11 +54,14 @@ def units_of(model: torch.nn.Module) -> list[Unit]:
         ConfigError: the model is not sharded, or a parameter is sharded over several dimensions of
             its mesh.
     """
+    sharded = sharded_modules(model)
+    for module in sharded.values():
+        module.reshard()  # after a forward pass the model itself may still be whole
     names: dict[torch.Tensor, str] = {
         parameter: name for name, parameter in model.named_parameters()
     }
     together: dict[int, list[tuple[str, FSDPModule]]] = {}
-    for name, module in sharded_modules(model).items():
+    for name, module in sharded.items():
         together.setdefault(id(module._get_fsdp_state()), []).append((name, module))
     units = []
     for of_state in together.values():

@@ -297,6 +297,23 @@ def refusals() -> None:
         refused(partial(fsdp_reduce_scatter, wanted, model), ConfigError, word)
 
 
+@cases
+def a_part_named_model() -> None:
+    """As in most models of Hugging Face; the model itself is compressed, too."""
+    join()
+    model = nn.Sequential()
+    model.add_module("model", nn.Linear(9, 8))
+    model.add_module("head", nn.Linear(8, 5))
+    for module in (model.model, model):
+        fully_shard(module)
+    alone = dist.new_group([hvd.rank()], use_local_synchronization=True)
+    between = fsdp_hook("identity", model, alone)
+    inside = fsdp_reduce_scatter("identity", model)
+    model(torch.ones(3, 9)).sum().backward()
+    assert set(between.state_dict()["rounds"]) == {"model", "whole model"}
+    assert set(inside.state_dict()["rounds"]) == set(dict(model.named_parameters()))
+
+
 @four
 def both_levels() -> None:
     """Two machines of two ranks: compressed inside, between, both, and native HSDP."""
