@@ -74,7 +74,13 @@ def main() -> None:
     parser.add_argument(
         "--spec",
         nargs="+",
-        default=["int8", "int4", "residual|int4", "residual|topk(ratio=0.01)"],
+        default=[
+            "int8",
+            "int4",
+            "residual|int4",
+            "residual(average=0.8)|int4",
+            "residual|topk(ratio=0.01)",
+        ],
     )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
