@@ -23,6 +23,7 @@ from gradcomp.errors import ProtocolError, StateError
 from gradcomp.runtime.loopback import run_rounds
 from support.pipelines import configured
 from torch_compressors.fsdp import fsdp_hook, fsdp_reduce_scatter
+from torch_compressors.fsdp.units import units_of
 
 cases = Cases()
 four = Cases()
@@ -312,6 +313,23 @@ def a_part_named_model() -> None:
     model(torch.ones(3, 9)).sum().backward()
     assert set(between.state_dict()["rounds"]) == {"model", "whole model"}
     assert set(inside.state_dict()["rounds"]) == set(dict(model.named_parameters()))
+
+
+@cases
+def parameters_are_in_the_order_of_torch() -> None:
+    """Also of modules that are wrapped together."""
+    join()
+    model = nn.Sequential(nn.Linear(9, 8), nn.TransformerEncoderLayer(8, 2, 6), nn.Linear(8, 7))
+    fully_shard([model[0], model[2]])
+    fully_shard(model)
+    for one in (model, sharded()):
+        for unit in units_of(one):
+            (group,) = unit.module._get_fsdp_state()._fsdp_param_groups
+            expected = [id(each.sharded_param) for each in group.fsdp_params]
+            found = [id(each.parameter) for each in unit.parameters]
+            assert found == expected, unit.name
+    fsdp_reduce_scatter("int4", model)
+    model(torch.ones(3, 9)).sum().backward()
 
 
 @four
