@@ -89,7 +89,8 @@ py::tuple encode_tensors(const std::vector<py::object>& tensors) {
 
 // For each gradcomp.ToDecode of a list: out += weight * decode(frame), frame after frame.
 void decode_tensors_add(const std::vector<py::object>& tensors, float weight) {
-  static const Field name("name"), frames_field("frames"), out_field("out"), basis_field("basis");
+  static const Field name("name"), frames_field("frames"), out_field("out"), basis_field("basis"),
+      senders("senders");
   std::vector<Bytes> kept;  // `frames` of a tensor may be a list, which other threads can change
   std::deque<std::vector<Span<const std::uint8_t>>> frames;  // items point to them
   std::vector<DecodeItem> items;
@@ -114,8 +115,12 @@ void decode_tensors_add(const std::vector<py::object>& tensors, float weight) {
     status = gradcomp::decode_batch_add({items.data(), items.size()}, weight, &fault);
   }
   if (status.ok()) return;
-  raise_unless_ok({status.code(), "the frame of rank " + std::to_string(fault.frame) + " for '" +
-                                      name.of(tensors[fault.item]).cast<std::string>() +
+  const py::object& tensor = tensors[fault.item];
+  const py::object given = senders.of(tensor);
+  const std::size_t sender =
+      given.is_none() ? fault.frame : given[py::int_(fault.frame)].cast<std::size_t>();
+  raise_unless_ok({status.code(), "the frame of rank " + std::to_string(sender) + " for '" +
+                                      name.of(tensor).cast<std::string>() +
                                       "': " + status.message()});
 }
 

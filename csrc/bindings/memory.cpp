@@ -24,6 +24,14 @@ void subtract_sent(Floats& residual, const Floats& sent) {
   gradcomp::subtract_sent(r, s);
 }
 
+void keep_waiting(Floats& residual, const Floats& before, float weight) {
+  check_equal_size(residual, before);
+  const Span<float> r = output(residual);
+  const Span<const float> b = input(before);
+  py::gil_scoped_release release;
+  gradcomp::keep_waiting(r, b, weight);
+}
+
 bool update_average(Floats& average, const Floats& grad, double momentum, bool first) {
   check_equal_size(average, grad);
   const Span<float> a = output(average);
@@ -86,6 +94,8 @@ void bind_memory(py::module_& m) {
         py::arg("beta"), py::arg("gamma"));
   m.def("subtract_sent", &subtract_sent, py::arg("residual").noconvert(),
         py::arg("sent").noconvert());
+  m.def("keep_waiting", &keep_waiting, py::arg("residual").noconvert(),
+        py::arg("before").noconvert(), py::arg("weight"));
   m.def("update_average", &update_average, py::arg("average").noconvert(),
         py::arg("grad").noconvert(), py::arg("momentum"), py::arg("first"));
   m.def("clip_limit", &py_clip_limit, py::arg("clip"), py::arg("clip_norm"), py::arg("world_size"));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "base/chunks.hpp"
 #include "kernels/kernels.hpp"
@@ -63,6 +64,12 @@ void momentum_step(Span<float> step, Span<const float> grad, const Correction& c
   });
 }
 
+void keep_waiting(Span<float> residual, Span<const float> before, float weight) {
+  const Feedback feedback(residual, before.data(), 1.0f, weight);
+  feedback.correct_all();
+  if (!feedback.finite()) kernels().zero_nonfinite(residual.data(), residual.size());
+}
+
 Memory::Memory(const Stage* stage) {
   if (stage == nullptr) return;
   const std::string_view name = stage->info->name;
@@ -88,9 +95,16 @@ Status Memory::encode(const CompiledCodec& codec, Span<const float> grad,
         if (step.lr == 0) return codec.codec->encode(grad, call, out, written);
         if (step.last_lr != 0) weight *= static_cast<double>(step.last_lr) / step.lr;
       }
-      const auto beta = static_cast<float>(weight);
+      const double average = params_->real("average");
+      const auto beta = static_cast<float>(weight * (1.0 - average));
       const auto gamma = static_cast<float>(params_->real("gamma"));
-      return encode(arrays.residual, Feedback(arrays.residual, grad.data(), beta, gamma));
+      const Feedback feedback(arrays.residual, grad.data(), beta, gamma);
+      if (average == 0) return encode(arrays.residual, feedback);
+      const std::vector<float> before(arrays.residual.begin(), arrays.residual.end());
+      GRADCOMP_TRY(encode(arrays.residual, feedback));
+      keep_waiting(arrays.residual, {before.data(), before.size()},
+                   static_cast<float>(weight * average));
+      return {};
     }
     case Kind::kMomentumCorrection: {
       Correction correction;

@@ -23,6 +23,10 @@ inline void compensate(Span<float> residual, Span<const float> grad, float beta,
 // are not finite become 0.
 void subtract_sent(Span<float> residual, Span<const float> sent);
 
+// After a step that has sent a share of the residual: adds the part that waited, weight * before.
+// Elements that are not finite become 0.
+void keep_waiting(Span<float> residual, Span<const float> before, float weight);
+
 // Signum's moving average: average = momentum * average + (1 - momentum) * grad; in the first step,
 // grad. Returns whether all elements are finite.
 bool update_average(Span<float> average, Span<const float> grad, double momentum, bool first);

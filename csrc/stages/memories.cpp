@@ -7,6 +7,10 @@ StageInfo residual_stage() {
                               "scale: the residual is multiplied by the learning rate of the last "
                               "step over the present one (blockwise EF-SGD)");
   lr.omits_default = true;
+  ParamInfo average = real_param(
+      "average", "0.0", 0, 0.9999,
+      "share of the residual that waits for later steps: LoCo's moving average of errors");
+  average.omits_default = true;
   StageInfo stage;
   stage.name = "residual";
   stage.kind = StageKind::kMemory;
@@ -16,7 +20,8 @@ StageInfo residual_stage() {
       "Stich, Cordonnier, Jaggi: Sparsified SGD with Memory, NeurIPS 2018; Karimireddy et al.: "
       "Error Feedback Fixes SignSGD, ICML 2019; lr=scale: Zheng, Huang, Kwok: "
       "Communication-Efficient Distributed Blockwise Momentum SGD with Error-Feedback, NeurIPS "
-      "2019";
+      "2019; average: Xie, Lin, Toh, Zhou: LoCo: Low-Bit Communication Adaptor for Large-Scale "
+      "Model Training, arXiv:2407.04480";
   stage.nonfinite =
       "elements that are not finite after the update are reset to 0, so they never stay in memory";
   stage.example = "residual|topk(ratio=0.01)";
@@ -24,6 +29,7 @@ StageInfo residual_stage() {
       real_param("beta", "1.0", 0, 1, "weight of the residual in the corrected gradient"),
       real_param("gamma", "1.0", 1e-6, 1e6, "weight of the gradient in the corrected gradient"),
       lr,
+      average,
   };
   return stage;
 }

@@ -54,9 +54,10 @@ class ToDecode(NamedTuple):
 
     Attributes:
         name: of the tensor, for error messages.
-        frames: one from each rank, in rank order.
+        frames: one from each rank, or each of ``senders``, in rank order.
         out: C-contiguous float32 array of the tensor's size; the decoded frames are added to it.
         basis: the basis with which the frames were encoded; None: without.
+        senders: the ranks of the frames, for error messages; None: 0, 1, ...
     """
 
     name: str
@@ -64,6 +65,7 @@ class ToDecode(NamedTuple):
     frames: Sequence[ByteArray]
     out: FloatArray
     basis: FloatArray | None = None
+    senders: Sequence[int] | None = None
 
 
 @timed("encode")
@@ -95,8 +97,8 @@ def decode_batch_add(tensors: Sequence[ToDecode], weight: float = 1.0) -> None:
 
     Raises:
         WireError: a frame is damaged, or was made by another codec, for another size or with
-            another basis; the message names the rank (the frame's position) and the tensor. Every
-            ``out`` must be discarded.
+            another basis; the message names the rank and the tensor. Every ``out`` must be
+            discarded.
         TypeError: an array is not C-contiguous, or of another dtype than float32 or uint8.
     """
     _core.decode_batch_add(tensors, weight)

@@ -146,32 +146,54 @@ class Residual:
 
     Deviation from the paper: elements that are not finite after the update are reset to 0. A NaN or
     Inf is thus sent at most once and never stays behind in the memory.
+
+    With ``average`` that share of the residual waits: ``corrected = (1 - average) * beta * residual
+    + gamma * grad``; ``residual = average * beta * residual + corrected - decode(sent)``. This is
+    LoCo of Xie et al., "LoCo: Low-Bit Communication Adaptor for Large-Scale Model Training"
+    (arXiv:2407.04480): its moving average of errors is ``(1 - average) * residual``. Deviations from
+    LoCo: float32 in place of 8 bits, and no reset.
     """
 
-    def __init__(self, beta: float, gamma: float, residuals: Arrays) -> None:
+    def __init__(self, beta: float, gamma: float, residuals: Arrays, average: float = 0.0) -> None:
         self.beta = beta
         self.gamma = gamma
+        self.average = average
         self._residuals = residuals
+        self._waiting: dict[str, tuple[FloatArray, float]] = {}
 
     def source(self, grad: FloatArray, key: TensorKey) -> Source:
         """The gradient with its residual, which encoding updates."""
         residual = array_of(self._residuals, key, "residual")
-        return Source(grad.reshape(-1), residual, self.beta, self.gamma)
+        return Source(grad.reshape(-1), residual, self._weight(key), self.gamma)
 
     def sent(self, key: TensorKey) -> None:
-        """Nothing is left to do."""
+        """Add the part that has waited, if any."""
+        if key.name in self._waiting:
+            _core.keep_waiting(self._residuals[key.name], *self._waiting.pop(key.name))
 
     @timed("compensate")
     def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
         """The corrected gradient, in the residual's own memory."""
         residual = array_of(self._residuals, key, "residual")
-        _core.compensate(residual, grad.reshape(-1), self.beta, self.gamma)
+        _core.compensate(residual, grad.reshape(-1), self._weight(key), self.gamma)
         return residual
 
     @timed("compensate")
     def update(self, key: TensorKey, sent: FloatArray) -> None:
-        """residual = corrected - sent."""
+        """residual = corrected - sent, plus the part that has waited."""
         _core.subtract_sent(self._residuals[key.name], sent)
+        self.sent(key)
+
+    def _weight(self, key: TensorKey) -> float:
+        """The weight of the residual in the corrected gradient; keeps the part that waits."""
+        beta = self._beta(key)
+        if self.average:
+            self._waiting[key.name] = self._residuals[key.name].copy(), beta * self.average
+        return beta * (1.0 - self.average)
+
+    def _beta(self, key: TensorKey) -> float:
+        """The weight of the residual in this step."""
+        return self.beta
 
     def unsent(self, key: TensorKey) -> FloatArray:
         """The residual."""
@@ -195,9 +217,15 @@ class ScaledResidual(Residual):
     """
 
     def __init__(
-        self, beta: float, gamma: float, residuals: Arrays, last: Arrays, rates: Rates
+        self,
+        beta: float,
+        gamma: float,
+        residuals: Arrays,
+        last: Arrays,
+        rates: Rates,
+        average: float = 0.0,
     ) -> None:
-        super().__init__(beta, gamma, residuals)
+        super().__init__(beta, gamma, residuals, average)
         self._last = last
         self._rates = rates
 
@@ -205,17 +233,13 @@ class ScaledResidual(Residual):
         """The gradient with its residual; without it at a rate of 0."""
         if self._rates.of(key.name) == 0:
             return Source(grad.reshape(-1))
-        residual = array_of(self._residuals, key, "residual")
-        return Source(grad.reshape(-1), residual, self._scaled_beta(key), self.gamma)
+        return super().source(grad, key)
 
-    @timed("compensate")
     def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
         """The corrected gradient, in the residual's own memory; the gradient at a rate of 0."""
         if self._rates.of(key.name) == 0:
             return grad.reshape(-1)
-        residual = array_of(self._residuals, key, "residual")
-        _core.compensate(residual, grad.reshape(-1), self._scaled_beta(key), self.gamma)
-        return residual
+        return super().compensate(grad, key)
 
     def update(self, key: TensorKey, sent: FloatArray) -> None:
         """residual = corrected - sent; nothing at a rate of 0."""
@@ -226,7 +250,7 @@ class ScaledResidual(Residual):
         """The residual; None at a rate of 0."""
         return None if self._rates.of(key.name) == 0 else super().unsent(key)
 
-    def _scaled_beta(self, key: TensorKey) -> float:
+    def _beta(self, key: TensorKey) -> float:
         """The weight of the residual in this step, whose rate the residual has from now on."""
         name = key.name
         beta = self.beta * self._rates.factor(name, self._last.get(name))
@@ -392,10 +416,11 @@ def make_memory(
     if stage.name == "signum":
         return Signum(params["momentum"], state.setdefault("momentum", {}))
     residuals = state.setdefault("residual", {})
+    weights = params["beta"], params["gamma"]
     if params["lr"] == "scale":
         last = state.setdefault(RESIDUAL_LR, {})
-        return ScaledResidual(params["beta"], params["gamma"], residuals, last, rates or Rates())
-    return Residual(params["beta"], params["gamma"], residuals)
+        return ScaledResidual(*weights, residuals, last, rates or Rates(), params["average"])
+    return Residual(*weights, residuals, params["average"])
 
 
 def array_of(arrays: Arrays, key: TensorKey, kind: str) -> FloatArray:

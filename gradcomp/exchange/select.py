@@ -15,6 +15,7 @@ from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
 from gradcomp.exchange.patterns.gather import Gather
 from gradcomp.exchange.patterns.reduce import NonlinearReduce, Reduce
+from gradcomp.exchange.patterns.reduce_scatter import ReduceScatter
 from gradcomp.exchange.patterns.sparse_allreduce import SparseAllReduce
 from gradcomp.exchange.patterns.sra import Sra
 from gradcomp.exchange.patterns.two_level import two_level
@@ -27,6 +28,7 @@ __all__ = [
     "exchange_refusal",
     "make_aggregator",
     "pattern_between_nodes",
+    "scatter_refusal",
 ]
 
 
@@ -116,13 +118,34 @@ def exchange_refusal(spec: Spec, exchange: str) -> str | None:
     return None
 
 
+def scatter_refusal(spec: Spec, exchange: str) -> str | None:
+    """Why a spec cannot travel in a reduce-scatter, and the remedy; None if it can."""
+    if exchange != "auto":
+        return f"a reduce-scatter has no exchange: {exchange}; remove it"
+    if spec.algorithm is not None:
+        return (
+            f"'{spec}' has exchanges of its own, and a reduce-scatter needs a codec, such as "
+            "residual|int4"
+        )
+    if spec.memory is not None and spec.memory.name == MOMENTUM_CORRECTION:
+        return (
+            f"'{spec}' applies the momentum to the averages of whole tensors, and a rank gets those "
+            "of its rows alone: use residual, and leave the momentum to the optimizer"
+        )
+    return None
+
+
 def make_aggregator(spec: Spec, context: Context, exchange: str = "auto") -> Aggregator:
     """Make the aggregator of a spec; the context's state holds its arrays.
 
     Args:
         spec: without schedules.
-        exchange: one of `EXCHANGES`, without an `exchange_refusal` for this spec.
+        exchange: one of `EXCHANGES`, without an `exchange_refusal` for this spec; if the context
+            scatters, without a `scatter_refusal`.
     """
+    if context.scatters:
+        memory = make_memory(spec.memory, context.state, context.world_size, context.rates)
+        return ReduceScatter(get_codec(spec.codec), memory, context)
     between = pattern_between_nodes(exchange)
     if between is not None and not _sums_gradients(spec):
         aggregator = make_aggregator(spec, context.of_nodes(), between)

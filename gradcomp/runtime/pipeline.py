@@ -11,9 +11,10 @@ from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.codec import get_codec
 from gradcomp.codec.spec import Spec
 from gradcomp.config.schema import Config
+from gradcomp.errors import ConfigError
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.rounds import BucketRound, Request, Round
-from gradcomp.exchange.select import exchange_pattern
+from gradcomp.exchange.select import exchange_pattern, scatter_refusal
 from gradcomp.runtime.buckets import make_buckets
 from gradcomp.runtime.loss_scale import check_sends_nan
 from gradcomp.runtime.policy import Decision, Policy, PolicyGroup
@@ -27,7 +28,16 @@ __all__ = ["Pipeline"]
 _Result = TypeVar("_Result")
 
 _COPIED = frozenset(
-    {"config", "rank", "world_size", "ranks_per_node", "_state", "_policy", "_script_step"}
+    {
+        "config",
+        "rank",
+        "world_size",
+        "ranks_per_node",
+        "_scatters",
+        "_state",
+        "_policy",
+        "_script_step",
+    }
 )
 """Attributes that a copy has, too."""
 
@@ -42,10 +52,12 @@ class Pipeline:
         world_size: number of ranks that average together.
         ranks_per_node: number of consecutive ranks in each of the engine's nodes, for `two_level`;
             ``compress.ranks_per_node`` takes precedence.
+        scatters: rounds return sums of this rank's own rows; see `ReduceScatter`.
 
     Raises:
         SpecError: the spec is wrong.
-        ConfigError: with two_level, the ranks do not form equal nodes.
+        ConfigError: with two_level, the ranks do not form equal nodes; or a spec cannot travel in a
+            reduce-scatter.
         ValueError: ``rank`` is not in its range.
     """
 
@@ -55,13 +67,19 @@ class Pipeline:
         rank: int = 0,
         world_size: int = 1,
         ranks_per_node: int = 1,
+        scatters: bool = False,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank is {rank}; it must be in [0, {world_size}), the world size")
         self.config = Config.from_spec(config) if isinstance(config, str) else config
         self.rank = rank
         self.world_size = world_size
+        self._scatters = scatters
         compress = self.config.compress
+        for label, spec, exchange in compress.choices if scatters else ():
+            refusal = scatter_refusal(spec, exchange)
+            if refusal is not None:
+                raise ConfigError(f"{label}: {refusal}")
         self.ranks_per_node = compress.ranks_per_node or ranks_per_node if compress.two_level else 1
         self._state = RankState(rank, world_size, self.ranks_per_node)
         self._policy = Policy() if compress.policy == "auto" else None
@@ -80,6 +98,7 @@ class Pipeline:
             self.world_size,
             self.ranks_per_node,
             self._state.rates,
+            self._scatters,
         )
         self._resolver = Resolver(self.config, context, self._policy)
         if epoch is not None:

@@ -74,6 +74,18 @@ static int check_spec(void) {
   gradcomp_codec_destroy(codec);
   gradcomp_spec_destroy(spec);
 
+  /* Half of the residual waits. */
+  EXPECT(gradcomp_spec_create("residual(average=0.5)|topk(k=1)", &spec) == GRADCOMP_OK);
+  EXPECT(gradcomp_spec_codec(spec, 0, 0, &codec) == GRADCOMP_OK);
+  memory.lr = 0.0f;
+  EXPECT(gradcomp_spec_encode(spec, codec, grad, 4, &memory, 1, &call, buffer, sizeof buffer,
+                              &written) == GRADCOMP_OK);
+  EXPECT(gradcomp_decode(codec, buffer, written, &call, sent, 4) == GRADCOMP_OK);
+  EXPECT(sent[1] == -6.0f && sent[0] == 0.0f);
+  EXPECT(residual[0] == 6.0f && residual[1] == -2.0f && residual[2] == 2.0f);
+  gradcomp_codec_destroy(codec);
+  gradcomp_spec_destroy(spec);
+
   EXPECT(gradcomp_rank_seed(1, 0) != gradcomp_rank_seed(1, 1));
   EXPECT(gradcomp_codec_name(0) != NULL);
   EXPECT(gradcomp_codec_name(1000000) == NULL);

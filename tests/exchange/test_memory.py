@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gradcomp import StateError
+from gradcomp import Pipeline, StateError, get_codec
 from gradcomp.codec.spec import parse
 from gradcomp.exchange.memory import MomentumCorrection, NoMemory, Residual, Signum, make_memory
 from gradcomp.exchange.rounds import TensorKey
+from support.pipelines import config_of, residual_of, send
 
 KEY = TensorKey("w", (3,), 3)
 
@@ -39,6 +40,21 @@ def test_a_residual_begins_at_zero_and_is_kept() -> None:
     assert source.residual.tolist() == [0, 0, 0]
     assert (source.beta, source.gamma) == (0.5, 2.0)
     assert memory.source(floats(1, 2, 3), KEY).residual is source.residual
+
+
+def test_an_average_of_errors_is_that_of_loco() -> None:
+    """The paper's rule: e = average * e + (1 - average) * (g + e - sent), beginning at 0."""
+    average, codec = 0.8, get_codec("int4")
+    pipeline = Pipeline(config_of(f"residual(average={average})|int4"))
+    e = np.zeros(500, np.float32)
+    for number in range(6):
+        grad = np.random.default_rng(number).standard_normal(500, np.float32)
+        found = send(pipeline, grad)
+        sent = codec.decode(codec.encode(grad + e))
+        np.testing.assert_allclose(found, sent, atol=1e-5)
+        e = average * e + (1 - average) * (grad + e - found)
+        np.testing.assert_allclose((1 - average) * residual_of(pipeline), e, atol=1e-6)
+    assert e.any()
 
 
 def test_tensors_have_residuals_of_their_own() -> None:

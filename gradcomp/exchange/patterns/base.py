@@ -28,6 +28,7 @@ class Context(NamedTuple):
         world_size: number of ranks that average together.
         ranks_per_node: number of consecutive ranks in each node.
         rates: the present learning rates; None: unknown.
+        scatters: each rank gets sums of its own rows alone, as in a reduce-scatter.
     """
 
     state: MemoryState
@@ -36,6 +37,7 @@ class Context(NamedTuple):
     world_size: int
     ranks_per_node: int = 1
     rates: Rates | None = None
+    scatters: bool = False
 
     @property
     def node(self) -> Node:

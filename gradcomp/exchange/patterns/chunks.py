@@ -15,7 +15,7 @@ from gradcomp.errors import WireError
 from gradcomp.exchange.patterns.gather import frames_of_rank
 from gradcomp.exchange.rounds import AllGather, AllToAll, Request, TensorKey
 
-__all__ = ["Chunk", "Piece", "cut", "encode_pieces", "scatter_reduce_allgather"]
+__all__ = ["Chunk", "Piece", "cut", "cut_rows", "encode_pieces", "scatter_reduce_allgather"]
 
 
 class Piece(NamedTuple):
@@ -62,6 +62,20 @@ def cut(keys: Sequence[TensorKey], ranks: int) -> list[Chunk]:
             if begin < end:
                 chunk.append(Piece(member, key, begin, end))
         first += key.numel
+    return chunks
+
+
+def cut_rows(keys: Sequence[TensorKey], ranks: int) -> list[Chunk]:
+    """The rows of each tensor, which must not be empty, for each rank; some chunks may be empty.
+
+    As PyTorch shards: every rank has ``ceil(rows / ranks)`` of them, the last ones fewer or none.
+    """
+    chunks: list[Chunk] = [[] for _ in range(ranks)]
+    for member, key in enumerate(keys):
+        rows = key.shape[0]
+        size = -(-rows // ranks) * (key.numel // rows)
+        for chunk, begin in zip(chunks, range(0, key.numel, size), strict=False):
+            chunk.append(Piece(member, key, begin, min(begin + size, key.numel)))
     return chunks
 
 

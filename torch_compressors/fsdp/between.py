@@ -10,23 +10,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from functools import cached_property, partial
-from typing import Any
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
 
 from gradcomp import Config
-from gradcomp.adapter_api import Checkpoints, Driver, Pipeline, agreement_line, check_agreement
-from gradcomp.errors import ConfigError, StateError
-from torch_compressors.gather import gather_bytes, gather_texts
+from gradcomp.adapter_api import Driver, Pipeline, agreement_line, check_agreement
+from gradcomp.errors import ConfigError
+from torch_compressors.fsdp.sharded import ShardedControls, sharded_modules
+from torch_compressors.gather import gather_texts
 from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.roll_call import naming_the_absent
 from torch_compressors.shared.dgc_sgd import check_optional
-from torch_compressors.shared.state import TensorControls
 
 __all__ = ["FSDPCompression", "fsdp_hook"]
 
@@ -43,9 +40,9 @@ def fsdp_hook(
     Sets the all-reduce hook of every module that ``fully_shard`` has wrapped. Every rank must call
     it.
 
-    A rank's shard of all parameters of a module is compressed as a matrix of one row, [1, numel].
-    Its name is the module's, or "model" for the model itself. Low-rank specs compress nothing
-    there. Each exchange ends before the backward pass continues.
+    A rank's shard of all parameters of a module is compressed as a matrix of one row, [1, numel],
+    under the module's name (see `sharded_modules`). Low-rank specs compress nothing there. Each
+    exchange ends before the backward pass continues.
 
     Args:
         config: a spec for all modules, or a `gradcomp.Config`; the same on every rank.
@@ -67,7 +64,7 @@ def fsdp_hook(
     return FSDPCompression(config, model, group, optimizer, timeout)
 
 
-class FSDPCompression(TensorControls):
+class FSDPCompression(ShardedControls):
     """The compression of one model's shards on this rank; made by `fsdp_hook`."""
 
     def __init__(
@@ -79,16 +76,7 @@ class FSDPCompression(TensorControls):
         timeout: timedelta | None = None,
     ) -> None:
         self.config = Config.from_spec(config) if isinstance(config, str) else config
-        sharded = {
-            name or "model": module
-            for name, module in model.named_modules()
-            if isinstance(module, FSDPModule)
-        }
-        if not sharded:
-            raise ConfigError(
-                f"no part of the model, a {type(model).__name__}, is sharded: call "
-                "torch.distributed.fsdp.fully_shard first"
-            )
+        sharded = sharded_modules(model)
         check_optional(self.config, optimizer, "fsdp_hook")
         problem = None
         if self.config.compress.two_level:
@@ -112,25 +100,6 @@ class FSDPCompression(TensorControls):
         self._driver = Driver(GlooEngine({"all": own}, limit, "fsdp_hook"))
         for name, module in sharded.items():
             module.set_all_reduce_hook(partial(self._average, name))
-
-    @property
-    def pipeline(self) -> Pipeline:
-        """See `gradcomp.runtime.controls.Controls`."""
-        return self._pipeline
-
-    @cached_property
-    def _checkpoints(self) -> Checkpoints:
-        # Of all ranks of the job: shards of one step belong together.
-        replicas, text = self._pipeline.world_size, self.config.digest_text()
-        return Checkpoints(dist.get_rank(), dist.get_world_size(), replicas, text, gather_bytes)
-
-    def _take_saved(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        if not isinstance(states, Mapping):
-            raise StateError(
-                "the checkpoint is of another number of ranks or machines, and shards are cut by it: "
-                "continue on the same mesh, or begin with empty residuals"
-            )
-        super()._take_saved(states)
 
     @torch.no_grad()
     def _average(self, name: str, shard: torch.Tensor) -> None:

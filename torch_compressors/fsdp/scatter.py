@@ -1,0 +1,259 @@
+"""Compressed reduce-scatter of the gradients of models that ``fully_shard`` has sharded (FSDP2).
+
+::
+
+    fully_shard(model)
+    state = fsdp_reduce_scatter("residual|int4", model)
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from gradcomp import Config
+from gradcomp.adapter_api import (
+    Collector,
+    Driver,
+    Pipeline,
+    ProfiledEngine,
+    agreement_line,
+    check_agreement,
+    profile_as_configured,
+)
+from gradcomp.errors import ConfigError, StateError
+from torch_compressors.fsdp.sharded import ShardedControls
+from torch_compressors.fsdp.units import Unit, shard_group, units_of
+from torch_compressors.gather import gather_texts
+from torch_compressors.gloo import GlooEngine, message_limit
+from torch_compressors.roll_call import naming_the_absent
+
+__all__ = ["ReduceScatterCompression", "fsdp_reduce_scatter"]
+
+_log = logging.getLogger(__name__)
+
+
+def fsdp_reduce_scatter(
+    config: str | Config, model: torch.nn.Module, timeout: timedelta | None = None
+) -> ReduceScatterCompression:
+    """Compress the reduce-scatter of every module that ``fully_shard`` has wrapped.
+
+    Every rank must call it, between two steps. Each rank sends each other rank the encoded rows of
+    that rank's shards, and adds the decoded rows of its own shards in float32. Parameters have their
+    names and whole shapes in the model.
+
+    Sets ``set_custom_reduce_scatter``, ``set_force_sum_reduction_for_comms`` and
+    ``set_reduce_scatter_unused_params``.
+
+    Args:
+        config: a spec such as ``"residual|int4"`` for all parameters, or a `gradcomp.Config`; the
+            same on every rank. With a spec, parameters with at most one dimension or under 4096
+            elements travel uncompressed.
+        model: sharded over a mesh of one dimension, or of two, (replicate, shard). With two, the
+            all-reduce over the first stays uncompressed.
+        timeout: see `torch_compressors.ddp_hook`.
+
+    Returns:
+        The state, which has `save`, `load`, `set_epoch` and `stats`.
+
+    Raises:
+        SpecError: the spec is wrong.
+        ConfigError: the model is not sharded, or not over the same ranks everywhere; or the
+            configuration has an algorithm such as ``powersgd``, ``momentum_correction``, an
+            exchange, ``policy: auto``, ``check_replicas_every`` or ``stats.error``.
+        ProtocolError: the ranks run different compression or different models.
+    """
+    return ReduceScatterCompression(config, model, timeout)
+
+
+class ReduceScatterCompression(ShardedControls):
+    """The compression of one model's reduce-scatter on this rank; made by `fsdp_reduce_scatter`.
+
+    Attributes:
+        uncompressed: the reason, by name, for each parameter that travels uncompressed.
+    """
+
+    def __init__(
+        self, config: str | Config, model: torch.nn.Module, timeout: timedelta | None = None
+    ) -> None:
+        self.config = Config.from_spec(config) if isinstance(config, str) else config
+        units = units_of(model)
+        group = shard_group(units)
+        self._shapes = {one.name: one.shape for unit in units for one in unit.parameters}
+        self._rearranged = [
+            one.name
+            for unit in units
+            for one in unit.parameters
+            if one.shape != tuple(one.parameter.shape)
+        ]
+        with naming_the_absent(group, "fsdp_reduce_scatter"):
+            check_agreement(gather_texts(agreement_line(self.config, self._shapes, None), group))
+        self._refuse_options()
+        self._pipeline = Pipeline(self.config, group.rank(), group.size(), scatters=True)
+        if self._pipeline.measures:
+            raise ConfigError("compress.policy: auto is for ddp_hook; use policy: always")
+        self.uncompressed = self._reasons()
+        ranks = dist.get_process_group_ranks(group)
+        own = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
+        numels = [one.numel for unit in units for one in unit.parameters]
+        engine = GlooEngine({"all": own}, message_limit(numels, 4 * sum(numels)), _NAME)
+        self._driver = Driver(ProfiledEngine(engine, profile_as_configured(self._pipeline).stats))
+        self._reduced: set[str] = set()
+        for unit in units:
+            _install(unit, _ReduceScatter(self, unit))
+
+    def _refuse_options(self) -> None:
+        if self.config.check_replicas_every:
+            raise ConfigError(
+                "check_replicas_every is for ddp_hook: shards have no replicas; remove it"
+            )
+        if self.config.stats.error:
+            raise ConfigError(
+                "stats.error is for ddp_hook: a rank does not get the whole average; remove it"
+            )
+
+    def _reasons(self) -> dict[str, str]:
+        """The reasons of `uncompressed`; the first rank logs them."""
+        reasons: dict[str, str] = {}
+        by_reason: dict[str, list[str]] = {}
+        for name, shape in self._shapes.items():
+            rule, schedule, _ = self.config.resolve(name, shape)
+            if all(spec.canonical == "identity" for spec in schedule.specs):
+                reasons[name] = rule
+                by_reason.setdefault(rule, []).append(name)
+        if reasons and self._pipeline.rank == 0:
+            listed = "; ".join(f"{rule}: {', '.join(names)}" for rule, names in by_reason.items())
+            few = sum(math.prod(self._shapes[name]) for name in reasons)
+            percent = 100 * few / sum(map(math.prod, self._shapes.values()))
+            _log.info(
+                f"gradcomp: {_NAME}: {len(reasons)} of {len(self._shapes)} parameters, {percent:.2g} "
+                f"% of the elements, travel uncompressed ({listed})"
+            )
+        return reasons
+
+    @cached_property
+    def _collector(self) -> Collector:
+        """For the comparison of the ranks in each step; made in the first one, as for DDP."""
+        return Collector(self._driver, self._pipeline, self._shapes)
+
+    def _check_mesh(self, states: Sequence[Mapping[str, Any]]) -> None:
+        if self._pipeline.world_size != dist.get_world_size() or self._rearranged:
+            super()._check_mesh(states)
+
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Continue from a saved state: this rank's own, or the list of all ranks' states.
+
+        See `Pipeline.load_state_dict`; the ranks are those that share the model.
+
+        Raises:
+            StateError: the state does not fit.
+        """
+        if not isinstance(state, Mapping) and self._rearranged:
+            raise StateError(
+                f"'{self._rearranged[0]}' is sharded by another dimension than the first, and its "
+                "residual depends on the ranks' number: load each rank's own state"
+            )
+        super().load_state_dict(state)
+
+    @torch.no_grad()
+    def reduce(self, unit: Unit, output: torch.Tensor, given: torch.Tensor, op: Any) -> None:
+        """Reduce the gradients of a unit; ``fully_shard`` calls it in the same order on every rank.
+
+        Args:
+            output: flat, for this rank's rows of each parameter, one after the other.
+            given: flat, the same of every rank in rank order.
+            op: SUM or AVG.
+
+        Raises:
+            ConfigError: ``op`` is another one, or a gradient is missing.
+            ProtocolError: another rank does not answer, or is at another step.
+        """
+        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            raise ConfigError(
+                f"fully_shard asks for the reduction {op}; {_NAME} has SUM and AVG: call "
+                "set_force_sum_reduction_for_comms(True) on the module"
+            )
+        ranks, rank = self._pipeline.world_size, self._pipeline.rank
+        parameters = [one for one in unit.parameters if one.parameter.requires_grad]
+        host = given.detach().float().cpu().numpy().reshape(ranks, -1)
+        if host.shape[1] != sum(one.chunk for one in parameters):
+            raise ConfigError(
+                f"the gradients of '{unit.name}' have {host.size} elements, and those of its "
+                f"parameters {ranks * sum(one.chunk for one in parameters)}: a parameter has no "
+                "gradient in this step: call set_reduce_scatter_unused_params(True) on the model"
+            )
+        if unit.name in self._reduced or not self._reduced:
+            self._reduced.clear()
+            self._collector.begin_step()
+        self._reduced.add(unit.name)
+        grads, dense_elements, begin = {}, 0, 0
+        for one in parameters:
+            # Padding is at the end: the last ranks have fewer rows or none.
+            rows = np.ascontiguousarray(host[:, begin : begin + one.chunk]).reshape(-1)
+            grads[one.name] = rows[: one.numel].reshape(one.shape)
+            own = min(max(one.numel - rank * one.chunk, 0), one.chunk)
+            dense_elements += one.numel - own
+            begin += one.chunk
+        sums = self._driver.run(
+            self._pipeline.bucket_round(
+                unit.name, grads, dense_elements * given.element_size(), overwrite=True
+            )
+        )
+        self._collector.check()
+        output.zero_()
+        begin = 0
+        for one, total in zip(parameters, sums, strict=True):
+            output[begin : begin + total.size].copy_(torch.from_numpy(total))
+            begin += one.chunk
+        if op == dist.ReduceOp.AVG:
+            output.div_(ranks)
+        self._collector.end_step()
+
+
+_NAME = fsdp_reduce_scatter.__name__
+
+
+class _ReduceScatter:
+    """The interface ``ReduceScatter`` of ``fully_shard``, for one unit."""
+
+    def __init__(self, state: ReduceScatterCompression, unit: Unit) -> None:
+        self._state = state
+        self._unit = unit
+
+    def allocate(
+        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp,
+        async_op: bool = False,
+    ) -> None:
+        self._state.reduce(self._unit, output_tensor, input_tensor, op)
+
+
+def _install(unit: Unit, comm: Any) -> None:
+    module: Any = unit.module
+    for method in ("set_custom_reduce_scatter", "set_force_sum_reduction_for_comms"):
+        if not hasattr(module, method):
+            raise ConfigError(
+                f"fully_shard of PyTorch {torch.__version__} has no {method}: install PyTorch 2.13 "
+                "or later"
+            )
+    module.set_custom_reduce_scatter(comm)
+    module.set_force_sum_reduction_for_comms(True)
+    # Without it, an unused parameter is an error in the step.
+    if hasattr(module, "set_reduce_scatter_unused_params"):
+        module.set_reduce_scatter_unused_params(True, recurse=False)
