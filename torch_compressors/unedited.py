@@ -71,9 +71,9 @@ def _patch_ddp(module: Any, run: Unedited) -> None:
 
 
 _REFUSAL = (
-    "the script registers a communication hook with its DistributedDataParallel model, {}, and a "
-    "model has one hook: remove it from the script, or run the script without "
-    "torch_compressors.run"
+    "the script gives its DistributedDataParallel model a communication hook of its own, {}, and a "
+    "model has one hook: remove the call of register_comm_hook or the option mixed_precision from "
+    "the script, or run the script without torch_compressors.run"
 )
 
 

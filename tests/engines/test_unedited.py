@@ -56,13 +56,17 @@ def test_ddp_script_is_told_of_it_once(ddp: Finished) -> None:
     assert ddp.output.count(said) == 2, ddp.output  # torchrun's rank 0, and the spawned process
 
 
-def test_a_hook_of_the_script_is_refused(ddp: Finished) -> None:
-    errors = [row["error"] for row in rows(ddp.output, "hook")]
+@pytest.mark.parametrize(
+    ("step", "hook"),
+    [("hook", "fp16_compress_hook"), ("precision", "_reducer_allreduce_and_upcast_hook")],
+)
+def test_another_hook_is_refused(ddp: Finished, step: str, hook: str) -> None:
+    errors = [row["error"] for row in rows(ddp.output, step)]
     assert len(errors) == 2
     for error in errors:
-        assert "the script registers a communication hook with its Distributed" in error
-        assert "'fp16_compress_hook'" in error
-        assert "remove it from the script, or run the script without torch_compressors" in error
+        assert "the script gives its DistributedDataParallel model a communication hook" in error
+        assert f"'{hook}'" in error
+        assert "or run the script without torch_compressors.run" in error
 
 
 def test_a_sharded_model_is_said_to_be_uncompressed(ddp: Finished) -> None:

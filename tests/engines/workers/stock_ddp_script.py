@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 
 
 def report(**values: object) -> None:
@@ -53,11 +54,17 @@ def train_sharded(steps: int) -> None:
     train(model, steps)
 
 
-def register_own_hook(model: DistributedDataParallel) -> None:
+def register_own_hooks(model: DistributedDataParallel) -> None:
+    """By the script itself, and by an option of DDP."""
     try:
         model.register_comm_hook(None, fp16_compress_hook)
     except ValueError as error:
         report(step="hook", rank=dist.get_rank(), error=str(error))
+    precision = _MixedPrecision(param_dtype=torch.bfloat16)
+    try:
+        DistributedDataParallel(network(), mixed_precision=precision)
+    except ValueError as error:
+        report(step="precision", rank=dist.get_rank(), error=str(error))
 
 
 def in_new_process(index: int, folder: str, steps: int) -> None:
@@ -73,7 +80,7 @@ def main() -> None:
     options = parser.parse_args()
     dist.init_process_group("gloo")
     model = train_ddp(options.steps)
-    register_own_hook(model)
+    register_own_hooks(model)
     train_sharded(options.steps)
     rank = dist.get_rank()
     report(step="end", rank=rank, config=options.config, name=__name__)
