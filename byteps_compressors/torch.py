@@ -90,6 +90,9 @@ for _name, _value in _DEFAULTS.items():
 
 _attached: set[str] = set()
 
+# byteps_compressors.run replaces it in BytePS' module.
+_stock_optimizer = bps.DistributedOptimizer
+
 process.end_at_once()
 process.resolve_scheduler()
 
@@ -513,7 +516,7 @@ def DistributedOptimizer(  # noqa: N802
     named = list(named_parameters)
     check_momentum(config, optimizer)
     attached = attach(named, config, server_feedback=server_feedback)
-    wrapped = bps.DistributedOptimizer(
+    wrapped = _stock_optimizer(
         optimizer,
         named_parameters=named,
         backward_passes_per_step=backward_passes_per_step,

@@ -47,6 +47,7 @@ from gradcomp.runtime.replicas import Parameters
 from gradcomp.runtime.resolve import Resolved
 from gradcomp.runtime.state_file import pack_state, unpack_state
 from gradcomp.runtime.stats import Stats
+from gradcomp.runtime.unedited import Patch, Unedited, run_unedited
 
 __all__ = [
     "STATE_KINDS",
@@ -66,6 +67,7 @@ __all__ = [
     "GossipRound",
     "Node",
     "Parameters",
+    "Patch",
     "Pipeline",
     "ProfiledEngine",
     "RankGroup",
@@ -76,6 +78,7 @@ __all__ = [
     "Route",
     "Spec",
     "Stats",
+    "Unedited",
     "agreement_line",
     "as_bytes",
     "as_float32",
@@ -92,6 +95,7 @@ __all__ = [
     "ranks_text",
     "read_digests",
     "read_object",
+    "run_unedited",
     "split_frames",
     "unpack_state",
 ]

@@ -1,0 +1,131 @@
+"""``python -m torch_compressors.run`` and ``-m byteps_compressors.run``, with stock scripts.
+
+test_horovod_run.py tests the part that all launchers share.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launch import HERE, Finished, run
+
+import torch_compressors.run
+
+SPEC = "residual|topk(ratio=0.01)"
+CANONICAL = "residual(beta=1.0,gamma=1.0)|topk(ratio=0.01,values=fp32)"
+KEPT = 100
+"""Elements that top-k keeps of the scripts' 10,000 weights."""
+
+WORKERS = HERE / "workers"
+DDP_SCRIPT = WORKERS / "stock_ddp_script.py"
+BYTEPS_SCRIPT = WORKERS / "stock_byteps_script.py"
+
+
+@pytest.fixture(scope="module")
+def ddp() -> Finished:
+    """The script for torchrun on two ranks."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher = ["-m", "torch_compressors.run", "--compression", SPEC, DDP_SCRIPT]
+    finished = run([*torchrun, *launcher, "--config", "not ours"])
+    assert finished.status == 0, finished.output
+    return finished
+
+
+def rows(output: str, step: str) -> list[dict[str, Any]]:
+    """The reports on a step of the script, in the order of ranks."""
+    found = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    return sorted((row for row in found if row["step"] == step), key=lambda row: row["rank"])
+
+
+def test_ddp_script_trains_compressed(ddp: Finished) -> None:
+    first, spawned, second = rows(ddp.output, "ddp")
+    assert first["total"] == second["total"]
+    # The union of the elements of two ranks; those of one.
+    assert KEPT < first["changed"] <= 2 * KEPT
+    assert spawned["changed"] == KEPT
+    for row in rows(ddp.output, "end"):
+        assert (row["config"], row["name"]) == ("not ours", "__main__")
+
+
+def test_ddp_script_is_told_of_it_once(ddp: Finished) -> None:
+    said = f"gradcomp: DistributedDataParallel of 4 parameters compresses with {CANONICAL}; the"
+    assert ddp.output.count(said) == 2, ddp.output  # torchrun's rank 0, and the spawned process
+
+
+@pytest.mark.parametrize(
+    ("step", "hook"),
+    [("hook", "fp16_compress_hook"), ("precision", "_reducer_allreduce_and_upcast_hook")],
+)
+def test_another_hook_is_refused(ddp: Finished, step: str, hook: str) -> None:
+    errors = [row["error"] for row in rows(ddp.output, step)]
+    assert len(errors) == 2
+    for error in errors:
+        assert "the script gives its DistributedDataParallel model a communication hook" in error
+        assert f"'{hook}'" in error
+        assert "or run the script without torch_compressors.run" in error
+
+
+def test_a_sharded_model_is_said_to_be_uncompressed(ddp: Finished) -> None:
+    said = "gradcomp: the gradients of models of fully_shard are not compressed"
+    assert ddp.output.count(said) == 1, ddp.output
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("dgc(ratio=0.01)", "applies the optimizer's momentum"),
+        ("residual(lr=scale)|topk(ratio=0.01)", "follows the optimizer's learning rate"),
+    ],
+)
+def test_specs_that_need_the_optimizer(
+    spec: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert torch_compressors.run.main(["--compression", spec, str(DDP_SCRIPT)]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("gradcomp: ")
+    assert reason in message
+    assert "call torch_compressors.ddp_hook(config, model, optimizer) in the script" in message
+
+
+def run_byteps(folder: Path) -> Finished:
+    """A job of two workers and one server; the output is that of the launcher and both workers."""
+    counts = ["--workers", "2", "--servers", "1", "--logs", folder / "logs"]
+    launcher = ["-m", "byteps_compressors.launch", *counts, "--timeout", "300", "--"]
+    ours = [sys.executable, "-m", "byteps_compressors.run", "--compression", SPEC, BYTEPS_SCRIPT]
+    finished = run([*launcher, *ours, folder, "--config", "not ours"])
+    logs = (folder / "logs").glob("worker-*.log")
+    return Finished(
+        finished.status, finished.output + "".join(map(Path.read_text, logs)), finished.seconds
+    )
+
+
+def test_byteps_script_trains_compressed(tmp_path: Path) -> None:
+    finished = run_byteps(tmp_path)
+    assert finished.status == 0, finished.output
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first["total"] == second["total"]
+    assert first["changed"] == second["changed"] == KEPT  # the server compresses the sum
+    assert (first["config"], first["name"]) == ("not ours", "__main__")
+    said = (
+        f"gradcomp: bps.DistributedOptimizer of 4 parameters compresses with {CANONICAL} instead "
+    )
+    # On worker 0 alone, whose log the launcher shows.
+    assert finished.output.count(said) == 2, finished.output
+    assert "instead of <class 'byteps.torch.compression.FP16Compressor'>" in finished.output
+
+
+def test_byteps_script_without_the_optimizer(tmp_path: Path) -> None:
+    """A single worker, which needs no server."""
+    alone = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "DMLC_WORKER_ID": "0"}
+    alone |= {"BYTEPS_LOCAL_RANK": "0", "BYTEPS_LOCAL_SIZE": "1"}
+    alone |= {"BYTEPS_SOCKET_PATH": str(tmp_path), "BYTEPS_SHM_TAG": f"{tmp_path.name}-"}
+    command = ["-m", "byteps_compressors.run", "--compression", SPEC, BYTEPS_SCRIPT, tmp_path]
+    finished = run([*command, "--plain"], environment=alone)
+    assert finished.status == 0, finished.output
+    said = f"gradcomp: {BYTEPS_SCRIPT} never called bps.DistributedOptimizer, so nothing was"
+    assert finished.output.count(said) == 1, finished.output
+    assert finished.output.count("gradcomp: the gradients of byteps.torch.parallel.Distrib") == 1

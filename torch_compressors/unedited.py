@@ -1,0 +1,165 @@
+"""Compression of every DDP model in an unedited script: patches for ``torch_compressors.run``."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from gradcomp import Config
+from gradcomp.adapter_api import Patch, Unedited
+from gradcomp.errors import ConfigError
+from torch_compressors.ddp import DDPCompression, ddp_hook
+
+__all__ = ["COMPRESSED", "PATCHES", "check_config", "is_first_rank"]
+
+COMPRESSED = "DistributedDataParallel"
+
+
+def check_config(config: Config) -> None:
+    """Refuse specs that need the optimizer, which the script makes after its model, or before.
+
+    Raises:
+        ConfigError: the spec applies the momentum (``dgc``) or follows the learning rate.
+    """
+    need = None
+    if config.momentum_correction is not None:
+        need = "applies the optimizer's momentum"
+    elif config.scales_lr:
+        need = "follows the optimizer's learning rate"
+    if need is not None:
+        raise ConfigError(
+            f"'{config.compress.default}' {need}, and this launcher knows models alone: call "
+            "torch_compressors.ddp_hook(config, model, optimizer) in the script, or choose another "
+            "spec, such as 'residual|topk(ratio=0.01)'"
+        )
+
+
+def is_first_rank(index: int = 0) -> bool:
+    """Whether this is rank 0.
+
+    Without a process group, torchrun's ``RANK`` tells it, or else ``index``: the number of the process
+    among those that were started together.
+    """
+    if dist.is_initialized():
+        return dist.get_rank() == 0
+    return os.environ.get("RANK", str(index)) == "0"
+
+
+def _patch_ddp(module: Any, run: Unedited) -> None:
+    """Make each DDP model register our hook when it is made, and refuse another one."""
+    model_class = module.DistributedDataParallel
+    stock = model_class.__init__
+
+    @functools.wraps(stock)
+    def initialize(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        if _hooks_of(self):  # mixed_precision=... registers one
+            raise ConfigError(_REFUSAL.format(", ".join(map(_name, _hooks_of(self)))))
+        state, hook = ddp_hook(run.config, self)
+        self.register_comm_hook(state, hook)
+        count = sum(one.requires_grad for one in self.parameters())
+        run.replaced(f"DistributedDataParallel of {count} parameters")
+
+    model_class.__init__ = initialize
+    for name in ("register_comm_hook", "_register_builtin_comm_hook"):
+        setattr(model_class, name, _refusing_a_second(getattr(model_class, name)))
+
+
+_REFUSAL = (
+    "the script gives its DistributedDataParallel model a communication hook of its own, {}, and a "
+    "model has one hook: remove the call of register_comm_hook or the option mixed_precision from "
+    "the script, or run the script without torch_compressors.run"
+)
+
+
+def _refusing_a_second(register: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(register)
+    def register_once(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        if any(isinstance(state, DDPCompression) for state in _hooks_of(self).values()):
+            hook = [*args, *kwargs.values()][-1]
+            raise ConfigError(_REFUSAL.format(_name(hook)))
+        register(self, *args, **kwargs)
+
+    return register_once
+
+
+def _hooks_of(model: DistributedDataParallel) -> dict[Any, Any]:
+    """The registered states by hook."""
+    return dict(vars(model).get("_comm_hooks", ()))
+
+
+def _name(hook: Any) -> str:
+    return f"'{getattr(hook, '__qualname__', hook)}'"
+
+
+def _patch_fsdp(module: Any, run: Unedited) -> None:
+    """Make FSDP say that its models are not compressed."""
+    model_class = module.FullyShardedDataParallel
+    model_class.__init__ = _saying_uncompressed(model_class.__init__, "FSDP", run)
+    module.fully_shard = _saying_uncompressed(module.fully_shard, "fully_shard", run)
+
+
+def _saying_uncompressed(stock: Callable[..., Any], name: str, run: Unedited) -> Callable[..., Any]:
+    said = False
+
+    @functools.wraps(stock)
+    def uncompressed(*args: Any, **kwargs: Any) -> Any:
+        nonlocal said
+        if not said:
+            said = True
+            run.say_once(
+                f"the gradients of models of {name} are not compressed, as this launcher compresses "
+                "DistributedDataParallel alone: call torch_compressors.fsdp.fsdp_hook in the script"
+            )
+        return stock(*args, **kwargs)
+
+    return uncompressed
+
+
+def _patch_spawn(module: Any, run: Unedited) -> None:
+    """Make the processes of ``torch.multiprocessing.spawn`` compress, too."""
+    for name in ("spawn", "start_processes"):
+        setattr(module, name, _reaching(getattr(module, name), run))
+
+
+def _reaching(stock: Callable[..., Any], run: Unedited) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def start(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        run.silent = True
+        return stock(_Spawned(fn, run.config), *args, **kwargs)
+
+    return start
+
+
+class _Spawned:
+    """The function of a started process, to which it travels as a pickle."""
+
+    def __init__(self, function: Callable[..., Any], config: Config) -> None:
+        self._function = function
+        self._config = config
+        self._forked = True
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forked = False
+
+    def __call__(self, index: int, *args: Any) -> None:
+        if self._forked:  # the parent's patches are here
+            self._function(index, *args)
+            return
+        run = Unedited(self._config, COMPRESSED, functools.partial(is_first_rank, index))
+        run.apply(PATCHES)
+        self._function(index, *args)
+        run.finish(getattr(self._function, "__name__", str(self._function)))
+
+
+PATCHES: dict[str, Patch] = {
+    "torch.nn.parallel": _patch_ddp,
+    "torch.distributed.fsdp": _patch_fsdp,
+    "torch.multiprocessing": _patch_spawn,
+}
