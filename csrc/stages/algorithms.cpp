@@ -36,6 +36,7 @@ StageInfo powersgd_stage() {
                     "a step starts from the factor of the previous step; false: from a random one"),
       choice_param("values", "fp32", "fp32|fp16|bf16",
                    "elements of the factors on the wire; bf16 is all-gathered"),
+      residual_lr_param(),
   };
   stage.refuse = [](const Params&, const StageInfo* memory) -> const char* {
     return memory == nullptr ? nullptr : "it keeps its own error feedback; leave out the memory";

@@ -2,11 +2,15 @@
 
 namespace gradcomp {
 
-StageInfo residual_stage() {
+ParamInfo residual_lr_param() {
   ParamInfo lr = choice_param("lr", "ignore", "ignore|scale",
                               "scale: the residual is multiplied by the learning rate of the last "
                               "step over the present one (blockwise EF-SGD)");
   lr.omits_default = true;
+  return lr;
+}
+
+StageInfo residual_stage() {
   StageInfo stage;
   stage.name = "residual";
   stage.kind = StageKind::kMemory;
@@ -23,7 +27,7 @@ StageInfo residual_stage() {
   stage.params = {
       real_param("beta", "1.0", 0, 1, "weight of the residual in the corrected gradient"),
       real_param("gamma", "1.0", 1e-6, 1e6, "weight of the gradient in the corrected gradient"),
-      lr,
+      residual_lr_param(),
   };
   return stage;
 }

@@ -205,7 +205,8 @@ class ScaledResidual(Residual):
         if self._rates.of(key.name) == 0:
             return Source(grad.reshape(-1))
         residual = array_of(self._residuals, key, "residual")
-        return Source(grad.reshape(-1), residual, self._scaled_beta(key), self.gamma)
+        beta = self.beta * self._rates.advance(key.name, self._last)
+        return Source(grad.reshape(-1), residual, beta, self.gamma)
 
     @timed("compensate")
     def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
@@ -213,7 +214,8 @@ class ScaledResidual(Residual):
         if self._rates.of(key.name) == 0:
             return grad.reshape(-1)
         residual = array_of(self._residuals, key, "residual")
-        _core.compensate(residual, grad.reshape(-1), self._scaled_beta(key), self.gamma)
+        beta = self.beta * self._rates.advance(key.name, self._last)
+        _core.compensate(residual, grad.reshape(-1), beta, self.gamma)
         return residual
 
     def update(self, key: TensorKey, sent: FloatArray) -> None:
@@ -224,13 +226,6 @@ class ScaledResidual(Residual):
     def unsent(self, key: TensorKey) -> FloatArray | None:  # type: ignore[override]
         """The residual; None at a rate of 0."""
         return None if self._rates.of(key.name) == 0 else super().unsent(key)
-
-    def _scaled_beta(self, key: TensorKey) -> float:
-        """The weight of the residual in this step, whose rate the residual has from now on."""
-        name = key.name
-        beta = self.beta * self._rates.factor(name, self._last.get(name))
-        self._last[name] = np.array([self._rates.of(name)], np.float32)
-        return beta
 
 
 class Signum:

@@ -30,7 +30,7 @@ def DistributedOptimizer(  # noqa: N802 - as Horovod's own
     For Keras 3 this is therefore a copy of ``optimizer`` that averages in ``apply``, which
     ``model.fit`` calls.
 
-    With ``residual(lr=scale)`` the compression takes the learning rate of each step from the optimizer.
+    With ``lr=scale`` in a spec the compression takes the learning rate of each step from the optimizer.
 
     Args:
         optimizer: an optimizer of Keras; its state, if any, is not copied.
