@@ -15,8 +15,9 @@ StageInfo powersgd_stage() {
       "Vogels, Karimireddy, Jaggi: PowerSGD: Practical Low-Rank Gradient Compression for "
       "Distributed Optimization, NeurIPS 2019";
   stage.nonfinite =
-      "NaN and Inf spread over rows and columns of the average on every rank; state kept for the "
-      "next step is reset to 0 there";
+      "NaN and Inf spread over rows and columns of the average on every rank; the matrix's "
+      "residual "
+      "is reset to 0";
   stage.example = "powersgd(rank=4)";
   stage.params = {
       integer_param("rank", "4", 1, 1024,

@@ -24,6 +24,7 @@ from gradcomp.exchange.algorithms.base import Algorithm
 from gradcomp.exchange.algorithms.low_rank import (
     buffer,
     dense_to_factors,
+    is_safe,
     matrix_shape,
     values_codec,
 )
@@ -37,9 +38,6 @@ from gradcomp.stopwatch import timed
 __all__ = ["PowerSGD"]
 
 _P, _Q = "powersgd_p", "powersgd_q"
-
-# Products of factors below this cannot overflow.
-_SAFE = 1e30
 
 _orthonormalize = timed("encode")(_core.orthonormalize)
 
@@ -250,13 +248,8 @@ class _Matrix:
         else:
             _core.outer(p, q, **output)
             _core.outer(own_p, own_q, subtracted=self._m)
-        if not (self._finite and _is_safe(own_p) and _is_safe(own_q)):
-            _core.zero_nonfinite(self._m.reshape(-1))
-
-
-def _is_safe(factor: FloatArray) -> bool:
-    """Whether products of the factor cannot overflow; False for NaN, too."""
-    return bool(max(factor.max(), -factor.min()) < _SAFE)
+        if not (self._finite and is_safe(own_p) and is_safe(own_q)):
+            _core.zero(self._m.reshape(-1))
 
 
 def _average(
