@@ -117,7 +117,7 @@ class Attached(Checkpointed):
         self.specs = dict(specs)
         self._tensors = dict(tensors)
         self._parameters = dict(parameters)
-        self._scaled = [name for name, spec in self.specs.items() if _follows_lr(spec)]
+        self._scaled = [name for name, spec in self.specs.items() if spec.scales_lr]
         self._fed_back = dict(fed_back)  # dtypes of the tensors with feedback on servers
 
     def set_epoch(self, epoch: int) -> None:
@@ -617,10 +617,6 @@ def _spec_for(config: Config, name: str, parameter: torch.Tensor) -> Spec:
             "with `use: identity`"
         )
     return choice.spec
-
-
-def _follows_lr(spec: Spec) -> bool:
-    return spec.memory is not None and spec.memory.params.get("lr") == "scale"
 
 
 def _check_agreement(config: Config, shapes: Mapping[str, tuple[int, ...]], feedback: str) -> None:

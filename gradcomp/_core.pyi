@@ -121,12 +121,16 @@ def multiply(
     grad: npt.NDArray[np.float32] | None,
     q: npt.NDArray[np.float32],
     p: npt.NDArray[np.float32],
+    *,
+    beta: float = 1.0,
 ) -> bool: ...
 def multiply_transposed(
     m: npt.NDArray[np.float32],
     grad: npt.NDArray[np.float32] | None,
     p: npt.NDArray[np.float32],
     q: npt.NDArray[np.float32],
+    *,
+    beta: float = 1.0,
 ) -> bool: ...
 def outer(
     p: npt.NDArray[np.float32],

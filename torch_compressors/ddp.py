@@ -76,7 +76,7 @@ def ddp_hook(
             the model with which the state is registered later, for trainers that wrap the model
             themselves; the ranks then compare configurations and models at its first gradients.
         optimizer: the model's optimizer. Required if the spec applies the momentum (``dgc``), to
-            check that the optimizer does not. ``residual(lr=scale)`` reads its learning rates;
+            check that the optimizer does not. ``lr=scale`` reads its learning rates;
             without it, call `set_lr` before each step.
         timeout: longest wait for another rank in an exchange; None for PyTorch's default, 30
             minutes.

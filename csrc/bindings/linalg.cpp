@@ -42,32 +42,35 @@ Shape shape_of(const Floats& matrix, const Floats& p, const Floats& q) {
 }
 
 template <typename Fn>
-bool multiply_with(Floats& m, const std::optional<Floats>& grad, const Shape& shape,
+bool multiply_with(Floats& m, const std::optional<Floats>& grad, float beta, const Shape& shape,
                    const Fn& product) {
   require(!grad || grad->size() == m.size(), "a gradient does not fit its matrix");
   const Matrix matrix{m.mutable_data(), shape.rows, shape.cols};
-  const float* const added = grad ? grad->data() : nullptr;
+  const MatrixFeedback feedback{grad ? grad->data() : nullptr, beta};
   py::gil_scoped_release release;
-  return product(matrix, added);
+  return product(matrix, feedback);
 }
 
-bool py_multiply(Floats& m, const std::optional<Floats>& grad, const Floats& q, Floats& p) {
+bool py_multiply(Floats& m, const std::optional<Floats>& grad, const Floats& q, Floats& p,
+                 float beta) {
   const Shape shape = shape_of(m, p, q);
   const float* const in = q.data();
   float* const out = p.mutable_data();
-  return multiply_with(m, grad, shape, [&](const Matrix& matrix, const float* added) {
-    return multiply(matrix, added, in, shape.rank, out);
-  });
+  return multiply_with(m, grad, beta, shape,
+                       [&](const Matrix& matrix, const MatrixFeedback& feedback) {
+                         return multiply(matrix, feedback, in, shape.rank, out);
+                       });
 }
 
 bool py_multiply_transposed(Floats& m, const std::optional<Floats>& grad, const Floats& p,
-                            Floats& q) {
+                            Floats& q, float beta) {
   const Shape shape = shape_of(m, p, q);
   const float* const in = p.data();
   float* const out = q.mutable_data();
-  return multiply_with(m, grad, shape, [&](const Matrix& matrix, const float* added) {
-    return multiply_transposed(matrix, added, in, shape.rank, out);
-  });
+  return multiply_with(m, grad, beta, shape,
+                       [&](const Matrix& matrix, const MatrixFeedback& feedback) {
+                         return multiply_transposed(matrix, feedback, in, shape.rank, out);
+                       });
 }
 
 void py_outer(const Floats& p, const Floats& q, std::optional<Floats> assigned,
@@ -126,9 +129,10 @@ Floats uniform_signed(std::uint64_t stream, std::size_t count) {
 
 void bind_linalg(py::module_& m) {
   m.def("multiply", &py_multiply, py::arg("m").noconvert(), py::arg("grad").noconvert().none(true),
-        py::arg("q").noconvert(), py::arg("p").noconvert());
+        py::arg("q").noconvert(), py::arg("p").noconvert(), py::kw_only(), py::arg("beta") = 1.0f);
   m.def("multiply_transposed", &py_multiply_transposed, py::arg("m").noconvert(),
-        py::arg("grad").noconvert().none(true), py::arg("p").noconvert(), py::arg("q").noconvert());
+        py::arg("grad").noconvert().none(true), py::arg("p").noconvert(), py::arg("q").noconvert(),
+        py::kw_only(), py::arg("beta") = 1.0f);
   m.def("outer", &py_outer, py::arg("p").noconvert(), py::arg("q").noconvert(), py::kw_only(),
         py::arg("assigned").noconvert() = py::none(), py::arg("added").noconvert() = py::none(),
         py::arg("subtracted").noconvert() = py::none());

@@ -28,7 +28,9 @@ void for_lines(std::size_t n, std::size_t elements, const Fn& fn) {
 
 }  // namespace
 
-bool multiply(const Matrix& m, const float* grad, const float* q, std::size_t rank, float* p) {
+bool multiply(const Matrix& m, const MatrixFeedback& feedback, const float* q, std::size_t rank,
+              float* p) {
+  const float* const grad = feedback.grad;
   std::atomic<bool> finite{true};
   const Kernels& k = kernels();
   for_lines(m.rows, m.size(), [&](std::size_t begin, std::size_t end) {
@@ -36,7 +38,8 @@ bool multiply(const Matrix& m, const float* grad, const float* q, std::size_t ra
     for (std::size_t i = begin; i < end; i += step) {
       const std::size_t rows = std::min(step, end - i);
       const std::size_t at = i * m.cols;
-      if (grad != nullptr && !k.compensate(m.data + at, grad + at, 1, 1, rows * m.cols)) {
+      if (grad != nullptr &&
+          !k.compensate(m.data + at, grad + at, feedback.beta, 1, rows * m.cols)) {
         finite.store(false, std::memory_order_relaxed);
       }
       k.linalg->multiply(m.data + at, m.cols, rows, m.cols, q, m.cols, rank, p + i, m.rows);
@@ -45,8 +48,9 @@ bool multiply(const Matrix& m, const float* grad, const float* q, std::size_t ra
   return finite.load();
 }
 
-bool multiply_transposed(const Matrix& m, const float* grad, const float* p, std::size_t rank,
-                         float* q) {
+bool multiply_transposed(const Matrix& m, const MatrixFeedback& feedback, const float* p,
+                         std::size_t rank, float* q) {
+  const float* const grad = feedback.grad;
   std::fill_n(q, rank * m.cols, 0.0f);
   std::atomic<bool> finite{true};
   const Kernels& k = kernels();
@@ -61,7 +65,7 @@ bool multiply_transposed(const Matrix& m, const float* grad, const float* p, std
         const std::size_t runs = width == m.cols ? 1 : rows;
         for (std::size_t r = 0; r < runs; ++r) {
           const std::size_t from = at + r * m.cols;
-          if (!k.compensate(m.data + from, grad + from, 1, 1, rows / runs * width)) {
+          if (!k.compensate(m.data + from, grad + from, feedback.beta, 1, rows / runs * width)) {
             finite.store(false, std::memory_order_relaxed);
           }
         }

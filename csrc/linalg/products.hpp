@@ -18,12 +18,19 @@ struct Matrix {
 
 // The factors p (for rows) and q (for columns) have `rank` vectors each, one after the other.
 
-// m += grad, unless that is nullptr; then p = m q. Returns whether all sums m + grad are finite
-// (true without grad).
-bool multiply(const Matrix& m, const float* grad, const float* q, std::size_t rank, float* p);
+// Error feedback of a matrix: m = beta * m + grad. Nothing without a gradient.
+struct MatrixFeedback {
+  const float* grad = nullptr;
+  float beta = 1;
+};
+
+// Applies the feedback to m; then p = m q. Returns whether all corrected elements are finite (true
+// without a gradient).
+bool multiply(const Matrix& m, const MatrixFeedback& feedback, const float* q, std::size_t rank,
+              float* p);
 // The same, with q = m^T p.
-bool multiply_transposed(const Matrix& m, const float* grad, const float* p, std::size_t rank,
-                         float* q);
+bool multiply_transposed(const Matrix& m, const MatrixFeedback& feedback, const float* p,
+                         std::size_t rank, float* q);
 // LinalgKernels::outer() for a whole matrix.
 void outer(const float* p, const float* q, std::size_t rank, std::size_t rows, std::size_t cols,
            const OuterOutput& out);

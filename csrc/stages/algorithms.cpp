@@ -15,8 +15,9 @@ StageInfo powersgd_stage() {
       "Vogels, Karimireddy, Jaggi: PowerSGD: Practical Low-Rank Gradient Compression for "
       "Distributed Optimization, NeurIPS 2019";
   stage.nonfinite =
-      "NaN and Inf spread over rows and columns of the average on every rank; state kept for the "
-      "next step is reset to 0 there";
+      "NaN and Inf spread over rows and columns of the average on every rank; the matrix's "
+      "residual "
+      "is reset to 0";
   stage.example = "powersgd(rank=4)";
   stage.params = {
       integer_param("rank", "4", 1, 1024,
@@ -36,6 +37,7 @@ StageInfo powersgd_stage() {
                     "a step starts from the factor of the previous step; false: from a random one"),
       choice_param("values", "fp32", "fp32|fp16|bf16",
                    "elements of the factors on the wire; bf16 is all-gathered"),
+      residual_lr_param(),
   };
   stage.refuse = [](const Params&, const StageInfo* memory) -> const char* {
     return memory == nullptr ? nullptr : "it keeps its own error feedback; leave out the memory";

@@ -2,11 +2,15 @@
 
 namespace gradcomp {
 
-StageInfo residual_stage() {
+ParamInfo residual_lr_param() {
   ParamInfo lr = choice_param("lr", "ignore", "ignore|scale",
                               "scale: the residual is multiplied by the learning rate of the last "
                               "step over the present one (blockwise EF-SGD)");
   lr.omits_default = true;
+  return lr;
+}
+
+StageInfo residual_stage() {
   ParamInfo average = real_param(
       "average", "0.0", 0, 0.9999,
       "share of the residual that waits for later steps: LoCo's moving average of errors");
@@ -28,7 +32,7 @@ StageInfo residual_stage() {
   stage.params = {
       real_param("beta", "1.0", 0, 1, "weight of the residual in the corrected gradient"),
       real_param("gamma", "1.0", 1e-6, 1e6, "weight of the gradient in the corrected gradient"),
-      lr,
+      residual_lr_param(),
       average,
   };
   return stage;

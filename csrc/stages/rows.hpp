@@ -24,6 +24,9 @@ StageInfo signsgd_mv_stage();
 // coders.cpp
 std::vector<StageInfo> coder_stages();
 
+// Whether error feedback follows the learning rate.
+ParamInfo residual_lr_param();
+
 // Parameters of momentum correction. The preset `dgc` has them too, with another name for
 // `masking`.
 std::vector<ParamInfo> momentum_params(const char* masking);

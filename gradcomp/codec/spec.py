@@ -78,6 +78,15 @@ class Spec:
         return self.memory is not None or self.algorithm is not None
 
     @property
+    def scales_lr(self) -> bool:
+        """Whether a residual is scaled by the learning rate: of a memory, or of an algorithm."""
+        return any(
+            stage.params.get("lr") == "scale"
+            for stage in self.stages
+            if stage.kind in ("memory", "algorithm")
+        )
+
+    @property
     def scheduled(self) -> bool:
         """Whether a parameter changes during training."""
         return self.by_steps or self.by_epochs

@@ -287,7 +287,7 @@ class Config(StrictModel):
     @property
     def scales_lr(self) -> bool:
         """Whether any residual here is scaled by the learning rate."""
-        return any(spec.memory and spec.memory.params.get("lr") == "scale" for spec in self.specs)
+        return any(spec.scales_lr for spec in self.specs)
 
     @property
     def stateful(self) -> bool:

@@ -252,10 +252,7 @@ class ScaledResidual(Residual):
 
     def _beta(self, key: TensorKey) -> float:
         """The weight of the residual in this step, whose rate the residual has from now on."""
-        name = key.name
-        beta = self.beta * self._rates.factor(name, self._last.get(name))
-        self._last[name] = np.array([self._rates.of(name)], np.float32)
-        return beta
+        return self.beta * self._rates.advance(key.name, self._last)
 
 
 class Signum:

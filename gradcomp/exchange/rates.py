@@ -58,6 +58,12 @@ class Rates:
         rate = self.of(name)
         return 1.0 if last is None or rate == 0 else float(last[0]) / rate
 
+    def advance(self, name: str, last: dict[str, FloatArray]) -> float:
+        """Factor of a residual in this step, whose rate replaces the one in ``last``."""
+        factor = self.factor(name, last.get(name))
+        last[name] = np.array([self.of(name)], np.float32)
+        return factor
+
 
 def _checked(lr: float, of_tensor: str) -> float:
     rate = float(lr)

@@ -34,8 +34,8 @@ def state_of(spec: Spec) -> dict[str, Hashable]:
             kinds["residual"] = None
         if memory.name != "residual":
             kinds["momentum"] = memory.name
-        if memory.params.get("lr") == "scale":
-            kinds[RESIDUAL_LR] = None
+    if spec.scales_lr:
+        kinds[RESIDUAL_LR] = None
     if algorithm is not None:
         kinds.update(ALGORITHMS[algorithm.name].state_of(algorithm.params))
         return kinds

@@ -147,7 +147,7 @@ class Pipeline:
         self._resolver.set_epoch(epoch)
 
     def set_lr(self, lr: float | Mapping[str, float]) -> None:
-        """Set the learning rate of the coming step, for ``residual(lr=scale)``.
+        """Set the learning rate of the coming step, for specs with ``lr=scale``.
 
         Args:
             lr: in [0, 1e12], of all tensors, or of each by name; the same on every rank. Rates

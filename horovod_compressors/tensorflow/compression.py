@@ -104,6 +104,7 @@ class Compression(BaseCompression):
 
     def _begin(self) -> None:
         self._rate: Callable[[], Any] | None = None
+        self._scale: Callable[[], Any] | None = None
         self._collectors: dict[tuple[str, ...], Collector] = {}
         # The averages of each graph's gradients, by the ids of their tensors, which live as long as
         # the graph; None for gradients that Horovod averages.
@@ -114,7 +115,12 @@ class Compression(BaseCompression):
 
         Every rank has its own and must save its own; `Pipeline.state_dict` names the keys.
         """
+        if self._scale is not None:  # the last step may have been skipped
+            self.set_loss_scale(float(tf.cast(self._scale(), tf.float32)))
         return self.pipeline.state_dict()
+
+    def _state_to_save(self) -> Mapping[str, Any]:
+        return self.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Continue from a saved state: this rank's own, or the list of all ranks' states.
@@ -134,6 +140,14 @@ class Compression(BaseCompression):
                 passes that of its optimizer.
         """
         self._rate = rate
+
+    def read_scale(self, scale: Callable[[], Any]) -> None:
+        """Take the loss scale of each step from ``scale``, in place of calls of `set_loss_scale`.
+
+        Args:
+            scale: as ``rate`` of `read_rate`.
+        """
+        self._scale = scale
 
     # The interface that Horovod calls.
 
@@ -199,11 +213,15 @@ class Compression(BaseCompression):
                 compressed.append(one)
                 inputs.append(grad)
         with graph.as_default(), tf.name_scope("gradcomp"), tf.device("CPU:0"):
-            step = partial(self._average, collector, dense, compressed)
-            rate = []
+            settings: list[tuple[Callable[[float], None], Any]] = []
             if self._rate is not None and self.config.scales_lr:
-                rate.append(tf.cast(self._rate(), tf.float32))
-            averages = tf.numpy_function(step, [*rate, *inputs], [tf.float32] * len(inputs))
+                settings.append((self.set_lr, tf.cast(self._rate(), tf.float32)))
+            if self._scale is not None:
+                settings.append((self.set_loss_scale, tf.cast(self._scale(), tf.float32)))
+            setters = [setter for setter, _ in settings]
+            step = partial(self._average, collector, setters, dense, compressed)
+            values = [*(value for _, value in settings), *inputs]
+            averages = tf.numpy_function(step, values, [tf.float32] * len(inputs))
             if not inputs:  # the result is then the operation, which only counts dense gradients
                 averages = []
             scale = 1 if call.op == hvd.Average else self.process_set.size()
@@ -215,16 +233,16 @@ class Compression(BaseCompression):
     def _average(
         self,
         collector: Collector,
+        setters: Sequence[Callable[[float], None]],
         dense: Sequence[_Tensor],
         compressed: Sequence[_Tensor],
         *values: Any,
     ) -> list[FloatArray]:
-        """The operation in the graph: one step, of all gradients and perhaps their learning rate."""
-        first = len(values) - len(compressed)
-        rate, grads = values[:first], values[first:]
+        """The operation in the graph: one step. The setters take the first values, gradients follow."""
+        grads = values[len(setters) :]
         with _lock:
-            if rate:
-                self.set_lr(float(rate[0]))
+            for setter, value in zip(setters, values, strict=False):
+                setter(float(value))
             self._report(collector.begin_step())
             for one in dense:
                 self.pipeline.count_dense(one.name, one.nbytes)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from gradcomp.errors import ConfigError
 from horovod_compressors.tensorflow.compression import Compression
+from horovod_compressors.tensorflow.seam import loss_scaled_by_caller
 
 __all__ = ["DistributedOptimizer", "is_keras"]
 
@@ -30,10 +31,12 @@ def DistributedOptimizer(  # noqa: N802 - as Horovod's own
     For Keras 3 this is therefore a copy of ``optimizer`` that averages in ``apply``, which
     ``model.fit`` calls.
 
-    With ``residual(lr=scale)`` the compression takes the learning rate of each step from the optimizer.
+    With ``lr=scale`` in a spec the compression takes the learning rate of each step from the optimizer,
+    and the loss scale from a ``LossScaleOptimizer`` of Keras 3.
 
     Args:
-        optimizer: an optimizer of Keras; its state, if any, is not copied.
+        optimizer: an optimizer of Keras; its state, if any, is not copied. With mixed precision in
+            Keras 3 the ``LossScaleOptimizer``, so that all ranks check the same averages.
         compression: averages the gradients over its process set.
         op: ``hvd.Average`` or ``hvd.Sum``.
         sparse_as_dense: whether to make gradients of embeddings dense.
@@ -82,6 +85,8 @@ def DistributedOptimizer(  # noqa: N802 - as Horovod's own
         **shared,
     )
     compression.read_rate(partial(_rate_of, averaging))
+    if isinstance(averaging, keras.optimizers.LossScaleOptimizer):
+        compression.read_scale(partial(_scale_of, averaging))
     return averaging
 
 
@@ -92,6 +97,11 @@ def _rate_of(optimizer: Any) -> Any:
         # With a schedule, Keras 2's `learning_rate` is that of the last step.
         rate = getattr(optimizer, "_learning_rate", rate)
     return rate(optimizer.iterations) if callable(rate) else rate
+
+
+def _scale_of(optimizer: Any) -> Any:
+    """The loss scale of the present step, of a ``LossScaleOptimizer`` of Keras 3."""
+    return optimizer.dynamic_scale if optimizer.built else optimizer.initial_scale
 
 
 def _effective(options: dict[str, Any]) -> list[str]:
@@ -114,7 +124,18 @@ class _Averaging:
     _trainable_variables: Sequence[Any]
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
-        """Average the gradients, and apply the averages."""
+        """Average the gradients, and apply the averages.
+
+        Raises:
+            ConfigError: a LossScaleOptimizer around this optimizer is the caller.
+        """
+        if loss_scaled_by_caller(self):
+            raise ConfigError(
+                "LossScaleOptimizer around DistributedOptimizer skips the step of a rank whose own "
+                "gradients overflow, while the other ranks wait for them: use "
+                "DistributedOptimizer(LossScaleOptimizer(optimizer), compression), also with the "
+                "policy mixed_float16, whose compile() adds a LossScaleOptimizer if there is none"
+            )
         variables = trainable_variables or self._trainable_variables
         # `seam` finds the variables by this name.
         rv = [v if isinstance(v, tf.Variable) else v.value for v in variables]
@@ -136,6 +157,7 @@ def _check_momentum(optimizer: Any, compression: Compression) -> None:
     memory = compression.config.momentum_correction
     if memory is None:
         return
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     config = optimizer.get_config()
     for key in ("momentum", "beta_1"):
         if config.get(key):

@@ -17,7 +17,13 @@ import tensorflow as tf
 
 from gradcomp.errors import ConfigError
 
-__all__ = ["Call", "VariableNames", "calling_allreduce", "keras_3_under_construction"]
+__all__ = [
+    "Call",
+    "VariableNames",
+    "calling_allreduce",
+    "keras_3_under_construction",
+    "loss_scaled_by_caller",
+]
 
 # The prefix of functions that AutoGraph has converted; it also adds frames between them.
 _AUTOGRAPH = "tf__"
@@ -85,6 +91,13 @@ def keras_3_under_construction() -> bool:
         and isinstance(frame.f_locals.get("self"), keras.optimizers.Optimizer)
         for name, frame in _frames()
     )
+
+
+def loss_scaled_by_caller(optimizer: Any) -> bool:
+    """Whether a LossScaleOptimizer of Keras 3 around this optimizer is calling it."""
+    scaling = sys.modules["keras"].optimizers.LossScaleOptimizer
+    callers = (frame.f_locals.get("self") for _, frame in _frames())
+    return any(isinstance(one, scaling) and one is not optimizer for one in callers)
 
 
 class VariableNames:

@@ -39,9 +39,9 @@ std::vector<float> products(const Sizes& size) {
   std::vector<float> other = m;
   std::vector<float> left(p.size());
   std::vector<float> right(q.size());
-  multiply({m.data(), size.rows, size.cols}, grad.data(), q.data(), size.rank, left.data());
-  multiply_transposed({other.data(), size.rows, size.cols}, grad.data(), p.data(), size.rank,
-                      right.data());
+  multiply({m.data(), size.rows, size.cols}, {grad.data(), 0.3f}, q.data(), size.rank, left.data());
+  multiply_transposed({other.data(), size.rows, size.cols}, {grad.data(), 0.3f}, p.data(),
+                      size.rank, right.data());
   CHECK(same_bits(m, other));
   std::vector<float> assigned(m.size());
   outer(p.data(), q.data(), size.rank, size.rows, size.cols, {assigned.data(), nullptr, m.data()});
@@ -95,16 +95,23 @@ TEST_CASE("products match their definitions") {
   std::vector<float> m = {1, 2, 3, 4, 5, 6};  // 2 x 3
   const std::vector<float> q = {1, 0, -1, 2, 2, 2};
   std::vector<float> p(4);
-  CHECK(multiply({m.data(), 2, 3}, nullptr, q.data(), 2, p.data()));
+  CHECK(multiply({m.data(), 2, 3}, {}, q.data(), 2, p.data()));
   CHECK(p == std::vector<float>{-2, -2, 12, 30});
   std::vector<float> back(6);
-  CHECK(multiply_transposed({m.data(), 2, 3}, nullptr, p.data(), 2, back.data()));
+  CHECK(multiply_transposed({m.data(), 2, 3}, {}, p.data(), 2, back.data()));
   CHECK(back == std::vector<float>{-10, -14, -18, 132, 174, 216});
   outer(p.data(), q.data(), 2, 2, 3, {nullptr, nullptr, m.data()});
   CHECK(m == std::vector<float>{-21, -22, -23, -54, -55, -56});
+  const std::vector<float> ones(6, 1);
+  CHECK(multiply({m.data(), 2, 3}, {ones.data(), 2}, q.data(), 2, p.data()));
+  CHECK(m == std::vector<float>{-41, -43, -45, -107, -109, -111});
+  CHECK(p == std::vector<float>{4, 4, -258, -654});
+  CHECK(multiply_transposed({m.data(), 2, 3}, {ones.data(), -1}, p.data(), 2, back.data()));
+  CHECK(m == std::vector<float>{42, 44, 46, 108, 110, 112});
+  CHECK(back == std::vector<float>{600, 616, 632, -81468, -83292, -85116});
   const float inf = std::numeric_limits<float>::infinity();
   const std::vector<float> grad = {0, 0, 0, 0, inf, 0};
-  CHECK(!multiply({m.data(), 2, 3}, grad.data(), q.data(), 2, p.data()));
+  CHECK(!multiply({m.data(), 2, 3}, {grad.data()}, q.data(), 2, p.data()));
 }
 
 TEST_CASE("outer products are the same for every destination and way of writing") {

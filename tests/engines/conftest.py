@@ -76,7 +76,7 @@ _TENSORFLOW_HARNESS = ["-m", "workers.tf_harness"]
 @pytest.fixture(scope="session")
 def tf2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Two ranks of TensorFlow on Gloo."""
-    modules = ["tf_options", "tf_keras", "tf_replicas"]
+    modules = ["tf_options", "tf_keras", "tf_mixed_precision", "tf_replicas"]
     folder = tmp_path_factory.mktemp("tf2")
     return run_cases(modules, 2, "gloo", folder, shared, _TENSORFLOW_HARNESS)
 

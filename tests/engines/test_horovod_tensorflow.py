@@ -35,6 +35,11 @@ def test_keras(tf2: CaseJob, case: str) -> None:
     tf2.check(case)
 
 
+@pytest.mark.parametrize("case", cases_in("tf_mixed_precision"))
+def test_mixed_precision(tf2: CaseJob, case: str) -> None:
+    tf2.check(case)
+
+
 @pytest.mark.parametrize("version", ["keras3", "keras2"])
 def test_keras_learns_as_well_with_compression(tf2: CaseJob, version: str) -> None:
     (found, _) = tf2.check("tf_keras_fit")

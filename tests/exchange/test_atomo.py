@@ -150,6 +150,26 @@ def test_lapack_prints_nothing(spec: str, bad: float, capfd: pytest.CaptureFixtu
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("huge", [3e38, -1e38, 1e30])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_huge_gradient_is_forgotten_in_its_own_step(whole: bool, huge: float) -> None:
+    loop = Loopback(config_of(f"residual|{spec_of('rank=2,unbiased=false')}"), 2)
+    for step in range(6):
+        grads = gradients(2, step)
+        if step == 2:
+            for grad in grads["a"]:
+                if whole:
+                    grad *= np.float32(huge) / np.abs(grad).max()
+                else:
+                    grad[2, 3] = huge
+        average, other = loop.step(grads)["a"]
+        np.testing.assert_array_equal(average, other)
+        if step != 2:
+            assert np.abs(average).max() < 30
+        for pipeline in loop.ranks:
+            assert np.abs(pipeline.state_dict()["residual"]["a"]).max() < 30
+
+
 def test_what_travels_dense() -> None:
     pipeline = Pipeline(config_of("atomo(rank=2)"))
     for shape in [(50,), (), (0, 4), (3, 3), (8, 8)]:

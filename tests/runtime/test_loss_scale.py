@@ -16,6 +16,7 @@ SPECS = (
     "momentum_correction|topk(ratio=0.02)",
     "signum|sign",
     "powersgd(rank=2,start_step=0)",
+    "powersgd(rank=2,start_step=0,variant=library)",
     "residual|chunk_allreduce(ratio=0.05)",
     "residual|qsgd(levels=7)",
     "residual|int8",
@@ -67,7 +68,15 @@ def test_all_ranks_see_an_overflow_and_memories_forget_the_step(spec: str, bad: 
     assert arrays(loop, 512.0) == before
 
 
-@pytest.mark.parametrize("spec", ["residual|topk(ratio=0.02)", "momentum_correction|topk(k=99)"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "residual|topk(ratio=0.02)",
+        "momentum_correction|topk(k=99)",
+        "powersgd(rank=2,start_step=0)",
+        "powersgd(rank=2,start_step=0,variant=library)",
+    ],
+)
 def test_a_change_of_scale_changes_no_update(spec: str) -> None:
     plain, scaled = Loopback(configured(spec), 2), Loopback(configured(spec), 2)
     for step, scale in enumerate((1024.0, 1024.0, 2048.0, 4096.0, 4096.0)):

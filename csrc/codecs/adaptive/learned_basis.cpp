@@ -135,15 +135,15 @@ Status learn_side(const Matrix& average, float scale, bool of_rows, bool first, 
   std::vector<float> next(rank * n);
   for (int pass = first ? kFirstPasses : 1; pass > 0; --pass) {
     if (of_rows) {
-      multiply_transposed(average, nullptr, side.y, rank, other.data());
+      multiply_transposed(average, {}, side.y, rank, other.data());
     } else {
-      multiply(average, nullptr, side.y, rank, other.data());
+      multiply(average, {}, side.y, rank, other.data());
     }
     for (float& one : other) one *= scale;
     if (of_rows) {
-      multiply(average, nullptr, other.data(), rank, next.data());
+      multiply(average, {}, other.data(), rank, next.data());
     } else {
-      multiply_transposed(average, nullptr, other.data(), rank, next.data());
+      multiply_transposed(average, {}, other.data(), rank, next.data());
     }
     std::vector<std::pair<float, std::size_t>> order;
     for (std::size_t k = 0; k < rank; ++k) {
@@ -183,7 +183,7 @@ std::vector<float> times(const float* t, bool transposed, const std::vector<floa
 void reflect_cols(const LearnedBasis& basis, bool transposed, const Matrix& x) {
   const LearnedBasis::Side& side = basis.of_cols;
   std::vector<float> p(basis.rank * x.rows);
-  multiply(x, nullptr, side.y, basis.rank, p.data());
+  multiply(x, {}, side.y, basis.rank, p.data());
   // p is the transpose of x Y, so (x Y) T becomes T^T p.
   p = times(side.t, !transposed, p, basis.rank, x.rows);
   outer(p.data(), side.y, basis.rank, x.rows, x.cols, {nullptr, nullptr, x.data});
@@ -193,7 +193,7 @@ void reflect_cols(const LearnedBasis& basis, bool transposed, const Matrix& x) {
 void reflect_rows(const LearnedBasis& basis, bool transposed, const Matrix& x) {
   const LearnedBasis::Side& side = basis.of_rows;
   std::vector<float> q(basis.rank * x.cols);
-  multiply_transposed(x, nullptr, side.y, basis.rank, q.data());
+  multiply_transposed(x, {}, side.y, basis.rank, q.data());
   q = times(side.t, transposed, q, basis.rank, x.cols);
   outer(side.y, q.data(), basis.rank, x.rows, x.cols, {nullptr, nullptr, x.data});
 }

@@ -126,7 +126,7 @@ void make_low_rank(const SampledRows& sampled, std::size_t rank, const float* x,
     round_vector(sampled.v.data() + k * cols, fine, k, &result->v);
   }
   std::vector<float> p(rank * rows);
-  multiply(read_only(x, rows, cols), nullptr, result->v.values.data(), rank, p.data());
+  multiply(read_only(x, rows, cols), {}, result->v.values.data(), rank, p.data());
   solve(result->v.values, rank, cols, rows, &p);
   for (std::size_t k = 0; k < rank; ++k) round_vector(p.data() + k * rows, step, k, &result->p);
 }

@@ -65,8 +65,8 @@ void eigen(std::vector<double>& a, std::size_t n, std::vector<double>* vectors) 
 void sort_directions(SampledRows* sampled) {
   const std::size_t r = sampled->rank;
   std::vector<float> products(r * sampled->rows);
-  multiply(read_only(sampled->x.data(), sampled->rows, sampled->cols), nullptr, sampled->v.data(),
-           r, products.data());
+  multiply(read_only(sampled->x.data(), sampled->rows, sampled->cols), {}, sampled->v.data(), r,
+           products.data());
   std::vector<double> gram(r * r);
   for (std::size_t i = 0; i < r; ++i) {
     for (std::size_t j = 0; j <= i; ++j) {
@@ -127,9 +127,9 @@ Status sample_rows(const float* x, std::size_t rows, std::size_t cols, std::size
   std::vector<float> p(r * taken);
   const Matrix m = read_only(sampled->x.data(), taken, cols);
   for (int i = 0; i < kIterations; ++i) {
-    multiply(m, nullptr, sampled->v.data(), r, p.data());
+    multiply(m, {}, sampled->v.data(), r, p.data());
     GRADCOMP_TRY(orthonormalize({p.data(), p.size()}, r, Orthonormalization::kCholesky, scratch));
-    multiply_transposed(m, nullptr, p.data(), r, sampled->v.data());
+    multiply_transposed(m, {}, p.data(), r, sampled->v.data());
     GRADCOMP_TRY(orthonormalize({sampled->v.data(), sampled->v.size()}, r,
                                 Orthonormalization::kCholesky, scratch));
   }

@@ -20,6 +20,7 @@ from gradcomp.exchange.algorithms.base import Algorithm
 from gradcomp.exchange.algorithms.low_rank import (
     buffer,
     dense_to_factors,
+    is_safe,
     matrix_shape,
     values_codec,
 )
@@ -71,6 +72,9 @@ class Atomo(Algorithm):
             sent = np.empty(shape, np.float32)
             _core.outer(p, q, assigned=sent)
             self._memory.update(member.key, sent.reshape(-1))
+            unsent = self._memory.unsent(member.key)
+            if unsent is not None and not is_safe(p):
+                _core.zero(unsent)
         frames = yield AllGather(name, frame)
         averages = [
             member.zeros().reshape(shape) for member, shape in zip(members, shapes, strict=True)

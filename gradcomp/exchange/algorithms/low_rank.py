@@ -1,4 +1,4 @@
-"""Shared by low-rank algorithms: tensors as matrices, and their factors in one array."""
+"""Shared by low-rank algorithms: tensors as matrices, and their factors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import numpy as np
 from gradcomp.codec.arrays import FloatArray, split
 from gradcomp.codec.codec import Codec, get_codec
 
-__all__ = ["buffer", "dense_to_factors", "matrix_shape", "values_codec"]
+__all__ = ["buffer", "dense_to_factors", "is_safe", "matrix_shape", "values_codec"]
+
+_SAFE = 2.0**60
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -34,3 +36,12 @@ def buffer(sizes: Sequence[int]) -> tuple[FloatArray, list[FloatArray]]:
     """An uninitialized array of sum(sizes) elements, and views of its parts."""
     flat = np.empty(sum(sizes), np.float32)
     return flat, split(flat, sizes)
+
+
+def is_safe(factor: FloatArray) -> bool:
+    """Whether products of a factor with orthonormal vectors cannot overflow; False for NaN, too.
+
+    If it is False, the residual of the matrix is reset to 0. Otherwise it would stay far above all
+    later gradients, and a few vectors per step would take many steps to send it.
+    """
+    return bool(max(factor.max(), -factor.min()) < _SAFE)

@@ -24,21 +24,20 @@ from gradcomp.exchange.algorithms.base import Algorithm
 from gradcomp.exchange.algorithms.low_rank import (
     buffer,
     dense_to_factors,
+    is_safe,
     matrix_shape,
     values_codec,
 )
-from gradcomp.exchange.memory import array_of
+from gradcomp.exchange.memory import RESIDUAL_LR, array_of
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.patterns.dense import dense_bucket
+from gradcomp.exchange.rates import Rates
 from gradcomp.exchange.rounds import AllGather, AllReduce, BucketRound, Request, TensorKey
 from gradcomp.stopwatch import timed
 
 __all__ = ["PowerSGD"]
 
 _P, _Q = "powersgd_p", "powersgd_q"
-
-# Products of factors below this cannot overflow.
-_SAFE = 1e30
 
 _orthonormalize = timed("encode")(_core.orthonormalize)
 
@@ -47,7 +46,8 @@ class PowerSGD(Algorithm):
     """PowerSGD in two variants: the library's, one product a step, and the paper's, two products.
 
     State, by tensor name: ``residual``, the part of M that no step has applied yet;
-    ``powersgd_p``, [r, rows], and ``powersgd_q``, [r, cols]: the factors, equal on all ranks.
+    ``powersgd_p``, [r, rows], and ``powersgd_q``, [r, cols]: the factors, equal on all ranks. With
+    ``lr=scale`` also ``residual_lr``, the learning rate of the residual's last step.
     """
 
     exchange: ClassVar[str] = (
@@ -75,6 +75,9 @@ class PowerSGD(Algorithm):
         self._warm_start: bool = params["warm_start"]
         self._codec = values_codec(params["values"])
         self._residuals = context.state.setdefault("residual", {})
+        self._scales_lr = params["lr"] == "scale"
+        self._rates = context.rates or Rates()
+        self._last_rates = context.state.setdefault(RESIDUAL_LR, {})
         self._factors = {kind: context.state.setdefault(kind, {}) for kind in (_P, _Q)}
         self._seed = context.seed
         self.bucket = self
@@ -105,11 +108,17 @@ class PowerSGD(Algorithm):
 
     def _open(self, member: Member) -> _Matrix:
         rows, cols = shape = matrix_shape(member.key.shape)
-        step = member.step - self.start_step
-        residual = array_of(self._residuals, member.key, "residual").reshape(shape)
+        key, step = member.key, member.step - self.start_step
+        beta = 1.0
+        if self._scales_lr and self._rates.of(key.name) == 0:
+            residual = np.zeros(key.numel, np.float32)  # the gradient alone; the residual waits
+        else:
+            residual = array_of(self._residuals, key, "residual")
+            if self._scales_lr:
+                beta = self._rates.advance(key.name, self._last_rates)
         rank = min(self._rank, rows, cols)
-        grad = member.grad.reshape(shape)
-        return _Matrix(member.key, step, rank, grad, residual, member.out.reshape(shape))
+        grad, average = member.grad.reshape(shape), member.out.reshape(shape)
+        return _Matrix(key, step, rank, grad, residual.reshape(shape), beta, average)
 
     def _sides_in_turn(
         self, name: str, matrices: Sequence[_Matrix]
@@ -199,6 +208,7 @@ class _Matrix:
         rank: int,
         grad: FloatArray,
         residual: FloatArray,
+        beta: float,
         average: FloatArray,
     ) -> None:
         self.key = key
@@ -208,6 +218,7 @@ class _Matrix:
         self._sides: tuple[int, ...] = grad.shape
         self._m = residual
         self._grad: FloatArray | None = grad
+        self._beta = beta
         self._begun = False
         self._finite = True
 
@@ -217,14 +228,14 @@ class _Matrix:
 
     @timed("encode")
     def multiply(self, q: FloatArray, p: FloatArray) -> None:
-        """p = M q; the first product also adds the gradient to the residual."""
-        self._finite &= _core.multiply(self._m, self._grad, q, p)
+        """p = M q; the first product also sets M to beta * residual + gradient."""
+        self._finite &= _core.multiply(self._m, self._grad, q, p, beta=self._beta)
         self._grad = None
 
     @timed("encode")
     def multiply_transposed(self, p: FloatArray, q: FloatArray) -> None:
         """q = M^T p; as `multiply`."""
-        self._finite &= _core.multiply_transposed(self._m, self._grad, p, q)
+        self._finite &= _core.multiply_transposed(self._m, self._grad, p, q, beta=self._beta)
         self._grad = None
 
     @timed("decode")
@@ -237,13 +248,8 @@ class _Matrix:
         else:
             _core.outer(p, q, **output)
             _core.outer(own_p, own_q, subtracted=self._m)
-        if not (self._finite and _is_safe(own_p) and _is_safe(own_q)):
-            _core.zero_nonfinite(self._m.reshape(-1))
-
-
-def _is_safe(factor: FloatArray) -> bool:
-    """Whether products of the factor cannot overflow; False for NaN, too."""
-    return bool(max(factor.max(), -factor.min()) < _SAFE)
+        if not (self._finite and is_safe(own_p) and is_safe(own_q)):
+            _core.zero(self._m.reshape(-1))
 
 
 def _average(

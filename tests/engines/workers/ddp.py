@@ -515,6 +515,16 @@ def mixed_precision_of_ddp() -> None:
 
 
 @cases
+def accumulation_of_ddp() -> None:
+    mixed_precision.accumulation_job("ddp")
+
+
+@cases
+def accumulation_of_horovod() -> None:
+    mixed_precision.accumulation_job("horovod")
+
+
+@cases
 def mixed_precision_of_horovod() -> None:
     """The same with Horovod's stock recipe."""
     mixed_precision.horovod_job()

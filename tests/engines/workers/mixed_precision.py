@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import horovod.torch as hvd
@@ -35,6 +36,69 @@ def horovod_job() -> None:
         optimizer, named_parameters=model.named_parameters(), compression=state
     )
     _train(model, optimizer, state, True)
+
+
+def accumulation_job(of: str) -> None:
+    """Two backward passes in a step, with another scale in the second one.
+
+    The weights equal those of float32 without the step in which a pass of one rank overflows.
+    """
+    if of == "ddp":
+        join()
+    scaled, plain = (_accumulate(of, scales) for scales in (True, False))
+    for one, other in zip(scaled, plain, strict=True):
+        assert torch.equal(one, other), (one - other).abs().max()
+
+
+def _accumulate(of: str, scales: bool) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    model: Any = torch.nn.Linear(64, 70)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.125)
+    spec = "residual|topk(ratio=0.05)"
+    if of == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(model)
+        state, hook = ddp_hook(spec, model, optimizer)
+        model.register_comm_hook(state, hook)
+    else:
+        state = Compression(spec, model.named_parameters())
+        optimizer = hvd.DistributedOptimizer(
+            optimizer,
+            named_parameters=model.named_parameters(),
+            compression=state,
+            backward_passes_per_step=2,
+        )
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scales)
+    for step in range(6):
+        overflows = step == 3
+        if overflows and not scales:
+            continue
+        optimizer.zero_grad()
+        for passed in range(2):
+            if scales and passed == 1:
+                factor = 0.25 if step % 2 else 4.0
+                scaler.update(factor * scaler.get_scale())
+                for p in model.parameters():
+                    p.grad.mul_(factor)
+            if scales:
+                state.set_loss_scale(scaler.get_scale())
+            seed = 100 * step + 10 * passed + hvd.rank()
+            x = torch.randn(5, 64, generator=torch.Generator().manual_seed(seed))
+            weights = torch.ones(70)
+            if overflows and passed == 0 and hvd.rank() == 1:
+                weights[7] = float("inf")
+            waits = model.no_sync() if of == "ddp" and passed == 0 else nullcontext()
+            with waits:
+                scaler.scale((model(x) * weights).square().mean()).backward()
+        if of == "horovod":
+            optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        before = [p.detach().clone() for p in model.parameters()]
+        with optimizer.skip_synchronize() if of == "horovod" else nullcontext():
+            scaler.step(optimizer)
+        skipped = all(map(torch.equal, before, model.parameters()))
+        assert skipped == overflows, step
+        scaler.update()
+    return [p.detach() for p in model.parameters()]
 
 
 def _train(model: torch.nn.Module, optimizer: Any, state: Any, synchronizes: bool) -> None:
