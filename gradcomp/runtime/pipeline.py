@@ -149,7 +149,7 @@ class Pipeline:
 
         Raises:
             ConfigError: ``scale`` is not a positive number, or a codec with random elements is
-                exchanged by sra, which may lose a NaN.
+                exchanged by sra, which may lose a NaN, or a spec has ``dion``.
         """
         if not self._state.loss_scale.active:
             check_sends_nan(self.config)

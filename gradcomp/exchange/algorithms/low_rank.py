@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import Any
 
 import numpy as np
 
 from gradcomp.codec.arrays import FloatArray, split
 from gradcomp.codec.codec import Codec, get_codec
+from gradcomp.exchange.rounds import AllGather, AllReduce, Request
 
-__all__ = ["buffer", "dense_to_factors", "matrix_shape", "values_codec"]
+__all__ = ["average_of_factors", "buffer", "dense_to_factors", "matrix_shape", "values_codec"]
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -34,3 +36,20 @@ def buffer(sizes: Sequence[int]) -> tuple[FloatArray, list[FloatArray]]:
     """An uninitialized array of sum(sizes) elements, and views of its parts."""
     flat = np.empty(sum(sizes), np.float32)
     return flat, split(flat, sizes)
+
+
+def average_of_factors(
+    name: str, flat: FloatArray, codec: Codec
+) -> Generator[Request, Any, tuple[FloatArray, FloatArray]]:
+    """This rank's elements, encoded and decoded, and their average over the ranks."""
+    if "summable" in codec.caps:
+        payload = codec.encode_payload(flat)
+        own = flat if codec.name == "identity" else codec.decode_payload(payload, flat.size)
+        mean = yield AllReduce(name, payload)
+        return own, codec.decode_payload(mean, flat.size)
+    frame = codec.encode(flat)
+    frames = yield AllGather(name, frame)
+    mean = np.zeros(flat.size, np.float32)
+    for of_rank in frames:
+        codec.decode_add(of_rank, mean, 1.0 / len(frames))
+    return codec.decode(frame), mean
