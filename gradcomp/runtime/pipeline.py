@@ -465,6 +465,7 @@ class Pipeline:
 
         - ``residual``: error feedback; DGC's velocity;
         - ``momentum``: of signum and momentum_correction;
+        - ``dion_q``: Dion's factors of columns, one vector after the other;
         - ``powersgd_p``, ``powersgd_q``: PowerSGD's factors of rows and columns, one vector after
           the other;
         - ``residual_lr``: the learning rate of a residual's last step, with ``lr=scale``;
