@@ -57,7 +57,7 @@ from gradcomp.adapter_api import (
     model_digest,
     read_object,
 )
-from torch_compressors.shared.dgc_sgd import check_momentum
+from torch_compressors.shared.optimizers import check_optimizer
 from torch_compressors.shared.parameters import parameter_bytes
 from torch_compressors.shared.rates import rates_of
 from torch_compressors.shared.state import as_array, with_arrays
@@ -514,7 +514,7 @@ def DistributedOptimizer(  # noqa: N802
     """
     config = Config.from_spec(compression) if isinstance(compression, str) else compression
     named = list(named_parameters)
-    check_momentum(config, optimizer)
+    check_optimizer(config, optimizer)
     attached = attach(named, config, server_feedback=server_feedback)
     wrapped = _stock_optimizer(
         optimizer,

@@ -1,6 +1,6 @@
 """Compression on torch.distributed: hooks of DDP and FSDP, and training by gossip.
 
-Also `DGCSGD`, an optimizer for all adapters of PyTorch. Modules are imported at the first use of a
+Also `DGCSGD` and `Dion`, optimizers for all adapters of PyTorch. Modules are imported at the first use of a
 name, because the adapters of other engines need few of them.
 """
 
@@ -21,13 +21,16 @@ if TYPE_CHECKING:
     from torch_compressors.gossip import AsyncGossipDataParallel, GossipDataParallel
     from torch_compressors.launch import init_process_group
     from torch_compressors.shared.dgc_sgd import DGCSGD
+    from torch_compressors.shared.dion import Dion, dion_groups
 
 __all__ = [
     "DGCSGD",
     "AsyncGossipDataParallel",
     "DDPCompression",
+    "Dion",
     "GossipDataParallel",
     "ddp_hook",
+    "dion_groups",
     "init_process_group",
 ]
 
@@ -35,8 +38,10 @@ _MODULES = {
     "DGCSGD": "shared.dgc_sgd",
     "AsyncGossipDataParallel": "gossip",
     "DDPCompression": "ddp",
+    "Dion": "shared.dion",
     "GossipDataParallel": "gossip",
     "ddp_hook": "ddp",
+    "dion_groups": "shared.dion",
     "init_process_group": "launch",
 }
 

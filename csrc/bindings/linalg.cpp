@@ -95,22 +95,35 @@ void py_outer(const Floats& p, const Floats& q, std::optional<Floats> assigned,
   outer(left, right, shape.rank, shape.rows, shape.cols, out);
 }
 
+template <typename Fn>
+void change_vectors(Floats& vectors, const Fn& change) {
+  const Span<float> data{vectors.mutable_data(), static_cast<std::size_t>(vectors.size())};
+  Status status;
+  {
+    py::gil_scoped_release release;
+    status = change(data);
+  }
+  if (status.ok()) return;
+  PyErr_SetString(status.code() == Code::kCapacity ? PyExc_MemoryError : PyExc_ValueError,
+                  status.message().c_str());
+  throw py::error_already_set();
+}
+
 void py_orthonormalize(Floats& vectors, std::size_t rank, const std::string& method) {
   const auto how = method == "qr"         ? Orthonormalization::kHouseholder
                    : method == "cholesky" ? Orthonormalization::kCholesky
                                           : Orthonormalization::kGramSchmidt;
   require(how != Orthonormalization::kGramSchmidt || method == "gram_schmidt",
           "the method is none of gram_schmidt, qr, cholesky");
-  const Span<float> data{vectors.mutable_data(), static_cast<std::size_t>(vectors.size())};
-  Status status;
-  {
-    py::gil_scoped_release release;
-    status = orthonormalize(data, rank, how, thread_scratch());
-  }
-  if (status.ok()) return;
-  PyErr_SetString(status.code() == Code::kCapacity ? PyExc_MemoryError : PyExc_ValueError,
-                  status.message().c_str());
-  throw py::error_already_set();
+  change_vectors(
+      vectors, [&](Span<float> data) { return orthonormalize(data, rank, how, thread_scratch()); });
+}
+
+void py_normalize(Floats& vectors, std::size_t rank) {
+  require(rank > 0 && vectors.size() > 0 && static_cast<std::size_t>(vectors.size()) % rank == 0,
+          "the elements are not vectors of one length");
+  change_vectors(vectors,
+                 [&](Span<float> data) { return normalize(data, rank, thread_scratch()); });
 }
 
 // Uniform in [-1, 1): a random word as a signed fraction.
@@ -138,6 +151,7 @@ void bind_linalg(py::module_& m) {
         py::arg("subtracted").noconvert() = py::none());
   m.def("orthonormalize", &py_orthonormalize, py::arg("vectors").noconvert(), py::arg("rank"),
         py::arg("method"));
+  m.def("normalize", &py_normalize, py::arg("vectors").noconvert(), py::arg("rank"));
   m.def("uniform_signed", &uniform_signed, py::arg("stream"), py::arg("count"));
 }
 

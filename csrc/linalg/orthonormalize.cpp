@@ -177,4 +177,13 @@ Status orthonormalize(Span<float> vectors, std::size_t rank, Orthonormalization 
   return {};
 }
 
+Status normalize(Span<float> vectors, std::size_t rank, Scratch& scratch) {
+  const std::size_t n = rank == 0 ? 0 : vectors.size() / rank;
+  for (std::size_t i = 0; i < rank; ++i) {
+    GRADCOMP_TRY(
+        orthonormalize({vectors.data() + i * n, n}, 1, Orthonormalization::kGramSchmidt, scratch));
+  }
+  return {};
+}
+
 }  // namespace gradcomp

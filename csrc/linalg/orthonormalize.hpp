@@ -31,4 +31,8 @@ inline constexpr double kDependent = 1e-7;
 Status orthonormalize(Span<float> vectors, std::size_t rank, Orthonormalization how,
                       Scratch& scratch);
 
+// Divides each of `rank` vectors by its norm, which is computed in float64. Elements that are not
+// finite count as 0. A vector of zeros is replaced by a unit vector.
+Status normalize(Span<float> vectors, std::size_t rank, Scratch& scratch);
+
 }  // namespace gradcomp

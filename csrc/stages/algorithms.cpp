@@ -119,4 +119,33 @@ StageInfo signsgd_mv_stage() {
   return stage;
 }
 
+StageInfo dion_stage() {
+  StageInfo stage;
+  stage.name = "dion";
+  stage.kind = StageKind::kAlgorithm;
+  stage.summary =
+      "orthonormal low-rank steps from the momentum: two thin factors are all-reduced; the result "
+      "is the step of the optimizer Dion, not an average";
+  stage.paper =
+      "Ahn, Xu, Abreu, Fan, Magakyan, Sharma, Zhan, Langford: Dion: Distributed Orthonormalized "
+      "Updates, arXiv:2504.05295";
+  stage.nonfinite =
+      "the whole matrix becomes NaN, on every rank; its momentum then starts again from 0";
+  stage.example = "dion(rank_fraction=0.25)";
+  stage.params = {
+      real_param("rank_fraction", "0.25", 0, 1,
+                 "columns of the factors over the smaller matrix side, rounded up", true),
+      real_param("momentum", "0.95", 0, 1, "part of the step's low-rank matrix that stays"),
+      choice_param("orthogonalization", "qr", "gram_schmidt|qr|cholesky",
+                   "method that makes a factor's columns orthonormal"),
+      choice_param("values", "fp32", "fp32|fp16|bf16",
+                   "elements of the factors on the wire; bf16 is all-gathered"),
+  };
+  stage.refuse = [](const Params& params, const StageInfo* memory) -> const char* {
+    if (memory != nullptr) return "its momentum is its error feedback; leave out the memory";
+    return params.real("momentum") < 1 ? nullptr : "momentum must be below 1";
+  };
+  return stage;
+}
+
 }  // namespace gradcomp

@@ -55,6 +55,7 @@ std::vector<StageInfo> own_stages() {
       atomo_stage(),
       chunk_allreduce_stage(),
       signsgd_mv_stage(),
+      dion_stage(),
   };
   for (StageInfo& coder : coder_stages()) all.push_back(std::move(coder));
   return all;

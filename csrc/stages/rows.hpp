@@ -21,6 +21,7 @@ StageInfo powersgd_stage();
 StageInfo atomo_stage();
 StageInfo chunk_allreduce_stage();
 StageInfo signsgd_mv_stage();
+StageInfo dion_stage();
 // coders.cpp
 std::vector<StageInfo> coder_stages();
 

@@ -285,6 +285,12 @@ class Config(StrictModel):
         return first.memory if corrects_momentum(first) else None
 
     @property
+    def dion(self) -> Stage | None:
+        """The algorithm that gives steps of the optimizer Dion, if any spec has it."""
+        algorithms = [spec.algorithm for spec in self.specs if spec.algorithm is not None]
+        return next((one for one in algorithms if one.name == "dion"), None)
+
+    @property
     def scales_lr(self) -> bool:
         """Whether any residual here is scaled by the learning rate."""
         return any(spec.scales_lr for spec in self.specs)

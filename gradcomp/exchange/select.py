@@ -7,6 +7,7 @@ from gradcomp.codec.spec import Spec
 from gradcomp.exchange.algorithms.atomo import Atomo
 from gradcomp.exchange.algorithms.base import Algorithm
 from gradcomp.exchange.algorithms.chunk_allreduce import ChunkAllReduce
+from gradcomp.exchange.algorithms.dion import Dion
 from gradcomp.exchange.algorithms.powersgd import PowerSGD
 from gradcomp.exchange.algorithms.signsgd_mv import MajorityVote
 from gradcomp.exchange.memory import MOMENTUM_CORRECTION, MomentumCorrection, make_memory
@@ -37,6 +38,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "atomo": Atomo,
     "chunk_allreduce": ChunkAllReduce,
     "signsgd_mv": MajorityVote,
+    "dion": Dion,
 }
 """Algorithms by the names of their stages."""
 

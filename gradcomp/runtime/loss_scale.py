@@ -108,11 +108,17 @@ def poisoned(grad: FloatArray) -> FloatArray:
 
 
 def check_sends_nan(config: Config) -> None:
-    """Refuse exchanges that may lose a NaN: sra chooses random elements of random elements.
+    """Refuse exchanges that may lose a NaN, and results that do not scale with the loss.
 
     Raises:
-        ConfigError: a spec has such an exchange.
+        ConfigError: a spec has such an exchange: sra chooses random elements of random elements;
+            or it gives steps of Dion.
     """
+    if config.dion is not None:
+        raise ConfigError(
+            f"'{config.dion.text}' gives orthonormal steps, which do not scale with the loss, so "
+            "that unscaling would shrink them: train in bfloat16, without a loss scale"
+        )
     for _, spec, exchange in config.compress.choices:
         if "sra" in exchange_pattern(spec, exchange) and spec.first_codec.startswith("random"):
             raise ConfigError(

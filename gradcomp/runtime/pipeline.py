@@ -168,7 +168,7 @@ class Pipeline:
 
         Raises:
             ConfigError: ``scale`` is not a positive number, or a codec with random elements is
-                exchanged by sra, which may lose a NaN.
+                exchanged by sra, which may lose a NaN, or a spec has ``dion``.
         """
         if not self._state.loss_scale.active:
             check_sends_nan(self.config)
@@ -484,6 +484,7 @@ class Pipeline:
 
         - ``residual``: error feedback; DGC's velocity;
         - ``momentum``: of signum and momentum_correction;
+        - ``dion_q``: Dion's factors of columns, one vector after the other;
         - ``powersgd_p``, ``powersgd_q``: PowerSGD's factors of rows and columns, one vector after
           the other;
         - ``residual_lr``: the learning rate of a residual's last step, with ``lr=scale``;

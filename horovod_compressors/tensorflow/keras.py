@@ -154,14 +154,14 @@ def _is_keras_3(optimizer: Any) -> bool:
 
 def _check_momentum(optimizer: Any, compression: Compression) -> None:
     """Refuse an optimizer with momentum if the compression applies it already."""
-    memory = compression.config.momentum_correction
-    if memory is None:
+    stage = compression.config.momentum_correction or compression.config.dion
+    if stage is None:
         return
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     config = optimizer.get_config()
     for key in ("momentum", "beta_1"):
         if config.get(key):
             raise ConfigError(
-                f"{type(optimizer).__name__} has {key}={config[key]}, and '{memory.name}' applies "
+                f"{type(optimizer).__name__} has {key}={config[key]}, and '{stage.name}' applies "
                 "the momentum already: use an optimizer without momentum, such as SGD(lr)"
             )

@@ -24,7 +24,7 @@ from horovod_compressors.compression import BaseCompression
 from horovod_compressors.torch.engine import SUMMABLE_DTYPES, HorovodEngine
 from horovod_compressors.torch.names import ParameterNames, calling_optimizer
 from horovod_compressors.torch.wait import wait_first
-from torch_compressors.shared.dgc_sgd import check_momentum
+from torch_compressors.shared.optimizers import check_optimizer
 from torch_compressors.shared.parameters import parameter_bytes
 from torch_compressors.shared.rates import rates_of
 from torch_compressors.shared.state import TensorControls
@@ -279,7 +279,7 @@ class Compression(TensorControls, BaseCompression):
 
         The stock optimizer for op=Adasum has neither ``process_set`` nor ``op``.
         """
-        check_momentum(self.config, optimizer)
+        check_optimizer(self.config, optimizer)
         theirs = getattr(optimizer, "process_set", hvd.global_process_set)
         self._check_process_set(theirs.process_set_id)
         if getattr(optimizer, "op", hvd.Average) not in (hvd.Average, hvd.Sum, hvd.Adasum):

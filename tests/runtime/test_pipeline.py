@@ -292,7 +292,7 @@ REFUSALS: dict[str, tuple[object, str]] = {
     "no residual": (without("residual"), "not a compressor state: it lacks residual"),
     "something else": (
         {"model": {}},
-        "it lacks basis, carried, decisions, loss_scale, momentum, powersgd_p, powersgd_q, rank, "
+        "it lacks basis, carried, decisions, dion_q, loss_scale, momentum, powersgd_p, powersgd_q, rank, "
         "ranks_per_node, residual, residual_lr, rounds, specs, version, world_size",
     ),
 }

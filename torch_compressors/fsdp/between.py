@@ -23,7 +23,7 @@ from torch_compressors.fsdp.sharded import ShardedControls, sharded_modules
 from torch_compressors.gather import gather_texts
 from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.roll_call import naming_the_absent
-from torch_compressors.shared.dgc_sgd import check_optional
+from torch_compressors.shared.optimizers import check_optional
 
 __all__ = ["FSDPCompression", "fsdp_hook"]
 
@@ -85,6 +85,9 @@ class FSDPCompression(ShardedControls):
         elif self.config.stats.profile is not None:
             problem = "stats.profile is for ddp_hook: fsdp_hook does not know when a step begins; "
             problem += "remove it"
+        elif self.config.dion is not None:
+            problem = f"'{self.config.dion.text}' is for ddp_hook: steps of Dion need whole "
+            problem += "matrices, and fully_shard cuts them"
         elif self.config.check_replicas_every:
             problem = "check_replicas_every is for ddp_hook: shards have no replicas in their own "
             problem += "machine, and fsdp_hook does not know when a step begins; remove it"

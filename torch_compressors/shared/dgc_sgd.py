@@ -7,10 +7,7 @@ from typing import Any
 
 import torch
 
-from gradcomp import Config
-from gradcomp.errors import ConfigError
-
-__all__ = ["DGCSGD", "check_momentum", "check_optional"]
+__all__ = ["DGCSGD"]
 
 
 class DGCSGD(torch.optim.SGD):
@@ -75,54 +72,3 @@ class DGCSGD(torch.optim.SGD):
         if group["nesterov"]:
             return grad.add(decay.add_(momentum, alpha=group["momentum"]))
         return grad.add(momentum)
-
-
-def check_momentum(config: Config, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that applies the momentum a second time, not at all, or another one.
-
-    Raises:
-        ConfigError: the optimizer does not fit the configuration; the message names both.
-    """
-    memory = config.momentum_correction
-    if isinstance(optimizer, DGCSGD):
-        if memory is None:
-            raise ConfigError(
-                f"DGCSGD leaves the momentum to the compression, and '{config.compress.default}' "
-                "applies none: use torch.optim.SGD, or a spec such as dgc(ratio=0.001)"
-            )
-        for group in optimizer.param_groups:
-            for key in ("momentum", "nesterov"):
-                if group[key] != memory.params[key]:
-                    raise ConfigError(
-                        f"DGCSGD has {key} {group[key]} and '{memory.text}' {memory.params[key]}: "
-                        "they must be the same"
-                    )
-        return
-    if memory is None:
-        return
-    for group in optimizer.param_groups:
-        for key in ("momentum", "betas"):
-            if group.get(key):
-                raise ConfigError(
-                    f"{type(optimizer).__name__} has {key}={group[key]}, and '{memory.name}' "
-                    "applies the momentum already: use torch_compressors.DGCSGD, or an "
-                    "optimizer without momentum"
-                )
-
-
-def check_optional(config: Config, optimizer: torch.optim.Optimizer | None, function: str) -> None:
-    """As `check_momentum`, but without momentum correction ``optimizer`` may be None.
-
-    Args:
-        function: name of the function that has the argument ``optimizer``, for the message.
-
-    Raises:
-        ConfigError: the optimizer is missing, or does not fit.
-    """
-    if optimizer is not None:
-        check_momentum(config, optimizer)
-    elif config.momentum_correction is not None:
-        raise ConfigError(
-            f"'{config.compress.default}' applies the optimizer's momentum: pass optimizer=..., a "
-            f"torch_compressors.DGCSGD or an optimizer without momentum, to {function}"
-        )

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import Any
 
 import numpy as np
 
 from gradcomp.codec.arrays import FloatArray, split
 from gradcomp.codec.codec import Codec, get_codec
+from gradcomp.exchange.rounds import AllGather, AllReduce, Request
 
-__all__ = ["buffer", "dense_to_factors", "is_safe", "matrix_shape", "values_codec"]
+__all__ = [
+    "average_of_factors",
+    "buffer",
+    "dense_to_factors",
+    "is_safe",
+    "matrix_shape",
+    "values_codec",
+]
 
 _SAFE = 2.0**60
 
@@ -45,3 +54,20 @@ def is_safe(factor: FloatArray) -> bool:
     later gradients, and a few vectors per step would take many steps to send it.
     """
     return bool(max(factor.max(), -factor.min()) < _SAFE)
+
+
+def average_of_factors(
+    name: str, flat: FloatArray, codec: Codec
+) -> Generator[Request, Any, tuple[FloatArray, FloatArray]]:
+    """This rank's elements, encoded and decoded, and their average over the ranks."""
+    if "summable" in codec.caps:
+        payload = codec.encode_payload(flat)
+        own = flat if codec.name == "identity" else codec.decode_payload(payload, flat.size)
+        mean = yield AllReduce(name, payload)
+        return own, codec.decode_payload(mean, flat.size)
+    frame = codec.encode(flat)
+    frames = yield AllGather(name, frame)
+    mean = np.zeros(flat.size, np.float32)
+    for of_rank in frames:
+        codec.decode_add(of_rank, mean, 1.0 / len(frames))
+    return codec.decode(frame), mean

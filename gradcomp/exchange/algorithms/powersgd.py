@@ -17,11 +17,12 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray, split
-from gradcomp.codec.codec import Codec, derive_stream
+from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.spec import Spec
 from gradcomp.errors import StateError
 from gradcomp.exchange.algorithms.base import Algorithm
 from gradcomp.exchange.algorithms.low_rank import (
+    average_of_factors,
     buffer,
     dense_to_factors,
     is_safe,
@@ -32,7 +33,7 @@ from gradcomp.exchange.memory import RESIDUAL_LR, array_of
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.patterns.dense import dense_bucket
 from gradcomp.exchange.rates import Rates
-from gradcomp.exchange.rounds import AllGather, AllReduce, BucketRound, Request, TensorKey
+from gradcomp.exchange.rounds import BucketRound, Request, TensorKey
 from gradcomp.stopwatch import timed
 
 __all__ = ["PowerSGD"]
@@ -137,7 +138,7 @@ class PowerSGD(Algorithm):
             flat, parts = buffer(outputs)
             for matrix, from_left, factor, part in zip(matrices, left, known, parts, strict=True):
                 (matrix.multiply_transposed if from_left else matrix.multiply)(factor, part)
-            own, mean = yield from _average(f"{name}.{iteration}", flat, self._codec)
+            own, mean = yield from average_of_factors(f"{name}.{iteration}", flat, self._codec)
             own_parts, means = split(own, outputs), split(mean, outputs)
             for matrix, from_left, factor, sent, average in zip(
                 matrices, left, known, own_parts, means, strict=True
@@ -159,7 +160,7 @@ class PowerSGD(Algorithm):
                 factor = self._factor(_Q, matrix, fresh)
                 _orthonormalize(factor, matrix.rank, self._method)
                 matrix.multiply(factor, part)
-            _, mean = yield from _average(f"{name}.p{iteration}", flat, self._codec)
+            _, mean = yield from average_of_factors(f"{name}.p{iteration}", flat, self._codec)
             for matrix, left in zip(matrices, split(mean, rows), strict=True):
                 self._keep(_P, matrix, left)
             flat, parts = buffer(cols)
@@ -167,7 +168,7 @@ class PowerSGD(Algorithm):
                 left = self._factors[_P][matrix.key.name]
                 _orthonormalize(left, matrix.rank, self._method)
                 matrix.multiply_transposed(left, part)
-            _, mean = yield from _average(f"{name}.q{iteration}", flat, self._codec)
+            _, mean = yield from average_of_factors(f"{name}.q{iteration}", flat, self._codec)
             for matrix, right in zip(matrices, split(mean, cols), strict=True):
                 if iteration == self._iterations - 1:
                     left = self._factors[_P][matrix.key.name]
@@ -250,20 +251,3 @@ class _Matrix:
             _core.outer(own_p, own_q, subtracted=self._m)
         if not (self._finite and is_safe(own_p) and is_safe(own_q)):
             _core.zero(self._m.reshape(-1))
-
-
-def _average(
-    name: str, flat: FloatArray, codec: Codec
-) -> Generator[Request, Any, tuple[FloatArray, FloatArray]]:
-    """This rank's elements, encoded and decoded, and their average over the ranks."""
-    if "summable" in codec.caps:
-        payload = codec.encode_payload(flat)
-        own = flat if codec.name == "identity" else codec.decode_payload(payload, flat.size)
-        mean = yield AllReduce(name, payload)
-        return own, codec.decode_payload(mean, flat.size)
-    frame = codec.encode(flat)
-    frames = yield AllGather(name, frame)
-    mean = np.zeros(flat.size, np.float32)
-    for of_rank in frames:
-        codec.decode_add(of_rank, mean, 1.0 / len(frames))
-    return codec.decode(frame), mean

@@ -6,7 +6,7 @@ import copy
 import io
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -24,7 +24,7 @@ from gradcomp import Config, ConfigError, Loopback
 from gradcomp.errors import ProtocolError, SpecError, StateError
 from horovod_compressors.torch import Compression
 from support.pipelines import configured, rules_of
-from torch_compressors import DGCSGD, ddp_hook
+from torch_compressors import DGCSGD, Dion, ddp_hook, dion_groups
 from torch_compressors.fsdp import fsdp_hook
 
 cases = Cases()
@@ -348,6 +348,20 @@ def momentum_correction() -> None:
         (None, "pass optimizer=..."),
     ):
         refused(lambda o=optimizer: Training(config, SHAPES, optimizer=o), ConfigError, part)
+
+
+@cases
+def steps_of_dion() -> None:
+    """Steps of Dion as in the loopback, and the optimizers that take them."""
+    spec = "dion(rank_fraction=0.1)"
+    training = Training(spec, SHAPES, optimizer=dion)
+    training.check_steps(Loopback(spec, hvd.size()), range(4))
+    for optimizer, part in ((partial(torch.optim.SGD, lr=1.0), "SGD"), (None, "optimizer=...")):
+        refused(lambda o=optimizer: Training(spec, SHAPES, optimizer=o), ConfigError, part)
+
+
+def dion(params: Iterable[torch.nn.Parameter]) -> Dion:
+    return Dion(dion_groups([(str(i), p) for i, p in enumerate(params)], "dion"))
 
 
 @cases

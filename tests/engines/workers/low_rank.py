@@ -1,17 +1,20 @@
-"""PowerSGD on real Horovod: the reference's data, and steps together with other algorithms."""
+"""PowerSGD and Dion on real Horovod: references, and steps together with other algorithms."""
 
 from __future__ import annotations
 
 import horovod.torch as hvd
 import numpy as np
+import torch
 from powersgd_reference import initial_factors, library_spec
 from workers import harness
-from workers.harness import Cases
+from workers.harness import Cases, refused
 
-from gradcomp import Loopback
+from gradcomp import ConfigError, Loopback
 from horovod_compressors.torch import Compression
+from support.dion import Reference
 from support.pipelines import config_of, configured, rules_of
 from support.reference import reference
+from torch_compressors import Dion, dion_groups
 
 cases = Cases()
 
@@ -73,3 +76,47 @@ def beside_gathered_and_dense_tensors() -> None:
         expected = loopback.step({name: [grads[name] for grads in of_ranks] for name in params})
         for name, average in averages.items():
             harness.check_equal(average, expected[name][hvd.rank()], f"{step}: {name}")
+
+
+@cases
+def dion_is_the_reference_one() -> None:
+    """The optimizer Dion: matrices by the formulas in float64, vectors by Lion."""
+    spec = "dion(rank_fraction=0.1)"
+    params = harness.parameters({"w": (90, 50), "b": (70,)})
+    w, b = params
+    first = {name: p.detach().double().numpy().copy() for name, p in params.items()}
+    compression = Compression(spec, params.items())
+    opt = hvd.DistributedOptimizer(
+        Dion(dion_groups(params.items(), spec), lr=0.1, weight_decay=0.05),
+        named_parameters=list(params.items()),
+        compression=compression,
+    )
+    matrix, momentum = Reference(hvd.size(), w, (90, 50), 5), np.zeros(70)
+    for step in range(4):
+        of_ranks = [harness.gradients(params, step, rank) for rank in range(hvd.size())]
+        opt.zero_grad()
+        mine = of_ranks[hvd.rank()]
+        sum((p * mine[name]).sum() for name, p in params.items()).backward()
+        opt.step()
+        steps = {w: matrix.step([grads[w].numpy() for grads in of_ranks])}
+        average = np.mean([grads[b].numpy() for grads in of_ranks], axis=0)
+        steps[b] = np.sign(0.9 * momentum + 0.1 * average)
+        momentum = 0.99 * momentum + 0.01 * average
+        for name, p in params.items():
+            first[name] = (1 - 0.1 * 0.05) * first[name] - 0.1 * steps[name]
+            np.testing.assert_allclose(p.detach().numpy(), first[name], atol=1e-4)
+    for name, p in params.items():
+        harness.check_same_on_all_ranks(p, name)
+    for config, make, part in (
+        (spec, torch.optim.Adam, "use torch_compressors.Dion"),
+        ("fp16", lambda ps: Dion([{"params": ps, "rule": "dion"}]), "use another optimizer"),
+    ):
+        params = harness.parameters({"w": (90, 50)})
+        opt = hvd.DistributedOptimizer(
+            make(list(params.values())),
+            named_parameters=list(params.items()),
+            compression=Compression(config, params.items()),
+        )
+        grads = harness.gradients(params, 0)
+        refused(lambda o=opt, p=params, g=grads: harness.averages(o, p, g), ConfigError, part)
+    refused(lambda: Dion(params.values()), ConfigError, "has no rule")

@@ -1,0 +1,77 @@
+"""Training with Dion, compressed to several ranks, and with AdamW: final test losses and bytes.
+
+  torchrun --nproc_per_node=2 benchmarks/dion_training.py --seeds 5
+
+A 64-512-512-10 perceptron in DDP learns scikit-learn's digits; every contender has the same initial
+values and batches. Bytes are all that rank 0 hands over in a step, over those of float32 gradients.
+"""
+
+import argparse
+import statistics
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from powersgd_training import HELD_OUT, digits
+from torch_compressors import Dion, ddp_hook, dion_groups
+
+
+def train(fraction: float | None, seed: int, options: argparse.Namespace) -> tuple[float, float]:
+    """Final test loss, and bytes per step over those of float32.
+
+    ``fraction``: the rank fraction; None: AdamW, uncompressed.
+    """
+    inputs, classes = digits()
+    torch.manual_seed(seed)
+    layers = nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+    module = nn.Sequential(*layers)
+    model = DistributedDataParallel(module)
+    if fraction is None:
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(module.parameters(), options.adam_lr)
+    else:
+        spec = f"dion(rank_fraction={fraction})"
+        optimizer = Dion(dion_groups(module.named_parameters(), spec), options.lr)
+        state, hook = ddp_hook(spec, model, optimizer)
+        model.register_comm_hook(state, hook)
+    shuffle = torch.Generator().manual_seed(seed)
+    world, own = dist.get_world_size(), dist.get_rank()
+    for _ in range(options.epochs):
+        batches = torch.randperm(len(classes) - HELD_OUT, generator=shuffle).split(32 * world)
+        for batch in batches[:-1]:
+            mine = HELD_OUT + batch[own::world]
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs[mine]), classes[mine]).backward()
+            optimizer.step()
+    with torch.no_grad():
+        found = nn.functional.cross_entropy(model(inputs[:HELD_OUT]), classes[:HELD_OUT])
+    return float(found), 1.0 if fraction is None else 1 / state.stats.ratio
+
+
+def main() -> None:
+    """Train all contenders and print a line for each."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--lr", type=float, default=0.01, help="of Dion")
+    parser.add_argument("--adam-lr", type=float, default=0.001)
+    parser.add_argument("--fraction", type=float, nargs="+", default=[1, 0.25, 0.125, 0.0625])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=12)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for fraction in (None, *options.fraction):
+        results = [train(fraction, seed, options) for seed in range(options.seeds)]
+        losses = [loss for loss, _ in results]
+        if dist.get_rank() == 0:
+            name = "AdamW" if fraction is None else f"Dion, fraction {fraction}"
+            spread = f"{statistics.mean(losses):.3f} +- {statistics.stdev(losses):.3f}"
+            print(f"{name:22} {spread}  bytes {100 * results[0][1]:5.1f} %", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

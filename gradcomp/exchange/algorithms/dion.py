@@ -1,0 +1,208 @@
+"""Dion: orthonormal low-rank steps from the momentum.
+
+Ahn et al.: "Dion: Distributed Orthonormalized Updates" (arXiv:2504.05295), algorithm 1.
+docs/algorithms/dion.md has the formulas and the deviations.
+
+A tensor is a matrix of shape [shape[0], rest]. M is its momentum, each rank's own; the factors P
+for rows and R for columns are averaged. Q, R with unit columns, starts the next step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gradcomp import _core
+from gradcomp.codec.arrays import FloatArray, split
+from gradcomp.codec.codec import derive_stream
+from gradcomp.codec.spec import Spec
+from gradcomp.errors import StateError
+from gradcomp.exchange.algorithms.base import Algorithm
+from gradcomp.exchange.algorithms.low_rank import (
+    average_of_factors,
+    buffer,
+    dense_to_factors,
+    matrix_shape,
+    values_codec,
+)
+from gradcomp.exchange.memory import array_of
+from gradcomp.exchange.patterns.base import Context, Member
+from gradcomp.exchange.patterns.dense import dense_bucket
+from gradcomp.exchange.rounds import BucketRound, Request, TensorKey
+from gradcomp.stopwatch import timed
+
+__all__ = ["Dion"]
+
+_Q = "dion_q"
+
+
+class Dion(Algorithm):
+    """Steps of the optimizer Dion; the optimizer multiplies them by the learning rate.
+
+    ``M += gradient; P = orthonormal(<M Q>); R = <M^T P>; M -= (1 - momentum) P R^T;
+    Q = R with unit columns; step = sqrt(rows / cols) P Q^T``, with < > for the average over ranks.
+
+    State, by tensor name: ``momentum``, M; ``dion_q``, [r, cols], equal on all ranks.
+    """
+
+    exchange: ClassVar[str] = (
+        "matrices travel as averages of two thin factors, all factors of a bucket in one request "
+        "for each side; matrices that would not shrink, and vectors, travel dense"
+    )
+
+    replicated_kinds: ClassVar[tuple[str, ...]] = (_Q,)
+
+    @classmethod
+    def state_of(cls, params: Mapping[str, Any]) -> dict[str, Hashable]:
+        """See `Algorithm.state_of`: Q fits another spec of the same rank only."""
+        return {"momentum": "dion", _Q: str(params["rank_fraction"])}
+
+    def __init__(self, spec: Spec, context: Context) -> None:
+        assert spec.algorithm is not None
+        params: dict[str, Any] = dict(spec.algorithm.params)
+        self._rank_fraction: float = params["rank_fraction"]
+        self._momentum: float = params["momentum"]
+        self._method: str = params["orthogonalization"]
+        self._codec = values_codec(params["values"])
+        self._momenta = context.state.setdefault("momentum", {})
+        self._q = context.state.setdefault(_Q, {})
+        self._seed = context.seed
+        self.bucket = self
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Tensors of two or more dimensions: all of them get orthonormal steps."""
+        return len(shape) >= 2 and 0 not in shape
+
+    def rank(self, shape: tuple[int, ...]) -> int:
+        """Number of columns of a matrix's factors."""
+        return math.ceil(self._rank_fraction * min(matrix_shape(shape)))
+
+    def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
+        """See `BucketAggregator.bucket_round`."""
+        matrices = yield from self._opened(name, members)
+        lefts = yield from self._factors(f"{name}.p", matrices, _Matrix.multiply)
+        for matrix, left in zip(matrices, lefts, strict=True):
+            matrix.set_left(left, self._method)
+        rights = yield from self._factors(f"{name}.r", matrices, _Matrix.multiply_transposed)
+        for matrix, right in zip(matrices, rights, strict=True):
+            self._q[matrix.key.name] = matrix.finish(right, self._momentum)
+        return [member.out for member in members]
+
+    def _opened(
+        self, name: str, members: Sequence[Member]
+    ) -> Generator[Request, Any, list[_Matrix]]:
+        """The matrices; gradients that would not shrink as factors are averaged first."""
+        dense = [
+            member
+            for member in members
+            if dense_to_factors(member.key.shape, self.rank(member.key.shape), self._codec) <= 1
+        ]
+        averages: dict[str, FloatArray] = {}
+        if dense:
+            means = yield from dense_bucket(f"{name}.dense", dense)
+            averages.update(zip((member.key.name for member in dense), means, strict=True))
+        return [self._open(member, averages.get(member.key.name)) for member in members]
+
+    def _open(self, member: Member, average: FloatArray | None) -> _Matrix:
+        key = member.key
+        shape = matrix_shape(key.shape)
+        rank = self.rank(key.shape)
+        q = self._q.get(key.name)
+        if q is None:
+            stream = derive_stream(self._seed, 0, key.tensor_id)
+            q = _core.uniform_signed(stream, rank * shape[1])
+        if q.size != rank * shape[1]:
+            raise StateError(
+                f"the {_Q} of '{key.name}' has {q.size} elements instead of {rank * shape[1]}: the "
+                "state was saved with another rank_fraction or from another model"
+            )
+        momentum = array_of(self._momenta, key, "momentum").reshape(shape)
+        grad = (member.grad if average is None else average).reshape(shape)
+        return _Matrix(key, rank, grad, momentum, q, member.out.reshape(shape), average is not None)
+
+    def _factors(
+        self,
+        name: str,
+        matrices: Sequence[_Matrix],
+        product: Callable[[_Matrix], FloatArray],
+    ) -> Generator[Request, Any, list[FloatArray]]:
+        """One factor of each matrix: the average of the ranks' products."""
+        products = [product(matrix) for matrix in matrices]
+        sent = [i for i, matrix in enumerate(matrices) if not matrix.averaged]
+        if sent:
+            flat, parts = buffer([products[i].size for i in sent])
+            for i, part in zip(sent, parts, strict=True):
+                part[:] = products[i]
+            _, mean = yield from average_of_factors(name, flat, self._codec)
+            for i, part in zip(sent, split(mean, [products[i].size for i in sent]), strict=True):
+                products[i] = part
+        return products
+
+
+@dataclass
+class _Matrix:
+    """One tensor in one step.
+
+    Attributes:
+        rank: number of columns of its factors.
+        grad: [rows, cols], of this rank; the average if `averaged`.
+        momentum: M, [rows, cols], updated in place.
+        q: [rank * cols], from the last step.
+        out: [rows, cols], the step.
+        averaged: gradient and momentum are equal on all ranks, and so are their products.
+    """
+
+    key: TensorKey
+    rank: int
+    grad: FloatArray
+    momentum: FloatArray
+    q: FloatArray
+    out: FloatArray
+    averaged: bool
+    _finite: bool = True
+    _left: FloatArray | None = None
+
+    @timed("encode")
+    def multiply(self) -> FloatArray:
+        """M Q, with the gradient added to M."""
+        product = np.empty(self.rank * self.grad.shape[0], np.float32)
+        _core.multiply(self.momentum, self.grad, self.q, product)
+        return product
+
+    @timed("encode")
+    def set_left(self, left: FloatArray, method: str) -> None:
+        """Take P, the average of M Q, and make it orthonormal."""
+        self._finite = bool(np.isfinite(left).all())
+        self._left = left.copy()
+        _core.orthonormalize(self._left, self.rank, method)
+
+    @timed("encode")
+    def multiply_transposed(self) -> FloatArray:
+        """M^T P."""
+        assert self._left is not None
+        product = np.empty(self.rank * self.grad.shape[1], np.float32)
+        _core.multiply_transposed(self.momentum, None, self._left, product)
+        return product
+
+    @timed("decode")
+    def finish(self, right: FloatArray, momentum: float) -> FloatArray:
+        """Take R, the average of M^T P: update M, and write the step. Returns the next Q.
+
+        Factors that are not finite are so on every rank. The step is then NaN, M starts again from
+        0, as it may hold numbers too large for any product, and Q stays.
+        """
+        if not (self._finite and np.isfinite(right).all()):
+            self.momentum[:] = 0
+            self.out[:] = np.nan
+            return self.q
+        assert self._left is not None
+        rows, cols = self.grad.shape
+        _core.outer(self._left, right * np.float32(1 - momentum), subtracted=self.momentum)
+        q = right.copy()
+        _core.normalize(q, self.rank)
+        _core.outer(self._left, q * np.float32(math.sqrt(rows / cols)), assigned=self.out)
+        return q

@@ -1,0 +1,131 @@
+"""Dion: the formulas of algorithm 1, its bytes, its state; see docs/algorithms/dion.md."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from gradcomp import ConfigError, Loopback, SpecError
+from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.spec import parse
+from support.codecs import settings_of_the_core
+from support.dion import Reference
+from support.pipelines import config_of
+
+SHAPE = (96, 64)
+
+
+def gradients(ranks: int, step: int, shape: tuple[int, ...] = SHAPE) -> list[FloatArray]:
+    rng = np.random.default_rng([ranks, step])
+    return [rng.standard_normal(shape, np.float32) for _ in range(ranks)]
+
+
+@pytest.mark.parametrize("orthogonalization", ["gram_schmidt", "qr", "cholesky"])
+@pytest.mark.parametrize(("fraction", "rank"), [(0.25, 16), (0.1, 7), (1.0, 64)])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_steps_are_the_papers(
+    ranks: int, fraction: float, rank: int, orthogonalization: str
+) -> None:
+    spec = f"dion(rank_fraction={fraction},momentum=0.9,orthogonalization={orthogonalization})"
+    loop = Loopback(config_of(spec), ranks)
+    reference = Reference(ranks, "w", SHAPE, rank, momentum=0.9)
+    for step in range(4):
+        grads = gradients(ranks, step)
+        before = loop.stats[0].total_bytes
+        results = loop.step({"w": grads})["w"]
+        if rank == 64:  # travels dense: the reference has the average on every rank
+            grads = [np.mean(grads, axis=0)] * ranks
+        np.testing.assert_allclose(results[0], reference.step(grads), atol=2e-4)
+        assert all(one.tobytes() == results[0].tobytes() for one in results)
+        sent = math.prod(SHAPE) if rank == 64 else rank * sum(SHAPE)
+        assert loop.stats[0].total_bytes - before == 4 * sent
+        momenta = [one.state_dict()["momentum"]["w"] for one in loop.ranks]
+        for mine, expected in zip(momenta, reference.momenta, strict=True):
+            np.testing.assert_allclose(mine.reshape(SHAPE), expected, atol=2e-4)
+
+
+@pytest.mark.parametrize(("values", "item"), [("fp16", 2), ("bf16", 2)])
+def test_half_values_are_near(values: str, item: int) -> None:
+    exact = Loopback(config_of("dion"), 2)
+    half = Loopback(config_of(f"dion(values={values})"), 2)
+    grads = gradients(2, 0)
+    a, b = (loop.step({"w": grads})["w"][0] for loop in (exact, half))
+    assert np.linalg.norm(a - b) < 0.05 * np.linalg.norm(a)
+    payload = item * 16 * sum(SHAPE)
+    assert payload <= half.stats[0].total_bytes < 1.1 * payload
+
+
+def test_all_singular_values_are_equal_after_some_steps_of_one_gradient() -> None:
+    loop = Loopback(config_of("dion(rank_fraction=0.125)"), 2)
+    left, right = np.linalg.qr(gradients(1, 0)[0])[0], np.linalg.qr(gradients(1, 1)[0].T)[0]
+    scaled = left[:, :8] * 2.0 ** np.arange(8) @ right[:, :8].T
+    grads = [scaled.astype(np.float32)] * 2
+    for _ in range(60):
+        step = loop.step({"w": grads})["w"][0]
+    values = np.linalg.svd(step, compute_uv=False)
+    np.testing.assert_allclose(values[:8], math.sqrt(96 / 64), rtol=0.05)
+    assert values[8] < 1e-4
+
+
+def test_vectors_have_averages_and_convolutions_are_matrices() -> None:
+    loop = Loopback(config_of("dion"), 2)
+    vector = [np.full(5000, rank, np.float32) for rank in (1, 3)]
+    kernel = gradients(2, 0, (64, 16, 3, 3))
+    results = loop.step({"b": vector, "k": kernel})
+    assert (results["b"][0] == 2).all()
+    flat = results["k"][0].reshape(64, -1)
+    assert np.linalg.matrix_rank(flat) == 16
+
+
+def test_zeros_and_nan_do_no_lasting_harm() -> None:
+    loop = Loopback(config_of("dion"), 2)
+    zeros = [np.zeros(SHAPE, np.float32)] * 2
+    assert np.isfinite(loop.step({"w": zeros})["w"][0]).all()
+    for bad in (np.nan, np.inf, 3e38):
+        grads = gradients(2, 1)
+        grads[1][3, 5] = bad
+        for result in loop.step({"w": grads})["w"]:
+            assert np.isnan(result).all() or bad == 3e38
+        for step in range(2):
+            results = loop.step({"w": gradients(2, step)})["w"]
+        assert np.isfinite(results[0]).all()
+        assert results[0].tobytes() == results[1].tobytes()
+
+
+def test_the_same_bits_at_all_levels_and_threads() -> None:
+    seen = set()
+    for _ in settings_of_the_core(threads=(1, 3)):
+        loop = Loopback(config_of("dion"), 2)
+        for step in range(2):
+            results = loop.step({"w": gradients(2, step, (300, 260))})["w"]
+        seen.add(results[0].tobytes())
+    assert len(seen) == 1
+
+
+def test_state_comes_back_and_momenta_outlive_a_change_of_rank() -> None:
+    straight, resumed, other = (
+        Loopback(config_of(spec), 2) for spec in ("dion", "dion", "dion(rank_fraction=0.5)")
+    )
+    for step in range(2):
+        straight.step({"w": gradients(2, step)})
+    for loop in (resumed, other):
+        for one, of in zip(straight.ranks, loop.ranks, strict=True):
+            of.load_state_dict(one.state_dict())
+            assert np.array_equal(*(x.state_dict()["momentum"]["w"] for x in (one, of)))
+    a, b, c = (loop.step({"w": gradients(2, 2)})["w"][0] for loop in (straight, resumed, other))
+    assert a.tobytes() == b.tobytes()
+    assert np.linalg.matrix_rank(c) == 32
+
+
+def test_wrong_uses_say_why() -> None:
+    for spec, message in (
+        ("dion(momentum=1)", "momentum must be below 1"),
+        ("residual|dion", "its momentum is its error feedback"),
+        ("dion(rank_fraction=0)", r"a number in \(0, 1\]"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            parse(spec)
+    with pytest.raises(ConfigError, match="do not scale with the loss"):
+        Loopback(config_of("dion"), 2).ranks[0].set_loss_scale(2.0)

@@ -1,0 +1,125 @@
+"""Dion: an optimizer whose steps of matrices come from the exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from gradcomp import Config
+from gradcomp.adapter_api import Spec
+from gradcomp.errors import ConfigError
+
+__all__ = ["Dion", "dion_groups"]
+
+
+class Dion(torch.optim.Optimizer):
+    """Applies the steps of the algorithm ``dion``; all other parameters have Lion.
+
+    ``dion`` exchanges factors of the ranks' momenta, and its result, in ``p.grad``, is the
+    orthonormal step. So a matrix has no state here: ::
+
+        p = (1 - lr * weight_decay) * p - lr * p.grad
+
+    Other parameters, such as biases and embeddings, have averages in ``p.grad``: ::
+
+        p = (1 - lr * weight_decay) * p - lr * sign(beta1 * m + (1 - beta1) * p.grad)
+        m = beta2 * m + (1 - beta2) * p.grad
+
+    Ahn et al., "Dion" (arXiv:2504.05295), section 3; Chen et al., "Symbolic Discovery of
+    Optimization Algorithms" (NeurIPS 2023), which has Lion. docs/algorithms/dion.md.
+
+    Args:
+        params: of `dion_groups`, which tells matrices from other parameters.
+        lr: learning rate; a group may have its own.
+        weight_decay: decoupled from the gradient.
+        betas: Lion's, in [0, 1).
+
+    Raises:
+        ConfigError: a group has no rule, or a number is not in its range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 0.01,
+        weight_decay: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.99),
+    ) -> None:
+        if not lr >= 0:
+            raise ConfigError(f"lr is {lr}; it must be at least 0")
+        if not weight_decay >= 0:
+            raise ConfigError(f"weight_decay is {weight_decay}; it must be at least 0")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ConfigError(f"betas are {betas}; each must be in [0, 1)")
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "betas": betas})
+        for group in self.param_groups:
+            if group.get("rule") not in ("dion", "lion"):
+                raise ConfigError(
+                    "a parameter group has no rule: make the groups by "
+                    "torch_compressors.dion_groups(model.named_parameters(), config)"
+                )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make a step; returns the loss of ``closure``, if given."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            direction = self._lion if group["rule"] == "lion" else self._given
+            for p in group["params"]:
+                if p.grad is not None:
+                    step = direction(p, group)
+                    p.mul_(1 - group["lr"] * group["weight_decay"])
+                    p.add_(step, alpha=-group["lr"])
+        return loss
+
+    def _given(self, p: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+        assert p.grad is not None
+        return p.grad
+
+    def _lion(self, p: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+        assert p.grad is not None
+        state = self.state[p]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(p)
+        momentum = state["momentum"]
+        beta1, beta2 = group["betas"]
+        step: torch.Tensor = momentum.lerp(p.grad, 1 - beta1).sign_()
+        momentum.lerp_(p.grad, 1 - beta2)
+        return step
+
+
+def dion_groups(
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]], config: str | Config
+) -> list[dict[str, Any]]:
+    """Parameter groups for `Dion`: the matrices that ``config`` gives to ``dion``, and the others.
+
+    Args:
+        named_parameters: as of ``model.named_parameters()``.
+        config: as for the compression.
+
+    Raises:
+        ConfigError: a matrix has ``dion`` in only some of the steps.
+    """
+    config = Config.from_spec(config) if isinstance(config, str) else config
+    matrices: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
+    for name, p in named_parameters:
+        schedule = config.resolve(name, tuple(p.shape)).schedule
+        dion = [_is_dion(spec) for spec in schedule.specs]
+        if any(dion) and not all(dion):
+            raise ConfigError(
+                f"'{name}' has the specs {', '.join(map(repr, map(str, schedule.specs)))}: dion "
+                "must be the only one, since the optimizer's state does not change with it"
+            )
+        (matrices if all(dion) and p.dim() >= 2 else others).append(p)
+    groups = [{"params": matrices, "rule": "dion"}, {"params": others, "rule": "lion"}]
+    return [group for group in groups if group["params"]]
+
+
+def _is_dion(spec: Spec) -> bool:
+    return spec.algorithm is not None and spec.algorithm.name == "dion"
