@@ -172,6 +172,27 @@ def test_averages_follow_gradients(spec: str, of: str) -> None:
         assert lag.max() <= MOST_LAG[spec]
 
 
+@pytest.mark.parametrize("of", ["constant", "equal_magnitudes", "normal"])
+@pytest.mark.parametrize(
+    ("converging", "diverging"),
+    [
+        ("qsgd(levels=21,norm=l2,bucket=400)", "qsgd(levels=20,norm=l2,bucket=400)"),
+        ("dither(levels=23,normalize=l2,bucket=512)", "dither(levels=22,normalize=l2,bucket=512)"),
+        (
+            "dither(levels=12,normalize=l2,partition=natural)",
+            "dither(levels=11,normalize=l2,partition=natural)",
+        ),
+    ],
+)
+def test_levels_of_an_l2_norm_are_refused_where_error_feedback_may_diverge(
+    converging: str, diverging: str, of: str
+) -> None:
+    assert lags(converging, INPUTS[of]).max() <= ROUNDED
+    with pytest.raises(gradcomp.SpecError, match="diverges with few levels of an l2 norm"):
+        gradcomp.Loopback(f"residual|{diverging}", world_size=1)
+    gradcomp.Loopback(f"signum|{diverging}", world_size=1)
+
+
 @pytest.mark.parametrize("spec", SENDS_DENORMALS)
 def test_averages_follow_denormal_gradients(spec: str) -> None:
     assert lags(spec, denormal).max() <= MOST_LAG[spec]

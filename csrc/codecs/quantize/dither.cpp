@@ -3,6 +3,17 @@
 #include "codecs/quantize/dithered_codec.hpp"
 
 namespace gradcomp {
+namespace {
+
+Norm norm_of(const Params& params) {
+  return params.choice("normalize") == "l2" ? Norm::kL2 : Norm::kMax;
+}
+
+Partition partition_of(const Params& params) {
+  return params.choice("partition") == "natural" ? Partition::kNatural : Partition::kLinear;
+}
+
+}  // namespace
 
 StageInfo dither_stage() {
   StageInfo stage;
@@ -24,10 +35,11 @@ StageInfo dither_stage() {
   };
   stage.symbols = Symbols::kLevels;
   stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {
-    const bool l2 = recipe.params.choice("normalize") == "l2";
-    const bool natural = recipe.params.choice("partition") == "natural";
-    return std::make_unique<DitheredCodec>(recipe, l2 ? Norm::kL2 : Norm::kMax,
-                                           natural ? Partition::kNatural : Partition::kLinear);
+    return std::make_unique<DitheredCodec>(recipe, norm_of(recipe.params),
+                                           partition_of(recipe.params));
+  };
+  stage.refuse = [](const Params& params, const StageInfo* memory) {
+    return refuse_dithered(norm_of(params), partition_of(params), params, memory);
   };
   return stage;
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/bytes.hpp"
@@ -35,6 +36,24 @@ float unit_of(Partition partition, unsigned levels, float norm) {
 
 const char* const kDitheredNonfinite =
     "a bucket that holds NaN or Inf decodes to NaN, on every rank";
+
+const char* refuse_dithered(Norm norm, Partition partition, const Params& params,
+                            const StageInfo* memory) {
+  if (norm != Norm::kL2 || memory == nullptr || std::string_view(memory->name) != "residual") {
+    return nullptr;
+  }
+  const double root = std::sqrt(static_cast<double>(params.integer("bucket")));
+  const auto levels = static_cast<int>(params.integer("levels"));
+  if (partition == Partition::kLinear) {
+    if (root < levels) return nullptr;
+    return "error feedback diverges with few levels of an l2 norm, whose error exceeds the "
+           "gradient; use more levels than sqrt(bucket), the norm max, or no memory";
+  }
+  const double t = std::ldexp(root, 1 - levels);
+  if (0.125 + t * std::min(1.0, t) < 1) return nullptr;
+  return "error feedback diverges with few levels of an l2 norm, whose error exceeds the gradient; "
+         "use more levels than 1.1 + log2(bucket) / 2, the norm max, or no memory";
+}
 
 ParamInfo levels_param(const char* default_text, const char* doc) {
   return integer_param("levels", default_text, 1, 127, doc);

@@ -63,6 +63,13 @@ class DitheredCodec final : public Codec {
 
 ParamInfo levels_param(const char* default_text, const char* doc);
 ParamInfo bucket_param(const char* default_text, const char* doc);
+// Why error feedback diverges with these parameters; nullptr if it converges. Bounds of the mean
+// squared error over the mean square of n elements, with an l2 norm: min(n / s^2, sqrt(n) / s) for
+// s linear levels (QSGD, lemma 3.1); 1/8 + t min(1, t), t = 2^(1-s) sqrt(n), for natural ones
+// (Horvath et al., theorem 7). From 1 on, a step may add more error than it sends. With the largest
+// magnitude as the norm, elements near it are sent almost surely, which bounds the residual.
+const char* refuse_dithered(Norm norm, Partition partition, const Params& params,
+                            const StageInfo* memory);
 // Effect of NaN and Inf in a bucket, for stage rows.
 extern const char* const kDitheredNonfinite;
 

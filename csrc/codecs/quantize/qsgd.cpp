@@ -3,6 +3,13 @@
 #include "codecs/quantize/dithered_codec.hpp"
 
 namespace gradcomp {
+namespace {
+
+Norm norm_of(const Params& params) {
+  return params.choice("norm") == "l2" ? Norm::kL2 : Norm::kMax;
+}
+
+}  // namespace
 
 StageInfo qsgd_stage() {
   StageInfo stage;
@@ -21,8 +28,10 @@ StageInfo qsgd_stage() {
   };
   stage.symbols = Symbols::kLevels;
   stage.make = [](const Recipe& recipe) -> std::unique_ptr<Codec> {
-    const bool l2 = recipe.params.choice("norm") == "l2";
-    return std::make_unique<DitheredCodec>(recipe, l2 ? Norm::kL2 : Norm::kMax, Partition::kLinear);
+    return std::make_unique<DitheredCodec>(recipe, norm_of(recipe.params), Partition::kLinear);
+  };
+  stage.refuse = [](const Params& params, const StageInfo* memory) {
+    return refuse_dithered(norm_of(params), Partition::kLinear, params, memory);
   };
   return stage;
 }
