@@ -52,7 +52,8 @@ struct StageInfo {
   Symbols symbols = Symbols::kNone;                // codecs and coders only
   bool is_default = false;                         // coders only: the coder of specs without one
   bool rotatable = false;                          // codecs only: may follow 'rotate'
-  bool masks = false;  // memories only: has the parameter `masking`, which needs sent indices
+  bool feeds_back = false;  // memories only: the unsent part is added to the next gradient
+  bool masks = false;       // memories only: has the parameter `masking`, which needs sent indices
   Origin origin = Origin::kCore;
   std::uint32_t version = 0;  // of a plug-in's codec: its payload format
 };

@@ -1,5 +1,3 @@
-#include <string_view>
-
 #include "stages/rows.hpp"
 
 namespace gradcomp {
@@ -66,7 +64,7 @@ StageInfo atomo_stage() {
       choice_param("values", "fp32", "fp32|fp16|bf16", "elements of the vectors on the wire"),
   };
   stage.refuse = [](const Params& params, const StageInfo* memory) -> const char* {
-    if (memory == nullptr || std::string_view(memory->name) != "residual") return nullptr;
+    if (memory == nullptr || !memory->feeds_back) return nullptr;
     if (!params.boolean("unbiased")) return nullptr;
     return "error feedback diverges with unbiased=true, because the scaled singular values may "
            "exceed the gradient; leave out the memory, or use unbiased=false";
@@ -112,7 +110,7 @@ StageInfo signsgd_mv_stage() {
       choice_param("ties", "random", "random|plus", "sign of zero elements and of tied votes"),
   };
   stage.refuse = [](const Params&, const StageInfo* memory) -> const char* {
-    if (memory == nullptr || std::string_view(memory->name) == "signum") return nullptr;
+    if (memory == nullptr || !memory->feeds_back) return nullptr;
     return "a vote has no scale, so residuals of error feedback would be meaningless; leave out "
            "the memory, or use signum";
   };

@@ -29,6 +29,7 @@ StageInfo residual_stage() {
   stage.nonfinite =
       "elements that are not finite after the update are reset to 0, so they never stay in memory";
   stage.example = "residual|topk(ratio=0.01)";
+  stage.feeds_back = true;
   stage.params = {
       real_param("beta", "1.0", 0, 1, "weight of the residual in the corrected gradient"),
       real_param("gamma", "1.0", 1e-6, 1e6, "weight of the gradient in the corrected gradient"),
@@ -81,6 +82,7 @@ StageInfo momentum_correction_stage() {
       "elements that are not finite after the update are reset to 0, so they never stay in memory";
   stage.example = "momentum_correction|topk(ratio=0.001)";
   stage.params = momentum_params("masking");
+  stage.feeds_back = true;
   stage.masks = true;
   return stage;
 }

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstring>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "base/bytes.hpp"
@@ -39,9 +38,7 @@ const char* const kDitheredNonfinite =
 
 const char* refuse_dithered(Norm norm, Partition partition, const Params& params,
                             const StageInfo* memory) {
-  if (norm != Norm::kL2 || memory == nullptr || std::string_view(memory->name) != "residual") {
-    return nullptr;
-  }
+  if (norm != Norm::kL2 || memory == nullptr || !memory->feeds_back) return nullptr;
   const double root = std::sqrt(static_cast<double>(params.integer("bucket")));
   const auto levels = static_cast<int>(params.integer("levels"));
   if (partition == Partition::kLinear) {
