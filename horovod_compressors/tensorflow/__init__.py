@@ -18,12 +18,13 @@ try:
 
     from horovod_compressors.tensorflow.checkpoint import CompressionState
     from horovod_compressors.tensorflow.compression import Compression
+    from horovod_compressors.tensorflow.dgc_sgd import DGCSGD
     from horovod_compressors.tensorflow.keras import DistributedOptimizer
 except ModuleNotFoundError as error:
     raise missing_package(error) from None
 
 from horovod_compressors.watch import watch
 
-__all__ = ["Compression", "CompressionState", "DistributedOptimizer"]
+__all__ = ["DGCSGD", "Compression", "CompressionState", "DistributedOptimizer"]
 
 watch(hvd)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from gradcomp.errors import ConfigError
 from horovod_compressors.tensorflow.compression import Compression
+from horovod_compressors.tensorflow.dgc_sgd import DGCSGD
 from horovod_compressors.tensorflow.seam import loss_scaled_by_caller
 
 __all__ = ["DistributedOptimizer", "is_keras"]
@@ -153,12 +154,27 @@ def _is_keras_3(optimizer: Any) -> bool:
 
 
 def _check_momentum(optimizer: Any, compression: Compression) -> None:
-    """Refuse an optimizer with momentum if the compression applies it already."""
-    stage = compression.config.momentum_correction or compression.config.dion
-    if stage is None:
-        return
+    """Refuse an optimizer whose momentum the compression applies already, or not at all."""
+    memory = compression.config.momentum_correction
+    stage = memory or compression.config.dion
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     config = optimizer.get_config()
+    if isinstance(optimizer, DGCSGD):
+        if memory is None:
+            raise ConfigError(
+                "DGCSGD leaves the momentum to the compression, and "
+                f"'{compression.config.compress.default}' applies none: use SGD, or a spec such as "
+                "dgc(ratio=0.001)"
+            )
+        for key in ("momentum", "nesterov"):
+            if config[key] != memory.params[key]:
+                raise ConfigError(
+                    f"DGCSGD has {key} {config[key]} and '{memory.text}' {memory.params[key]}: "
+                    "they must be the same"
+                )
+        return
+    if stage is None:
+        return
     for key in ("momentum", "beta_1"):
         if config.get(key):
             raise ConfigError(

@@ -15,7 +15,7 @@ from workers.runner import Cases, refused
 from workers.tf_harness import check_same_on_all_ranks
 
 from gradcomp.errors import ConfigError
-from horovod_compressors.tensorflow import Compression, DistributedOptimizer
+from horovod_compressors.tensorflow import DGCSGD, Compression, DistributedOptimizer
 
 cases = Cases()
 
@@ -159,6 +159,44 @@ def tf_keras_3_with_the_stock_optimizer_is_refused() -> None:
             "never averages the gradients of Keras 3",
             "horovod_compressors.tensorflow.DistributedOptimizer",
         )
+
+
+@cases
+def tf_keras_dgc_sgd() -> None:
+    """With all elements sent and no masking, DGCSGD's steps equal SGD's, with L2 decay."""
+    rng = [np.random.default_rng(rank) for rank in range(hvd.size())]
+    for nesterov in (False, True):
+        memory = f"momentum_correction(masking=false,nesterov={str(nesterov).lower()})"
+        weights = {"matrix": np.ones((90, 50), np.float32), "bias": np.ones(9, np.float32)}
+        variables = [keras.Variable(weight, name=name) for name, weight in weights.items()]
+        optimizer = DistributedOptimizer(
+            DGCSGD(0.1, momentum=0.9, weight_decay=0.01, nesterov=nesterov),
+            Compression(f"{memory}|topk(ratio=1)", variables),
+        )
+        momenta = {name: np.zeros_like(weight) for name, weight in weights.items()}
+        for _ in range(5):
+            of_ranks = [
+                [one.standard_normal(v.shape, np.float32) for v in variables] for one in rng
+            ]
+            optimizer.apply([tf.constant(grad) for grad in of_ranks[hvd.rank()]], variables)
+            for i, name in enumerate(weights):
+                grad = np.mean([grads[i] for grads in of_ranks], axis=0) + 0.01 * weights[name]
+                momenta[name] = 0.9 * momenta[name] + grad
+                step = grad + 0.9 * momenta[name] if nesterov else momenta[name]
+                weights[name] = weights[name] - 0.1 * step
+        for variable, weight in zip(variables, weights.values(), strict=True):
+            np.testing.assert_allclose(variable.numpy(), weight, rtol=1e-4, atol=1e-5)
+            check_same_on_all_ranks(variable.numpy())
+    for made, spec, part in (
+        (DGCSGD(0.1), "fp16", "applies none: use SGD"),
+        (DGCSGD(0.1, momentum=0.8), "dgc(ratio=0.01)", "DGCSGD has momentum 0.8"),
+    ):
+        refused(lambda o=made, s=spec: DistributedOptimizer(o, Compression(s)), ConfigError, part)
+    refused(lambda: DGCSGD(0.1, momentum=1.0), ConfigError, "momentum is 1.0")
+    assert (
+        DGCSGD.from_config(DGCSGD(0.1, weight_decay=0.5).get_config()).get_config()["weight_decay"]
+        == 0.5
+    )
 
 
 @cases
