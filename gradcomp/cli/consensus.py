@@ -23,7 +23,8 @@ def consensus(
             "--algorithm",
             metavar="NAME",
             show_default=", ".join(experiment.DEFAULTS),
-            help="gossip, powergossip:RANK, choco:SPEC, deepsqueeze:SPEC, moniqua:BITS; "
+            help="gossip, powergossip:RANK, choco:SPEC, "
+            "quantized_push_sum:SPEC, deepsqueeze:SPEC, moniqua:BITS; "
             "repeatable.",
         ),
     ] = None,

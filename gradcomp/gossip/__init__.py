@@ -9,7 +9,7 @@ from __future__ import annotations
 from gradcomp.gossip.algorithms import ALGORITHMS, make_gossip
 from gradcomp.gossip.base import CompressedGossip, Gossip, Layout, Traffic
 from gradcomp.gossip.bilateral import Bilateral, Sides
-from gradcomp.gossip.coded import Choco, DeepSqueeze
+from gradcomp.gossip.coded import Choco, DeepSqueeze, QuantizedPushSum
 from gradcomp.gossip.dense import PushSum, SimpleGossip
 from gradcomp.gossip.graphs import (
     TOPOLOGIES,
@@ -40,6 +40,7 @@ __all__ = [
     "PeersSchedule",
     "PowerGossip",
     "PushSum",
+    "QuantizedPushSum",
     "Sides",
     "SimpleGossip",
     "Topology",

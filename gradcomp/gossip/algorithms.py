@@ -7,7 +7,7 @@ from typing import Any
 
 from gradcomp.errors import GradcompError
 from gradcomp.gossip.base import Gossip
-from gradcomp.gossip.coded import Choco, DeepSqueeze
+from gradcomp.gossip.coded import Choco, DeepSqueeze, QuantizedPushSum
 from gradcomp.gossip.dense import PushSum, SimpleGossip
 from gradcomp.gossip.moniqua import Moniqua
 from gradcomp.gossip.powergossip import PowerGossip
@@ -19,6 +19,7 @@ _DENSE: dict[str, Any] = {"gossip": SimpleGossip, "push_sum": PushSum}
 _COMPRESSED: dict[str, Any] = {
     "powergossip": PowerGossip,
     "choco": Choco,
+    "quantized_push_sum": QuantizedPushSum,
     "deepsqueeze": DeepSqueeze,
     "moniqua": Moniqua,
 }

@@ -91,7 +91,10 @@ class Gossip(ABC):
         topology: the present topology; its round number is `step`.
         rank: this rank, in [0, topology.world_size).
         traffic: traffic of this rank.
+        weight: push-sum weight, above 0; 1 for algorithms without. x / weight estimates the average.
     """
+
+    weight = 1.0
 
     def __init__(self, topology: Topology, rank: int) -> None:
         if not 0 <= rank < topology.world_size:
@@ -231,8 +234,12 @@ class CompressedGossip(Gossip):
                 )
             mixed += np.float32(row[source]) * reply[: small.nbytes].view(np.float32)
             bodies[source] = reply[small.nbytes :]
-        self.layout.set_small(x, mixed)
+        self.layout.set_small(x, self._mixed_small(small, mixed))
         self._mix(x, row, body, bodies)
+
+    def _mixed_small(self, own: FloatArray, total: FloatArray) -> FloatArray:
+        """The small tensors after a round, from their values and the weighted sum over peers."""
+        return total
 
     @abstractmethod
     def _body_size(self) -> int:

@@ -1,7 +1,8 @@
-"""Gossip through any codec: of differences (ChocoSGD), and with error feedback (DeepSqueeze)."""
+"""Gossip through any codec: of differences (ChocoSGD, push-sum), or with error feedback (DeepSqueeze)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,14 +11,17 @@ import numpy as np
 from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.codec import Codec, get_codec
 from gradcomp.codec.frame import split_frames
-from gradcomp.errors import SpecError, StateError, TopologyError
+from gradcomp.errors import ProtocolError, SpecError, StateError, TopologyError
 from gradcomp.exchange.patterns.gather import rank_seed
 from gradcomp.gossip.base import CompressedGossip, Tensor, arrays_like, check_mapping
+from gradcomp.gossip.dense import check_column_stochastic, weight_of
 from gradcomp.gossip.topology import Topology
 
-__all__ = ["Choco", "DeepSqueeze"]
+__all__ = ["Choco", "DeepSqueeze", "QuantizedPushSum"]
 
 Row = np.ndarray[Any, np.dtype[np.float64]]
+
+_WEIGHT_BYTES = 8
 
 
 class _Coded(CompressedGossip):
@@ -123,15 +127,13 @@ class Choco(_Coded):
 
     def _check_topology(self, topology: Topology) -> None:
         super()._check_topology(topology)
-        if topology.period != 1:
-            raise TopologyError(
-                f"Choco needs a graph that does not change, and '{topology.name}' repeats after "
-                f"{topology.period} rounds; take a static one, such as ring or exponential"
-            )
+        _check_static(topology, self.name)
 
     def change_topology(self, topology: Topology) -> None:
         """Refused: ``s`` is a sum with the weights of one graph."""
-        raise TopologyError("Choco cannot change its topology: its state belongs to one graph")
+        raise TopologyError(
+            f"{self.name} cannot change its topology: its state belongs to one graph"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """See `Gossip.state_dict`."""
@@ -163,6 +165,76 @@ class Choco(_Coded):
             x_hat += self._decode(one, frame)
             s += total
             one.of(x)[:] += np.float32(self._gamma) * (s - x_hat)
+
+
+class QuantizedPushSum(Choco):
+    """Push-sum of compressed differences, on directed graphs: ::
+
+        q = C(x - x_hat);  x_hat += q;  s += sum_j P_ij q_j;  x += gamma (s - x_hat)
+        w += gamma (sum_j P_ij w_j - w)
+
+    x / w estimates the average. Taheri, Mokhtari, Hassani, Pedarsani: "Quantized Decentralized
+    Stochastic Learning over Directed Graphs" (ICML 2020), algorithm 1, in the memory-efficient form
+    of `Choco`. With gradients taken at x / w, and an optimizer's step on x before each round, it
+    trains.
+
+    Args:
+        topology: column-stochastic and static; edges may be directed.
+        rank, shapes, codec, gamma, seed: as in `Choco`.
+
+    State, by tensor name: ``x_hat`` and ``s`` as in `Choco`; ``weight``. ``topology``: a digest of
+    the graph.
+
+    Deviations: the paper has gamma = 1, for a quantizer of small error; a smaller one also allows
+    top-k, as in Choco. It is applied to w and to tensors of fewer than two dimensions, too, which
+    travel dense. Optimizers step before a round instead of after it.
+    """
+
+    name = "QuantizedPushSum"
+
+    def __init__(
+        self, topology: Topology, rank: int, shapes: Mapping[str, Sequence[int]], **options: Any
+    ) -> None:
+        super().__init__(topology, rank, shapes, **options)
+        if self._gamma > 1:
+            raise ValueError(f"gamma is {self._gamma}; it must be in (0, 1]: weights stay above 0")
+        self.weight = 1.0
+        """Push-sum weight w, above 0. The weights of all ranks add up to the world size."""
+
+    def _check_topology(self, topology: Topology) -> None:
+        check_column_stochastic(topology)
+        _check_static(topology, self.name)
+
+    def _body_size(self) -> int:
+        return _WEIGHT_BYTES + super()._body_size()
+
+    def _encode(self, x: FloatArray) -> ByteArray:
+        return np.concatenate([np.array([self.weight]).view(np.uint8), super()._encode(x)])
+
+    def _frames(self, body: ByteArray) -> list[ByteArray]:
+        return super()._frames(body[_WEIGHT_BYTES:])
+
+    def _mixed_small(self, own: FloatArray, total: FloatArray) -> FloatArray:
+        return own + np.float32(self._gamma) * (total - own)
+
+    def _mix(
+        self, x: FloatArray, row: Row, own: ByteArray, bodies: Mapping[int, ByteArray]
+    ) -> None:
+        weights = {source: _weight_in(body, source) for source, body in bodies.items()}
+        super()._mix(x, row, own, bodies)
+        weights[self.rank] = self.weight
+        total = sum(float(row[source]) * weights[source] for source in sorted(weights))
+        self.weight += self._gamma * (total - self.weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Gossip.state_dict`."""
+        return super().state_dict() | {"weight": self.weight}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Gossip.load_state_dict`."""
+        weight = weight_of(state)
+        super().load_state_dict(state)
+        self.weight = weight
 
 
 class DeepSqueeze(_Coded):
@@ -213,3 +285,25 @@ def _codec_of(codec: str | Mapping[str, str], one: Tensor) -> Codec:
             "dimensions, or a single spec"
         )
     return get_codec(codec[one.key.name])
+
+
+def _check_static(topology: Topology, algorithm: str) -> None:
+    """Raise TopologyError for a topology that changes from round to round."""
+    if topology.period != 1:
+        raise TopologyError(
+            f"{algorithm} needs a graph that does not change, and '{topology.name}' repeats after "
+            f"{topology.period} rounds; take a static one, such as ring or exponential"
+        )
+
+
+def _weight_in(body: ByteArray, source: int) -> float:
+    """The push-sum weight at the front of a peer's encoded tensors."""
+    weight = math.nan
+    if body.nbytes >= _WEIGHT_BYTES:
+        weight = float(body[:_WEIGHT_BYTES].copy().view(np.float64)[0])
+    if not 0 < weight < math.inf:
+        raise ProtocolError(
+            f"rank {source} sent the push-sum weight {weight}; it must be a finite number above 0: "
+            "the ranks do not run the same algorithm"
+        )
+    return weight

@@ -14,7 +14,7 @@ from gradcomp.exchange.rounds import Exchange, GossipRound
 from gradcomp.gossip.base import Gossip, check_mapping
 from gradcomp.gossip.topology import Topology
 
-__all__ = ["PushSum", "SimpleGossip"]
+__all__ = ["PushSum", "SimpleGossip", "check_column_stochastic", "weight_of"]
 
 
 class SimpleGossip(Gossip):
@@ -80,12 +80,7 @@ class PushSum(Gossip):
         """Push-sum weight w, above 0. The weights of all ranks add up to the world size."""
 
     def _check_topology(self, topology: Topology) -> None:
-        if not topology.is_column_stochastic:
-            raise TopologyError(
-                f"push-sum needs a column-stochastic mixing matrix, which '{topology.name}' has "
-                "not: each column, the weights that one rank hands on, must add up to 1; take "
-                "weights='uniform'"
-            )
+        check_column_stochastic(topology)
 
     def debias(self, x: FloatArray) -> FloatArray:
         """x / w: a new array."""
@@ -113,15 +108,35 @@ class PushSum(Gossip):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Gossip.load_state_dict`."""
-        check_mapping(state)
-        weight = state.get("weight")
-        if not isinstance(weight, float) or not 0 < weight < math.inf:
-            raise StateError(
-                f"the state's 'weight' is {weight!r:.80}; it must be a finite number above 0: load "
-                "an earlier checkpoint"
-            )
+        weight = weight_of(state)
         super().load_state_dict(state)
         self.weight = weight
+
+
+def check_column_stochastic(topology: Topology) -> None:
+    """Raise TopologyError if push-sum does not take a topology."""
+    if not topology.is_column_stochastic:
+        raise TopologyError(
+            f"push-sum needs a column-stochastic mixing matrix, which '{topology.name}' has "
+            "not: each column, the weights that one rank hands on, must add up to 1; take "
+            "weights='uniform'"
+        )
+
+
+def weight_of(state: Mapping[str, Any]) -> float:
+    """The push-sum weight of a state.
+
+    Raises:
+        StateError: it is missing, or not a finite number above 0.
+    """
+    check_mapping(state)
+    weight = state.get("weight")
+    if not isinstance(weight, float) or not 0 < weight < math.inf:
+        raise StateError(
+            f"the state's 'weight' is {weight!r:.80}; it must be a finite number above 0: load "
+            "an earlier checkpoint"
+        )
+    return weight
 
 
 def _everything(

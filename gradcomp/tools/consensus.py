@@ -126,8 +126,9 @@ def sweep(
     """Run every algorithm with every step size, all from the same values.
 
     Args:
-        algorithms: "gossip", "powergossip:RANK", "choco:SPEC", "deepsqueeze:SPEC" with the spec of
-            a codec, "moniqua:BITS". Moniqua's theta is the largest difference at the beginning.
+        algorithms: "gossip", "powergossip:RANK", "choco:SPEC", "quantized_push_sum:SPEC",
+            "deepsqueeze:SPEC" with the spec of a codec, "moniqua:BITS". Moniqua's theta is the
+            largest difference at the beginning.
 
     Raises:
         GradcompError: an algorithm is unknown, does not take the topology, or a number is out of
@@ -152,7 +153,7 @@ def _make(
     size = int(np.sqrt(data[0].size))
     kind, _, option = name.partition(":")
     options: dict[str, object] = {"gamma": gamma}
-    if kind in ("choco", "deepsqueeze"):
+    if kind in ("choco", "deepsqueeze", "quantized_push_sum"):
         options["codec"] = option or "topk(ratio=0.01)"
     elif kind == "powergossip":
         options["compression_rank"] = _number(name, option or "1")
@@ -162,7 +163,7 @@ def _make(
     elif kind != "gossip" or option:
         raise GradcompError(
             f"no algorithm is called '{name}'; take gossip, powergossip:RANK, choco:SPEC, "
-            "deepsqueeze:SPEC or moniqua:BITS"
+            "quantized_push_sum:SPEC, deepsqueeze:SPEC or moniqua:BITS"
         )
     return make_gossip(kind, topology, rank, {"x": (size, size)}, **options)
 

@@ -13,7 +13,7 @@ ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(map(str, [ROOT, *PATHS]))}
 
 TRAINING = (
     *("dpsgd", "sgp", "sgp_with_weights", "osgp", "osgp_with_staleness"),
-    *("powergossip", "choco", "deepsqueeze", "moniqua_overlapped"),
+    *("powergossip", "choco", "quantized_push_sum", "deepsqueeze", "moniqua_overlapped"),
 )
 
 
@@ -82,7 +82,8 @@ def test_weights_differ_where_ranks_have_different_numbers_of_peers(
     job: CaseJob,
 ) -> None:
     assert all(one["weight"] == 1 for one in job.check("sgp"))
-    assert len({one["weight"] for one in job.check("sgp_with_weights")}) > 4
+    for case in ("sgp_with_weights", "quantized_push_sum"):
+        assert len({one["weight"] for one in job.check(case)}) > 4
 
 
 def test_what_does_not_fit_is_refused(job: CaseJob) -> None:

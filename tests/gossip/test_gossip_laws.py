@@ -22,6 +22,7 @@ from gradcomp.gossip import (
     Moniqua,
     PowerGossip,
     PushSum,
+    QuantizedPushSum,
     Sides,
     SimpleGossip,
     Topology,
@@ -211,17 +212,74 @@ def test_push_sum_conserves_mass(topology: Topology, seed: int) -> None:
 @settings(LAWS, max_examples=6)
 @given(st.integers(2, 16), st.integers(0, 99))
 def test_push_sum_finds_the_average_of_a_directed_graph(n: int, seed: int) -> None:
-    rng = np.random.default_rng([seed, n])
-    # A ring in one direction, and some more edges.
-    edges = {(rank, (rank + 1) % n) for rank in range(n)}
-    edges |= {(int(a), int(b)) for a, b in rng.integers(0, n, (n, 2)) if a != b}
-    topology = from_edges(n, edges, directed=True, weights="uniform")
+    topology = directed(n, seed)
     values = [x.astype(np.float64) for x in start(n, seed)]
     mean = np.mean(values, axis=0)
     ranks = [PushSum(topology, rank) for rank in range(n)]
     mix(ranks, values, 400)
     for one, x in zip(ranks, values, strict=True):
         np.testing.assert_allclose(one.debias(x), mean, atol=1e-3)
+
+
+def directed(n: int, seed: int) -> Topology:
+    """A ring in one direction, and some more edges."""
+    rng = np.random.default_rng([seed, n])
+    edges = {(rank, (rank + 1) % n) for rank in range(n)}
+    edges |= {(int(a), int(b)) for a, b in rng.integers(0, n, (n, 2)) if a != b}
+    return from_edges(n, edges, directed=True, weights="uniform")
+
+
+@pytest.mark.parametrize(
+    ("codec", "gamma"), [("qsgd(levels=7)", 0.5), ("topk(ratio=0.3)", 0.15), ("identity", 1.0)]
+)
+@settings(LAWS, max_examples=4)
+@given(st.integers(2, 12), st.integers(0, 99))
+def test_quantized_push_sum_finds_the_average_of_a_directed_graph(
+    codec: str, gamma: float, n: int, seed: int
+) -> None:
+    topology = directed(n, seed)
+    values = start(n, seed)
+    total = np.sum(values, axis=0, dtype=np.float64)
+    ranks = [
+        QuantizedPushSum(topology, rank, SHAPES, codec=codec, gamma=gamma) for rank in range(n)
+    ]
+    for _ in range(8):
+        mix(ranks, values)
+        np.testing.assert_allclose(np.sum(values, axis=0, dtype=np.float64), total, atol=1e-4)
+        assert sum(one.weight for one in ranks) == pytest.approx(n, rel=1e-12)
+        assert all(one.weight > 0 for one in ranks)
+    mix(ranks, values, 1500)
+    estimates = [x / one.weight for one, x in zip(ranks, values, strict=True)]
+    np.testing.assert_allclose(estimates, np.tile(total / n, (n, 1)), atol=5e-3)
+
+
+def test_quantized_push_sum_without_loss_is_push_sum() -> None:
+    topology = directed(7, 3)
+    mine, theirs = start(7, 1), [x.astype(np.float64) for x in start(7, 1)]
+    coded = [
+        QuantizedPushSum(topology, rank, SHAPES, codec="identity", gamma=1.0) for rank in range(7)
+    ]
+    plain = [PushSum(topology, rank) for rank in range(7)]
+    for _ in range(10):
+        mix(coded, mine)
+        mix(plain, theirs)
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+        assert [one.weight for one in coded] == pytest.approx([one.weight for one in plain])
+
+
+def test_quantized_push_sum_refuses_graphs_and_weights() -> None:
+    with pytest.raises(TopologyError, match="does not change"):
+        QuantizedPushSum(make_topology("npdde", 8), 0, SHAPES)
+    with pytest.raises(ValueError, match=r"gamma is 1.5; it must be in \(0, 1\]"):
+        QuantizedPushSum(directed(4, 0), 0, SHAPES, gamma=1.5)
+    for bad in (b"", np.float64(0).tobytes(), np.float64(np.nan).tobytes()):
+        one = QuantizedPushSum(directed(2, 0), 0, SHAPES, codec="identity")
+        x = start(2, 0)[0]
+        round_ = one.round(x)
+        sent = next(round_)
+        reply = np.frombuffer(x[30:33].tobytes() + bad, np.uint8)
+        with pytest.raises(ProtocolError, match="rank 1 sent the push-sum weight"):
+            round_.send(dict.fromkeys(sent.sources, reply))
 
 
 ALGORITHMS: dict[str, Callable[[Topology, int], Gossip]] = {
@@ -231,6 +289,9 @@ ALGORITHMS: dict[str, Callable[[Topology, int], Gossip]] = {
     ),
     "choco, random codec": lambda topology, rank: Choco(
         topology, rank, SHAPES, codec="qsgd(levels=7)", gamma=0.2
+    ),
+    "choco, push-sum": lambda topology, rank: QuantizedPushSum(
+        topology, rank, SHAPES, codec="topk(ratio=0.3)", gamma=0.2
     ),
     "deepsqueeze": lambda topology, rank: DeepSqueeze(
         topology, rank, SHAPES, codec="sign", gamma=0.05

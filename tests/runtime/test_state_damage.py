@@ -166,7 +166,8 @@ def test_damage_in_one_state_of_a_list_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["gossip", "push_sum", "choco", "deepsqueeze", "moniqua", "powergossip"]
+    "algorithm",
+    ["gossip", "push_sum", "choco", "quantized_push_sum", "deepsqueeze", "moniqua", "powergossip"],
 )
 def test_damaged_states_of_gossip_are_refused(algorithm: str) -> None:
     topology = make_topology("ring", 3)

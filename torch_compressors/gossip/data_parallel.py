@@ -16,7 +16,6 @@ from gradcomp.adapter_api import FloatArray, GossipRound, Node
 from gradcomp.errors import GradcompError, StateError
 from gradcomp.gossip import (
     PeersSchedule,
-    PushSum,
     Topology,
     Traffic,
     make_gossip,
@@ -33,6 +32,8 @@ from torch_compressors.shared.state import as_array
 __all__ = ["GossipDataParallel"]
 
 _ALIASES = {"dpsgd": "gossip", "sgp": "push_sum", "osgp": "push_sum"}
+_TOPOLOGIES = {"push_sum": "npdde", "quantized_push_sum": "exponential"}
+"""Topologies by default, where it is not the ring."""
 
 
 class GossipDataParallel(DecentralizedModule):
@@ -49,6 +50,7 @@ class GossipDataParallel(DecentralizedModule):
     - ``sgp``: Stochastic Gradient Push, Assran et al. (ICML 2019), algorithm 1:
       `gradcomp.gossip.PushSum`;
     - ``osgp``: Overlap SGP, the same authors' algorithm 2: ``sgp`` with ``overlap``;
+    - ``quantized_push_sum``: Taheri et al. (ICML 2020): `gradcomp.gossip.QuantizedPushSum`;
     - ``powergossip``, ``choco``, ``deepsqueeze``, ``moniqua``: the classes of `gradcomp.gossip`;
       ``options`` are their keywords.
 
@@ -60,7 +62,7 @@ class GossipDataParallel(DecentralizedModule):
         module: parameters that require gradients must be floating; they are mixed in float32.
         algorithm: one of the above.
         topology: a name for `gradcomp.gossip.make_topology`, or a topology; by default ``npdde``
-            for sgp and osgp, ``ring`` for the others.
+            for sgp and osgp, ``exponential`` for quantized_push_sum, ``ring`` for the others.
         weights: weights of topologies by name; see `gradcomp.gossip.mixing_matrix`.
         peers_per_step: peers per round, for changing topologies by name; or numbers by their first
             round, such as ``{0: 2, 1000: 1}``: see `gradcomp.gossip.make_topologies`.
@@ -141,10 +143,10 @@ class GossipDataParallel(DecentralizedModule):
         if two_level:
             node = agreed_node(ranks_per_node, self._control)
         name = _ALIASES.get(algorithm, algorithm)
-        if name in ("choco", "deepsqueeze", "moniqua", "powergossip"):
+        if name in ("choco", "deepsqueeze", "moniqua", "powergossip", "quantized_push_sum"):
             options = {"seed": seed, **options}
         if topology is None:
-            topology = "npdde" if name == "push_sum" else "ring"
+            topology = _TOPOLOGIES.get(name, "ring")
         if isinstance(topology, str):
             self._topologies = make_topologies(
                 topology, node.count, peers_per_step=peers_per_step, weights=weights, seed=seed
@@ -257,7 +259,7 @@ class GossipDataParallel(DecentralizedModule):
     def _share(self, x: FloatArray) -> None:
         """Write x / w of the node's first rank to the modules of all its ranks."""
         x, self._weight = self._node_ranks.of_first(x, self._weight)
-        if isinstance(self._gossip, PushSum) and not self._node.leads:
+        if not self._node.leads:
             self._gossip.weight = self._weight
         self._show(x)
 
@@ -268,8 +270,7 @@ class GossipDataParallel(DecentralizedModule):
         return self._read() * np.float32(self._weight)
 
     def _take_weight(self) -> None:
-        if isinstance(self._gossip, PushSum):
-            self._weight = self._gossip.weight
+        self._weight = self._gossip.weight
 
     def _show(self, x: FloatArray) -> None:
         """Write x / w to the module."""

@@ -29,6 +29,7 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
         *_STEP_SIZE,
     ),
     "choco": _CODED,
+    "quantized_push_sum": _CODED,
     "deepsqueeze": _CODED,
     "moniqua": ("theta", "bits", "rounding", *_STEP_SIZE),
 }
@@ -63,7 +64,15 @@ class GossipSettings(Section):
     example = "{algorithm: sgp}"
 
     algorithm: Literal[
-        "dpsgd", "sgp", "osgp", "adpsgd", "powergossip", "choco", "deepsqueeze", "moniqua"
+        "dpsgd",
+        "sgp",
+        "osgp",
+        "adpsgd",
+        "powergossip",
+        "choco",
+        "quantized_push_sum",
+        "deepsqueeze",
+        "moniqua",
     ] = Field(description=f"one of {', '.join(_OPTIONS)}")
     topology: Literal[TOPOLOGIES] | None = Field(  # type: ignore[valid-type]
         None, description=f"one of {', '.join(TOPOLOGIES)}, or none: the algorithm's own"

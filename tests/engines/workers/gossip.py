@@ -180,6 +180,14 @@ def choco() -> Any:
 
 
 @cases
+def quantized_push_sum() -> Any:
+    """On a directed graph, in which ranks have different numbers of peers."""
+    edges = [(rank, (rank + 1) % RANKS) for rank in range(RANKS)] + [(0, 4), (2, 6), (5, 1)]
+    topology = from_edges(RANKS, edges, directed=True, weights="uniform")
+    return train(algorithm="quantized_push_sum", topology=topology, codec="int4", gamma=0.7)
+
+
+@cases
 def deepsqueeze() -> Any:
     return train(algorithm="deepsqueeze", codec="sign", gamma=0.05)
 
