@@ -17,6 +17,7 @@ StageInfo terngrad_stage();
 StageInfo natural_stage();
 StageInfo int8_stage();
 StageInfo int4_stage();
+StageInfo fp8_stage();
 StageInfo blockwise8_stage();
 StageInfo qsgd_stage();
 StageInfo dither_stage();

@@ -381,6 +381,10 @@ namespace loops {
 #undef GRADCOMP_LEVEL
 using loops::choose_places;
 using loops::f32_to_natural_zigzag;
+using loops::fp8_add;
+using loops::fp8_decode;
+using loops::fp8_encode;
+using loops::fp8_encode_randomly;
 using loops::quantize;
 using loops::quantize_randomly;
 using loops::scale_levels;

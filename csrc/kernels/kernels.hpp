@@ -7,6 +7,7 @@
 
 #include "kernels/centroids.hpp"
 #include "kernels/coding.hpp"
+#include "kernels/fp8.hpp"
 #include "kernels/linalg.hpp"
 #include "kernels/polar.hpp"
 
@@ -126,6 +127,18 @@ struct Kernels {
   void (*scale_levels)(const std::uint8_t* levels, float scale, float* y, std::size_t n);
   void (*scale_levels_add)(const std::uint8_t* levels, float scale, float weight, float* acc,
                            std::size_t n);
+  // Codes of an 8-bit floating-point format: x[i] * inverse, clamped to the format's limit and
+  // rounded. Rounds to nearest even; or away from 0 with a probability equal to the fractional
+  // part, by words[i]. x[i] is finite.
+  void (*fp8_encode)(const float* x, float inverse, const Fp8Format& format, std::uint8_t* out,
+                     std::size_t n);
+  void (*fp8_encode_randomly)(const float* x, const std::uint32_t* words, float inverse,
+                              const Fp8Format& format, std::uint8_t* out, std::size_t n);
+  // y[i] = scale * the value of code in[i]; or acc[i] += weight * that. All codes are finite.
+  void (*fp8_decode)(const std::uint8_t* in, const Fp8Format& format, float scale, float* y,
+                     std::size_t n);
+  void (*fp8_add)(const std::uint8_t* in, const Fp8Format& format, float scale, float weight,
+                  float* acc, std::size_t n);
   // out[i] = 1 or 2 (x[i] below 0) with probability |x[i]| / scale, else 0.
   void (*ternarize)(const float* x, const std::uint32_t* words, float scale, std::uint8_t* out,
                     std::size_t n);

@@ -38,6 +38,76 @@ GRADCOMP_LEVEL void scale_levels_add(const std::uint8_t* levels, float scale, fl
   }
 }
 
+// Integers and masks instead of conditions on floats, so that compilers vectorize. In the range of
+// normal numbers a code is the upper bits of the float32, less the difference of the biases.
+GRADCOMP_LEVEL void fp8_encode(const float* x, float inverse, const Fp8Format& format,
+                               std::uint8_t* out, std::size_t n) {
+  const Fp8Format f = format;
+  const std::uint32_t half = (1u << (f.shift - 1)) - 1 - f.bias;
+  const auto limit = static_cast<std::int32_t>(float_bits(f.limit));
+  const auto least = static_cast<std::int32_t>(f.least_bits);
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint32_t bits = float_bits(x[i] * inverse);
+    auto magnitude = static_cast<std::int32_t>(bits & kMagnitudeMask);
+    magnitude = magnitude < limit ? magnitude : limit;
+    const auto m = static_cast<std::uint32_t>(magnitude);
+    const std::uint32_t normal = (m + half + (m >> f.shift & 1)) >> f.shift;
+    // Below the least normal number, the significand's lowest bits are the code.
+    const std::uint32_t low = float_bits(bits_float(m) + f.to_lowest_bit);
+    const auto is_low = static_cast<std::uint32_t>(-static_cast<std::int32_t>(magnitude < least));
+    const std::uint32_t code = (low & is_low) | (normal & ~is_low);
+    out[i] = static_cast<std::uint8_t>((code & 0x7Fu) | (bits >> 24 & 0x80u));
+  }
+}
+
+// Between two codes the bits of a float grow linearly, so adding a random word below the lowest bit
+// of a code carries with the right probability. Below the normal numbers, fixed point does the
+// same.
+GRADCOMP_LEVEL void fp8_encode_randomly(const float* x, const std::uint32_t* words, float inverse,
+                                        const Fp8Format& format, std::uint8_t* out, std::size_t n) {
+  const Fp8Format f = format;
+  const auto limit = static_cast<std::int32_t>(float_bits(f.limit));
+  const auto least = static_cast<std::int32_t>(f.least_bits);
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint32_t bits = float_bits(x[i] * inverse);
+    auto magnitude = static_cast<std::int32_t>(bits & kMagnitudeMask);
+    magnitude = magnitude < limit ? magnitude : limit;
+    const std::uint32_t word = words[i];
+    const std::uint32_t normal =
+        (static_cast<std::uint32_t>(magnitude) + (word >> (32 - f.shift)) - f.bias) >> f.shift;
+    const auto below = static_cast<std::uint32_t>(magnitude < least ? magnitude : least);
+    const auto fixed =
+        static_cast<std::uint32_t>(static_cast<std::int32_t>(bits_float(below) * f.to_fixed));
+    const std::uint32_t low = (fixed + (word >> 8)) >> 24;
+    const auto is_low = static_cast<std::uint32_t>(-static_cast<std::int32_t>(magnitude < least));
+    const std::uint32_t code = (low & is_low) | (normal & ~is_low);
+    out[i] = static_cast<std::uint8_t>(code | (bits >> 24 & 0x80u));
+  }
+}
+
+GRADCOMP_LEVEL inline float fp8_value(std::uint8_t code, const Fp8Format& f) {
+  const std::uint32_t magnitude = code & 0x7Fu;
+  const std::uint32_t normal = (magnitude << f.shift) + f.bias;
+  // A product of normal numbers or 0: flushing denormals to zero changes nothing.
+  const float low = static_cast<float>(static_cast<std::int32_t>(magnitude)) * f.quantum;
+  const auto is_low = static_cast<std::uint32_t>(-static_cast<std::int32_t>(
+      static_cast<std::int32_t>(magnitude) < static_cast<std::int32_t>(f.least_code)));
+  const std::uint32_t sign = static_cast<std::uint32_t>(code & 0x80u) << 24;
+  return bits_float((float_bits(low) & is_low) | (normal & ~is_low) | sign);
+}
+
+GRADCOMP_LEVEL void fp8_decode(const std::uint8_t* in, const Fp8Format& format, float scale,
+                               float* y, std::size_t n) {
+  const Fp8Format f = format;
+  for (std::size_t i = 0; i < n; ++i) y[i] = scale * fp8_value(in[i], f);
+}
+
+GRADCOMP_LEVEL void fp8_add(const std::uint8_t* in, const Fp8Format& format, float scale,
+                            float weight, float* acc, std::size_t n) {
+  const Fp8Format f = format;
+  for (std::size_t i = 0; i < n; ++i) acc[i] += weight * (scale * fp8_value(in[i], f));
+}
+
 GRADCOMP_LEVEL void ternarize(const float* x, const std::uint32_t* words, float scale,
                               std::uint8_t* out, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) {

@@ -8,7 +8,8 @@
   X(sum_magnitudes) X(sum_squares) \
   X(random_words) X(rounding_words) X(pack_negative) X(select_bits) X(select_bits_add) \
   X(sum_by_sign) X(moments) X(quantize) X(quantize_randomly) X(scale_levels) \
-  X(scale_levels_add) X(ternarize) X(natural_encode) X(natural_decode) X(natural_add) \
+  X(scale_levels_add) X(fp8_encode) X(fp8_encode_randomly) X(fp8_decode) X(fp8_add) \
+  X(ternarize) X(natural_encode) X(natural_decode) X(natural_add) \
   X(dynamic8_encode) X(dynamic8_decode) X(dynamic8_add) X(f32_to_zigzag) \
   X(f32_to_natural_zigzag) X(zigzag_to_f32) X(zigzag_add) X(flip_signs) X(hadamard) \
   X(quantize_uniform) X(quantize_centroids) X(look_up) X(draw_words) X(choose_places) \

@@ -33,6 +33,7 @@ std::vector<StageInfo> own_stages() {
       natural_stage(),
       int8_stage(),
       int4_stage(),
+      fp8_stage(),
       blockwise8_stage(),
       qsgd_stage(),
       dither_stage(),

@@ -56,6 +56,12 @@ SPECS = {
     "terngrad": ("terngrad", "terngrad(clip=0)"),
     "int8": ("int8", "int8(bucket=16,rounding=stochastic)"),
     "int4": ("int4", "int4(bucket=33,rounding=stochastic)"),
+    "fp8": (
+        "fp8",
+        "fp8(format=e5m2,bucket=33)",
+        "fp8(bucket=16,rounding=stochastic)",
+        "fp8(format=e5m2,rounding=stochastic)",
+    ),
     "qsgd": (
         "qsgd(levels=127)",
         "qsgd(levels=5,bucket=100,norm=l2)",

@@ -149,6 +149,7 @@ PAYLOAD_FIELDS: dict[str, Fields] = {
     "natural": natural_fields,
     "int8": scaled_fields("scale", rest=signed_text(8)),
     "int4": scaled_fields("scale", rest=signed_text(4)),
+    "fp8": scaled_fields("scale", rest=lambda data: f"codes {data.hex(' ')} in hexadecimal"),
     "blockwise8": scaled_fields("scale", rest=lambda data: f"codes {' '.join(map(str, data))}"),
     "qsgd": scaled_fields("norm", rest=zigzag_text),
     "dither": scaled_fields("norm", rest=zigzag_text),

@@ -15,7 +15,14 @@ from support.reference import reference
 from support.streams import rounding_words
 
 FLOAT32_MAX = np.finfo(np.float32).max
-RANDOM = ["terngrad(clip=0)", "natural", "int8(rounding=stochastic)", "int4(rounding=stochastic)"]
+RANDOM = [
+    "terngrad(clip=0)",
+    "natural",
+    "int8(rounding=stochastic)",
+    "int4(rounding=stochastic)",
+    "fp8(rounding=stochastic)",
+    "fp8(format=e5m2,rounding=stochastic)",
+]
 
 
 def messages(case: str, *kinds: str) -> list[tuple[np.ndarray, ...]]:
@@ -399,6 +406,7 @@ def test_noise_depends_on_the_step_and_decoding_does_not(spec: str) -> None:
         ("natural", 1),
         ("int8", 512),
         ("int4(rounding=stochastic)", 512),
+        ("fp8", 512),
         ("blockwise8", 4096),
     ],
 )
@@ -429,6 +437,10 @@ def test_zeros_stay_zeros(spec: str) -> None:
         ("int4", 4, [0x08, 0]),
         ("int4", 4, [0, 0x80]),
         ("int4", 3, [0, 0x10]),
+        ("fp8", 3, [0, 0x7F, 0]),
+        ("fp8", 3, [0xFF, 0, 0]),
+        ("fp8(format=e5m2)", 3, [0, 0, 0x7C]),
+        ("fp8(format=e5m2)", 3, [0, 0xFD, 0]),
     ],
 )
 def test_codes_out_of_range_are_refused(spec: str, n: int, codes: list[int]) -> None:

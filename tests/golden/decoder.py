@@ -663,6 +663,29 @@ def read_int4(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
     return np.concatenate(parts)
 
 
+def fp8_value(code: int, exponent_bits: int) -> float:
+    """The value of a byte of fp8."""
+    fraction_bits = 7 - exponent_bits
+    bias = 2 ** (exponent_bits - 1) - 1
+    exponent = (code & 0x7F) >> fraction_bits
+    fraction = (code % 2**fraction_bits) / 2**fraction_bits
+    sign = -1.0 if code & 0x80 else 1.0
+    if exponent == 0:
+        return sign * fraction * 2.0 ** (1 - bias)
+    return sign * (1 + fraction) * 2.0 ** (exponent - bias)
+
+
+def read_fp8(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    exponent_bits, last = {"e4m3": (4, 0x7E), "e5m2": (5, 0x7B)}[spec.params["format"]]
+    values = np.array([fp8_value(code, exponent_bits) for code in range(256)]).astype(np.float32)
+    parts = [np.empty(0, np.float32)]
+    for scale, data in _buckets(payload, n, int(spec.params["bucket"]), 8):
+        if np.any(data & 0x7F > last):
+            raise FormatError("a byte beyond the largest value")
+        parts.append(scale * values[data])
+    return np.concatenate(parts)
+
+
 def dynamic_values() -> np.ndarray:
     """The 256 values of blockwise8."""
     values = np.zeros(256)
@@ -1391,6 +1414,7 @@ PAYLOADS = {
     "natural": Payload(13, False, read_natural),
     "int8": Payload(16, False, read_int8),
     "int4": Payload(17, False, read_int4),
+    "fp8": Payload(30, False, read_fp8),
     "blockwise8": Payload(18, False, read_blockwise8),
     "qsgd": Payload(14, False, read_qsgd),
     "dither": Payload(15, False, read_dither),
