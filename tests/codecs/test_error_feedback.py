@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-import gradcomp
 from gradcomp import Pipeline
 from support.codecs import roundtrip, same_bits
 from support.gradients import DISTRIBUTIONS, LAWS, finite, sample
