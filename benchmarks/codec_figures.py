@@ -382,6 +382,26 @@ def draw_level_coders() -> Figure:
     return figure
 
 
+def draw_lossless() -> Figure:
+    """Bits per element by size of the tensor and type of its values."""
+    figure = Figure(figsize=(6, 3.2), layout="constrained")
+    axes = figure.subplots()
+    codec = get_codec("lossless")
+    numels = [10**power for power in range(2, 7)]
+    for values, colour, bits in (("float32", FIRST, 32), ("bfloat16", SECOND, 16)):
+        sizes = []
+        for numel in numels:
+            x = normal(numel)
+            if bits == 16:
+                x = (x.view(np.uint32) & 0xFFFF0000).view(np.float32)
+            sizes.append(8 * codec.encode(x).size / numel)
+        axes.plot(numels, sizes, "o-", color=colour, markersize=3.5, label=f"{values} values")
+        axes.axhline(bits, color=GREY, linewidth=1)
+    axes.set(xscale="log", xlabel="elements", ylabel="bits per element", ylim=(0, 36))
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
 def figures() -> dict[str, Callable[[], Figure]]:
     """The function that draws each figure, by name."""
     drawn: dict[str, Callable[[], Figure]] = {
@@ -389,6 +409,7 @@ def figures() -> dict[str, Callable[[], Figure]]:
         "signum": draw_signum,
         "index-coders": draw_index_coders,
         "level-coders": draw_level_coders,
+        "lossless": draw_lossless,
     }
     for stage in codecs():
         drawn[stage.name] = lambda stage=stage: draw_codec(stage)

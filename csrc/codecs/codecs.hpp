@@ -9,6 +9,7 @@ namespace gradcomp {
 StageInfo identity_stage();
 StageInfo fp16_stage();
 StageInfo bf16_stage();
+StageInfo lossless_stage();
 StageInfo topk_stage();
 StageInfo randomk_stage();
 StageInfo sign_stage();

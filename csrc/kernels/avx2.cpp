@@ -368,6 +368,7 @@ using loops::fp8_add;
 using loops::fp8_decode;
 using loops::fp8_encode;
 using loops::fp8_encode_randomly;
+using loops::join_planes;
 using loops::natural_add;
 using loops::natural_decode;
 using loops::natural_encode;
@@ -375,6 +376,7 @@ using loops::quantize;
 using loops::quantize_randomly;
 using loops::scale_levels;
 using loops::scale_levels_add;
+using loops::split_planes;
 using loops::ternarize;
 
 // See Dynamic8Lines.

@@ -385,10 +385,12 @@ using loops::fp8_add;
 using loops::fp8_decode;
 using loops::fp8_encode;
 using loops::fp8_encode_randomly;
+using loops::join_planes;
 using loops::quantize;
 using loops::quantize_randomly;
 using loops::scale_levels;
 using loops::scale_levels_add;
+using loops::split_planes;
 using loops::ternarize;
 
 GRADCOMP_AVX512 void pack_negative(const float* x, std::uint8_t* out, std::size_t n) {

@@ -65,6 +65,15 @@ struct Kernels {
   void (*bf16_to_f32)(const std::uint8_t* in, float* y, std::size_t n);
   void (*bf16_add)(const std::uint8_t* in, float weight, float* acc, std::size_t n);
 
+  // Splits float32 numbers into four planes of n bytes each: exponent; sign and the upper 7 bits of
+  // the significand; its middle 8 bits; its lower 8 bits. Returns which bits are 1 anywhere, with
+  // the planes as its bytes, the exponent uppermost.
+  std::uint32_t (*split_planes)(const float* x, std::uint8_t* exponent, std::uint8_t* upper,
+                                std::uint8_t* middle, std::uint8_t* lower, std::size_t n);
+  void (*join_planes)(const std::uint8_t* exponent, const std::uint8_t* upper,
+                      const std::uint8_t* middle, const std::uint8_t* lower, float* y,
+                      std::size_t n);
+
   // acc += weight * in
   void (*f32_add)(const std::uint8_t* in, float weight, float* acc, std::size_t n);
 

@@ -25,6 +25,7 @@ std::vector<StageInfo> own_stages() {
       identity_stage(),
       fp16_stage(),
       bf16_stage(),
+      lossless_stage(),
       topk_stage(),
       randomk_stage(),
       sign_stage(),

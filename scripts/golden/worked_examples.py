@@ -131,6 +131,18 @@ def fixed_fields(payload: bytes, decoded: FloatArray) -> list[Row]:
     return rows
 
 
+def plane_fields(payload: bytes, decoded: FloatArray) -> list[Row]:
+    """The fields of one chunk without coded planes."""
+    names = ("exponents", "signs and upper significands", "middle bytes", "lower bytes")
+    rows = [(1, f"forms, {payload[0]:08b} in binary")]
+    for p, name in enumerate(names):
+        if payload[0] >> 2 * p & 3:
+            begin = sum(size for size, _ in rows)
+            data = payload[begin : begin + decoded.size]
+            rows.append((decoded.size, f"{name} {' '.join(map(str, data))}"))
+    return rows
+
+
 def drawn_fields(payload: bytes, decoded: FloatArray) -> list[Row]:
     """The fields of a payload of values other than 0, without indices."""
     del payload
@@ -141,6 +153,7 @@ PAYLOAD_FIELDS: dict[str, Fields] = {
     "identity": dense_fields(4, "float32"),
     "fp16": dense_fields(2, "binary16"),
     "bf16": dense_fields(2, "bfloat16"),
+    "lossless": plane_fields,
     "topk": sparse_fields,
     "randomk": drawn_fields,
     "sign": scaled_fields("scale", rest=bits_text),

@@ -83,7 +83,7 @@ def _char_transformer(width: int = 128) -> Training:
     )
 
 
-_TRAININGS: dict[Model, Callable[[], Training]] = {
+TRAININGS: dict[Model, Callable[[], Training]] = {
     Model.DIGITS_CNN: _digits_cnn,
     Model.CHAR_LSTM: _char_lstm,
     Model.CHAR_TRANSFORMER: _char_transformer,
@@ -98,7 +98,7 @@ def record(model: Model, output: Path, seed: int = 0, steps: tuple[int, ...] | N
     """
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
-    training = _TRAININGS[model]()
+    training = TRAININGS[model]()
     wanted = steps or training.steps
     recorded: dict[str, npt.NDArray[np.float16]] = {}
     for step in range(1, max(wanted) + 1):

@@ -68,6 +68,7 @@ MOST_LAG = {
     "identity": ROUNDED,
     "fp16": ROUNDED,
     "bf16": ROUNDED,
+    "lossless": ROUNDED,
     f"topk(ratio={RATIO})": CHOSEN,
     f"randomk(ratio={RATIO})": CHOSEN,
     f"globaltopk(ratio={RATIO})": CHOSEN,
@@ -104,6 +105,7 @@ MOST_LAG = {
 SENDS_ALONE = [
     "identity",
     "bf16",
+    "lossless",
     f"topk(ratio={RATIO})",
     f"randomk(ratio={RATIO})",
     f"globaltopk(ratio={RATIO})",

@@ -482,6 +482,39 @@ def read_bf16(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
     return from_bfloat16(payload)
 
 
+def read_lossless(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    parts, at = [np.empty(0, np.float32)], 0
+    for begin in range(0, n, LEVEL_CHUNK):
+        count = min(LEVEL_CHUNK, n - begin)
+        if at == len(payload):
+            raise FormatError("a chunk is missing")
+        forms, at = payload[at], at + 1
+        planes = []
+        for p in range(4):
+            form = forms >> 2 * p & 3
+            if form == 3:
+                raise FormatError("a plane of form 3")
+            if form == 2:
+                if at + 2 > len(payload):
+                    raise FormatError("a length is cut short")
+                length, at = int.from_bytes(payload[at : at + 2], "little"), at + 2
+            else:
+                length = count if form == 1 else 0
+            body, at = payload[at : at + length], at + length
+            _require_length(body, length)
+            if form == 0:
+                planes.append(np.zeros(count, np.uint32))
+            elif form == 1:
+                planes.append(np.frombuffer(body, np.uint8).astype(np.uint32))
+            else:
+                planes.append(read_rans(body, 8, count).astype(np.uint32))
+        exponent, upper, middle, lower = planes
+        bits = upper >> 7 << 31 | exponent << 23 | (upper & 127) << 16 | middle << 8 | lower
+        parts.append(bits.astype(np.uint32).view(np.float32))
+    _require_length(payload, at)
+    return np.concatenate(parts)
+
+
 def read_sparse(
     payload: bytes, n: int, spec: Spec, least: int, most: int, unit: int = 1
 ) -> np.ndarray:
@@ -1406,6 +1439,7 @@ PAYLOADS = {
     "identity": Payload(1, False, read_identity),
     "fp16": Payload(2, False, read_fp16),
     "bf16": Payload(3, False, read_bf16),
+    "lossless": Payload(31, False, read_lossless),
     "topk": Payload(4, False, read_topk),
     "randomk": Payload(5, True, read_randomk),
     "sign": Payload(10, False, read_sign),
