@@ -34,8 +34,8 @@ class WrappedModel:
         if getattr(model, "_use_python_reducer", False):
             raise ConfigError(
                 "DistributedDataParallel was made with torch._dynamo.config.optimize_ddp="
-                "'python_reducer', which gives hooks no buckets: set it to 'ddp_optimizer', PyTorch's "
-                "default, before the model is wrapped"
+                "'python_reducer', which gives hooks no buckets: set it to True, PyTorch's default, "
+                "before the model is wrapped"
             )
         names = {
             parameter: name.replace("_orig_mod.", "")

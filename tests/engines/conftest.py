@@ -51,7 +51,9 @@ def mpi2(tmp_path_factory: pytest.TempPathFactory, shared: Path, gloo2: CaseJob)
 @pytest.fixture(scope="session")
 def ddp2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Two ranks of Horovod on Gloo, which also make a process group of torch."""
-    return run_cases(["ddp", "trainers"], 2, "gloo", tmp_path_factory.mktemp("ddp2"), shared)
+    return run_cases(
+        ["ddp", "trainers", "ddp_features"], 2, "gloo", tmp_path_factory.mktemp("ddp2"), shared
+    )
 
 
 @pytest.fixture(scope="session")

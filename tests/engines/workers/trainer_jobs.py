@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import chdir, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +102,20 @@ def transformers() -> None:
         checkpoint,
         lambda: shutil.rmtree(checkpoint / "gradcomp"),
     )
+
+
+@cases
+def page() -> None:
+    """The examples of docs/trainers.md."""
+    text = (Path(__file__).parents[3] / "docs/trainers.md").read_text()
+    examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(examples) == 3
+    for example in examples:
+        printed = StringIO()
+        with chdir(shared), redirect_stdout(printed):
+            exec(compile(example, "docs/trainers.md", "exec"), {"__name__": "example"})
+        if int(os.environ["RANK"]) == 0:
+            assert re.search(r"[1-9]\d*\.\d times fewer bytes", printed.getvalue()), example
 
 
 @cases
