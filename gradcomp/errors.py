@@ -62,7 +62,18 @@ _ENGINES = {
     "horovod": "Horovod",
     "tensorflow": "TensorFlow",
     "byteps": "BytePS",
+    "accelerate": "Accelerate",
+    "lightning": "Lightning",
+    "transformers": "Transformers",
 }
+
+_EXTRAS = {
+    "torch": "torch",
+    "accelerate": "trainers",
+    "lightning": "trainers",
+    "transformers": "trainers",
+}
+"""Packages that pip installs as they are, and the extras with their tested versions."""
 
 
 def missing_package(error: ModuleNotFoundError) -> ModuleNotFoundError:
@@ -75,11 +86,11 @@ def missing_package(error: ModuleNotFoundError) -> ModuleNotFoundError:
     if package not in _ENGINES or error.name != package:
         return error
     remedy = f"./scripts/setup --engines {package} in the repository of gradcomp"
-    if package == "torch":
+    if package in _EXTRAS:
         remedy = (
-            "pip install torch, or pip install '.[torch]' in the repository of gradcomp for the "
+            f"pip install {package}, or pip install '.[{_EXTRAS[package]}]' in the repository of "
+            "gradcomp for the version of its tests"
         )
-        remedy += "version of its tests"
     return MissingPackageError(
         f"{_ENGINES[package]} is not installed (no module named '{package}'): run {remedy}",
         name=package,

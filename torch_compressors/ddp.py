@@ -11,7 +11,7 @@
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -136,6 +136,7 @@ class DDPCompression(TensorControls):
         self.config = Config.from_spec(config) if isinstance(config, str) else config
         check_optional(self.config, optimizer, "ddp_hook")
         self._optimizer = optimizer
+        self._scaler: torch.amp.GradScaler | None = None
         self._timeout = timeout
         self._begin()
         if model is not None:
@@ -155,6 +156,7 @@ class DDPCompression(TensorControls):
     def __setstate__(self, copied: dict[str, Any]) -> None:
         vars(self).update(copied)
         self._optimizer = None
+        self._scaler = None
         self._begin()
 
     @cached_property
@@ -201,6 +203,23 @@ class DDPCompression(TensorControls):
             ),
         )
 
+    def follow_scaler(self, scaler: torch.amp.GradScaler) -> None:
+        """Read the loss scale from ``scaler`` before each step, in place of `set_loss_scale`."""
+        self._scaler = scaler
+
+    def _follow_scale(self) -> None:
+        if self._scaler is not None:
+            self.set_loss_scale(self._scaler.get_scale())
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `TensorControls.state_dict`."""
+        self._follow_scale()
+        return super().state_dict()
+
+    def _state_to_save(self) -> Mapping[str, Any]:
+        self._follow_scale()
+        return super()._state_to_save()
+
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start averaging the gradients of a bucket; returns a future of the bucket's buffer.
 
@@ -214,6 +233,7 @@ class DDPCompression(TensorControls):
         if bucket.index() == 0:
             self._arrived.clear()
             self._begun = 0
+            self._follow_scale()
             if self._optimizer is not None and self.config.scales_lr:
                 self.set_lr(rates_of(self._optimizer, self._model.names))
             self._report(self._collector.begin_step())

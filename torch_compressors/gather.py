@@ -1,4 +1,4 @@
-"""A gather of short texts over a process group, without pickle."""
+"""Gathers of bytes over a process group, without pickle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from gradcomp.errors import ProtocolError
 from torch_compressors.works import keep
 
-__all__ = ["MAX_GATHERED", "gather_bytes", "gather_numbers", "gather_texts"]
+__all__ = ["MAX_GATHERED", "bytes_on_first", "gather_bytes", "gather_numbers", "gather_texts"]
 
 MAX_GATHERED = 2**24
 """Longest text of one rank, in bytes; a larger size comes from a rank that runs something else."""
@@ -86,3 +86,35 @@ def gather_numbers(number: int, group: dist.ProcessGroup | None = None) -> list[
             )
         numbers.append(int(text))
     return numbers
+
+
+def bytes_on_first(data: bytes, group: dist.ProcessGroup) -> list[torch.Tensor]:
+    """The bytes of every rank of a group on its first rank, in rank order; every rank calls it.
+
+    Args:
+        data: of about the same size on all ranks; at most 16 times the first rank's, plus
+            `MAX_GATHERED` bytes.
+        group: of Gloo.
+
+    Returns:
+        A tensor of uint8 for each rank on the first rank; nothing on others.
+
+    Raises:
+        ProtocolError: a rank has more bytes; on all ranks.
+    """
+    sizes = gather_numbers(len(data), group)
+    bound = 16 * sizes[0] + MAX_GATHERED
+    for rank, size in enumerate(sizes):
+        if not 0 <= size <= bound:
+            raise ProtocolError(
+                f"rank {rank} of the group sends {size} bytes; it must be in [0, {bound}]: see whether "
+                "all ranks run the same script and versions"
+            )
+    own = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0).byte()
+    if group.rank() > 0:
+        dist.send(own, group=group, group_dst=0)
+        return []
+    received = [own, *(torch.empty(size, dtype=torch.uint8) for size in sizes[1:])]
+    for rank, one in enumerate(received[1:], 1):
+        dist.recv(one, group=group, group_src=rank)
+    return received

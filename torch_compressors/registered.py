@@ -24,9 +24,21 @@ class WrappedModel:
 
     @classmethod
     def of(cls, model: DistributedDataParallel) -> WrappedModel:
-        """All of its parameters that DDP averages, by their names in ``model.module``."""
+        """All of its parameters that DDP averages, by their names in ``model.module``.
+
+        Names do not depend on whether torch.compile has wrapped the module, or a part of it.
+
+        Raises:
+            ConfigError: the model gives its hook no buckets.
+        """
+        if getattr(model, "_use_python_reducer", False):
+            raise ConfigError(
+                "DistributedDataParallel was made with torch._dynamo.config.optimize_ddp="
+                "'python_reducer', which gives hooks no buckets: set it to True, PyTorch's default, "
+                "before the model is wrapped"
+            )
         names = {
-            parameter: name
+            parameter: name.replace("_orig_mod.", "")
             for name, parameter in model.module.named_parameters()
             if parameter.requires_grad and name not in model.parameters_to_ignore
         }

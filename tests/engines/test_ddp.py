@@ -7,12 +7,17 @@ from pathlib import Path
 
 import pytest
 from launch import HERE, CaseJob, run
-from workers import ddp, ddp_damaged
+from workers import ddp, ddp_damaged, ddp_features
 from workers.replicas import SPECS
 
 
 @pytest.mark.parametrize("case", ddp.cases)
 def test_ddp(ddp2: CaseJob, case: str) -> None:
+    ddp2.check(case)
+
+
+@pytest.mark.parametrize("case", ddp_features.cases)
+def test_features(ddp2: CaseJob, case: str) -> None:
     ddp2.check(case)
 
 

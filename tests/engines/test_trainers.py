@@ -1,10 +1,26 @@
-"""Our communication hook where others wrap, copy and save the model; see the cases."""
+"""Our communication hook where others wrap, copy and save the model, and in trainers; see the cases."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
-from launch import CaseJob
+from launch import PATHS, ROOT, CaseJob, cases_in, read_reports, run
 from workers import trainers
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> CaseJob:
+    """The examples of trainers on two ranks of torchrun."""
+    reports, shared = (tmp_path_factory.mktemp(name) for name in ("reports", "shared"))
+    paths = os.pathsep.join(map(str, [*PATHS, ROOT, ROOT / "examples"]))
+    command = ["-m", "workers.trainer_jobs", reports, shared]
+    return CaseJob(run(command, 2, "torchrun", {"PYTHONPATH": paths}), read_reports(reports, 2))
+
+
+@pytest.mark.parametrize("case", cases_in("trainer_jobs"))
+def test_examples(examples: CaseJob, case: str) -> None:
+    examples.check(case)
 
 
 @pytest.mark.parametrize("case", trainers.cases)

@@ -52,6 +52,9 @@ def test_the_public_names_are_there() -> None:
         ("horovod_compressors.tensorflow", "tensorflow", "./scripts/setup --engines tensorflow"),
         ("byteps_compressors.torch", "byteps", "./scripts/setup --engines byteps"),
         ("byteps_compressors.torch", "torch", "pip install torch"),
+        ("torch_compressors.trainers.lightning", "lightning", "pip install lightning"),
+        ("torch_compressors.trainers.accelerate", "accelerate", "pip install accelerate"),
+        ("torch_compressors.trainers.transformers", "transformers", "pip install transformers"),
     ],
 )
 def test_an_engine_that_is_not_installed(module: str, missing: str, remedy: str) -> None:

@@ -127,6 +127,18 @@ def test_commands_name_existing_files(page: Path) -> None:
     assert {word for word in commands if not (ROOT / word).exists()} == set()
 
 
+@every_page
+def test_named_tests_exist(page: Path) -> None:
+    """A function in a file: ``tests/engines/workers/ddp.py::states``."""
+    named = [word.split("::") for word in spans(page) if re.fullmatch(r"tests/\S+\.py::\w+", word)]
+    missing = {
+        f"{path}::{name}"
+        for path, name in named
+        if not re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
+    }
+    assert missing == set()
+
+
 NO_MODULES = {"gradcomp.h", "gradcomp.codecs", "gradcomp.baselines"}
 """The C header, and the groups of entry points."""
 

@@ -525,7 +525,8 @@ def shards() -> None:
 @cases
 def mixed_precision_of_ddp() -> None:
     """GradScaler, an overflow on one rank, and a learning rate that falls."""
-    mixed_precision.ddp_job()
+    for follows in (False, True):
+        mixed_precision.ddp_job(follows)
 
 
 @cases

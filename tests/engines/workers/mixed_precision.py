@@ -15,15 +15,19 @@ from torch_compressors import ddp_hook
 SPEC = "residual(lr=scale)|randomk(ratio=0.05)"
 
 
-def ddp_job() -> None:
-    """DDP: the hook averages scaled gradients in the backward pass."""
+def ddp_job(follows: bool) -> None:
+    """DDP: the hook averages scaled gradients in the backward pass.
+
+    Args:
+        follows: the state reads the loss scale itself.
+    """
     join()
     torch.manual_seed(1)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 70))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     state, hook = ddp_hook(SPEC, model, optimizer)
     model.register_comm_hook(state, hook)
-    _train(model, optimizer, state, False)
+    _train(model, optimizer, state, False, follows)
 
 
 def horovod_job() -> None:
@@ -101,13 +105,18 @@ def _accumulate(of: str, scales: bool) -> list[torch.Tensor]:
     return [p.detach() for p in model.parameters()]
 
 
-def _train(model: torch.nn.Module, optimizer: Any, state: Any, synchronizes: bool) -> None:
+def _train(
+    model: torch.nn.Module, optimizer: Any, state: Any, synchronizes: bool, follows: bool = False
+) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    if follows:
+        state.follow_scaler(scaler)
     skipped = []
     before: dict[str, torch.Tensor] = {}
     for step in range(6):
         optimizer.zero_grad()
-        state.set_loss_scale(scaler.get_scale())
+        if not follows:
+            state.set_loss_scale(scaler.get_scale())
         residuals = {
             name: value / scaler.get_scale()
             for name, value in state.state_dict()["residual"].items()

@@ -1,0 +1,191 @@
+"""torch.compile, activation checkpointing and options of DDP together with our hook: the averages equal
+those of an eager model, to the last bit."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import horovod.torch as hvd
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from workers.ddp_model import join
+from workers.harness import Cases, check_equal, check_same_on_all_ranks, refused
+
+from gradcomp import ConfigError
+from torch_compressors import ddp_hook
+
+cases = Cases()
+
+SPEC = "residual|topk(ratio=0.05)"
+
+Averages = list[dict[str, torch.Tensor]]
+
+
+class Layers(torch.nn.Module):
+    """A perceptron of two buckets of DDP, one of its layers unused.
+
+    Args:
+        checkpointed: ``use_reentrant`` of activation checkpointing; None without it.
+        repeated: passes through the middle layers.
+    """
+
+    def __init__(self, checkpointed: bool | None, repeated: int) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(20, 512)
+        self.middle = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Tanh())
+        self.last = torch.nn.Linear(512, 100)
+        self.unused = torch.nn.Linear(70, 64)
+        self.checkpointed = checkpointed
+        self.repeated = repeated
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x).relu()
+        for _ in range(self.repeated):
+            if self.checkpointed is None:
+                x = self.middle(x)
+            else:
+                x = checkpoint(self.middle, x, use_reentrant=self.checkpointed)
+        return self.last(x)
+
+
+def _made(checkpointed: bool | None = None, repeated: int = 1) -> Layers:
+    join()
+    torch.manual_seed(0)
+    return Layers(checkpointed, repeated)
+
+
+def _wrapped(module: Any, **options: Any) -> Any:
+    """In DDP, with our hook; the unused layer is frozen unless an option allows for it."""
+    if not options:
+        module.unused.requires_grad_(False)
+    # Dynamo's buckets must not be below DDP's first, which has 1 MiB.
+    model = DistributedDataParallel(module, bucket_cap_mb=1, **options)
+    state, hook = ddp_hook(SPEC, model)
+    model.register_comm_hook(state, hook)
+    return model
+
+
+def _compiled(model: Any, backend: str = "eager") -> Any:
+    """Traced by Dynamo; ``aot_eager`` also traces the backward pass."""
+    torch._dynamo.reset()
+    return torch.compile(model, backend=backend)
+
+
+def _averages(ddp: Any, forward: Any = None, parts: tuple[int, ...] = (1, 1, 1)) -> Averages:
+    """The averages of some steps of SGD.
+
+    Args:
+        ddp: the model.
+        forward: the compiled model around it.
+        parts: number of micro-batches of each step, all but the last under ``no_sync``.
+    """
+    found = []
+    model = ddp if forward is None else forward
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for step, number in enumerate(parts):
+        optimizer.zero_grad()
+        for part in range(number):
+            seed = 100 * step + 10 * part + hvd.rank()
+            x = torch.randn(8, 20, generator=torch.Generator().manual_seed(seed))
+            # Dynamo warns about PyTorch's own code.
+            with ddp.no_sync() if part < number - 1 else nullcontext(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                model(x).square().mean().backward()
+        named = ddp.module.named_parameters()
+        found.append({n: p.grad.clone() for n, p in named if p.grad is not None})
+        optimizer.step()
+    return found
+
+
+@cache
+def _eager(repeated: int = 1, parts: tuple[int, ...] = (1, 1, 1)) -> Averages:
+    return _averages(_wrapped(_made(repeated=repeated)), parts=parts)
+
+
+def _check(found: Averages, wanted: Averages, label: str) -> None:
+    for step, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        names = [name.removeprefix("_orig_mod.") for name in one]
+        assert names == list(other), label
+        for name, average in zip(names, one.values(), strict=True):
+            check_equal(average, other[name], f"{label} {step}: {name}")
+        check_same_on_all_ranks(torch.cat([one.reshape(-1) for one in one.values()]), label)
+
+
+def _state(ddp: Any) -> Any:
+    ((_, state),) = ddp._comm_hooks
+    return state.state_dict()
+
+
+@cases
+def compile_around_and_inside() -> None:
+    """Parameters keep their names, for rules and checkpoints; ``no_sync`` inside compiled steps."""
+    parts = (1, 2, 1)
+    eager = _wrapped(_made())
+    wanted = _averages(eager, parts=parts)
+    around = _wrapped(_made())
+    _check(_averages(around, _compiled(around, "aot_eager"), parts), wanted, "around")
+    inside = _wrapped(_compiled(_made(), "aot_eager"))
+    _check(_averages(inside, parts=parts), wanted, "inside")
+    for one in (around, inside):
+        assert _state(one)["rounds"] == _state(eager)["rounds"]
+        for name, residual in _state(eager)["residual"].items():
+            check_equal(_state(one)["residual"][name], residual, name)
+
+
+@cases
+def compile_with_options_of_ddp() -> None:
+    wanted = _eager()
+    for options in ({"static_graph": True}, {"find_unused_parameters": True}):
+        model = _wrapped(_made(), **options)
+        _check(_averages(model, _compiled(model)), wanted, str(options))
+    model = _wrapped(_made(checkpointed=False))
+    _check(_averages(model, _compiled(model)), wanted, "checkpointed")
+
+
+@cases
+def compile_of_several_models() -> None:
+    """As a generator and its judge."""
+    wanted = _eager()
+    models = [_wrapped(_made()) for _ in range(2)]
+    both = _compiled(lambda x: (models[0](x), models[1](-x)))
+    _check(_averages(models[0], lambda x: both(x)[0]), wanted, "one of two")
+
+
+@cases
+def activation_checkpointing() -> None:
+    """Both kinds, also of layers that are used twice."""
+    for repeated in (1, 2):
+        wanted = _eager(repeated)
+        for reentrant in (False, True):
+            # PyTorch's own condition for the reentrant kind in layers that are used twice.
+            options = {"static_graph": True} if reentrant and repeated > 1 else {}
+            model = _wrapped(_made(reentrant, repeated), **options)
+            _check(_averages(model), wanted, f"{repeated} {reentrant}")
+
+
+@cases
+def options_of_ddp_together() -> None:
+    """Accumulation with the others; with ``static_graph`` the first step has one micro-batch, as
+    PyTorch demands."""
+    parts = (1, 2, 3)
+    wanted = _eager(parts=parts)
+    for checkpointed, options in (
+        (False, {}),
+        (None, {"static_graph": True}),
+        (None, {"find_unused_parameters": True}),
+        (False, {"static_graph": True, "gradient_as_bucket_view": True}),
+    ):
+        model = _wrapped(_made(checkpointed), **options)
+        _check(_averages(model, parts=parts), wanted, f"{checkpointed} {options}")
+
+
+# The last case: such a model changes Dynamo's rules for all others of the process.
+@cases
+def pythons_reducer() -> None:
+    with mock.patch.object(torch._dynamo.config, "optimize_ddp", "python_reducer"):
+        refused(lambda: _wrapped(_made()), ConfigError, "optimize_ddp='python_reducer'", "to True")
