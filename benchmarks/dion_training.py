@@ -11,10 +11,9 @@ import statistics
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from powersgd_training import HELD_OUT, digits
+from powersgd_training import learn, perceptron
 from torch_compressors import Dion, ddp_hook, dion_groups
 
 
@@ -23,10 +22,7 @@ def train(fraction: float | None, seed: int, options: argparse.Namespace) -> tup
 
     ``fraction``: the rank fraction; None: AdamW, uncompressed.
     """
-    inputs, classes = digits()
-    torch.manual_seed(seed)
-    layers = nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
-    module = nn.Sequential(*layers)
+    module = perceptron(seed)
     model = DistributedDataParallel(module)
     if fraction is None:
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(module.parameters(), options.adam_lr)
@@ -35,18 +31,8 @@ def train(fraction: float | None, seed: int, options: argparse.Namespace) -> tup
         optimizer = Dion(dion_groups(module.named_parameters(), spec), options.lr)
         state, hook = ddp_hook(spec, model, optimizer)
         model.register_comm_hook(state, hook)
-    shuffle = torch.Generator().manual_seed(seed)
-    world, own = dist.get_world_size(), dist.get_rank()
-    for _ in range(options.epochs):
-        batches = torch.randperm(len(classes) - HELD_OUT, generator=shuffle).split(32 * world)
-        for batch in batches[:-1]:
-            mine = HELD_OUT + batch[own::world]
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(inputs[mine]), classes[mine]).backward()
-            optimizer.step()
-    with torch.no_grad():
-        found = nn.functional.cross_entropy(model(inputs[:HELD_OUT]), classes[:HELD_OUT])
-    return float(found), 1.0 if fraction is None else 1 / state.stats.ratio
+    loss = learn(model, optimizer, seed, options.epochs)
+    return loss, 1.0 if fraction is None else 1 / state.stats.ratio
 
 
 def main() -> None:
@@ -67,7 +53,8 @@ def main() -> None:
         losses = [loss for loss, _ in results]
         if dist.get_rank() == 0:
             name = "AdamW" if fraction is None else f"Dion, fraction {fraction}"
-            spread = f"{statistics.mean(losses):.3f} +- {statistics.stdev(losses):.3f}"
+            deviation = statistics.stdev(losses) if len(losses) > 1 else 0.0
+            spread = f"{statistics.mean(losses):.3f} +- {deviation:.3f}"
             print(f"{name:22} {spread}  bytes {100 * results[0][1]:5.1f} %", flush=True)
     dist.barrier()
     dist.destroy_process_group()

@@ -31,11 +31,8 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
 
 def train(contender: str, rank: int, lr: float, seed: int, options: argparse.Namespace) -> float:
     """The final test loss."""
-    inputs, classes = digits()
-    torch.manual_seed(seed)
-    layers = nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
     # torch's hook works with a single bucket only: on Gloo it aborts with several.
-    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=10**4)
+    model = DistributedDataParallel(perceptron(seed), bucket_cap_mb=10**4)
     if contender == TORCH:
         state = torch_powersgd.PowerSGDState(
             process_group=None,
@@ -48,9 +45,24 @@ def train(contender: str, rank: int, lr: float, seed: int, options: argparse.Nam
         spec = f"powersgd(rank={rank},start_step={options.start},variant={contender})"
         model.register_comm_hook(*ddp_hook(spec, model))
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    return learn(model, optimizer, seed, options.epochs)
+
+
+def perceptron(seed: int) -> nn.Module:
+    """The model, with initial values that belong to the seed."""
+    torch.manual_seed(seed)
+    layers = nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+    return nn.Sequential(*layers)
+
+
+def learn(
+    model: DistributedDataParallel, optimizer: torch.optim.Optimizer, seed: int, epochs: int
+) -> float:
+    """Train on the digits; returns the final test loss."""
+    inputs, classes = digits()
     shuffle = torch.Generator().manual_seed(seed)
     world, own = dist.get_world_size(), dist.get_rank()
-    for _ in range(options.epochs):
+    for _ in range(epochs):
         batches = torch.randperm(len(classes) - HELD_OUT, generator=shuffle).split(32 * world)
         for batch in batches[:-1]:
             mine = HELD_OUT + batch[own::world]
