@@ -99,6 +99,43 @@ def all_elements_are_sgd() -> None:
 
 
 @cases
+def clipping_by_the_norm_of_the_model() -> None:
+    """Gradients of torch.autograd.grad are clipped together before any is sent."""
+    spec_text = "momentum_correction|topk(ratio=0.05)"
+    params = harness.parameters({"first": MATRIX, "second": (90, 50), "bias": (9,)})
+    opt = hvd.DistributedOptimizer(
+        DGCSGD(params.values(), lr=0.1),
+        named_parameters=list(params.items()),
+        compression=Compression(spec_text, params.items()),
+    )
+    loopback, limit = Loopback(spec_text, hvd.size()), 0.5
+    for step in range(3):
+        of_ranks = [harness.gradients(params, step, rank) for rank in range(hvd.size())]
+        mine = of_ranks[hvd.rank()]
+        loss = sum((p * mine[name]).sum() for name, p in params.items())
+        for p, grad in zip(
+            params.values(), torch.autograd.grad(loss, params.values()), strict=True
+        ):
+            p.grad = grad
+        torch.nn.utils.clip_grad_norm_(params.values(), limit)
+        opt.synchronize()
+        clipped = [_clipped(grads, limit) for grads in of_ranks]
+        averages = loopback.step({name: [grads[name] for grads in clipped] for name in params})
+        for name, p in params.items():
+            harness.check_equal(p.grad, averages[name][hvd.rank()], f"{step}: {name}")
+        with opt.skip_synchronize():
+            opt.step()
+
+
+def _clipped(grads: dict[str, torch.Tensor], limit: float) -> dict[str, torch.Tensor]:
+    holders = [torch.nn.Parameter(torch.zeros_like(grad)) for grad in grads.values()]
+    for holder, grad in zip(holders, grads.values(), strict=True):
+        holder.grad = grad.clone()
+    torch.nn.utils.clip_grad_norm_(holders, limit)
+    return {name: holder.grad for name, holder in zip(grads, holders, strict=True)}
+
+
+@cases
 def momentum_twice() -> None:
     """An optimizer with a momentum of its own is refused on every rank, before anything is sent."""
     for make, part in (
