@@ -40,6 +40,7 @@ from gradcomp.runtime.comparison import (
 )
 from gradcomp.runtime.controls import Controls
 from gradcomp.runtime.loss_scale import check_scale
+from gradcomp.runtime.outer import OuterSGD
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.profile_files import profile_as_configured
 from gradcomp.runtime.profiled_engine import ProfiledEngine
@@ -66,6 +67,7 @@ __all__ = [
     "FloatArray",
     "GossipRound",
     "Node",
+    "OuterSGD",
     "Parameters",
     "Patch",
     "Pipeline",

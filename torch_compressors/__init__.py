@@ -1,4 +1,4 @@
-"""Compression on torch.distributed: hooks of DDP and FSDP, and training by gossip.
+"""Compression on torch.distributed: hooks of DDP and FSDP, local steps, and training by gossip.
 
 Also `DGCSGD` and `Dion`, optimizers for all adapters of PyTorch. Modules are imported at the first use of a
 name, because the adapters of other engines need few of them.
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch_compressors.ddp import DDPCompression, ddp_hook
     from torch_compressors.gossip import AsyncGossipDataParallel, GossipDataParallel
     from torch_compressors.launch import init_process_group
+    from torch_compressors.outer import OuterStep
     from torch_compressors.shared.dgc_sgd import DGCSGD
     from torch_compressors.shared.dion import Dion, dion_groups
 
@@ -29,6 +30,7 @@ __all__ = [
     "DDPCompression",
     "Dion",
     "GossipDataParallel",
+    "OuterStep",
     "ddp_hook",
     "dion_groups",
     "init_process_group",
@@ -40,6 +42,7 @@ _MODULES = {
     "DDPCompression": "ddp",
     "Dion": "shared.dion",
     "GossipDataParallel": "gossip",
+    "OuterStep": "outer",
     "ddp_hook": "ddp",
     "dion_groups": "shared.dion",
     "init_process_group": "launch",

@@ -13,6 +13,7 @@ import numpy as np
 
 from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes
 from gradcomp.errors import ProtocolError, StateError, TopologyError
+from gradcomp.exchange.arrays_of_state import check_mapping
 from gradcomp.exchange.rounds import Exchange, GossipRound, TensorKey
 from gradcomp.gossip.topology import Topology
 
@@ -260,14 +261,6 @@ class CompressedGossip(Gossip):
         """Mix the large tensors with the peers' ``bodies``, in rank order."""
 
 
-def check_mapping(state: object) -> None:
-    """Raise StateError unless a state is a mapping."""
-    if not isinstance(state, Mapping):
-        raise StateError(
-            f"the state is a {type(state).__name__}; it must be a mapping, as state_dict returns"
-        )
-
-
 def count_of(state: Mapping[str, Any], key: str) -> int:
     """A number of rounds in a state.
 
@@ -281,38 +274,3 @@ def count_of(state: Mapping[str, Any], key: str) -> int:
             "an earlier checkpoint"
         )
     return value
-
-
-def arrays_like(
-    state: Mapping[str, Any], kind: str, sizes: Mapping[str, int]
-) -> dict[str, FloatArray]:
-    """Copies of the arrays of one kind of a state.
-
-    Raises:
-        StateError: names or sizes are not those of ``sizes``, or an array is not of finite float32.
-    """
-    check_mapping(state)
-    found = state.get(kind)
-    if not isinstance(found, Mapping) or set(found) != set(sizes):
-        raise StateError(f"the state's '{kind}' must have the arrays {', '.join(sizes) or 'none'}")
-    result = {}
-    for name, size in sizes.items():
-        value = found[name]
-        if not isinstance(value, np.ndarray) or value.dtype != np.float32:
-            dtype = f" of {value.dtype}" if hasattr(value, "dtype") else ""
-            raise StateError(
-                f"the {kind} of '{name}' is a {type(value).__name__}{dtype}; it must be an array of "
-                "float32: load an earlier checkpoint"
-            )
-        if value.size != size:
-            raise StateError(
-                f"the {kind} of '{name}' has {value.size} elements instead of {size}: the state is "
-                "of another model"
-            )
-        if not np.isfinite(value).all():
-            raise StateError(
-                f"the {kind} of '{name}' has NaN or Inf; all elements must be finite: load a "
-                "checkpoint from before the step in which training diverged"
-            )
-        result[name] = value.reshape(-1).copy()
-    return result

@@ -12,8 +12,9 @@ from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.codec import Codec, get_codec
 from gradcomp.codec.frame import split_frames
 from gradcomp.errors import ProtocolError, SpecError, StateError, TopologyError
+from gradcomp.exchange.arrays_of_state import arrays_like, check_mapping
 from gradcomp.exchange.patterns.gather import rank_seed
-from gradcomp.gossip.base import CompressedGossip, Tensor, arrays_like, check_mapping
+from gradcomp.gossip.base import CompressedGossip, Tensor
 from gradcomp.gossip.dense import check_column_stochastic, weight_of
 from gradcomp.gossip.topology import Topology
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes
 from gradcomp.errors import StateError, TopologyError
+from gradcomp.exchange.arrays_of_state import check_mapping
 from gradcomp.exchange.rounds import Exchange, GossipRound
-from gradcomp.gossip.base import Gossip, check_mapping
+from gradcomp.gossip.base import Gossip
 from gradcomp.gossip.topology import Topology
 
 __all__ = ["PushSum", "SimpleGossip", "check_column_stochastic", "weight_of"]

@@ -12,8 +12,9 @@ from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes
 from gradcomp.codec.codec import derive_stream
 from gradcomp.errors import StateError, TopologyError
 from gradcomp.exchange.algorithms.low_rank import matrix_shape
+from gradcomp.exchange.arrays_of_state import arrays_like, check_mapping
 from gradcomp.exchange.rounds import GossipRound
-from gradcomp.gossip.base import Gossip, Layout, Tensor, arrays_like, check_mapping, count_of
+from gradcomp.gossip.base import Gossip, Layout, Tensor, count_of
 from gradcomp.gossip.topology import Topology
 
 __all__ = ["PowerGossip"]

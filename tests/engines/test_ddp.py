@@ -85,7 +85,9 @@ def test_damaged_messages_of_another_rank() -> None:
             assert found[1].startswith(f"rank 1 sent a damaged message in the exchange '{name}'")
 
 
-@pytest.mark.parametrize("name", ["torch.md", "from-powersgd-hook.md"])
+@pytest.mark.parametrize(
+    "name", ["torch.md", "from-powersgd-hook.md", "outer.md", "algorithms/dion.md"]
+)
 def test_the_example_of_the_documentation(name: str, tmp_path: Path) -> None:
     root = HERE.parents[1]
     page = (root / "docs" / name).read_text()

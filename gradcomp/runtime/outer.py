@@ -1,0 +1,85 @@
+"""The outer optimizer of training with local steps: it steps on averages of pseudo-gradients.
+
+Every rank trains alone for some inner steps. Its pseudo-gradient is the change since the last outer
+step, negated; the ranks average it, and all make the same outer step. docs/outer.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gradcomp.codec.arrays import FloatArray
+from gradcomp.errors import ConfigError
+from gradcomp.exchange.arrays_of_state import arrays_like
+
+__all__ = ["OuterSGD"]
+
+
+class OuterSGD:
+    """SGD on averaged pseudo-gradients, with momentum as of ``torch.optim.SGD``: ::
+
+        v = momentum * v + average
+        start -= lr * (average + momentum * v)    with nesterov, else
+        start -= lr * v
+
+    Douillard et al.: "DiLoCo: Distributed Low-Communication Training of Language Models"
+    (arXiv:2311.08105), algorithm 1, with Nesterov's momentum. All arithmetic is elementwise in
+    float32, so that ranks with equal averages have equal bits.
+
+    Args:
+        values: parameters at the beginning, flat float32 by name, equal on all ranks; copied.
+        lr: outer learning rate, above 0.
+        momentum: in [0, 1).
+        nesterov: Nesterov's momentum.
+
+    Attributes:
+        start: parameters at the beginning of the round, by name; equal on all ranks.
+
+    Raises:
+        ConfigError: a number is not in its range.
+    """
+
+    def __init__(
+        self, values: Mapping[str, FloatArray], lr: float, momentum: float, nesterov: bool
+    ) -> None:
+        if not 0 < lr <= 10:
+            raise ConfigError(f"the outer learning rate is {lr}; it must be in (0, 10]")
+        if not 0 <= momentum < 1:
+            raise ConfigError(f"the outer momentum is {momentum}; it must be in [0, 1)")
+        self.start = {name: value.copy() for name, value in values.items()}
+        self._momenta = {name: np.zeros_like(value) for name, value in self.start.items()}
+        self._lr = np.float32(lr)
+        self._momentum = np.float32(momentum)
+        self._nesterov = nesterov
+
+    def step(self, name: str, average: FloatArray) -> FloatArray:
+        """Make the outer step of a tensor; returns its new values, which stay in `start`."""
+        step = average
+        if self._momentum:
+            momentum = self._momenta[name]
+            momentum *= self._momentum
+            momentum += average
+            step = average + self._momentum * momentum if self._nesterov else momentum
+        start = self.start[name]
+        start -= self._lr * step
+        return start
+
+    def state_dict(self) -> dict[str, Any]:
+        """``start`` and ``momentum``, by tensor name; equal on all ranks."""
+        return {
+            "start": {name: one.copy() for name, one in self.start.items()},
+            "momentum": {name: one.copy() for name, one in self._momenta.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a result of `state_dict`.
+
+        Raises:
+            StateError: the state is not of these tensors; nothing has changed.
+        """
+        sizes = {name: one.size for name, one in self.start.items()}
+        start, momenta = (arrays_like(state, kind, sizes) for kind in ("start", "momentum"))
+        self.start, self._momenta = start, momenta

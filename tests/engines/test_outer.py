@@ -1,0 +1,12 @@
+"""Training with local steps on torch.distributed."""
+
+from __future__ import annotations
+
+import pytest
+from launch import CaseJob
+from workers import outer
+
+
+@pytest.mark.parametrize("case", outer.cases)
+def test_outer(ddp2: CaseJob, case: str) -> None:
+    ddp2.check(case)
