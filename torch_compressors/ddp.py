@@ -62,6 +62,7 @@ def ddp_hook(
     model: DistributedDataParallel | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     timeout: timedelta | None = None,
+    clip_norm: float | None = None,
 ) -> tuple["DDPCompression", Hook]:
     """The two arguments of ``model.register_comm_hook``.
 
@@ -80,6 +81,9 @@ def ddp_hook(
             without it, call `set_lr` before each step.
         timeout: longest wait for another rank in an exchange; None for PyTorch's default, 30
             minutes.
+        clip_norm: largest L2 norm of this rank's whole gradient, to which it is scaled down before
+            anything is compressed, above 0. All exchanges then begin after the backward pass. None:
+            no clipping.
 
     Returns:
         The state, which has `state_dict`, `set_epoch` and `stats`, and the hook.
@@ -87,10 +91,11 @@ def ddp_hook(
     Raises:
         SpecError: the spec is wrong.
         ConfigError: the model is no DistributedDataParallel, the optimizer applies the momentum,
-            too, or with ``two_level`` the ranks do not form equal nodes.
+            too, or with ``two_level`` the ranks do not form equal nodes; or ``clip_norm`` is not
+            above 0.
         ProtocolError: the ranks run different compression or different models.
     """
-    return DDPCompression(config, model, optimizer, timeout), compress_bucket
+    return DDPCompression(config, model, optimizer, timeout, clip_norm), compress_bucket
 
 
 def compress_bucket(
@@ -112,6 +117,11 @@ class _Arrived:
     dense: dict[str, Any] = field(default_factory=dict)
     """The engine's handles of dense gradients, by name."""
 
+    def wait(self) -> None:
+        """Wait for the elements of ``host``."""
+        if self.ready is not None:
+            self.ready()
+
 
 class DDPCompression(TensorControls):
     """The compression of one model's gradients on this rank; made by `ddp_hook`.
@@ -127,7 +137,10 @@ class DDPCompression(TensorControls):
         model: DistributedDataParallel | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         timeout: timedelta | None = None,
+        clip_norm: float | None = None,
     ) -> None:
+        if clip_norm is not None and not 0 < clip_norm < math.inf:
+            raise ConfigError(f"clip_norm is {clip_norm}; it must be above 0 and finite, or None")
         if not isinstance(model, DistributedDataParallel | None):
             raise ConfigError(
                 f"the model is a {type(model).__name__}; it must be a DistributedDataParallel: "
@@ -138,6 +151,7 @@ class DDPCompression(TensorControls):
         self._optimizer = optimizer
         self._scaler: torch.amp.GradScaler | None = None
         self._timeout = timeout
+        self._clip_norm = clip_norm
         self._begin()
         if model is not None:
             self._model = WrappedModel.of(model)
@@ -150,7 +164,7 @@ class DDPCompression(TensorControls):
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: configuration and state, without model, optimizer and engine."""
-        copied = {"config", "pipeline", "_timeout"}
+        copied = {"config", "pipeline", "_timeout", "_clip_norm"}
         return {name: value for name, value in vars(self).items() if name in copied}
 
     def __setstate__(self, copied: dict[str, Any]) -> None:
@@ -239,9 +253,15 @@ class DDPCompression(TensorControls):
             self._report(self._collector.begin_step())
         arrived = self._take(bucket)
         self._arrived.append(arrived)
-        # A copy from a device takes time: the next bucket's call starts this bucket's exchanges.
-        complete = arrived.ready is None or bucket.is_last()
-        end = len(self._arrived) - (not complete)
+        if self._clip_norm is None:
+            # A copy from a device takes time: the next bucket's call starts this bucket's exchanges.
+            complete = arrived.ready is None or bucket.is_last()
+            end = len(self._arrived) - (not complete)
+        elif bucket.is_last():
+            self._clip(self._clip_norm)
+            end = len(self._arrived)
+        else:
+            end = 0
         for pending in self._arrived[self._begun : end]:
             self._start(pending)
         self._begun = end
@@ -273,10 +293,20 @@ class DDPCompression(TensorControls):
             grads[self._model.name(parameter)] = flat.as_strided(parameter.shape, stride)
         return _Arrived(future, buffer, host, grads, ready)
 
+    @torch.no_grad()
+    def _clip(self, limit: float) -> None:
+        """Scale the gradients of all buckets to an L2 norm of at most ``limit``."""
+        for arrived in self._arrived:
+            arrived.wait()
+        norms = [torch.linalg.vector_norm(one.host.double()) for one in self._arrived]
+        norm = float(torch.linalg.vector_norm(torch.stack(norms)))
+        if limit < norm < math.inf:
+            for arrived in self._arrived:
+                arrived.host.mul_(limit / norm)
+
     def _start(self, arrived: _Arrived) -> None:
         """Start the exchanges of a bucket's gradients."""
-        if arrived.ready is not None:
-            arrived.ready()
+        arrived.wait()
         for name, grad in arrived.grads.items():
             resolved = self._collector.resolve(name, tuple(grad.shape))
             route = self._collector.route(resolved, sums_dtype=grad.dtype in _OWN_DTYPES)

@@ -5,7 +5,7 @@
 #
 # --array=0-3 takes the first four of them; see torchrun.sh for all else.
 #SBATCH --job-name=gradcomp-gossip
-#SBATCH --array=0-9
+#SBATCH --array=0-10
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=4

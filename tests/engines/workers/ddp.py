@@ -351,6 +351,31 @@ def momentum_correction() -> None:
 
 
 @cases
+def clipping_by_the_norm_of_the_model() -> None:
+    """Each rank's whole gradient is clipped before it is compressed, in several buckets."""
+    spec, limit = "momentum_correction|topk(ratio=0.05)", 5.0
+    training = Training(spec, SHAPES, optimizer=partial(DGCSGD, lr=0.1), clip_norm=limit)
+    loopback = Loopback(spec, hvd.size())
+    for step in range(3):
+        of_ranks = [harness.gradients(training.params, step, rank) for rank in range(hvd.size())]
+        norms = [torch.cat([g.flatten() for g in grads.values()]).norm() for grads in of_ranks]
+        assert all(norm > 2 * limit for norm in norms)
+        clipped = [
+            {name: grad * (limit / norm) for name, grad in grads.items()}
+            for grads, norm in zip(of_ranks, norms, strict=True)
+        ]
+        found = training.averages(of_ranks[hvd.rank()])
+        named = {name: [grads[name] for grads in clipped] for name in SHAPES}
+        for name, averages in loopback.step(named).items():
+            wanted = torch.from_numpy(averages[0]).view(found[name].shape)
+            torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=1e-6)
+    for wrong in (0.0, -1.0, float("nan")):
+        refused(
+            lambda w=wrong: ddp_hook("fp16", training.model, clip_norm=w), ConfigError, "clip_norm"
+        )
+
+
+@cases
 def steps_of_dion() -> None:
     """Steps of Dion as in the loopback, and the optimizers that take them."""
     spec = "dion(rank_fraction=0.1)"

@@ -61,6 +61,7 @@ class Training:
         bucket_mb: float = 0.005,
         dtype: torch.dtype = torch.float32,
         optimizer: Any = None,
+        clip_norm: float | None = None,
         **options: Any,
     ) -> None:
         join()
@@ -69,7 +70,7 @@ class Training:
         }
         self.model = DistributedDataParallel(Given(self.params), bucket_cap_mb=bucket_mb, **options)
         made = None if optimizer is None else optimizer(self.params.values())
-        self.state, hook = ddp_hook(config, self.model, made)
+        self.state, hook = ddp_hook(config, self.model, made, clip_norm=clip_norm)
         self.model.register_comm_hook(self.state, hook)
 
     def averages(self, grads: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
