@@ -12,10 +12,9 @@ import statistics
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from powersgd_training import HELD_OUT, digits, perceptron
+from powersgd_training import learn, perceptron
 from torch_compressors import OuterStep
 
 # Spec, outer learning rate, outer momentum; a spec of None averages gradients in every step.
@@ -39,27 +38,13 @@ def train(
 ) -> tuple[float, float]:
     """Final test loss, and the compression ratio."""
     spec, lr, momentum = contender
-    inputs, classes = digits()
     model = perceptron(seed)
-    trained: nn.Module = DistributedDataParallel(model) if spec is None else model
     optimizer = torch.optim.AdamW(model.parameters(), options.inner_lr)
-    outer = None
-    if spec is not None:
-        outer = OuterStep(spec, model, every=options.every, lr=lr, momentum=momentum)
-    shuffle = torch.Generator().manual_seed(seed)
-    world, own = dist.get_world_size(), dist.get_rank()
-    for _ in range(options.epochs):
-        batches = torch.randperm(len(classes) - HELD_OUT, generator=shuffle).split(32 * world)
-        for batch in batches[:-1]:
-            mine = HELD_OUT + batch[own::world]
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(trained(inputs[mine]), classes[mine]).backward()
-            optimizer.step()
-            if outer is not None:
-                outer.step()
-    with torch.no_grad():
-        found = nn.functional.cross_entropy(model(inputs[:HELD_OUT]), classes[:HELD_OUT])
-    return float(found), 1.0 if outer is None else outer.stats.ratio * options.every
+    if spec is None:
+        return learn(DistributedDataParallel(model), optimizer, seed, options.epochs), 1.0
+    outer = OuterStep(spec, model, every=options.every, lr=lr, momentum=momentum)
+    loss = learn(model, optimizer, seed, options.epochs, outer.step)
+    return loss, outer.stats.ratio * options.every
 
 
 def main() -> None:

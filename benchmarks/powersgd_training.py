@@ -7,6 +7,7 @@ contender has the same initial values and batches. A line has the test losses of
 """
 
 import argparse
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -56,7 +57,11 @@ def perceptron(seed: int) -> nn.Module:
 
 
 def learn(
-    model: DistributedDataParallel, optimizer: torch.optim.Optimizer, seed: int, epochs: int
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    seed: int,
+    epochs: int,
+    after_step: Callable[[], object] = lambda: None,
 ) -> float:
     """Train on the digits; returns the final test loss."""
     inputs, classes = digits()
@@ -69,6 +74,7 @@ def learn(
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(inputs[mine]), classes[mine]).backward()
             optimizer.step()
+            after_step()
     with torch.no_grad():
         found = nn.functional.cross_entropy(model(inputs[:HELD_OUT]), classes[:HELD_OUT])
     return float(found)

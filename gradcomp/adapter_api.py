@@ -25,7 +25,7 @@ from gradcomp.exchange.rounds import (
     Round,
 )
 from gradcomp.exchange.select import exchange_pattern
-from gradcomp.exchange.state_kinds import STATE_KINDS
+from gradcomp.exchange.state_kinds import STATE_KINDS, state_of
 from gradcomp.runtime.agreement import agreement_line, build_text, check_agreement, model_digest
 from gradcomp.runtime.checkpoint import Checkpoints
 from gradcomp.runtime.checkpointed import Checkpointed
@@ -99,5 +99,6 @@ __all__ = [
     "read_object",
     "run_unedited",
     "split_frames",
+    "state_of",
     "unpack_state",
 ]

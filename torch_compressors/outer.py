@@ -19,7 +19,6 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -39,6 +38,7 @@ from gradcomp.adapter_api import (
     differences,
     profile_as_configured,
     read_object,
+    state_of,
 )
 from gradcomp.errors import ConfigError, ProtocolError, StateError
 from torch_compressors.gather import gather_bytes, gather_texts
@@ -94,7 +94,7 @@ class OuterStep(TensorControls):
         self.every = every
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._check_arguments(model)
-        feeds_back = any(_feeds_back(spec) for spec in self.config.specs)
+        feeds_back = any("residual" in state_of(spec) for spec in self.config.specs)
         lr = (1.0 if feeds_back else 0.7) if lr is None else lr
         momentum = (0.0 if feeds_back else 0.9) if momentum is None else momentum
         if momentum and any(_waits(spec) for spec in self.config.specs):
@@ -213,9 +213,9 @@ class OuterStep(TensorControls):
     # Values -------------------------------------------------------------------------------------
 
     def _read(self) -> dict[str, FloatArray]:
-        """Copies of the parameters, flat float32."""
+        """The parameters, flat float32; views where that needs no copy."""
         return {
-            name: np.array(p.detach().to("cpu", torch.float32).reshape(-1).numpy())
+            name: p.detach().to("cpu", torch.float32).reshape(-1).numpy()
             for name, p in self._parameters.items()
         }
 
@@ -228,7 +228,7 @@ class OuterStep(TensorControls):
         """The values from which ranks train on: rounded, where parameters are not float32."""
         if all(p.dtype == torch.float32 for p in self._parameters.values()):
             return self._outer.start
-        return self._read()
+        return {name: value.copy() for name, value in self._read().items()}
 
     # Checkpoints --------------------------------------------------------------------------------
 
@@ -246,24 +246,31 @@ class OuterStep(TensorControls):
         }
 
     def _take_saved(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        first = states if isinstance(states, Mapping) else states[0]
+        same_ranks = isinstance(states, Mapping)
+        rows: Sequence[Mapping[str, Any]] = [states] if isinstance(states, Mapping) else states
+        first = rows[0]
         steps = first.get("inner_steps")
-        if not isinstance(steps, int) or steps < 0:
-            raise StateError(f"the state's 'inner_steps' is {steps!r:.80}; it must be at least 0")
-        if isinstance(states, Mapping):
-            self._pipeline.load_state_dict(states["compression"])
-        else:
-            self._pipeline.load_state_dict([one["compression"] for one in states])
+        if not isinstance(steps, int) or steps < 0 or any("compression" not in one for one in rows):
+            raise StateError(
+                "the checkpoint is of another object than an OuterStep: load the directory that "
+                "OuterStep.save has written"
+            )
+        # All checks come before any change.
+        for kind in ("start", "momentum"):
+            self._outer.checked(first.get("outer"), kind)
+        values = self._outer.checked(first, "values")
+        compression = [one["compression"] for one in rows]
+        self._pipeline.load_state_dict(compression[0] if same_ranks else compression)
         self._outer.load_state_dict(first["outer"])
         for name, value in self._outer.start.items():
             self._write(name, value)
         self._given = self._values_given()
-        self._inner_steps = steps
-        if isinstance(states, Mapping):
-            for name, value in states["values"].items():
+        if same_ranks:
+            for name, value in values.items():
                 self._write(name, value)
         else:  # the changes of other ranks since the last outer step belong to nobody here
-            self._inner_steps -= steps % self.every
+            steps -= steps % self.every
+        self._inner_steps = steps
 
 
 def _check_settings(texts: Sequence[str]) -> None:
@@ -275,17 +282,7 @@ def _check_settings(texts: Sequence[str]) -> None:
         )
 
 
-def _feeds_back(spec: Spec) -> bool:
-    """Whether the unsent part of a change is sent later."""
-    if spec.algorithm is not None and spec.algorithm.name == "powersgd":
-        return True
-    return spec.memory is not None and spec.memory.name == "residual"
-
-
 def _waits(spec: Spec) -> bool:
     """Whether most elements wait in a residual for many rounds."""
-    return (
-        _feeds_back(spec)
-        and spec.algorithm is None
-        and "sparse" in get_codec(spec.first_codec).caps
-    )
+    sparse = spec.algorithm is None and "sparse" in get_codec(spec.first_codec).caps
+    return sparse and "residual" in state_of(spec)

@@ -24,13 +24,15 @@ def check_config(config: Config) -> None:
     """Refuse specs that need the optimizer, which the script makes after its model, or before.
 
     Raises:
-        ConfigError: the spec applies the momentum (``dgc``) or follows the learning rate.
+        ConfigError: the spec applies the momentum (``dgc``), follows the learning rate, or is ``dion``.
     """
     need = None
     if config.momentum_correction is not None:
         need = "applies the optimizer's momentum"
     elif config.scales_lr:
         need = "follows the optimizer's learning rate"
+    elif config.dion is not None:
+        need = "gives steps of the optimizer Dion"
     if need is not None:
         raise ConfigError(
             f"'{config.compress.default}' {need}, and this launcher knows models alone: call "

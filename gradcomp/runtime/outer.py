@@ -80,6 +80,13 @@ class OuterSGD:
         Raises:
             StateError: the state is not of these tensors; nothing has changed.
         """
-        sizes = {name: one.size for name, one in self.start.items()}
-        start, momenta = (arrays_like(state, kind, sizes) for kind in ("start", "momentum"))
+        start, momenta = self.checked(state, "start"), self.checked(state, "momentum")
         self.start, self._momenta = start, momenta
+
+    def checked(self, state: Any, kind: str) -> dict[str, FloatArray]:
+        """Copies of one kind of arrays in a state: one for each tensor, of its size.
+
+        Raises:
+            StateError: they are not those of these tensors.
+        """
+        return arrays_like(state, kind, {name: one.size for name, one in self.start.items()})

@@ -79,6 +79,7 @@ def test_a_sharded_model_is_said_to_be_uncompressed(ddp: Finished) -> None:
     [
         ("dgc(ratio=0.01)", "applies the optimizer's momentum"),
         ("residual(lr=scale)|topk(ratio=0.01)", "follows the optimizer's learning rate"),
+        ("dion", "gives steps of the optimizer Dion"),
     ],
 )
 def test_specs_that_need_the_optimizer(

@@ -16,7 +16,7 @@ from workers.harness import Cases, check_equal, check_same_on_all_ranks, refused
 
 from gradcomp import Config, ConfigError, Loopback
 from gradcomp.adapter_api import OuterSGD
-from gradcomp.errors import ProtocolError
+from gradcomp.errors import ProtocolError, StateError
 from support.pipelines import configured, rules_of
 from torch_compressors import OuterStep
 
@@ -120,6 +120,10 @@ def checkpoints_inside_a_round() -> None:
         outers[0].step()
     outers[0].save(directory, 5)
     assert outers[1].load(directory) == 5
+    whole = outers[1]._state_to_save()
+    for key in ("compression", "outer", "inner_steps", "values"):
+        damaged = {name: part for name, part in whole.items() if name != key}
+        refused(lambda d=damaged: outers[1]._take_saved(d), StateError, "")
     for step in range(5, 9):
         for model, outer in zip((straight, resumed), outers, strict=True):
             model.change(step)
