@@ -40,7 +40,9 @@ from gradcomp.runtime.comparison import (
 )
 from gradcomp.runtime.controls import Controls
 from gradcomp.runtime.loss_scale import check_scale
-from gradcomp.runtime.outer import OuterSGD
+from gradcomp.runtime.outer.options import OuterOptions
+from gradcomp.runtime.outer.sgd import OuterSGD
+from gradcomp.runtime.outer.steps import OuterSteps
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.profile_files import profile_as_configured
 from gradcomp.runtime.profiled_engine import ProfiledEngine
@@ -67,7 +69,9 @@ __all__ = [
     "FloatArray",
     "GossipRound",
     "Node",
+    "OuterOptions",
     "OuterSGD",
+    "OuterSteps",
     "Parameters",
     "Patch",
     "Pipeline",

@@ -201,10 +201,14 @@ class BaseCompression(Controls, metaclass=_Codecs):
     def _gather_text(self, text: bytearray, name: str) -> bytes:
         """The texts of all ranks, one after the other in rank order."""
 
-    def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
+    def gather(self, data: bytes) -> Sequence[bytes]:
+        """The bytes of all ranks in rank order, without line breaks; every rank must call it."""
         # One line of text per rank; a ragged gather delivers them one after the other.
         name = f"gradcomp.texts.{self.process_set.process_set_id}"
         return self._gather_text(bytearray(data + b"\n"), name).splitlines()
+
+    def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
+        return self.gather(data)
 
     def _check_process_set(self, theirs: int) -> None:
         if theirs != self.process_set.process_set_id:
@@ -226,7 +230,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
     def _parameters(self) -> Iterable[tuple[str, Any]]:
         """Names and buffers of all parameters; see `gradcomp.adapter_api.Parameters`."""
 
-    def _agree(self, shapes: Mapping[str, tuple[int, ...]]) -> Collector:
+    def agree(self, shapes: Mapping[str, tuple[int, ...]]) -> Collector:
         """Check that all ranks agree, before any rank sends a gradient; make the collector.
 
         Every rank must call it with its first gradients.
@@ -243,7 +247,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
         problem = node_problem(self.HOROVOD, self.config, here) or self.pipeline.mismatch(
             here.rank(), here.size(), ranks_per_node(self.HOROVOD, self.config)
         )
-        lines = self._gather_bytes(agreement_line(self.config, shapes, problem).encode())
+        lines = self.gather(agreement_line(self.config, shapes, problem).encode())
         check_agreement([line.decode(errors="replace") for line in lines])
         sets = group_sets(self.HOROVOD, self.process_set, self.pipeline.ranks_per_node)
         driver = Driver(self._engine(prefix, sets))

@@ -39,7 +39,7 @@ from gradcomp.adapter_api import (
 from gradcomp.errors import ConfigError
 from torch_compressors.gather import gather_bytes, gather_numbers, gather_texts
 from torch_compressors.gloo import GlooEngine, message_limit
-from torch_compressors.nodes import check_nodes, ranks_per_node
+from torch_compressors.nodes import agreed_ranks_per_node, exchange_groups, node_size
 from torch_compressors.registered import WrappedModel, registered_with
 from torch_compressors.roll_call import naming_the_absent
 from torch_compressors.shared.optimizers import check_optional
@@ -50,8 +50,6 @@ from torch_compressors.shared.state import TensorControls
 __all__ = ["DDPCompression", "ddp_hook"]
 
 Hook = Callable[["DDPCompression", GradBucket], torch.futures.Future[torch.Tensor]]
-
-_SETTING = "compress.ranks_per_node"
 
 # Dtypes of dense gradients that are all-reduced in their own dtype; others travel as float32.
 _OWN_DTYPES = frozenset({torch.float16, torch.float32, torch.float64})
@@ -186,7 +184,7 @@ class DDPCompression(TensorControls):
     def pipeline(self) -> Pipeline:
         """See `gradcomp.runtime.controls.Controls`."""
         world = self._model.world
-        size, _ = _ranks_per_node(self.config, world)
+        size, _ = node_size(self.config, world)
         return Pipeline(self.config, world.rank(), world.size(), size)
 
     def _connect(self) -> GlooEngine:
@@ -195,8 +193,8 @@ class DDPCompression(TensorControls):
         copied = vars(self).get("pipeline")
         limit = message_limit(map(math.prod, shapes.values()), self.config.compress.bucket_bytes)
         with naming_the_absent(world, "ddp_hook"):
-            size = _agreed_ranks_per_node(self.config, world, shapes, copied)
-            self._gloo = GlooEngine(_groups(world, size, self._timeout), limit)
+            size = agreed_ranks_per_node(self.config, world, shapes, copied)
+            self._gloo = GlooEngine(exchange_groups(world, size, self._timeout), limit)
         self._engine = ProfiledEngine(self._gloo, profile_as_configured(self.pipeline).stats)
         return self._gloo
 
@@ -346,58 +344,3 @@ def _fills(parameter: torch.Tensor) -> bool:
                 return False
             expected *= size
     return True
-
-
-def _agreed_ranks_per_node(
-    config: Config,
-    world: dist.ProcessGroup,
-    shapes: dict[str, tuple[int, ...]],
-    copied: Pipeline | None,
-) -> int:
-    """Check that all ranks have the same compression; returns the number of ranks in a node.
-
-    Args:
-        copied: of a copied state; it must be this rank's.
-
-    Raises:
-        ProtocolError: the ranks run different compression or different models.
-        ConfigError: with ``two_level``, the ranks do not form equal nodes.
-    """
-    size, problem = _ranks_per_node(config, world)
-    if copied is not None:
-        problem = problem or copied.mismatch(world.rank(), world.size(), size)
-    lines = gather_texts(agreement_line(config, shapes, problem), world)
-    check_agreement(lines)
-    check_nodes(gather_numbers(size, world), _SETTING)
-    return size
-
-
-def _ranks_per_node(config: Config, world: dist.ProcessGroup) -> tuple[int, str | None]:
-    """See `ranks_per_node`; 1 without ``two_level``."""
-    if not config.compress.two_level:
-        return 1, None
-    return ranks_per_node(config.compress.ranks_per_node, world, _SETTING)
-
-
-def _groups(
-    world: dist.ProcessGroup, size: int, timeout: timedelta | None
-) -> dict[RankGroup, dist.ProcessGroup]:
-    """Groups of Gloo: all ranks, the ranks of this node, and the nodes' first ranks.
-
-    Only this compression uses them, so no other collective comes between its exchanges.
-    """
-    ranks = dist.get_process_group_ranks(world)
-    node = Node.of(world.rank(), world.size(), size)
-    first = node.index * size
-    members: dict[RankGroup, list[int]] = {"all": ranks}
-    if size > 1:
-        members["node"] = ranks[first : first + size]
-        # PyTorch numbers a rank's groups to name them: every rank must be in equally many groups.
-        members["leaders"] = ranks[node.local_rank :: size]
-    groups = {
-        group: dist.new_group(of_group, timeout, "gloo", use_local_synchronization=True)
-        for group, of_group in members.items()
-    }
-    if size > 1 and not node.leads:
-        del groups["leaders"]
-    return groups

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from datetime import timedelta
 
 import torch.distributed as dist
 
+from gradcomp import Config
+from gradcomp.adapter_api import Node, Pipeline, RankGroup, agreement_line, check_agreement
 from gradcomp.errors import ConfigError
+from torch_compressors.gather import gather_numbers, gather_texts
 
-__all__ = ["check_nodes", "ranks_per_node"]
+__all__ = [
+    "agreed_ranks_per_node",
+    "check_nodes",
+    "exchange_groups",
+    "node_size",
+    "ranks_per_node",
+]
+
+_SETTING = "compress.ranks_per_node"
 
 # By launcher: variables of the rank on its machine, and of the number of ranks there.
 _LAUNCHERS = (
@@ -63,3 +76,57 @@ def check_nodes(sizes: list[int], setting: str) -> None:
             f"the exchange two_level is impossible: the ranks' nodes have {sizes} ranks: start the "
             f"same number of ranks on each node, or set {setting}"
         )
+
+def agreed_ranks_per_node(
+    config: Config,
+    world: dist.ProcessGroup,
+    shapes: Mapping[str, tuple[int, ...]],
+    copied: Pipeline | None = None,
+) -> int:
+    """Check that all ranks have the same compression; returns the number of ranks in a node.
+
+    Args:
+        copied: of a copied state; it must be this rank's.
+
+    Raises:
+        ProtocolError: the ranks run different compression or different models.
+        ConfigError: with ``two_level``, the ranks do not form equal nodes.
+    """
+    size, problem = node_size(config, world)
+    if copied is not None:
+        problem = problem or copied.mismatch(world.rank(), world.size(), size)
+    lines = gather_texts(agreement_line(config, shapes, problem), world)
+    check_agreement(lines)
+    check_nodes(gather_numbers(size, world), _SETTING)
+    return size
+
+
+def node_size(config: Config, world: dist.ProcessGroup) -> tuple[int, str | None]:
+    """See `ranks_per_node`; 1 without ``two_level``."""
+    if not config.compress.two_level:
+        return 1, None
+    return ranks_per_node(config.compress.ranks_per_node, world, _SETTING)
+
+
+def exchange_groups(
+    world: dist.ProcessGroup, size: int, timeout: timedelta | None
+) -> dict[RankGroup, dist.ProcessGroup]:
+    """Groups of Gloo: all ranks, the ranks of this node, and the nodes' first ranks.
+
+    Only this compression uses them, so no other collective comes between its exchanges.
+    """
+    ranks = dist.get_process_group_ranks(world)
+    node = Node.of(world.rank(), world.size(), size)
+    first = node.index * size
+    members: dict[RankGroup, list[int]] = {"all": ranks}
+    if size > 1:
+        members["node"] = ranks[first : first + size]
+        # PyTorch numbers a rank's groups to name them: every rank must be in equally many groups.
+        members["leaders"] = ranks[node.local_rank :: size]
+    groups = {
+        group: dist.new_group(of_group, timeout, "gloo", use_local_synchronization=True)
+        for group, of_group in members.items()
+    }
+    if size > 1 and not node.leads:
+        del groups["leaders"]
+    return groups

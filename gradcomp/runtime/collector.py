@@ -216,6 +216,12 @@ class Collector:
         self._of_this_step.discard(name)
         return average
 
+    def mean(self, name: str, value: float) -> float:
+        """The mean of a number over the ranks, outside of all rounds; every rank must call it."""
+        request = AllReduce(name, np.array([value], np.float64))
+        self._pipeline.stats.count("allreduce", request.nbytes)
+        return float(self._driver.reply(self._driver.post(request))[0])
+
     def end_step(self) -> None:
         """Note the time when averages are complete; the last call before the next step counts."""
         self._ended = self._clock()

@@ -20,11 +20,12 @@ try:
     from horovod_compressors.tensorflow.compression import Compression
     from horovod_compressors.tensorflow.dgc_sgd import DGCSGD
     from horovod_compressors.tensorflow.keras import DistributedOptimizer
+    from horovod_compressors.tensorflow.outer import OuterStep
 except ModuleNotFoundError as error:
     raise missing_package(error) from None
 
 from horovod_compressors.watch import watch
 
-__all__ = ["DGCSGD", "Compression", "CompressionState", "DistributedOptimizer"]
+__all__ = ["DGCSGD", "Compression", "CompressionState", "DistributedOptimizer", "OuterStep"]
 
 watch(hvd)

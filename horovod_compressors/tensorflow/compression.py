@@ -260,7 +260,7 @@ class Compression(BaseCompression):
         if collector is None:
             # All ranks trace the same graphs, so all ranks call this.
             with tf.init_scope():
-                collector = self._collectors[tuple(shapes)] = self._agree(shapes)
+                collector = self._collectors[tuple(shapes)] = self.agree(shapes)
         return collector
 
     def _check_call(self, call: Call) -> None:

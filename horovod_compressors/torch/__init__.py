@@ -18,11 +18,12 @@ try:
     import horovod.torch as hvd
 
     from horovod_compressors.torch.compression import Compression
+    from horovod_compressors.torch.outer import OuterStep
 except ModuleNotFoundError as error:
     raise missing_package(error) from None
 
 from horovod_compressors.watch import watch
 
-__all__ = ["Compression"]
+__all__ = ["Compression", "OuterStep"]
 
 watch(hvd)

@@ -250,7 +250,7 @@ class Compression(TensorControls, BaseCompression):
         return tensor
 
     def _first_use(self) -> Collector:
-        """See `_agree`.
+        """See `agree`.
 
         Blocking is safe here: every rank calls this with its first gradient of the first step,
         because Horovod submits every parameter on every rank.
@@ -259,7 +259,7 @@ class Compression(TensorControls, BaseCompression):
         if optimizer is not None:
             self._check_optimizer(optimizer)
             wait_first(optimizer, self._check)
-        self._collector = self._agree(self._names.shapes())
+        self._collector = self.agree(self._names.shapes())
         return self._collector
 
     def _parameters(self) -> Iterable[tuple[str, Any]]:

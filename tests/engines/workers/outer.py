@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
+import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from workers import harness
@@ -15,8 +17,9 @@ from workers.ddp_model import join
 from workers.harness import Cases, check_equal, check_same_on_all_ranks, refused
 
 from gradcomp import Config, ConfigError, Loopback
-from gradcomp.adapter_api import OuterSGD
+from gradcomp.adapter_api import OuterOptions, OuterSGD
 from gradcomp.errors import ProtocolError, StateError
+from horovod_compressors.torch import OuterStep as HorovodOuterStep
 from support.pipelines import configured, rules_of
 from torch_compressors import OuterStep
 
@@ -38,8 +41,13 @@ class Model(torch.nn.Module):
         super().__init__()
         torch.manual_seed(hvd.rank())  # OuterStep makes the ranks equal
         for name in SPECS:
-            self.register_parameter(name, torch.nn.Parameter(torch.randn(80, 64).to(dtype)))
-        self.bias = torch.nn.Parameter(torch.randn(9).to(dtype))
+            self.register_parameter(name, parameter_of(name, dtype))
+        self.bias = parameter_of("bias", dtype)
+
+    @staticmethod
+    def shape_of(name: str) -> tuple[int, ...]:
+        """The shape of a parameter."""
+        return (9,) if name == "bias" else (80, 64)
 
     def change(self, step: int) -> None:
         """An inner step that differs by rank."""
@@ -48,7 +56,11 @@ class Model(torch.nn.Module):
             p.data.sub_(0.1 * change_of(seed, p.shape).to(p.dtype))
 
 
-def change_of(seed: list[int], shape: torch.Size) -> torch.Tensor:
+def parameter_of(name: str, dtype: torch.dtype) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.randn(Model.shape_of(name)).to(dtype))
+
+
+def change_of(seed: list[int], shape: tuple[int, ...]) -> torch.Tensor:
     generator = torch.Generator().manual_seed(hash(tuple(seed)) % 2**31)
     return torch.randn(shape, generator=generator)
 
@@ -57,40 +69,93 @@ def config() -> Config:
     return configured("identity", rules=rules_of(SPECS, "{}"))
 
 
+MAKERS: dict[str, Callable[..., Any]] = {"torch": OuterStep, "horovod": HorovodOuterStep}
+
+
+class Simulated:
+    """All ranks' parameters in this process, averaged by the loopback."""
+
+    def __init__(self, model: Model, options: OuterOptions) -> None:
+        values = {n: p.detach().reshape(-1).numpy().copy() for n, p in model.named_parameters()}
+        self._options = options
+        self._loopback = Loopback(config(), hvd.size())
+        settings = options.lr, options.momentum, options.nesterov
+        self.outers = [OuterSGD(values, *settings) for _ in range(hvd.size())]
+        self.values = [{n: one.copy() for n, one in values.items()} for _ in range(hvd.size())]
+        names = list(values)
+        # Every parameter of `Model` is a layer of its own.
+        self._fragments = [names[first :: options.fragments] for first in range(options.fragments)]
+        self._averages: dict[str, list[Any]] = {}
+
+    def step(self, step: int) -> None:
+        options = self._options
+        for rank, values in enumerate(self.values):
+            for index, (name, value) in enumerate(values.items()):
+                change = change_of([step, rank, index], Model.shape_of(name))
+                value -= (0.1 * change).numpy().reshape(-1)
+        phase = (step + 1) % options.period
+        fragment = self._fragments[step // options.period % options.fragments]
+        if phase == (options.period - options.overlap) % options.period:
+            weights = [1.0] * hvd.size()
+            if options.weighted:
+                weights = [samples_of(rank) * hvd.size() / 3 for rank in range(hvd.size())]
+            changes = {
+                name: [
+                    np.float32(weights[rank])
+                    * (one.start[name] - self.values[rank][name]).reshape(Model.shape_of(name))
+                    for rank, one in enumerate(self.outers)
+                ]
+                for name in fragment
+            }
+            self._averages = self._loopback.step(changes)
+        if phase == 0:
+            mixing = np.float32(options.mixing)
+            for name, averages in self._averages.items():
+                for rank, one in enumerate(self.outers):
+                    start = one.step(name, averages[rank].reshape(-1))
+                    own = self.values[rank]
+                    own[name] = mixing * own[name] + (1 - mixing) * start if mixing else start.copy()
+
+
+def samples_of(rank: int) -> int:
+    """Samples of a rank in each inner step; of two ranks they sum to 3."""
+    return rank + 1
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"lr": 0.7, "momentum": 0.5},
+    {"lr": 1.0, "momentum": 0.0, "weighted": True},
+    {"fragments": 3, "momentum": 0.5},
+    {"fragments": 3, "overlap": 1, "mixing": 0.25, "momentum": 0.9},
+    {"overlap": 2, "momentum": 0.9},
+]
+
+
 @cases
 def outer_steps_are_those_of_the_loopback() -> None:
+    """On torch.distributed and Horovod, for every setting: the bits of a simulation."""
     join()
-    model = Model()
-    outer = OuterStep(config(), model, every=3, lr=0.7, momentum=0.5)
-    names = [name for name, _ in model.named_parameters()]
-    values = {n: p.detach().reshape(-1).numpy().copy() for n, p in model.named_parameters()}
-    ranks = [OuterSGD(values, 0.7, 0.5, True) for _ in range(hvd.size())]
-    loopback = Loopback(config(), hvd.size())
-    for step in range(9):
-        model.change(step)
-        made = outer.step()
-        assert made == (step % 3 == 2), step
-        if not made:
-            continue
-        changes = {}
-        for index, (name, p) in enumerate(model.named_parameters()):
-            of_ranks = []
-            for rank, one in enumerate(ranks):
-                trained = torch.from_numpy(one.start[name].copy()).view(p.shape)
-                for inner in range(step - 2, step + 1):
-                    trained -= 0.1 * change_of([inner, rank, index], p.shape)
-                of_ranks.append(one.start[name].reshape(p.shape) - trained.numpy())
-            changes[name] = of_ranks
-        averages = loopback.step(changes)
-        for rank, one in enumerate(ranks):
-            for name in names:
-                one.step(name, averages[name][rank].reshape(-1))
-        for name, p in model.named_parameters():
-            wanted = torch.from_numpy(ranks[0].start[name]).view(p.shape)
-            check_equal(p.detach(), wanted, f"{step}: {name}")
-            check_same_on_all_ranks(p, name)
-    assert outer.inner_steps == 9
-    assert outer.stats.steps == 3
+    for make in MAKERS.values():
+        for setting in SETTINGS:
+            model = Model()
+            outer = make(config(), model, every=6, **setting)
+            simulated = Simulated(model, outer.options)
+            for step in range(18):
+                model.change(step)
+                samples = {"samples": samples_of(hvd.rank())} if outer.options.weighted else {}
+                made = outer.step(**samples)
+                assert made == ((step + 1) % outer.options.period == 0), step
+                simulated.step(step)
+                for name, p in model.named_parameters():
+                    wanted = torch.from_numpy(simulated.values[hvd.rank()][name]).view(p.shape)
+                    check_equal(p.detach(), wanted, f"{setting}, {step}: {name}")
+            outer.restart()
+            for name, p in model.named_parameters():
+                check_same_on_all_ranks(p, name)
+                start = torch.from_numpy(simulated.outers[0].start[name]).view(p.shape)
+                check_equal(p.detach(), start, f"{setting}: {name}")
+            assert outer.inner_steps == 18
+            assert outer.stats.steps == 3
 
 
 @cases
@@ -113,17 +178,30 @@ def checkpoints_inside_a_round() -> None:
     """A job resumed after 5 of 9 steps, with 3 per round, ends in the same bits."""
     join()
     directory = Path(harness.shared) / f"outer-{hvd.size()}"
+    for number, (make, options) in enumerate(itertools.product(MAKERS.values(), RESUMED)):
+        check_resumes(make, options, directory / str(number))
+
+
+RESUMED: list[dict[str, Any]] = [
+    {"every": 3, "momentum": 0.9},
+    {"every": 6, "fragments": 2, "overlap": 2, "mixing": 0.5, "momentum": 0.9},
+]
+
+
+def check_resumes(make: Callable[..., Any], options: dict[str, Any], directory: Path) -> None:
+    """A run resumed after 5 of 9 steps; with overlap, while an average is under way."""
     straight, resumed = Model(), Model()
-    outers = [OuterStep(config(), one, every=3, momentum=0.9) for one in (straight, resumed)]
+    outers = [make(config(), one, **options) for one in (straight, resumed)]
     for step in range(5):
         straight.change(step)
         outers[0].step()
     outers[0].save(directory, 5)
     assert outers[1].load(directory) == 5
-    whole = outers[1]._state_to_save()
-    for key in ("compression", "outer", "inner_steps", "values"):
+    whole = outers[1].state_dict()
+    for key in whole:
         damaged = {name: part for name, part in whole.items() if name != key}
-        refused(lambda d=damaged: outers[1]._take_saved(d), StateError, "")
+        refused(lambda d=damaged: outers[1].load_state_dict(d), StateError, "")
+    outers[1].load_state_dict(whole)
     for step in range(5, 9):
         for model, outer in zip((straight, resumed), outers, strict=True):
             model.change(step)
@@ -160,6 +238,8 @@ def wrong_arguments() -> None:
     join()
     makes: list[tuple[Callable[[], Any], type[Exception], str]] = [
         (lambda: OuterStep("fp16", Model(), every=0), ConfigError, "every is 0"),
+        (lambda: OuterStep("fp16", Model(), fragments=7, every=7), ConfigError, "at most 6"),
+        (lambda: OuterStep("fp16", Model()).step(samples=3), ConfigError, "not weighted"),
         (lambda: OuterStep("fp16", Model(), lr=-1.0), ConfigError, "outer learning rate is -1.0"),
         (lambda: OuterStep("dgc(warmup_epochs=0)", Model()), ConfigError, "momentum of its own"),
         (lambda: OuterStep("dion", Model()), ConfigError, "momentum of its own"),

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from gradcomp.codec.arrays import FloatArray
-from gradcomp.errors import ConfigError
 from gradcomp.exchange.arrays_of_state import arrays_like
 
 __all__ = ["OuterSGD"]
@@ -31,24 +30,17 @@ class OuterSGD:
 
     Args:
         values: parameters at the beginning, flat float32 by name, equal on all ranks; copied.
-        lr: outer learning rate, above 0.
-        momentum: in [0, 1).
+        lr: outer learning rate.
+        momentum: outer momentum; 0 for none.
         nesterov: Nesterov's momentum.
 
     Attributes:
         start: parameters at the beginning of the round, by name; equal on all ranks.
-
-    Raises:
-        ConfigError: a number is not in its range.
     """
 
     def __init__(
         self, values: Mapping[str, FloatArray], lr: float, momentum: float, nesterov: bool
     ) -> None:
-        if not 0 < lr <= 10:
-            raise ConfigError(f"the outer learning rate is {lr}; it must be in (0, 10]")
-        if not 0 <= momentum < 1:
-            raise ConfigError(f"the outer momentum is {momentum}; it must be in [0, 1)")
         self.start = {name: value.copy() for name, value in values.items()}
         self._momenta = {name: np.zeros_like(value) for name, value in self.start.items()}
         self._lr = np.float32(lr)

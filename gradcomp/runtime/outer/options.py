@@ -1,0 +1,159 @@
+"""Settings of training with local steps."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from gradcomp.codec.codec import get_codec
+from gradcomp.codec.spec import Spec
+from gradcomp.config.schema import Config
+from gradcomp.errors import ConfigError, ProtocolError
+from gradcomp.exchange.state_kinds import state_of
+from gradcomp.runtime.comparison import differences, read_object
+
+__all__ = ["OuterOptions"]
+
+_RANGES = {
+    "every": ("at least 1 inner step", lambda one: one.every >= 1),
+    "lr": ("in (0, 10]", lambda one: 0 < one.lr <= 10),
+    "momentum": ("in [0, 1)", lambda one: 0 <= one.momentum < 1),
+    "fragments": (
+        "at least 1 and a divisor of every",
+        lambda one: one.fragments >= 1 and one.every % one.fragments == 0,
+    ),
+    "overlap": (
+        "at least 0 and below every / fragments",
+        lambda one: 0 <= one.overlap < one.every // one.fragments,
+    ),
+    "mixing": ("in [0, 1)", lambda one: 0 <= one.mixing < 1),
+}
+
+
+@dataclass(frozen=True)
+class OuterOptions:
+    """Settings of training with local steps, equal on all ranks.
+
+    Attributes:
+        every: inner steps between two averages of a parameter, H, at least 1.
+        lr: outer learning rate, in (0, 10].
+        momentum: outer momentum, in [0, 1).
+        nesterov: Nesterov's momentum.
+        fragments: parts of the model that are averaged in turn, P; a divisor of ``every``.
+        overlap: inner steps that a fragment's average may take, tau, below ``every / fragments``. The
+            exchange runs in a thread; with 0 the step waits for it.
+        mixing: weight in [0, 1) of a rank's own values beside the new common ones, alpha.
+        weighted: ranks count by the samples that `OuterSteps.step` gets.
+    """
+
+    every: int
+    lr: float
+    momentum: float
+    nesterov: bool = True
+    fragments: int = 1
+    overlap: int = 0
+    mixing: float = 0.0
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            ConfigError: a setting is not in its range.
+        """
+        for name, (allowed, holds) in _RANGES.items():
+            if not holds(self):
+                raise ConfigError(
+                    f"{_NAMES.get(name, name)} is {getattr(self, name)}; it must be {allowed}"
+                )
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        every: int,
+        lr: float | None = None,
+        momentum: float | None = None,
+        **others: Any,
+    ) -> OuterOptions:
+        """Settings with the defaults of a configuration.
+
+        Without error feedback they are DiLoCo's, ``lr=0.7, momentum=0.9``. With it they are ``lr=1,
+        momentum=0``: a residual arrives late, and momentum amplifies it; docs/outer.md.
+
+        Raises:
+            ConfigError: a setting is unknown or not in its range; or the configuration has a momentum
+                of its own, ``dion``, a learning rate (``lr=scale``) or ``policy: auto``.
+        """
+        known = [one.name for one in fields(cls)]
+        unknown = sorted(set(others) - set(known))
+        if unknown:
+            raise ConfigError(
+                f"local steps have no setting {', '.join(unknown)}; they have {', '.join(known)}"
+            )
+        _check(config)
+        feeds_back = any("residual" in state_of(spec) for spec in config.specs)
+        lr = (1.0 if feeds_back else 0.7) if lr is None else lr
+        momentum = (0.0 if feeds_back else 0.9) if momentum is None else momentum
+        if momentum and any(_waits(spec) for spec in config.specs):
+            warnings.warn(
+                f"outer momentum {momentum} with error feedback of a sparse codec "
+                f"('{config.compress.default}') often diverges: use momentum=0, or a spec without a "
+                "residual",
+                stacklevel=3,
+            )
+        return cls(every, lr, momentum, **others)
+
+    @property
+    def period(self) -> int:
+        """Inner steps between the averages of two fragments."""
+        return self.every // self.fragments
+
+    def text(self) -> str:
+        """A line that is equal on ranks with equal settings; see `check_same`."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def check_same(texts: Sequence[str]) -> None:
+        """Compare the `text` of all ranks, in rank order.
+
+        Raises:
+            ProtocolError: they differ.
+        """
+        lines = differences([read_object(text, rank) for rank, text in enumerate(texts)])
+        if lines:
+            raise ProtocolError(
+                f"the ranks' arguments of OuterStep differ:\n{lines}\nGive all ranks the same "
+                "arguments"
+            )
+
+
+_NAMES = {"lr": "the outer learning rate", "momentum": "the outer momentum"}
+
+
+def _check(config: Config) -> None:
+    default = config.compress.default
+    if config.momentum_correction is not None or config.dion is not None:
+        raise ConfigError(
+            f"'{default}' has a momentum of its own: leave it to the outer momentum, and use a codec, "
+            "such as residual|topk(ratio=0.01)"
+        )
+    if config.scales_lr:
+        raise ConfigError(
+            "lr=scale follows the rate of an optimizer that applies averages, and the outer learning "
+            "rate is constant: leave out lr=scale"
+        )
+    if config.compress.policy == "auto":
+        raise ConfigError(
+            "compress.policy: auto measures gradients of every step, and local steps send few: "
+            "set compress.policy to always"
+        )
+
+
+def _waits(spec: Spec) -> bool:
+    """Whether most elements wait in a residual for many rounds."""
+    sparse = spec.algorithm is None and "sparse" in get_codec(spec.first_codec).caps
+    return sparse and "residual" in state_of(spec)

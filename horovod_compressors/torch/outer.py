@@ -1,0 +1,74 @@
+"""Training with local steps on Horovod: ranks train alone, and average their changes at times.
+
+::
+
+    outer = OuterStep("int4", model, every=30)
+    for batch in loader:
+        loss(model, batch).backward()
+        optimizer.step()  # a plain optimizer
+        outer.step()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from gradcomp import Config
+from gradcomp.adapter_api import OuterOptions
+from horovod_compressors.torch.compression import Compression
+from torch_compressors.shared.outer import ParameterValues, TensorOuterSteps
+
+__all__ = ["OuterStep"]
+
+
+class OuterStep(TensorOuterSteps):
+    """Local steps on Horovod with PyTorch; see `gradcomp.runtime.outer.steps.OuterSteps`.
+
+    Every rank must construct it at the same time; parameters and buffers of the first rank are then
+    everyone's. The inner optimizer must not be a ``hvd.DistributedOptimizer``.
+
+    Args:
+        config: a spec for all pseudo-gradients that are not small, or a `gradcomp.Config`.
+        model: its trainable parameters must be floating; sums are float32.
+        every: number of inner steps per outer step, H, at least 1.
+        process_set: the ranks that average.
+        options: other settings of `OuterOptions`: ``lr``, ``momentum``, ``nesterov``, ``fragments``,
+            ``overlap``, ``mixing``, ``weighted``. By default ``lr=0.7, momentum=0.9``, or
+            ``lr=1, momentum=0`` with error feedback: docs/outer.md.
+
+    Raises:
+        SpecError: the spec is wrong.
+        ConfigError: an argument does not fit; see `OuterOptions.of`.
+        ProtocolError: the ranks have different arguments or models.
+    """
+
+    def __init__(
+        self,
+        config: str | Config,
+        model: torch.nn.Module,
+        *,
+        every: int = 30,
+        process_set: Any = hvd.global_process_set,
+        **options: Any,
+    ) -> None:
+        values = ParameterValues(model)
+        self._compression = Compression(config, values.named(), process_set)
+        self.config = self._compression.config
+        chosen = OuterOptions.of(self.config, every, **options)
+        collector = self._compression.agree(values.shapes)
+        texts = self._gather_bytes(chosen.text().encode())
+        chosen.check_same([text.decode(errors="replace") for text in texts])
+        handles = [
+            hvd.broadcast_async_(one, process_set.ranks[0], f"outer.{name}", process_set)
+            for name, one in [*values.named(), *model.named_buffers()]
+        ]
+        for handle in handles:
+            hvd.synchronize(handle)
+        super().__init__(chosen, values, self._compression.pipeline, collector)
+
+    def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
+        return self._compression.gather(data)
