@@ -2,7 +2,8 @@
 
 ``horovodrun -np 2 python -m horovod_compressors.run --compression SPEC train.py --epochs 3`` (or
 ``-m pkg.train --epochs 3``) replaces the compression of every ``hvd.DistributedOptimizer`` and
-``hvd.DistributedGradientTape`` that the script makes.
+``hvd.DistributedGradientTape`` that the script makes. With ``--outer H``, each
+``hvd.DistributedOptimizer`` of PyTorch becomes an optimizer with local steps; docs/outer.md.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         {**dict.fromkeys(_PATCHES, _patch), _LAUNCHER: _warn_of_launches},
         _is_first_rank,
         _prepare,
+        local_steps=True,
     )
 
 
@@ -50,7 +52,7 @@ def _prepare(config: Config) -> None:
 def _patch(module: ModuleType, run: Unedited) -> None:
     """Replace compression in a module of Horovod."""
     ours = importlib.import_module(_PATCHES[module.__name__])
-    ours.patch(module, run.config, run.replaced)
+    ours.patch(module, run)
 
 
 def _warn_of_launches(module: Any, run: Unedited) -> None:

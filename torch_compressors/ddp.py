@@ -18,7 +18,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
@@ -27,17 +26,13 @@ from gradcomp.adapter_api import (
     AllReduce,
     Collector,
     Driver,
-    Node,
     Pipeline,
     ProfiledEngine,
-    RankGroup,
     Route,
-    agreement_line,
-    check_agreement,
     profile_as_configured,
 )
 from gradcomp.errors import ConfigError
-from torch_compressors.gather import gather_bytes, gather_numbers, gather_texts
+from torch_compressors.gather import gather_bytes
 from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.nodes import agreed_ranks_per_node, exchange_groups, node_size
 from torch_compressors.registered import WrappedModel, registered_with

@@ -77,6 +77,7 @@ def check_nodes(sizes: list[int], setting: str) -> None:
             f"same number of ranks on each node, or set {setting}"
         )
 
+
 def agreed_ranks_per_node(
     config: Config,
     world: dist.ProcessGroup,

@@ -80,7 +80,7 @@ class OuterStep(TensorOuterSteps):
         world = process_group or dist.group.WORLD
         assert world is not None
         self._world = world
-        values = ParameterValues(model)
+        values = ParameterValues(model.named_parameters())
         with naming_the_absent(world, "OuterStep"):
             size = agreed_ranks_per_node(self.config, world, values.shapes)
             chosen.check_same(gather_texts(chosen.text(), world))

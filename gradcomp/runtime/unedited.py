@@ -22,6 +22,7 @@ from typing import Any
 
 from gradcomp.config.schema import Config, load_config
 from gradcomp.errors import GradcompError
+from gradcomp.runtime.outer.options import OuterOptions
 
 __all__ = ["Patch", "Unedited", "run_unedited"]
 
@@ -36,6 +37,7 @@ class Unedited:
         config: of the compression that the patches put in place.
         compressed: the stock functions that the patches replace, for messages.
         is_first_rank: whether this process is rank 0, also after the engine's shutdown.
+        every: inner steps per outer step, if the patches put local steps in place; see docs/outer.md.
         silent: whether no message is due at the end: something is compressed, or processes that the
             script has started report for themselves.
     """
@@ -43,6 +45,7 @@ class Unedited:
     config: Config
     compressed: str
     is_first_rank: Callable[[], bool]
+    every: int | None = None
     silent: bool = False
 
     def apply(self, patches: Mapping[str, Patch]) -> None:
@@ -54,8 +57,9 @@ class Unedited:
         """Report on rank 0 that ``function`` compresses, instead of ``before``."""
         self.silent = True
         instead = "" if before is None else f" instead of {before}"
+        local = "" if self.every is None else f" every {self.every} steps, as OuterStep does,"
         self.say_once(
-            f"{function} compresses with {self.config.compress.default}{instead}; the "
+            f"{function} compresses{local} with {self.config.compress.default}{instead}; the "
             "compressor's state is not in the script's checkpoints"
         )
 
@@ -82,6 +86,7 @@ def run_unedited(
     patches: Mapping[str, Patch],
     is_first_rank: Callable[[], bool],
     prepare: Callable[[Config], None] | None = None,
+    local_steps: bool = False,
 ) -> int:
     """Read the command line, and run its script or module as ``__main__``.
 
@@ -93,6 +98,7 @@ def run_unedited(
         is_first_rank: whether this process is rank 0; also True if the script never joined a job.
         prepare: called with the configuration before the script runs; raises a `GradcompError` if
             it cannot work under the launcher.
+        local_steps: the patches know `Unedited.every`, the option ``--outer``.
 
     Returns:
         The exit code: 0, or 2 for wrong arguments.
@@ -100,10 +106,12 @@ def run_unedited(
     Raises:
         SystemExit: of the script, if it exits by itself.
     """
-    options = _parse(sys.argv[1:] if argv is None else argv, package, compressed)
+    options = _parse(sys.argv[1:] if argv is None else argv, package, compressed, local_steps)
     script = options.script or options.module[0]
     try:
         config = _config(options)
+        if options.outer is not None:
+            OuterOptions.of(config, options.outer)
         if prepare is not None:
             prepare(config)
     except GradcompError as error:
@@ -112,7 +120,7 @@ def run_unedited(
     if options.script and not Path(script).is_file():
         say(f"there is no script '{script}'")
         return 2
-    run = Unedited(config, compressed, is_first_rank)
+    run = Unedited(config, compressed, is_first_rank, options.outer)
     run.apply(patches)
     sys.argv = [script, *(options.args if options.script else options.module[1:])]
     sys.path[0] = str(Path(script).resolve().parent) if options.script else os.getcwd()
@@ -133,7 +141,9 @@ def run_unedited(
     return 0
 
 
-def _parse(argv: Sequence[str], package: str, compressed: str) -> argparse.Namespace:
+def _parse(
+    argv: Sequence[str], package: str, compressed: str, local_steps: bool
+) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=f"python -m {package}.run",
         description=f"Run a script that uses the stock {compressed} with compression.",
@@ -153,6 +163,15 @@ def _parse(argv: Sequence[str], package: str, compressed: str) -> argparse.Names
         default=[],
         help="override of the configuration, such as seed=1; may be given several times",
     )
+    if local_steps:
+        parser.add_argument(
+            "--outer",
+            metavar="H",
+            type=int,
+            help="train H steps on each rank alone between two averages of the ranks' changes, in "
+            "place of an average of gradients in each step",
+        )
+    parser.set_defaults(outer=None)
     parser.add_argument(
         "-m",
         dest="module",

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -86,6 +87,7 @@ class OuterStep(OuterSteps):
                 "example with model.build(input_shape)"
             )
         values = _VariableValues(variables)
+        self._keras = "tf_keras" if _is_of(model, "tf_keras") else "keras"
         self._compression = Compression(config, variables, process_set)
         self.config = self._compression.config
         chosen = OuterOptions.of(self.config, every, **options)
@@ -100,21 +102,27 @@ class OuterStep(OuterSteps):
 
     def callback(self) -> Any:
         """A callback for ``model.fit``, which makes the steps; batches must be of one step each."""
-        return _callback(self)
+        return _callback(self, self._keras)
 
     def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
         return self._compression.gather(data)
 
 
-def _callback(outer: OuterStep) -> Any:
-    """A callback of the Keras that TensorFlow uses."""
+def _is_of(model: Any, package: str) -> bool:
+    """Whether a class of the model is defined in a package."""
+    return any(one.__module__.split(".")[0] == package for one in type(model).__mro__)
 
-    class OuterStepCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
+
+def _callback(outer: OuterStep, library: str) -> Any:
+    """A callback of Keras 3, or of Keras 2 (``tf_keras``)."""
+    base: Any = importlib.import_module(library).callbacks.Callback
+
+    class OuterStepCallback(base):  # type: ignore[misc]
         def on_train_begin(self, logs: Any = None) -> None:
             per_call = getattr(self.model, "steps_per_execution", None)
-            if per_call is None:
-                per_call = getattr(self.model, "_steps_per_execution", None)
-            if per_call is not None and int(per_call) != 1:
+            if per_call is None:  # Keras 2
+                per_call = getattr(self.model, "_steps_per_execution", None) or 1
+            if int(per_call) != 1:
                 raise ConfigError(
                     f"steps_per_execution is {int(per_call)}; with local steps it must be 1, as Keras "
                     "calls callbacks once per execution"

@@ -8,7 +8,8 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 
-from gradcomp import Config
+from gradcomp.adapter_api import Unedited
+from gradcomp.errors import ConfigError
 from horovod_compressors.tensorflow.compression import Compression
 from horovod_compressors.tensorflow.keras import DistributedOptimizer, is_keras
 
@@ -21,26 +22,28 @@ _compressions: dict[int, Compression] = {}
 _OF_HOROVOD = ("name", "device_dense", "device_sparse")
 
 
-def patch(module: Any, config: Config, replaced: Callable[[str, Any], None]) -> None:
+def patch(module: Any, run: Unedited) -> None:
     """Replace the functions of Horovod's module that average gradients.
 
     Args:
         module: ``horovod.tensorflow`` or ``horovod.tensorflow.keras``.
-        config: of the new compression.
-        replaced: called with the name of each replaced function, and its former compression.
+        run: of the script.
     """
     for name in ("DistributedGradientTape", "DistributedOptimizer"):
         stock = getattr(module, name, None)
         if stock is not None:
-            setattr(module, name, _compressing(stock, config, replaced))
+            setattr(module, name, _compressing(stock, run))
 
 
-def _compressing(
-    stock: Callable[..., Any], config: Config, replaced: Callable[[str, Any], None]
-) -> Callable[..., Any]:
+def _compressing(stock: Callable[..., Any], run: Unedited) -> Callable[..., Any]:
     signature = inspect.signature(stock)
 
     def compressing(*args: Any, **kwargs: Any) -> Any:
+        if run.every is not None:
+            raise ConfigError(
+                f"--outer does not reach hvd.{stock.__name__} of TensorFlow: use "
+                "horovod_compressors.tensorflow.OuterStep in the script, with its callback in model.fit"
+            )
         call = signature.bind(*args, **kwargs)
         before = call.arguments.get("compression")
         if isinstance(before, Compression):  # Horovod's own functions call each other
@@ -48,9 +51,11 @@ def _compressing(
         process_set = call.arguments.get("process_set", hvd.global_process_set)
         compression = _compressions.get(process_set.process_set_id)
         if compression is None:
-            compression = Compression(config, process_set=process_set)
+            compression = Compression(run.config, process_set=process_set)
             _compressions[process_set.process_set_id] = compression
-            replaced(f"hvd.{stock.__name__}", None if before is hvd.Compression.none else before)
+            run.replaced(
+                f"hvd.{stock.__name__}", None if before is hvd.Compression.none else before
+            )
         call.arguments["compression"] = compression
         optimizer = call.arguments.get("optimizer")
         if not is_keras(optimizer):

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import horovod.torch as hvd
@@ -33,7 +33,8 @@ class OuterStep(TensorOuterSteps):
 
     Args:
         config: a spec for all pseudo-gradients that are not small, or a `gradcomp.Config`.
-        model: its trainable parameters must be floating; sums are float32.
+        model: a module; or pairs of name and parameter, if it has no buffers. Its trainable
+            parameters must be floating; sums are float32.
         every: number of inner steps per outer step, H, at least 1.
         process_set: the ranks that average.
         options: other settings of `OuterOptions`: ``lr``, ``momentum``, ``nesterov``, ``fragments``,
@@ -49,13 +50,16 @@ class OuterStep(TensorOuterSteps):
     def __init__(
         self,
         config: str | Config,
-        model: torch.nn.Module,
+        model: torch.nn.Module | Iterable[tuple[str, torch.Tensor]],
         *,
         every: int = 30,
         process_set: Any = hvd.global_process_set,
         **options: Any,
     ) -> None:
-        values = ParameterValues(model)
+        if isinstance(model, torch.nn.Module):
+            values, buffers = ParameterValues(model.named_parameters()), [*model.named_buffers()]
+        else:
+            values, buffers = ParameterValues(model), []
         self._compression = Compression(config, values.named(), process_set)
         self.config = self._compression.config
         chosen = OuterOptions.of(self.config, every, **options)
@@ -64,7 +68,7 @@ class OuterStep(TensorOuterSteps):
         chosen.check_same([text.decode(errors="replace") for text in texts])
         handles = [
             hvd.broadcast_async_(one, process_set.ranks[0], f"outer.{name}", process_set)
-            for name, one in [*values.named(), *model.named_buffers()]
+            for name, one in [*values.named(), *buffers]
         ]
         for handle in handles:
             hvd.synchronize(handle)

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import horovod.torch as hvd
 
-from gradcomp import Config
+from gradcomp.adapter_api import Unedited
 from horovod_compressors.torch.compression import Compression
+from horovod_compressors.torch.local import check_local, with_local_steps
+from horovod_compressors.torch.outer import OuterStep
 
 __all__ = ["patch"]
 
 
-def patch(module: Any, config: Config, replaced: Callable[[str, Any], None]) -> None:
+def patch(module: Any, run: Unedited) -> None:
     """Replace ``DistributedOptimizer`` of Horovod's module.
 
     Args:
         module: ``horovod.torch``.
-        config: of the new compression.
-        replaced: called with the name of each replaced optimizer, and its former compression.
+        run: of the script.
     """
     stock = module.DistributedOptimizer
     signature = inspect.signature(stock)
@@ -37,15 +37,21 @@ def patch(module: Any, config: Config, replaced: Callable[[str, Any], None]) -> 
                 for j, parameter in enumerate(group["params"])
             ]
         names = list(names)
-        call.arguments["named_parameters"] = names
         before = call.arguments["compression"]
-        call.arguments["compression"] = Compression(
-            config, names, process_set=call.arguments["process_set"]
-        )
-        replaced(
+        run.replaced(
             f"hvd.DistributedOptimizer of {len(names)} parameters",
             None if before is hvd.Compression.none else before,
         )
+        process_set = call.arguments["process_set"]
+        every = run.every
+        if every is not None:
+            check_local(call.arguments)
+            return with_local_steps(
+                call.arguments["optimizer"],
+                lambda: OuterStep(run.config, names, every=every, process_set=process_set),
+            )
+        call.arguments["named_parameters"] = names
+        call.arguments["compression"] = Compression(run.config, names, process_set=process_set)
         return stock(*call.args, **call.kwargs)
 
     module.DistributedOptimizer = distributed_optimizer

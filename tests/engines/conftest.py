@@ -71,7 +71,8 @@ def ddp3(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
 @pytest.fixture(scope="session")
 def ddp4(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Four such ranks."""
-    return run_cases(["ddp:four", "fsdp:four"], 4, "gloo", tmp_path_factory.mktemp("ddp4"), shared)
+    modules = ["ddp:four", "fsdp:four", "outer:four"]
+    return run_cases(modules, 4, "gloo", tmp_path_factory.mktemp("ddp4"), shared)
 
 
 _TENSORFLOW_HARNESS = ["-m", "workers.tf_harness"]
@@ -80,7 +81,7 @@ _TENSORFLOW_HARNESS = ["-m", "workers.tf_harness"]
 @pytest.fixture(scope="session")
 def tf2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Two ranks of TensorFlow on Gloo."""
-    modules = ["tf_options", "tf_keras", "tf_mixed_precision", "tf_replicas"]
+    modules = ["tf_options", "tf_keras", "tf_mixed_precision", "tf_outer", "tf_replicas"]
     folder = tmp_path_factory.mktemp("tf2")
     return run_cases(modules, 2, "gloo", folder, shared, _TENSORFLOW_HARNESS)
 

@@ -182,3 +182,25 @@ def test_wrong_arguments(
         main(arguments)
     assert end.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_script_trains_with_local_steps() -> None:
+    """Six steps, with an average after each third: the models are then equal."""
+    command = [*RUN, "--compression", "residual|int8", "--outer", "3", SCRIPT, "--steps", "6"]
+    finished = run(command, 2, "gloo")
+    assert finished.status == 0, finished.output
+    assert '"same": true' in finished.output
+    said = "of 4 parameters compresses every 3 steps, as OuterStep does, with residual"
+    assert finished.output.count(said) == 1
+
+
+def test_local_steps_without_an_average_differ() -> None:
+    finished = run([*RUN, "--compression", "int8", "--outer", "30", SCRIPT], 2, "gloo")
+    assert finished.status == 0, finished.output
+    assert '"same": false' in finished.output
+
+
+def test_local_steps_refuse_specs_with_a_momentum() -> None:
+    finished = run([*RUN, "--compression", "dgc(ratio=0.01)", "--outer", "3", SCRIPT], 2, "gloo")
+    assert finished.status != 0
+    assert "leave it to the outer momentum" in finished.output

@@ -78,3 +78,8 @@ def test_script_runs_unedited() -> None:
     (line,) = re.findall(r"gradcomp: (.*)", finished.output)
     assert line.startswith("hvd.DistributedGradientTape compresses with residual("), line
     assert "instead of <class 'horovod.tensorflow.compression.FP16Compressor'>" in line
+
+
+@pytest.mark.parametrize("case", cases_in("tf_outer"))
+def test_local_steps(tf2: CaseJob, case: str) -> None:
+    tf2.check(case)

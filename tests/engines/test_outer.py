@@ -1,4 +1,4 @@
-"""Training with local steps on torch.distributed."""
+"""Training with local steps on torch.distributed and Horovod."""
 
 from __future__ import annotations
 
@@ -10,3 +10,8 @@ from workers import outer
 @pytest.mark.parametrize("case", outer.cases)
 def test_outer(ddp2: CaseJob, case: str) -> None:
     ddp2.check(case)
+
+
+@pytest.mark.parametrize("case", outer.four)
+def test_outer_on_four_ranks(ddp4: CaseJob, case: str) -> None:
+    ddp4.check(case)

@@ -76,5 +76,3 @@ def test_state_comes_back() -> None:
     for damage in ({}, {"start": {"w": normal(0)[:5]}, "momentum": {"w": normal(0)}}, 3):
         with pytest.raises(StateError):
             other.load_state_dict(damage)  # type: ignore[arg-type]
-
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,9 @@ __all__ = ["ParameterValues", "TensorOuterSteps"]
 class ParameterValues:
     """The trainable parameters of a model; of a sharded model, this rank's shards.
 
+    Args:
+        named_parameters: pairs of name and parameter, as ``model.named_parameters()`` gives them.
+
     Attributes:
         shapes: by name; without parameters that have no element on this rank.
         rounds: whether any parameter is not float32.
@@ -26,8 +29,8 @@ class ParameterValues:
         ConfigError: a trainable parameter is not floating.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        named = {name: _own(p) for name, p in model.named_parameters() if p.requires_grad}
+    def __init__(self, named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
+        named = {name: _own(p) for name, p in named_parameters if p.requires_grad}
         self._tensors = {name: one for name, one in named.items() if one.numel()}
         for name, one in self._tensors.items():
             if not one.is_floating_point():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -17,7 +17,7 @@ from gradcomp.runtime.comparison import differences, read_object
 
 __all__ = ["OuterOptions"]
 
-_RANGES = {
+_RANGES: dict[str, tuple[str, Callable[[OuterOptions], bool]]] = {
     "every": ("at least 1 inner step", lambda one: one.every >= 1),
     "lr": ("in (0, 10]", lambda one: 0 < one.lr <= 10),
     "momentum": ("in [0, 1)", lambda one: 0 <= one.momentum < 1),

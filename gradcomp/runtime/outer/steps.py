@@ -156,9 +156,7 @@ class OuterSteps(Controls):
         else:
             self._averages = _done(self._average(changes, samples))
 
-    def _average(
-        self, changes: dict[str, FloatArray], samples: float
-    ) -> dict[str, FloatArray]:
+    def _average(self, changes: dict[str, FloatArray], samples: float) -> dict[str, FloatArray]:
         collector = self._collector
         self._report(collector.begin_step())
         if self.options.weighted:

@@ -11,6 +11,9 @@ from typing import Any
 import horovod.torch as hvd
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from workers import harness
 from workers.ddp_model import join
@@ -24,6 +27,8 @@ from support.pipelines import configured, rules_of
 from torch_compressors import OuterStep
 
 cases = Cases()
+four = Cases()
+"""Cases that need four ranks."""
 
 SPECS = {
     "feedback": "residual|topk(ratio=0.05)",
@@ -114,7 +119,9 @@ class Simulated:
                 for rank, one in enumerate(self.outers):
                     start = one.step(name, averages[rank].reshape(-1))
                     own = self.values[rank]
-                    own[name] = mixing * own[name] + (1 - mixing) * start if mixing else start.copy()
+                    own[name] = (
+                        mixing * own[name] + (1 - mixing) * start if mixing else start.copy()
+                    )
 
 
 def samples_of(rank: int) -> int:
@@ -254,3 +261,67 @@ def wrong_arguments() -> None:
         OuterStep("residual|topk(ratio=0.01)", Model(), momentum=0.9)
         OuterStep("residual|topk(ratio=0.01)", Model())
     assert ["often diverges" in str(one.message) for one in caught] == [True]
+
+
+@four
+def ddp_inside_nodes() -> None:
+    """Gradients are averaged inside nodes in each step, and changes between nodes at times."""
+    join()
+    first = hvd.rank() // 2 * 2
+    nodes = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    two_level = configured("residual|topk(ratio=0.1)", exchange="two_level", ranks_per_node=2)
+    torch.manual_seed(hvd.rank())
+    model = DistributedDataParallel(torch.nn.Linear(64, 70), process_group=nodes[first // 2])
+    refused(lambda: OuterStep("fp16", model), ConfigError, "over ranks")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    outer = OuterStep(two_level, model, every=2)
+    pairs = Loopback(configured("residual|topk(ratio=0.1)"), 2)
+    parameters = dict(model.named_parameters())
+    starts = {name: p.detach().clone() for name, p in parameters.items()}
+    for step in range(6):
+        x = change_of([step, hvd.rank(), 0], (8, 64))
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        changes = {name: starts[name] - p.detach() for name, p in parameters.items()}
+        if not outer.step():
+            continue
+        of_ranks = {name: hvd.allgather(one[None]) for name, one in changes.items()}
+        averages = pairs.step({name: [one[0], one[2]] for name, one in of_ranks.items()})
+        for name, p in parameters.items():
+            check_same_on_all_ranks(p, name)
+            starts[name] -= torch.from_numpy(averages[name][0])
+            check_equal(p.detach(), starts[name], f"{step}: {name}")
+
+
+@four
+def shards_between_replicas() -> None:
+    """FSDP2 in groups of two ranks; the ranks that hold the same shards average."""
+    join()
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    torch.manual_seed(0)
+    whole = Model()
+    torch.manual_seed(0)
+    model = Model()
+    fully_shard(model, mesh=mesh["shards"])
+    group = mesh["replicas"].get_group()
+    outer = OuterStep("int8", model, every=2, process_group=group, lr=1.0, momentum=0.0)
+    mean = Loopback("int8", 2)
+    starts = {n: p.to_local().detach().clone() for n, p in model.named_parameters()}
+    assert sum(one.numel() for one in starts.values()) < sum(p.numel() for p in whole.parameters())
+    replica = mesh["replicas"].get_local_rank()
+    for step in range(4):
+        for index, p in enumerate(model.parameters()):
+            full = change_of([step, replica, index], tuple(p.shape))
+            own = p.to_local()
+            own.detach().sub_(
+                0.1 * distribute_tensor(full, mesh["shards"], p.placements).to_local()
+            )
+        changes = {n: starts[n] - p.to_local().detach() for n, p in model.named_parameters()}
+        if not outer.step():
+            continue
+        for name, p in model.named_parameters():
+            both = [torch.empty_like(changes[name]) for _ in range(2)]
+            dist.all_gather(both, changes[name].contiguous(), group=group)
+            starts[name] -= torch.from_numpy(mean.step({name: both})[name][0])
+            check_equal(p.to_local().detach(), starts[name], f"{step}: {name}")
