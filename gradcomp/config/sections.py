@@ -13,6 +13,7 @@ RESERVED_SECTIONS = MappingProxyType(
     {
         "train": _TRAIN,
         "gossip": _TRAIN,
+        "outer": _TRAIN,
         "autotune": _HOROVODRUN,
         "controller": _HOROVODRUN,
         "library_options": _HOROVODRUN,

@@ -47,6 +47,12 @@ class _VariableValues:
         variable = self._variables[name]
         variable.assign(tf.cast(tf.constant(value.reshape(variable.shape)), variable.dtype))
 
+    def keep(self, name: str) -> Any:
+        return tf.identity(self._variables[name])
+
+    def put_back(self, name: str, kept: Any) -> None:
+        self._variables[name].assign(kept)
+
 
 class OuterStep(OuterSteps):
     """Local steps on Horovod with TensorFlow; see `gradcomp.runtime.outer.steps.OuterSteps`.

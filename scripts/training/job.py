@@ -34,6 +34,7 @@ from training.display import Display
 from training.engines.current import choose, engine
 from training.metrics import MetricsLog, write_json
 from training.settings.gossip import GossipSettings
+from training.settings.outer import OuterSettings
 from training.settings.train import TrainSettings
 from training.trainer import Trainer
 
@@ -60,6 +61,7 @@ class RunPlan:
     settings: TrainSettings
     compress: Config | None
     gossip: GossipSettings | None
+    outer: OuterSettings | None
 
     @property
     def method(self) -> str:
@@ -67,7 +69,8 @@ class RunPlan:
         if self.gossip is not None:
             return f"gossip: {self.gossip.algorithm}"
         spec = self.compress.compress.default.canonical if self.compress else "none"
-        return f"compression: {spec}"
+        local = f"local steps: {self.outer.every}, " if self.outer else ""
+        return f"{local}compression: {spec}"
 
 
 def run(arguments: Arguments) -> int:
@@ -112,7 +115,7 @@ def _train(arguments: Arguments, stop: Callable[[], bool]) -> None:
     checkpoints = Checkpoints(output, plan.settings.keep_checkpoints)
     together(lambda: _prepare(output, arguments.resume), exit_code=EXIT_CONFIG)
     resume = _newest(output, checkpoints) if arguments.resume else None
-    trainer = Trainer(plan.settings, plan.compress, plan.gossip, checkpoints, resume)
+    trainer = Trainer(plan.settings, plan.compress, plan.gossip, plan.outer, checkpoints, resume)
     settings, master = plan.settings, engine().rank() == 0
     facts = _facts(plan, trainer)
     log = None
@@ -160,7 +163,12 @@ def _plan(arguments: Arguments) -> RunPlan:
             f"{other} and gossip: there are both sections; with gossip ranks send parameters and "
             "no gradients: remove one of the two"
         )
-    return RunPlan(composed.mapping, settings, compress, gossip)
+    outer = None
+    if "outer" in composed.mapping:
+        outer = OuterSettings.of(composed.mapping["outer"], composed.origin)
+    if outer is not None and gossip is not None:
+        raise ConfigError("outer and gossip: there are both sections; remove one of the two")
+    return RunPlan(composed.mapping, settings, compress, gossip, outer)
 
 
 def _check_same_plan(plan: RunPlan) -> None:

@@ -23,6 +23,7 @@ from training.learners.base import Learner
 from training.metrics import EpochRow, MetricsLog, Score, StepRow
 from training.schedule import learning_rate
 from training.settings.gossip import GossipSettings
+from training.settings.outer import OuterSettings
 from training.settings.train import TrainSettings
 from training.tasks.catalog import task_of
 from training.tasks.data import Batch, steps_per_epoch, train_batches
@@ -61,6 +62,7 @@ class Trainer:
         settings: TrainSettings,
         compress: Config | None,
         gossip: GossipSettings | None,
+        outer: OuterSettings | None,
         checkpoints: Checkpoints,
         resume: Path | None,
     ) -> None:
@@ -93,9 +95,14 @@ class Trainer:
         self._identity = {
             "task": settings.task,
             "framework": engine().framework,
-            "compression": _method(compress, gossip),
+            "compression": _method(compress, gossip, outer),
         }
-        self.learner = together(lambda: self._learner(compress, gossip), exit_code=EXIT_CONFIG)
+        # Of the steps since ranks last agreed; see `_step`.
+        self._losses: list[float] = []
+        self._stop = False
+        self.learner = together(
+            lambda: self._learner(compress, gossip, outer), exit_code=EXIT_CONFIG
+        )
         own: dict[str, Any] = {"sent_bytes": 0}
         if resume is not None:
             own = together(lambda: self._restore(resume), exit_code=EXIT_CONFIG)
@@ -108,8 +115,12 @@ class Trainer:
             checkpoint.set_random_state(own["random"])
         self.traffic = TrafficMeter(self.learner, own["sent_bytes"])
 
-    def _learner(self, compress: Config | None, gossip: GossipSettings | None) -> Learner:
+    def _learner(
+        self, compress: Config | None, gossip: GossipSettings | None, outer: OuterSettings | None
+    ) -> Learner:
         classes = self._dataset.classes
+        if outer is not None:
+            return engine().local_learner(self.settings, outer, compress, classes)
         if gossip is None:
             return engine().learner(self.settings, compress, classes)
         return engine().gossip_learner(self.settings, gossip, classes, self.steps_per_epoch)
@@ -224,13 +235,20 @@ class Trainer:
         )
 
     def _step(self, batch: Batch, lr: float, stop: bool) -> tuple[float, bool]:
-        """One optimizer step; returns the mean loss, and whether any rank is to stop."""
-        loss = self.learner.forward(batch)
-        # Before backward: a loss that is not finite must reach neither the parameters nor the
-        # state of the compressor.
-        mean_loss, stopping = self._agree(loss, stop)
+        """One optimizer step; returns the mean loss, and whether any rank is to stop.
+
+        Where the ranks do not agree in each step, losses between are this rank's own.
+        """
+        loss, stopping = self.learner.forward(batch), False
+        self._losses.append(loss)
+        self._stop |= stop
+        if self.learner.agrees:
+            # Before backward: a loss that is not finite must reach neither the other ranks'
+            # parameters nor the state of the compressor.
+            loss, stopping = self._agree(statistics.fmean(self._losses), self._stop)
+            self._losses.clear()
         self.learner.step(lr)
-        return mean_loss, stopping
+        return loss, stopping
 
     def _agree(self, loss: float, stop: bool) -> tuple[float, bool]:
         """The mean loss, and whether any rank is to stop, by one small all-reduce."""
@@ -302,8 +320,12 @@ class Trainer:
             self.tcp_bytes += now - before
 
 
-def _method(compress: Config | None, gossip: GossipSettings | None) -> str:
+def _method(
+    compress: Config | None, gossip: GossipSettings | None, outer: OuterSettings | None
+) -> str:
     """The identity of the compression or gossip, on which the saved states of ranks depend."""
     if gossip is not None:
         return f"gossip by {gossip.algorithm}"
+    if outer is not None:
+        return f"{_method(compress, None, None)}, local steps {outer.arguments()}"
     return compress.digest_text() if compress else "none"

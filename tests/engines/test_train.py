@@ -185,6 +185,26 @@ def test_gossip(tmp_path):
     assert [float(row.rpartition(",")[2]) > 0 for row in rows[1:]] == [True, True, False]
 
 
+def test_local_steps(tmp_path):
+    """A run at once, and one that is resumed while an average is under way; then on three ranks."""
+    args = ["--config", "configs/outer/streaming.yaml", "--set", "outer.every=9"]
+    jobs = [("straight", [], 2, 2), ("twice", [], 1, 2), ("twice", ["--resume"], 2, 2)]
+    for name, more, epochs, ranks in [*jobs, ("twice", ["--resume"], 3, 3)]:
+        settings = ["train.schedule=constant", f"train.epochs={epochs}", "outer.overlap=2"]
+        train(ranks, arguments(*args, *more, output=tmp_path / name, settings=settings))
+        if epochs == 2:
+            (tmp_path / f"{name}.json").write_bytes((tmp_path / name / "summary.json").read_bytes())
+    straight, twice = (
+        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("straight", "twice")
+    )
+    assert straight["steps"] == 44  # 22 steps an epoch: the second begins inside a round
+    assert straight["final_accuracy"] > 0.7
+    assert straight["compression_ratio"] > 50
+    assert len(set(straight["parameters_sha256"])) == 1
+    assert twice["parameters_sha256"] == straight["parameters_sha256"]
+    assert len(set(summary(tmp_path / "twice")["parameters_sha256"])) == 1
+
+
 def test_ddp_without_a_launcher(tmp_path):
     train(0, arguments("--engine", "torch", *TOPK, output=tmp_path, settings=["train.epochs=1"]))
     assert summary(tmp_path)["sent_bytes_per_step"] == 0

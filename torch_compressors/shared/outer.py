@@ -55,6 +55,15 @@ class ParameterValues:
         own = self._tensors[name]
         own.copy_(torch.from_numpy(value).view(own.shape))
 
+    def keep(self, name: str) -> torch.Tensor:
+        """See `gradcomp.runtime.outer.steps.Values`."""
+        return self._tensors[name].clone()
+
+    @torch.no_grad()
+    def put_back(self, name: str, kept: torch.Tensor) -> None:
+        """See `gradcomp.runtime.outer.steps.Values`."""
+        self._tensors[name].copy_(kept)
+
 
 def _own(parameter: torch.Tensor) -> torch.Tensor:
     """The elements that this rank holds."""

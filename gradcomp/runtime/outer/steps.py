@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,6 +39,14 @@ class Values(Protocol):
 
     def write(self, name: str, value: FloatArray) -> None:
         """Set a parameter from flat float32, which is copied."""
+        ...
+
+    def keep(self, name: str) -> Any:
+        """A copy of a parameter in its own dtype."""
+        ...
+
+    def put_back(self, name: str, kept: Any) -> None:
+        """Set a parameter to a result of `keep`."""
         ...
 
 
@@ -109,25 +118,34 @@ class OuterSteps(Controls):
         for fragment in range(len(self._fragments)):
             self._samples[fragment] += samples or 0.0
         self._inner_steps += 1
-        phase = self._inner_steps % self.options.period
-        if phase == (self.options.period - self.options.overlap) % self.options.period:
+        if (self._inner_steps + self.options.overlap) % self.options.period == 0:
             self._start()
-        if phase:
+        if self._inner_steps % self.options.period:
             return False
         self._finish()
         return True
 
-    def restart(self) -> None:
-        """Set all parameters to their values after their last outer steps, equal on all ranks.
+    @property
+    def exchanges_next(self) -> bool:
+        """Whether the next `step` starts an exchange."""
+        period = self.options.period
+        return (self._inner_steps + 1 + self.options.overlap) % period == 0
 
-        For evaluation and at the end of training, if the last inner step was not followed by an outer
-        step of every fragment: with fragments, or a number of steps that ``every`` does not divide.
-        Changes since then are lost. Every rank must call it.
+    @contextmanager
+    def common(self) -> Iterator[None]:
+        """The parameters after their last outer steps, equal on all ranks, inside a ``with``.
+
+        For tests and for the final model. Between outer steps, and after them with ``mixing`` or
+        fragments, each rank's own parameters differ; they come back at the end.
         """
-        if self._averages is not None:
-            self._finish()
+        own = {name: self._values.keep(name) for name in self._values.shapes}
         for name in self._values.shapes:
-            self._write(name, self._outer.start[name])
+            self._values.write(name, self._outer.start[name])
+        try:
+            yield
+        finally:
+            for name, kept in own.items():
+                self._values.put_back(name, kept)
 
     def _check_samples(self, samples: float | None) -> None:
         if (samples is not None) != self.options.weighted:

@@ -11,6 +11,7 @@ from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
 from training.learners.base import Learner
 from training.settings.gossip import GossipSettings
+from training.settings.outer import OuterSettings
 from training.settings.train import TrainSettings
 
 __all__ = ["Engine"]
@@ -70,6 +71,19 @@ class Engine(ABC):
         Raises:
             GradcompError: the engine does not support these settings or this compression.
         """
+
+    def local_learner(
+        self, settings: TrainSettings, outer: OuterSettings, compress: Config | None, classes: int
+    ) -> Learner:
+        """As `learner`, for training with local steps.
+
+        Raises:
+            GradcompError: the engine has no local steps, or does not support these settings.
+        """
+        raise ConfigError(
+            f"outer: {self.title} with {self.framework} has no local steps here; choose --framework "
+            "torch with --engine horovod or torch, or remove the section"
+        )
 
     def gossip_learner(
         self, settings: TrainSettings, gossip: GossipSettings, classes: int, steps_per_epoch: int

@@ -14,11 +14,14 @@ from torch import Tensor, nn
 
 from gradcomp.config.schema import Config
 from gradcomp.errors import PeerError
-from horovod_compressors.torch import Compression
+from horovod_compressors.torch import Compression, OuterStep
 from horovod_compressors.torch.wait import wait
 from torch_compressors import DGCSGD
 from training.engines.horovod_objects import Bytes, HorovodObjects
+from training.learners.local import LocalLearner
 from training.learners.torch import TorchEngine
+from training.settings.outer import OuterSettings
+from training.settings.train import TrainSettings
 
 __all__ = ["ENGINE"]
 
@@ -84,6 +87,11 @@ class HorovodEngine(HorovodObjects, TorchEngine):
             compression=compression or hvd.Compression.none,
         )
         return result
+
+    def local_learner(
+        self, settings: TrainSettings, outer: OuterSettings, compress: Config | None, classes: int
+    ) -> LocalLearner:
+        return LocalLearner(self, OuterStep, settings, outer, compress, classes)
 
     def momentum_free_sgd(self) -> type[torch.optim.SGD]:
         return DGCSGD

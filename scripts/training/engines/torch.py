@@ -12,13 +12,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradcomp.config.schema import Config
 from gradcomp.errors import PeerError, ProtocolError
-from torch_compressors import DGCSGD, ddp_hook, init_process_group
+from torch_compressors import DGCSGD, OuterStep, ddp_hook, init_process_group
 from torch_compressors.gather import gather_bytes
 from torch_compressors.launch import local_world_size
 from training.engines.objects import check_length, pack, unpack
 from training.learners.gossip import GossipLearner
+from training.learners.local import LocalLearner
 from training.learners.torch import TorchEngine
 from training.settings.gossip import GossipSettings
+from training.settings.outer import OuterSettings
 from training.settings.train import TrainSettings
 
 __all__ = ["ENGINE"]
@@ -96,6 +98,11 @@ class DDPEngine(TorchEngine):
         self, settings: TrainSettings, gossip: GossipSettings, classes: int, steps_per_epoch: int
     ) -> GossipLearner:
         return GossipLearner(self, settings, gossip, classes, steps_per_epoch)
+
+    def local_learner(
+        self, settings: TrainSettings, outer: OuterSettings, compress: Config | None, classes: int
+    ) -> LocalLearner:
+        return LocalLearner(self, OuterStep, settings, outer, compress, classes)
 
     def momentum_free_sgd(self) -> type[torch.optim.SGD]:
         return DGCSGD

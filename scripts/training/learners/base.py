@@ -47,6 +47,11 @@ class Learner(ABC):
         return None if self.compression is None else int(self.compression.stats.total_bytes)
 
     @property
+    def agrees(self) -> bool:
+        """Whether the ranks compare losses before the next step, as they exchange something in it."""
+        return True
+
+    @property
     @abstractmethod
     def numel(self) -> int:
         """Elements of all parameters."""

@@ -88,10 +88,16 @@ class TorchLearner(Learner):
             nesterov=settings.nesterov,
             weight_decay=settings.weight_decay,
         )
-        if compress is not None:
-            self.compression = engine.compression(compress, self._trained, inner)
-        self._optimizer = engine.optimizer(inner, self._model, self.compression)
+        self._optimizer = self._distributed(inner, compress)
         self._loss = torch.zeros(())
+
+    def _distributed(
+        self, inner: torch.optim.Optimizer, compress: Config | None
+    ) -> torch.optim.Optimizer:
+        """The optimizer that ``step`` calls; sets `compression`."""
+        if compress is not None:
+            self.compression = self._engine.compression(compress, self._trained, inner)
+        return self._engine.optimizer(inner, self._model, self.compression)
 
     @property
     def numel(self) -> int:

@@ -156,11 +156,14 @@ def outer_steps_are_those_of_the_loopback() -> None:
                 for name, p in model.named_parameters():
                     wanted = torch.from_numpy(simulated.values[hvd.rank()][name]).view(p.shape)
                     check_equal(p.detach(), wanted, f"{setting}, {step}: {name}")
-            outer.restart()
-            for name, p in model.named_parameters():
-                check_same_on_all_ranks(p, name)
-                start = torch.from_numpy(simulated.outers[0].start[name]).view(p.shape)
-                check_equal(p.detach(), start, f"{setting}: {name}")
+            own = [p.detach().clone() for p in model.parameters()]
+            with outer.common():
+                for name, p in model.named_parameters():
+                    check_same_on_all_ranks(p, name)
+                    start = torch.from_numpy(simulated.outers[0].start[name]).view(p.shape)
+                    check_equal(p.detach(), start, f"{setting}: {name}")
+            for p, kept in zip(model.parameters(), own, strict=True):
+                check_equal(p.detach(), kept, str(setting))
             assert outer.inner_steps == 18
             assert outer.stats.steps == 3
 
