@@ -12,7 +12,7 @@ from gradcomp.codec import spec as specs
 from gradcomp.config.schema import Config, load_config
 from gradcomp.errors import ConfigError
 
-__all__ = ["ConfigArgument", "JsonOption", "SetOption", "load"]
+__all__ = ["ConfigArgument", "JsonOption", "OuterOption", "SetOption", "load"]
 
 ConfigArgument = Annotated[
     list[str],
@@ -26,6 +26,15 @@ SetOption = Annotated[
         default_factory=list,
         show_default=False,
         help="Override one dotted key; repeatable.",
+    ),
+]
+OuterOption = Annotated[
+    int,
+    typer.Option(
+        "--outer",
+        metavar="H",
+        min=1,
+        help="Count bytes per inner step of rounds of H local steps, as OuterStep makes them.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gradcomp.cli import show
-from gradcomp.cli.options import ConfigArgument, JsonOption, SetOption, load
+from gradcomp.cli.options import ConfigArgument, JsonOption, OuterOption, SetOption, load
 from gradcomp.tools import simulate as simulation
 from gradcomp.tools.model_shapes import MODELS, model_shapes
 
@@ -21,13 +21,14 @@ def simulate(
     overrides: SetOption,
     steps: Annotated[int, typer.Option(help="Training steps.")] = 3,
     model: Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.")] = "resnet20",
+    outer: OuterOption = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Count the bytes a configuration sends for a model."""
     loaded = load(config, overrides)
     shapes = model_shapes(model)
     with show.progress(f"{model}, {workers} workers", steps * len(shapes)) as advance:
-        result = simulation.simulate(loaded, shapes, workers, steps, advance)
+        result = simulation.simulate(loaded, shapes, workers, steps, advance).over(outer)
     if as_json:
         show.output_json(asdict(result))
         return
@@ -47,8 +48,14 @@ def simulate(
         f"{result.sent_bytes:,.0f}",
         f"{result.ratio:.1f}",
     )
+    kind, one_step = "steps", "a step"
+    if outer > 1:
+        kind, one_step = "outer steps", f"each of {outer} inner steps"
+    title = (
+        f"{model}, {workers} workers, {steps} {kind}; bytes that a rank hands over in {one_step}:"
+    )
     show.output(
-        f"{model}, {workers} workers, {steps} steps; bytes that a rank hands over in a step:",
+        show.wrap(title),
         "",
         table,
         "",

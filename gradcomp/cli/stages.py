@@ -13,7 +13,7 @@ from rich.table import Table
 
 import gradcomp
 from gradcomp.cli import show
-from gradcomp.cli.options import JsonOption
+from gradcomp.cli.options import JsonOption, OuterOption
 from gradcomp.codec import spec as specs
 from gradcomp.errors import GradcompError
 from gradcomp.exchange.select import exchange_pattern
@@ -86,6 +86,7 @@ def explain(
             help=f"Count the bytes of a step of {', '.join(MODELS)}.",
         ),
     ] = None,
+    outer: OuterOption = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Explain a spec: stages, parameters, exchange pattern, size; or compare several."""
@@ -94,7 +95,7 @@ def explain(
     if several and model is None:
         model = "resnet20"
     shapes = {} if model is None else model_shapes(model)
-    steps = [model_bytes(one, shapes) for one in parsed] if shapes else []
+    steps = [model_bytes(one, shapes).over(outer) for one in parsed] if shapes else []
     if as_json:
         objects = [_spec_json(one) for one in parsed]
         for one, step in zip(objects, steps, strict=False):
@@ -105,8 +106,9 @@ def explain(
         show.output(*_explained(parsed[0]), *([""] if steps else []))
     if steps:
         numel = sum(map(math.prod, shapes.values()))
+        one_step = "a step" if outer == 1 else f"each of {outer} inner steps of a round"
         title = (
-            f"{model}, {len(shapes)} tensors, {numel:,} elements; one rank in a step after all "
+            f"{model}, {len(shapes)} tensors, {numel:,} elements; one rank in {one_step} after all "
             "warm-ups: bytes handed to the collectives, those of tensors sent uncompressed (and "
             "their number), bits per element of the other tensors:"
         )

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -44,6 +44,10 @@ class RuleTotals:
     sent_bytes: float
     ratio: float
 
+    def over(self, every: int) -> RuleTotals:
+        """The same per inner step of a round of ``every`` local steps."""
+        return replace(self, sent_bytes=self.sent_bytes / every, ratio=self.ratio * every)
+
 
 @dataclass(frozen=True)
 class SimulationResult:
@@ -68,6 +72,17 @@ class SimulationResult:
     vnmse: float
     node_bytes: float
     seconds_per_step: float
+
+    def over(self, every: int) -> SimulationResult:
+        """The same per inner step of rounds of ``every`` local steps; see docs/outer.md."""
+        return replace(
+            self,
+            groups=tuple(group.over(every) for group in self.groups),
+            sent_bytes=self.sent_bytes / every,
+            ratio=self.ratio * every,
+            node_bytes=self.node_bytes / every,
+            seconds_per_step=self.seconds_per_step / every,
+        )
 
 
 def simulate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,6 +41,16 @@ class ModelBytes:
     tensors: int
     dense_tensors: int
     dense_bytes: int
+
+    def over(self, every: int) -> ModelBytes:
+        """The same per inner step of rounds of ``every`` local steps; see docs/outer.md."""
+        bits = self.bits_per_element
+        return replace(
+            self,
+            bits_per_element=None if bits is None else bits / every,
+            sent_bytes=self.sent_bytes / every,
+            dense_bytes=round(self.dense_bytes / every),
+        )
 
 
 def model_bytes(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> ModelBytes:

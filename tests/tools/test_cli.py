@@ -578,6 +578,18 @@ def test_simulate_without_compression_loses_and_saves_nothing() -> None:
     assert {group["spec"] for group in result["groups"]} == {"identity"}
 
 
+def test_local_steps_divide_the_bytes() -> None:
+    simulate = ["simulate", "int8", "--workers", "2", "--model", "digits-cnn"]
+    explain = ["explain", "int8", "--model", "digits-cnn"]
+    for one, local in (
+        (run_json(*simulate), run_json(*simulate, "--outer", "30")),
+        (run_json(*explain)["step"], run_json(*explain, "--outer", "30")["step"]),
+    ):
+        assert local["sent_bytes"] == pytest.approx(one["sent_bytes"] / 30)
+    assert "each of 30 inner steps" in run(*simulate, "--outer", "30")
+    assert "each of 30 inner steps" in " ".join(run(*explain, "--outer", "30").split())
+
+
 def test_simulate_draws_the_same_gradients_again() -> None:
     args = ["simulate", "topk(ratio=0.1)", "--workers", "2", "--model", "digits-cnn"]
     first, again = (run_json(*args) for _ in range(2))
