@@ -586,8 +586,8 @@ def test_local_steps_divide_the_bytes() -> None:
         (run_json(*explain)["step"], run_json(*explain, "--outer", "30")["step"]),
     ):
         assert local["sent_bytes"] == pytest.approx(one["sent_bytes"] / 30)
-    assert "each of 30 inner steps" in run(*simulate, "--outer", "30")
-    assert "each of 30 inner steps" in " ".join(run(*explain, "--outer", "30").split())
+    for command in (simulate, explain):
+        assert "each of 30 inner steps" in " ".join(run(*command, "--outer", "30").split())
 
 
 def test_simulate_draws_the_same_gradients_again() -> None:
