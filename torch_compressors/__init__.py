@@ -18,6 +18,7 @@ except ModuleNotFoundError as error:
 
 if TYPE_CHECKING:
     from torch_compressors.ddp import DDPCompression, ddp_hook
+    from torch_compressors.elastic import ElasticOuterStep
     from torch_compressors.gossip import AsyncGossipDataParallel, GossipDataParallel
     from torch_compressors.launch import init_process_group
     from torch_compressors.outer import OuterStep
@@ -29,6 +30,7 @@ __all__ = [
     "AsyncGossipDataParallel",
     "DDPCompression",
     "Dion",
+    "ElasticOuterStep",
     "GossipDataParallel",
     "OuterStep",
     "ddp_hook",
@@ -41,6 +43,7 @@ _MODULES = {
     "AsyncGossipDataParallel": "gossip",
     "DDPCompression": "ddp",
     "Dion": "shared.dion",
+    "ElasticOuterStep": "elastic",
     "GossipDataParallel": "gossip",
     "OuterStep": "outer",
     "ddp_hook": "ddp",

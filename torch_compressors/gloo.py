@@ -155,16 +155,21 @@ class GlooEngine:
         groups: the process group of each group that this rank is in.
         limit: largest message that a rank may send, in bytes: see `message_limit`.
         where: the caller's function that has a timeout, for messages.
+        roll_call: of the ranks in ``all``; None for that of the job's group.
     """
 
     def __init__(
-        self, groups: Mapping[RankGroup, dist.ProcessGroup], limit: int, where: str = "ddp_hook"
+        self,
+        groups: Mapping[RankGroup, dist.ProcessGroup],
+        limit: int,
+        where: str = "ddp_hook",
+        roll_call: RollCall | None = None,
     ) -> None:
         self._groups = groups
         self._limit = limit
         self._where = where
-        self._roll_call: RollCall = of_group(groups["all"], "fault")
-        self._ranks = dist.get_process_group_ranks(groups["all"])
+        self._roll_call = roll_call or of_group(groups["all"], "fault")
+        self._ranks = self._roll_call.ranks
         self._requests: Counter[RankGroup] = Counter()
         self._fused: dict[tuple[RankGroup, np.dtype[Any]], _Fused] = {}
         self._buffer_sizes: dict[tuple[str, int, int], int] = {}
@@ -255,7 +260,7 @@ class GlooEngine:
             end = total - _MARK_BYTES
             if not np.array_equal(data[end:total], sent.mark):
                 raise ProtocolError(
-                    f"rank {_in_job(group, peer)} sent a damaged message in the exchange "
+                    f"rank {self._in_job(group, peer)} sent a damaged message in the exchange "
                     f"'{request.name}': it is shorter than its size, {size} bytes, or belongs to "
                     "another exchange: see whether all ranks run the same script and versions"
                 )
@@ -277,7 +282,7 @@ class GlooEngine:
         together = len(self._ranks) if isinstance(sent.request, Broadcast) else 1
         if size > together * self._limit:
             raise ProtocolError(
-                f"rank {_in_job(sent.group, peer)} sent a damaged message in the exchange "
+                f"rank {self._in_job(sent.group, peer)} sent a damaged message in the exchange "
                 f"'{sent.request.name}': its size is {size} bytes; it must be in [0, "
                 f"{together * self._limit}]: see whether all ranks run the same script and versions"
             )
@@ -294,7 +299,7 @@ class GlooEngine:
         try:
             yield
         except RuntimeError as error:
-            known = None if group is None or peer is None else _in_job(group, peer)
+            known = None if group is None or peer is None else self._in_job(group, peer)
             raise ProtocolError(
                 f"{self._lost(known)} not answer in the exchange '{name}': see its output, and give "
                 f"{self._where} a longer timeout if the rank is only slow ({error})"
@@ -302,7 +307,7 @@ class GlooEngine:
 
     def _lost(self, awaited: int | None) -> str:
         if len(self._ranks) == 2:  # no need to ask
-            missing = [rank for rank in self._ranks if rank != dist.get_rank()]
+            missing = [rank for rank in self._ranks if rank != self._roll_call.rank]
         else:
             for group in self._groups.values():
                 _disconnect(group)
@@ -311,17 +316,18 @@ class GlooEngine:
                 missing = [awaited]
         return ranks_text(missing) if missing else "another rank does"
 
+    def _in_job(self, group: dist.ProcessGroup, peer: int) -> int:
+        """The number in the job of a rank of a group."""
+        if group is self._groups["all"]:
+            return self._ranks[peer]
+        return dist.get_process_group_ranks(group)[peer]
+
     def _buffer_size(self, name: str, sender: int, receiver: int) -> int:
         return self._buffer_sizes.get((name, sender, receiver), _FIRST_BUFFER)
 
     def _set_buffer_size(self, name: str, sender: int, receiver: int, last: int) -> None:
         """Set the buffer size of the next message; both ends call it with the same ``last``."""
         self._buffer_sizes[name, sender, receiver] = max(_FIRST_BUFFER, 2 * last)
-
-
-def _in_job(group: dist.ProcessGroup, peer: int) -> int:
-    """The number in the job of a rank of a group."""
-    return dist.get_process_group_ranks(group)[peer]
 
 
 def _disconnect(group: dist.ProcessGroup) -> None:

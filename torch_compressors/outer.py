@@ -85,7 +85,7 @@ class OuterStep(TensorOuterSteps):
             size = agreed_ranks_per_node(self.config, world, values.shapes)
             chosen.check_same(gather_texts(chosen.text(), world))
         _check_ddp(model, world, size)
-        pipeline = Pipeline(self.config, world.rank(), world.size(), size)
+        pipeline = self._pipeline = Pipeline(self.config, world.rank(), world.size(), size)
         limit = message_limit(
             map(math.prod, values.shapes.values()), self.config.compress.bucket_bytes
         )
@@ -95,14 +95,14 @@ class OuterStep(TensorOuterSteps):
         )
         for tensor in [*(one for _, one in values.named()), *model.buffers()]:
             dist.broadcast(tensor.detach(), dist.get_process_group_ranks(world)[0], world)
-        collector = Collector(
+        self._collector = Collector(
             Driver(engine),
             pipeline,
             values.shapes,
             overwrite=True,
             parameters=lambda: parameter_bytes(values.named()),
         )
-        super().__init__(chosen, values, pipeline, collector)
+        super().__init__(chosen, values)
 
     def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
         return gather_bytes(data, self._world)

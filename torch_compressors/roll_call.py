@@ -40,12 +40,12 @@ class RollCall:
     def __init__(self, store: Any, key: str, rank: int, ranks: Sequence[int]) -> None:
         self._store = store
         self._key = f"gradcomp/{key}"
-        self._rank = rank
-        self._ranks = ranks
+        self.rank = rank
+        self.ranks = ranks
 
     def answer(self) -> None:
         """Leave this rank's mark."""
-        self._store.set(f"{self._key}/{self._rank}", "1")
+        self._store.set(f"{self._key}/{self.rank}", "1")
 
     def missing(self, seconds: float = SECONDS) -> list[int] | None:
         """Leave this rank's mark, and wait for those of the others.
@@ -63,7 +63,7 @@ class RollCall:
             self._store = self._store.clone()
             self.answer()
             while True:
-                absent = [one for one in self._ranks if not self._has_answered(one)]
+                absent = [one for one in self.ranks if not self._has_answered(one)]
                 seen.append(absent)
                 if not absent or time.monotonic() > deadline:
                     return

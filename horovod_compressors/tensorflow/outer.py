@@ -97,14 +97,15 @@ class OuterStep(OuterSteps):
         self._compression = Compression(config, variables, process_set)
         self.config = self._compression.config
         chosen = OuterOptions.of(self.config, every, **options)
-        collector = self._compression.agree(values.shapes)
+        self._pipeline = self._compression.pipeline
+        self._collector = self._compression.agree(values.shapes)
         texts = self._gather_bytes(chosen.text().encode())
         chosen.check_same([text.decode(errors="replace") for text in texts])
         plain = [one if isinstance(one, tf.Variable) else one.value for one in model.variables]
         # Not the states of random generators, which Horovod cannot send.
         shared = [one for one in plain if one.dtype.is_floating]
         hvd.broadcast_variables(shared, process_set.ranks[0], process_set=process_set)
-        super().__init__(chosen, values, self._compression.pipeline, collector)
+        super().__init__(chosen, values)
 
     def callback(self) -> Any:
         """A callback for ``model.fit``, which makes the steps; batches must be of one step each."""

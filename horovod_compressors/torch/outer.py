@@ -63,7 +63,8 @@ class OuterStep(TensorOuterSteps):
         self._compression = Compression(config, values.named(), process_set)
         self.config = self._compression.config
         chosen = OuterOptions.of(self.config, every, **options)
-        collector = self._compression.agree(values.shapes)
+        self._pipeline = self._compression.pipeline
+        self._collector = self._compression.agree(values.shapes)
         texts = self._gather_bytes(chosen.text().encode())
         chosen.check_same([text.decode(errors="replace") for text in texts])
         handles = [
@@ -72,7 +73,7 @@ class OuterStep(TensorOuterSteps):
         ]
         for handle in handles:
             hvd.synchronize(handle)
-        super().__init__(chosen, values, self._compression.pipeline, collector)
+        super().__init__(chosen, values)
 
     def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
         return self._compression.gather(data)

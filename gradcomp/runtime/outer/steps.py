@@ -62,22 +62,22 @@ class OuterSteps(Controls):
     overlapping communication" (arXiv:2501.18512), algorithm 2. A fragment's values are mixed after
     the overlap, as there: ``mixing * own + (1 - mixing) * start``.
 
+    A subclass sets ``_pipeline``, this rank's compression, and ``_collector``, of all parameters, once
+    the ranks have agreed on options and configuration.
+
     Args:
         options: the settings.
         values: parameters, equal on all ranks.
-        pipeline: this rank's compression.
-        collector: of all parameters; the ranks have agreed on options and configuration.
 
     Raises:
         ConfigError: the model has fewer layers than fragments.
     """
 
-    def __init__(
-        self, options: OuterOptions, values: Values, pipeline: Pipeline, collector: Collector
-    ) -> None:
+    _pipeline: Pipeline
+    _collector: Collector
+
+    def __init__(self, options: OuterOptions, values: Values) -> None:
         self.options = options
-        self._pipeline = pipeline
-        self._collector = collector
         self._values = values
         self._fragments = fragments_of(values.shapes, options.fragments)
         self._samples = [0.0] * options.fragments

@@ -1,0 +1,261 @@
+"""Local steps of processes that come, go and lag.
+
+::
+
+    store = TCPStore("head", 29400, is_master=False)  # held by a process that does not train
+    outer = ElasticOuterStep("int4", model, store=store, name=socket.gethostname(), quorum=2)
+    while outer.rounds < 1000:
+        loss(model, next(batches)).backward()
+        optimizer.step()
+        outer.step()
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed import (  # type: ignore[attr-defined]
+    PrefixStore,
+    ProcessGroupGloo,
+)
+
+from gradcomp import Config
+from gradcomp.adapter_api import (
+    Broadcast,
+    Collector,
+    Driver,
+    FloatArray,
+    OuterOptions,
+    Pipeline,
+    ProfiledEngine,
+    agreement_line,
+    check_agreement,
+    pack_state,
+    profile_as_configured,
+    state_of,
+    unpack_state,
+)
+from gradcomp.errors import ConfigError, GradcompError, PeerError, StateError
+from torch_compressors.gloo import GlooEngine, message_limit
+from torch_compressors.meetings import FRESH, Meeting, Meetings
+from torch_compressors.roll_call import RollCall
+from torch_compressors.shared.outer import ParameterValues, TensorOuterSteps
+
+__all__ = ["ElasticOuterStep"]
+
+_TRIES = 10
+"""Failed exchanges in a row after which a process gives up."""
+
+_TAKEN = ("rounds", "specs")
+"""Parts of the compressor's state that a newcomer takes from the others."""
+
+
+class ElasticOuterStep(TensorOuterSteps):
+    """Local steps whose members may change at each outer step; see `OuterSteps`.
+
+    Every ``every`` steps the processes that are there exchange their changes, weighted by samples.
+    Who is not there within ``grace`` seconds joins at the next exchange, with its change since its
+    own last one. A process that starts takes parameters and outer momentum from the others, and
+    has no change and no residual yet. If a process ends in the middle of an exchange, the exchange
+    does not count: the others get their residuals back, and repeat it without that process.
+
+    Parameters, outer momentum and results are equal on all members after each exchange. Lost with a
+    process are its steps since its last exchange, and its residual.
+
+    Args:
+        config: a spec or a `gradcomp.Config`; of specs with state only those with ``residual``.
+        model: as for `OuterStep`.
+        store: of torch.distributed, shared by all processes; it must outlive them. No process group
+            is needed.
+        name: of this process: unique in the job, and the same after a restart.
+        every: number of inner steps per outer step, H, at least 1.
+        quorum: least number of processes in an exchange, at least 1.
+        grace: wait in seconds for processes beyond the quorum.
+        join_timeout: longest wait for a quorum, in seconds.
+        timeout: longest wait for another process in an exchange, in seconds.
+        options: ``lr``, ``momentum`` and ``nesterov`` of `OuterOptions`.
+
+    Raises:
+        SpecError: the spec is wrong.
+        ConfigError: an argument does not fit; see `OuterOptions.of`.
+        PeerError: no quorum has come in time.
+        ProtocolError: the processes have different arguments or models.
+    """
+
+    def __init__(
+        self,
+        config: str | Config,
+        model: torch.nn.Module,
+        *,
+        store: Any,
+        name: str,
+        every: int = 30,
+        quorum: int = 2,
+        grace: float = 10.0,
+        join_timeout: float = 1800.0,
+        timeout: float = 60.0,
+        **options: Any,
+    ) -> None:
+        self.config = Config.from_spec(config) if isinstance(config, str) else config
+        chosen = OuterOptions.of(self.config, every, weighted=True, **options)
+        times = {"join_timeout": join_timeout, "timeout": timeout}
+        _check(self.config, chosen, {"quorum": quorum, **times}, grace)
+        values = ParameterValues(model.named_parameters())
+        self._timeout = timedelta(seconds=timeout)
+        self._agreement = json.dumps(
+            [agreement_line(self.config, values.shapes, None), chosen.text()]
+        )
+        self._store = PrefixStore("gradcomp.outer", store)
+        self._name = name
+        self._meetings = Meetings(self._store, name, quorum, grace, **times)
+        self._meeting: Meeting | None = None
+        self._version = FRESH
+        self._pipeline = Pipeline(self.config)  # until the first exchange
+        super().__init__(chosen, values)
+        nothing = {one: np.zeros_like(value) for one, value in self._outer.start.items()}
+        for one, average in self._average(nothing, 0.0).items():
+            self._outer.step(one, average)
+        for one, start in self._outer.start.items():
+            self._write(one, start)
+
+    @property
+    def rounds(self) -> int:
+        """Number of outer steps of the job so far; equal on all members after each exchange."""
+        return self._version
+
+    @property
+    def members(self) -> list[str]:
+        """Names of the processes in the last exchange."""
+        assert self._meeting is not None  # the constructor attends one
+        return [one.name for one in self._meeting.members]
+
+    def save(self, directory: str | Path, step: int, keep: int = 3) -> Path:
+        """Refused: the processes that would write one checkpoint together come and go.
+
+        Raises:
+            StateError: always.
+        """
+        raise StateError(
+            "processes that come and go have no checkpoint together: each takes the parameters from "
+            "the others when it starts; save the model of one of them"
+        )
+
+    def step(self, samples: float | None = None) -> bool:
+        """See `OuterSteps.step`; ``samples`` is 1 by default."""
+        return super().step(1.0 if samples is None else samples)
+
+    def _average(self, changes: dict[str, FloatArray], samples: float) -> dict[str, FloatArray]:
+        """The averages of the next exchange that counts; none if all members have just started."""
+        problem: Exception | None = None
+        for _ in range(_TRIES):
+            meeting = self._meetings.meet(self._version, self._agreement)
+            _check_same(meeting)
+            kept = self._pipeline.state_dict()
+            averages: dict[str, FloatArray] | None = None
+            try:
+                self._enter(meeting)
+                kept = self._pipeline.state_dict()
+                averages = {}
+                if any(one.version != FRESH for one in meeting.members):
+                    mine = {name: one.copy() for name, one in changes.items()}
+                    averages = super()._average(mine, samples)
+            except (GradcompError, RuntimeError) as error:
+                averages, problem = None, error
+            if self._meetings.settle(meeting, averages is not None) and averages is not None:
+                self._version = max(one.version for one in meeting.members) + 1
+                return averages
+            self._leave(kept)
+        raise PeerError(
+            f"{_TRIES} exchanges in a row have failed, the last one with: {problem}"
+        ) from problem
+
+    def _enter(self, meeting: Meeting) -> None:
+        """Make the exchange of a meeting possible: connections, rank, and the newest parameters."""
+        names = [one.name for one in meeting.members]
+        rank, size = meeting.rank(self._name), len(names)
+        if self._meeting is None or self.members != names:
+            store = PrefixStore(f"{meeting.number}/gloo", self._store)
+            group: Any = ProcessGroupGloo(store, rank, size, self._timeout)
+            state = {**self._pipeline.state_dict(), "rank": rank, "world_size": size}
+            self._pipeline = Pipeline(self.config, rank, size)
+            self._pipeline.load_state_dict(state)
+            numels = [math.prod(shape) for shape in self._values.shapes.values()]
+            engine = GlooEngine(
+                {"all": group},
+                message_limit(numels, 4 * sum(numels)),
+                "ElasticOuterStep",
+                RollCall(store, "fault", rank, range(size)),
+            )
+            stats = profile_as_configured(self._pipeline).stats
+            self._driver = Driver(ProfiledEngine(engine, stats))
+            self._collector = Collector(
+                self._driver, self._pipeline, self._values.shapes, overwrite=True
+            )
+        self._meeting = meeting
+        newest = meeting.members[meeting.source]
+        if any(one.version != newest.version or one.version == FRESH for one in meeting.members):
+            self._catch_up(rank == meeting.source, newest.version)
+
+    def _catch_up(self, gives: bool, version: int) -> None:
+        """Take the job's parameters and outer momentum from the source; every member calls it."""
+        data = np.zeros(0, np.uint8)
+        if gives:
+            own = self._pipeline.state_dict()
+            shared = {key: own[key] for key in _TAKEN}
+            state = {"outer": self._outer.state_dict(), **shared, "residual": [*own["residual"]]}
+            data = np.frombuffer(bytearray(pack_state(state)), np.uint8)
+        taken = self._driver.reply(self._driver.post(Broadcast("outer.newest", data)))
+        if gives or self._version == version != FRESH:
+            return
+        state = unpack_state(taken.tobytes())
+        self._outer.load_state_dict(state["outer"])
+        own = self._pipeline.state_dict()
+        residuals = {
+            name: own["residual"].get(name, np.zeros_like(self._outer.start[name]))
+            for name in state["residual"]
+        }
+        shared = {key: state[key] for key in _TAKEN}
+        self._pipeline.load_state_dict({**own, **shared, "residual": residuals})
+        self._version = version
+
+    def _leave(self, kept: Mapping[str, Any]) -> None:
+        """Close the connections of a failed exchange, and take back the state before it."""
+        here = {"rank": self._pipeline.rank, "world_size": self._pipeline.world_size}
+        self._pipeline.load_state_dict({**kept, **here})
+        self._meeting = None
+
+
+def _check(
+    config: Config, options: OuterOptions, from_one: Mapping[str, float], grace: float
+) -> None:
+    for name, value in {**from_one, "grace": grace}.items():
+        least = 1 if name in from_one else 0
+        if not least <= value < math.inf:
+            raise ConfigError(f"{name} is {value}; it must be at least {least}")
+    if (options.fragments, options.overlap, options.mixing) != (1, 0, 0.0):
+        raise ConfigError(
+            "processes that come and go average all parameters together and wait for the result: "
+            "leave out fragments, overlap and mixing"
+        )
+    if config.compress.two_level:
+        raise ConfigError("compress.exchange: two_level needs fixed nodes; remove it")
+    for spec in config.specs:
+        kinds = set(state_of(spec)) - {"residual"}
+        if kinds:
+            raise ConfigError(
+                f"'{spec}' keeps {', '.join(sorted(kinds))} between exchanges, which must be equal "
+                "on all processes: choose a codec with or without residual, such as residual|int4"
+            )
+
+
+def _check_same(meeting: Meeting) -> None:
+    texts = [json.loads(one.text) for one in meeting.members]
+    check_agreement([line for line, _ in texts])
+    OuterOptions.check_same([line for _, line in texts])
