@@ -58,7 +58,7 @@ from gradcomp.adapter_api import (
     read_object,
 )
 from torch_compressors.shared.optimizers import check_optimizer
-from torch_compressors.shared.parameters import parameter_bytes
+from torch_compressors.shared.parameters import parameter_bytes, uncompiled
 from torch_compressors.shared.rates import rates_of
 from torch_compressors.shared.state import as_array, with_arrays
 
@@ -513,7 +513,7 @@ def DistributedOptimizer(  # noqa: N802
         ProtocolError: as for `attach`.
     """
     config = Config.from_spec(compression) if isinstance(compression, str) else compression
-    named = list(named_parameters)
+    named = uncompiled(named_parameters)
     check_optimizer(config, optimizer)
     attached = attach(named, config, server_feedback=server_feedback)
     wrapped = _stock_optimizer(
@@ -705,7 +705,7 @@ class Compression(metaclass=_ByName):
         _check_config(self.config)
         for spec in self.config.specs:
             _check_summable(spec)
-        self._parameters = list(named_parameters)
+        self._parameters = uncompiled(named_parameters)
         self._names: dict[int, str] = {}
         self._running: dict[int, _Context] = {}
 

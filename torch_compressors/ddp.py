@@ -11,7 +11,7 @@
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -37,10 +37,10 @@ from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.nodes import agreed_ranks_per_node, exchange_groups, node_size
 from torch_compressors.registered import WrappedModel, registered_with
 from torch_compressors.roll_call import naming_the_absent
+from torch_compressors.scaler import ScalerControls
 from torch_compressors.shared.optimizers import check_optional
 from torch_compressors.shared.parameters import parameter_bytes
 from torch_compressors.shared.rates import rates_of
-from torch_compressors.shared.state import TensorControls
 
 __all__ = ["DDPCompression", "ddp_hook"]
 
@@ -116,7 +116,7 @@ class _Arrived:
             self.ready()
 
 
-class DDPCompression(TensorControls):
+class DDPCompression(ScalerControls):
     """The compression of one model's gradients on this rank; made by `ddp_hook`.
 
     Gradients arrive in DDP's buckets, but each parameter is compressed by its own name and shape,
@@ -142,7 +142,6 @@ class DDPCompression(TensorControls):
         self.config = Config.from_spec(config) if isinstance(config, str) else config
         check_optional(self.config, optimizer, "ddp_hook")
         self._optimizer = optimizer
-        self._scaler: torch.amp.GradScaler | None = None
         self._timeout = timeout
         self._clip_norm = clip_norm
         self._begin()
@@ -163,7 +162,6 @@ class DDPCompression(TensorControls):
     def __setstate__(self, copied: dict[str, Any]) -> None:
         vars(self).update(copied)
         self._optimizer = None
-        self._scaler = None
         self._begin()
 
     @cached_property
@@ -209,23 +207,6 @@ class DDPCompression(TensorControls):
                 (name, one) for one, name in self._model.names.items()
             ),
         )
-
-    def follow_scaler(self, scaler: torch.amp.GradScaler) -> None:
-        """Read the loss scale from ``scaler`` before each step, in place of `set_loss_scale`."""
-        self._scaler = scaler
-
-    def _follow_scale(self) -> None:
-        if self._scaler is not None:
-            self.set_loss_scale(self._scaler.get_scale())
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `TensorControls.state_dict`."""
-        self._follow_scale()
-        return super().state_dict()
-
-    def _state_to_save(self) -> Mapping[str, Any]:
-        self._follow_scale()
-        return super()._state_to_save()
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start averaging the gradients of a bucket; returns a future of the bucket's buffer.

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gradcomp.errors import ConfigError, StateError
+from torch_compressors.shared.parameters import uncompiled_name
 
 __all__ = ["WrappedModel", "registered_with"]
 
@@ -38,7 +39,7 @@ class WrappedModel:
                 "before the model is wrapped"
             )
         names = {
-            parameter: name.replace("_orig_mod.", "")
+            parameter: uncompiled_name(name)
             for name, parameter in model.module.named_parameters()
             if parameter.requires_grad and name not in model.parameters_to_ignore
         }

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from gradcomp.errors import ConfigError
+from torch_compressors.shared.parameters import uncompiled
 
 __all__ = ["ParameterNames", "calling_optimizer"]
 
@@ -87,7 +88,7 @@ class ParameterNames:
             return False
         if optimizer is not self._optimizer:
             self._optimizer = optimizer
-            self._pairs = [(name, p) for p, name in optimizer._parameter_names.items()]
+            self._pairs = uncompiled((name, p) for p, name in optimizer._parameter_names.items())
         return True
 
     def find(self, tensor: torch.Tensor) -> str | None:
@@ -127,10 +128,7 @@ def _check_pairs(pairs: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch
                 f"named_parameters must be pairs of name and parameter, as "
                 f"model.named_parameters() gives them; one is {pair!r}"
             )
-    names = [name for name, _ in pairs]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise ConfigError(f"names in named_parameters must be unique; repeated: {repeated}")
+    pairs = uncompiled(pairs)
     # A parameter with several names keeps the name that the stock optimizer uses.
     chosen = {parameter: name for name, parameter in sorted(pairs, key=itemgetter(0))}
     return [(name, parameter) for name, parameter in pairs if chosen[parameter] == name]

@@ -1,4 +1,4 @@
-"""Compressed reduce-scatter of FSDP2; see the cases."""
+"""Compressed reduce-scatter of FSDP2, alone and with features of PyTorch; see the cases."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 from launch import HERE, CaseJob, run
-from workers import fsdp
+from workers import fsdp, fsdp_features
 
 
 @pytest.mark.parametrize("case", fsdp.cases)
 def test_fsdp(ddp2: CaseJob, case: str) -> None:
+    ddp2.check(case)
+
+
+@pytest.mark.parametrize("case", fsdp_features.cases)
+def test_features(ddp2: CaseJob, case: str) -> None:
     ddp2.check(case)
 
 

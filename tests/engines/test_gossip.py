@@ -30,6 +30,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> CaseJob:
     [
         *("golden_npdde", "golden_ring", "a_job_resumes", "peers_can_change"),
         *("peers_follow_a_schedule", "nodes_average_gradients", "nodes_resume"),
+        *("uneven_data", "compile_around_and_inside"),
         *("asynchronous_averaging", "an_asynchronous_job_resumes"),
     ],
 )
@@ -116,6 +117,12 @@ def test_a_slow_peer_is_waited_for(job: CaseJob) -> None:
     warnings = job.check("a_slow_peer_is_named")
     for neighbour in (2, 4):
         assert any("rank 3 has not answered for 0.5 s" in text for text in warnings[neighbour])
+
+
+def test_a_rank_that_stops_is_a_named_error_and_no_hang(job: CaseJob) -> None:
+    found = job.check("a_rank_that_stops_is_named")
+    for neighbour in (KILLED - 1, KILLED + 1):
+        assert f"rank {KILLED}" in found[neighbour], found
 
 
 def test_a_killed_rank_is_a_named_error_and_no_hang(job: CaseJob) -> None:

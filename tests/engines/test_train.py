@@ -145,6 +145,7 @@ def test_ddp(tmp_path):
         job = arguments(*args, *more, output=tmp_path / name, settings=settings)
         status, output = finish(start(2, job, launcher=launcher))
         assert status == 0, output
+        assert "FutureWarning" not in output, output
     straight, twice = summary(tmp_path / "straight"), summary(tmp_path / "twice")
     assert straight["final_accuracy"] > 0.5
     assert straight["compression_ratio"] > 5

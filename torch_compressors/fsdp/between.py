@@ -24,6 +24,7 @@ from torch_compressors.gather import gather_texts
 from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.roll_call import naming_the_absent
 from torch_compressors.shared.optimizers import check_optional
+from torch_compressors.shared.parameters import uncompiled_name
 
 __all__ = ["FSDPCompression", "fsdp_hook"]
 
@@ -91,7 +92,7 @@ class FSDPCompression(ShardedControls):
         elif self.config.check_replicas_every:
             problem = "check_replicas_every is for ddp_hook: shards have no replicas in their own "
             problem += "machine, and fsdp_hook does not know when a step begins; remove it"
-        shapes = {name: tuple(one.shape) for name, one in model.named_parameters()}
+        shapes = {uncompiled_name(name): tuple(one.shape) for name, one in model.named_parameters()}
         with naming_the_absent(group, "fsdp_hook"):
             check_agreement(gather_texts(agreement_line(self.config, shapes, problem), group))
         self._pipeline = Pipeline(self.config, group.rank(), group.size(), 1)

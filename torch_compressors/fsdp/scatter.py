@@ -35,6 +35,7 @@ from torch_compressors.fsdp.units import Unit, shard_group, units_of
 from torch_compressors.gather import gather_texts
 from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.roll_call import naming_the_absent
+from torch_compressors.scaler import ScalerControls
 
 __all__ = ["ReduceScatterCompression", "fsdp_reduce_scatter"]
 
@@ -74,7 +75,7 @@ def fsdp_reduce_scatter(
     return ReduceScatterCompression(config, model, timeout)
 
 
-class ReduceScatterCompression(ShardedControls):
+class ReduceScatterCompression(ShardedControls, ScalerControls):
     """The compression of one model's reduce-scatter on this rank; made by `fsdp_reduce_scatter`.
 
     Attributes:
@@ -192,6 +193,7 @@ class ReduceScatterCompression(ShardedControls):
             )
         if unit.name in self._reduced or not self._reduced:
             self._reduced.clear()
+            self._follow_scale()
             self._collector.begin_step()
         self._reduced.add(unit.name)
         grads, dense_elements, begin = {}, 0, 0

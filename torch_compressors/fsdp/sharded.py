@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from gradcomp.adapter_api import Checkpoints, Pipeline
 from gradcomp.errors import ConfigError, StateError
 from torch_compressors.gather import gather_bytes
+from torch_compressors.shared.parameters import uncompiled_name
 from torch_compressors.shared.state import TensorControls
 
 __all__ = ["ShardedControls", "sharded_modules"]
@@ -27,7 +28,9 @@ def sharded_modules(model: torch.nn.Module) -> dict[str, FSDPModule]:
         ConfigError: there is none.
     """
     sharded = {
-        name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)
+        uncompiled_name(name): module
+        for name, module in model.named_modules()
+        if isinstance(module, FSDPModule)
     }
     if "" in sharded:
         sharded["whole model" if "model" in sharded else "model"] = sharded.pop("")

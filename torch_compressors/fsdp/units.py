@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from gradcomp.errors import ConfigError
 from torch_compressors.fsdp.sharded import sharded_modules
+from torch_compressors.shared.parameters import uncompiled_name
 
 __all__ = ["ShardedParameter", "Unit", "shard_group", "units_of"]
 
@@ -58,7 +59,7 @@ def units_of(model: torch.nn.Module) -> list[Unit]:
     for module in sharded.values():
         module.reshard()  # after a forward pass the model itself may still be whole
     names: dict[torch.Tensor, str] = {
-        parameter: name for name, parameter in model.named_parameters()
+        parameter: uncompiled_name(name) for name, parameter in model.named_parameters()
     }
     together: dict[int, list[tuple[str, FSDPModule]]] = {}
     for name, module in sharded.items():

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gradcomp.errors import StateError
+from torch_compressors.shared.parameters import uncompiled_name
 
 __all__ = ["average_of", "module_state", "module_tensors"]
 
@@ -17,12 +18,12 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16}
 
 
 def module_state(module: nn.Module) -> dict[str, Any]:
-    """The state of a module: arrays, and PyTorch's dtypes, by name.
+    """The state of a module: arrays, and PyTorch's dtypes, by the names without ``torch.compile``.
 
     Raises:
         StateError: an entry of its ``state_dict`` is no dense tensor.
     """
-    tensors = _tensors_of(module)
+    tensors = {uncompiled_name(name): one for name, one in _tensors_of(module).items()}
     return {
         "tensors": {name: _array(one) for name, one in tensors.items()},
         "dtypes": {name: str(one.dtype) for name, one in tensors.items()},
@@ -39,12 +40,13 @@ def module_tensors(module: nn.Module, state: Any) -> dict[str, torch.Tensor]:
     dtypes = state.get("dtypes") if isinstance(state, Mapping) else None
     if not isinstance(arrays, Mapping) or not isinstance(dtypes, Mapping):
         raise StateError("the checkpoint has no model: load one that save() of gossip has written")
-    own = _tensors_of(module)
-    if set(arrays) != set(own):
-        odd = ", ".join(sorted(set(arrays) ^ set(own)))
-        raise StateError(f"the checkpoint is of another model: {odd} are in one of both alone")
+    own = {key: (uncompiled_name(key), one) for key, one in _tensors_of(module).items()}
+    odd = set(arrays) ^ {name for name, _ in own.values()}
+    if odd:
+        listed = ", ".join(sorted(odd))
+        raise StateError(f"the checkpoint is of another model: {listed} are in one of both alone")
     tensors = {}
-    for name, one in own.items():
+    for key, (name, one) in own.items():
         array, dtype = arrays[name], dtypes.get(name)
         shape = tuple(getattr(array, "shape", ()))
         if shape != tuple(one.shape) or dtype != str(one.dtype):
@@ -53,7 +55,7 @@ def module_tensors(module: nn.Module, state: Any) -> dict[str, torch.Tensor]:
                 f"{one.dtype} and {tuple(one.shape)}: build the model of the job that has saved"
             )
         try:
-            tensors[name] = torch.from_numpy(array).view(one.dtype)
+            tensors[key] = torch.from_numpy(array).view(one.dtype)
         except (RuntimeError, TypeError) as error:
             raise StateError(
                 f"the checkpoint's '{name}' is no array of {dtype} ({error}): load an earlier "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch_compressors.gather import gather_bytes
 from torch_compressors.gossip.agreement import agree, check_equal, setting_text
 from torch_compressors.gossip.checkpoints import average_of, module_state, module_tensors
 from torch_compressors.gossip.transport import check_times, naming_the_lost
+from torch_compressors.shared.parameters import uncompiled_name
 
 __all__ = ["DecentralizedModule"]
 
@@ -52,7 +53,9 @@ class DecentralizedModule(nn.Module, ABC):
             )
         self.module = module
         self._parameters_by_name = {
-            name: one for name, one in module.named_parameters() if one.requires_grad
+            uncompiled_name(name): one
+            for name, one in module.named_parameters()
+            if one.requires_grad
         }
         self._limit = check_times(timeout, retries)
         self._control = dist.new_group(backend="gloo", timeout=self._limit)
@@ -78,9 +81,9 @@ class DecentralizedModule(nn.Module, ABC):
         return {
             "version": build_text(),
             "wrapper": self._where,
-            "trained parameters": model_digest({n: tuple(one.shape) for n, one in trained}),
-            "all parameters": model_digest({n: tuple(p.shape) for n, p in own.named_parameters()}),
-            "buffers": model_digest({n: tuple(one.shape) for n, one in own.named_buffers()}),
+            "trained parameters": model_digest(_shapes(trained)),
+            "all parameters": model_digest(_shapes(own.named_parameters())),
+            "buffers": model_digest(_shapes(own.named_buffers())),
             **self._texts,
         }
 
@@ -312,3 +315,7 @@ class DecentralizedModule(nn.Module, ABC):
         for one in self._parameters_by_name.values():
             one.copy_(values[begin : begin + one.numel()].view_as(one))
             begin += one.numel()
+
+
+def _shapes(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, tuple[int, ...]]:
+    return {uncompiled_name(name): tuple(one.shape) for name, one in named}

@@ -173,8 +173,9 @@ def patiently(
             )
     raise PeerError(
         f"{where}: {whom()} has not answered for {timeout * (retries + 1):g} s ({retries} "
-        "retries): it is stuck or dead. Start the job again from a checkpoint, or give "
-        "GossipDataParallel a longer timeout"
+        "retries): it is stuck or dead, or has made fewer steps. Start the job again from a "
+        "checkpoint, or give GossipDataParallel a longer timeout; a rank without data calls "
+        "optimizer.step() without gradients as often as the others"
     )
 
 

@@ -1,13 +1,15 @@
-"""The bytes of parameters of PyTorch, for digests."""
+"""Parameters of PyTorch: their bytes, for digests, and their names without ``torch.compile``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["parameter_bytes"]
+from gradcomp.errors import ConfigError
+
+__all__ = ["parameter_bytes", "uncompiled", "uncompiled_name"]
 
 
 def parameter_bytes(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, Any]]:
@@ -15,3 +17,28 @@ def parameter_bytes(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple
     for name, tensor in named:
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         yield name, flat.view(torch.uint8).numpy()
+
+
+def uncompiled_name(name: str) -> str:
+    """The name that a parameter or module has without ``torch.compile``.
+
+    Compiled and eager runs so have the same rules, random numbers and checkpoints.
+    """
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+_T = TypeVar("_T")
+
+
+def uncompiled(named: Iterable[tuple[str, _T]]) -> list[tuple[str, _T]]:
+    """Pairs of name and parameter with the names of `uncompiled_name`.
+
+    Raises:
+        ConfigError: a name is repeated.
+    """
+    pairs = [(uncompiled_name(name), one) for name, one in named]
+    names = [name for name, _ in pairs]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ConfigError(f"names in named_parameters must be unique; repeated: {repeated}")
+    return pairs

@@ -80,7 +80,7 @@ class DDPEngine(TorchEngine):
         if self.size() == 1:
             return model
         # The trainer averages buffers itself.
-        return DistributedDataParallel(model, broadcast_buffers=False)
+        return DistributedDataParallel(model, forward_sync_buffers=False)
 
     def compression(self, config: Config, trained: nn.Module, inner: torch.optim.Optimizer) -> Any:
         if not isinstance(trained, DistributedDataParallel):

@@ -242,6 +242,40 @@ def summable() -> None:
 
 
 @cases
+def compile_around_and_inside() -> None:
+    """Averages are those of an eager model, under the names of the uncompiled one."""
+    expected: Any = None
+    for where in ("nowhere", "around", "inside"):
+        torch._dynamo.reset()
+        torch.manual_seed(2)
+        layer: Any = torch.nn.Linear(100, 90)
+        if where == "inside":
+            layer = torch.compile(layer, backend="aot_eager")
+        model: Any = torch.nn.Sequential(layer, torch.nn.Tanh())
+        if where == "around":
+            model = torch.compile(model, backend="aot_eager")
+        named = [(f"compiled.{where}.{name}", p) for name, p in model.named_parameters()]
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer = DistributedOptimizer(inner, named, "residual|topk(ratio=0.05)")
+        names = [f"compiled.{where}.0.{name}" for name in ("bias", "weight")]
+        assert sorted(optimizer.compression.specs) == names
+        found = []
+        for step in range(STEPS):
+            model(gradient("x", step, bps.rank(), 500, torch.float32).view(5, 100)).sum().backward()
+            optimizer.step()
+            found += [p.grad.clone() for p in model.parameters()]
+            optimizer.zero_grad(set_to_none=False)
+        state = optimizer.compression.state_dict()
+        found.append(state["residual"][f"compiled.{where}.0.weight"])
+        expected = expected or found
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one, other), where
+    assert found[-1].any()
+    twice = [("w", found[0]), ("_orig_mod.w", found[1])]
+    refused(lambda: Compression("fp16", twice), ConfigError, "must be unique; repeated: ['w']")
+
+
+@cases
 def refusals() -> None:
     """Specs that BytePS cannot run are refused, with a remedy."""
     matrix = [("refusals.w", torch.empty(100, 100))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from gradcomp import Config, ConfigError, Pipeline
 from gradcomp.errors import ProtocolError, StateError
 from gradcomp.runtime.loopback import run_rounds
 from support.pipelines import configured
-from torch_compressors.fsdp import fsdp_hook, fsdp_reduce_scatter
+from torch_compressors.fsdp import ReduceScatterCompression, fsdp_hook, fsdp_reduce_scatter
 from torch_compressors.fsdp.units import units_of
 
 cases = Cases()
@@ -72,10 +72,18 @@ def made() -> Model:
     return Model()
 
 
-def sharded(mesh: Any = None, **options: Any) -> Model:
-    """The model, sharded by blocks."""
+def sharded(
+    mesh: Any = None, prepared: Callable[[Model], None] = lambda _: None, **options: Any
+) -> Model:
+    """The model, sharded by blocks.
+
+    Args:
+        prepared: called with the unsharded model.
+        options: of ``fully_shard``.
+    """
     join()
     model = made()
+    prepared(model)
 
     def placement(parameter: nn.Parameter) -> Shard | None:
         return Shard(1) if parameter.shape == model.columns.weight.shape else None
@@ -157,24 +165,32 @@ def rows_of_columns(grad: np.ndarray[Any, Any], ranks: int) -> np.ndarray[Any, A
     return np.concatenate(np.split(grad, ranks, axis=1))
 
 
-@cases
-def int4_is_as_in_one_process() -> None:
-    """Against whole gradients of an unsharded model, with the same residuals, to the last bit."""
+def check_in_one_process(
+    config: Config,
+    before: Callable[[Any, int], None] = lambda *_: None,
+    weight: Callable[[int, int], float] = lambda *_: 1.0,
+) -> ReduceScatterCompression:
+    """Compare steps with rounds of whole gradients of an unsharded model, to the last bit.
+
+    Args:
+        before: called with each compression before each step.
+        weight: factor of a step's loss on a rank.
+    """
     ranks, rank = hvd.size(), hvd.rank()
-    topk = {"match": {"name": "*second*"}, "use": "residual|topk(ratio=0.1)"}
-    config = matrices("residual|int4", topk)
     model, whole = sharded(), made()
     state = fsdp_reduce_scatter(config, model)
-    assert set(state.uncompressed.values()) == {"default rule: ndim <= 1"}
-    assert "columns.weight" not in state.uncompressed
     pipelines = [Pipeline(config, one, ranks, scatters=True) for one in range(ranks)]
     for step in range(4):
-        backward(model, step)
+        for one in (state, *pipelines):
+            before(one, step)
+        for one in model.parameters():
+            one.grad = None
+        (model(tokens(step)) * weight(step, rank)).backward()
         found = gradients(model)
         of_ranks = []
         for one in range(ranks):
             whole.zero_grad()
-            whole(tokens(step, one)).backward()
+            (whole(tokens(step, one)) * weight(step, one)).backward()
             grads = {
                 n: p.grad.numpy().copy() for n, p in whole.named_parameters() if p.grad is not None
             }
@@ -195,6 +211,15 @@ def int4_is_as_in_one_process() -> None:
     assert "blocks.1.second.weight" in own
     for name, residual in own.items():
         check_equal(residual, torch.from_numpy(expected_state[name]), name)
+    return state
+
+
+@cases
+def int4_is_as_in_one_process() -> None:
+    topk = {"match": {"name": "*second*"}, "use": "residual|topk(ratio=0.1)"}
+    state = check_in_one_process(matrices("residual|int4", topk))
+    assert set(state.uncompressed.values()) == {"default rule: ndim <= 1"}
+    assert "columns.weight" not in state.uncompressed
     assert state.stats.ratio > 4
 
 

@@ -340,6 +340,80 @@ def nodes_resume() -> None:
     assert torch.equal(of_all[dist.get_rank() ^ 1], flat)
 
 
+@cases
+def uneven_data() -> None:
+    """A rank without data makes steps without gradients: its parameters change by mixing alone."""
+    graph, rank, rate = make_topology("ring", RANKS), dist.get_rank(), 0.125
+    model = GossipDataParallel(nn.Linear(4, 3), algorithm="dpsgd", topology=graph)
+    optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5))
+    steps = np.arange(RANKS) % 3 + 2
+    start = nn.utils.parameters_to_vector(model.parameters()).detach().double().numpy()
+    expected, momentum = np.tile(start, (RANKS, 1)), np.zeros(RANKS)
+    for at in range(6):
+        optimizer.zero_grad()
+        if at < steps[rank]:
+            for one in model.parameters():
+                one.grad = torch.full_like(one, float(rank + at))
+        optimizer.step()
+        momentum = np.where(at < steps, 0.5 * momentum + np.arange(RANKS) + at, momentum)
+        change = rate * np.where(at < steps, momentum, 0)
+        expected = graph.matrix(at) @ (expected - change[:, None])
+    model.synchronize()
+    found = nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
+    np.testing.assert_allclose(found, expected[rank], rtol=1e-5, atol=1e-5)
+
+
+@cases
+def a_rank_that_stops_is_named() -> str:
+    """It makes fewer steps, and waits in ``synchronize``; no rank waits longer than the limit."""
+    model = GossipDataParallel(nn.Linear(2, 2), algorithm="dpsgd", timeout=LIMIT / 2, retries=0)
+    optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    try:
+        for _ in range(2 if dist.get_rank() == KILLED else 4):
+            optimizer.step()
+        model.synchronize()
+    except PeerError as error:
+        return str(error)
+    raise AssertionError("nobody noticed")
+
+
+@cases
+def compile_around_and_inside() -> None:
+    """The bits of an eager model, its names, and checkpoints that either can load."""
+    states: dict[str, Any] = {}
+    for where in ("nowhere", "inside", "around"):
+        torch.manual_seed(3)
+        torch._dynamo.reset()
+        inner: Any = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
+        if where == "inside":
+            inner = torch.compile(inner, backend="eager")
+        model: Any = GossipDataParallel(inner, algorithm="powergossip", compression_rank=2)
+        optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+        called = torch.compile(model, backend="eager") if where == "around" else model
+        for at in range(3):
+            step(called, optimizer, at)
+        folder = Path(sys.argv[1]) / f"compiled-{where}"
+        model.save(folder, 3)
+        states[where] = model.gossip_state_dict(), list(model.parameters())
+        check_equal_states(states[where], states["nowhere"])
+        assert model.load(folder.with_name("compiled-nowhere")) == 3
+        check_equal_states(states[where], states["nowhere"])
+
+
+def check_equal_states(one: Any, other: Any) -> None:
+    """Compare numbers and tensors in nested lists and mappings, bit for bit."""
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        check_equal_states(list(one.values()), list(other.values()))
+    elif isinstance(one, list | tuple):
+        for each, its in zip(one, other, strict=True):
+            check_equal_states(each, its)
+    else:
+        assert one == other
+
+
 # Asynchronous -----------------------------------------------------------------------------------
 
 
