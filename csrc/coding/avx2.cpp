@@ -6,6 +6,7 @@
 #include "coding/digits_pack.hpp"
 #include "coding/rans_step.hpp"
 #include "kernels/coding.hpp"
+#include "kernels/moves.hpp"
 #include "kernels/x86.hpp"
 
 namespace gradcomp {
@@ -14,32 +15,6 @@ namespace {
 constexpr std::size_t kPart = 8;  // states in one vector
 constexpr std::size_t kParts = kRansLanes / kPart;
 constexpr std::size_t kStepBytes = kRansWord * kRansLanes;
-
-// For each set of lanes, by its mask: the permutation that moves them to the first lanes, and its
-// inverse. Eight indices of one byte each.
-struct Moves {
-  Moves() {
-    for (unsigned mask = 0; mask < 256; ++mask) {
-      std::uint64_t gather = 0;
-      std::uint64_t scatter = 0;
-      unsigned count = 0;
-      for (unsigned lane = 0; lane < kPart; ++lane) {
-        if ((mask >> lane & 1) == 0) continue;
-        gather |= std::uint64_t{lane} << 8 * count;
-        scatter |= std::uint64_t{count} << 8 * lane;
-        ++count;
-      }
-      compress[mask] = gather;
-      expand[mask] = scatter;
-    }
-  }
-  std::uint64_t compress[256];
-  std::uint64_t expand[256];
-};
-const Moves& moves() {
-  static const Moves all;
-  return all;
-}
 
 GRADCOMP_AVX2 inline __m256i load_bytes(const void* bytes) {
   return _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(bytes)));

@@ -70,9 +70,8 @@ void count_symbols(Span<const std::uint8_t> symbols, std::uint32_t* counts) {
   std::size_t i = 0;
   for (; i + 8 <= symbols.size(); i += 8) {
     const auto word = load<std::uint64_t>(symbols.data() + i);
-    const std::uint64_t first = word & 0xFF;
-    if (word == first * 0x0101010101010101u) {  // typical of runs of zeros
-      parts[0][first] += 8;
+    if (word == (word >> 8 | word << 56)) {  // eight equal ones, typical of runs of zeros
+      parts[0][word & 0xFF] += 8;
       continue;
     }
     for (unsigned j = 0; j < 8; ++j) ++parts[j % 4][word >> 8 * j & 0xFF];
@@ -223,6 +222,11 @@ std::size_t rans_encode(Span<const std::uint8_t> symbols, unsigned bits, std::ui
                         std::size_t capacity) {
   std::uint32_t counts[kMaxSymbols];
   count_symbols(symbols, counts);
+  return rans_encode(symbols, bits, counts, out, capacity);
+}
+
+std::size_t rans_encode(Span<const std::uint8_t> symbols, unsigned bits,
+                        const std::uint32_t* counts, std::uint8_t* out, std::size_t capacity) {
   Frequencies frequencies;
   scale_counts(counts, static_cast<std::uint32_t>(symbols.size()), &frequencies);
   std::uint8_t table[kMaxRansTable];

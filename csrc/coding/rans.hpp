@@ -45,6 +45,8 @@ bool rans_decode(Span<const std::uint8_t> in, const Frequencies& frequencies,
 // 2^bits.
 std::size_t rans_encode(Span<const std::uint8_t> symbols, unsigned bits, std::uint8_t* out,
                         std::size_t capacity);
+std::size_t rans_encode(Span<const std::uint8_t> symbols, unsigned bits,
+                        const std::uint32_t* counts, std::uint8_t* out, std::size_t capacity);
 bool rans_decode(Span<const std::uint8_t> in, unsigned bits, Span<std::uint8_t> symbols);
 
 }  // namespace gradcomp

@@ -5,6 +5,7 @@
 #include "kernels/fixed.hpp"
 #include "kernels/half.hpp"
 #include "kernels/kernels.hpp"
+#include "kernels/planes_x86.hpp"
 #include "kernels/sums.hpp"
 #include "kernels/table.hpp"
 #include "kernels/x86.hpp"
@@ -390,8 +391,10 @@ using loops::quantize;
 using loops::quantize_randomly;
 using loops::scale_levels;
 using loops::scale_levels_add;
-using loops::split_planes;
 using loops::ternarize;
+using planes::compress_bytes;
+using planes::expand_bytes;
+using planes::split_planes;
 
 GRADCOMP_AVX512 void pack_negative(const float* x, std::uint8_t* out, std::size_t n) {
   std::size_t i = 0;

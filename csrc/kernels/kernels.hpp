@@ -23,6 +23,12 @@ struct Moments {
   double squares;
 };
 
+// Bits that are 1 in any element: with the bytes of split_planes, the exponent uppermost.
+struct PlaneBits {
+  std::uint32_t any;
+  std::uint32_t of_zeros;  // in any element whose exponent is 0
+};
+
 // Elements in fixed point of 0, 1 or 2 bytes, or as float32, as in docs/wire-format.md#inceptionn:
 // two planes of tag bits, in the layout of pack_negative, and the elements of each width in order.
 template <typename Byte>
@@ -66,13 +72,19 @@ struct Kernels {
   void (*bf16_add)(const std::uint8_t* in, float weight, float* acc, std::size_t n);
 
   // Splits float32 numbers into four planes of n bytes each: exponent; sign and the upper 7 bits of
-  // the significand; its middle 8 bits; its lower 8 bits. Returns which bits are 1 anywhere, with
-  // the planes as its bytes, the exponent uppermost.
-  std::uint32_t (*split_planes)(const float* x, std::uint8_t* exponent, std::uint8_t* upper,
-                                std::uint8_t* middle, std::uint8_t* lower, std::size_t n);
+  // the significand; its middle 8 bits; its lower 8 bits.
+  PlaneBits (*split_planes)(const float* x, std::uint8_t* exponent, std::uint8_t* upper,
+                            std::uint8_t* middle, std::uint8_t* lower, std::size_t n);
   void (*join_planes)(const std::uint8_t* exponent, const std::uint8_t* upper,
                       const std::uint8_t* middle, const std::uint8_t* lower, float* y,
                       std::size_t n);
+
+  // Moves the bytes whose key is not 0 to the front, in order. Returns their number.
+  std::size_t (*compress_bytes)(const std::uint8_t* keys, std::uint8_t* bytes, std::size_t n);
+  // Inverse: where keys[i] is not 0, out[i] is the next byte from `from` on, else 0. There are as
+  // many as such keys before `end`. Returns the end of the bytes taken.
+  const std::uint8_t* (*expand_bytes)(const std::uint8_t* keys, const std::uint8_t* from,
+                                      const std::uint8_t* end, std::uint8_t* out, std::size_t n);
 
   // acc += weight * in
   void (*f32_add)(const std::uint8_t* in, float weight, float* acc, std::size_t n);

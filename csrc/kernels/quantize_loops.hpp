@@ -108,23 +108,6 @@ GRADCOMP_LEVEL void fp8_add(const std::uint8_t* in, const Fp8Format& format, flo
   for (std::size_t i = 0; i < n; ++i) acc[i] += weight * (scale * fp8_value(in[i], f));
 }
 
-GRADCOMP_LEVEL std::uint32_t split_planes(const float* x, std::uint8_t* exponent,
-                                          std::uint8_t* upper, std::uint8_t* middle,
-                                          std::uint8_t* lower, std::size_t n) {
-  std::uint32_t any = 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    const std::uint32_t bits = float_bits(x[i]);
-    const std::uint32_t e = bits >> 23 & 0xFFu;
-    const std::uint32_t rest = (bits & 0x7FFFFFu) | (bits >> 8 & 0x800000u);
-    any |= e << 24 | rest;
-    exponent[i] = static_cast<std::uint8_t>(e);
-    upper[i] = static_cast<std::uint8_t>(rest >> 16);
-    middle[i] = static_cast<std::uint8_t>(rest >> 8);
-    lower[i] = static_cast<std::uint8_t>(rest);
-  }
-  return any;
-}
-
 GRADCOMP_LEVEL void join_planes(const std::uint8_t* exponent, const std::uint8_t* upper,
                                 const std::uint8_t* middle, const std::uint8_t* lower, float* y,
                                 std::size_t n) {

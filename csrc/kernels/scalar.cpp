@@ -133,6 +133,38 @@ void philox_words(std::uint64_t stream, std::uint32_t use, std::uint64_t block, 
 #include "kernels/quantize_loops.hpp"
 #undef GRADCOMP_LEVEL
 
+PlaneBits split_planes(const float* x, std::uint8_t* exponent, std::uint8_t* upper,
+                       std::uint8_t* middle, std::uint8_t* lower, std::size_t n) {
+  PlaneBits found{};
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint32_t bits = float_bits(x[i]);
+    const std::uint32_t e = bits >> 23 & 0xFFu;
+    const std::uint32_t rest = (bits & 0x7FFFFFu) | (bits >> 8 & 0x800000u);
+    found.any |= e << 24 | rest;
+    found.of_zeros |= e == 0 ? rest : 0;
+    exponent[i] = static_cast<std::uint8_t>(e);
+    upper[i] = static_cast<std::uint8_t>(rest >> 16);
+    middle[i] = static_cast<std::uint8_t>(rest >> 8);
+    lower[i] = static_cast<std::uint8_t>(rest);
+  }
+  return found;
+}
+
+std::size_t compress_bytes(const std::uint8_t* keys, std::uint8_t* bytes, std::size_t n) {
+  std::uint8_t* to = bytes;
+  for (std::size_t i = 0; i < n; ++i) {
+    *to = bytes[i];
+    to += keys[i] != 0;
+  }
+  return static_cast<std::size_t>(to - bytes);
+}
+
+const std::uint8_t* expand_bytes(const std::uint8_t* keys, const std::uint8_t* from,
+                                 const std::uint8_t*, std::uint8_t* out, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) out[i] = keys[i] != 0 ? *from++ : 0;
+  return from;
+}
+
 void pack_negative(const float* x, std::uint8_t* out, std::size_t n) {
   for (std::size_t i = 0; i < n; i += 8) {
     unsigned bits = 0;

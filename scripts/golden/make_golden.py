@@ -197,7 +197,15 @@ def matrices() -> dict[str, FloatArray]:
     }
 
 
-MATRIX_CODECS = ("adaptive",)
+def sparse() -> dict[str, FloatArray]:
+    """An input for the codec that leaves out zeros where they are frequent."""
+    rng = np.random.default_rng(20261125)
+    x = rng.laplace(scale=0.01, size=1000) * (rng.random(1000) < 0.3) + 0.0  # no -0
+    return {"sparse": x.astype(np.float32)}
+
+
+# Inputs of one codec, beside those of all.
+OWN_INPUTS = {"adaptive": matrices, "lossless": sparse}
 
 CALLS = {
     "empty": {"seed": 0, "step": 0, "tensor_id": 0},
@@ -239,7 +247,7 @@ def vectors(codec_name: str) -> dict[str, Any]:
     cases = []
     for spec in SPECS.get(codec_name, (stage.example,)):
         codec = gradcomp.get_codec(spec)
-        for name, x in (inputs() | (matrices() if codec_name in MATRIX_CODECS else {})).items():
+        for name, x in (inputs() | OWN_INPUTS.get(codec_name, dict)()).items():
             call = CALLS.get(name, EXAMPLE_CALL)
             basis = basis_of(codec, x) if x.ndim > 1 else None
             if basis is None:

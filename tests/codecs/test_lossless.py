@@ -65,10 +65,28 @@ def test_sizes_of_other_inputs() -> None:
     assert check_restored(x) < 4 * n / 1.2
     assert check_restored(x.astype(np.float16).astype(np.float32)) < 2 * n / 1.15
     sparse = np.where(np.random.default_rng(1).random(n) < 0.9, 0, x).astype(np.float32)
-    assert check_restored(sparse) < 4 * n / 6.5
+    assert check_restored(sparse) < 4 * n / 8.5
+    assert check_restored(np.where(sparse == 0, np.float32(-0.0), sparse)) < 4 * n / 6.5
     assert check_restored(np.zeros_like(x)) == 4
     random = np.random.default_rng(2).integers(0, 2**32, n, np.uint32).view(np.float32)
     assert check_restored(random) <= 4 * n + 4
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.02, 0.2, 0.999])
+def test_zeros_take_no_bytes_but_their_exponents(share: float) -> None:
+    n = 3 * 65_536 + 77
+    rng = np.random.default_rng(3)
+    x = bfloat16(normal(n))
+    x[rng.random(n) < share] = 0
+    size = check_restored(x)
+    exponents = np.bincount(x.view(np.uint32) >> 23 & 0xFF)
+    shares = exponents[exponents > 0] / n
+    # The entropy of exponents, and 8 bits of each element that is not 0; below 1/64, of all.
+    entropy = -n * float(shares @ np.log2(shares)) / 8
+    assert size < 1.01 * (entropy + np.count_nonzero(x)) + 0.01 * n + 1000
+    for value in (-0.0, 1e-42):  # a zero with bits of its own: all elements have all bytes
+        x[n // 2] = value
+        check_restored(x)
 
 
 @pytest.mark.parametrize("n", [100, 65_536 * 3 + 5])
@@ -99,7 +117,7 @@ def test_damaged_payloads_are_refused() -> None:
     check_refused(CODEC, payload[:2], n, "chunk 0 ends within a length")
     check_refused(CODEC, payload, n + 65_536, "chunk 2 is missing|cut short")
     for at, value, match in (
-        (0, 0b0111, "chunk 0 has a form that does not exist"),
+        (0, 0b1110, "chunk 0 has a form that does not exist"),
         (1, payload[1] ^ 1, "chunk"),  # the code's length
         (3, payload[3] ^ 8, "chunk 0 has an invalid code"),  # its table
         (2000, payload[2000] ^ 4, "chunk 0 has an invalid code"),  # a word
@@ -107,3 +125,30 @@ def test_damaged_payloads_are_refused() -> None:
         damaged = payload.copy()
         damaged[at] = value
         check_refused(CODEC, damaged, n, match)
+
+
+def test_damaged_payloads_of_sparse_chunks_are_refused() -> None:
+    n = 65_536 + 1000
+    x = bfloat16(normal(n))
+    x[::3] = 0
+    payload = CODEC.encode_payload(x)
+    assert payload[0] == 0b0111  # coded exponents without zeros; the upper significands are raw
+    kept = int(payload[1:3].view("<u2")[0])
+    assert kept == np.count_nonzero(x[:65_536])
+    check_refused(CODEC, payload[:-1], n, "cut short")
+    check_refused(CODEC, payload[:2], n, "chunk 0 ends within a count")
+    check_refused(CODEC, payload[:4], n, "chunk 0 ends within a length")
+    for number, match in (
+        (0, "chunk 0 has an invalid count"),
+        (kept - 1, "chunk 1|follow"),
+        (kept + 1, "chunk 1|cut short"),
+    ):
+        damaged = payload.copy()
+        damaged[1:3] = np.array([number], "<u2").view(np.uint8)
+        check_refused(CODEC, damaged, n, match)
+    # A count that agrees with the bytes, but not with the exponents.
+    one = CODEC.encode_payload(x[:65_536])
+    one[1:3] = np.array([kept - 1], "<u2").view(np.uint8)
+    check_refused(CODEC, one[:-1], 65_536, "chunk 0 has an invalid code")
+    one[1:3] = np.array([kept + 1], "<u2").view(np.uint8)
+    check_refused(CODEC, np.append(one, one[:1]), 65_536, "chunk 0 has an invalid code")

@@ -47,6 +47,34 @@ struct Fixed {
   }
 };
 
+// The byte planes of split_planes, each with a byte beyond its end.
+struct Planes {
+  std::vector<std::uint8_t> of[4];
+  PlaneBits bits;
+
+  Planes(const Kernels& level, const std::vector<float>& x) {
+    for (std::vector<std::uint8_t>& plane : of) plane.assign(x.size() + 1, 0xA5);
+    bits = level.split_planes(x.data(), of[0].data(), of[1].data(), of[2].data(), of[3].data(),
+                              x.size());
+  }
+
+  std::vector<float> join(const Kernels& level, std::size_t n) const {
+    std::vector<float> y(n);
+    level.join_planes(of[0].data(), of[1].data(), of[2].data(), of[3].data(), y.data(), n);
+    return y;
+  }
+};
+
+// Bytes of which about one in `one_in` is 0.
+std::vector<std::uint8_t> bytes_with_zeros(std::size_t n, std::uint64_t one_in) {
+  Stream stream(n + one_in);
+  std::vector<std::uint8_t> bytes(n);
+  for (std::uint8_t& byte : bytes) {
+    byte = static_cast<std::uint8_t>(stream.below(one_in) == 0 ? 0 : 1 + stream.below(255));
+  }
+  return bytes;
+}
+
 const std::vector<std::size_t> kSizes = {0, 1, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 1000, 4097};
 
 }  // namespace
@@ -255,6 +283,182 @@ TEST_CASE("every level equals the scalar one bit for bit") {
         CHECK(places == same_places);
       }
       CHECK(level.crc32c(7, bytes, 4 * n) == scalar.crc32c(7, bytes, 4 * n));
+    }
+  }
+}
+
+TEST_CASE("byte planes are those of the definition on every level, and joining restores the bits") {
+  for (const std::string& name : level_names()) {
+    LevelScope scope(name);
+    REQUIRE(scope.selected());
+    for (std::size_t n : kSizes) {
+      CAPTURE(name);
+      CAPTURE(n);
+      const std::vector<float> any = floats(n, 10 + n);
+      std::vector<float> halves = any;
+      std::vector<float> tiny = any;  // zeros of both signs, denormals, Inf, NaN
+      for (std::size_t i = 0; i < n; ++i) {
+        halves[i] = bits_float(float_bits(any[i]) & 0xFFFF0000u);
+        const std::uint32_t exponent = i % 3 == 0 ? 0 : i % 3 == 1 ? kInfBits : 1u << 23;
+        tiny[i] = bits_float((float_bits(any[i]) & ~kInfBits) | exponent);
+      }
+      for (const std::vector<float>& x : {any, halves, tiny, std::vector<float>(n)}) {
+        const Planes planes(kernels(), x);
+        PlaneBits bits{};
+        for (std::size_t i = 0; i < n; ++i) {
+          const std::uint32_t b = float_bits(x[i]);
+          const std::uint32_t rest = (b & 0x7FFFFFu) | b >> 31 << 23;
+          bits.any |= (b & kInfBits) << 1 | rest;
+          if ((b & kInfBits) == 0) bits.of_zeros |= rest;
+          REQUIRE(planes.of[0][i] == ((b & kInfBits) >> 23));
+          REQUIRE(planes.of[1][i] == rest >> 16);
+          REQUIRE(planes.of[2][i] == (rest >> 8 & 0xFF));
+          REQUIRE(planes.of[3][i] == (rest & 0xFF));
+        }
+        CHECK(planes.bits.any == bits.any);
+        CHECK(planes.bits.of_zeros == bits.of_zeros);
+        for (const std::vector<std::uint8_t>& plane : planes.of) CHECK(plane[n] == 0xA5);
+        CHECK(same_bits(planes.join(kernels(), n), x));
+      }
+    }
+  }
+}
+
+TEST_CASE("one element with an exponent of 0 and other bits shows, wherever it is") {
+  for (const std::string& name : level_names()) {
+    LevelScope scope(name);
+    for (std::size_t at = 0; at < 70; ++at) {
+      std::vector<float> x(70, 1.5f);
+      x[at] = at % 2 == 0 ? -0.0f : bits_float(5);
+      CHECK(Planes(kernels(), x).bits.of_zeros == (at % 2 == 0 ? 0x800000u : 5u));
+      x[at] = 0.0f;
+      CHECK(Planes(kernels(), x).bits.of_zeros == 0);
+    }
+  }
+}
+
+TEST_CASE("bytes with a key are compressed in place and expanded again on every level") {
+  for (const std::string& name : level_names()) {
+    LevelScope scope(name);
+    REQUIRE(scope.selected());
+    for (std::size_t n : kSizes) {
+      for (std::uint64_t one_in : {1, 2, 20, 100000}) {
+        CAPTURE(name);
+        CAPTURE(n);
+        CAPTURE(one_in);
+        const std::vector<std::uint8_t> keys = bytes_with_zeros(n, one_in);
+        const std::vector<std::uint8_t> bytes = bytes_with_zeros(n + 1, 256);
+        std::vector<std::uint8_t> kept, restored;
+        for (std::size_t i = 0; i < n; ++i) {
+          if (keys[i] != 0) kept.push_back(bytes[i]);
+          restored.push_back(keys[i] != 0 ? bytes[i] : 0);
+        }
+        std::vector<std::uint8_t> front = bytes;
+        REQUIRE(kernels().compress_bytes(keys.data(), front.data(), n) == kept.size());
+        CHECK(front[n] == bytes[n]);
+        front.resize(kept.size());
+        CHECK(front == kept);
+        front.shrink_to_fit();  // reads beyond the end are seen by sanitizers
+        std::vector<std::uint8_t> out(n + 1, 0xA5);
+        const std::uint8_t* const end = front.data() + front.size();
+        CHECK(kernels().expand_bytes(keys.data(), front.data(), end, out.data(), n) == end);
+        CHECK(out[n] == 0xA5);
+        out.resize(n);
+        CHECK(out == restored);
+      }
+    }
+  }
+}
+
+TEST_CASE("8-bit floats: every level equals the scalar one, also beyond the finite range") {
+  for (const std::string& name : level_names()) {
+    LevelScope scope(name);
+    REQUIRE(scope.selected());
+    const Kernels& level = kernels();
+    const Kernels& scalar = kScalarKernels;
+    for (const Fp8Format& format : {kE4m3, kE5m2}) {
+      for (std::size_t n : kSizes) {
+        CAPTURE(name);
+        CAPTURE(n);
+        CAPTURE(format.limit);
+        std::vector<std::uint32_t> words(n);
+        scalar.random_words(3, n, words.data(), n);
+        std::vector<std::uint8_t> a(n), b(n);
+        // Ordinary numbers, Inf, NaN and denormals; accumulators are finite.
+        for (float inverse : {1.0f, 0.013f, 300.0f, 0x1p-120f}) {
+          const std::vector<float> x = floats(n, 20 + n);
+          level.fp8_encode(x.data(), inverse, format, a.data(), n);
+          scalar.fp8_encode(x.data(), inverse, format, b.data(), n);
+          CHECK(a == b);
+          level.fp8_encode_randomly(x.data(), words.data(), inverse, format, a.data(), n);
+          scalar.fp8_encode_randomly(x.data(), words.data(), inverse, format, b.data(), n);
+          CHECK(a == b);
+          std::vector<float> y(n), z(n);
+          level.fp8_decode(b.data(), format, 0.3f, y.data(), n);
+          scalar.fp8_decode(b.data(), format, 0.3f, z.data(), n);
+          CHECK(same_bits(y, z));
+          y = z = floats(n, 21 + n, true);
+          level.fp8_add(b.data(), format, 0.3f, -0.7f, y.data(), n);
+          scalar.fp8_add(b.data(), format, 0.3f, -0.7f, z.data(), n);
+          CHECK(same_bits(y, z));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("8-bit floats round to the nearest code, ties to even, up to the limit") {
+  for (const std::string& name : level_names()) {
+    LevelScope scope(name);
+    for (const Fp8Format& format : {kE4m3, kE5m2}) {
+      std::vector<float> x;
+      std::vector<std::uint8_t> expected;
+      const auto add = [&](double value, std::size_t code) {
+        x.push_back(static_cast<float>(value));
+        x.push_back(-x.back());
+        expected.push_back(static_cast<std::uint8_t>(code));
+        expected.push_back(static_cast<std::uint8_t>(code | 0x80));
+      };
+      // Values by definition: multiples of the quantum, then numbers with a hidden bit.
+      const auto value_of = [&](std::size_t code) {
+        const auto hidden = static_cast<std::size_t>(format.least_code);
+        const std::size_t exponent = std::max<std::size_t>(code / hidden, 1);
+        const std::size_t digits = code < hidden ? code : code % hidden + hidden;
+        return static_cast<double>(format.quantum) *
+               std::ldexp(static_cast<double>(digits), static_cast<int>(exponent) - 1);
+      };
+      for (std::size_t code = 0; code < format.last_code; ++code) {
+        const double middle = (value_of(code) + value_of(code + 1)) / 2;
+        add(value_of(code), code);
+        add(middle * (1 - 0x1p-20), code);
+        add(middle, code + code % 2);
+        add(middle * (1 + 0x1p-20), code + 1);
+      }
+      CHECK(value_of(format.last_code) == static_cast<double>(format.limit));
+      for (double large : {1.0, 1.01, 2.0, 1e30}) {
+        add(large * static_cast<double>(format.limit), format.last_code);
+      }
+      std::vector<std::uint8_t> codes(x.size());
+      kernels().fp8_encode(x.data(), 1.0f, format, codes.data(), x.size());
+      CHECK(codes == expected);
+      // Where the fraction is 0, no random word rounds up.
+      std::vector<std::uint32_t> words(2 * (format.last_code + 1), 0xFFFFFFFFu);
+      std::vector<float> exact;
+      expected.clear();
+      for (std::size_t code = 0; code <= format.last_code; ++code) {
+        for (std::size_t sign : {0, 0x80}) {
+          expected.push_back(static_cast<std::uint8_t>(code | sign));
+          const auto value = static_cast<float>(value_of(code));
+          exact.push_back(sign != 0 ? -value : value);
+        }
+      }
+      std::vector<float> decoded(exact.size());
+      kernels().fp8_decode(expected.data(), format, 1.0f, decoded.data(), exact.size());
+      CHECK(same_bits(decoded, exact));
+      codes.resize(exact.size());
+      kernels().fp8_encode_randomly(exact.data(), words.data(), 1.0f, format, codes.data(),
+                                    exact.size());
+      CHECK(codes == expected);
     }
   }
 }

@@ -482,6 +482,12 @@ def read_bf16(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
     return from_bfloat16(payload)
 
 
+def read_u16(payload: bytes, at: int) -> int:
+    if at + 2 > len(payload):
+        raise FormatError("a number is cut short")
+    return int.from_bytes(payload[at : at + 2], "little")
+
+
 def read_lossless(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
     parts, at = [np.empty(0, np.float32)], 0
     for begin in range(0, n, LEVEL_CHUNK):
@@ -489,25 +495,29 @@ def read_lossless(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray
         if at == len(payload):
             raise FormatError("a chunk is missing")
         forms, at = payload[at], at + 1
-        planes = []
+        planes = np.zeros((4, count), np.uint32)
+        sent = np.ones(count, bool)  # elements with bytes in the next plane
         for p in range(4):
             form = forms >> 2 * p & 3
             if form == 3:
-                raise FormatError("a plane of form 3")
-            if form == 2:
-                if at + 2 > len(payload):
-                    raise FormatError("a length is cut short")
-                length, at = int.from_bytes(payload[at : at + 2], "little"), at + 2
+                if p != 0:
+                    raise FormatError(f"plane {p} of form 3")
+                kept, at = read_u16(payload, at), at + 2
+            size = np.count_nonzero(sent)
+            if form >= 2:
+                length, at = read_u16(payload, at), at + 2
             else:
-                length = count if form == 1 else 0
+                length = size if form == 1 else 0
             body, at = payload[at : at + length], at + length
             _require_length(body, length)
-            if form == 0:
-                planes.append(np.zeros(count, np.uint32))
-            elif form == 1:
-                planes.append(np.frombuffer(body, np.uint8).astype(np.uint32))
-            else:
-                planes.append(read_rans(body, 8, count).astype(np.uint32))
+            if form == 1:
+                planes[p, sent] = np.frombuffer(body, np.uint8)
+            elif form >= 2:
+                planes[p, sent] = read_rans(body, 8, size)
+            if form == 3:
+                sent = planes[0] != 0
+                if not 0 < kept < count or kept != np.count_nonzero(sent):
+                    raise FormatError(f"{kept} elements are not 0")
         exponent, upper, middle, lower = planes
         bits = upper >> 7 << 31 | exponent << 23 | (upper & 127) << 16 | middle << 8 | lower
         parts.append(bits.astype(np.uint32).view(np.float32))

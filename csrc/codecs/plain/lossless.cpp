@@ -1,5 +1,5 @@
 // Exact float32 values, in fewer bytes: exponents are coded, and bytes that are all 0 left out, as
-// the lower two of bfloat16 gradients are.
+// the lower two of bfloat16 gradients are. Where zeros are frequent, only their exponents are sent.
 //
 // Payload: chunks of kChunk elements, one after the other. A chunk is a byte of forms, two bits for
 // each plane of Kernels::split_planes, and the planes in that order.
@@ -21,6 +21,8 @@ namespace {
 constexpr std::size_t kPlanes = 4;
 constexpr std::size_t kTile = 4096;  // elements that stay in the first-level cache
 constexpr std::size_t kLengthBytes = 2;
+constexpr std::size_t kCountBytes = 2;
+constexpr std::uint32_t kFewZeros = 64;  // below 1 in so many, leaving them out saves under 1 %
 
 constexpr std::size_t kPlaneSlot = 0;
 constexpr std::size_t kDecodedSlot = 1;
@@ -29,6 +31,9 @@ enum class Form : std::uint8_t {
   kZeros = 0,  // nothing
   kRaw = 1,    // one byte per element
   kCoded = 2,  // u16 length, then the code of the bytes
+  // Exponents only: u16 number of elements that are not 0, then as kCoded. Other planes have the
+  // bytes of these elements alone.
+  kSparse = 3,
 };
 
 struct Plane {
@@ -52,31 +57,52 @@ bool repetitive(const std::uint8_t* plane, std::size_t n) {
   return 16 * *std::max_element(counts, counts + 256) >= total;
 }
 
+// Writes the length and the code of n bytes after `header` bytes. Returns the end, or nullptr if
+// all that takes n bytes or more.
+std::uint8_t* write_coded(const std::uint8_t* plane, std::size_t n, const std::uint32_t* counts,
+                          std::size_t header, std::uint8_t* to) {
+  const std::size_t before = header + kLengthBytes;
+  if (n <= before) return nullptr;
+  const std::size_t size = rans_encode({plane, n}, 8, counts, to + before, n - before - 1);
+  if (size == 0) return nullptr;
+  store(to + header, static_cast<std::uint16_t>(size));
+  return to + before + size;
+}
+
+std::uint8_t* write_raw(const std::uint8_t* plane, std::size_t n, std::uint8_t* to) {
+  std::memcpy(to, plane, n);
+  return to + n;
+}
+
 // Returns the number of bytes written, at most 1 + kPlanes * n. `planes` has room for kPlanes *
 // kChunk bytes.
 std::size_t encode_chunk(const float* x, std::size_t n, std::uint8_t* planes, std::uint8_t* out) {
-  const std::uint32_t any = kernels().split_planes(x, planes, planes + kChunk, planes + 2 * kChunk,
-                                                   planes + 3 * kChunk, n);
+  const PlaneBits bits = kernels().split_planes(x, planes, planes + kChunk, planes + 2 * kChunk,
+                                                planes + 3 * kChunk, n);
   std::uint8_t* to = out + 1;
+  std::size_t kept = n;  // elements with bytes in the planes from 1 on
   unsigned forms = 0;
   for (unsigned p = 0; p < kPlanes; ++p) {
-    const std::uint8_t* const plane = planes + p * kChunk;
-    Form form = Form::kZeros;
-    if ((any >> (24 - 8 * p) & 0xFF) != 0) {
-      std::size_t size = 0;
-      if (n > kLengthBytes && (p == 0 || repetitive(plane, n))) {
-        size = rans_encode({plane, n}, 8, to + kLengthBytes, n - kLengthBytes - 1);
-      }
-      if (size != 0) {
-        form = Form::kCoded;
-        store(to, static_cast<std::uint16_t>(size));
-        to += kLengthBytes + size;
-      } else {
-        form = Form::kRaw;
-        std::memcpy(to, plane, n);
-        to += n;
+    if ((bits.any >> (24 - 8 * p) & 0xFF) == 0) continue;
+    std::uint8_t* const plane = planes + p * kChunk;
+    if (kept != n) kernels().compress_bytes(planes, plane, n);
+    Form form = Form::kRaw;
+    if (p == 0 || repetitive(plane, kept)) {
+      std::uint32_t counts[256];
+      count_symbols({plane, kept}, counts);
+      const std::size_t zeros = counts[0];
+      const bool sparse = p == 0 && bits.of_zeros == 0 && kFewZeros * zeros >= n;
+      std::uint8_t* const end = write_coded(plane, kept, counts, sparse ? kCountBytes : 0, to);
+      if (end != nullptr) {
+        form = sparse ? Form::kSparse : Form::kCoded;
+        if (sparse) {
+          kept = n - zeros;
+          store(to, static_cast<std::uint16_t>(kept));
+        }
+        to = end;
       }
     }
+    if (form == Form::kRaw) to = write_raw(plane, kept, to);
     forms |= static_cast<unsigned>(form) << 2 * p;
   }
   out[0] = static_cast<std::uint8_t>(forms);
@@ -89,7 +115,9 @@ Status bad_chunk(std::size_t chunk, const char* why) {
 
 struct Chunk {
   Plane planes[kPlanes];
+  std::size_t kept;       // elements with bytes in the planes from 1 on
   std::uint8_t* decoded;  // room for the bytes of its coded planes
+  bool sparse;
   bool valid;
 };
 
@@ -97,24 +125,35 @@ struct Chunk {
 Status find_planes(Span<const std::uint8_t> in, std::size_t n, Chunk* chunks, std::size_t* coded) {
   const std::uint8_t* from = in.data();
   const auto left = [&] { return static_cast<std::size_t>(in.end() - from); };
-  for (std::size_t chunk = 0; chunk < chunk_count(n); ++chunk) {
-    if (left() == 0) return bad_chunk(chunk, "is missing");
+  for (std::size_t c = 0; c < chunk_count(n); ++c) {
+    if (left() == 0) return bad_chunk(c, "is missing");
+    const std::size_t count = std::min(kChunk, n - c * kChunk);
+    Chunk& chunk = chunks[c];
+    chunk.kept = count;
+    chunk.sparse = false;
     const unsigned forms = *from++;
     for (unsigned p = 0; p < kPlanes; ++p) {
-      const auto form = static_cast<Form>(forms >> 2 * p & 3);
+      auto form = static_cast<Form>(forms >> 2 * p & 3);
+      if (form == Form::kSparse) {
+        if (p != 0) return bad_chunk(c, "has a form that does not exist");
+        if (left() < kCountBytes) return bad_chunk(c, "ends within a count");
+        chunk.kept = load<std::uint16_t>(from);
+        from += kCountBytes;
+        if (chunk.kept == 0 || chunk.kept >= count) return bad_chunk(c, "has an invalid count");
+        chunk.sparse = true;
+        form = Form::kCoded;
+      }
       std::size_t size = 0;
       if (form == Form::kRaw) {
-        size = std::min(kChunk, n - chunk * kChunk);
+        size = chunk.kept;
       } else if (form == Form::kCoded) {
-        if (left() < kLengthBytes) return bad_chunk(chunk, "ends within a length");
+        if (left() < kLengthBytes) return bad_chunk(c, "ends within a length");
         size = load<std::uint16_t>(from);
         from += kLengthBytes;
         ++*coded;
-      } else if (form != Form::kZeros) {
-        return bad_chunk(chunk, "has a form that does not exist");
       }
-      if (left() < size) return bad_chunk(chunk, "is cut short");
-      chunks[chunk].planes[p] = {form, {from, size}};
+      if (left() < size) return bad_chunk(c, "is cut short");
+      chunk.planes[p] = {form, {from, size}};
       from += size;
     }
   }
@@ -125,14 +164,51 @@ Status find_planes(Span<const std::uint8_t> in, std::size_t n, Chunk* chunks, st
 // Replaces the codes of coded planes by their bytes.
 bool decode_planes(Chunk* chunk, std::size_t n) {
   std::uint8_t* to = chunk->decoded;
-  for (Plane& plane : chunk->planes) {
+  for (std::size_t p = 0; p < kPlanes; ++p) {
+    Plane& plane = chunk->planes[p];
     if (plane.form != Form::kCoded) continue;
-    if (!rans_decode(plane.bytes, 8, {to, n})) return false;
-    plane.bytes = {to, n};
-    to += n;
+    const std::size_t size = p == 0 ? n : chunk->kept;
+    if (!rans_decode(plane.bytes, 8, {to, size})) return false;
+    if (p == 0 && chunk->sparse) {
+      const auto zeros = static_cast<std::size_t>(std::count(to, to + n, std::uint8_t{0}));
+      if (n - zeros != chunk->kept) return false;
+    }
+    plane.bytes = {to, size};
+    to += size;
   }
   return true;
 }
+
+// Walks through the planes of a chunk, tile by tile.
+class Tiles {
+ public:
+  explicit Tiles(const Chunk& chunk) : chunk_(chunk) {
+    for (std::size_t p = 0; p < kPlanes; ++p) next_[p] = chunk.planes[p].bytes.data();
+  }
+
+  // Sets at[p] to the bytes of plane p of the next `count` <= kTile elements.
+  void next(std::size_t count, const std::uint8_t** at) {
+    static constexpr std::uint8_t kZeros[kTile] = {};
+    for (std::size_t p = 0; p < kPlanes; ++p) {
+      const Plane& plane = chunk_.planes[p];
+      if (plane.form == Form::kZeros) {
+        at[p] = kZeros;
+      } else if (p != 0 && chunk_.sparse) {
+        next_[p] =
+            kernels().expand_bytes(at[0], next_[p], plane.bytes.end(), expanded_[p - 1], count);
+        at[p] = expanded_[p - 1];
+      } else {
+        at[p] = next_[p];
+        next_[p] += count;
+      }
+    }
+  }
+
+ private:
+  const Chunk& chunk_;
+  const std::uint8_t* next_[kPlanes];
+  alignas(64) std::uint8_t expanded_[kPlanes - 1][kTile];
+};
 
 class Lossless final : public Codec {
  public:
@@ -220,14 +296,12 @@ class Lossless final : public Codec {
       if (!chunks[c].valid) return bad_chunk(c, "has an invalid code");
     }
     for_chunks(n, [&](std::size_t c, std::size_t begin, std::size_t end) {
-      static constexpr std::uint8_t kZeros[kTile] = {};
-      for (std::size_t done = 0; done < end - begin; done += kTile) {
+      Tiles tiles(chunks[c]);
+      for (; begin < end; begin += kTile) {
+        const std::size_t size = std::min(kTile, end - begin);
         const std::uint8_t* at[kPlanes];
-        for (std::size_t p = 0; p < kPlanes; ++p) {
-          const Plane& plane = chunks[c].planes[p];
-          at[p] = plane.form == Form::kZeros ? kZeros : plane.bytes.data() + done;
-        }
-        sink(at, begin + done, std::min(kTile, end - begin - done));
+        tiles.next(size, at);
+        sink(at, begin, size);
       }
     });
     return {};
