@@ -103,6 +103,12 @@ SPECS = {
         "chunktopk(ratio=0.5,chunk=64,values=int8)|bitmask",
         "chunktopk(ratio=0.01)",
     ),
+    "blocktopk": (
+        "blocktopk(k=300)",
+        "blocktopk(k=64,values=2bit)",
+        "blocktopk(k=512,values=means)|rice",
+        "blocktopk(k=4096,values=sign)",
+    ),
     "globaltopk": ("globaltopk(ratio=0.1)", "globaltopk(k=9,values=fp16)|elias_fano"),
     "adaq": ("adaq(ratio=0.1)", "adaq(ratio=0.5)|bitmask", "adaq(ratio=0.02)|rice"),
     "inceptionn": (
@@ -204,8 +210,14 @@ def sparse() -> dict[str, FloatArray]:
     return {"sparse": x.astype(np.float32)}
 
 
+def tiled() -> dict[str, FloatArray]:
+    """A matrix with tiles of four sizes."""
+    rng = np.random.default_rng(20261124)
+    return {"tiles": rng.laplace(size=(66, 67)).astype(np.float32)}
+
+
 # Inputs of one codec, beside those of all.
-OWN_INPUTS = {"adaptive": matrices, "lossless": sparse}
+OWN_INPUTS = {"adaptive": matrices, "blocktopk": tiled, "lossless": sparse}
 
 CALLS = {
     "empty": {"seed": 0, "step": 0, "tensor_id": 0},
