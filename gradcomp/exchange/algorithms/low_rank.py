@@ -13,6 +13,7 @@ from gradcomp.codec.codec import Codec, get_codec
 from gradcomp.exchange.rounds import AllGather, AllReduce, Request
 
 __all__ = [
+    "average_in_place",
     "average_of_factors",
     "buffer",
     "dense_to_factors",
@@ -71,3 +72,11 @@ def average_of_factors(
     for of_rank in frames:
         codec.decode_add(of_rank, mean, 1.0 / len(frames))
     return codec.decode(frame), mean
+
+
+def average_in_place(name: str, arrays: Sequence[FloatArray]) -> Generator[Request, Any, None]:
+    """Replace arrays, at least one, by their averages over the ranks, in one request."""
+    flat = [array.reshape(-1) for array in arrays]
+    mean = yield AllReduce(name, flat[0] if len(flat) == 1 else np.concatenate(flat))
+    for array, part in zip(flat, split(mean, [array.size for array in flat]), strict=True):
+        array[:] = part
