@@ -10,28 +10,28 @@ for rows and R for columns are averaged. Q, R with unit columns, starts the next
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from gradcomp import _core
-from gradcomp.codec.arrays import FloatArray, split
+from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.spec import Spec
 from gradcomp.errors import StateError
 from gradcomp.exchange.algorithms.base import Algorithm
 from gradcomp.exchange.algorithms.low_rank import (
     average_in_place,
-    average_of_factors,
+    averages_of,
     dense_to_factors,
     matrix_shape,
     values_codec,
 )
 from gradcomp.exchange.memory import array_of
 from gradcomp.exchange.patterns.base import Context, Member
-from gradcomp.exchange.rounds import BucketRound, Request, TensorKey
+from gradcomp.exchange.rounds import BucketRound, TensorKey
 from gradcomp.stopwatch import timed
 
 __all__ = ["Dion"]
@@ -52,6 +52,8 @@ class Dion(Algorithm):
         "matrices travel as averages of two thin factors, all factors of a bucket in one request "
         "for each side; matrices that would not shrink, and vectors, travel dense"
     )
+
+    gives_steps: ClassVar[bool] = True
 
     replicated_kinds: ClassVar[tuple[str, ...]] = (_Q,)
 
@@ -91,12 +93,12 @@ class Dion(Algorithm):
         products = [matrix.multiply() for matrix in thin]
         if dense:
             yield from average_in_place(f"{name}.dense", [matrix.add() for matrix in dense])
-        lefts = yield from self._average(f"{name}.p", products)
+        lefts = yield from averages_of(f"{name}.p", products, self._codec)
         lefts += [matrix.multiply() for matrix in dense]
         for matrix, left in zip(thin + dense, lefts, strict=True):
             matrix.set_left(left, self._method)
-        rights = yield from self._average(
-            f"{name}.r", [matrix.multiply_transposed() for matrix in thin]
+        rights = yield from averages_of(
+            f"{name}.r", [matrix.multiply_transposed() for matrix in thin], self._codec
         )
         rights += [matrix.multiply_transposed() for matrix in dense]
         for matrix, right in zip(thin + dense, rights, strict=True):
@@ -120,16 +122,6 @@ class Dion(Algorithm):
         return _Matrix(
             key, rank, member.grad.reshape(shape), momentum, q, member.out.reshape(shape)
         )
-
-    def _average(
-        self, name: str, factors: Sequence[FloatArray]
-    ) -> Generator[Request, Any, list[FloatArray]]:
-        """The averages of these factors over the ranks; no request if there is none."""
-        if not factors:
-            return []
-        sizes = [factor.size for factor in factors]
-        _, mean = yield from average_of_factors(name, np.concatenate(factors), self._codec)
-        return split(mean, sizes)
 
 
 @dataclass

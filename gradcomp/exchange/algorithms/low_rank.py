@@ -15,6 +15,7 @@ from gradcomp.exchange.rounds import AllGather, AllReduce, Request
 __all__ = [
     "average_in_place",
     "average_of_factors",
+    "averages_of",
     "buffer",
     "dense_to_factors",
     "is_safe",
@@ -72,6 +73,18 @@ def average_of_factors(
     for of_rank in frames:
         codec.decode_add(of_rank, mean, 1.0 / len(frames))
     return codec.decode(frame), mean
+
+
+def averages_of(
+    name: str, arrays: Sequence[FloatArray], codec: Codec
+) -> Generator[Request, Any, list[FloatArray]]:
+    """The averages of arrays over the ranks, encoded together; no request if there is none."""
+    if not arrays:
+        return []
+    flat = np.concatenate([array.reshape(-1) for array in arrays])
+    _, mean = yield from average_of_factors(name, flat, codec)
+    parts = split(mean, [array.size for array in arrays])
+    return [part.reshape(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
 def average_in_place(name: str, arrays: Sequence[FloatArray]) -> Generator[Request, Any, None]:
