@@ -49,10 +49,11 @@ SWEPT: Mapping[str, Sequence[float]] = {
     "rate": (0.03125, 0.0625, 0.125, 0.25, 0.5, 1, 2, 3, 4),
     "error_bound": (2**-12, 2**-10, 2**-8, 2**-6, 2**-4, 2**-2),
     "tau": (6, 4, 3, 2, 1, 0.3),
+    "k": (4, 16, 64, 256, 1024),
     "clip": (0, 4, 2.5, 1.5),
 }
 # Values that suit a few hundred elements.
-SMALL: Mapping[str, float] = {"ratio": 0.1, "chunk": 8, "tau": 2}
+SMALL: Mapping[str, float] = {"ratio": 0.1, "chunk": 8, "tau": 2, "k": 410}
 
 CURVE_NUMEL = 1 << 18
 DOTS = 4096

@@ -29,6 +29,7 @@ StageInfo sampled_topk_stage();
 StageInfo threshold_stage();
 StageInfo randomblock_stage();
 StageInfo chunktopk_stage();
+StageInfo blocktopk_stage();
 StageInfo globaltopk_stage();
 StageInfo adaq_stage();
 StageInfo inceptionn_stage();

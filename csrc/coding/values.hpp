@@ -17,9 +17,10 @@ enum class ValueType : std::uint8_t {
   kInt8 = 3,   // a shared float32 step, then one signed byte each
   kSign = 4,   // a shared float32 magnitude (their mean), then one bit each
   kMeans = 5,  // two float32, the means of values below 0 and of all others, then one bit each
+  kBins = 6,   // the means of four bins of equal widths, as float32, then two bits each
 };
 
-// Type for the parameter `values`: "fp32", "fp16", "bf16", "int8" or "sign".
+// Type for the parameter `values`: "fp32", "fp16", "bf16", "int8", "sign", "means" or "2bit".
 ValueType value_type(std::string_view name);
 
 std::size_t value_bytes(ValueType type, std::size_t count);

@@ -45,6 +45,7 @@ std::vector<StageInfo> own_stages() {
       threshold_stage(),
       randomblock_stage(),
       chunktopk_stage(),
+      blocktopk_stage(),
       globaltopk_stage(),
       adaq_stage(),
       inceptionn_stage(),

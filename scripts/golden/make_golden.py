@@ -103,6 +103,12 @@ SPECS = {
         "chunktopk(ratio=0.5,chunk=64,values=int8)|bitmask",
         "chunktopk(ratio=0.01)",
     ),
+    "blocktopk": (
+        "blocktopk(k=300)",
+        "blocktopk(k=64,values=2bit)",
+        "blocktopk(k=512,values=means)|rice",
+        "blocktopk(k=4096,values=sign)",
+    ),
     "globaltopk": ("globaltopk(ratio=0.1)", "globaltopk(k=9,values=fp16)|elias_fano"),
     "adaq": ("adaq(ratio=0.1)", "adaq(ratio=0.5)|bitmask", "adaq(ratio=0.02)|rice"),
     "inceptionn": (
@@ -197,7 +203,14 @@ def matrices() -> dict[str, FloatArray]:
     }
 
 
-MATRIX_CODECS = ("adaptive",)
+def tiled() -> dict[str, FloatArray]:
+    """A matrix with tiles of four sizes."""
+    rng = np.random.default_rng(20261124)
+    return {"tiles": rng.laplace(size=(66, 67)).astype(np.float32)}
+
+
+MATRICES = {"adaptive": matrices, "blocktopk": tiled}
+"""Functions that return inputs for the codecs that see rows and columns."""
 
 CALLS = {
     "empty": {"seed": 0, "step": 0, "tensor_id": 0},
@@ -239,7 +252,7 @@ def vectors(codec_name: str) -> dict[str, Any]:
     cases = []
     for spec in SPECS.get(codec_name, (stage.example,)):
         codec = gradcomp.get_codec(spec)
-        for name, x in (inputs() | (matrices() if codec_name in MATRIX_CODECS else {})).items():
+        for name, x in (inputs() | MATRICES.get(codec_name, dict)()).items():
             call = CALLS.get(name, EXAMPLE_CALL)
             basis = basis_of(codec, x) if x.ndim > 1 else None
             if basis is None:

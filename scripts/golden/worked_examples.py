@@ -24,6 +24,7 @@ EXAMPLE_SPECS = {
     "threshold": "threshold(tau=0.2,values=int8)|bitmask",
     "randomblock": "randomblock(k=2)",
     "chunktopk": "chunktopk(ratio=0.5,chunk=3)",
+    "blocktopk": "blocktopk(k=2048)",
     "globaltopk": "globaltopk(k=2)",
     "uniform": "rotate|uniform(bits=4)",
     "adaq": "adaq(ratio=0.5)",
@@ -143,6 +144,23 @@ def plane_fields(payload: bytes, decoded: FloatArray) -> list[Row]:
     return rows
 
 
+def tiled_fields(payload: bytes, decoded: FloatArray) -> list[Row]:
+    """The fields of a payload of one tile, with coded gaps."""
+    kept = np.flatnonzero(decoded)
+    values = [(4, f"value {decoded[index]!s} of index {index}") for index in kept]
+    begin = 4 + 4 * len(kept)
+    (length,) = np.frombuffer(payload, "<u4", 1, begin)
+    gaps = " ".join(map(str, np.diff(kept, prepend=-1) - 1))
+    rest = len(payload) - begin - 4 - int(length)
+    return [
+        (4, f"cols {np.frombuffer(payload, '<u4', 1)[0]}"),
+        *values,
+        (4, f"length {length}"),
+        (int(length), f"symbols of the gaps {gaps}: states of rANS"),
+        *([(rest, "lower bits")] if rest else []),
+    ]
+
+
 def drawn_fields(payload: bytes, decoded: FloatArray) -> list[Row]:
     """The fields of a payload of values other than 0, without indices."""
     del payload
@@ -175,6 +193,7 @@ PAYLOAD_FIELDS: dict[str, Fields] = {
     "threshold": sparse_fields,
     "randomblock": drawn_fields,
     "chunktopk": sparse_fields,
+    "blocktopk": tiled_fields,
     "globaltopk": sparse_fields,
     "adaq": sparse_fields,
     "inceptionn": fixed_fields,

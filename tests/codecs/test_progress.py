@@ -74,6 +74,7 @@ MOST_LAG = {
     f"globaltopk(ratio={RATIO})": CHOSEN,
     f"sampled_topk(ratio={RATIO})": CHOSEN,
     f"chunktopk(ratio={RATIO})": CHOSEN,
+    f"blocktopk(k={round(4096 * RATIO)})": CHOSEN,
     f"randomblock(ratio={RATIO})": CHOSEN,
     f"adaq(ratio={RATIO})": CHOSEN,
     f"sketch(ratio={RATIO})": CHOSEN,
@@ -111,6 +112,7 @@ SENDS_ALONE = [
     f"globaltopk(ratio={RATIO})",
     f"sampled_topk(ratio={RATIO})",
     f"chunktopk(ratio={RATIO})",
+    f"blocktopk(k={round(4096 * RATIO)})",
     f"randomblock(ratio={RATIO})",
     f"sketch(ratio={RATIO})",
 ]

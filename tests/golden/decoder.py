@@ -16,6 +16,7 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 
 import numpy as np
@@ -241,12 +242,12 @@ INDEX_CODINGS = {
 
 # Value types ------------------------------------------------------------------------------------
 
-VALUE_TYPES = ("fp32", "fp16", "bf16", "int8", "sign", "means")
+VALUE_TYPES = ("fp32", "fp16", "bf16", "int8", "sign", "means", "2bit")
 
 
 def value_bytes(kind: str, count: int) -> int:
-    head = {"int8": 4, "sign": 4, "means": 8}.get(kind, 0)
-    bits = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "sign": 1, "means": 1}[kind]
+    head = {"int8": 4, "sign": 4, "means": 8, "2bit": 16}.get(kind, 0)
+    bits = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "sign": 1, "means": 1, "2bit": 2}[kind]
     return head + (count * bits + 7) // 8
 
 
@@ -262,6 +263,10 @@ def read_values(data: bytes, kind: str, count: int) -> np.ndarray:
         low, high = np.frombuffer(data, "<f4", 2)
         below = np.unpackbits(np.frombuffer(data, np.uint8, offset=8), bitorder="little")
         return np.where(below[:count], low, high)
+    if kind == "2bit":
+        packed = np.frombuffer(data, np.uint8, offset=16)
+        bins = (packed[:, None] >> np.arange(0, 8, 2) & 3).ravel()[:count]
+        return np.frombuffer(data, "<f4", 4)[bins]
     (shared,) = np.frombuffer(data, "<f4", 1)
     if kind == "int8":
         return shared * np.frombuffer(data, np.int8, count, offset=4).astype(np.float32)
@@ -578,6 +583,105 @@ def read_chunktopk(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarra
     chunk = int(spec.params["chunk"])
     k = spec.kept(-(-n // chunk))
     return read_sparse(payload, n, spec, k, k, chunk)
+
+
+@cache
+def gap_frequencies(k: int) -> list[int]:
+    """Frequencies of the symbols of gaps, for k kept elements of 4096."""
+    of_symbol = [0.0] * 80
+    p = k / 4096
+    for g in range(4096 - k + 1):
+        of_symbol[gap_symbol(g)[0]] += p
+        p = p * (4096 - k - g) / (4095 - g) if g < 4095 else 0.0
+    return scaled_counts([1 + int(2**30 * part) for part in of_symbol])
+
+
+def gap_symbol(g: int) -> tuple[int, int]:
+    """The symbol of a gap, and the number of its lower bits."""
+    b = max(g.bit_length() - 1 - 3, 0)
+    return 8 * b + (g >> b), b
+
+
+def scaled_counts(counts: list[int]) -> list[int]:
+    """The rule for encoders of level coding: frequencies from counts above 0."""
+    total = sum(counts)
+    f = [max(1, (c * 2**14 + total // 2) // total) for c in counts]
+    while sum(f) > 2**14:
+        _, least = min((Fraction(c, 2 * f[z] - 1), z) for z, c in enumerate(counts) if f[z] > 1)
+        f[least] -= 1
+    while sum(f) < 2**14:
+        _, most = min((-Fraction(c, 2 * f[z] + 1), z) for z, c in enumerate(counts))
+        f[most] += 1
+    return f
+
+
+def read_gaps(data: bytes, count: int, k: int) -> list[int]:
+    if count == 0:
+        _require_length(data, 0)
+        return []
+    if len(data) < 4:
+        raise FormatError("gaps without a length")
+    length = int.from_bytes(data[:4], "little")
+    if 4 + length > len(data):
+        raise FormatError("symbols are cut short")
+    symbols = read_rans_states(data[4 : 4 + length], gap_frequencies(k), count).tolist()
+    lower = Bits(data[4 + length :])
+    gaps = []
+    for z in symbols:
+        b = max(z // 8 - 1, 0)
+        gaps.append((z - 8 * b << b) + lower.get(b))
+    lower.finish()
+    return gaps
+
+
+def read_blocktopk(payload: bytes, n: int, spec: Spec, stream: int) -> np.ndarray:
+    if len(payload) < 4:
+        raise FormatError("less than the header")
+    cols = int.from_bytes(payload[:4], "little")
+    if n == 0:
+        if cols != 0:
+            raise FormatError(f"rows of {cols} elements in an empty tensor")
+    elif cols == 0 or n % cols != 0:
+        raise FormatError(f"rows of {cols} elements; {n} elements are no such matrix")
+    k = int(spec.params["k"])
+    tiles = []  # the elements of each, in tile order
+    if n > 0:
+        numbers = np.arange(n).reshape(-1, cols)
+        rows = len(numbers)
+        h = min(rows, 64)
+        w = min(cols, 4096 // h)
+        h = min(rows, 4096 // w)
+        tiles = [
+            numbers[y : y + h, x : x + w].ravel()
+            for y in range(0, rows, h)
+            for x in range(0, cols, w)
+        ]
+    counts = [max(1, (tile.size * k + 2048) // 4096) for tile in tiles]
+    total = sum(counts)
+    split = 4 + value_bytes(spec.params["values"], total)
+    if split > len(payload):
+        raise FormatError("the values are cut short")
+    values = read_values(payload[4:split], spec.params["values"], total)
+    places: list[np.ndarray] = []
+    if spec.coder in (None, "auto"):
+        gaps = np.array(read_gaps(payload[split:], total, k), np.int64)
+        ends = np.cumsum(counts)
+        for end, count in zip(ends, counts, strict=True):
+            places.append(np.cumsum(gaps[end - count : end] + 1) - 1)
+    else:
+        ordered = np.array(INDEX_CODINGS[spec.coder](payload[split:], total, n), np.int64)
+        if ordered.size != total or np.any(np.diff(ordered) <= 0):
+            raise FormatError("places are missing, or not strictly ascending")
+        begin = first = 0
+        for tile, count in zip(tiles, counts, strict=True):
+            places.append(ordered[first : first + count] - begin)
+            begin, first = begin + tile.size, first + count
+    elements = [np.empty(0, np.int64)]
+    for tile, own in zip(tiles, places, strict=True):
+        if np.any(own < 0) or np.any(own >= tile.size):
+            raise FormatError("a kept element outside of its tile")
+        elements.append(tile[own])
+    return _scatter(np.concatenate(elements), values, n)
 
 
 def randomk_indices(n: int, k: int, stream: int) -> np.ndarray:
@@ -1459,6 +1563,7 @@ PAYLOADS = {
     "threshold": Payload(7, False, read_threshold),
     "randomblock": Payload(8, True, read_randomblock),
     "chunktopk": Payload(9, False, read_chunktopk),
+    "blocktopk": Payload(32, False, read_blocktopk),
     "globaltopk": Payload(25, False, read_threshold),
     "adaq": Payload(22, False, read_adaq),
     "inceptionn": Payload(23, False, read_inceptionn),

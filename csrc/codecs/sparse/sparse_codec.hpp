@@ -56,9 +56,10 @@ class SparseCodec : public Codec {
 inline constexpr std::size_t kMaxUnit = 65536;  // the shortfall must fit its u16 field
 
 inline ParamInfo values_param() {
-  return choice_param(
-      "values", "fp32", "fp32|fp16|bf16|int8|sign",
-      "wire type of kept values; int8 has a shared step, sign a shared magnitude (their mean)");
+  return choice_param("values", "fp32", "fp32|fp16|bf16|int8|sign|means|2bit",
+                      "wire type of kept values; int8 has a shared step, sign a shared magnitude "
+                      "(their mean), means "
+                      "one mean for each sign, 2bit the means of four bins");
 }
 
 }  // namespace gradcomp
