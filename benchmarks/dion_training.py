@@ -1,4 +1,4 @@
-"""Training with Dion, compressed to several ranks, and with AdamW: final test losses and bytes.
+"""Training with Dion and Dion2 at several fractions, and with AdamW: final test losses and bytes.
 
   torchrun --nproc_per_node=2 benchmarks/dion_training.py --seeds 5
 
@@ -17,22 +17,21 @@ from powersgd_training import learn, perceptron
 from torch_compressors import Dion, ddp_hook, dion_groups
 
 
-def train(fraction: float | None, seed: int, options: argparse.Namespace) -> tuple[float, float]:
+def train(spec: str | None, seed: int, options: argparse.Namespace) -> tuple[float, float]:
     """Final test loss, and bytes per step over those of float32.
 
-    ``fraction``: the rank fraction; None: AdamW, uncompressed.
+    ``spec``: of Dion or Dion2; None: AdamW, uncompressed.
     """
     module = perceptron(seed)
     model = DistributedDataParallel(module)
-    if fraction is None:
+    if spec is None:
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(module.parameters(), options.adam_lr)
     else:
-        spec = f"dion(rank_fraction={fraction})"
         optimizer = Dion(dion_groups(module.named_parameters(), spec), options.lr)
         state, hook = ddp_hook(spec, model, optimizer)
         model.register_comm_hook(state, hook)
     loss = learn(model, optimizer, seed, options.epochs)
-    return loss, 1.0 if fraction is None else 1 / state.stats.ratio
+    return loss, 1.0 if spec is None else 1 / state.stats.ratio
 
 
 def main() -> None:
@@ -48,14 +47,17 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    for fraction in (None, *options.fraction):
-        results = [train(fraction, seed, options) for seed in range(options.seeds)]
+    contenders: dict[str, str | None] = {"AdamW": None}
+    for name, parameter in (("Dion", "rank_fraction"), ("Dion2", "fraction")):
+        for fraction in options.fraction:
+            contenders[f"{name}, fraction {fraction}"] = f"{name.lower()}({parameter}={fraction})"
+    for name, spec in contenders.items():
+        results = [train(spec, seed, options) for seed in range(options.seeds)]
         losses = [loss for loss, _ in results]
         if dist.get_rank() == 0:
-            name = "AdamW" if fraction is None else f"Dion, fraction {fraction}"
             deviation = statistics.stdev(losses) if len(losses) > 1 else 0.0
             spread = f"{statistics.mean(losses):.3f} +- {deviation:.3f}"
-            print(f"{name:22} {spread}  bytes {100 * results[0][1]:5.1f} %", flush=True)
+            print(f"{name:23} {spread}  bytes {100 * results[0][1]:5.1f} %", flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

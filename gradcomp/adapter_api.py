@@ -24,7 +24,7 @@ from gradcomp.exchange.rounds import (
     Request,
     Round,
 )
-from gradcomp.exchange.select import exchange_pattern
+from gradcomp.exchange.select import exchange_pattern, gives_steps
 from gradcomp.exchange.state_kinds import STATE_KINDS, state_of
 from gradcomp.runtime.agreement import agreement_line, build_text, check_agreement, model_digest
 from gradcomp.runtime.checkpoint import Checkpoints
@@ -95,6 +95,7 @@ __all__ = [
     "differences",
     "digest_parameters",
     "exchange_pattern",
+    "gives_steps",
     "model_digest",
     "pack_state",
     "profile_as_configured",

@@ -1,6 +1,14 @@
 #include "stages/rows.hpp"
 
 namespace gradcomp {
+namespace {
+
+const char* refuse_dion(const Params& params, const StageInfo* memory) {
+  if (memory != nullptr) return "its momentum is its error feedback; leave out the memory";
+  return params.real("momentum") < 1 ? nullptr : "momentum must be below 1";
+}
+
+}  // namespace
 
 StageInfo powersgd_stage() {
   StageInfo stage;
@@ -139,10 +147,32 @@ StageInfo dion_stage() {
       choice_param("values", "fp32", "fp32|fp16|bf16",
                    "elements of the factors on the wire; bf16 is all-gathered"),
   };
-  stage.refuse = [](const Params& params, const StageInfo* memory) -> const char* {
-    if (memory != nullptr) return "its momentum is its error feedback; leave out the memory";
-    return params.real("momentum") < 1 ? nullptr : "momentum must be below 1";
+  stage.refuse = refuse_dion;
+  return stage;
+}
+
+StageInfo dion2_stage() {
+  StageInfo stage;
+  stage.name = "dion2";
+  stage.kind = StageKind::kAlgorithm;
+  stage.summary =
+      "orthonormal steps from the largest rows of the momentum, which alone are all-reduced; the "
+      "result is the step of the optimizer Dion, not an average";
+  stage.paper =
+      "Ahn, Amsel, Langford: Dion2: A Simple Method to Shrink Matrix in Muon, arXiv:2512.16928";
+  stage.nonfinite =
+      "the whole matrix becomes NaN, on every rank; its momentum then starts again from 0";
+  stage.example = "dion2(fraction=0.25)";
+  stage.params = {
+      real_param("fraction", "0.25", 0, 1,
+                 "part of the rows, or of the columns where these are fewer, that is sent; rounded "
+                 "up",
+                 true),
+      real_param("momentum", "0.95", 0, 1, "part of the sent rows that stays"),
+      choice_param("values", "fp32", "fp32|fp16|bf16",
+                   "elements of the rows on the wire; bf16 is all-gathered"),
   };
+  stage.refuse = refuse_dion;
   return stage;
 }
 

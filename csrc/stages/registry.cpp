@@ -59,6 +59,7 @@ std::vector<StageInfo> own_stages() {
       chunk_allreduce_stage(),
       signsgd_mv_stage(),
       dion_stage(),
+      dion2_stage(),
   };
   for (StageInfo& coder : coder_stages()) all.push_back(std::move(coder));
   return all;

@@ -22,6 +22,7 @@ StageInfo atomo_stage();
 StageInfo chunk_allreduce_stage();
 StageInfo signsgd_mv_stage();
 StageInfo dion_stage();
+StageInfo dion2_stage();
 // coders.cpp
 std::vector<StageInfo> coder_stages();
 

@@ -44,7 +44,7 @@ from gradcomp.config.spec_schedule import (
     corrects_momentum,
 )
 from gradcomp.exchange.memory import MOMENTUM_CORRECTION
-from gradcomp.exchange.select import exchange_refusal, pattern_between_nodes
+from gradcomp.exchange.select import exchange_refusal, gives_steps, pattern_between_nodes
 
 __all__ = [
     "VERSION",
@@ -287,8 +287,7 @@ class Config(StrictModel):
     @property
     def dion(self) -> Stage | None:
         """The algorithm that gives steps of the optimizer Dion, if any spec has it."""
-        algorithms = [spec.algorithm for spec in self.specs if spec.algorithm is not None]
-        return next((one for one in algorithms if one.name == "dion"), None)
+        return next((spec.algorithm for spec in self.specs if gives_steps(spec)), None)
 
     @property
     def scales_lr(self) -> bool:

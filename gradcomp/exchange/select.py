@@ -8,6 +8,7 @@ from gradcomp.exchange.algorithms.atomo import Atomo
 from gradcomp.exchange.algorithms.base import Algorithm
 from gradcomp.exchange.algorithms.chunk_allreduce import ChunkAllReduce
 from gradcomp.exchange.algorithms.dion import Dion
+from gradcomp.exchange.algorithms.dion2 import Dion2
 from gradcomp.exchange.algorithms.powersgd import PowerSGD
 from gradcomp.exchange.algorithms.signsgd_mv import MajorityVote
 from gradcomp.exchange.memory import MOMENTUM_CORRECTION, MomentumCorrection, make_memory
@@ -27,6 +28,7 @@ __all__ = [
     "FLAT_EXCHANGES",
     "exchange_pattern",
     "exchange_refusal",
+    "gives_steps",
     "make_aggregator",
     "pattern_between_nodes",
     "scatter_refusal",
@@ -39,8 +41,14 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "chunk_allreduce": ChunkAllReduce,
     "signsgd_mv": MajorityVote,
     "dion": Dion,
+    "dion2": Dion2,
 }
 """Algorithms by the names of their stages."""
+
+
+def gives_steps(spec: Spec) -> bool:
+    """Whether the results are steps of the optimizer Dion, not averages."""
+    return spec.algorithm is not None and ALGORITHMS[spec.algorithm.name].gives_steps
 
 
 FLAT_EXCHANGES = ("auto", "reduce", "gather", "sra", "sparse_allreduce")

@@ -119,6 +119,16 @@ def test_state_comes_back_and_momenta_outlive_a_change_of_rank() -> None:
     assert np.linalg.matrix_rank(c) == 32
 
 
+def test_ranks_agree_when_a_later_fraction_sends_matrices_dense() -> None:
+    """Momenta that differ by rank become their average."""
+    thin, dense = Loopback(config_of("dion"), 2), Loopback(config_of("dion(rank_fraction=1)"), 2)
+    thin.step({"w": gradients(2, 0)})
+    for one, of in zip(thin.ranks, dense.ranks, strict=True):
+        of.load_state_dict(one.state_dict())
+    results = dense.step({"w": gradients(2, 1)})["w"]
+    assert results[0].tobytes() == results[1].tobytes()
+
+
 def test_wrong_uses_say_why() -> None:
     for spec, message in (
         ("dion(momentum=1)", "momentum must be below 1"),

@@ -37,6 +37,8 @@ CASES = [
     ("atomo(rank=1)", "auto"),
     ("residual|chunk_allreduce(ratio=0.3,chunk=16)", "auto"),
     ("signum|signsgd_mv", "auto"),
+    ("dion(rank_fraction=0.5)", "auto"),
+    ("dion2(fraction=0.985)", "auto"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Algorithm 1 of Dion's paper in float64, for all ranks together."""
+"""Dion (algorithm 1 of its paper) and Dion2 in float64, for all ranks together."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from gradcomp import _core
 from gradcomp.codec.codec import derive_stream
+from gradcomp.exchange.algorithms.polar_factor import COEFFICIENTS
 from gradcomp.exchange.rounds import TensorKey
 
-__all__ = ["Reference"]
+__all__ = ["Reference", "Reference2"]
 
 Array = npt.NDArray[np.float64]
 
@@ -47,3 +48,35 @@ class Reference:
         self._q = r / np.linalg.norm(r, axis=0)
         step: Array = self._scale * p @ self._q.T
         return step
+
+
+class Reference2:
+    """Dion2 of one matrix on all ranks.
+
+    Attributes:
+        momenta: M of each rank.
+    """
+
+    def __init__(
+        self, ranks: int, shape: tuple[int, int], chosen: int, momentum: float = 0.95
+    ) -> None:
+        self._chosen = chosen
+        self._scale = math.sqrt(shape[0] / shape[1])
+        self._axis = 0 if shape[0] <= shape[1] else 1
+        self._momentum = momentum
+        self.momenta: list[Array] = [np.zeros(shape)] * ranks
+
+    def step(self, grads: Sequence[npt.NDArray[Any]]) -> Array:
+        """The step; its learning rate is 1."""
+        added = [m + grad for m, grad in zip(self.momenta, grads, strict=True)]
+        norms = np.mean([np.abs(m).sum(axis=1 - self._axis) for m in added], axis=0)
+        kept = np.ones(len(norms))
+        kept[np.argsort(-norms)[: self._chosen]] = self._momentum
+        kept = np.expand_dims(kept, 1 - self._axis)
+        step: Array = np.where(kept == 1, 0.0, np.mean(added, axis=0))
+        step /= 1.02 * np.linalg.norm(step)
+        for a, b, c in COEFFICIENTS:
+            product = step @ step.T
+            step = a * step + b * product @ step + c * product @ product @ step
+        self.momenta = [m * kept for m in added]
+        return self._scale * step

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 
 from gradcomp import Config
-from gradcomp.adapter_api import Spec
+from gradcomp.adapter_api import gives_steps
 from gradcomp.errors import ConfigError
 
 __all__ = ["Dion", "dion_groups"]
 
 
 class Dion(torch.optim.Optimizer):
-    """Applies the steps of the algorithm ``dion``; all other parameters have Lion.
+    """Applies the steps of the algorithms ``dion`` and ``dion2``; all other parameters have Lion.
 
-    ``dion`` exchanges factors of the ranks' momenta, and its result, in ``p.grad``, is the
-    orthonormal step. So a matrix has no state here: ::
+    They exchange parts of the ranks' momenta, and their result, in ``p.grad``, is the orthonormal
+    step. So a matrix has no state here: ::
 
         p = (1 - lr * weight_decay) * p - lr * p.grad
 
@@ -27,8 +27,8 @@ class Dion(torch.optim.Optimizer):
         p = (1 - lr * weight_decay) * p - lr * sign(beta1 * m + (1 - beta1) * p.grad)
         m = beta2 * m + (1 - beta2) * p.grad
 
-    Ahn et al., "Dion" (arXiv:2504.05295), section 3; Chen et al., "Symbolic Discovery of
-    Optimization Algorithms" (NeurIPS 2023), which has Lion. docs/algorithms/dion.md.
+    Ahn et al., "Dion" (arXiv:2504.05295), section 3, and "Dion2" (arXiv:2512.16928). Lion: Chen et
+    al., "Symbolic Discovery of Optimization Algorithms" (NeurIPS 2023). docs/algorithms/dion.md.
 
     Args:
         params: of `dion_groups`, which tells matrices from other parameters.
@@ -96,30 +96,27 @@ class Dion(torch.optim.Optimizer):
 def dion_groups(
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]], config: str | Config
 ) -> list[dict[str, Any]]:
-    """Parameter groups for `Dion`: the matrices that ``config`` gives to ``dion``, and the others.
+    """Parameter groups for `Dion`: matrices that ``config`` gives to ``dion`` or ``dion2``; others.
 
     Args:
         named_parameters: as of ``model.named_parameters()``.
         config: as for the compression.
 
     Raises:
-        ConfigError: a matrix has ``dion`` in only some of the steps.
+        ConfigError: a matrix has ``dion`` or ``dion2`` in only some of the steps.
     """
     config = Config.from_spec(config) if isinstance(config, str) else config
     matrices: list[torch.nn.Parameter] = []
     others: list[torch.nn.Parameter] = []
     for name, p in named_parameters:
         schedule = config.resolve(name, tuple(p.shape)).schedule
-        dion = [_is_dion(spec) for spec in schedule.specs]
+        dion = [gives_steps(spec) for spec in schedule.specs]
         if any(dion) and not all(dion):
             raise ConfigError(
-                f"'{name}' has the specs {', '.join(map(repr, map(str, schedule.specs)))}: dion "
-                "must be the only one, since the optimizer's state does not change with it"
+                f"'{name}' has the specs {', '.join(map(repr, map(str, schedule.specs)))}: "
+                "all or none must be dion or dion2, since the optimizer's state does not change "
+                "with them"
             )
         (matrices if all(dion) and p.dim() >= 2 else others).append(p)
     groups = [{"params": matrices, "rule": "dion"}, {"params": others, "rule": "lion"}]
     return [group for group in groups if group["params"]]
-
-
-def _is_dion(spec: Spec) -> bool:
-    return spec.algorithm is not None and spec.algorithm.name == "dion"

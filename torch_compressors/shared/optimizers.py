@@ -77,7 +77,7 @@ def _check_dion(config: Config, optimizer: torch.optim.Optimizer) -> None:
         if config.dion is None:
             raise ConfigError(
                 f"Dion applies finished steps, and '{config.compress.default}' gives averages: use "
-                "another optimizer, or the spec dion(rank_fraction=0.25)"
+                "another optimizer, or a spec such as dion(rank_fraction=0.25) or dion2(fraction=0.25)"
             )
     elif config.dion is not None:
         raise ConfigError(

@@ -26,6 +26,9 @@ class Algorithm(BucketAggregator):
     replicated_kinds: ClassVar[tuple[str, ...]] = ()
     """Kinds of the algorithm's own state that are equal on all ranks."""
 
+    gives_steps: ClassVar[bool] = False
+    """Results are steps of the optimizer Dion, not averages."""
+
     @abstractmethod
     def __init__(self, spec: Spec, context: Context) -> None: ...
 

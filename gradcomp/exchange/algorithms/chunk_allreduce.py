@@ -16,6 +16,7 @@ from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray, split
 from gradcomp.codec.spec import Spec
 from gradcomp.exchange.algorithms.base import Algorithm
+from gradcomp.exchange.algorithms.chosen import largest
 from gradcomp.exchange.algorithms.low_rank import values_codec
 from gradcomp.exchange.memory import make_memory
 from gradcomp.exchange.patterns.base import Context, Member
@@ -85,14 +86,9 @@ class ChunkAllReduce(Algorithm):
 
     @timed("encode")
     def _elements(self, norms: FloatArray, numel: int) -> npt.NDArray[np.intp]:
-        """Indices of the elements of the chunks with the largest norms; the same on all ranks.
-
-        Among equal norms the first chunk wins.
-        """
+        """Indices of the elements of the chunks with the largest norms; the same on all ranks."""
         count = max(1, round(self._ratio * norms.size))
-        # Norms that are not finite come first, so that these chunks leave the memory.
-        order = np.argsort(-np.where(np.isfinite(norms), norms, np.inf), kind="stable")
-        starts = np.sort(order[:count]) * self._chunk
+        starts = largest(norms, count) * self._chunk
         elements = (starts[:, np.newaxis] + np.arange(self._chunk)).reshape(-1)
         return elements[elements < numel]
 

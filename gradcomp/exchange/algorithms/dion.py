@@ -10,29 +10,28 @@ for rows and R for columns are averaged. Q, R with unit columns, starts the next
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from gradcomp import _core
-from gradcomp.codec.arrays import FloatArray, split
+from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.spec import Spec
 from gradcomp.errors import StateError
 from gradcomp.exchange.algorithms.base import Algorithm
 from gradcomp.exchange.algorithms.low_rank import (
-    average_of_factors,
-    buffer,
+    average_in_place,
+    averages_of,
     dense_to_factors,
     matrix_shape,
     values_codec,
 )
 from gradcomp.exchange.memory import array_of
 from gradcomp.exchange.patterns.base import Context, Member
-from gradcomp.exchange.patterns.dense import dense_bucket
-from gradcomp.exchange.rounds import BucketRound, Request, TensorKey
+from gradcomp.exchange.rounds import BucketRound, TensorKey
 from gradcomp.stopwatch import timed
 
 __all__ = ["Dion"]
@@ -53,6 +52,8 @@ class Dion(Algorithm):
         "matrices travel as averages of two thin factors, all factors of a bucket in one request "
         "for each side; matrices that would not shrink, and vectors, travel dense"
     )
+
+    gives_steps: ClassVar[bool] = True
 
     replicated_kinds: ClassVar[tuple[str, ...]] = (_Q,)
 
@@ -83,31 +84,28 @@ class Dion(Algorithm):
 
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
         """See `BucketAggregator.bucket_round`."""
-        matrices = yield from self._opened(name, members)
-        lefts = yield from self._factors(f"{name}.p", matrices, _Matrix.multiply)
-        for matrix, left in zip(matrices, lefts, strict=True):
+        thin: list[_Matrix] = []
+        dense: list[_Matrix] = []
+        for member in members:
+            matrix = self._open(member)
+            factors = dense_to_factors(member.key.shape, matrix.rank, self._codec)
+            (thin if factors > 1 else dense).append(matrix)
+        products = [matrix.multiply() for matrix in thin]
+        if dense:
+            yield from average_in_place(f"{name}.dense", [matrix.add() for matrix in dense])
+        lefts = yield from averages_of(f"{name}.p", products, self._codec)
+        lefts += [matrix.multiply() for matrix in dense]
+        for matrix, left in zip(thin + dense, lefts, strict=True):
             matrix.set_left(left, self._method)
-        rights = yield from self._factors(f"{name}.r", matrices, _Matrix.multiply_transposed)
-        for matrix, right in zip(matrices, rights, strict=True):
+        rights = yield from averages_of(
+            f"{name}.r", [matrix.multiply_transposed() for matrix in thin], self._codec
+        )
+        rights += [matrix.multiply_transposed() for matrix in dense]
+        for matrix, right in zip(thin + dense, rights, strict=True):
             self._q[matrix.key.name] = matrix.finish(right, self._momentum)
         return [member.out for member in members]
 
-    def _opened(
-        self, name: str, members: Sequence[Member]
-    ) -> Generator[Request, Any, list[_Matrix]]:
-        """The matrices; gradients that would not shrink as factors are averaged first."""
-        dense = [
-            member
-            for member in members
-            if dense_to_factors(member.key.shape, self.rank(member.key.shape), self._codec) <= 1
-        ]
-        averages: dict[str, FloatArray] = {}
-        if dense:
-            means = yield from dense_bucket(f"{name}.dense", dense)
-            averages.update(zip((member.key.name for member in dense), means, strict=True))
-        return [self._open(member, averages.get(member.key.name)) for member in members]
-
-    def _open(self, member: Member, average: FloatArray | None) -> _Matrix:
+    def _open(self, member: Member) -> _Matrix:
         key = member.key
         shape = matrix_shape(key.shape)
         rank = self.rank(key.shape)
@@ -121,26 +119,9 @@ class Dion(Algorithm):
                 "state was saved with another rank_fraction or from another model"
             )
         momentum = array_of(self._momenta, key, "momentum").reshape(shape)
-        grad = (member.grad if average is None else average).reshape(shape)
-        return _Matrix(key, rank, grad, momentum, q, member.out.reshape(shape), average is not None)
-
-    def _factors(
-        self,
-        name: str,
-        matrices: Sequence[_Matrix],
-        product: Callable[[_Matrix], FloatArray],
-    ) -> Generator[Request, Any, list[FloatArray]]:
-        """One factor of each matrix: the average of the ranks' products."""
-        products = [product(matrix) for matrix in matrices]
-        sent = [i for i, matrix in enumerate(matrices) if not matrix.averaged]
-        if sent:
-            flat, parts = buffer([products[i].size for i in sent])
-            for i, part in zip(sent, parts, strict=True):
-                part[:] = products[i]
-            _, mean = yield from average_of_factors(name, flat, self._codec)
-            for i, part in zip(sent, split(mean, [products[i].size for i in sent]), strict=True):
-                products[i] = part
-        return products
+        return _Matrix(
+            key, rank, member.grad.reshape(shape), momentum, q, member.out.reshape(shape)
+        )
 
 
 @dataclass
@@ -149,27 +130,33 @@ class _Matrix:
 
     Attributes:
         rank: number of columns of its factors.
-        grad: [rows, cols], of this rank; the average if `averaged`.
+        grad: [rows, cols], of this rank; None once it is in M.
         momentum: M, [rows, cols], updated in place.
         q: [rank * cols], from the last step.
         out: [rows, cols], the step.
-        averaged: gradient and momentum are equal on all ranks, and so are their products.
     """
 
     key: TensorKey
     rank: int
-    grad: FloatArray
+    grad: FloatArray | None
     momentum: FloatArray
     q: FloatArray
     out: FloatArray
-    averaged: bool
     _finite: bool = True
     _left: FloatArray | None = None
 
+    @timed("compensate")
+    def add(self) -> FloatArray:
+        """M, with the gradient added."""
+        assert self.grad is not None
+        self.momentum += self.grad
+        self.grad = None
+        return self.momentum
+
     @timed("encode")
     def multiply(self) -> FloatArray:
-        """M Q, with the gradient added to M."""
-        product = np.empty(self.rank * self.grad.shape[0], np.float32)
+        """M Q, with the gradient added to M unless it is there."""
+        product = np.empty(self.rank * self.momentum.shape[0], np.float32)
         _core.multiply(self.momentum, self.grad, self.q, product)
         return product
 
@@ -184,7 +171,7 @@ class _Matrix:
     def multiply_transposed(self) -> FloatArray:
         """M^T P."""
         assert self._left is not None
-        product = np.empty(self.rank * self.grad.shape[1], np.float32)
+        product = np.empty(self.rank * self.momentum.shape[1], np.float32)
         _core.multiply_transposed(self.momentum, None, self._left, product)
         return product
 
@@ -200,7 +187,7 @@ class _Matrix:
             self.out[:] = np.nan
             return self.q
         assert self._left is not None
-        rows, cols = self.grad.shape
+        rows, cols = self.momentum.shape
         _core.outer(self._left, right * np.float32(1 - momentum), subtracted=self.momentum)
         q = right.copy()
         _core.normalize(q, self.rank)

@@ -13,7 +13,9 @@ from gradcomp.codec.codec import Codec, get_codec
 from gradcomp.exchange.rounds import AllGather, AllReduce, Request
 
 __all__ = [
+    "average_in_place",
     "average_of_factors",
+    "averages_of",
     "buffer",
     "dense_to_factors",
     "is_safe",
@@ -71,3 +73,23 @@ def average_of_factors(
     for of_rank in frames:
         codec.decode_add(of_rank, mean, 1.0 / len(frames))
     return codec.decode(frame), mean
+
+
+def averages_of(
+    name: str, arrays: Sequence[FloatArray], codec: Codec
+) -> Generator[Request, Any, list[FloatArray]]:
+    """The averages of arrays over the ranks, encoded together; no request if there is none."""
+    if not arrays:
+        return []
+    flat = np.concatenate([array.reshape(-1) for array in arrays])
+    _, mean = yield from average_of_factors(name, flat, codec)
+    parts = split(mean, [array.size for array in arrays])
+    return [part.reshape(array.shape) for part, array in zip(parts, arrays, strict=True)]
+
+
+def average_in_place(name: str, arrays: Sequence[FloatArray]) -> Generator[Request, Any, None]:
+    """Replace arrays, at least one, by their averages over the ranks, in one request."""
+    flat = [array.reshape(-1) for array in arrays]
+    mean = yield AllReduce(name, flat[0] if len(flat) == 1 else np.concatenate(flat))
+    for array, part in zip(flat, split(mean, [array.size for array in flat]), strict=True):
+        array[:] = part

@@ -377,10 +377,10 @@ def clipping_by_the_norm_of_the_model() -> None:
 
 @cases
 def steps_of_dion() -> None:
-    """Steps of Dion as in the loopback, and the optimizers that take them."""
-    spec = "dion(rank_fraction=0.1)"
-    training = Training(spec, SHAPES, optimizer=dion)
-    training.check_steps(Loopback(spec, hvd.size()), range(4))
+    """Steps of Dion and Dion2 as in the loopback, and the optimizers that take them."""
+    for spec in ("dion(rank_fraction=0.1)", "dion2(fraction=0.1,values=fp16)"):
+        training = Training(spec, SHAPES, optimizer=dion)
+        training.check_steps(Loopback(spec, hvd.size()), range(4))
     for optimizer, part in ((partial(torch.optim.SGD, lr=1.0), "SGD"), (None, "optimizer=...")):
         refused(lambda o=optimizer: Training(spec, SHAPES, optimizer=o), ConfigError, part)
 

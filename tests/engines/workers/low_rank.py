@@ -11,7 +11,7 @@ from workers.harness import Cases, refused
 
 from gradcomp import ConfigError, Loopback
 from horovod_compressors.torch import Compression
-from support.dion import Reference
+from support.dion import Reference, Reference2
 from support.pipelines import config_of, configured, rules_of
 from support.reference import reference
 from torch_compressors import Dion, dion_groups
@@ -81,34 +81,37 @@ def beside_gathered_and_dense_tensors() -> None:
 @cases
 def dion_is_the_reference_one() -> None:
     """The optimizer Dion: matrices by the formulas in float64, vectors by Lion."""
-    spec = "dion(rank_fraction=0.1)"
-    params = harness.parameters({"w": (90, 50), "b": (70,)})
-    w, b = params
-    first = {name: p.detach().double().numpy().copy() for name, p in params.items()}
-    compression = Compression(spec, params.items())
-    opt = hvd.DistributedOptimizer(
-        Dion(dion_groups(params.items(), spec), lr=0.1, weight_decay=0.05),
-        named_parameters=list(params.items()),
-        compression=compression,
-    )
-    matrix, momentum = Reference(hvd.size(), w, (90, 50), 5), np.zeros(70)
-    for step in range(4):
-        of_ranks = [harness.gradients(params, step, rank) for rank in range(hvd.size())]
-        opt.zero_grad()
-        mine = of_ranks[hvd.rank()]
-        sum((p * mine[name]).sum() for name, p in params.items()).backward()
-        opt.step()
-        steps = {w: matrix.step([grads[w].numpy() for grads in of_ranks])}
-        average = np.mean([grads[b].numpy() for grads in of_ranks], axis=0)
-        steps[b] = np.sign(0.9 * momentum + 0.1 * average)
-        momentum = 0.99 * momentum + 0.01 * average
+    shape, ranks = (90, 50), hvd.size()
+    for spec, make_reference in (
+        ("dion(rank_fraction=0.1)", lambda name: Reference(ranks, name, shape, 5)),
+        ("dion2(fraction=0.1)", lambda _: Reference2(ranks, shape, 5)),
+    ):
+        params = harness.parameters({"w": shape, "b": (70,)})
+        w, b = params
+        wanted = {name: p.detach().double().numpy().copy() for name, p in params.items()}
+        opt = hvd.DistributedOptimizer(
+            Dion(dion_groups(params.items(), spec), lr=0.1, weight_decay=0.05),
+            named_parameters=list(params.items()),
+            compression=Compression(spec, params.items()),
+        )
+        matrix, momentum = make_reference(w), np.zeros(70)
+        for step in range(4):
+            of_ranks = [harness.gradients(params, step, rank) for rank in range(ranks)]
+            opt.zero_grad()
+            mine = of_ranks[hvd.rank()]
+            sum((p * mine[name]).sum() for name, p in params.items()).backward()
+            opt.step()
+            steps = {w: matrix.step([grads[w].numpy() for grads in of_ranks])}
+            average = np.mean([grads[b].numpy() for grads in of_ranks], axis=0)
+            steps[b] = np.sign(0.9 * momentum + 0.1 * average)
+            momentum = 0.99 * momentum + 0.01 * average
+            for name, p in params.items():
+                wanted[name] = (1 - 0.1 * 0.05) * wanted[name] - 0.1 * steps[name]
+                np.testing.assert_allclose(p.detach().numpy(), wanted[name], atol=1e-4)
         for name, p in params.items():
-            first[name] = (1 - 0.1 * 0.05) * first[name] - 0.1 * steps[name]
-            np.testing.assert_allclose(p.detach().numpy(), first[name], atol=1e-4)
-    for name, p in params.items():
-        harness.check_same_on_all_ranks(p, name)
+            harness.check_same_on_all_ranks(p, name)
     for config, make, part in (
-        (spec, torch.optim.Adam, "use torch_compressors.Dion"),
+        ("dion(rank_fraction=0.1)", torch.optim.Adam, "use torch_compressors.Dion"),
         ("fp16", lambda ps: Dion([{"params": ps, "rule": "dion"}]), "use another optimizer"),
     ):
         params = harness.parameters({"w": (90, 50)})
