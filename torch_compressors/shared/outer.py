@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from gradcomp.adapter_api import FloatArray, OuterSteps
 from gradcomp.errors import ConfigError
+from torch_compressors.shared.parameters import uncompiled
 from torch_compressors.shared.state import as_array
 
 __all__ = ["ParameterValues", "TensorOuterSteps"]
@@ -30,7 +31,7 @@ class ParameterValues:
     """
 
     def __init__(self, named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
-        named = {name: _own(p) for name, p in named_parameters if p.requires_grad}
+        named = {name: _own(p) for name, p in uncompiled(named_parameters) if p.requires_grad}
         self._tensors = {name: one for name, one in named.items() if one.numel()}
         for name, one in self._tensors.items():
             if not one.is_floating_point():
