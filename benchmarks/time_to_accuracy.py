@@ -10,7 +10,7 @@ count as time; tests do not. The target is the worst final result of the first r
 reaches it in the first epoch with an equally good test. Finished runs in OUTPUT are kept.
 
 With --measure-steps N runs train without the links, and each contender takes N steps behind them;
-their median is the time of a step. Learning does not depend on the link, so this saves the hours of
+their median is the time of a step. With local steps it is the mean over the second round. Learning does not depend on the link, so this saves the hours of
 uncompressed runs. It requires contenders with uniform steps (no warm-up, no dense steps).
 
 Exit codes: 0 done, 1 a run failed, 2 wrong arguments.
@@ -40,6 +40,7 @@ from gradcomp.errors import ConfigError
 from netlab import JobError, Lab, LabError, run
 from results.jobs import ROOT, Job
 from training.metrics import METRICS, Metric, read_rows
+from training.settings.outer import OuterSettings
 
 _TIMEOUT = 3600.0
 
@@ -98,12 +99,18 @@ def train(
 
 
 def step_seconds(lab: Lab, contender: Contender, arguments: argparse.Namespace) -> float:
-    """The median time of some steps of a contender."""
+    """The median time of some steps of a contender; with local steps the mean of a round."""
     few = argparse.Namespace(**vars(arguments))
     few.output = arguments.output / "steps"
-    few.set = [*arguments.set, "train.epochs=1", f"train.steps_per_epoch={arguments.measure_steps}"]
-    _, summary = train(lab, contender, 0, few)
-    return float(summary["median_step_seconds"])
+    _, config = job_of(contender, 0, arguments)
+    every = OuterSettings(**config["outer"]).every if "outer" in config else 0
+    steps = 2 * every or arguments.measure_steps
+    few.set = [*arguments.set, "train.epochs=1", f"train.steps_per_epoch={steps}"]
+    job, summary = train(lab, contender, 0, few)
+    if not every:
+        return float(summary["median_step_seconds"])
+    rows = read_rows(ROOT / job.folder / "metrics.jsonl")
+    return statistics.fmean([row["seconds"] for row in rows if row["kind"] == "step"][every:])
 
 
 def curve_of(
