@@ -10,8 +10,9 @@ count as time; tests do not. The target is the worst final result of the first r
 reaches it in the first epoch with an equally good test. Finished runs in OUTPUT are kept.
 
 With --measure-steps N runs train without the links, and each contender takes N steps behind them;
-their median is the time of a step. With local steps it is the mean over the second round. Learning does not depend on the link, so this saves the hours of
-uncompressed runs. It requires contenders with uniform steps (no warm-up, no dense steps).
+their median is the time of a step. With local steps it is the mean over the second round. Learning
+does not depend on the link, so this saves the hours of uncompressed runs. It requires contenders with
+uniform steps (no warm-up, no dense steps).
 
 Exit codes: 0 done, 1 a run failed, 2 wrong arguments.
 """
