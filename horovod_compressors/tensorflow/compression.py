@@ -22,6 +22,7 @@ from horovod_compressors.tensorflow.seam import (
     Call,
     VariableNames,
     calling_allreduce,
+    keras_2_loss_scale,
     keras_3_under_construction,
 )
 
@@ -193,6 +194,9 @@ class Compression(BaseCompression):
     def _trace(self, call: Call, graph: Any) -> dict[int, _Averaged | None]:
         """Put the averages of all gradients of a call into its graph."""
         self._check_call(call)
+        scaling = keras_2_loss_scale()
+        if scaling is not None:
+            self.read_scale(lambda: scaling.loss_scale)
         names = self._names.find(call.variables)
         collector = self._collector_of(names)
         dense, compressed, inputs = [], [], []

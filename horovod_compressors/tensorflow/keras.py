@@ -13,7 +13,7 @@ import tensorflow as tf
 from gradcomp.errors import ConfigError
 from horovod_compressors.tensorflow.compression import Compression
 from horovod_compressors.tensorflow.dgc_sgd import DGCSGD
-from horovod_compressors.tensorflow.seam import loss_scaled_by_caller
+from horovod_compressors.tensorflow.seam import is_keras_2_loss_scale, loss_scaled_by_caller
 
 __all__ = ["DistributedOptimizer", "is_keras"]
 
@@ -33,7 +33,8 @@ def DistributedOptimizer(  # noqa: N802 - as Horovod's own
     ``model.fit`` calls.
 
     With ``lr=scale`` in a spec the compression takes the learning rate of each step from the optimizer,
-    and the loss scale from a ``LossScaleOptimizer`` of Keras 3.
+    and the loss scale from a ``LossScaleOptimizer``: inside this one for Keras 3, around it for
+    Keras 2.
 
     Args:
         optimizer: an optimizer of Keras; its state, if any, is not copied. With mixed precision in
@@ -46,9 +47,16 @@ def DistributedOptimizer(  # noqa: N802 - as Horovod's own
             change nothing.
 
     Raises:
-        ConfigError: options, or another ``op``, with an optimizer of Keras 3; or an optimizer with
-            momentum and a spec that applies the momentum already.
+        ConfigError: options, or another ``op``, with an optimizer of Keras 3; a
+            ``LossScaleOptimizer`` of Keras 2; or an optimizer with momentum and a spec that applies
+            the momentum already.
     """
+    if is_keras_2_loss_scale(optimizer):
+        raise ConfigError(
+            "DistributedOptimizer around a LossScaleOptimizer of Keras 2 does not work: use "
+            "LossScaleOptimizer(DistributedOptimizer(optimizer, compression)), or the policy "
+            "mixed_float16, whose compile() adds the LossScaleOptimizer"
+        )
     _check_momentum(optimizer, compression)
     shared = {"sparse_as_dense": sparse_as_dense, "op": op}
     if not _is_keras_3(optimizer):

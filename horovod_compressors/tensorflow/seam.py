@@ -21,6 +21,8 @@ __all__ = [
     "Call",
     "VariableNames",
     "calling_allreduce",
+    "is_keras_2_loss_scale",
+    "keras_2_loss_scale",
     "keras_3_under_construction",
     "loss_scaled_by_caller",
 ]
@@ -98,6 +100,33 @@ def loss_scaled_by_caller(optimizer: Any) -> bool:
     scaling = sys.modules["keras"].optimizers.LossScaleOptimizer
     callers = (frame.f_locals.get("self") for _, frame in _frames())
     return any(isinstance(one, scaling) and one is not optimizer for one in callers)
+
+
+def is_keras_2_loss_scale(optimizer: Any) -> bool:
+    """Whether an optimizer is a LossScaleOptimizer of Keras 2."""
+    keras = sys.modules.get("tf_keras")
+    return keras is not None and isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer)
+
+
+def keras_2_loss_scale() -> Any:
+    """The LossScaleOptimizer of Keras 2 around the optimizer that is calling; None if there is none.
+
+    Raises:
+        ConfigError: the optimizer accumulates gradients.
+    """
+    accumulates = False
+    for _, frame in _frames():
+        caller = frame.f_locals.get("self")
+        accumulates = accumulates or getattr(caller, "_agg_helper", None) is not None
+        if is_keras_2_loss_scale(caller):
+            if accumulates:
+                raise ConfigError(
+                    "backward_passes_per_step above 1 does not work with a LossScaleOptimizer: it "
+                    "checks the gradients of a rank alone in all passes but the last, and the ranks' "
+                    "scales would differ; use backward_passes_per_step=1"
+                )
+            return caller
+    return None
 
 
 class VariableNames:

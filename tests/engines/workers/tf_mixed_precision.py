@@ -9,6 +9,7 @@ import horovod.tensorflow as hvd
 import keras
 import numpy as np
 import tensorflow as tf
+import tf_keras
 from workers.runner import Cases, refused
 from workers.tf_harness import check_same_on_all_ranks
 
@@ -24,6 +25,7 @@ OVERFLOW = 3
 """The step with an Inf on rank 1."""
 
 Scale = keras.optimizers.LossScaleOptimizer
+Keras2Scale = tf_keras.mixed_precision.LossScaleOptimizer
 
 
 def batch(step: int) -> tuple[Any, Any]:
@@ -35,9 +37,12 @@ def batch(step: int) -> tuple[Any, Any]:
     return tf.constant(rng.standard_normal((5, 64), np.float32)), tf.constant(weights)
 
 
-def model() -> Any:
-    keras.utils.set_random_seed(1)
-    return keras.Sequential([keras.layers.Input([64]), keras.layers.Dense(80)])
+def model(library: Any = keras) -> Any:
+    library.utils.set_random_seed(1)
+    one = library.Sequential([library.layers.Input([64]), library.layers.Dense(80)])
+    kernel = np.random.default_rng(1).standard_normal((64, 80), np.float32)
+    one.set_weights([kernel, np.zeros(80, np.float32)])
+    return one
 
 
 def values_of(one: Any) -> list[Any]:
@@ -49,7 +54,11 @@ def loss_of(one: Any, x: Any, weights: Any) -> Any:
 
 
 class Run:
-    """Training with some averaging; weights and scales after each step."""
+    """Training with some averaging; weights and scales after each step.
+
+    Args:
+        tape: from a tape to one that may average; None for an optimizer of Keras 2.
+    """
 
     def __init__(self, one: Any, optimizer: Any, compression: Compression, tape: Any) -> None:
         self.model, self.optimizer, self.compression = one, optimizer, compression
@@ -61,11 +70,18 @@ class Run:
                 loss = optimizer.scale_loss(loss_of(one, x, weights))
             optimizer.apply(tape(inner).gradient(loss, values_of(one)), one.trainable_variables)
 
-        self.step = step
+        @tf.function
+        def step_of_keras_2(x: Any, weights: Any) -> None:
+            with tf.GradientTape() as inner:
+                loss = loss_of(one, x, weights)
+            optimizer.minimize(loss, one.trainable_variables, inner)
+
+        self.step = step_of_keras_2 if tape is None else step
 
     @property
     def scale(self) -> float:
-        return float(self.optimizer.dynamic_scale.numpy())
+        one = self.optimizer
+        return float((one.loss_scale if hasattr(one, "loss_scale") else one.dynamic_scale).numpy())
 
     def unscaled(self) -> list[Any]:
         """The residuals without the scale."""
@@ -146,6 +162,57 @@ def tf_keras_with_a_loss_scale() -> None:
     assert Run(one, optimizer, compression, lambda tape: tape).train() == SCALES
     for found, expected in zip(one.get_weights(), plain(), strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+def of_keras_2(compression: Compression, **options: Any) -> Any:
+    inner = DistributedOptimizer(tf_keras.optimizers.SGD(0.125), compression, **options)
+    return Keras2Scale(inner, initial_scale=1024.0, dynamic_growth_steps=2)
+
+
+@cases
+def tf_keras_2_with_a_loss_scale() -> None:
+    """The scale of the optimizer around ours is read in each step."""
+    one = model(tf_keras)
+    compression = Compression(SPEC, one.trainable_variables)
+    assert Run(one, of_keras_2(compression), compression, None).train() == SCALES
+    for found, expected in zip(one.get_weights(), plain(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    refused(
+        lambda: DistributedOptimizer(Keras2Scale(tf_keras.optimizers.SGD(0.1)), compression),
+        ConfigError,
+        "LossScaleOptimizer(DistributedOptimizer(optimizer, compression))",
+    )
+    other = model(tf_keras)
+    compression = Compression(SPEC, other.trainable_variables)
+    accumulating = of_keras_2(compression, backward_passes_per_step=2)
+    refused(
+        lambda: Run(other, accumulating, compression, None).step(*batch(0)),
+        Exception,
+        "use backward_passes_per_step=1",
+    )
+
+
+@cases
+def tf_keras_2_fit_in_float16() -> None:
+    """``compile`` under mixed_float16 adds the LossScaleOptimizer."""
+    policy = tf_keras.mixed_precision.global_policy()
+    tf_keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        one = model(tf_keras)
+        compression = Compression(SPEC, one.trainable_variables)
+        sgd = tf_keras.optimizers.SGD(0.1)
+        one.compile(DistributedOptimizer(sgd, compression), "mse", jit_compile=False)
+    finally:
+        tf_keras.mixed_precision.set_global_policy(policy)
+    assert isinstance(one.optimizer, Keras2Scale)
+    x = np.random.default_rng(hvd.rank()).standard_normal((48, 64), np.float32)
+    before = one.get_weights()
+    one.fit(x, np.zeros((48, 80), np.float32), batch_size=16, epochs=2, verbose=0)
+    for was, weight in zip(before, one.get_weights(), strict=True):
+        assert (weight != was).any()
+        check_same_on_all_ranks(weight)
+    scale = compression.state_dict()["loss_scale"]
+    assert scale == float(one.optimizer.loss_scale.numpy()) > 1, scale
 
 
 @cases

@@ -21,16 +21,36 @@ import torch
 import torch.distributed as dist
 import transformers_gpt2
 from accelerate import Accelerator
-from lightning.pytorch import Trainer
+from accelerate.state import AcceleratorState
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingArguments
+from transformers import Trainer as HuggingTrainer
 from workers.runner import Cases, refused, report
 
 from gradcomp.errors import ConfigError, StateError
 from torch_compressors.trainers.accelerate import compress_model
 from torch_compressors.trainers.lightning import CompressionCallback
+from torch_compressors.trainers.transformers import compress_trainer
 
 cases = Cases()
 shared = Path()
+
+OPTIONS: dict[str, Any] = {
+    "accelerator": "cpu",
+    "strategy": "ddp",
+    "devices": 2,
+    "max_epochs": 1,
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+"""Of Lightning's trainer, in tests of its precision."""
+
+OVERFLOW = 2
+"""The step in which the loss of rank 1 is infinite, with a loss scale."""
 
 
 def _barrier() -> None:
@@ -102,6 +122,158 @@ def transformers() -> None:
         checkpoint,
         lambda: shutil.rmtree(checkpoint / "gradcomp"),
     )
+
+
+def _check_mixed(module: torch.nn.Module, state: Any, dtypes: set[torch.dtype]) -> None:
+    """After training: layers computed in bfloat16 alone, and the ranks' parameters are equal."""
+    assert dtypes == {torch.bfloat16}, dtypes
+    assert state.stats.ratio > 5
+    for name, value in module.state_dict().items():
+        of_ranks = [torch.empty_like(value) for _ in range(dist.get_world_size())]
+        dist.all_gather(of_ranks, value.contiguous())
+        assert torch.equal(*of_ranks), name
+        assert value.isfinite().all(), name
+
+
+def _watched(layer: torch.nn.Module) -> set[torch.dtype]:
+    """The dtypes of a layer's outputs, as they come."""
+    dtypes: set[torch.dtype] = set()
+    layer.register_forward_hook(lambda *values: dtypes.add(values[-1].dtype))
+    return dtypes
+
+
+def _unscaled(state: Any) -> dict[str, torch.Tensor]:
+    """The residuals without the loss scale."""
+    saved = state.state_dict()
+    return {name: one / saved["loss_scale"] for name, one in saved["residual"].items()}
+
+
+def _check_skipped(residuals: list[dict[str, torch.Tensor]], state: Any, scaler: Any) -> None:
+    """The step that overflows on one rank has left no trace in the residuals after each step."""
+    assert len(residuals) == 5
+    assert state.state_dict()["loss_scale"] == scaler.get_scale() == 512.0
+    for name, before in residuals[OVERFLOW - 1].items():
+        assert before.any()
+        assert torch.equal(residuals[OVERFLOW][name], before), name
+        assert not torch.equal(residuals[OVERFLOW + 1][name], before), name
+
+
+def _hugging(kind: type[HuggingTrainer], **options: Any) -> HuggingTrainer:
+    """A trainer of a small model."""
+    shape = {"vocab_size": 64, "n_layer": 1, "n_head": 2, "n_embd": 64, "n_positions": 32}
+    return kind(
+        model=GPT2LMHeadModel(GPT2Config(bos_token_id=0, eos_token_id=0, **shape)),
+        args=TrainingArguments(
+            str(shared / "hugging"), use_cpu=True, report_to="none", save_strategy="no", **options
+        ),
+        train_dataset=[{"input_ids": row, "labels": row} for row in torch.randint(64, (96, 32))],
+    )
+
+
+@cases
+def lightning_in_float16() -> None:
+    """Both ranks skip the step in which one overflows. The plug-in has a scaler for the CPU."""
+
+    class Overflowing(lightning_digits.Digits):
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            loss = super().training_step(batch)
+            return loss * torch.inf if (number, self.global_rank) == (OVERFLOW, 1) else loss
+
+    class Residuals(Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            residuals.append(_unscaled(compression.state))
+
+    residuals: list[dict[str, torch.Tensor]] = []
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    compression = CompressionCallback("residual|topk(ratio=0.01)")
+    plugin, callbacks = MixedPrecision("16-mixed", "cpu", scaler), [compression, Residuals()]
+    trainer = Trainer(plugins=[plugin], callbacks=callbacks, **OPTIONS)
+    model = Overflowing()
+    dtypes = _watched(model.layers[0])
+    digits = torch.rand(160, 64, generator=torch.Generator().manual_seed(1))
+    data = torch.utils.data.TensorDataset(digits, torch.arange(160) % 10)
+    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=16))
+    assert dtypes == {torch.float16}, dtypes
+    _check_skipped(residuals, compression.state, scaler)
+
+
+@cases
+def lightning_in_bfloat16() -> None:
+    compression, model = CompressionCallback("residual|topk(ratio=0.01)"), lightning_digits.Digits()
+    dtypes = _watched(model.layers[0])
+    data = torch.utils.data.TensorDataset(torch.rand(64, 64), torch.arange(64) % 10)
+    trainer = Trainer(precision="bf16-mixed", callbacks=[compression], **OPTIONS)
+    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=16))
+    _check_mixed(model, compression.state, dtypes)
+
+
+@cases
+def accelerate_in_bfloat16() -> None:
+    AcceleratorState._reset_state()
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    module = torch.nn.Sequential(torch.nn.Linear(64, 128))
+    dtypes = _watched(module[0])
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+    model, optimizer = accelerator.prepare(module, optimizer)
+    state = compress_model(accelerator, model, "residual|topk(ratio=0.01)")
+    for _ in range(3):
+        optimizer.zero_grad()
+        accelerator.backward(model(torch.rand(8, 64)).square().mean())
+        optimizer.step()
+    _check_mixed(module, state, dtypes)
+    AcceleratorState._reset_state()
+
+
+@cases
+def transformers_in_bfloat16() -> None:
+    hugging = _hugging(HuggingTrainer, max_steps=3, bf16=True)
+    dtypes = _watched(hugging.model.transformer.h[0].mlp.c_fc)
+    compression = compress_trainer(hugging, "residual|topk(ratio=0.01)")
+    hugging.train()
+    _check_mixed(hugging.model, compression.state, dtypes)
+    AcceleratorState._reset_state()
+
+
+@cases
+def accelerate_with_a_loss_scale() -> None:
+    """Accelerate makes a scaler on GPUs alone; here it gets one."""
+    accelerator = Accelerator(cpu=True)
+    scaler = accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    module = torch.nn.Linear(64, 128)
+    model, optimizer = accelerator.prepare(module, torch.optim.SGD(module.parameters(), lr=0.05))
+    state = compress_model(accelerator, model, "residual|topk(ratio=0.01)")
+    residuals = []
+    for step in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.rand(8, 64)).square().mean()
+        overflows = (step, accelerator.process_index) == (OVERFLOW, 1)
+        accelerator.backward(loss * torch.inf if overflows else loss)
+        optimizer.step()
+        residuals.append(_unscaled(state))
+    _check_skipped(residuals, state, scaler)
+
+
+@cases
+def transformers_with_a_loss_scale() -> None:
+    """The scaler of Accelerate, see above."""
+
+    class Overflowing(HuggingTrainer):
+        def compute_loss(self, *args: Any, **options: Any) -> Any:
+            loss = super().compute_loss(*args, **options)
+            overflows = (self.state.global_step, self.args.process_index) == (OVERFLOW, 1)
+            return loss * torch.inf if overflows else loss
+
+    class Residuals(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            residuals.append(_unscaled(compression.state))
+
+    residuals: list[dict[str, torch.Tensor]] = []
+    hugging = _hugging(Overflowing, max_steps=5, max_grad_norm=0.0)
+    scaler = hugging.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    compression = compress_trainer(hugging, "residual|topk(ratio=0.01)")
+    hugging.add_callback(Residuals())
+    hugging.train()
+    _check_skipped(residuals, compression.state, scaler)
 
 
 @cases
