@@ -99,6 +99,10 @@ std::vector<Subject> make_subjects(Scratch* scratch) {
     subjects.push_back(make_matrix(spec, 20, 45, &stream, scratch));
     subjects.push_back(make_matrix(spec, 7, 64, &stream, scratch));
   }
+  // Zeros have a form of their own in `lossless`.
+  std::vector<float> sparse(1200);
+  for (std::size_t i = 0; i < sparse.size(); ++i) sparse[i] = i % 3 == 0 ? 0 : element(&stream);
+  subjects.push_back(make_subject("lossless", sparse, 0, 0, scratch));
   return subjects;
 }
 

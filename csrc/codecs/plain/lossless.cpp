@@ -69,11 +69,6 @@ std::uint8_t* write_coded(const std::uint8_t* plane, std::size_t n, const std::u
   return to + before + size;
 }
 
-std::uint8_t* write_raw(const std::uint8_t* plane, std::size_t n, std::uint8_t* to) {
-  std::memcpy(to, plane, n);
-  return to + n;
-}
-
 // Returns the number of bytes written, at most 1 + kPlanes * n. `planes` has room for kPlanes *
 // kChunk bytes.
 std::size_t encode_chunk(const float* x, std::size_t n, std::uint8_t* planes, std::uint8_t* out) {
@@ -102,7 +97,10 @@ std::size_t encode_chunk(const float* x, std::size_t n, std::uint8_t* planes, st
         to = end;
       }
     }
-    if (form == Form::kRaw) to = write_raw(plane, kept, to);
+    if (form == Form::kRaw) {
+      std::memcpy(to, plane, kept);
+      to += kept;
+    }
     forms |= static_cast<unsigned>(form) << 2 * p;
   }
   out[0] = static_cast<std::uint8_t>(forms);
