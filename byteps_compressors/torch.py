@@ -565,7 +565,12 @@ def _check_config(config: Config) -> None:
 
     BytePS' workers communicate with servers only.
     """
-    for rule, schedule, exchange in config.compress.resolutions:
+    for rule, schedule, exchange, averaging in config.compress.resolutions:
+        if averaging.changes:
+            raise ConfigError(
+                f"{rule} has {averaging}, which needs each rank's tensor, and BytePS' servers add them "
+                "up; leave it out"
+            )
         if exchange != "auto":
             raise ConfigError(
                 f"{rule} has exchange: {exchange}, which is an exchange between workers, and BytePS "

@@ -68,6 +68,14 @@ class Codec {
     (void)in, (void)call, (void)y;
     return {Code::kSpec, "this codec's payloads do not say which elements they carry"};
   }
+
+  // counts[i] += 1 at the elements that the payload carries, whatever their values; for codecs with
+  // caps().sparse. After an error the counts are unchanged.
+  virtual Status count_sent(Span<const std::uint8_t> in, const Call& call,
+                            Span<float> counts) const {
+    (void)in, (void)call, (void)counts;
+    return {Code::kSpec, "this codec's payloads carry all elements"};
+  }
 };
 
 }  // namespace gradcomp

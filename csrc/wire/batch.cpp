@@ -127,7 +127,12 @@ Status decode_batch_add(Span<const DecodeItem> items, float weight, BatchFault* 
           call.stream = frame.stream;
           call.scratch = &thread_scratch();
           call.bucket = &bucket;
-          statuses[i] = item.codec->codec->decode_add(frame.payload, call, weight, item.acc);
+          const Codec& codec = *item.codec->codec;
+          const float own = item.weights.empty() ? weight : item.weights[at[i]];
+          statuses[i] = codec.decode_add(frame.payload, call, own, item.acc);
+          if (statuses[i].ok() && !item.counts.empty()) {
+            statuses[i] = codec.count_sent(frame.payload, call, item.counts);
+          }
           if (!statuses[i].ok()) return;
         }
       });

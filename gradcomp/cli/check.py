@@ -61,12 +61,15 @@ def check(
         )
         return
     # A column less leaves room for the specs.
-    asked = any(exchange != "auto" for *_, exchange in compress.choices)
+    asked = any(exchange != "auto" for *_, exchange in compress.choices) or any(
+        chosen.averaging.changes for chosen in compress.resolutions
+    )
     table = show.table("rule", "tensors", "spec", *(["exchange"] if asked else []))
     for chosen, match in rules:
         label, conditions = chosen.rule, _conditions_text(match)
         for phase, pattern in _phases(chosen):
-            table.add_row(label, conditions, _phase_text(phase), *([pattern] if asked else []))
+            exchange = ", ".join(filter(None, (pattern, str(chosen.averaging))))
+            table.add_row(label, conditions, _phase_text(phase), *([exchange] if asked else []))
             label = conditions = ""
     nodes = compress.ranks_per_node
     policy = ["policy: auto"] if compress.policy == "auto" else []
@@ -113,7 +116,12 @@ def _schedule_json(chosen: Resolution) -> dict[str, Any]:
         }
         for phase, pattern in later
     ]
-    return {"spec": first.use.canonical, "exchange": pattern} | ({"then": then} if then else {})
+    return {
+        "spec": first.use.canonical,
+        "exchange": pattern,
+        **chosen.averaging.changes,
+        **({"then": then} if then else {}),
+    }
 
 
 def _phase_text(phase: SpecPhase) -> str:

@@ -43,8 +43,14 @@ from gradcomp.config.spec_schedule import (
     SpecSchedule,
     corrects_momentum,
 )
+from gradcomp.exchange.averaging import MEAN, Average, Averaging, Clip
 from gradcomp.exchange.memory import MOMENTUM_CORRECTION
-from gradcomp.exchange.select import exchange_refusal, gives_steps, pattern_between_nodes
+from gradcomp.exchange.select import (
+    averaging_refusal,
+    exchange_refusal,
+    gives_steps,
+    pattern_between_nodes,
+)
 
 __all__ = [
     "VERSION",
@@ -111,6 +117,10 @@ class Match(StrictModel):
         )
 
 
+AVERAGE_FORM = "ranks or senders"
+CLIP_FORM = "none or median_norm"
+
+
 class Rule(StrictModel):
     """One entry of ``compress.rules``: tensors that ``match`` use the spec ``use``."""
 
@@ -119,6 +129,10 @@ class Rule(StrictModel):
     exchange: Exchange | None = Field(
         default=None, description=f"{EXCHANGE_FORM}; compress.exchange if left out"
     )
+    average: Average | None = Field(
+        default=None, description=f"{AVERAGE_FORM}; compress.average if left out"
+    )
+    clip: Clip | None = Field(default=None, description=f"{CLIP_FORM}; compress.clip if left out")
 
 
 DEFAULT_BUCKET_BYTES = 4 * 2**20
@@ -136,6 +150,8 @@ class Compress(StrictModel):
         description="an integer >= 0: bytes of float32 gradients that travel together",
     )
     exchange: Exchange = Field(default="auto", description=EXCHANGE_FORM)
+    average: Average = Field(default="ranks", description=AVERAGE_FORM)
+    clip: Clip = Field(default="none", description=CLIP_FORM)
     policy: Literal["always", "auto"] = Field(default="always", description="always or auto")
     ranks_per_node: StrictInt | None = Field(
         default=None,
@@ -148,9 +164,16 @@ class Compress(StrictModel):
     def resolutions(self) -> tuple[Resolution, ...]:
         """The default, then the rules as written."""
         return (
-            Resolution("compress.default", self.default, self.exchange),
+            Resolution(
+                "compress.default", self.default, self.exchange, Averaging(self.average, self.clip)
+            ),
             *(
-                Resolution(f"compress.rules[{index}]", rule.use, rule.exchange or self.exchange)
+                Resolution(
+                    f"compress.rules[{index}]",
+                    rule.use,
+                    rule.exchange or self.exchange,
+                    Averaging(rule.average or self.average, rule.clip or self.clip),
+                )
                 for index, rule in enumerate(self.rules)
             ),
         )
@@ -164,7 +187,7 @@ class Compress(StrictModel):
                 phase.use,
                 phase.exchange or exchange,
             )
-            for rule, schedule, exchange in self.resolutions
+            for rule, schedule, exchange, _ in self.resolutions
             for index, phase in enumerate(schedule.phases)
         )
 
@@ -187,6 +210,20 @@ class Compress(StrictModel):
             refusal = exchange_refusal(spec, exchange)
             if refusal is not None:
                 raise ValueError(f"{label} cannot take exchange: {exchange}: {refusal}")
+        return self
+
+    @model_validator(mode="after")
+    def _averageable(self) -> Compress:
+        for label, schedule, exchange, averaging in self.resolutions:
+            for phase in schedule.phases:
+                refusal = averaging_refusal(phase.use, phase.exchange or exchange, averaging)
+                if refusal is not None:
+                    raise ValueError(f"{label} cannot take {averaging}: {refusal}")
+            if averaging != MEAN and self.policy == "auto":
+                raise ValueError(
+                    f"{label} has {averaging}, and policy: auto may choose a spec that cannot take it: "
+                    "use policy: always"
+                )
         return self
 
     @model_validator(mode="after")
@@ -302,7 +339,7 @@ class Config(StrictModel):
     @property
     def switches(self) -> bool:
         """Whether any tensor's spec is followed by another one."""
-        return any(schedule.switches for _, schedule, _ in self.compress.resolutions)
+        return any(schedule.switches for _, schedule, *_ in self.compress.resolutions)
 
     def digest_text(self) -> str:
         """Canonical one-line JSON of everything that decides the bytes sent.
@@ -314,8 +351,9 @@ class Config(StrictModel):
                 "match": rule.match.model_dump(exclude_none=True),
                 "use": _digest(rule.use),
                 "exchange": exchange,
+                **averaging.changes,
             }
-            for rule, (_, _, exchange) in zip(
+            for rule, (_, _, exchange, averaging) in zip(
                 self.compress.rules, self.compress.resolutions[1:], strict=True
             )
         ]
@@ -328,6 +366,7 @@ class Config(StrictModel):
                 "default": _digest(self.compress.default),
                 "exchange": self.compress.exchange,
                 "rules": rules,
+                **Averaging(self.compress.average, self.compress.clip).changes,
                 **({} if nodes is None else {"ranks_per_node": nodes}),
             },
             "seed": self.seed,

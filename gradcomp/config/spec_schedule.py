@@ -18,6 +18,7 @@ from pydantic import (
 from gradcomp.codec import spec as specs
 from gradcomp.codec.spec import Spec
 from gradcomp.config.fields import StrictModel
+from gradcomp.exchange.averaging import MEAN, Averaging
 from gradcomp.exchange.memory import MOMENTUM_CORRECTION
 from gradcomp.exchange.select import EXCHANGES, FLAT_EXCHANGES
 
@@ -186,7 +187,7 @@ class SpecSchedule(RootModel[tuple[SpecPhase, ...]]):
 
 
 class Resolution(NamedTuple):
-    """The schedule and exchange pattern of a tensor, and the rule that chose them.
+    """The schedule, exchange pattern and averaging of a tensor, and the rule that chose them.
 
     ``rule`` is a key path (``compress.rules[0]``, ``compress.default``) or the name of a
     default rule (``default rule: ndim <= 1``).
@@ -195,6 +196,7 @@ class Resolution(NamedTuple):
     rule: str
     schedule: SpecSchedule
     exchange: Exchange = "auto"
+    averaging: Averaging = MEAN
 
     @property
     def spec(self) -> Spec:

@@ -12,6 +12,7 @@ from gradcomp.exchange.algorithms.dion import Dion
 from gradcomp.exchange.algorithms.dion2 import Dion2
 from gradcomp.exchange.algorithms.powersgd import PowerSGD
 from gradcomp.exchange.algorithms.signsgd_mv import MajorityVote
+from gradcomp.exchange.averaging import MEAN, Averaging
 from gradcomp.exchange.memory import MOMENTUM_CORRECTION, MomentumCorrection, make_memory
 from gradcomp.exchange.patterns.base import Aggregator, Context
 from gradcomp.exchange.patterns.dense import Dense
@@ -27,6 +28,7 @@ __all__ = [
     "ALGORITHMS",
     "EXCHANGES",
     "FLAT_EXCHANGES",
+    "averaging_refusal",
     "exchange_pattern",
     "exchange_refusal",
     "gives_steps",
@@ -130,6 +132,35 @@ def exchange_refusal(spec: Spec, exchange: str) -> str | None:
     return None
 
 
+def averaging_refusal(spec: Spec, exchange: str, averaging: Averaging) -> str | None:
+    """Why a spec with this exchange cannot be averaged so, and the remedy; None if it can.
+
+    Specs that do not compress are all-reduced: averaging has no effect on them, as the exchange.
+    """
+    between = pattern_between_nodes(exchange)
+    if between is not None and not _sums_gradients(spec):
+        return averaging_refusal(spec, between, averaging)
+    pattern = exchange_pattern(spec, exchange)
+    if averaging == MEAN or pattern == "dense":
+        return None
+    if pattern == "algorithm":
+        return (
+            f"'{spec}' adds up all ranks in exchanges of its own; use a codec with exchange: gather"
+        )
+    if pattern != "gather":
+        return (
+            f"'{spec}' takes the exchange {pattern}, which adds up ranks before all of them know each "
+            "one's tensor; use exchange: gather"
+        )
+    codec = get_codec(spec.first_codec)
+    if averaging.average == "senders" and "sparse" not in codec.caps:
+        return (
+            f"'{codec.name}' sends all elements, so every rank is a sender; use average: ranks, or a "
+            "sparse codec such as blocktopk"
+        )
+    return None
+
+
 def scatter_refusal(spec: Spec, exchange: str) -> str | None:
     """Why a spec cannot travel in a reduce-scatter, and the remedy; None if it can."""
     if exchange != "auto":
@@ -147,20 +178,23 @@ def scatter_refusal(spec: Spec, exchange: str) -> str | None:
     return None
 
 
-def make_aggregator(spec: Spec, context: Context, exchange: str = "auto") -> Aggregator:
+def make_aggregator(
+    spec: Spec, context: Context, exchange: str = "auto", averaging: Averaging = MEAN
+) -> Aggregator:
     """Make the aggregator of a spec; the context's state holds its arrays.
 
     Args:
         spec: without schedules.
         exchange: one of `EXCHANGES`, without an `exchange_refusal` for this spec; if the context
             scatters, without a `scatter_refusal`.
+        averaging: without an `averaging_refusal`.
     """
     if context.scatters:
         memory = make_memory(spec.memory, context.state, context.world_size, context.rates)
         return ReduceScatter(get_codec(spec.codec), memory, context)
     between = pattern_between_nodes(exchange)
     if between is not None and not _sums_gradients(spec):
-        aggregator = make_aggregator(spec, context.of_nodes(), between)
+        aggregator = make_aggregator(spec, context.of_nodes(), between, averaging)
         return aggregator if context.node.size == 1 else two_level(aggregator, context.node)
     if spec.algorithm is not None:
         return ALGORITHMS[spec.algorithm.name](spec, context)
@@ -178,4 +212,4 @@ def make_aggregator(spec: Spec, context: Context, exchange: str = "auto") -> Agg
         return Sra(codec, memory, context)
     if pattern == "sparse_allreduce":
         return SparseAllReduce(spec, memory, context)
-    return Gather(codec, memory, context.seed, context.rank, context.state)
+    return Gather(codec, memory, context.seed, context.rank, context.state, averaging)

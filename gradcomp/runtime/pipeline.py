@@ -12,6 +12,7 @@ from gradcomp.codec.codec import get_codec
 from gradcomp.codec.spec import Spec
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
+from gradcomp.exchange.averaging import MEAN
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.rounds import BucketRound, Request, Round
 from gradcomp.exchange.select import exchange_pattern, scatter_refusal
@@ -80,6 +81,12 @@ class Pipeline:
             refusal = scatter_refusal(spec, exchange)
             if refusal is not None:
                 raise ConfigError(f"{label}: {refusal}")
+        for rule in compress.resolutions if scatters else ():
+            if rule.averaging != MEAN:
+                raise ConfigError(
+                    f"{rule.rule} has {rule.averaging}, and a reduce-scatter adds up ranks; leave them "
+                    "out"
+                )
         self.ranks_per_node = compress.ranks_per_node or ranks_per_node if compress.two_level else 1
         self._state = RankState(rank, world_size, self.ranks_per_node)
         self._policy = Policy() if compress.policy == "auto" else None

@@ -10,6 +10,7 @@ from gradcomp.codec.spec import Spec, parse
 from gradcomp.config.schema import Config
 from gradcomp.config.spec_schedule import Resolution, SpecPhase, SpecSchedule
 from gradcomp.errors import ConfigError
+from gradcomp.exchange.averaging import MEAN, Averaging
 from gradcomp.exchange.patterns.base import Aggregator, BucketAggregator, Context
 from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
@@ -79,11 +80,13 @@ class Resolver:
         self._epoch: int | None = None
         self._rules: dict[tuple[str, tuple[int, ...]], Resolution] = {}
         self._lasting: dict[tuple[str, tuple[int, ...]], Resolved] = {}
-        # The last aggregator of each spec and exchange.
-        self._aggregators: dict[tuple[str, str], _CachedAggregator] = {}
+        # The last aggregator of each spec, exchange and averaging.
+        self._aggregators: dict[tuple[str, str, Averaging], _CachedAggregator] = {}
         # By the spec's text without schedules, too: tensors at different steps alternate, and the
         # tensors of one step must share an aggregator, as it may be their bucket.
-        self._in_use: WeakValueDictionary[tuple[str, str, str], Aggregator] = WeakValueDictionary()
+        self._in_use: WeakValueDictionary[tuple[str, str, Averaging, str], Aggregator] = (
+            WeakValueDictionary()
+        )
         self._dense = Dense()
 
     def set_epoch(self, epoch: int) -> None:
@@ -125,7 +128,7 @@ class Resolver:
         phase = rule.schedule.at(step, epoch)
         spec, exchange = phase.use, phase.exchange or rule.exchange
         fixed = not (rule.schedule.switches or spec.scheduled)
-        aggregator = self._aggregator(spec, exchange, step)
+        aggregator = self._aggregator(spec, exchange, step, rule.averaging)
         if not aggregator.takes(key.shape):
             return Resolved(key, phase, DENSE_SPEC, self._dense, None, fixed)
         if self._policy is None or isinstance(aggregator, Dense | DenseMomentum):
@@ -138,13 +141,13 @@ class Resolver:
         if choice != COMPRESSED:
             others = alternatives(spec)
             spec = others.get(choice, others[DENSE])
-            aggregator = self._aggregator(spec, "auto", step)
+            aggregator = self._aggregator(spec, "auto", step, MEAN)
         return Resolved(key, phase, spec, aggregator, group, fixed)
 
-    def _aggregator(self, spec: Spec, exchange: str, step: int) -> Aggregator:
+    def _aggregator(self, spec: Spec, exchange: str, step: int, averaging: Averaging) -> Aggregator:
         """The aggregator of a spec; with schedules, the aggregator of this step."""
         epoch = self._epoch or 0
-        cached = self._aggregators.get((spec.canonical, exchange))
+        cached = self._aggregators.get((spec.canonical, exchange, averaging))
         if cached is not None and (
             not spec.scheduled or (cached.step, cached.epoch) == (step, epoch)
         ):
@@ -152,11 +155,12 @@ class Resolver:
         if spec.by_epochs:
             self._check_epoch(spec)
         now = spec.at(step, epoch)
-        key = spec.canonical, exchange, now.canonical
+        key = spec.canonical, exchange, averaging, now.canonical
         aggregator = self._in_use.get(key)
         if aggregator is None:
-            aggregator = self._in_use[key] = make_aggregator(now, self._context, exchange)
-        self._aggregators[spec.canonical, exchange] = _CachedAggregator(step, epoch, aggregator)
+            aggregator = make_aggregator(now, self._context, exchange, averaging)
+            self._in_use[key] = aggregator
+        self._aggregators[key[:3]] = _CachedAggregator(step, epoch, aggregator)
         return aggregator
 
     def _check_epoch(self, text: Spec | SpecSchedule) -> None:

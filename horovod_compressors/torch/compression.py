@@ -59,7 +59,7 @@ def _check_nameless(config: Config) -> None:
         spec = next(spec for spec in config.specs if spec.stateful)
         reason = f"'{spec}' keeps state between steps, by parameter name"
     elif config.switches:
-        schedules = (schedule for _, schedule, _ in config.compress.resolutions)
+        schedules = (schedule for _, schedule, *_ in config.compress.resolutions)
         schedule = next(schedule for schedule in schedules if schedule.switches)
         reason = f"'{schedule}' counts steps by parameter name"
     elif config.compress.policy == "auto":

@@ -125,7 +125,7 @@ class ReduceScatterCompression(ShardedControls):
         reasons: dict[str, str] = {}
         by_reason: dict[str, list[str]] = {}
         for name, shape in self._shapes.items():
-            rule, schedule, _ = self.config.resolve(name, shape)
+            rule, schedule, *_ = self.config.resolve(name, shape)
             if all(spec.canonical == "identity" for spec in schedule.specs):
                 reasons[name] = rule
                 by_reason.setdefault(rule, []).append(name)

@@ -149,6 +149,14 @@ class BlockTopK final : public Codec {
     return {};
   }
 
+  Status count_sent(Span<const std::uint8_t> in, const Call& call,
+                    Span<float> counts) const override {
+    Kept kept;
+    GRADCOMP_TRY(unpack(in, call, counts.size(), &kept));
+    scatter_count({kept.indices.data(), kept.indices.size()}, 1, counts);
+    return {};
+  }
+
   Status zero_sent(Span<const std::uint8_t> in, const Call& call, Span<float> y) const override {
     Kept kept;
     GRADCOMP_TRY(unpack(in, call, y.size(), &kept));

@@ -65,6 +65,14 @@ Status SeededCodec::decode_add(Span<const std::uint8_t> in, const Call& call, fl
   return {};
 }
 
+Status SeededCodec::count_sent(Span<const std::uint8_t> in, const Call& call,
+                               Span<float> counts) const {
+  Kept kept;
+  GRADCOMP_TRY(unpack(in, call, counts.size(), &kept));
+  scatter_count({kept.indices.data(), kept.indices.size()}, 1, counts);
+  return {};
+}
+
 Status SeededCodec::choose_kept(std::size_t n, const Call& call, Kept* kept) const {
   const std::size_t k = keep_.count(n);
   Span<std::uint32_t> indices = call.scratch->get<std::uint32_t>(kIndexSlot, k + 1);

@@ -70,6 +70,14 @@ Status SparseCodec::decode_add(Span<const std::uint8_t> in, const Call& call, fl
   return {};
 }
 
+Status SparseCodec::count_sent(Span<const std::uint8_t> in, const Call& call,
+                               Span<float> counts) const {
+  Kept kept;
+  GRADCOMP_TRY(unpack(in, call, counts.size(), &kept));
+  scatter_count({kept.indices.data(), kept.indices.size()}, unit_, counts);
+  return {};
+}
+
 Status SparseCodec::zero_sent(Span<const std::uint8_t> in, const Call& call, Span<float> y) const {
   Kept kept;
   GRADCOMP_TRY(unpack(in, call, y.size(), &kept));

@@ -30,6 +30,7 @@ class SparseCodec : public Codec {
   Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const final;
   Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                     Span<float> acc) const final;
+  Status count_sent(Span<const std::uint8_t> in, const Call& call, Span<float> counts) const final;
   Status zero_sent(Span<const std::uint8_t> in, const Call& call, Span<float> y) const final;
 
  private:

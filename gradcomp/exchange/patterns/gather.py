@@ -12,6 +12,7 @@ from gradcomp.codec.batch import ToDecode, ToEncode, decode_batch_add, encode_ba
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.frame import split_frames
 from gradcomp.errors import WireError
+from gradcomp.exchange.averaging import MEAN, Averaging, divide_by_senders
 from gradcomp.exchange.memory import Arrays, Memory, MemoryState, Source
 from gradcomp.exchange.patterns.base import BucketAggregator, Member
 from gradcomp.exchange.rounds import AllGather, BucketRound, TensorKey
@@ -27,19 +28,28 @@ def rank_seed(seed: int, rank: int) -> int:
 class Gather(BucketAggregator):
     """Every rank decodes every rank's frame and adds them in rank order, in float32.
 
+    With ``averaging`` their average is another one than the mean over the ranks.
+
     The volume that a rank receives grows with the number of ranks. Each rank draws random numbers
     of its own: rounding noise and rotations that all ranks share would not average out. Frames
     carry the stream of their random numbers, so every rank can decode them.
     """
 
     def __init__(
-        self, codec: Codec, memory: Memory, seed: int, rank: int, state: MemoryState | None = None
+        self,
+        codec: Codec,
+        memory: Memory,
+        seed: int,
+        rank: int,
+        state: MemoryState | None = None,
+        averaging: Averaging = MEAN,
     ) -> None:
         # Frames of different specs may share a bucket, except for codecs that encode a whole bucket.
         self.bucket = self if "shares" in codec.caps else Gather
         self.codec = codec
         self.memory = memory
         self.seed = rank_seed(seed, rank)
+        self.averaging = averaging
         state = {} if state is None else state
         self._carried = state.setdefault("carried", {})
         self._bases = state.setdefault("basis", {})
@@ -88,15 +98,17 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
     of_ranks = [frames_of_rank(rank, reply, names) for rank, reply in enumerate(replies)]
     averages = [member.zeros() for member in members]
     bases = [tensor.basis for tensor in tensors]
-    decode_batch_add(
-        [
-            ToDecode(member.key.name, gather.codec, frames, average, basis)
-            for gather, member, average, basis, *frames in zip(
-                gathers, members, averages, bases, *of_ranks, strict=True
-            )
-        ],
-        1.0 / len(replies),
-    )
+    received = [
+        ToDecode(member.key.name, gather.codec, frames, average, basis)
+        for gather, member, average, basis, *frames in zip(
+            gathers, members, averages, bases, *of_ranks, strict=True
+        )
+    ]
+    for position, gather in enumerate(gathers):
+        if gather.averaging != MEAN:
+            received[position] = gather.averaging.applied(received[position])
+    decode_batch_add(received, 1.0 / len(replies))
+    divide_by_senders(received)
     for tensor, member, average in zip(tensors, members, averages, strict=True):
         if tensor.basis is not None:
             tensor.codec.learn(average, member.key.shape, tensor.basis)

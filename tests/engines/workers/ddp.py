@@ -389,6 +389,21 @@ def dion(params: Iterable[torch.nn.Parameter]) -> Dion:
     return Dion(dion_groups([(str(i), p) for i, p in enumerate(params)], "dion"))
 
 
+@three
+def averages_over_senders() -> None:
+    """Also clipped; ranks that differ about it stop."""
+    spec = "residual(beta=0.95)|blocktopk(k=64,values=2bit)"
+    config = configured(spec, average="senders", clip="median_norm")
+    training = Training(config, SHAPES)
+    training.check_steps(Loopback(config, hvd.size()), range(3))
+    training.check_replicas()
+    other = configured(spec, average="ranks" if hvd.rank() == 1 else "senders")
+    refused(
+        lambda: Training(other, SHAPES), ProtocolError, "the ranks run different compression",
+        '"average":"senders"',
+    )  # fmt: skip
+
+
 @cases
 @three
 def what_is_refused() -> None:
