@@ -48,6 +48,7 @@ class Reference:
     def step(self, grads: Sequence[npt.NDArray[Any]]) -> Array:
         """The average of what the ranks sent, rotated back; its sign is the step."""
         total = np.zeros(self.momenta[0].size)
+        senders = np.zeros(total.size)
         for rank, grad in enumerate(grads):
             rotated = self._rotation.forward(grad.astype(np.float64).reshape(-1))
             momentum = self._momentum * self.momenta[rank] + rotated
@@ -61,5 +62,6 @@ class Reference:
                 sent = np.sign(sent) * np.abs(sent[sent != 0]).mean()
             self.momenta[rank] = momentum - sent
             total += sent
-        average = self._rotation.inverse(total / len(grads))
+            senders += sent != 0
+        average = self._rotation.inverse(total / np.maximum(senders, 1))
         return average.reshape(self._shape)

@@ -19,6 +19,7 @@ from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.codec import derive_stream, get_codec
 from gradcomp.codec.spec import Spec
 from gradcomp.exchange.algorithms.base import Algorithm
+from gradcomp.exchange.averaging import Averaging
 from gradcomp.exchange.memory import Residual
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.patterns.gather import Gather
@@ -32,7 +33,8 @@ class DeMo(Algorithm):
     """Steps of the optimizer DeMo; the optimizer multiplies them by the learning rate.
 
     ``M = momentum * M + R gradient; send the k largest of each block of M; M -= sent; step =
-    sign(R^-1 <sent>)``, with R for the rotation and < > for the average over ranks.
+    sign(R^-1 <sent>)``, with R for the rotation and < > for the average over the ranks
+    that sent a coefficient.
 
     State, by tensor name: ``momentum``, M, rotated.
     """
@@ -57,6 +59,7 @@ class DeMo(Algorithm):
             Residual(params["momentum"], 1.0, momenta),
             context.seed,
             context.rank,
+            averaging=Averaging("senders"),
         )
         self.bucket = self
 
