@@ -1,4 +1,4 @@
-"""Training with Dion and Dion2 at several fractions, and with AdamW: final test losses and bytes.
+"""Training with Dion, Dion2 and DeMo at several rates, and with AdamW: final test losses and bytes.
 
   torchrun --nproc_per_node=2 benchmarks/dion_training.py --seeds 5
 
@@ -14,20 +14,22 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from powersgd_training import learn, perceptron
-from torch_compressors import Dion, ddp_hook, dion_groups
+from torch_compressors import DeMo, Dion, ddp_hook, dion_groups
 
 
 def train(spec: str | None, seed: int, options: argparse.Namespace) -> tuple[float, float]:
     """Final test loss, and bytes per step over those of float32.
 
-    ``spec``: of Dion or Dion2; None: AdamW, uncompressed.
+    ``spec``: of Dion, Dion2 or DeMo; None: AdamW, uncompressed.
     """
     module = perceptron(seed)
     model = DistributedDataParallel(module)
     if spec is None:
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(module.parameters(), options.adam_lr)
     else:
-        optimizer = Dion(dion_groups(module.named_parameters(), spec), options.lr)
+        groups = dion_groups(module.named_parameters(), spec)
+        demo = spec.startswith("demo")
+        optimizer = DeMo(groups, options.demo_lr) if demo else Dion(groups, options.lr)
         state, hook = ddp_hook(spec, model, optimizer)
         model.register_comm_hook(state, hook)
     loss = learn(model, optimizer, seed, options.epochs)
@@ -39,9 +41,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--lr", type=float, default=0.01, help="of Dion")
+    parser.add_argument("--lr", type=float, default=0.01, help="of Dion and Dion2")
+    parser.add_argument("--demo-lr", type=float, default=0.001)
     parser.add_argument("--adam-lr", type=float, default=0.001)
     parser.add_argument("--fraction", type=float, nargs="+", default=[1, 0.25, 0.125, 0.0625])
+    parser.add_argument("--k", type=int, nargs="+", default=[128, 32, 4], help="of DeMo")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=12)
     options = parser.parse_args()
@@ -51,6 +55,7 @@ def main() -> None:
     for name, parameter in (("Dion", "rank_fraction"), ("Dion2", "fraction")):
         for fraction in options.fraction:
             contenders[f"{name}, fraction {fraction}"] = f"{name.lower()}({parameter}={fraction})"
+    contenders.update({f"DeMo, k {k}": f"demo(k={k})" for k in options.k})
     for name, spec in contenders.items():
         results = [train(spec, seed, options) for seed in range(options.seeds)]
         losses = [loss for loss, _ in results]

@@ -1,7 +1,7 @@
 """Compression on torch.distributed: hooks of DDP and FSDP, local steps, and training by gossip.
 
-Also `DGCSGD` and `Dion`, optimizers for all adapters of PyTorch. Modules are imported at the first use of a
-name, because the adapters of other engines need few of them.
+Also `DGCSGD`, `Dion` and `DeMo`, optimizers for all adapters of PyTorch. Modules are imported at the first
+use of a name, because the adapters of other engines need few of them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch_compressors.gossip import AsyncGossipDataParallel, GossipDataParallel
     from torch_compressors.launch import init_process_group
     from torch_compressors.outer import OuterStep
+    from torch_compressors.shared.demo import DeMo
     from torch_compressors.shared.dgc_sgd import DGCSGD
     from torch_compressors.shared.dion import Dion, dion_groups
 
@@ -29,6 +30,7 @@ __all__ = [
     "DGCSGD",
     "AsyncGossipDataParallel",
     "DDPCompression",
+    "DeMo",
     "Dion",
     "ElasticOuterStep",
     "GossipDataParallel",
@@ -42,6 +44,7 @@ _MODULES = {
     "DGCSGD": "shared.dgc_sgd",
     "AsyncGossipDataParallel": "gossip",
     "DDPCompression": "ddp",
+    "DeMo": "shared.demo",
     "Dion": "shared.dion",
     "ElasticOuterStep": "elastic",
     "GossipDataParallel": "gossip",

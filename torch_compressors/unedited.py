@@ -32,7 +32,7 @@ def check_config(config: Config) -> None:
     elif config.scales_lr:
         need = "follows the optimizer's learning rate"
     elif config.dion is not None:
-        need = "gives steps of the optimizer Dion"
+        need = "gives steps of the optimizer Dion or DeMo"
     if need is not None:
         raise ConfigError(
             f"'{config.compress.default}' {need}, and this launcher knows models alone: call "

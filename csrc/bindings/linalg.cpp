@@ -4,9 +4,11 @@
 #include <string>
 #include <vector>
 
+#include "base/chunks.hpp"
 #include "base/rng.hpp"
 #include "bindings/bindings.hpp"
 #include "bindings/common.hpp"
+#include "coding/rotation.hpp"
 #include "kernels/kernels.hpp"
 #include "linalg/orthonormalize.hpp"
 #include "linalg/products.hpp"
@@ -138,6 +140,37 @@ Floats uniform_signed(std::uint64_t stream, std::size_t count) {
   return values;
 }
 
+// Calls fn(tile, begin) for each tile of a rotation, on several threads.
+template <typename Fn>
+void for_tiles(const Rotation& rotation, const Fn& fn) {
+  static_assert(kChunk % kRotationBlock == 0, "ranges are whole tiles");
+  for_ranges(rotation.tiles() * kRotationBlock,
+             [&](std::size_t, std::size_t begin, std::size_t end) {
+               for (std::size_t i = begin; i < end; i += kRotationBlock) fn(i / kRotationBlock, i);
+             });
+}
+
+// x and out may be the same array.
+void rotate(const Floats& x, std::uint64_t stream, Floats& out) {
+  const Span<const float> in = input(x);
+  const Span<float> rotated = output(out);
+  require(in.size() == rotated.size(), "the arrays have different sizes");
+  py::gil_scoped_release release;
+  const Rotation rotation(in.size(), stream);
+  for_tiles(rotation, [&](std::size_t tile, std::size_t begin) {
+    rotation.forward(tile, in.data() + begin, rotated.data() + begin);
+  });
+}
+
+void rotate_back(Floats& x, std::uint64_t stream) {
+  const Span<float> rotated = output(x);
+  py::gil_scoped_release release;
+  const Rotation rotation(rotated.size(), stream);
+  for_tiles(rotation, [&](std::size_t tile, std::size_t begin) {
+    rotation.inverse(tile, rotated.data() + begin);
+  });
+}
+
 }  // namespace
 
 void bind_linalg(py::module_& m) {
@@ -153,6 +186,8 @@ void bind_linalg(py::module_& m) {
         py::arg("method"));
   m.def("normalize", &py_normalize, py::arg("vectors").noconvert(), py::arg("rank"));
   m.def("uniform_signed", &uniform_signed, py::arg("stream"), py::arg("count"));
+  m.def("rotate", &rotate, py::arg("x").noconvert(), py::arg("stream"), py::arg("out").noconvert());
+  m.def("rotate_back", &rotate_back, py::arg("x").noconvert(), py::arg("stream"));
 }
 
 }  // namespace gradcomp::bindings

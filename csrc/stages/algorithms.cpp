@@ -3,7 +3,7 @@
 namespace gradcomp {
 namespace {
 
-const char* refuse_dion(const Params& params, const StageInfo* memory) {
+const char* refuse_another_momentum(const Params& params, const StageInfo* memory) {
   if (memory != nullptr) return "its momentum is its error feedback; leave out the memory";
   return params.real("momentum") < 1 ? nullptr : "momentum must be below 1";
 }
@@ -147,7 +147,7 @@ StageInfo dion_stage() {
       choice_param("values", "fp32", "fp32|fp16|bf16",
                    "elements of the factors on the wire; bf16 is all-gathered"),
   };
-  stage.refuse = refuse_dion;
+  stage.refuse = refuse_another_momentum;
   return stage;
 }
 
@@ -172,7 +172,32 @@ StageInfo dion2_stage() {
       choice_param("values", "fp32", "fp32|fp16|bf16",
                    "elements of the rows on the wire; bf16 is all-gathered"),
   };
-  stage.refuse = refuse_dion;
+  stage.refuse = refuse_another_momentum;
+  return stage;
+}
+
+StageInfo demo_stage() {
+  StageInfo stage;
+  stage.name = "demo";
+  stage.kind = StageKind::kAlgorithm;
+  stage.summary =
+      "the largest coefficients of the momentum under a fixed rotation are all-gathered; the "
+      "result "
+      "is the step of the optimizer DeMo, not an average";
+  stage.paper =
+      "Peng, Lester, Quesnelle, Kingma: DeMo: Decoupled Momentum Optimization, arXiv:2411.19870";
+  stage.nonfinite =
+      "the blocks of a NaN or Inf become NaN, on every rank; their momentum becomes 0";
+  stage.example = "demo(k=32)";
+  stage.params = {
+      integer_param("k", "32", 1, 4096, "coefficients sent of a block of 4096"),
+      real_param("momentum", "0.999", 0, 1, "part of the momentum that stays from step to step"),
+      choice_param("values", "sign", "fp32|fp16|bf16|int8|sign|means|2bit",
+                   "coefficients on the wire, as in blocktopk"),
+      choice_param("update", "sign", "sign|plain",
+                   "step: the sign of the average, or the average itself"),
+  };
+  stage.refuse = refuse_another_momentum;
   return stage;
 }
 

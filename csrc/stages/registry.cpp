@@ -60,6 +60,7 @@ std::vector<StageInfo> own_stages() {
       signsgd_mv_stage(),
       dion_stage(),
       dion2_stage(),
+      demo_stage(),
   };
   for (StageInfo& coder : coder_stages()) all.push_back(std::move(coder));
   return all;

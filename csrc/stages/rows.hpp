@@ -23,6 +23,7 @@ StageInfo chunk_allreduce_stage();
 StageInfo signsgd_mv_stage();
 StageInfo dion_stage();
 StageInfo dion2_stage();
+StageInfo demo_stage();
 // coders.cpp
 std::vector<StageInfo> coder_stages();
 

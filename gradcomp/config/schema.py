@@ -323,7 +323,7 @@ class Config(StrictModel):
 
     @property
     def dion(self) -> Stage | None:
-        """The algorithm that gives steps of the optimizer Dion, if any spec has it."""
+        """The algorithm that gives steps of an optimizer, Dion or DeMo, if any spec has one."""
         return next((spec.algorithm for spec in self.specs if gives_steps(spec)), None)
 
     @property

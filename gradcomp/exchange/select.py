@@ -7,6 +7,7 @@ from gradcomp.codec.spec import Spec
 from gradcomp.exchange.algorithms.atomo import Atomo
 from gradcomp.exchange.algorithms.base import Algorithm
 from gradcomp.exchange.algorithms.chunk_allreduce import ChunkAllReduce
+from gradcomp.exchange.algorithms.demo import DeMo
 from gradcomp.exchange.algorithms.dion import Dion
 from gradcomp.exchange.algorithms.dion2 import Dion2
 from gradcomp.exchange.algorithms.powersgd import PowerSGD
@@ -44,12 +45,13 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "signsgd_mv": MajorityVote,
     "dion": Dion,
     "dion2": Dion2,
+    "demo": DeMo,
 }
 """Algorithms by the names of their stages."""
 
 
 def gives_steps(spec: Spec) -> bool:
-    """Whether the results are steps of the optimizer Dion, not averages."""
+    """Whether the results are steps of an optimizer, Dion or DeMo, not averages."""
     return spec.algorithm is not None and ALGORITHMS[spec.algorithm.name].gives_steps
 
 

@@ -112,12 +112,12 @@ def check_sends_nan(config: Config) -> None:
 
     Raises:
         ConfigError: a spec has such an exchange: sra chooses random elements of random elements;
-            or it gives steps of Dion.
+            or it gives steps of an optimizer.
     """
     if config.dion is not None:
         raise ConfigError(
-            f"'{config.dion.text}' gives orthonormal steps, which do not scale with the loss, so "
-            "that unscaling would shrink them: train in bfloat16, without a loss scale"
+            f"'{config.dion.text}' gives steps that do not scale with the loss, so that unscaling "
+            "would shrink them: train in bfloat16, without a loss scale"
         )
     for _, spec, exchange in config.compress.choices:
         if "sra" in exchange_pattern(spec, exchange) and spec.first_codec.startswith("random"):

@@ -175,7 +175,7 @@ class Pipeline:
 
         Raises:
             ConfigError: ``scale`` is not a positive number, or a codec with random elements is
-                exchanged by sra, which may lose a NaN, or a spec gives steps of Dion.
+                exchanged by sra, which may lose a NaN, or a spec gives steps of an optimizer.
         """
         if not self._state.loss_scale.active:
             check_sends_nan(self.config)

@@ -86,7 +86,8 @@ def test_damaged_messages_of_another_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["torch.md", "from-powersgd-hook.md", "outer.md", "algorithms/dion.md"]
+    "name",
+    ["torch.md", "from-powersgd-hook.md", "outer.md", "algorithms/dion.md", "algorithms/demo.md"],
 )
 def test_the_example_of_the_documentation(name: str, tmp_path: Path) -> None:
     root = HERE.parents[1]

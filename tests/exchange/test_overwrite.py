@@ -39,6 +39,7 @@ CASES = [
     ("signum|signsgd_mv", "auto"),
     ("dion(rank_fraction=0.5)", "auto"),
     ("dion2(fraction=0.985)", "auto"),
+    ("demo", "auto"),
 ]
 
 

@@ -96,14 +96,14 @@ class Dion(torch.optim.Optimizer):
 def dion_groups(
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]], config: str | Config
 ) -> list[dict[str, Any]]:
-    """Parameter groups for `Dion`: matrices that ``config`` gives to ``dion`` or ``dion2``; others.
+    """Parameter groups for `Dion` and `DeMo`: matrices to which ``config`` gives steps; others.
 
     Args:
         named_parameters: as of ``model.named_parameters()``.
         config: as for the compression.
 
     Raises:
-        ConfigError: a matrix has ``dion`` or ``dion2`` in only some of the steps.
+        ConfigError: a matrix has ``dion``, ``dion2`` or ``demo`` in only some of the steps.
     """
     config = Config.from_spec(config) if isinstance(config, str) else config
     matrices: list[torch.nn.Parameter] = []
@@ -114,7 +114,7 @@ def dion_groups(
         if any(dion) and not all(dion):
             raise ConfigError(
                 f"'{name}' has the specs {', '.join(map(repr, map(str, schedule.specs)))}: "
-                "all or none must be dion or dion2, since the optimizer's state does not change "
+                "all or none must give finished steps, since the optimizer's state does not change "
                 "with them"
             )
         (matrices if all(dion) and p.dim() >= 2 else others).append(p)

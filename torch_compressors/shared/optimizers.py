@@ -16,7 +16,7 @@ def check_optimizer(config: Config, optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer that does not fit the compression.
 
     Either it applies the momentum a second time, not at all, or another one; or only one of both
-    is Dion.
+    gives or takes finished steps.
 
     Raises:
         ConfigError: the optimizer does not fit the configuration; the message names both.
@@ -50,7 +50,7 @@ def check_optimizer(config: Config, optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_optional(config: Config, optimizer: torch.optim.Optimizer | None, function: str) -> None:
-    """As `check_optimizer`; ``optimizer`` may be None if neither momentum nor Dion needs it.
+    """As `check_optimizer`; ``optimizer`` may be None if neither momentum nor steps need it.
 
     Args:
         function: name of the function that has the argument ``optimizer``, for the message.
@@ -62,8 +62,8 @@ def check_optional(config: Config, optimizer: torch.optim.Optimizer | None, func
         check_optimizer(config, optimizer)
     elif config.dion is not None:
         raise ConfigError(
-            f"'{config.dion.text}' gives steps of Dion: pass optimizer=..., a "
-            f"torch_compressors.Dion, to {function}"
+            f"'{config.dion.text}' gives finished steps: pass optimizer=..., a "
+            f"torch_compressors.Dion or DeMo, to {function}"
         )
     elif config.momentum_correction is not None:
         raise ConfigError(
@@ -76,11 +76,12 @@ def _check_dion(config: Config, optimizer: torch.optim.Optimizer) -> None:
     if isinstance(optimizer, Dion):
         if config.dion is None:
             raise ConfigError(
-                f"Dion applies finished steps, and '{config.compress.default}' gives averages: use "
-                "another optimizer, or a spec such as dion(rank_fraction=0.25) or dion2(fraction=0.25)"
+                f"{type(optimizer).__name__} applies finished steps, and '{config.compress.default}' gives "
+                "averages: use another optimizer, or a spec such as dion(rank_fraction=0.25), "
+                "dion2(fraction=0.25) or demo(k=32)"
             )
     elif config.dion is not None:
         raise ConfigError(
-            f"'{config.dion.text}' gives steps of Dion, and {type(optimizer).__name__} takes them for "
-            "averages: use torch_compressors.Dion"
+            f"'{config.dion.text}' gives finished steps, and {type(optimizer).__name__} takes them for "
+            "averages: use torch_compressors.Dion or DeMo"
         )

@@ -27,7 +27,7 @@ class Algorithm(BucketAggregator):
     """Kinds of the algorithm's own state that are equal on all ranks."""
 
     gives_steps: ClassVar[bool] = False
-    """Results are steps of the optimizer Dion, not averages."""
+    """Results are steps of an optimizer, Dion or DeMo, not averages."""
 
     @abstractmethod
     def __init__(self, spec: Spec, context: Context) -> None: ...

@@ -377,8 +377,8 @@ def clipping_by_the_norm_of_the_model() -> None:
 
 @cases
 def steps_of_dion() -> None:
-    """Steps of Dion and Dion2 as in the loopback, and the optimizers that take them."""
-    for spec in ("dion(rank_fraction=0.1)", "dion2(fraction=0.1,values=fp16)"):
+    """Steps of Dion, Dion2 and DeMo as in the loopback, and the optimizers that take them."""
+    for spec in ("dion(rank_fraction=0.1)", "dion2(fraction=0.1,values=fp16)", "demo(k=64)"):
         training = Training(spec, SHAPES, optimizer=dion)
         training.check_steps(Loopback(spec, hvd.size()), range(4))
     for optimizer, part in ((partial(torch.optim.SGD, lr=1.0), "SGD"), (None, "optimizer=...")):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import horovod.torch as hvd
 import numpy as np
 import torch
@@ -14,7 +16,7 @@ from horovod_compressors.torch import Compression
 from support.dion import Reference, Reference2
 from support.pipelines import config_of, configured, rules_of
 from support.reference import reference
-from torch_compressors import Dion, dion_groups
+from torch_compressors import DeMo, Dion, dion_groups
 
 cases = Cases()
 
@@ -78,30 +80,40 @@ def beside_gathered_and_dense_tensors() -> None:
             harness.check_equal(average, expected[name][hvd.rank()], f"{step}: {name}")
 
 
+def demo_step(name: str) -> Callable[[list[np.ndarray]], np.ndarray]:
+    """A function from all ranks' gradients to the step of DeMo in the loopback."""
+    loopback = Loopback("demo(k=64)", hvd.size())
+    return lambda grads: loopback.step({name: grads})[name][0]
+
+
 @cases
 def dion_is_the_reference_one() -> None:
-    """The optimizer Dion: matrices by the formulas in float64, vectors by Lion."""
+    """The optimizers Dion and DeMo: matrices by the formulas in float64, vectors by Lion.
+
+    DeMo's signs of sums near 0 depend on rounding, so its steps are those of the loopback.
+    """
     shape, ranks = (90, 50), hvd.size()
-    for spec, make_reference in (
-        ("dion(rank_fraction=0.1)", lambda name: Reference(ranks, name, shape, 5)),
-        ("dion2(fraction=0.1)", lambda _: Reference2(ranks, shape, 5)),
+    for spec, make, make_step in (
+        ("dion(rank_fraction=0.1)", Dion, lambda name: Reference(ranks, name, shape, 5).step),
+        ("dion2(fraction=0.1)", Dion, lambda _: Reference2(ranks, shape, 5).step),
+        ("demo(k=64)", DeMo, demo_step),
     ):
         params = harness.parameters({"w": shape, "b": (70,)})
         w, b = params
         wanted = {name: p.detach().double().numpy().copy() for name, p in params.items()}
         opt = hvd.DistributedOptimizer(
-            Dion(dion_groups(params.items(), spec), lr=0.1, weight_decay=0.05),
+            make(dion_groups(params.items(), spec), lr=0.1, weight_decay=0.05),
             named_parameters=list(params.items()),
             compression=Compression(spec, params.items()),
         )
-        matrix, momentum = make_reference(w), np.zeros(70)
+        step_of, momentum = make_step(w), np.zeros(70)
         for step in range(4):
             of_ranks = [harness.gradients(params, step, rank) for rank in range(ranks)]
             opt.zero_grad()
             mine = of_ranks[hvd.rank()]
             sum((p * mine[name]).sum() for name, p in params.items()).backward()
             opt.step()
-            steps = {w: matrix.step([grads[w].numpy() for grads in of_ranks])}
+            steps = {w: step_of([grads[w].numpy() for grads in of_ranks])}
             average = np.mean([grads[b].numpy() for grads in of_ranks], axis=0)
             steps[b] = np.sign(0.9 * momentum + 0.1 * average)
             momentum = 0.99 * momentum + 0.01 * average

@@ -1,0 +1,96 @@
+"""DeMo: steps from the largest coefficients of the ranks' momenta.
+
+Peng, Lester, Quesnelle, Kingma: "DeMo: Decoupled Momentum Optimization" (arXiv:2411.19870).
+docs/algorithms/demo.md has the formulas and the deviations.
+
+The rotation is the same in all steps and on all ranks, so the momentum is kept rotated: it is a
+residual with decay, and the exchange is that of ``blocktopk``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gradcomp import _core
+from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.codec import derive_stream, get_codec
+from gradcomp.codec.spec import Spec
+from gradcomp.exchange.algorithms.base import Algorithm
+from gradcomp.exchange.averaging import Averaging
+from gradcomp.exchange.memory import Residual
+from gradcomp.exchange.patterns.base import Context, Member
+from gradcomp.exchange.patterns.gather import Gather
+from gradcomp.exchange.rounds import BucketRound, TensorKey
+from gradcomp.stopwatch import timed
+
+__all__ = ["DeMo"]
+
+
+class DeMo(Algorithm):
+    """Steps of the optimizer DeMo; the optimizer multiplies them by the learning rate.
+
+    ``M = momentum * M + R gradient; send the k largest of each block of M; M -= sent; step =
+    sign(R^-1 <sent>)``, with R for the rotation and < > for the average over the ranks
+    that sent a coefficient.
+
+    State, by tensor name: ``momentum``, M, rotated.
+    """
+
+    exchange: ClassVar[str] = (
+        "the largest coefficients of the rotated momentum are all-gathered; vectors travel dense"
+    )
+    gives_steps: ClassVar[bool] = True
+
+    @classmethod
+    def state_of(cls, params: Mapping[str, Any]) -> dict[str, Hashable]:
+        """See `Algorithm.state_of`: M fits all parameters."""
+        return {"momentum": "demo"}
+
+    def __init__(self, spec: Spec, context: Context) -> None:
+        assert spec.algorithm is not None
+        params: dict[str, Any] = dict(spec.algorithm.params)
+        self._sign = params["update"] == "sign"
+        momenta = context.state.setdefault("momentum", {})
+        self._gather = Gather(
+            get_codec(f"blocktopk(k={params['k']},values={params['values']})"),
+            Residual(params["momentum"], 1.0, momenta),
+            context.seed,
+            context.rank,
+            averaging=Averaging("senders"),
+        )
+        self.bucket = self
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Tensors of two or more dimensions, as Dion; the optimizer has Lion for others."""
+        return len(shape) >= 2 and 0 not in shape
+
+    def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
+        """See `BucketAggregator.bucket_round`."""
+        averages = yield from self._gather.bucket_round(name, [self._rotated(m) for m in members])
+        for member, average in zip(members, averages, strict=True):
+            self._turn_back(average, member.key)
+        return averages
+
+    @timed("compensate")
+    def _rotated(self, member: Member) -> Member:
+        """The rotated gradient as a vector, whose tiles are then the rotation's blocks."""
+        key = TensorKey(member.key.name, (member.key.numel,), member.key.numel)
+        _core.rotate(member.grad.reshape(-1), _stream(key), member.out)
+        return member._replace(aggregator=self._gather, grad=member.out, key=key)
+
+    @timed("decode")
+    def _turn_back(self, average: FloatArray, key: TensorKey) -> None:
+        _core.rotate_back(average, _stream(key))
+        finite = np.isfinite(average)
+        if not finite.all():
+            average[~finite] = np.nan  # an Inf has a sign
+        if self._sign:
+            np.sign(average, out=average)
+
+
+def _stream(key: TensorKey) -> int:
+    """The rotation's random signs; the same for every seed, so that M fits after a resume."""
+    return derive_stream(0, 0, key.tensor_id)

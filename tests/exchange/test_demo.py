@@ -1,0 +1,101 @@
+"""DeMo: its formulas, bytes and state; see docs/algorithms/demo.md."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gradcomp import Loopback, SpecError
+from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.spec import parse
+from support.codecs import settings_of_the_core
+from support.demo import Reference
+from support.pipelines import config_of
+
+SHAPE = (128, 96)
+
+
+def gradients(ranks: int, step: int, shape: tuple[int, ...] = SHAPE) -> list[FloatArray]:
+    rng = np.random.default_rng([ranks, step])
+    return [rng.standard_normal(shape, np.float32) for _ in range(ranks)]
+
+
+@pytest.mark.parametrize("shape", [SHAPE, (130, 100), (60, 50), (50, 1)])
+@pytest.mark.parametrize(("values", "k"), [("fp32", 32), ("sign", 4)])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_steps_are_those_of_the_formulas(
+    ranks: int, values: str, k: int, shape: tuple[int, int]
+) -> None:
+    stage = f"demo(k={k},momentum=0.9,values={values}"
+    plain, sign = (Loopback(config_of(f"{stage},update={u})"), ranks) for u in ("plain", "sign"))
+    reference = Reference(ranks, "w", shape, k, 0.9, values == "sign")
+    for step in range(4):
+        grads = gradients(ranks, step, shape)
+        results = plain.step({"w": grads})["w"]
+        wanted = reference.step(grads)
+        np.testing.assert_allclose(results[0], wanted, atol=2e-5)
+        assert all(one.tobytes() == results[0].tobytes() for one in results)
+        assert np.array_equal(sign.step({"w": grads})["w"][0], np.sign(results[0]))
+        for rank, expected in zip(plain.ranks, reference.momenta, strict=True):
+            np.testing.assert_allclose(rank.state_dict()["momentum"]["w"], expected, atol=2e-5)
+
+
+def test_bits_of_a_sent_value() -> None:
+    """At most 12.2 with one-bit values at k = 4, where positions alone need 10.85."""
+    loop = Loopback(config_of("demo(k=4)"), 2)
+    loop.step({"w": gradients(2, 0, (2048, 2048))})
+    assert 8 * loop.stats[0].total_bytes / (2048 * 2048 // 4096 * 4) <= 12.2
+
+
+def test_vectors_have_averages() -> None:
+    loop = Loopback(config_of("demo"), 2)
+    vector = [np.full(5000, rank, np.float32) for rank in (1, 3)]
+    assert (loop.step({"b": vector})["b"][0] == 2).all()
+
+
+def test_zeros_and_nan_do_no_lasting_harm() -> None:
+    loop = Loopback(config_of("demo(values=fp32)"), 2)
+    zeros = [np.zeros(SHAPE, np.float32)] * 2
+    assert not loop.step({"w": zeros})["w"][0].any()
+    for bad in (np.nan, np.inf, 3e38):
+        grads = gradients(2, 1)
+        grads[1][3, 5] = bad
+        for result in loop.step({"w": grads})["w"]:
+            assert np.isnan(result.reshape(-1)[:4096]).all() or bad == 3e38
+        for step in range(2):
+            results = loop.step({"w": gradients(2, step)})["w"]
+        assert np.isfinite(results[0]).all()
+        assert results[0].tobytes() == results[1].tobytes()
+
+
+def test_the_same_bits_at_all_levels_and_threads() -> None:
+    seen = set()
+    for _ in settings_of_the_core(threads=(1, 3)):
+        loop = Loopback(config_of("demo(update=plain)"), 2)
+        for step in range(2):
+            results = loop.step({"w": gradients(2, step, (300, 260))})["w"]
+        seen.add(results[0].tobytes())
+    assert len(seen) == 1
+
+
+def test_state_comes_back_whatever_the_seed_and_k() -> None:
+    straight = Loopback(config_of("demo(k=32)"), 2)
+    resumed = Loopback(config_of("demo(k=32)").model_copy(update={"seed": 5}), 2)
+    other = Loopback(config_of("demo(k=64,values=int8)"), 2)
+    straight.step({"w": gradients(2, 0)})
+    for loop in (resumed, other):
+        for one, of in zip(straight.ranks, loop.ranks, strict=True):
+            of.load_state_dict(one.state_dict())
+            assert np.array_equal(*(x.state_dict()["momentum"]["w"] for x in (one, of)))
+    a, b = (loop.step({"w": gradients(2, 1)})["w"][0] for loop in (straight, resumed))
+    assert a.tobytes() == b.tobytes()
+
+
+def test_wrong_uses_say_why() -> None:
+    for spec, message in (
+        ("demo(momentum=1)", "momentum must be below 1"),
+        ("residual|demo", "its momentum is its error feedback"),
+        ("demo(k=0)", r"a whole number in \[1, 4096\]"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            parse(spec)
