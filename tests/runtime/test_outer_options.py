@@ -10,6 +10,7 @@ from gradcomp import Config, ConfigError
 from gradcomp.errors import ProtocolError
 from gradcomp.runtime.outer.fragments import fragments_of
 from gradcomp.runtime.outer.options import OuterOptions
+from support.pipelines import configured
 
 
 def options(spec: str = "fp16", every: int = 30, **others: Any) -> OuterOptions:
@@ -60,3 +61,10 @@ def test_layers_take_turns() -> None:
     ]
     with pytest.raises(ConfigError, match="at most 4, the number of layers"):
         fragments_of(names, 5)
+
+
+def test_senders_and_samples_are_not_counted_together() -> None:
+    senders = configured("topk(ratio=0.1)", average="senders")
+    OuterOptions.of(senders, 30)
+    with pytest.raises(ConfigError, match="choose one of the two"):
+        OuterOptions.of(senders, 30, weighted=True)

@@ -86,7 +86,8 @@ class OuterOptions:
 
         Raises:
             ConfigError: a setting is unknown or not in its range; or the configuration has a momentum
-                of its own, ``dion``, a learning rate (``lr=scale``) or ``policy: auto``.
+                of its own, ``dion``, a learning rate (``lr=scale``) or ``policy: auto``; or
+                ``average: senders`` with ``weighted``.
         """
         known = [one.name for one in fields(cls)]
         unknown = sorted(set(others) - set(known))
@@ -95,6 +96,11 @@ class OuterOptions:
                 f"local steps have no setting {', '.join(unknown)}; they have {', '.join(known)}"
             )
         _check(config)
+        if others.get("weighted") and config.compress.average == "senders":
+            raise ConfigError(
+                "compress.average: senders divides each element by the number of ranks that sent it, "
+                "and samples weigh ranks: choose one of the two"
+            )
         feeds_back = any("residual" in state_of(spec) for spec in config.specs)
         lr = (1.0 if feeds_back else 0.7) if lr is None else lr
         momentum = (0.0 if feeds_back else 0.9) if momentum is None else momentum
