@@ -184,8 +184,10 @@ class ElasticOuterStep(TensorOuterSteps):
             store = PrefixStore(f"{meeting.number}/gloo", self._store)
             group: Any = ProcessGroupGloo(store, rank, size, self._timeout)
             state = {**self._pipeline.state_dict(), "rank": rank, "world_size": size}
+            stats = self._pipeline.stats
             self._pipeline = Pipeline(self.config, rank, size)
             self._pipeline.load_state_dict(state)
+            self._pipeline.stats = stats
             numels = [math.prod(shape) for shape in self._values.shapes.values()]
             engine = GlooEngine(
                 {"all": group},
@@ -193,7 +195,7 @@ class ElasticOuterStep(TensorOuterSteps):
                 "ElasticOuterStep",
                 RollCall(store, "fault", rank, range(size)),
             )
-            stats = profile_as_configured(self._pipeline).stats
+            profile_as_configured(self._pipeline)
             self._driver = Driver(ProfiledEngine(engine, stats))
             self._collector = Collector(
                 self._driver, self._pipeline, self._values.shapes, overwrite=True

@@ -58,6 +58,7 @@ def main(port: int, name: str, log: str, spec: str) -> None:
             if outer.rounds != before:
                 note(change, EVERY)
                 change = 0.0
+        assert outer.stats.total_bytes > 0
 
 
 if __name__ == "__main__":
