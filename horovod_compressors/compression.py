@@ -173,12 +173,13 @@ class BaseCompression(Controls, metaclass=_Codecs):
         """This rank's compression state, made at its first use.
 
         Raises:
-            GradcompError: Horovod is not initialized, or is elastic.
+            GradcompError: Horovod is not initialized.
+            ConfigError: it is elastic.
         """
         if not self.HOROVOD.is_initialized():
             raise GradcompError("Horovod is not initialized: call hvd.init() first")
         if os.environ.get("HOROVOD_ELASTIC") == "1":
-            raise GradcompError(
+            raise ConfigError(
                 "elastic Horovod is not supported: ranks that join later would not have the state "
                 "of the other ranks; run with a fixed number of ranks"
             )

@@ -215,6 +215,7 @@ class DDPCompression(ScalerControls):
         same order on every rank.
 
         Raises:
+            ConfigError: a gradient is sparse.
             ProtocolError: another rank does not answer, or a gradient came twice.
         """
         gloo = self._gloo or self._connect()
@@ -246,6 +247,11 @@ class DDPCompression(ScalerControls):
 
     def _take(self, bucket: GradBucket) -> _Arrived:
         buffer = bucket.buffer()
+        if buffer.layout != torch.strided:
+            raise ConfigError(
+                f"a gradient of layout {buffer.layout} cannot be compressed: make the layer's gradient "
+                "dense, as nn.Embedding(sparse=False) does"
+            )
         ready = None
         if buffer.device.type == "cpu":
             future = torch.futures.Future[torch.Tensor]()

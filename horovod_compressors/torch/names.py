@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from gradcomp.errors import ConfigError
-from torch_compressors.shared.parameters import uncompiled
+from torch_compressors.shared.parameters import check_unsharded, uncompiled
 
 __all__ = ["ParameterNames", "calling_optimizer"]
 
@@ -52,7 +52,8 @@ class ParameterNames:
             None for the names of the calling optimizer.
 
     Raises:
-        ConfigError: ``named_parameters`` are no such pairs, or a name is repeated.
+        ConfigError: ``named_parameters`` are no such pairs, a name is repeated, or a parameter is
+            sharded.
     """
 
     def __init__(self, named_parameters: Iterable[tuple[str, torch.Tensor]] | None) -> None:
@@ -129,6 +130,7 @@ def _check_pairs(pairs: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch
                 f"model.named_parameters() gives them; one is {pair!r}"
             )
     pairs = uncompiled(pairs)
+    check_unsharded(pairs)
     # A parameter with several names keeps the name that the stock optimizer uses.
     chosen = {parameter: name for name, parameter in sorted(pairs, key=itemgetter(0))}
     return [(name, parameter) for name, parameter in pairs if chosen[parameter] == name]

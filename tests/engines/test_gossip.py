@@ -30,8 +30,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> CaseJob:
     [
         *("golden_npdde", "golden_ring", "a_job_resumes", "peers_can_change"),
         *("peers_follow_a_schedule", "nodes_average_gradients", "nodes_resume"),
-        *("uneven_data", "compile_around_and_inside"),
-        *("asynchronous_averaging", "an_asynchronous_job_resumes"),
+        *("uneven_data", "asynchronous_averaging", "an_asynchronous_job_resumes"),
     ],
 )
 def test_every_rank_passes(job: CaseJob, case: str) -> None:

@@ -21,7 +21,7 @@ from torch_compressors.gather import gather_bytes
 from torch_compressors.gossip.agreement import agree, check_equal, setting_text
 from torch_compressors.gossip.checkpoints import average_of, module_state, module_tensors
 from torch_compressors.gossip.transport import check_times, naming_the_lost
-from torch_compressors.shared.parameters import uncompiled_name
+from torch_compressors.shared.parameters import check_unsharded, uncompiled_name
 
 __all__ = ["DecentralizedModule"]
 
@@ -71,8 +71,9 @@ class DecentralizedModule(nn.Module, ABC):
         """Settings that must be equal on all ranks.
 
         Raises:
-            GradcompError: a parameter is not floating.
+            GradcompError: a parameter is not floating, or sharded.
         """
+        check_unsharded(self._parameters_by_name.items())
         for name, one in self._parameters_by_name.items():
             if not one.is_floating_point():
                 raise GradcompError(f"parameter '{name}' is of {one.dtype}; it must be floating")

@@ -9,7 +9,7 @@ import torch
 
 from gradcomp.errors import ConfigError
 
-__all__ = ["parameter_bytes", "uncompiled", "uncompiled_name"]
+__all__ = ["check_unsharded", "parameter_bytes", "uncompiled", "uncompiled_name"]
 
 
 def parameter_bytes(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, Any]]:
@@ -42,3 +42,17 @@ def uncompiled(named: Iterable[tuple[str, _T]]) -> list[tuple[str, _T]]:
     if repeated:
         raise ConfigError(f"names in named_parameters must be unique; repeated: {repeated}")
     return pairs
+
+
+def check_unsharded(named: Iterable[tuple[str, Any]]) -> None:
+    """Refuse parameters of which a rank has a part alone.
+
+    Raises:
+        ConfigError: a parameter is a DTensor.
+    """
+    for name, one in named:
+        if hasattr(one, "placements"):
+            raise ConfigError(
+                f"'{name}' is sharded over ranks, as by fully_shard, and each rank must have whole "
+                "parameters here: use torch_compressors.fsdp, or an unsharded model"
+            )

@@ -250,10 +250,10 @@ def compile_around_and_inside() -> None:
         torch.manual_seed(2)
         layer: Any = torch.nn.Linear(100, 90)
         if where == "inside":
-            layer = torch.compile(layer, backend="aot_eager")
+            layer = torch.compile(layer, backend="eager")
         model: Any = torch.nn.Sequential(layer, torch.nn.Tanh())
         if where == "around":
-            model = torch.compile(model, backend="aot_eager")
+            model = torch.compile(model, backend="eager")
         named = [(f"compiled.{where}.{name}", p) for name, p in model.named_parameters()]
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         optimizer = DistributedOptimizer(inner, named, "residual|topk(ratio=0.05)")

@@ -184,6 +184,16 @@ def options_of_ddp_together() -> None:
         _check(_averages(model, parts=parts), wanted, f"{checkpointed} {options}")
 
 
+@cases
+def sparse_gradients_are_refused() -> None:
+    join()
+    model = DistributedDataParallel(torch.nn.Embedding(100, 64, sparse=True))
+    state, hook = ddp_hook(SPEC, model)
+    model.register_comm_hook(state, hook)
+    loss = model(torch.tensor([1, hvd.rank()])).sum()
+    refused(loss.backward, ConfigError, "layout torch.sparse_coo", "nn.Embedding(sparse=False)")
+
+
 # The last case: such a model changes Dynamo's rules for all others of the process.
 @cases
 def pythons_reducer() -> None:

@@ -11,10 +11,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.nn.parallel import DistributedDataParallel
 from workers import fsdp
 from workers.harness import Cases, check_equal, refused
 
 from gradcomp import ConfigError
+from horovod_compressors.torch import Compression
+from torch_compressors import GossipDataParallel
 from torch_compressors.fsdp import fsdp_hook, fsdp_reduce_scatter
 
 cases = Cases()
@@ -171,6 +174,23 @@ def compile_around_inside_and_in_place() -> None:
             assert ours.keys() == eager.keys(), where
             for name, one in ours.items():
                 check_equal(one, eager[name], f"{where}: {name}")
+
+
+@cases
+def sharded_models_are_refused_elsewhere() -> None:
+    model = fsdp.sharded()
+    for make in (
+        lambda: GossipDataParallel(model),
+        lambda: Compression("int8", model.named_parameters()),
+    ):
+        refused(make, ConfigError, "is sharded over ranks", "use torch_compressors.fsdp")
+    refused(lambda: DistributedDataParallel(model), RuntimeError)  # PyTorch's own
+    refused(
+        lambda: fsdp_reduce_scatter("dgc(ratio=0.01)", model),
+        ConfigError,
+        "momentum_correction",
+        "leave the momentum to the optimizer",
+    )
 
 
 @cases

@@ -377,43 +377,6 @@ def a_rank_that_stops_is_named() -> str:
     raise AssertionError("nobody noticed")
 
 
-@cases
-def compile_around_and_inside() -> None:
-    """The bits of an eager model, its names, and checkpoints that either can load."""
-    states: dict[str, Any] = {}
-    for where in ("nowhere", "inside", "around"):
-        torch.manual_seed(3)
-        torch._dynamo.reset()
-        inner: Any = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
-        if where == "inside":
-            inner = torch.compile(inner, backend="eager")
-        model: Any = GossipDataParallel(inner, algorithm="powergossip", compression_rank=2)
-        optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
-        called = torch.compile(model, backend="eager") if where == "around" else model
-        for at in range(3):
-            step(called, optimizer, at)
-        folder = Path(sys.argv[1]) / f"compiled-{where}"
-        model.save(folder, 3)
-        states[where] = model.gossip_state_dict(), list(model.parameters())
-        check_equal_states(states[where], states["nowhere"])
-        assert model.load(folder.with_name("compiled-nowhere")) == 3
-        check_equal_states(states[where], states["nowhere"])
-
-
-def check_equal_states(one: Any, other: Any) -> None:
-    """Compare numbers and tensors in nested lists and mappings, bit for bit."""
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other)
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys()
-        check_equal_states(list(one.values()), list(other.values()))
-    elif isinstance(one, list | tuple):
-        for each, its in zip(one, other, strict=True):
-            check_equal_states(each, its)
-    else:
-        assert one == other
-
-
 # Asynchronous -----------------------------------------------------------------------------------
 
 

@@ -226,46 +226,6 @@ def ranks_that_have_joined() -> None:
     hvd.join()
 
 
-@cases
-def compile_around_and_inside() -> None:
-    """The averages and states of an eager model: rules and random numbers depend on names."""
-    rule = {"match": {"name": "last.weight"}, "use": "residual|randomk(k=300)"}
-    config = configured("residual|topk(k=100)", rules=[rule])
-    expected: Any = None
-    for where in ("nowhere", "around", "inside"):
-        torch._dynamo.reset()
-        torch.manual_seed(2)
-        model: Any = torch.nn.Sequential()
-        for name in ("first", "last"):
-            layer = torch.nn.Linear(80, 80)
-            inside = where == "inside"
-            model.add_module(name, torch.compile(layer, backend="aot_eager") if inside else layer)
-        if where == "around":
-            model = torch.compile(model, backend="aot_eager")
-        compression = Compression(config, model.named_parameters())
-        opt = optimizer(dict(model.named_parameters()), compression)
-        found = []
-        for step in range(3):
-            seed = 10 * step + hvd.rank()
-            x = torch.randn(4, 80, generator=torch.Generator().manual_seed(seed))
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about PyTorch's own code
-                model(x).square().mean().backward()
-            opt.step()
-            found.append([p.grad.clone() for p in model.parameters()])
-            opt.zero_grad()
-        state = compression.state_dict()
-        found.append([one for _, one in sorted(state["residual"].items())])
-        expected = expected or (found, state["specs"])
-        assert state["specs"] == expected[1], where
-        for ours, eager in zip(found, expected[0], strict=True):
-            for one, other in zip(ours, eager, strict=True):
-                check_equal(one, other, where)
-    assert "|randomk(" in expected[1]["last.weight"]
-    twice = [("w", model.first.weight), ("_orig_mod.w", model.last.weight)]
-    refused(lambda: Compression("int8", twice), ConfigError, "must be unique; repeated: ['w']")
-
-
 # Kinds of gradients --------------------------------------------------------
 
 

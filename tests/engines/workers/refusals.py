@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import horovod.torch as hvd
 import torch
@@ -18,7 +20,7 @@ from workers.harness import (
     refused,
 )
 
-from gradcomp.errors import ProtocolError
+from gradcomp.errors import ConfigError, ProtocolError
 from horovod_compressors.torch import Compression
 from support.pipelines import configured
 
@@ -127,6 +129,12 @@ def two_backward_passes_in_a_step() -> None:
     refused(
         lambda: backward(params, gradients(params, 1)), AssertionError, "backward_passes_per_step"
     )
+
+
+@cases
+def elastic_jobs() -> None:
+    with mock.patch.dict(os.environ, HOROVOD_ELASTIC="1"):
+        refused(one_step(Compression("fp16")), ConfigError, "elastic Horovod is not supported")
 
 
 @cases

@@ -6,10 +6,12 @@ our texts.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -280,6 +282,12 @@ def tf_adasum_is_refused() -> None:
         Exception,
         "ConfigError: 'int8(bucket=512,rounding=nearest)' does not work with this optimizer's op",
     )
+
+
+@cases
+def tf_elastic_jobs() -> None:
+    with mock.patch.dict(os.environ, HOROVOD_ELASTIC="1"):
+        refused(lambda: Compression("fp16").pipeline, ConfigError, "elastic Horovod")
 
 
 @cases
