@@ -92,6 +92,18 @@ def test_two_bit_values_are_the_means_of_their_bins(kind: str, shape: tuple[int,
     assert np.count_nonzero(decoded) <= kept.size
 
 
+@pytest.mark.parametrize("spec", ["topk(k=300,{})", "threshold(tau=2,{})|rice", "randomk(k=90,{})"])
+def test_other_sparse_codecs_have_these_values_too(spec: str) -> None:
+    x = normal(5000)
+    exact = roundtrip(spec.format("values=fp32"), x)
+    kept = np.flatnonzero(exact)
+    assert same_bits(roundtrip(spec.format("values=2bit"), x)[kept], two_bits(exact[kept]))
+    means = roundtrip(spec.format("values=means"), x)[kept]
+    for below in (True, False):
+        own = exact[kept] < 0 if below else exact[kept] >= 0
+        np.testing.assert_allclose(means[own], exact[kept][own].mean(), rtol=1e-6)
+
+
 def test_a_value_that_is_not_finite_makes_all_values_nan() -> None:
     x = normal(5000)
     for bad in (np.nan, np.inf):

@@ -71,6 +71,12 @@ def test_unbiased_random_sparsifiers(name: str, values: str) -> None:
     assert (np.abs(total / calls - x) < 5 * sigma + step * np.abs(x).max()).all()
 
 
+@pytest.mark.parametrize("values", ["sign", "means", "2bit"])
+def test_values_of_few_bits_are_not_unbiased(values: str) -> None:
+    with pytest.raises(SpecError, match="are biased, which excludes unbiased=true"):
+        get_codec(f"randomk(k=3,unbiased=true,values={values})")
+
+
 def test_biased_random_sparsifiers_contract() -> None:
     x = normal(5000)
     energy = np.mean(

@@ -92,7 +92,10 @@ def taken_codecs(memory: str) -> list[str]:
 
 MASKED = taken_codecs("momentum_correction")
 ANY = taken_codecs("momentum_correction(masking=false)")
-VALUES = [f"chunktopk(ratio=0.3,values={kind})" for kind in ("fp16", "bf16", "int8", "sign")]
+VALUES = [
+    f"chunktopk(ratio=0.3,values={kind})"
+    for kind in ("fp16", "bf16", "int8", "sign", "means", "2bit")
+]
 
 
 def test_momentum_correction_takes_every_codec() -> None:

@@ -105,8 +105,10 @@ const char* refuse_seeded(const Params& params, const StageInfo* memory) {
     return "error feedback diverges with unbiased=true, because values scaled by numel/k exceed "
            "the gradient; leave out the memory, or unbiased=true";
   }
-  if (params.choice("values") == "sign") {
-    return "values=sign is biased, which excludes unbiased=true; leave out one of them";
+  const std::string& values = params.choice("values");
+  if (values == "sign" || values == "means" || values == "2bit") {
+    return "values=sign, means and 2bit are biased, which excludes unbiased=true; leave out one of "
+           "them";
   }
   return nullptr;
 }

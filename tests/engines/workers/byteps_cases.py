@@ -290,7 +290,12 @@ def refusals() -> None:
     refused(lambda: Compression(Config.from_mapping(sra), matrix), ConfigError, "exchange: sra")
     later = {"default": ["fp16", {"from_step": 9, "use": "int8"}]}
     measuring = {"default": "int8", "policy": "auto"}
-    for compress, reason in ((later, "follow one another"), (measuring, "policy is auto")):
+    senders = {"default": "topk(k=9)", "average": "senders"}
+    for compress, reason in (
+        (later, "follow one another"),
+        (measuring, "policy is auto"),
+        (senders, "average: senders"),
+    ):
         config = configured(**compress)
         refused(functools.partial(attach, matrix, config), ConfigError, reason)
     profiled = {"version": 1, "compress": {"default": "int8"}, "stats": {"profile": "x"}}
