@@ -191,7 +191,7 @@ StageInfo demo_stage() {
   stage.example = "demo(k=32)";
   stage.params = {
       integer_param("k", "32", 1, 4096, "coefficients sent of a block of 4096"),
-      real_param("momentum", "0.999", 0, 1, "part of the momentum that stays from step to step"),
+      real_param("momentum", "0.95", 0, 1, "part of the momentum that stays from step to step"),
       choice_param("values", "sign", "fp32|fp16|bf16|int8|sign|means|2bit",
                    "coefficients on the wire, as in blocktopk"),
       choice_param("update", "sign", "sign|plain",

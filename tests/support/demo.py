@@ -34,7 +34,7 @@ class Reference:
         name: str,
         shape: tuple[int, int],
         k: int,
-        momentum: float = 0.999,
+        momentum: float = 0.95,
         signs: bool = True,
     ) -> None:
         key = TensorKey(name, shape, shape[0] * shape[1])

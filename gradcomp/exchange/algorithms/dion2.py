@@ -151,7 +151,10 @@ class _Matrix:
         self._lines(self._out)[self._chosen] = polar_factor(average) * np.float32(
             math.sqrt(rows / cols)
         )
-        self._lines(self.momentum)[self._chosen] *= np.float32(momentum)
+        kept = np.ones((min(rows, cols), 1), np.float32)
+        kept[self._chosen] = momentum
+        lines = self._lines(self.momentum)
+        lines *= kept  # faster than chosen columns alone
 
     def _lines(self, matrix: FloatArray) -> FloatArray:
         return matrix if self._by_rows else matrix.T
