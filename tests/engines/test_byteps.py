@@ -21,7 +21,15 @@ from workers.byteps_model import PARTITION_BYTES
 
 CASES = [
     *("codecs", "two_way", "tails", "dtypes", "integers", "checkpoints"),
-    *("codecs_by_name", "summable", "compile_around_and_inside", "refusals", "training", "totals"),
+    *(
+        "codecs_by_name",
+        "summable",
+        "uneven_data",
+        "compile_around_and_inside",
+        "refusals",
+        "training",
+        "totals",
+    ),
 ]
 LIMIT = 300
 ENVIRONMENT = {

@@ -242,6 +242,24 @@ def summable() -> None:
 
 
 @cases
+def uneven_data() -> None:
+    """A worker without data pushes zeros and the rest of its residual, by a loss multiplied by 0."""
+    name, spec = "uneven", "residual|topk(ratio=0.01)"
+    parameters = [(name, torch.empty(NUMEL))]
+    attached = attach(parameters, config_of(spec, SEED), server_feedback="off")
+    (own,) = attached._tensors.values()
+    model = Tensor(spec, NUMEL, own.id, ranks=bps.size(), seed=SEED)
+    for step in range(4):
+        grads = [
+            gradient(name, step, rank, NUMEL, torch.float32) * float(step < 2 + rank)
+            for rank in range(bps.size())
+        ]
+        wanted = model.step([grad.numpy() for grad in grads], step)
+        found = averages({name: grads[bps.rank()].clone()})[name].numpy()
+        assert found.tobytes() == wanted.tobytes(), step
+
+
+@cases
 def compile_around_and_inside() -> None:
     """Averages are those of an eager model, under the names of the uncompiled one."""
     expected: Any = None

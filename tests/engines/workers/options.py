@@ -226,6 +226,21 @@ def ranks_that_have_joined() -> None:
     hvd.join()
 
 
+@cases
+def uneven_data() -> None:
+    """A rank without data sends zeros and the rest of its residual, by a loss multiplied by 0."""
+    params = parameters({"weight": MATRIX})
+    (name,) = params
+    opt = optimizer(params, Compression("residual|topk(k=100,values=fp32)", params.items()))
+    model = TopK(100, hvd.size(), memory=True)
+    for step in range(4):
+        weights = [float(step < 2 + rank) for rank in range(hvd.size())]
+        own = {name: gradients(params, step)[name] * weights[hvd.rank()]}
+        of_ranks = of_all_ranks(params, step)[name]
+        wanted = model.average([grad * w for grad, w in zip(of_ranks, weights, strict=True)])
+        check_equal(averages(opt, params, own)[name], wanted, f"step {step}")
+
+
 # Kinds of gradients --------------------------------------------------------
 
 
