@@ -20,7 +20,7 @@ Clip = Literal["none", "median_norm"]
 
 
 class Averaging(NamedTuple):
-    """How the ranks' decoded tensors become one.
+    """The rule by which the ranks' decoded tensors become one.
 
     Attributes:
         average: "ranks": their sum over the number of ranks. "senders": each element's sum over the
