@@ -144,17 +144,15 @@ def _compile_blocks(model: fsdp.Model) -> None:
 
 
 @cases
-def compile_around_inside_and_in_place() -> None:
+def compile_of_sharded_models() -> None:
     """Parameters and modules keep their names, for rules and checkpoints."""
     topk = {"match": {"name": "blocks.1.second*"}, "use": "residual|topk(ratio=0.1)"}
     config = fsdp.matrices("residual|int4", topk)
     alone = dist.new_group([hvd.rank()], use_local_synchronization=True)
     wanted: Any = None
-    for where in ("nowhere", "around", "inside", "in place"):
+    for where in ("nowhere", "around", "inside"):
         torch._dynamo.reset()
         model = fsdp.sharded(prepared=_compile_blocks) if where == "inside" else fsdp.sharded()
-        if where == "in place":
-            model.compile(backend="eager")
         called = _compiled(model) if where == "around" else model
         state = fsdp_reduce_scatter(config, called)
         between = fsdp_hook("identity", called, alone)
