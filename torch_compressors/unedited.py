@@ -31,7 +31,7 @@ def check_config(config: Config) -> None:
         need = "applies the optimizer's momentum"
     elif config.scales_lr:
         need = "follows the optimizer's learning rate"
-    elif config.dion is not None:
+    elif config.step_algorithm is not None:
         need = "gives steps of the optimizer Dion or DeMo"
     if need is not None:
         raise ConfigError(

@@ -322,7 +322,7 @@ class Config(StrictModel):
         return first.memory if corrects_momentum(first) else None
 
     @property
-    def dion(self) -> Stage | None:
+    def step_algorithm(self) -> Stage | None:
         """The algorithm that gives steps of an optimizer, Dion or DeMo, if any spec has one."""
         return next((spec.algorithm for spec in self.specs if gives_steps(spec)), None)
 

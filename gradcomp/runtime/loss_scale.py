@@ -114,9 +114,9 @@ def check_sends_nan(config: Config) -> None:
         ConfigError: a spec has such an exchange: sra chooses random elements of random elements;
             or it gives steps of an optimizer.
     """
-    if config.dion is not None:
+    if config.step_algorithm is not None:
         raise ConfigError(
-            f"'{config.dion.text}' gives steps that do not scale with the loss, so that unscaling "
+            f"'{config.step_algorithm.text}' gives steps that do not scale with the loss, so that unscaling "
             "would shrink them: train in bfloat16, without a loss scale"
         )
     for _, spec, exchange in config.compress.choices:

@@ -86,8 +86,8 @@ class FSDPCompression(ShardedControls):
         elif self.config.stats.profile is not None:
             problem = "stats.profile is for ddp_hook: fsdp_hook does not know when a step begins; "
             problem += "remove it"
-        elif self.config.dion is not None:
-            problem = f"'{self.config.dion.text}' is for ddp_hook: such steps need whole "
+        elif self.config.step_algorithm is not None:
+            problem = f"'{self.config.step_algorithm.text}' is for ddp_hook: such steps need whole "
             problem += "matrices, and fully_shard cuts them"
         elif self.config.check_replicas_every:
             problem = "check_replicas_every is for ddp_hook: shards have no replicas in their own "

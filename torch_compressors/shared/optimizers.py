@@ -60,9 +60,9 @@ def check_optional(config: Config, optimizer: torch.optim.Optimizer | None, func
     """
     if optimizer is not None:
         check_optimizer(config, optimizer)
-    elif config.dion is not None:
+    elif config.step_algorithm is not None:
         raise ConfigError(
-            f"'{config.dion.text}' gives finished steps: pass optimizer=..., a "
+            f"'{config.step_algorithm.text}' gives finished steps: pass optimizer=..., a "
             f"torch_compressors.Dion or DeMo, to {function}"
         )
     elif config.momentum_correction is not None:
@@ -74,14 +74,14 @@ def check_optional(config: Config, optimizer: torch.optim.Optimizer | None, func
 
 def _check_dion(config: Config, optimizer: torch.optim.Optimizer) -> None:
     if isinstance(optimizer, Dion):
-        if config.dion is None:
+        if config.step_algorithm is None:
             raise ConfigError(
                 f"{type(optimizer).__name__} applies finished steps, and '{config.compress.default}' gives "
                 "averages: use another optimizer, or a spec such as dion(rank_fraction=0.25), "
                 "dion2(fraction=0.25) or demo(k=32)"
             )
-    elif config.dion is not None:
+    elif config.step_algorithm is not None:
         raise ConfigError(
-            f"'{config.dion.text}' gives finished steps, and {type(optimizer).__name__} takes them for "
+            f"'{config.step_algorithm.text}' gives finished steps, and {type(optimizer).__name__} takes them for "
             "averages: use torch_compressors.Dion or DeMo"
         )
