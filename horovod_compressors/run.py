@@ -2,8 +2,8 @@
 
 ``horovodrun -np 2 python -m horovod_compressors.run --compression SPEC train.py --epochs 3`` (or
 ``-m pkg.train --epochs 3``) replaces the compression of every ``hvd.DistributedOptimizer`` and
-``hvd.DistributedGradientTape`` that the script makes. With ``--outer H``, each
-``hvd.DistributedOptimizer`` of PyTorch becomes an optimizer with local steps; docs/outer.md.
+``hvd.DistributedGradientTape`` that the script makes. With ``--outer H``, an optimizer of PyTorch and
+``fit`` of Keras make local steps instead; docs/outer.md.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -12,6 +13,8 @@ from gradcomp.adapter_api import Unedited
 from gradcomp.errors import ConfigError
 from horovod_compressors.tensorflow.compression import Compression
 from horovod_compressors.tensorflow.keras import DistributedOptimizer, is_keras
+from horovod_compressors.tensorflow.local import with_local_steps
+from horovod_compressors.tensorflow.outer import OuterStep
 
 __all__ = ["patch"]
 
@@ -39,25 +42,29 @@ def _compressing(stock: Callable[..., Any], run: Unedited) -> Callable[..., Any]
     signature = inspect.signature(stock)
 
     def compressing(*args: Any, **kwargs: Any) -> Any:
-        if run.every is not None:
-            raise ConfigError(
-                f"--outer does not reach hvd.{stock.__name__} of TensorFlow: use "
-                "horovod_compressors.tensorflow.OuterStep in the script, with its callback in model.fit"
-            )
         call = signature.bind(*args, **kwargs)
         before = call.arguments.get("compression")
         if isinstance(before, Compression):  # Horovod's own functions call each other
             return stock(*args, **kwargs)
         process_set = call.arguments.get("process_set", hvd.global_process_set)
+        optimizer = call.arguments.get("optimizer")
+        replaced = None if before is hvd.Compression.none else before
+        every = run.every
+        if every is not None:
+            if not is_keras(optimizer):
+                raise ConfigError(
+                    f"--outer does not reach hvd.{stock.__name__}, as it does not see the steps of a "
+                    "loop: use horovod_compressors.tensorflow.OuterStep in the script"
+                )
+            run.replaced(f"model.fit with hvd.{stock.__name__}", replaced)
+            make = partial(OuterStep, run.config, every=every, process_set=process_set)
+            return with_local_steps(optimizer, make)
         compression = _compressions.get(process_set.process_set_id)
         if compression is None:
             compression = Compression(run.config, process_set=process_set)
             _compressions[process_set.process_set_id] = compression
-            run.replaced(
-                f"hvd.{stock.__name__}", None if before is hvd.Compression.none else before
-            )
+            run.replaced(f"hvd.{stock.__name__}", replaced)
         call.arguments["compression"] = compression
-        optimizer = call.arguments.get("optimizer")
         if not is_keras(optimizer):
             return stock(*call.args, **call.kwargs)
         options = {

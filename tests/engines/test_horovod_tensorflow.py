@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 from launch import HERE, CaseJob, cases_in, run
@@ -83,3 +85,16 @@ def test_script_runs_unedited() -> None:
 @pytest.mark.parametrize("case", cases_in("tf_outer"))
 def test_local_steps(tf2: CaseJob, case: str) -> None:
     tf2.check(case)
+
+
+@pytest.mark.parametrize("environment", KERAS.values(), ids=KERAS)
+def test_fit_runs_unedited_with_local_steps(environment: dict[str, str], tmp_path: Path) -> None:
+    """Four batches, an average after each second one: the models are then equal."""
+    # Beside the script, `workers.tf_keras` would hide the package tf_keras.
+    script = shutil.copy(HERE / "workers" / "stock_tf_script.py", tmp_path)
+    options = ["--compression", "residual|int8", "--outer", "2"]
+    command = ["-W", "error", "-m", "horovod_compressors.run", *options, script, "--fit"]
+    finished = run(command, 2, "gloo", environment)
+    assert finished.status == 0, finished.output
+    assert '"fit": true' in finished.output
+    assert finished.output.count("compresses every 2 steps") == 1
