@@ -25,7 +25,7 @@ CASES = [
         "codecs_by_name",
         "summable",
         "uneven_data",
-        "compile_around_and_inside",
+        "compiled_model",
         "refusals",
         "training",
         "totals",

@@ -12,6 +12,7 @@ from gradcomp.config.sections import RESERVED_SECTIONS
 from gradcomp.errors import ConfigError
 from torch_compressors import AsyncGossipDataParallel, GossipDataParallel, init_process_group
 from training.settings.gossip import GossipSettings
+from training.settings.outer import OuterSettings
 from training.settings.train import TrainSettings
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs" / "gossip").glob("*.yaml"))
@@ -66,7 +67,7 @@ def test_keys_that_do_not_go_together(gossip, remedy):
 
 
 def test_gradcomp_reserves_the_sections_of_training():
-    own = {TrainSettings.section, GossipSettings.section}
+    own = {TrainSettings.section, GossipSettings.section, OuterSettings.section}
     assert own == {key for key, owner in RESERVED_SECTIONS.items() if owner == "scripts/train.py"}
 
 

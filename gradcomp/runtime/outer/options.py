@@ -104,11 +104,11 @@ class OuterOptions:
         feeds_back = any("residual" in state_of(spec) for spec in config.specs)
         lr = (1.0 if feeds_back else 0.7) if lr is None else lr
         momentum = (0.0 if feeds_back else 0.9) if momentum is None else momentum
-        if momentum and any(_waits(spec) for spec in config.specs):
+        waits = next((spec for spec in config.specs if _waits(spec)), None)
+        if momentum and waits is not None:
             warnings.warn(
-                f"outer momentum {momentum} with error feedback of a sparse codec "
-                f"('{config.compress.default}') often diverges: use momentum=0, or a spec without a "
-                "residual",
+                f"outer momentum {momentum} with error feedback of a sparse codec ('{waits}') often "
+                "diverges: use momentum=0, or a spec without a residual",
                 stacklevel=3,
             )
         return cls(every, lr, momentum, **others)

@@ -77,6 +77,13 @@ def config() -> Config:
 MAKERS: dict[str, Callable[..., Any]] = {"torch": OuterStep, "horovod": HorovodOuterStep}
 
 
+def quietly(make: Callable[..., Any], model: Model, **options: Any) -> Any:
+    """An `OuterStep` without the warning about momentum and error feedback."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make(config(), model, **options)
+
+
 class Simulated:
     """All ranks' parameters in this process, averaged by the loopback."""
 
@@ -145,7 +152,7 @@ def outer_steps_are_those_of_the_loopback() -> None:
     for make in MAKERS.values():
         for setting in SETTINGS:
             model = Model()
-            outer = make(config(), model, every=6, **setting)
+            outer = quietly(make, model, every=6, **setting)
             simulated = Simulated(model, outer.options)
             for step in range(18):
                 model.change(step)
@@ -201,7 +208,7 @@ RESUMED: list[dict[str, Any]] = [
 def check_resumes(make: Callable[..., Any], options: dict[str, Any], directory: Path) -> None:
     """A run resumed after 5 of 9 steps; with overlap, while an average is under way."""
     straight, resumed = Model(), Model()
-    outers = [make(config(), one, **options) for one in (straight, resumed)]
+    outers = [quietly(make, one, **options) for one in (straight, resumed)]
     for step in range(5):
         straight.change(step)
         outers[0].step()
