@@ -43,20 +43,27 @@ class OuterSGD:
     ) -> None:
         self.start = {name: value.copy() for name, value in values.items()}
         self._momenta = {name: np.zeros_like(value) for name, value in self.start.items()}
+        # New memory of a tensor's size costs more than the arithmetic.
+        self._work = np.empty(max((one.size for one in values.values()), default=0), np.float32)
         self._lr = np.float32(lr)
         self._momentum = np.float32(momentum)
         self._nesterov = nesterov
 
     def step(self, name: str, average: FloatArray) -> FloatArray:
         """Make the outer step of a tensor; returns its new values, which stay in `start`."""
-        step = average
+        step, work = average, self._work[: average.size]
         if self._momentum:
             momentum = self._momenta[name]
             momentum *= self._momentum
             momentum += average
-            step = average + self._momentum * momentum if self._nesterov else momentum
+            step = momentum
+            if self._nesterov:
+                step = np.multiply(momentum, self._momentum, out=work)
+                step += average
         start = self.start[name]
-        start -= self._lr * step
+        if self._lr != 1:
+            step = np.multiply(step, self._lr, out=work)
+        start -= step
         return start
 
     def state_dict(self) -> dict[str, Any]:

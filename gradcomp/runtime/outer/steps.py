@@ -83,6 +83,8 @@ class OuterSteps(Controls):
         self._samples = [0.0] * options.fragments
         start = {name: values.read(name) for name in values.shapes}
         self._outer = OuterSGD(start, options.lr, options.momentum, options.nesterov)
+        # For the changes and, where an engine overwrites them, the averages of each exchange.
+        self._changes = {name: np.empty_like(value) for name, value in start.items()}
         self._rounded: dict[str, FloatArray] = {}
         self._inner_steps = 0
         self._thread = ThreadPoolExecutor(1, "gradcomp-outer") if options.overlap else None
@@ -167,7 +169,10 @@ class OuterSteps(Controls):
     def _start(self) -> None:
         """Start the exchange of the fragment that is due."""
         names = self._fragments[self._due]
-        changes = {name: self._given(name) - self._values.read(name) for name in names}
+        changes = {
+            name: np.subtract(self._given(name), self._values.read(name), out=self._changes[name])
+            for name in names
+        }
         samples, self._samples[self._due] = self._samples[self._due], 0.0
         if self._thread is not None:
             self._averages = self._thread.submit(self._average, changes, samples)
@@ -224,8 +229,8 @@ class OuterSteps(Controls):
             "outer": self._outer.state_dict(),
             "inner_steps": self._inner_steps,
             "samples": list(self._samples),
-            "values": {name: self._values.read(name) for name in self._values.shapes},
-            "averages": averages,
+            "values": {name: self._values.read(name).copy() for name in self._values.shapes},
+            "averages": {name: one.copy() for name, one in averages.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import warnings
 from collections.abc import Callable
@@ -215,6 +216,7 @@ def check_resumes(make: Callable[..., Any], options: dict[str, Any], directory: 
     outers[0].save(directory, 5)
     assert outers[1].load(directory) == 5
     whole = outers[1].state_dict()
+    kept = copy.deepcopy(whole)
     for key in whole:
         damaged = {name: part for name, part in whole.items() if name != key}
         refused(lambda d=damaged: outers[1].load_state_dict(d), StateError, "")
@@ -223,6 +225,9 @@ def check_resumes(make: Callable[..., Any], options: dict[str, Any], directory: 
         for model, outer in zip((straight, resumed), outers, strict=True):
             model.change(step)
             outer.step()
+    for kind in ("values", "averages"):  # a state does not change with the training
+        for name, one in whole[kind].items():
+            check_equal(one, kept[kind][name], f"{kind} of {name}")
     for (name, one), other in zip(straight.named_parameters(), resumed.parameters(), strict=True):
         check_equal(one.detach(), other.detach(), name)
 
