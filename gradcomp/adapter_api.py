@@ -42,7 +42,7 @@ from gradcomp.runtime.controls import Controls
 from gradcomp.runtime.loss_scale import check_scale
 from gradcomp.runtime.outer.options import OuterOptions
 from gradcomp.runtime.outer.sgd import OuterSGD
-from gradcomp.runtime.outer.steps import OuterSteps
+from gradcomp.runtime.outer.steps import OuterSteps, Values
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.profile_files import profile_as_configured
 from gradcomp.runtime.profiled_engine import ProfiledEngine
@@ -85,6 +85,7 @@ __all__ = [
     "Spec",
     "Stats",
     "Unedited",
+    "Values",
     "agreement_line",
     "as_bytes",
     "as_float32",

@@ -47,6 +47,7 @@ from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.meetings import FRESH, Meeting, Meetings
 from torch_compressors.roll_call import RollCall
 from torch_compressors.shared.outer import ParameterValues, TensorOuterSteps
+from torch_compressors.shared.parameters import check_unsharded
 
 __all__ = ["ElasticOuterStep"]
 
@@ -107,6 +108,7 @@ class ElasticOuterStep(TensorOuterSteps):
         chosen = OuterOptions.of(self.config, every, weighted=True, **options)
         times = {"join_timeout": join_timeout, "timeout": timeout}
         _check(self.config, chosen, {"quorum": quorum, **times}, grace)
+        check_unsharded(model.named_parameters())
         values = ParameterValues(model.named_parameters())
         self._timeout = timedelta(seconds=timeout)
         self._agreement = json.dumps(

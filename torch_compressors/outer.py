@@ -35,7 +35,7 @@ from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.nodes import agreed_ranks_per_node, exchange_groups
 from torch_compressors.roll_call import naming_the_absent
 from torch_compressors.shared.outer import ParameterValues, TensorOuterSteps
-from torch_compressors.shared.parameters import parameter_bytes
+from torch_compressors.shared.parameters import is_sharded, parameter_bytes
 
 __all__ = ["OuterStep"]
 
@@ -80,6 +80,7 @@ class OuterStep(TensorOuterSteps):
         world = process_group or dist.group.WORLD
         assert world is not None
         self._world = world
+        _check_shards(model, world)
         values = ParameterValues(model.named_parameters())
         with naming_the_absent(world, "OuterStep"):
             size = agreed_ranks_per_node(self.config, world, values.shapes)
@@ -106,6 +107,22 @@ class OuterStep(TensorOuterSteps):
 
     def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
         return gather_bytes(data, self._world)
+
+
+def _check_shards(model: torch.nn.Module, world: dist.ProcessGroup) -> None:
+    """Refuse to average different shards of a parameter."""
+    averaging = dist.get_process_group_ranks(world)
+    for name, parameter in model.named_parameters():
+        if not is_sharded(parameter):
+            continue
+        mesh: Any = parameter
+        sharing = mesh.device_mesh.mesh.flatten().tolist()
+        if set(sharing) & set(averaging) != {dist.get_rank()}:
+            raise ConfigError(
+                f"'{name}' is sharded over ranks {sharing}, and ranks {averaging} would average their "
+                "different parts: give OuterStep the process_group of the ranks that hold the same "
+                "shards, such as mesh['replicas'].get_group()"
+            )
 
 
 def _check_ddp(model: torch.nn.Module, world: dist.ProcessGroup, ranks_per_node: int) -> None:

@@ -17,8 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from gradcomp import Config
-from gradcomp.adapter_api import FloatArray, OuterOptions, OuterSteps
+from gradcomp.adapter_api import FloatArray
 from gradcomp.errors import ConfigError
+from horovod_compressors.outer import HorovodOuterSteps
 from horovod_compressors.tensorflow.compression import Compression
 from horovod_compressors.tensorflow.seam import VariableNames
 
@@ -54,7 +55,7 @@ class _VariableValues:
         self._variables[name].assign(kept)
 
 
-class OuterStep(OuterSteps):
+class OuterStep(HorovodOuterSteps):
     """Local steps on Horovod with TensorFlow; see `gradcomp.runtime.outer.steps.OuterSteps`.
 
     Call ``step()`` outside of any ``tf.function``, or give `callback` to ``model.fit``. Every rank must
@@ -94,13 +95,8 @@ class OuterStep(OuterSteps):
             )
         values = _VariableValues(variables)
         self._keras = "tf_keras" if _is_of(model, "tf_keras") else "keras"
-        self._compression = Compression(config, variables, process_set)
-        self.config = self._compression.config
-        chosen = OuterOptions.of(self.config, every, **options)
-        self._pipeline = self._compression.pipeline
-        self._collector = self._compression.agree(values.shapes)
-        texts = self._gather_bytes(chosen.text().encode())
-        chosen.check_same([text.decode(errors="replace") for text in texts])
+        compression = Compression(config, variables, process_set)
+        chosen = self._agree(compression, values, every, options)
         plain = [one if isinstance(one, tf.Variable) else one.value for one in model.variables]
         # Not the states of random generators, which Horovod cannot send.
         shared = [one for one in plain if one.dtype.is_floating]
@@ -110,9 +106,6 @@ class OuterStep(OuterSteps):
     def callback(self) -> Any:
         """A callback for ``model.fit``, which makes the steps; batches must be of one step each."""
         return _callback(self, self._keras)
-
-    def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
-        return self._compression.gather(data)
 
 
 def _is_of(model: Any, package: str) -> bool:

@@ -11,21 +11,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import horovod.torch as hvd
 import torch
 
 from gradcomp import Config
-from gradcomp.adapter_api import OuterOptions
+from horovod_compressors.outer import HorovodOuterSteps
 from horovod_compressors.torch.compression import Compression
 from torch_compressors.shared.outer import ParameterValues, TensorOuterSteps
+from torch_compressors.shared.parameters import check_unsharded
 
 __all__ = ["OuterStep"]
 
 
-class OuterStep(TensorOuterSteps):
+class OuterStep(HorovodOuterSteps, TensorOuterSteps):
     """Local steps on Horovod with PyTorch; see `gradcomp.runtime.outer.steps.OuterSteps`.
 
     Every rank must construct it at the same time; parameters and buffers of the first rank are then
@@ -56,17 +57,12 @@ class OuterStep(TensorOuterSteps):
         process_set: Any = hvd.global_process_set,
         **options: Any,
     ) -> None:
-        if isinstance(model, torch.nn.Module):
-            values, buffers = ParameterValues(model.named_parameters()), [*model.named_buffers()]
-        else:
-            values, buffers = ParameterValues(model), []
-        self._compression = Compression(config, values.named(), process_set)
-        self.config = self._compression.config
-        chosen = OuterOptions.of(self.config, every, **options)
-        self._pipeline = self._compression.pipeline
-        self._collector = self._compression.agree(values.shapes)
-        texts = self._gather_bytes(chosen.text().encode())
-        chosen.check_same([text.decode(errors="replace") for text in texts])
+        named = list(model.named_parameters() if isinstance(model, torch.nn.Module) else model)
+        buffers = [*model.named_buffers()] if isinstance(model, torch.nn.Module) else []
+        check_unsharded(named)
+        values = ParameterValues(named)
+        compression = Compression(config, values.named(), process_set)
+        chosen = self._agree(compression, values, every, options)
         handles = [
             hvd.broadcast_async_(one, process_set.ranks[0], f"outer.{name}", process_set)
             for name, one in [*values.named(), *buffers]
@@ -74,6 +70,3 @@ class OuterStep(TensorOuterSteps):
         for handle in handles:
             hvd.synchronize(handle)
         super().__init__(chosen, values)
-
-    def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
-        return self._compression.gather(data)

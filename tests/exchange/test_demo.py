@@ -6,18 +6,12 @@ import numpy as np
 import pytest
 
 from gradcomp import Loopback, SpecError
-from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.spec import parse
-from support.codecs import settings_of_the_core
 from support.demo import Reference
 from support.pipelines import config_of
+from support.step_laws import check_bits, check_recovers, gradients, take_state
 
 SHAPE = (128, 96)
-
-
-def gradients(ranks: int, step: int, shape: tuple[int, ...] = SHAPE) -> list[FloatArray]:
-    rng = np.random.default_rng([ranks, step])
-    return [rng.standard_normal(shape, np.float32) for _ in range(ranks)]
 
 
 @pytest.mark.parametrize("shape", [SHAPE, (130, 100), (60, 50), (50, 1)])
@@ -54,40 +48,20 @@ def test_vectors_have_averages() -> None:
 
 
 def test_zeros_and_nan_do_no_lasting_harm() -> None:
-    loop = Loopback(config_of("demo(values=fp32)"), 2)
-    zeros = [np.zeros(SHAPE, np.float32)] * 2
-    assert not loop.step({"w": zeros})["w"][0].any()
-    for bad in (np.nan, np.inf, 3e38):
-        grads = gradients(2, 1)
-        grads[1][3, 5] = bad
-        for result in loop.step({"w": grads})["w"]:
-            assert np.isnan(result.reshape(-1)[:4096]).all() or bad == 3e38
-        for step in range(2):
-            results = loop.step({"w": gradients(2, step)})["w"]
-        assert np.isfinite(results[0]).all()
-        assert results[0].tobytes() == results[1].tobytes()
+    check_recovers("demo(values=fp32)", SHAPE, spoiled=4096)
 
 
 def test_the_same_bits_at_all_levels_and_threads() -> None:
-    seen = set()
-    for _ in settings_of_the_core(threads=(1, 3)):
-        loop = Loopback(config_of("demo(update=plain)"), 2)
-        for step in range(2):
-            results = loop.step({"w": gradients(2, step, (300, 260))})["w"]
-        seen.add(results[0].tobytes())
-    assert len(seen) == 1
+    check_bits("demo(update=plain)", (300, 260))
 
 
 def test_state_comes_back_whatever_the_seed_and_k() -> None:
     straight = Loopback(config_of("demo(k=32)"), 2)
     resumed = Loopback(config_of("demo(k=32)").model_copy(update={"seed": 5}), 2)
     other = Loopback(config_of("demo(k=64,values=int8)"), 2)
-    straight.step({"w": gradients(2, 0)})
-    for loop in (resumed, other):
-        for one, of in zip(straight.ranks, loop.ranks, strict=True):
-            of.load_state_dict(one.state_dict())
-            assert np.array_equal(*(x.state_dict()["momentum"]["w"] for x in (one, of)))
-    a, b = (loop.step({"w": gradients(2, 1)})["w"][0] for loop in (straight, resumed))
+    straight.step({"w": gradients(2, 0, SHAPE)})
+    take_state(straight, resumed, other)
+    a, b = (loop.step({"w": gradients(2, 1, SHAPE)})["w"][0] for loop in (straight, resumed))
     assert a.tobytes() == b.tobytes()
 
 

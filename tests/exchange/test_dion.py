@@ -8,18 +8,12 @@ import numpy as np
 import pytest
 
 from gradcomp import ConfigError, Loopback, SpecError
-from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.spec import parse
-from support.codecs import settings_of_the_core
 from support.dion import Reference
 from support.pipelines import config_of
+from support.step_laws import check_bits, check_recovers, gradients, take_state
 
 SHAPE = (96, 64)
-
-
-def gradients(ranks: int, step: int, shape: tuple[int, ...] = SHAPE) -> list[FloatArray]:
-    rng = np.random.default_rng([ranks, step])
-    return [rng.standard_normal(shape, np.float32) for _ in range(ranks)]
 
 
 @pytest.mark.parametrize("orthogonalization", ["gram_schmidt", "qr", "cholesky"])
@@ -32,7 +26,7 @@ def test_steps_are_the_papers(
     loop = Loopback(config_of(spec), ranks)
     reference = Reference(ranks, "w", SHAPE, rank, momentum=0.9)
     for step in range(4):
-        grads = gradients(ranks, step)
+        grads = gradients(ranks, step, SHAPE)
         before = loop.stats[0].total_bytes
         results = loop.step({"w": grads})["w"]
         if rank == 64:  # travels dense: the reference has the average on every rank
@@ -50,7 +44,7 @@ def test_steps_are_the_papers(
 def test_half_values_are_near(values: str, item: int) -> None:
     exact = Loopback(config_of("dion"), 2)
     half = Loopback(config_of(f"dion(values={values})"), 2)
-    grads = gradients(2, 0)
+    grads = gradients(2, 0, SHAPE)
     a, b = (loop.step({"w": grads})["w"][0] for loop in (exact, half))
     assert np.linalg.norm(a - b) < 0.05 * np.linalg.norm(a)
     payload = item * 16 * sum(SHAPE)
@@ -59,7 +53,10 @@ def test_half_values_are_near(values: str, item: int) -> None:
 
 def test_all_singular_values_are_equal_after_some_steps_of_one_gradient() -> None:
     loop = Loopback(config_of("dion(rank_fraction=0.125)"), 2)
-    left, right = np.linalg.qr(gradients(1, 0)[0])[0], np.linalg.qr(gradients(1, 1)[0].T)[0]
+    left, right = (
+        np.linalg.qr(gradients(1, 0, SHAPE)[0])[0],
+        np.linalg.qr(gradients(1, 1, SHAPE)[0].T)[0],
+    )
     scaled = left[:, :8] * 2.0 ** np.arange(8) @ right[:, :8].T
     grads = [scaled.astype(np.float32)] * 2
     for _ in range(60):
@@ -80,28 +77,11 @@ def test_vectors_have_averages_and_convolutions_are_matrices() -> None:
 
 
 def test_zeros_and_nan_do_no_lasting_harm() -> None:
-    loop = Loopback(config_of("dion"), 2)
-    zeros = [np.zeros(SHAPE, np.float32)] * 2
-    assert np.isfinite(loop.step({"w": zeros})["w"][0]).all()
-    for bad in (np.nan, np.inf, 3e38):
-        grads = gradients(2, 1)
-        grads[1][3, 5] = bad
-        for result in loop.step({"w": grads})["w"]:
-            assert np.isnan(result).all() or bad == 3e38
-        for step in range(2):
-            results = loop.step({"w": gradients(2, step)})["w"]
-        assert np.isfinite(results[0]).all()
-        assert results[0].tobytes() == results[1].tobytes()
+    check_recovers("dion", SHAPE, zero_steps=False)
 
 
 def test_the_same_bits_at_all_levels_and_threads() -> None:
-    seen = set()
-    for _ in settings_of_the_core(threads=(1, 3)):
-        loop = Loopback(config_of("dion"), 2)
-        for step in range(2):
-            results = loop.step({"w": gradients(2, step, (300, 260))})["w"]
-        seen.add(results[0].tobytes())
-    assert len(seen) == 1
+    check_bits("dion", (300, 260))
 
 
 def test_state_comes_back_and_momenta_outlive_a_change_of_rank() -> None:
@@ -109,12 +89,11 @@ def test_state_comes_back_and_momenta_outlive_a_change_of_rank() -> None:
         Loopback(config_of(spec), 2) for spec in ("dion", "dion", "dion(rank_fraction=0.5)")
     )
     for step in range(2):
-        straight.step({"w": gradients(2, step)})
-    for loop in (resumed, other):
-        for one, of in zip(straight.ranks, loop.ranks, strict=True):
-            of.load_state_dict(one.state_dict())
-            assert np.array_equal(*(x.state_dict()["momentum"]["w"] for x in (one, of)))
-    a, b, c = (loop.step({"w": gradients(2, 2)})["w"][0] for loop in (straight, resumed, other))
+        straight.step({"w": gradients(2, step, SHAPE)})
+    take_state(straight, resumed, other)
+    a, b, c = (
+        loop.step({"w": gradients(2, 2, SHAPE)})["w"][0] for loop in (straight, resumed, other)
+    )
     assert a.tobytes() == b.tobytes()
     assert np.linalg.matrix_rank(c) == 32
 
@@ -122,10 +101,10 @@ def test_state_comes_back_and_momenta_outlive_a_change_of_rank() -> None:
 def test_ranks_agree_when_a_later_fraction_sends_matrices_dense() -> None:
     """Momenta that differ by rank become their average."""
     thin, dense = Loopback(config_of("dion"), 2), Loopback(config_of("dion(rank_fraction=1)"), 2)
-    thin.step({"w": gradients(2, 0)})
+    thin.step({"w": gradients(2, 0, SHAPE)})
     for one, of in zip(thin.ranks, dense.ranks, strict=True):
         of.load_state_dict(one.state_dict())
-    results = dense.step({"w": gradients(2, 1)})["w"]
+    results = dense.step({"w": gradients(2, 1, SHAPE)})["w"]
     assert results[0].tobytes() == results[1].tobytes()
 
 

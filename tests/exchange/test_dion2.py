@@ -8,19 +8,13 @@ import numpy as np
 import pytest
 
 from gradcomp import Loopback, SpecError
-from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.spec import parse
 from gradcomp.exchange.algorithms.polar_factor import polar_factor
-from support.codecs import settings_of_the_core
 from support.dion import Reference2
 from support.pipelines import config_of
+from support.step_laws import check_bits, check_recovers, gradients, take_state
 
 SHAPE = (64, 96)
-
-
-def gradients(ranks: int, step: int, shape: tuple[int, ...] = SHAPE) -> list[FloatArray]:
-    rng = np.random.default_rng([ranks, step])
-    return [rng.standard_normal(shape, np.float32) for _ in range(ranks)]
 
 
 @pytest.mark.parametrize("shape", [SHAPE, (96, 64), (64, 64)])
@@ -50,9 +44,9 @@ def test_the_average_momentum_is_that_of_one_rank_with_the_average_gradient() ->
     """Equal up to the choice of rows: by the average of the norms, not the norm of the average."""
     ranks, one = Loopback(config_of("dion2"), 3), Loopback(config_of("dion2"), 1)
     scale = np.linspace(1, 3, 64, dtype=np.float32)[:, np.newaxis]
-    noise = gradients(3, 0)
+    noise = gradients(3, 0, SHAPE)
     for step in range(3):
-        common = gradients(1, step)[0] * scale
+        common = gradients(1, step, SHAPE)[0] * scale
         grads = [common + 0.01 * of_rank for of_rank in noise]
         several = ranks.step({"w": grads})["w"][0]
         single = one.step({"w": [np.mean(grads, axis=0)]})["w"][0]
@@ -62,7 +56,7 @@ def test_the_average_momentum_is_that_of_one_rank_with_the_average_gradient() ->
 @pytest.mark.parametrize("values", ["fp16", "bf16"])
 def test_half_values_are_near(values: str) -> None:
     exact, half = (Loopback(config_of(f"dion2(values={v})"), 2) for v in ("fp32", values))
-    grads = gradients(2, 0)
+    grads = gradients(2, 0, SHAPE)
     a, b = (loop.step({"w": grads})["w"][0] for loop in (exact, half))
     assert 0 < np.linalg.norm(a - b) < 0.05 * np.linalg.norm(a)
     payload = 2 * 16 * 96 + 4 * 64
@@ -91,29 +85,12 @@ def test_vectors_have_averages_and_convolutions_are_matrices() -> None:
 
 @pytest.mark.parametrize("spec", ["dion2", "dion2(fraction=1)"])
 def test_zeros_and_nan_do_no_lasting_harm(spec: str) -> None:
-    loop = Loopback(config_of(spec), 2)
-    zeros = [np.zeros(SHAPE, np.float32)] * 2
-    assert not loop.step({"w": zeros})["w"][0].any()
-    for bad in (np.nan, np.inf, 3e38):
-        grads = gradients(2, 1)
-        grads[1][3, 5] = bad
-        for result in loop.step({"w": grads})["w"]:
-            assert np.isnan(result).all() or bad == 3e38
-        for step in range(2):
-            results = loop.step({"w": gradients(2, step)})["w"]
-        assert np.isfinite(results[0]).all()
-        assert results[0].tobytes() == results[1].tobytes()
+    check_recovers(spec, SHAPE)
 
 
 @pytest.mark.parametrize("shape", [(260, 300), (300, 260)])
 def test_the_same_bits_at_all_levels_and_threads(shape: tuple[int, int]) -> None:
-    seen = set()
-    for _ in settings_of_the_core(threads=(1, 3)):
-        loop = Loopback(config_of("dion2"), 2)
-        for step in range(2):
-            results = loop.step({"w": gradients(2, step, shape)})["w"]
-        seen.add(results[0].tobytes())
-    assert len(seen) == 1
+    check_bits("dion2", shape)
 
 
 def test_state_comes_back_and_fits_every_fraction() -> None:
@@ -121,11 +98,9 @@ def test_state_comes_back_and_fits_every_fraction() -> None:
         Loopback(config_of(spec), 2) for spec in ("dion2", "dion2", "dion2(fraction=1)")
     )
     for step in range(2):
-        straight.step({"w": gradients(2, step)})
-    for loop in (resumed, other):
-        for one, of in zip(straight.ranks, loop.ranks, strict=True):
-            of.load_state_dict(one.state_dict())
-    last = {"w": gradients(2, 2)}
+        straight.step({"w": gradients(2, step, SHAPE)})
+    take_state(straight, resumed, other)
+    last = {"w": gradients(2, 2, SHAPE)}
     a, b, c = (loop.step(last)["w"] for loop in (straight, resumed, other))
     assert a[0].tobytes() == b[0].tobytes()
     assert c[0].tobytes() == c[1].tobytes()

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from gradcomp.adapter_api import FloatArray, OuterSteps
 from gradcomp.errors import ConfigError
-from torch_compressors.shared.parameters import uncompiled
+from torch_compressors.shared.parameters import is_sharded, uncompiled
 from torch_compressors.shared.state import as_array
 
 __all__ = ["ParameterValues", "TensorOuterSteps"]
@@ -68,8 +67,9 @@ class ParameterValues:
 
 def _own(parameter: torch.Tensor) -> torch.Tensor:
     """The elements that this rank holds."""
-    detached = parameter.detach()
-    return detached.to_local() if isinstance(detached, DTensor) else detached
+    detached: Any = parameter.detach()
+    own: torch.Tensor = detached.to_local() if is_sharded(detached) else detached
+    return own
 
 
 class TensorOuterSteps(OuterSteps):

@@ -9,7 +9,7 @@ import torch
 
 from gradcomp.errors import ConfigError
 
-__all__ = ["check_unsharded", "parameter_bytes", "uncompiled", "uncompiled_name"]
+__all__ = ["check_unsharded", "is_sharded", "parameter_bytes", "uncompiled", "uncompiled_name"]
 
 
 def parameter_bytes(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, Any]]:
@@ -44,6 +44,11 @@ def uncompiled(named: Iterable[tuple[str, _T]]) -> list[tuple[str, _T]]:
     return pairs
 
 
+def is_sharded(tensor: Any) -> bool:
+    """Whether it is a DTensor, whose module takes half a second to import."""
+    return hasattr(tensor, "placements")
+
+
 def check_unsharded(named: Iterable[tuple[str, Any]]) -> None:
     """Refuse parameters of which a rank has a part alone.
 
@@ -51,7 +56,7 @@ def check_unsharded(named: Iterable[tuple[str, Any]]) -> None:
         ConfigError: a parameter is a DTensor.
     """
     for name, one in named:
-        if hasattr(one, "placements"):
+        if is_sharded(one):
             raise ConfigError(
                 f"'{name}' is sharded over ranks, as by fully_shard, and each rank must have whole "
                 "parameters here: use torch_compressors.fsdp, or an unsharded model"

@@ -320,6 +320,8 @@ def shards_between_replicas() -> None:
     model = Model()
     fully_shard(model, mesh=mesh["shards"])
     group = mesh["replicas"].get_group()
+    refused(lambda: OuterStep("int8", model), ConfigError, "give OuterStep the process_group")
+    refused(lambda: HorovodOuterStep("int8", model), ConfigError, "is sharded over ranks")
     outer = OuterStep("int8", model, every=2, process_group=group, lr=1.0, momentum=0.0)
     mean = Loopback("int8", 2)
     starts = {n: p.to_local().detach().clone() for n, p in model.named_parameters()}

@@ -1,0 +1,36 @@
+"""Local steps on Horovod: the part that all frameworks share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gradcomp.adapter_api import OuterOptions, OuterSteps, Values
+from horovod_compressors.compression import BaseCompression
+
+__all__ = ["HorovodOuterSteps"]
+
+
+class HorovodOuterSteps(OuterSteps):
+    """Base class of Horovod's ``OuterStep``s: agrees with the other ranks through a compression."""
+
+    def _agree(
+        self, compression: BaseCompression, values: Values, every: int, options: dict[str, Any]
+    ) -> OuterOptions:
+        """Set everything that `OuterSteps` needs; every rank must call it. Returns the settings.
+
+        Raises:
+            ConfigError: an argument does not fit; see `OuterOptions.of`.
+            ProtocolError: the ranks have different arguments or models.
+        """
+        chosen = OuterOptions.of(compression.config, every, **options)
+        self.config = compression.config
+        self._compression = compression
+        self._pipeline = compression.pipeline
+        self._collector = compression.agree(values.shapes)
+        texts = self._gather_bytes(chosen.text().encode())
+        chosen.check_same([text.decode(errors="replace") for text in texts])
+        return chosen
+
+    def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
+        return self._compression.gather(data)
