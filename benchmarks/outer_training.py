@@ -44,7 +44,7 @@ def train(
         return learn(DistributedDataParallel(model), optimizer, seed, options.epochs), 1.0
     outer = OuterStep(spec, model, every=options.every, lr=lr, momentum=momentum)
     loss = learn(model, optimizer, seed, options.epochs, outer.step)
-    return loss, outer.stats.ratio * options.every
+    return loss, outer.stats.ratio
 
 
 def main() -> None:

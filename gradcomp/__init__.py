@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gradcomp.config.schema import Config, load_config
     from gradcomp.exchange.explain import explain
     from gradcomp.runtime.loopback import Loopback
+    from gradcomp.runtime.outer.loopback import OuterLoopback
     from gradcomp.runtime.pipeline import Pipeline
     from gradcomp.runtime.stats import Stats
 
@@ -44,6 +45,7 @@ __all__ = [
     "ConfigError",
     "GradcompError",
     "Loopback",
+    "OuterLoopback",
     "Pipeline",
     "PluginParam",
     "ProtocolError",
@@ -68,6 +70,7 @@ _MODULES = {
     "CodecPlugin": "codec.plugins",
     "Config": "config.schema",
     "Loopback": "runtime.loopback",
+    "OuterLoopback": "runtime.outer.loopback",
     "Pipeline": "runtime.pipeline",
     "PluginParam": "codec.plugins",
     "Stats": "runtime.stats",

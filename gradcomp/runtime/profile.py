@@ -15,7 +15,7 @@ from gradcomp.codec.arrays import FloatArray
 from gradcomp.exchange.rounds import AllReduce, Request
 from gradcomp.stopwatch import PHASES, Phase, active
 
-__all__ = ["Counters", "Event", "Profile", "StepProfile"]
+__all__ = ["Counters", "Event", "LocalRound", "Profile", "StepProfile"]
 
 KEPT_STEPS = 1000
 KEPT_EVENTS = 200_000
@@ -46,6 +46,28 @@ class Event(NamedTuple):
     nbytes: int = 0
 
 
+class LocalRound(NamedTuple):
+    """Local steps from the start of one exchange to that of the next.
+
+    Attributes:
+        inner_steps: their number.
+        seconds: of the round.
+        held_seconds: of it, the time in which the inner optimizer waited for outer steps.
+    """
+
+    inner_steps: int
+    seconds: float
+    held_seconds: float
+
+    def plus(self, other: LocalRound) -> LocalRound:
+        """Both rounds together."""
+        return LocalRound(
+            self.inner_steps + other.inner_steps,
+            self.seconds + other.seconds,
+            self.held_seconds + other.held_seconds,
+        )
+
+
 @dataclass
 class StepProfile:
     """One step, or several together.
@@ -60,6 +82,7 @@ class StepProfile:
         requests: number of requests that this rank took part in.
         squared_error: sum of (average - exact average)^2 over all elements, if errors are measured.
         squared_norm: sum of (exact average)^2 over all elements, if errors are measured.
+        round: the local steps before this exchange; None if every step has one.
     """
 
     step: int
@@ -71,6 +94,14 @@ class StepProfile:
     requests: int = 0
     squared_error: float = 0.0
     squared_norm: float = 0.0
+    round: LocalRound | None = None
+
+    @property
+    def utilisation(self) -> float | None:
+        """Share of the round in which the inner optimizer did not wait; None without local steps."""
+        if self.round is None or not self.round.seconds:
+            return None
+        return 1 - self.round.held_seconds / self.round.seconds
 
     @property
     def phases(self) -> dict[Phase, float]:
@@ -135,6 +166,10 @@ class Profile:
         self._under_way.clear()  # of a step that has failed
         self._end_step()
         self._begin()
+
+    def of_round(self, round_: LocalRound) -> None:
+        """Note the local steps before the exchange that has just begun."""
+        (self._now or self._begin()).round = round_
 
     def measure(
         self,
@@ -257,6 +292,8 @@ class Profile:
         total.requests += step.requests
         total.squared_error += step.squared_error
         total.squared_norm += step.squared_norm
+        if step.round is not None:
+            total.round = step.round.plus(total.round) if total.round else step.round
         for tensor, phases in step.tensors.items():
             for phase, seconds in phases.items():
                 total.add(tensor, phase, seconds)

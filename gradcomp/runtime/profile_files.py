@@ -40,6 +40,7 @@ def row_of(step: StepProfile) -> dict[str, Any]:
         "sent_bytes": dict(step.sent_bytes),
         "dense_bytes": step.dense_bytes,
         "vnmse": step.vnmse,
+        "round": None if step.round is None else step.round._asdict(),
         "tensors": step.tensors,
     }
 
@@ -66,6 +67,8 @@ def write_trace(profile: Profile, path: Path, rank: int) -> None:
     place: dict[str, Any] = {"pid": rank, "tid": 0}
     for step in profile.steps:
         sizes = {"sent_bytes": dict(step.sent_bytes), "vnmse": step.vnmse}
+        if step.utilisation is not None:
+            sizes["utilisation"] = step.utilisation
         about = {"name": f"step {step.step}", "cat": "step", "args": sizes}
         events.append(_slice(step.begin, step.begin + step.seconds) | place | about)
     for number, event in enumerate(profile.events):

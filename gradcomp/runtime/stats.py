@@ -22,13 +22,15 @@ class Stats:
             per rank.
         dense_bytes: uncompressed size of the same gradients.
         decisions: of the policy ``auto``, one for each group.
-        steps: optimization steps so far (the largest number of rounds of any tensor).
+        steps: averages so far (the largest number of rounds of any tensor).
+        local_steps: inner steps for each average of local steps; 1 if every step has an average.
         profile: the time by phase since `start_profile`; None if it is not measured.
     """
 
     sent_bytes: Counter[str] = field(default_factory=Counter)
     dense_bytes: int = 0
     steps: int = 0
+    local_steps: int = 1
     decisions: tuple[Decision, ...] = ()
     profile: Profile | None = field(default=None, repr=False, compare=False)
 
@@ -65,10 +67,14 @@ class Stats:
 
     @property
     def bytes_per_step(self) -> float:
-        """Mean bytes sent in a step; 0 before the first."""
-        return self.total_bytes / self.steps if self.steps else 0.0
+        """Mean bytes sent in a step, of local steps in an inner one; 0 before the first average."""
+        steps = self.steps * self.local_steps
+        return self.total_bytes / steps if steps else 0.0
 
     @property
     def ratio(self) -> float:
-        """Compression ratio: uncompressed bytes over bytes sent; 1 before anything was sent."""
-        return self.dense_bytes / self.total_bytes if self.total_bytes else 1.0
+        """Compression ratio: bytes of uncompressed gradients in every step, inner ones included, over
+        bytes sent; 1 before anything was sent.
+        """
+        gradients = self.dense_bytes * self.local_steps
+        return gradients / self.total_bytes if self.total_bytes else 1.0

@@ -16,10 +16,12 @@ from gradcomp.runtime.collector import Collector
 from gradcomp.runtime.controls import Controls
 from gradcomp.runtime.outer.fragments import fragments_of
 from gradcomp.runtime.outer.options import OuterOptions
+from gradcomp.runtime.outer.round_clock import RoundClock
 from gradcomp.runtime.outer.sgd import OuterSGD
 from gradcomp.runtime.pipeline import Pipeline
+from gradcomp.runtime.profile import LocalRound
 
-__all__ = ["OuterSteps", "Values"]
+__all__ = ["OuterSteps", "Values", "done", "weigh"]
 
 
 class Values(Protocol):
@@ -87,6 +89,9 @@ class OuterSteps(Controls):
         self._changes = {name: np.empty_like(value) for name, value in start.items()}
         self._rounded: dict[str, FloatArray] = {}
         self._inner_steps = 0
+        self._clock = RoundClock()
+        self._round: LocalRound | None = None  # the last one that has ended
+        self._pipeline.stats.local_steps = options.every
         self._thread = ThreadPoolExecutor(1, "gradcomp-outer") if options.overlap else None
         self._averages: Future[dict[str, FloatArray]] | None = None
 
@@ -117,15 +122,14 @@ class OuterSteps(Controls):
             ProtocolError: another rank does not answer, or is at another step.
         """
         self._check_samples(samples)
-        for fragment in range(len(self._fragments)):
-            self._samples[fragment] += samples or 0.0
-        self._inner_steps += 1
-        if (self._inner_steps + self.options.overlap) % self.options.period == 0:
-            self._start()
-        if self._inner_steps % self.options.period:
-            return False
-        self._finish()
-        return True
+        with self._clock.holding():
+            self._count(samples)
+            if self._starts:
+                self._start()
+            if not self._ends:
+                return False
+            self._finish()
+            return True
 
     @property
     def exchanges_next(self) -> bool:
@@ -161,6 +165,22 @@ class OuterSteps(Controls):
 
     # One exchange ---------------------------------------------------------------------------------
 
+    def _count(self, samples: float | None) -> None:
+        """Count an inner step."""
+        for fragment in range(len(self._fragments)):
+            self._samples[fragment] += samples or 0.0
+        self._inner_steps += 1
+
+    @property
+    def _starts(self) -> bool:
+        """Whether an exchange starts after this inner step."""
+        return (self._inner_steps + self.options.overlap) % self.options.period == 0
+
+    @property
+    def _ends(self) -> bool:
+        """Whether a fragment's outer step is due after this inner step."""
+        return self._inner_steps % self.options.period == 0
+
     @property
     def _due(self) -> int:
         """The fragment whose average is running or comes next."""
@@ -168,25 +188,32 @@ class OuterSteps(Controls):
 
     def _start(self) -> None:
         """Start the exchange of the fragment that is due."""
+        changes, samples = self._take_changes()
+        self._round = self._clock.next_round(self.options.period)
+        if self._thread is not None:
+            self._averages = self._thread.submit(self._average, changes, samples)
+        else:
+            self._averages = done(self._average(changes, samples))
+
+    def _take_changes(self) -> tuple[dict[str, FloatArray], float]:
+        """The changes of the fragment that is due, and the samples behind them."""
         names = self._fragments[self._due]
         changes = {
             name: np.subtract(self._given(name), self._values.read(name), out=self._changes[name])
             for name in names
         }
         samples, self._samples[self._due] = self._samples[self._due], 0.0
-        if self._thread is not None:
-            self._averages = self._thread.submit(self._average, changes, samples)
-        else:
-            self._averages = _done(self._average(changes, samples))
+        return changes, samples
 
     def _average(self, changes: dict[str, FloatArray], samples: float) -> dict[str, FloatArray]:
+        """The averages over the ranks, by this rank's engine."""
         collector = self._collector
         self._report(collector.begin_step())
+        profile = self._pipeline.stats.profile
+        if profile is not None and self._round is not None:
+            profile.of_round(self._round)
         if self.options.weighted:
-            mean = collector.mean("outer.samples", samples)
-            weight = np.float32(samples / mean if mean > 0 else 0.0)
-            for change in changes.values():
-                change *= weight
+            weigh(changes, samples, collector.mean("outer.samples", samples))
         for name, change in changes.items():
             shape = self._values.shapes[name]
             collector.add(collector.resolve(name, shape), change.reshape(shape), change.nbytes)
@@ -270,7 +297,7 @@ class OuterSteps(Controls):
         self._outer.load_state_dict(first["outer"])
         self._averages = None
         if same_ranks and averages:
-            self._averages = _done(averages)
+            self._averages = done(averages)
         for name, average in averages.items() if not same_ranks else ():
             self._outer.step(name, average)
         for name, value in self._outer.start.items():
@@ -315,7 +342,15 @@ def _steps_in(state: Mapping[str, Any]) -> int:
     return steps
 
 
-def _done(averages: dict[str, FloatArray]) -> Future[dict[str, FloatArray]]:
+def weigh(changes: Mapping[str, FloatArray], samples: float, mean: float) -> None:
+    """Weigh one rank's changes in place by its samples, relative to their mean over the ranks."""
+    weight = np.float32(samples / mean if mean > 0 else 0.0)
+    for change in changes.values():
+        change *= weight
+
+
+def done(averages: dict[str, FloatArray]) -> Future[dict[str, FloatArray]]:
+    """The end of an exchange that does not run in a thread."""
     future: Future[dict[str, FloatArray]] = Future()
     future.set_result(averages)
     return future

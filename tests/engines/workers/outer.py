@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
@@ -20,9 +19,10 @@ from workers import harness
 from workers.ddp_model import join
 from workers.harness import Cases, check_equal, check_same_on_all_ranks, refused
 
-from gradcomp import Config, ConfigError, Loopback
-from gradcomp.adapter_api import OuterOptions, OuterSGD
+from gradcomp import Config, ConfigError, Loopback, OuterLoopback
+from gradcomp.adapter_api import OuterOptions
 from gradcomp.errors import ProtocolError, StateError
+from gradcomp.runtime.profile import Profile
 from horovod_compressors.torch import OuterStep as HorovodOuterStep
 from support.pipelines import configured, rules_of
 from torch_compressors import OuterStep
@@ -85,51 +85,30 @@ def quietly(make: Callable[..., Any], model: Model, **options: Any) -> Any:
         return make(config(), model, **options)
 
 
-class Simulated:
-    """All ranks' parameters in this process, averaged by the loopback."""
+def loopback_of(model: Model, **options: Any) -> OuterLoopback:
+    """All ranks' parameters in this process."""
+    values = {name: p.detach().numpy() for name, p in model.named_parameters()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return OuterLoopback(config(), values, hvd.size(), **options)
 
-    def __init__(self, model: Model, options: OuterOptions) -> None:
-        values = {n: p.detach().reshape(-1).numpy().copy() for n, p in model.named_parameters()}
-        self._options = options
-        self._loopback = Loopback(config(), hvd.size())
-        settings = options.lr, options.momentum, options.nesterov
-        self.outers = [OuterSGD(values, *settings) for _ in range(hvd.size())]
-        self.values = [{n: one.copy() for n, one in values.items()} for _ in range(hvd.size())]
-        names = list(values)
-        # Every parameter of `Model` is a layer of its own.
-        self._fragments = [names[first :: options.fragments] for first in range(options.fragments)]
-        self._averages: dict[str, list[Any]] = {}
 
-    def step(self, step: int) -> None:
-        options = self._options
-        for rank, values in enumerate(self.values):
-            for index, (name, value) in enumerate(values.items()):
-                change = change_of([step, rank, index], Model.shape_of(name))
-                value -= (0.1 * change).numpy().reshape(-1)
-        phase = (step + 1) % options.period
-        fragment = self._fragments[step // options.period % options.fragments]
-        if phase == (options.period - options.overlap) % options.period:
-            weights = [1.0] * hvd.size()
-            if options.weighted:
-                weights = [samples_of(rank) * hvd.size() / 3 for rank in range(hvd.size())]
-            changes = {
-                name: [
-                    np.float32(weights[rank])
-                    * (one.start[name] - self.values[rank][name]).reshape(Model.shape_of(name))
-                    for rank, one in enumerate(self.outers)
-                ]
-                for name in fragment
-            }
-            self._averages = self._loopback.step(changes)
-        if phase == 0:
-            mixing = np.float32(options.mixing)
-            for name, averages in self._averages.items():
-                for rank, one in enumerate(self.outers):
-                    start = one.step(name, averages[rank].reshape(-1))
-                    own = self.values[rank]
-                    own[name] = (
-                        mixing * own[name] + (1 - mixing) * start if mixing else start.copy()
-                    )
+def change_all(loopback: OuterLoopback, step: int) -> None:
+    """The inner step of each rank."""
+    for rank, values in enumerate(loopback.values):
+        for index, (name, value) in enumerate(values.items()):
+            change = change_of([step, rank, index], Model.shape_of(name))
+            value -= (0.1 * change).numpy().reshape(-1)
+
+
+def check_profile(profile: Profile, options: OuterOptions) -> None:
+    """Each exchange has the round before it."""
+    rounds = [one.round for one in profile.steps]
+    assert [one.inner_steps for one in rounds if one] == [options.period] * len(rounds)
+    assert len(rounds) == 18 // options.period
+    for one in profile.steps:
+        assert one.utilisation is not None
+        assert 0 <= one.utilisation <= 1
 
 
 def samples_of(rank: int) -> int:
@@ -154,26 +133,29 @@ def outer_steps_are_those_of_the_loopback() -> None:
         for setting in SETTINGS:
             model = Model()
             outer = quietly(make, model, every=6, **setting)
-            simulated = Simulated(model, outer.options)
+            loopback = loopback_of(model, every=6, **setting)
+            profile = outer.stats.start_profile()
             for step in range(18):
                 model.change(step)
-                samples = {"samples": samples_of(hvd.rank())} if outer.options.weighted else {}
-                made = outer.step(**samples)
+                weighted = outer.options.weighted
+                made = outer.step(**({"samples": samples_of(hvd.rank())} if weighted else {}))
                 assert made == ((step + 1) % outer.options.period == 0), step
-                simulated.step(step)
+                change_all(loopback, step)
+                loopback.step([*map(samples_of, range(hvd.size()))] if weighted else None)
                 for name, p in model.named_parameters():
-                    wanted = torch.from_numpy(simulated.values[hvd.rank()][name]).view(p.shape)
+                    wanted = torch.from_numpy(loopback.values[hvd.rank()][name]).view(p.shape)
                     check_equal(p.detach(), wanted, f"{setting}, {step}: {name}")
             own = [p.detach().clone() for p in model.parameters()]
             with outer.common():
                 for name, p in model.named_parameters():
                     check_same_on_all_ranks(p, name)
-                    start = torch.from_numpy(simulated.outers[0].start[name]).view(p.shape)
+                    start = torch.from_numpy(loopback.common()[name])
                     check_equal(p.detach(), start, f"{setting}: {name}")
             for p, kept in zip(model.parameters(), own, strict=True):
                 check_equal(p.detach(), kept, str(setting))
             assert outer.inner_steps == 18
             assert outer.stats.steps == 3
+            check_profile(profile, outer.options)
 
 
 @cases
