@@ -10,6 +10,7 @@ from __future__ import annotations
 from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes, as_float32
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.spec import Spec
+from gradcomp.exchange.averaging import MEAN
 from gradcomp.exchange.engine import Driver, Engine
 from gradcomp.exchange.nodes import Node
 from gradcomp.exchange.rates import Rates
@@ -53,6 +54,7 @@ from gradcomp.runtime.stats import Stats
 from gradcomp.runtime.unedited import Patch, Unedited, run_unedited
 
 __all__ = [
+    "MEAN",
     "STATE_KINDS",
     "AllGather",
     "AllReduce",

@@ -65,6 +65,7 @@ _ENGINES = {
     "accelerate": "Accelerate",
     "lightning": "Lightning",
     "transformers": "Transformers",
+    "torchft": "torchft",
 }
 
 _EXTRAS = {
@@ -72,6 +73,7 @@ _EXTRAS = {
     "accelerate": "trainers",
     "lightning": "trainers",
     "transformers": "trainers",
+    "torchft": "trainers",
 }
 """Packages that pip installs as they are, and the extras with their tested versions."""
 

@@ -39,12 +39,12 @@ from gradcomp.adapter_api import (
     check_agreement,
     pack_state,
     profile_as_configured,
-    state_of,
     unpack_state,
 )
 from gradcomp.errors import ConfigError, GradcompError, PeerError, StateError
 from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.meetings import FRESH, Meeting, Meetings
+from torch_compressors.newcomers import check_only_residuals, shared_state, take_shared_state
 from torch_compressors.roll_call import RollCall
 from torch_compressors.shared.outer import ParameterValues, TensorOuterSteps
 from torch_compressors.shared.parameters import check_unsharded
@@ -53,9 +53,6 @@ __all__ = ["ElasticOuterStep"]
 
 _TRIES = 10
 """Failed exchanges in a row after which a process gives up."""
-
-_TAKEN = ("rounds", "specs")
-"""Parts of the compressor's state that a newcomer takes from the others."""
 
 
 class ElasticOuterStep(TensorOuterSteps):
@@ -211,22 +208,14 @@ class ElasticOuterStep(TensorOuterSteps):
         """Take the job's parameters and outer momentum from the source; every member calls it."""
         data = np.zeros(0, np.uint8)
         if gives:
-            own = self._pipeline.state_dict()
-            shared = {key: own[key] for key in _TAKEN}
-            state = {"outer": self._outer.state_dict(), **shared, "residual": [*own["residual"]]}
+            state = {"outer": self._outer.state_dict(), **shared_state(self._pipeline)}
             data = np.frombuffer(bytearray(pack_state(state)), np.uint8)
         taken = self._driver.reply(self._driver.post(Broadcast("outer.newest", data)))
         if gives or self._version == version != FRESH:
             return
         state = unpack_state(taken.tobytes())
         self._outer.load_state_dict(state["outer"])
-        own = self._pipeline.state_dict()
-        residuals = {
-            name: own["residual"].get(name, np.zeros_like(self._outer.start[name]))
-            for name in state["residual"]
-        }
-        shared = {key: state[key] for key in _TAKEN}
-        self._pipeline.load_state_dict({**own, **shared, "residual": residuals})
+        take_shared_state(self._pipeline, state, self._values.shapes)
         self._version = version
 
     def _leave(self, kept: Mapping[str, Any]) -> None:
@@ -248,15 +237,7 @@ def _check(
             "processes that come and go average all parameters together and wait for the result: "
             "leave out fragments, overlap and mixing"
         )
-    if config.compress.two_level:
-        raise ConfigError("compress.exchange: two_level needs fixed nodes; remove it")
-    for spec in config.specs:
-        kinds = set(state_of(spec)) - {"residual"}
-        if kinds:
-            raise ConfigError(
-                f"'{spec}' keeps {', '.join(sorted(kinds))} between exchanges, which must be equal "
-                "on all processes: choose a codec with or without residual, such as residual|int4"
-            )
+    check_only_residuals(config)
 
 
 def _check_same(meeting: Meeting) -> None:

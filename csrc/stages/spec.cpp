@@ -18,6 +18,10 @@ bool is_number(char c) { return is_digit(c) || c == '.' || c == '+' || c == '-' 
 
 std::string quoted(std::string_view text) { return "'" + std::string(text) + "'"; }
 
+bool ends_with(std::string_view text, std::string_view end) {
+  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
+
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -63,6 +67,11 @@ class Parser {
     }
     for (std::size_t i = 0; i < text_.size(); ++i) {
       if (text_[i] < ' ' || text_[i] > '~') return error(i, "only printable ASCII is allowed here");
+    }
+    if (ends_with(text_, ".yaml") || ends_with(text_, ".yml")) {
+      return {Code::kSpec, quoted(text_) +
+                               " is a file and no spec: load it with load_config, or give "
+                               "it to from_config in place of the constructor"};
     }
     for (;;) {
       Stage stage;
@@ -127,6 +136,8 @@ class Parser {
     if (stage->info == nullptr) {
       std::vector<std::string_view> known;
       for (const StageInfo& info : registry()) known.push_back(info.name);
+      if (name.text == "none")
+        return error(name.pos, "'identity' is the stage without compression");
       std::string faults;
       for (const std::string& fault : plugin_faults()) faults += "; " + fault;
       return error(name.pos, "unknown stage " + quoted(name.text) + ": " +
@@ -234,6 +245,11 @@ class Parser {
         if (key.text == candidate.name) param = &candidate;
       }
       if (param == nullptr) {
+        pos_ = key.pos;
+        const std::string named = named_value(*stage->info);
+        if (!named.empty()) {
+          return error(key.pos, "a value needs the name of its parameter: " + quoted(named));
+        }
         return error(key.pos, "unknown parameter " + quoted(key.text) + " of " +
                                   quoted(stage->info->name) + ": " + suggestion(key.text, known));
       }
@@ -261,6 +277,21 @@ class Parser {
       if (peek() != ',') return error(pos_, "expected ',' or ')'");
       ++pos_;
     }
+  }
+
+  // The stage with the number here as the first parameter that can have it; empty if there is none.
+  std::string named_value(const StageInfo& stage) {
+    const std::size_t begin = pos_;
+    for (const ParamInfo& param : stage.params) {
+      pos_ = begin;
+      Value value;
+      if ((param.type == ParamType::kReal || param.type == ParamType::kInteger) &&
+          parse_value(stage, param, &value).ok()) {
+        return std::string(stage.name) + "(" + std::string(param.name) + "=" +
+               std::string(text_.substr(begin, pos_ - begin)) + ")";
+      }
+    }
+    return {};
   }
 
   static std::string must_be(const StageInfo& stage, const ParamInfo& param) {

@@ -60,7 +60,8 @@ def _explain(
     if problem["type"] == "missing":
         return f"missing; expected {expected}"
     cause = problem.get("ctx", {}).get("error")
-    if isinstance(cause, SpecError):
+    # A mapping is of the right form: its values do not fit together.
+    if isinstance(cause, SpecError) or (cause and isinstance(problem["input"], Mapping)):
         return str(cause)
     got = f"got {reprlib.repr(problem['input'])}" + (f" ({cause})" if cause else "")
     return f"{got}; expected {expected}"

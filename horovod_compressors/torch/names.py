@@ -57,6 +57,11 @@ class ParameterNames:
     """
 
     def __init__(self, named_parameters: Iterable[tuple[str, torch.Tensor]] | None) -> None:
+        if isinstance(named_parameters, torch.nn.Module):
+            raise ConfigError(
+                f"named_parameters is a {type(named_parameters).__name__}: pass its "
+                "named_parameters(), as in Compression(spec, model.named_parameters())"
+            )
         self._given = named_parameters is not None
         self._optimizer: Any = None
         self._pairs = _check_pairs(list(named_parameters or ()))
@@ -126,8 +131,8 @@ def _check_pairs(pairs: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
             raise ConfigError(
-                f"named_parameters must be pairs of name and parameter, as "
-                f"model.named_parameters() gives them; one is {pair!r}"
+                "named_parameters must be pairs of name and parameter: pass "
+                f"model.named_parameters(), not model.parameters(); one is a {type(pair).__name__}"
             )
     pairs = uncompiled(pairs)
     check_unsharded(pairs)
