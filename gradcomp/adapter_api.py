@@ -41,6 +41,7 @@ from gradcomp.runtime.comparison import (
 )
 from gradcomp.runtime.controls import Controls
 from gradcomp.runtime.loss_scale import check_scale
+from gradcomp.runtime.membership import resized, shared_state, take_shared_state
 from gradcomp.runtime.outer.options import OuterOptions
 from gradcomp.runtime.outer.sgd import OuterSGD
 from gradcomp.runtime.outer.steps import OuterSteps, Values
@@ -105,8 +106,11 @@ __all__ = [
     "ranks_text",
     "read_digests",
     "read_object",
+    "resized",
     "run_unedited",
+    "shared_state",
     "split_frames",
     "state_of",
+    "take_shared_state",
     "unpack_state",
 ]

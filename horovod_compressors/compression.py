@@ -23,20 +23,47 @@ from gradcomp.adapter_api import (
     agreement_line,
     check_agreement,
     exchange_pattern,
+    pack_state,
     profile_as_configured,
+    resized,
+    shared_state,
+    take_shared_state,
+    unpack_state,
 )
 from gradcomp.errors import ConfigError, GradcompError
 from horovod_compressors.nodes import group_sets, node_problem, ranks_per_node
 
-__all__ = ["BaseCompression"]
+__all__ = ["BaseCompression", "is_elastic"]
 
-# Numbers the instances of each process set in the order of their first use, which is the same on
-# every rank of the set.
-_instances: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
+
+class _Instances:
+    """Numbers the instances of each process set in the order of their first use.
+
+    This order is the same on every rank of the set. Numbers begin anew when a job changes its ranks.
+    """
+
+    def __init__(self) -> None:
+        self._life: object = None
+        self._numbers: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
+
+    def next(self, life: object, process_set: int) -> int:
+        """The next number in a life of Horovod."""
+        if life is not self._life:
+            self._life = life
+            self._numbers.clear()
+        return next(self._numbers[process_set])
+
+
+_instances = _Instances()
 
 
 # Attributes of a compression that a copy has, too.
-_COPIED = frozenset({"config", "process_set", "pipeline", "_names"})
+_COPIED = frozenset({"config", "process_set", "_pipeline", "_names", "_uneven"})
+
+
+def is_elastic() -> bool:
+    """Whether ranks of this job may come and go."""
+    return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
 class _Constructor:
@@ -106,12 +133,17 @@ class BaseCompression(Controls, metaclass=_Codecs):
     OVERWRITE: ClassVar[bool]
     """Whether averages may overwrite gradients."""
 
+    ELASTIC: ClassVar[bool] = False
+    """Whether elastic jobs work."""
+
     BLOCKING: ClassVar[bool] = False
     """Whether the engine runs requests in groups; see `Collector`."""
 
     def __init__(self, config: str | Config, process_set: Any) -> None:
         self.config = Config.from_spec(config) if isinstance(config, str) else config
         self.process_set = process_set
+        self._pipeline: Pipeline | None = None
+        self._pipeline_life: object = None
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: configuration and state. The engine is made anew at first use."""
@@ -119,6 +151,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
 
     def __setstate__(self, copied: dict[str, Any]) -> None:
         vars(self).update(copied)
+        self._pipeline_life = None
         self._begin()
 
     @abstractmethod
@@ -168,27 +201,74 @@ class BaseCompression(Controls, metaclass=_Codecs):
             return cls.from_config(files.split(os.pathsep), (), *args, **options)
         return cls(spec or "identity", *args, **options)
 
-    @cached_property
+    @property
     def pipeline(self) -> Pipeline:
-        """This rank's compression state, made at its first use.
+        """This rank's compression state, made at its first use, and anew when the ranks change.
 
         Raises:
             GradcompError: Horovod is not initialized.
-            ConfigError: it is elastic.
+            ConfigError: it is elastic, and that is not possible here.
         """
+        life = self._life()
+        if self._pipeline is not None and life is self._pipeline_life:
+            return self._pipeline
         if not self.HOROVOD.is_initialized():
             raise GradcompError("Horovod is not initialized: call hvd.init() first")
-        if os.environ.get("HOROVOD_ELASTIC") == "1":
+        if is_elastic():
+            self._check_elastic()
+        here = self.process_set.rank(), self.process_set.size()
+        before = self._pipeline
+        if before is None or (life is not None and self._pipeline_life is not None):
+            self._pipeline = Pipeline(self.config, *here, ranks_per_node(self.HOROVOD, self.config))
+        assert self._pipeline is not None
+        if before is not None and self._pipeline is not before:
+            self._pipeline.load_state_dict(resized(before.state_dict(), *here))
+            if before.epoch is not None:
+                self._pipeline.set_epoch(before.epoch)
+            self._pipeline.stats = before.stats
+        self._pipeline_life = life
+        return self._pipeline
+
+    def _life(self) -> object:
+        """What changes with each ``hvd.init()`` of an elastic job; None in other jobs."""
+        return None
+
+    def _check_elastic(self) -> None:
+        if not self.ELASTIC:
             raise ConfigError(
-                "elastic Horovod is not supported: ranks that join later would not have the state "
-                "of the other ranks; run with a fixed number of ranks"
+                "elastic Horovod is not supported with TensorFlow: ranks that join later would not "
+                "have the state of the other ranks; run with a fixed number of ranks"
             )
-        return Pipeline(
-            self.config,
-            self.process_set.rank(),
-            self.process_set.size(),
-            ranks_per_node(self.HOROVOD, self.config),
-        )
+        if self.process_set.process_set_id != 0:
+            raise ConfigError(
+                "elastic Horovod forgets process sets when ranks change: leave process_set out"
+            )
+        if self.config.compress.two_level:
+            raise ConfigError(
+                "compress.exchange: two_level needs fixed nodes, and the job is elastic: choose "
+                "another exchange"
+            )
+
+    def snapshot(self) -> tuple[dict[str, Any], int | None]:
+        """A copy of this rank's state, for `roll_back`."""
+        return self.pipeline.state_dict(), self.pipeline.epoch
+
+    def roll_back(self, saved: tuple[dict[str, Any], int | None]) -> None:
+        """Take back a `snapshot` of this process, made at any number of ranks."""
+        state, epoch = saved
+        pipeline = self.pipeline
+        pipeline.load_state_dict(resized(state, pipeline.rank, pipeline.world_size))
+        if epoch is not None:
+            pipeline.set_epoch(epoch)
+        self._begin()
+
+    def _share(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Give all ranks the state that must be equal on them: that of rank 0, a survivor."""
+        gives = self.pipeline.rank == 0
+        data = bytearray(pack_state(shared_state(self.pipeline)) if gives else b" ")
+        texts = self._gather_text(data, "gradcomp.shared")
+        of_first = texts[: len(texts) - (self.pipeline.world_size - 1)]
+        take_shared_state(self.pipeline, unpack_state(of_first), shapes)
 
     def _engine(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> Engine:
         stats = profile_as_configured(self.pipeline).stats
@@ -243,13 +323,16 @@ class BaseCompression(Controls, metaclass=_Codecs):
             ProtocolError: the ranks' configurations or models differ.
             ConfigError: a rank cannot take part in the exchange ``two_level``.
         """
-        prefix = f"gradcomp.{next(_instances[self.process_set.process_set_id])}"
+        number = _instances.next(self._life(), self.process_set.process_set_id)
+        prefix = f"gradcomp.{number}"
         here = self.process_set
         problem = node_problem(self.HOROVOD, self.config, here) or self.pipeline.mismatch(
             here.rank(), here.size(), ranks_per_node(self.HOROVOD, self.config)
         )
         lines = self.gather(agreement_line(self.config, shapes, problem).encode())
         check_agreement([line.decode(errors="replace") for line in lines])
+        if is_elastic():
+            self._share(shapes)
         sets = group_sets(self.HOROVOD, self.process_set, self.pipeline.ranks_per_node)
         driver = Driver(self._engine(prefix, sets))
         return Collector(

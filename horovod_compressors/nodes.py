@@ -12,7 +12,7 @@ from gradcomp import Config
 from gradcomp.adapter_api import RankGroup
 from gradcomp.errors import ConfigError
 
-__all__ = ["group_sets", "node_problem", "ranks_per_node"]
+__all__ = ["follower_set", "group_sets", "node_problem", "process_set_of", "ranks_per_node"]
 
 
 def ranks_per_node(hvd: Any, config: Config) -> int:
@@ -76,16 +76,30 @@ def group_sets(hvd: Any, world: Any, size: int) -> Mapping[RankGroup, Any]:
     ranks = list(range(hvd.size()))
     for first in ranks[::size]:
         members = ranks[first : first + size]
-        node = _process_set(hvd, members)
+        node = process_set_of(hvd, members)
         if hvd.rank() in members:
             sets["node"] = node
-    leaders = _process_set(hvd, ranks[::size])
+    leaders = process_set_of(hvd, ranks[::size])
     if hvd.rank() % size == 0:
         sets["leaders"] = leaders
     return sets
 
 
-def _process_set(hvd: Any, ranks: list[int]) -> Any:
+def follower_set(hvd: Any, size: int) -> Any:
+    """The process set of the ranks that lead no node; None if there is no exchange between nodes.
+
+    Every rank must call it, because all ranks take part in making a process set.
+
+    Args:
+        size: number of consecutive ranks in each node.
+    """
+    if size in (1, hvd.size()):
+        return None
+    followers = process_set_of(hvd, [rank for rank in range(hvd.size()) if rank % size])
+    return None if hvd.rank() % size == 0 else followers
+
+
+def process_set_of(hvd: Any, ranks: list[int]) -> Any:
     """The process set of these ranks, which may exist already."""
     for number, members in hvd.mpi_ops._basics._get_process_set_ids_and_ranks().items():
         if members == ranks:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradcomp.adapter_api import OuterOptions, OuterSteps, Values
-from horovod_compressors.compression import BaseCompression
+from gradcomp.errors import ConfigError
+from horovod_compressors.compression import BaseCompression, is_elastic
 
 __all__ = ["HorovodOuterSteps"]
 
@@ -23,6 +24,11 @@ class HorovodOuterSteps(OuterSteps):
             ConfigError: an argument does not fit; see `OuterOptions.of`.
             ProtocolError: the ranks have different arguments or models.
         """
+        if is_elastic():
+            raise ConfigError(
+                "OuterStep does not work in elastic jobs of Horovod: run with a fixed number of ranks, or "
+                "use torch_compressors.ElasticOuterStep"
+            )
         chosen = OuterOptions.of(compression.config, every, **options)
         self.config = compression.config
         self._compression = compression

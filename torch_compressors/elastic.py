@@ -39,12 +39,14 @@ from gradcomp.adapter_api import (
     check_agreement,
     pack_state,
     profile_as_configured,
+    shared_state,
+    take_shared_state,
     unpack_state,
 )
 from gradcomp.errors import ConfigError, GradcompError, PeerError, StateError
 from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.meetings import FRESH, Meeting, Meetings
-from torch_compressors.newcomers import check_only_residuals, shared_state, take_shared_state
+from torch_compressors.newcomers import check_only_residuals
 from torch_compressors.roll_call import RollCall
 from torch_compressors.shared.outer import ParameterValues, TensorOuterSteps
 from torch_compressors.shared.parameters import check_unsharded

@@ -39,10 +39,12 @@ from gradcomp.adapter_api import (
     agreement_line,
     check_agreement,
     profile_as_configured,
+    shared_state,
+    take_shared_state,
 )
 from gradcomp.errors import ConfigError, GradcompError, PeerError, missing_package
 from torch_compressors.gloo import GlooEngine, message_limit
-from torch_compressors.newcomers import check_only_residuals, shared_state, take_shared_state
+from torch_compressors.newcomers import check_only_residuals
 from torch_compressors.roll_call import RollCall
 from torch_compressors.shared.parameters import check_unsharded
 

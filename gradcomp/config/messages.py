@@ -12,7 +12,11 @@ from pydantic import BaseModel, ValidationError
 from gradcomp.config.compose import KeyPath, format_path
 from gradcomp.errors import ConfigError, SpecError
 
-__all__ = ["config_error"]
+__all__ = ["CombinationError", "config_error"]
+
+
+class CombinationError(ValueError):
+    """Values that are allowed, each by itself, and do not fit together; the text has them."""
 
 
 def config_error(
@@ -60,8 +64,7 @@ def _explain(
     if problem["type"] == "missing":
         return f"missing; expected {expected}"
     cause = problem.get("ctx", {}).get("error")
-    # A mapping is of the right form: its values do not fit together.
-    if isinstance(cause, SpecError) or (cause and isinstance(problem["input"], Mapping)):
+    if isinstance(cause, SpecError | CombinationError):
         return str(cause)
     got = f"got {reprlib.repr(problem['input'])}" + (f" ({cause})" if cause else "")
     return f"{got}; expected {expected}"

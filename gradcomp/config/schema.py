@@ -31,7 +31,7 @@ from gradcomp.codec import spec as specs
 from gradcomp.codec.spec import Spec, Stage
 from gradcomp.config.compose import VERSION, KeyPath, compose
 from gradcomp.config.fields import ExpandedPath, StrictModel
-from gradcomp.config.messages import config_error
+from gradcomp.config.messages import CombinationError, config_error
 from gradcomp.config.regex_check import regex_refusal
 from gradcomp.config.sections import RESERVED_SECTIONS
 from gradcomp.config.spec_schedule import (
@@ -102,7 +102,10 @@ class Match(StrictModel):
             and self.max_numel is not None
             and self.min_numel > self.max_numel
         ):
-            raise ValueError("min_numel is above max_numel, so no tensor matches")
+            raise CombinationError(
+                f"min_numel is {self.min_numel} and max_numel {self.max_numel}, so no tensor matches: "
+                "give a lower min_numel"
+            )
         return self
 
     def matches(self, name: str, shape: Sequence[int]) -> bool:
@@ -209,7 +212,7 @@ class Compress(StrictModel):
         for label, spec, exchange in self.choices:
             refusal = exchange_refusal(spec, exchange)
             if refusal is not None:
-                raise ValueError(f"{label} cannot take exchange: {exchange}: {refusal}")
+                raise CombinationError(f"{label} cannot take exchange: {exchange}: {refusal}")
         return self
 
     @model_validator(mode="after")
@@ -218,9 +221,9 @@ class Compress(StrictModel):
             for phase in schedule.phases:
                 refusal = averaging_refusal(phase.use, phase.exchange or exchange, averaging)
                 if refusal is not None:
-                    raise ValueError(f"{label} cannot take {averaging}: {refusal}")
+                    raise CombinationError(f"{label} cannot take {averaging}: {refusal}")
             if averaging != MEAN and self.policy == "auto":
-                raise ValueError(
+                raise CombinationError(
                     f"{label} has {averaging}, and policy: auto may choose a spec that cannot take it: "
                     "use policy: always"
                 )
@@ -232,7 +235,7 @@ class Compress(StrictModel):
         with_it = [spec for spec in all_specs if corrects_momentum(spec)]
         without = [spec for spec in all_specs if not corrects_momentum(spec)]
         if with_it and without:
-            raise ValueError(
+            raise CombinationError(
                 f"'{with_it[0]}' applies the optimizer's momentum, so the optimizer must not, and "
                 f"tensors of '{without[0]}' would go without: put {MOMENTUM_CORRECTION} before all "
                 f"specs or none, for dense tensors as '{MOMENTUM_CORRECTION}|identity'"
@@ -253,7 +256,9 @@ class StatsSection(StrictModel):
     @model_validator(mode="after")
     def _written(self) -> StatsSection:
         if self.error and self.profile is None:
-            raise ValueError("errors are a part of profiles: set stats.profile to a folder, too")
+            raise CombinationError(
+                "errors are a part of profiles: set stats.profile to a folder, too"
+            )
         return self
 
 

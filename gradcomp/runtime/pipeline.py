@@ -153,6 +153,11 @@ class Pipeline:
             raise ValueError(f"epoch is {epoch}; it must be at least 0")
         self._resolver.set_epoch(epoch)
 
+    @property
+    def epoch(self) -> int | None:
+        """The present epoch; None before the first `set_epoch`."""
+        return self._resolver.epoch
+
     def set_lr(self, lr: float | Mapping[str, float]) -> None:
         """Set the learning rate of the coming step, for specs with ``lr=scale``.
 

@@ -18,6 +18,7 @@ try:
     import horovod.torch as hvd
 
     from horovod_compressors.torch.compression import Compression
+    from horovod_compressors.torch.elastic import register
     from horovod_compressors.torch.outer import OuterStep
 except ModuleNotFoundError as error:
     raise missing_package(error) from None
@@ -27,3 +28,4 @@ from horovod_compressors.watch import watch
 __all__ = ["Compression", "OuterStep"]
 
 watch(hvd)
+register()

@@ -20,10 +20,12 @@ from gradcomp.adapter_api import (
     exchange_pattern,
 )
 from gradcomp.errors import ConfigError, ProtocolError
-from horovod_compressors.compression import BaseCompression
+from horovod_compressors.compression import BaseCompression, is_elastic
+from horovod_compressors.nodes import follower_set
 from horovod_compressors.torch.engine import SUMMABLE_DTYPES, HorovodEngine
-from horovod_compressors.torch.names import ParameterNames, calling_optimizer
-from horovod_compressors.torch.wait import wait_first
+from horovod_compressors.torch.join import Attendance, check_takes_part, take_part
+from horovod_compressors.torch.names import ParameterNames, calling_optimizer, check_averaged
+from horovod_compressors.torch.wait import synchronize, wait_first
 from torch_compressors.shared.optimizers import check_optimizer
 from torch_compressors.shared.parameters import parameter_bytes
 from torch_compressors.shared.rates import rates_of
@@ -32,6 +34,13 @@ from torch_compressors.shared.state import TensorControls
 __all__ = ["Compression"]
 
 NamedParameters = Iterable[tuple[str, torch.Tensor]]
+
+
+def _required(optimizer: Any | None) -> Any:
+    if optimizer is None:
+        raise ConfigError("uneven=True works in hvd.DistributedOptimizer only")
+    return optimizer
+
 
 # The context of a gradient that Horovod all-reduces uncompressed.
 _DENSE = object()
@@ -74,7 +83,7 @@ class Compression(TensorControls, BaseCompression):
 
     Summable payloads are all-reduced by Horovod itself. For any other spec ``compress`` starts the
     exchange in the background and gives Horovod a one-element token. ``decompress`` finishes the
-    exchange; the token's reduced value distinguishes ``op=Average`` from ``op=Sum``.
+    exchange; the token's reduced value must be that of the optimizer's op.
 
     Args:
         config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors, or a
@@ -85,6 +94,8 @@ class Compression(TensorControls, BaseCompression):
             for state between steps (a memory, an algorithm), several specs in turn, or the policy
             ``auto``. By default the optimizer's own names.
         process_set: the process set of the optimizer.
+        uneven: ranks may have different numbers of steps, and call `join` when their data has ended;
+            the same on every rank.
 
     Raises:
         SpecError: the spec is wrong.
@@ -98,7 +109,8 @@ class Compression(TensorControls, BaseCompression):
     """
 
     HOROVOD = hvd
-    OPTIONS = ("named_parameters", "process_set")
+    OPTIONS = ("named_parameters", "process_set", "uneven")
+    ELASTIC = True
     OVERWRITE = True  # Horovod's optimizer replaces gradients by their averages
 
     def __init__(
@@ -106,8 +118,10 @@ class Compression(TensorControls, BaseCompression):
         config: str | Config,
         named_parameters: NamedParameters | None = None,
         process_set: Any = hvd.global_process_set,
+        uneven: bool = False,
     ) -> None:
         super().__init__(config, process_set)
+        self._uneven = uneven
         if named_parameters is None:
             _check_nameless(self.config)
         self._names = ParameterNames(named_parameters)
@@ -115,8 +129,43 @@ class Compression(TensorControls, BaseCompression):
 
     def _begin(self) -> None:
         self._collector: Collector | None = None
+        self._collector_life = self._life()
         # True from a step's first gradient until the optimizer's first `decompress`.
         self._in_step = False
+        self._scale: int | None = None  # of sums, relative to averages; None outside an optimizer
+        self._attendance = Attendance(self.process_set) if self._uneven else None
+
+    def join(self, optimizer: Any) -> int:
+        """Take part in the steps of ranks that still have data, until all ranks are here.
+
+        A rank without data contributes gradients of zeros, and the rest of its residual. It makes
+        every step of the optimizer with the learning rates of the others, so the ranks' parameters
+        stay equal. Averages divide by all ranks, as after ``hvd.join()``. Other collectives of the
+        script are not answered.
+
+        Args:
+            optimizer: the ``hvd.DistributedOptimizer`` with this compression.
+
+        Returns:
+            Number of steps that this rank has made without data: what its own schedule of learning
+            rates has missed.
+
+        Raises:
+            ConfigError: the compression was made without ``uneven=True``, or the optimizer has groups.
+        """
+        if self._attendance is None:
+            raise ConfigError("join() needs Compression(..., uneven=True), on every rank")
+        check_takes_part(optimizer)
+        attendance, steps = self._attendance, 0
+        # Gradients of this rank do not begin steps now.
+        self._attendance = None
+        try:
+            while (rates := attendance.wait(optimizer)) is not None:
+                take_part(optimizer, rates)
+                steps += 1
+        finally:
+            self._attendance = attendance
+        return steps
 
     # The interface that Horovod calls.
 
@@ -139,11 +188,14 @@ class Compression(TensorControls, BaseCompression):
                 f"a gradient of dtype {tensor.dtype} cannot be averaged: Horovod and the codecs "
                 "work on real numbers; make the parameter real and use torch.view_as_complex on it"
             )
+        if self._collector_life is not self._life():
+            self._begin()  # the ranks have changed, perhaps within a step
+        if self._attendance is not None and not self._in_step:
+            self._attendance.mark(_required(calling_optimizer()))
         collector = self._collector or self._first_use()
         if not self._in_step:
             self._in_step = True
-            if self.config.scales_lr:
-                self._read_rates()
+            self._begin_step()
             self._report(collector.begin_step())
         name = self._names.find(tensor) or ""
         resolved = collector.resolve(name, tuple(tensor.shape))
@@ -177,15 +229,24 @@ class Compression(TensorControls, BaseCompression):
             ProtocolError: the optimizer's op is neither Average nor Sum, or a rank has joined.
         """
         average = self._average(tensor, ctx)
+        if self._attendance is not None:
+            self._attendance.settle()
         self._in_step = False
         if self._collector is not None:
             self._collector.end_step()
         return average
 
-    def _read_rates(self) -> None:
-        """Read the learning rates of the step; without the stock optimizer, `set_lr` gives them."""
+    def _life(self) -> object:
+        """See `BaseCompression`: Horovod makes a new map of handles in each ``hvd.init()``."""
+        return hvd.mpi_ops._handle_map if is_elastic() else None
+
+    def _begin_step(self) -> None:
+        """Look at the optimizer of the step; without one, `set_lr` gives learning rates."""
         optimizer = calling_optimizer()
-        if optimizer is not None:
+        if optimizer is None:
+            return
+        check_averaged(optimizer)
+        if self.config.scales_lr:
             self.set_lr(rates_of(optimizer, self._names.parameters()))
 
     def _check_adasum(self, resolved: Resolved) -> None:
@@ -230,13 +291,13 @@ class Compression(TensorControls, BaseCompression):
         """1 for op=Average, the number of ranks for op=Sum."""
         scale = float(token)
         size = self.pipeline.world_size
-        for known in (1, size):
+        for known in (1, size) if self._scale is None else (self._scale,):
             if abs(scale - known) < 1e-3:
                 return known
         raise ProtocolError(
-            f"the token of a compressed gradient was reduced to {scale}; op=Average gives 1 and "
-            f"op=Sum {size}: other operations, and ranks that are in hvd.join(), do not work with "
-            "a spec whose payloads cannot be added"
+            f"the token of a compressed gradient was reduced to {scale:g}; op=Average gives 1 and "
+            f"op=Sum {size}: other operations do not work with a spec whose payloads cannot be added, "
+            "nor do ranks that are in hvd.join(): use Compression(..., uneven=True) and its join()"
         )
 
     def _pass_sparse(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -258,6 +319,10 @@ class Compression(TensorControls, BaseCompression):
         optimizer = calling_optimizer()
         if optimizer is not None:
             self._check_optimizer(optimizer)
+            if self._uneven:
+                check_takes_part(optimizer)
+            op = getattr(optimizer, "op", None)
+            self._scale = {hvd.Average: 1, hvd.Sum: self.process_set.size()}.get(op)
             wait_first(optimizer, self._check)
         self._collector = self.agree(self._names.shapes())
         return self._collector
@@ -266,11 +331,13 @@ class Compression(TensorControls, BaseCompression):
         return parameter_bytes(self._names.tensors())
 
     def _collectives(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> HorovodEngine:
-        return HorovodEngine(prefix, process_sets)
+        return HorovodEngine(prefix, process_sets, follower_set(hvd, self.pipeline.ranks_per_node))
 
     def _gather_text(self, text: bytearray, name: str) -> bytes:
-        texts = hvd.allgather(
-            torch.frombuffer(text, dtype=torch.uint8), name=name, process_set=self.process_set
+        texts = synchronize(
+            hvd.allgather_async(
+                torch.frombuffer(text, dtype=torch.uint8), name=name, process_set=self.process_set
+            )
         )
         return bytes(texts.numpy())
 

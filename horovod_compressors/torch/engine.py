@@ -9,7 +9,7 @@ import horovod.torch as hvd
 import torch
 
 from gradcomp.adapter_api import AllGather, AllToAll, Broadcast, RankGroup, Request, split_frames
-from horovod_compressors.torch.wait import wait
+from horovod_compressors.torch.wait import synchronize, wait
 
 __all__ = ["SUMMABLE_DTYPES", "HorovodEngine"]
 
@@ -20,21 +20,32 @@ SUMMABLE_DTYPES = frozenset({torch.float16, torch.float32, torch.float64, torch.
 class HorovodEngine:
     """Asynchronous collectives; tensors travel through CPU memory.
 
+    Horovod names a collective without a name by the number of handles so far, which must be the same
+    on all ranks. So ranks outside of an exchange between nodes start a collective among themselves.
+
     Args:
         prefix: prefix of the collectives' names; the same on every rank.
         process_sets: the process set of each group that this rank is in.
+        followers: the process set of the ranks that lead no node, on these ranks.
     """
 
-    def __init__(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> None:
+    def __init__(
+        self, prefix: str, process_sets: Mapping[RankGroup, Any], followers: Any = None
+    ) -> None:
         self._prefix = prefix
         self._process_sets = process_sets
+        self._followers = followers
 
     def start(self, request: Request) -> tuple[Request, int] | None:
         """Start a request without waiting, unless this rank is outside its group."""
         process_set = self._process_sets.get(request.group)
-        if process_set is None:
-            return None
         name = f"{self._prefix}.{request.name}"
+        if process_set is None:
+            if self._followers is None:
+                return None
+            return request, hvd.allreduce_async(
+                torch.zeros(1), name=name, process_set=self._followers
+            )
         if isinstance(request, AllGather):
             frame = torch.from_numpy(request.frame)
             handle = hvd.allgather_async(frame, name=name, process_set=process_set)
@@ -63,11 +74,15 @@ class HorovodEngine:
         if handle is None:
             return None
         request, number = handle
-        wait(number, self._process_sets[request.group].ranks)
+        process_set = self._process_sets.get(request.group)
+        wait(number, (process_set or self._followers).ranks)
+        result = synchronize(number)
+        if process_set is None:
+            return None
         if isinstance(request, AllToAll):
-            received, splits = hvd.synchronize(number)
+            received, splits = result
             return [part.numpy() for part in received.split(splits.tolist())]
-        reply = hvd.synchronize(number).numpy()
+        reply = result.numpy()
         if isinstance(request, AllGather):
-            return split_frames(reply, self._process_sets[request.group].size(), request.count)
+            return split_frames(reply, process_set.size(), request.count)
         return reply

@@ -20,7 +20,7 @@ import torch
 from gradcomp.errors import ConfigError
 from torch_compressors.shared.parameters import check_unsharded, uncompiled
 
-__all__ = ["ParameterNames", "calling_optimizer"]
+__all__ = ["ParameterNames", "calling_optimizer", "check_averaged"]
 
 _CALLERS = {"_allreduce_grad_async", "_grouped_allreduce_grad_async"}
 _MAX_DEPTH = 6
@@ -42,6 +42,27 @@ def calling_optimizer() -> Any | None:
     """The stock ``DistributedOptimizer`` that is calling ``compress``; None if there is none."""
     frame = _caller_frame()
     return None if frame is None else frame.f_locals.get("self")
+
+
+def check_averaged(optimizer: Any) -> None:
+    """Refuse parameters that a stock ``DistributedOptimizer`` updates and never averages.
+
+    It averages parameters that were trainable when it was made.
+
+    Raises:
+        ConfigError: a parameter was added or unfrozen later.
+    """
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if parameter.requires_grad and parameter not in optimizer._requires_update:
+                name = optimizer._parameter_names.get(
+                    parameter, f"parameter {place} of group {number}"
+                )
+                raise ConfigError(
+                    f"'{name}' of shape {tuple(parameter.shape)} was added or unfrozen after "
+                    "hvd.DistributedOptimizer was made, which never averages it: then make a new "
+                    "DistributedOptimizer with a new Compression, on every rank"
+                )
 
 
 class ParameterNames:

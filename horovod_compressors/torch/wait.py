@@ -13,10 +13,12 @@ from types import MethodType
 from typing import Any
 
 import horovod.torch as hvd
+from horovod.common.exceptions import HorovodInternalError
 
+from gradcomp.errors import ProtocolError
 from horovod_compressors.long_wait import LongWait
 
-__all__ = ["wait", "wait_first"]
+__all__ = ["synchronize", "wait", "wait_first"]
 
 _FIRST_NAP = 5e-5
 _LONGEST_NAP = 1e-3
@@ -46,6 +48,23 @@ def wait(handle: int, ranks: Collection[int] | None = None) -> None:
     while not hvd.poll(handle):
         time.sleep(nap)
         long_wait.look()
+
+
+def synchronize(handle: int) -> Any:
+    """``hvd.synchronize(handle)``.
+
+    Raises:
+        ProtocolError: a rank is in ``hvd.join()``.
+    """
+    try:
+        return hvd.synchronize(handle)
+    except HorovodInternalError as error:
+        if "with Join" not in str(error):
+            raise
+        raise ProtocolError(
+            "a rank is in hvd.join(), which answers no exchange but sums: use "
+            f"Compression(..., uneven=True) and its join() in place of hvd.join() ({error})"
+        ) from error
 
 
 def wait_first(optimizer: Any, check: Callable[[], None]) -> None:

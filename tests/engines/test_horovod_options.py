@@ -21,6 +21,7 @@ from workers import (
     rounds,
     schedules,
     two_level,
+    uneven,
 )
 
 from gradcomp.errors import GradcompError
@@ -89,6 +90,11 @@ def test_dgc(gloo2: CaseJob, case: str) -> None:
 
 @pytest.mark.parametrize("case", schedules.cases)
 def test_schedules(gloo2: CaseJob, case: str) -> None:
+    gloo2.check(case)
+
+
+@pytest.mark.parametrize("case", uneven.cases)
+def test_uneven(gloo2: CaseJob, case: str) -> None:
     gloo2.check(case)
 
 

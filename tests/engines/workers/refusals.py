@@ -21,7 +21,7 @@ from workers.harness import (
 )
 
 from gradcomp.errors import ConfigError, ProtocolError
-from horovod_compressors.torch import Compression
+from horovod_compressors.torch import Compression, OuterStep
 from support.pipelines import configured
 
 cases = Cases()
@@ -133,8 +133,12 @@ def two_backward_passes_in_a_step() -> None:
 
 @cases
 def elastic_jobs() -> None:
+    """All that depends on fixed ranks."""
+    two_level = configured("int8", exchange="two_level", ranks_per_node=1)
+    model = torch.nn.Linear(64, 80)
     with mock.patch.dict(os.environ, HOROVOD_ELASTIC="1"):
-        refused(one_step(Compression("fp16")), ConfigError, "elastic Horovod is not supported")
+        refused(lambda: Compression(two_level).pipeline, ConfigError, "the job is elastic")
+        refused(lambda: OuterStep("int8", model), ConfigError, "in elastic jobs of Horovod")
 
 
 @cases

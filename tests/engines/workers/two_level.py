@@ -13,6 +13,7 @@ from workers.harness import Cases, refused
 
 from gradcomp import Config, Loopback
 from gradcomp.errors import ConfigError, StateError
+from horovod_compressors.nodes import process_set_of
 from horovod_compressors.torch import Compression
 from support.pipelines import configured
 
@@ -57,6 +58,16 @@ def all_patterns_between_nodes() -> None:
     leads = hvd.rank() % 2 == 0
     assert {"node allreduce", "node broadcast", "alltoall", "token"} <= set(sent)
     assert (sent["allreduce"] > 0) == leads, sent
+
+
+@cases
+def unnamed_collectives_of_the_script() -> None:
+    """Leaders make more exchanges than others, and Horovod names by the number of exchanges."""
+    params = harness.parameters({"weight": harness.MATRIX})
+    opt = harness.optimizer(params, Compression(config_of("int8"), params.items()))
+    for step in range(3):
+        harness.averages(opt, params, harness.gradients(params, step))
+        assert hvd.allreduce(torch.tensor(float(hvd.rank()))) == 1.5
 
 
 @cases
@@ -159,7 +170,7 @@ def ranks_that_fill_no_nodes_are_refused() -> None:
 
 @cases
 def other_process_sets_are_refused() -> None:
-    members = hvd.add_process_set([1, 3])  # Gloo hangs if hosts have unequal shares
+    members = process_set_of(hvd, [1, 3])  # Gloo hangs if hosts have unequal shares
     params = harness.parameters({"w": harness.MATRIX})
     compression = Compression(config_of("topk(k=9)"), params.items(), members)
     opt = harness.optimizer(params, compression, process_set=members)

@@ -1,0 +1,92 @@
+"""State of jobs whose ranks come and go: what belongs to a rank, and what all ranks share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from gradcomp.exchange.memory import MOMENTUM_CORRECTION
+from gradcomp.exchange.state_kinds import REPLICATED_KINDS, STATE_KINDS
+from gradcomp.runtime.pipeline import Pipeline
+from gradcomp.runtime.state import State
+
+__all__ = ["resized", "shared_state", "take_shared_state"]
+
+_SHARED = ("rounds", "specs", "loss_scale", "decisions")
+_OWN_KINDS = ("residual", "momentum")
+
+
+def resized(state: State, rank: int, world_size: int) -> State:
+    """A rank's state for the same rank in a job of another size.
+
+    The mean of residuals over the ranks is what is still to be applied. Residuals are multiplied by
+    the new size over the old one, so that ranks that come, with residuals of 0, leave the mean as it
+    is. Ranks that go take theirs along.
+
+    Args:
+        state: of `Pipeline.state_dict`, with one rank in a node.
+    """
+    same = world_size == state["world_size"]
+    factor = np.float32(world_size / state["world_size"])
+    return {
+        **state,
+        "rank": rank,
+        "world_size": world_size,
+        "residual": {name: one * factor for name, one in state["residual"].items()},
+        # Starting points of encoders, which are soon found again.
+        "carried": state["carried"] if same else {},
+        # Measured with another number of ranks.
+        "decisions": state["decisions"] if same else [],
+    }
+
+
+def shared_state(pipeline: Pipeline) -> dict[str, Any]:
+    """All of a rank's state that is equal on all ranks, and the names of its own arrays."""
+    own = pipeline.state_dict()
+    return {
+        "epoch": pipeline.epoch,
+        **{key: own[key] for key in _SHARED},
+        **{kind: own[kind] for kind in REPLICATED_KINDS},
+        "names": {kind: [*own[kind]] for kind in _OWN_KINDS},
+        "dense momentum": {
+            name: one
+            for name, one in own["momentum"].items()
+            if _is_dense(name, own["residual"], own["specs"])
+        },
+    }
+
+
+def take_shared_state(
+    pipeline: Pipeline,
+    shared: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    forget: Iterable[str] = (),
+) -> None:
+    """Continue as a rank with that `shared_state`; own arrays that are missing are 0.
+
+    Args:
+        shapes: of all tensors by name.
+        forget: tensors whose residuals and momenta start at 0 again.
+    """
+    own = pipeline.state_dict()
+    forgotten = set(forget)
+    arrays: dict[str, Any] = {kind: {} for kind in STATE_KINDS}
+    arrays["carried"] = own["carried"]
+    arrays.update({kind: shared[kind] for kind in REPLICATED_KINDS})
+    for kind in _OWN_KINDS:
+        kept = {name: one for name, one in own[kind].items() if name not in forgotten}
+        for name in shared["names"][kind]:
+            zeros = np.zeros(math.prod(shapes[name]), np.float32)
+            arrays[kind][name] = kept.get(name, zeros)
+    arrays["momentum"].update(shared["dense momentum"])
+    pipeline.load_state_dict({**own, **arrays, **{key: shared[key] for key in _SHARED}})
+    if shared["epoch"] is not None:
+        pipeline.set_epoch(shared["epoch"])
+
+
+def _is_dense(name: str, residuals: Mapping[str, Any], specs: Mapping[str, str]) -> bool:
+    """Whether a momentum is applied to averages, as DGC's of tensors that it sends dense."""
+    return name not in residuals and specs.get(name, "").startswith(MOMENTUM_CORRECTION)

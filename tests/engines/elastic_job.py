@@ -1,0 +1,120 @@
+"""An elastic job of Horovod on this machine, whose slots the test changes while it runs.
+
+A failure costs Horovod a whole host, so each worker that may be killed needs a host of its own: names
+that all resolve to this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launch import ENVIRONMENT
+
+LIMIT = 180.0
+Row = dict[str, Any]
+
+
+class ElasticJob:
+    """``horovodrun`` with a host discovery script; the workers log rows of JSON in a folder.
+
+    Args:
+        folder: for the hosts, the log and the rows.
+        command: of a worker, after ``python``; it gets the folder of rows as its last argument.
+        hosts: slots by host at the beginning.
+    """
+
+    def __init__(self, folder: Path, command: Sequence[str], hosts: Mapping[str, int]) -> None:
+        self._folder = folder
+        self.rows_folder = folder / "rows"
+        self.rows_folder.mkdir()
+        self._hosts = folder / "hosts"
+        self.set_hosts(hosts)
+        discover = folder / "discover.sh"
+        discover.write_text(f"#!/bin/sh\ncat {self._hosts}\n")
+        discover.chmod(0o755)
+        self._log = (folder / "log").open("wb")
+        launcher = [sys.executable, str(Path(__file__).with_name("horovodrun.py"))]
+        elastic = ["-np", str(sum(hosts.values())), "--min-np", "1", "--max-np", "4"]
+        # Without an interface horovodrun waits for a second machine.
+        elastic += ["--network-interface", "lo", "--blacklist-cooldown-range", "1", "2"]
+        elastic += ["--host-discovery-script", str(discover)]
+        self._process = subprocess.Popen(
+            [*launcher, *elastic, sys.executable, *command, str(self.rows_folder)],
+            env={**os.environ, **ENVIRONMENT, "PYTHONHASHSEED": "0"},
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def set_hosts(self, hosts: Mapping[str, int]) -> None:
+        """Change the slots."""
+        new = self._hosts.with_suffix(".new")
+        new.write_text("".join(f"{host}:{slots}\n" for host, slots in hosts.items()))
+        new.replace(self._hosts)
+
+    def rows(self) -> list[Row]:
+        """All rows so far, of one process after the other."""
+        rows = []
+        for path in sorted(self.rows_folder.glob("*.jsonl")):
+            rows += [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+        return rows
+
+    def wait_for(self, what: str, holds: Callable[[list[Row]], bool]) -> list[Row]:
+        """Wait until the rows have something; returns them."""
+        deadline = time.monotonic() + LIMIT
+        while not holds(rows := self.rows()):
+            assert time.monotonic() < deadline, f"no {what}: {self.log()}"
+            assert self._process.poll() is None, f"no {what}: {self.log()}"
+            time.sleep(0.05)
+        return rows
+
+    def wait_for_size(self, size: int, steps: int = 5) -> Row:
+        """Wait for more steps of so many ranks; returns the last row of them."""
+        before = len(self.rows())
+        known = sum(row["size"] == size for row in self.rows())
+        rows = self.wait_for(
+            f"steps of {size} ranks",
+            lambda rows: (
+                len(rows) > before
+                and sum(row["size"] == size for row in rows) >= known + size * steps
+            ),
+        )
+        return max((row for row in rows if row["size"] == size), key=lambda row: row["time"])
+
+    def kill(self, rank: int, size: int) -> None:
+        """Kill the process that was last seen as a rank of so many."""
+        own = [row for row in self.rows() if (row["rank"], row["size"]) == (rank, size)]
+        os.kill(max(own, key=lambda row: row["time"])["pid"], signal.SIGKILL)
+
+    def end(self) -> None:
+        """Wait for the end of the job, which must succeed."""
+        assert self._process.wait(LIMIT) == 0, self.log()
+
+    def stop(self) -> None:
+        """End all processes that are left."""
+        with_workers = {row["pid"] for row in self.rows()}
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGTERM)
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+            for pid in with_workers:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+        self._log.close()
+
+    def log(self) -> str:
+        """The end of the output."""
+        return (self._folder / "log").read_text(errors="replace")[-6000:]
