@@ -144,6 +144,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
         self.process_set = process_set
         self._pipeline: Pipeline | None = None
         self._pipeline_life: object = None
+        self._elastic = is_elastic()
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: configuration and state. The engine is made anew at first use."""
@@ -152,6 +153,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
     def __setstate__(self, copied: dict[str, Any]) -> None:
         vars(self).update(copied)
         self._pipeline_life = None
+        self._elastic = is_elastic()
         self._begin()
 
     @abstractmethod
@@ -214,7 +216,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
             return self._pipeline
         if not self.HOROVOD.is_initialized():
             raise GradcompError("Horovod is not initialized: call hvd.init() first")
-        if is_elastic():
+        if self._elastic:
             self._check_elastic()
         here = self.process_set.rank(), self.process_set.size()
         before = self._pipeline
@@ -331,7 +333,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
         )
         lines = self.gather(agreement_line(self.config, shapes, problem).encode())
         check_agreement([line.decode(errors="replace") for line in lines])
-        if is_elastic():
+        if self._elastic:
             self._share(shapes)
         sets = group_sets(self.HOROVOD, self.process_set, self.pipeline.ranks_per_node)
         driver = Driver(self._engine(prefix, sets))

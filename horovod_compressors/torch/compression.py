@@ -20,7 +20,7 @@ from gradcomp.adapter_api import (
     exchange_pattern,
 )
 from gradcomp.errors import ConfigError, ProtocolError
-from horovod_compressors.compression import BaseCompression, is_elastic
+from horovod_compressors.compression import BaseCompression
 from horovod_compressors.nodes import follower_set
 from horovod_compressors.torch.engine import SUMMABLE_DTYPES, HorovodEngine
 from horovod_compressors.torch.join import Attendance, check_takes_part, take_part
@@ -238,7 +238,7 @@ class Compression(TensorControls, BaseCompression):
 
     def _life(self) -> object:
         """See `BaseCompression`: Horovod makes a new map of handles in each ``hvd.init()``."""
-        return hvd.mpi_ops._handle_map if is_elastic() else None
+        return hvd.mpi_ops._handle_map if self._elastic else None
 
     def _begin_step(self) -> None:
         """Look at the optimizer of the step; without one, `set_lr` gives learning rates."""

@@ -15,11 +15,21 @@ SPARE = os.uname().nodename
 """Another name of this machine."""
 
 
+SCRIPT = Path(__file__).parent / "workers" / "stock_elastic_script.py"
+UNEDITED = [
+    "-m",
+    "horovod_compressors.run",
+    "--compression",
+    "residual|topk(ratio=0.05)",
+    str(SCRIPT),
+]
+COMMAND = ["-W", "error", "-m", "workers.elastic_horovod"]
+
+
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[ElasticJob]:
+def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ElasticJob]:
     (tmp_path / "last").write_text("1000000")
-    command = ["-W", "error", "-m", "workers.elastic_horovod"]
-    started = ElasticJob(tmp_path, command, {"localhost": 1, "127.0.0.1": 1})
+    started = ElasticJob(tmp_path, request.param, {"localhost": 1, "127.0.0.1": 1})
     yield started
     started.stop()
 
@@ -41,11 +51,17 @@ def complete(life: dict[int, dict[int, Row]]) -> dict[int, list[Row]]:
     }
 
 
-def check_steps(lives: list[dict[int, dict[int, Row]]]) -> None:
-    """Equal parameters on all ranks after each step; applied and unsent changes are all changes."""
+def check_replicas(lives: list[dict[int, dict[int, Row]]]) -> None:
+    """Equal parameters on all ranks after each step."""
     for life in lives:
         for step, rows in complete(life).items():
             assert len({row["digest"] for row in rows}) == 1, step
+
+
+def check_steps(lives: list[dict[int, dict[int, Row]]]) -> None:
+    """Applied and unsent changes are all changes."""
+    for life in lives:
+        for step, rows in complete(life).items():
             owed = [row["given"] + row["before"] - row["after"] for row in rows]
             assert rows[0]["applied"] == pytest.approx(sum(owed) / len(owed), abs=2e-3), step
 
@@ -66,6 +82,7 @@ def check_resets(lives: list[dict[int, dict[int, Row]]]) -> int:
     return checked
 
 
+@pytest.mark.parametrize("job", [COMMAND], indirect=True, ids=["own"])
 def test_ranks_come_go_and_die(job: ElasticJob, tmp_path: Path) -> None:
     job.wait_for_size(2)
     job.kill(rank=1, size=2)
@@ -82,5 +99,20 @@ def test_ranks_come_go_and_die(job: ElasticJob, tmp_path: Path) -> None:
     assert sizes[0] == 2
     assert {1, 3} <= set(sizes)
     assert sizes[-1] == 2
+    check_replicas(lives)
     check_steps(lives)
     assert check_resets(lives) >= 3
+
+
+@pytest.mark.parametrize("job", [UNEDITED], indirect=True, ids=["unedited"])
+def test_script_runs_unedited(job: ElasticJob, tmp_path: Path) -> None:
+    job.wait_for_size(2)
+    job.kill(rank=0, size=2)
+    job.wait_for_size(1)
+    last = job.wait_for_size(2)
+    (tmp_path / "last").write_text(str(last["step"] + 5))
+    job.end()
+    lives = lives_of(job.rows())
+    assert len(lives) >= 3
+    check_replicas(lives)
+    assert "compresses with residual(beta=1.0,gamma=1.0)|topk(ratio=0.05,values=fp32)" in job.log()
