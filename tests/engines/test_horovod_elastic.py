@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from launch import ENVIRONMENT, HOROVODRUN
+
 from elastic_job import ElasticJob, Row
-
-SPARE = os.uname().nodename
-"""Another name of this machine."""
-
 
 SCRIPT = Path(__file__).parent / "workers" / "stock_elastic_script.py"
 UNEDITED = [
@@ -29,7 +26,8 @@ COMMAND = ["-W", "error", "-m", "workers.elastic_horovod"]
 @pytest.fixture
 def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ElasticJob]:
     (tmp_path / "last").write_text("1000000")
-    started = ElasticJob(tmp_path, request.param, {"localhost": 1, "127.0.0.1": 1})
+    hosts = {"localhost": 1, "127.0.0.1": 1}
+    started = ElasticJob(tmp_path, request.param, hosts, HOROVODRUN, ENVIRONMENT)
     yield started
     started.stop()
 
@@ -88,7 +86,7 @@ def test_ranks_come_go_and_die(job: ElasticJob, tmp_path: Path) -> None:
     job.kill(rank=1, size=2)
     job.wait_for_size(1)
     job.wait_for_size(2)  # the host is back
-    job.set_hosts({"localhost": 1, "127.0.0.1": 1, SPARE: 1})
+    job.set_hosts({"localhost": 2, "127.0.0.1": 1})
     job.wait_for_size(3)
     job.set_hosts({"localhost": 1, "127.0.0.1": 1})
     last = job.wait_for_size(2)

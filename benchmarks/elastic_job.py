@@ -1,4 +1,4 @@
-"""An elastic job of Horovod on this machine, whose slots the test changes while it runs.
+"""An elastic job of Horovod on this machine, whose slots change while it runs; for tests, too.
 
 A failure costs Horovod a whole host, so each worker that may be killed needs a host of its own: names
 that all resolve to this machine.
@@ -14,9 +14,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
-
-from launch import ENVIRONMENT
 
 LIMIT = 180.0
 Row = dict[str, Any]
@@ -29,9 +28,18 @@ class ElasticJob:
         folder: for the hosts, the log and the rows.
         command: of a worker, after ``python``; it gets the folder of rows as its last argument.
         hosts: slots by host at the beginning.
+        launcher: ``horovodrun``, or a stand-in.
+        environment: variables besides those of this process.
     """
 
-    def __init__(self, folder: Path, command: Sequence[str], hosts: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        command: Sequence[str],
+        hosts: Mapping[str, int],
+        launcher: Sequence[str] = (str(Path(sys.executable).with_name("horovodrun")),),
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._folder = folder
         self.rows_folder = folder / "rows"
         self.rows_folder.mkdir()
@@ -41,14 +49,13 @@ class ElasticJob:
         discover.write_text(f"#!/bin/sh\ncat {self._hosts}\n")
         discover.chmod(0o755)
         self._log = (folder / "log").open("wb")
-        launcher = [sys.executable, str(Path(__file__).with_name("horovodrun.py"))]
         elastic = ["-np", str(sum(hosts.values())), "--min-np", "1", "--max-np", "4"]
         # Without an interface horovodrun waits for a second machine.
         elastic += ["--network-interface", "lo", "--blacklist-cooldown-range", "1", "2"]
         elastic += ["--host-discovery-script", str(discover)]
         self._process = subprocess.Popen(
             [*launcher, *elastic, sys.executable, *command, str(self.rows_folder)],
-            env={**os.environ, **ENVIRONMENT, "PYTHONHASHSEED": "0"},
+            env={**os.environ, **environment, "PYTHONHASHSEED": "0"},
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
