@@ -266,7 +266,7 @@ def test_tensor_ids_follow_from_names() -> None:
 def test_the_documents_examples_print_what_it_says() -> None:
     document = (Path(__file__).resolve().parents[2] / "docs" / "loopback.md").read_text()
     examples = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", document, re.DOTALL)
-    assert len(examples) == document.count("```python") == 2
+    assert len(examples) == document.count("```python") == 3
     names: dict[str, object] = {}
     for source, expected in examples:
         printed = io.StringIO()
