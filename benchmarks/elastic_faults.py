@@ -11,8 +11,6 @@ is also that of stock Horovod without compression.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import random
 import statistics
 import sys
@@ -25,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from elastic_job import ElasticJob, Row
+from elastic_job import ElasticJob, Row, log_row
 from powersgd_training import HELD_OUT, digits, perceptron
 
 STOCK = "stock Horovod"
@@ -77,17 +75,14 @@ def work(options: argparse.Namespace) -> None:
             optimizer.step()
             state.step += 1
             parameters = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-            row = {
-                "time": time.time(),
-                "life": life,
-                "step": state.step,
-                "rank": hvd.rank(),
-                "size": hvd.size(),
-                "pid": os.getpid(),
-                "digest": hash(parameters.numpy().tobytes()),
-            }
-            with (Path(options.folder) / f"{os.getpid()}.jsonl").open("a") as log:
-                print(json.dumps(row), file=log)
+            log_row(
+                Path(options.folder),
+                parameters.numpy().tobytes(),
+                life=life,
+                step=state.step,
+                rank=hvd.rank(),
+                size=hvd.size(),
+            )
             if state.step % 5 == 0:
                 state.commit()
 

@@ -55,7 +55,7 @@ class ElasticJob:
         elastic += ["--host-discovery-script", str(discover)]
         self._process = subprocess.Popen(
             [*launcher, *elastic, sys.executable, *command, str(self.rows_folder)],
-            env={**os.environ, **environment, "PYTHONHASHSEED": "0"},
+            env=_with_this_module({**os.environ, **environment, "PYTHONHASHSEED": "0"}),
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -125,3 +125,23 @@ class ElasticJob:
     def log(self) -> str:
         """The end of the output."""
         return (self._folder / "log").read_text(errors="replace")[-6000:]
+
+
+def _with_this_module(environment: dict[str, str]) -> dict[str, str]:
+    """Variables with which workers find `log_row`."""
+    paths = [str(Path(__file__).resolve().parent), environment.get("PYTHONPATH", "")]
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def log_row(folder: Path, parameters: bytes, **facts: Any) -> None:
+    """Log a step of a worker, after it.
+
+    Args:
+        folder: of all rows.
+        parameters: of the model, which are compared.
+        facts: other columns; at least ``step``, ``rank``, ``size``, and ``life``, the time of the last
+            reset.
+    """
+    row = {"time": time.time(), "pid": os.getpid(), "digest": hash(parameters), **facts}
+    with (folder / f"{os.getpid()}.jsonl").open("a", encoding="utf-8") as log:
+        print(json.dumps(row), file=log)

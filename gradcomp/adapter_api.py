@@ -41,7 +41,7 @@ from gradcomp.runtime.comparison import (
 )
 from gradcomp.runtime.controls import Controls
 from gradcomp.runtime.loss_scale import check_scale
-from gradcomp.runtime.membership import resized, shared_state, take_shared_state
+from gradcomp.runtime.membership import moved, placed, resized, shared_state, take_shared_state
 from gradcomp.runtime.outer.options import OuterOptions
 from gradcomp.runtime.outer.sgd import OuterSGD
 from gradcomp.runtime.outer.steps import OuterSteps, Values
@@ -101,7 +101,9 @@ __all__ = [
     "exchange_pattern",
     "gives_steps",
     "model_digest",
+    "moved",
     "pack_state",
+    "placed",
     "profile_as_configured",
     "ranks_text",
     "read_digests",

@@ -23,6 +23,7 @@ from gradcomp.adapter_api import (
     agreement_line,
     check_agreement,
     exchange_pattern,
+    moved,
     pack_state,
     profile_as_configured,
     resized,
@@ -152,8 +153,8 @@ class BaseCompression(Controls, metaclass=_Codecs):
 
     def __setstate__(self, copied: dict[str, Any]) -> None:
         vars(self).update(copied)
-        self._pipeline_life = None
         self._elastic = is_elastic()
+        self._pipeline_life = self._life()
         self._begin()
 
     @abstractmethod
@@ -220,20 +221,20 @@ class BaseCompression(Controls, metaclass=_Codecs):
             self._check_elastic()
         here = self.process_set.rank(), self.process_set.size()
         before = self._pipeline
-        if before is None or (life is not None and self._pipeline_life is not None):
+        if before is None:
             self._pipeline = Pipeline(self.config, *here, ranks_per_node(self.HOROVOD, self.config))
-        assert self._pipeline is not None
-        if before is not None and self._pipeline is not before:
-            self._pipeline.load_state_dict(resized(before.state_dict(), *here))
-            if before.epoch is not None:
-                self._pipeline.set_epoch(before.epoch)
-            self._pipeline.stats = before.stats
+        else:
+            self._pipeline = moved(before, resized(before.state_dict(), *here), before.epoch)
         self._pipeline_life = life
         return self._pipeline
 
     def _life(self) -> object:
         """What changes with each ``hvd.init()`` of an elastic job; None in other jobs."""
         return None
+
+    def _compared_options(self) -> str:
+        """Options that must be equal on all ranks; see `agreement_line`."""
+        return ""
 
     def _check_elastic(self) -> None:
         if not self.ELASTIC:
@@ -258,10 +259,8 @@ class BaseCompression(Controls, metaclass=_Codecs):
     def roll_back(self, saved: tuple[dict[str, Any], int | None]) -> None:
         """Take back a `snapshot` of this process, made at any number of ranks."""
         state, epoch = saved
-        pipeline = self.pipeline
-        pipeline.load_state_dict(resized(state, pipeline.rank, pipeline.world_size))
-        if epoch is not None:
-            pipeline.set_epoch(epoch)
+        here = self.pipeline.rank, self.pipeline.world_size
+        self._pipeline = moved(self.pipeline, resized(state, *here), epoch)
         self._begin()
 
     def _share(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -331,7 +330,8 @@ class BaseCompression(Controls, metaclass=_Codecs):
         problem = node_problem(self.HOROVOD, self.config, here) or self.pipeline.mismatch(
             here.rank(), here.size(), ranks_per_node(self.HOROVOD, self.config)
         )
-        lines = self.gather(agreement_line(self.config, shapes, problem).encode())
+        own = agreement_line(self.config, shapes, problem, self._compared_options())
+        lines = self.gather(own.encode())
         check_agreement([line.decode(errors="replace") for line in lines])
         if self._elastic:
             self._share(shapes)

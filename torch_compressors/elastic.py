@@ -37,7 +37,9 @@ from gradcomp.adapter_api import (
     ProfiledEngine,
     agreement_line,
     check_agreement,
+    moved,
     pack_state,
+    placed,
     profile_as_configured,
     shared_state,
     take_shared_state,
@@ -184,11 +186,7 @@ class ElasticOuterStep(TensorOuterSteps):
         if self._meeting is None or self.members != names:
             store = PrefixStore(f"{meeting.number}/gloo", self._store)
             group: Any = ProcessGroupGloo(store, rank, size, self._timeout)
-            state = {**self._pipeline.state_dict(), "rank": rank, "world_size": size}
-            stats = self._pipeline.stats
-            self._pipeline = Pipeline(self.config, rank, size)
-            self._pipeline.load_state_dict(state)
-            self._pipeline.stats = stats
+            self._pipeline = moved(self._pipeline, placed(self._pipeline.state_dict(), rank, size))
             numels = [math.prod(shape) for shape in self._values.shapes.values()]
             engine = GlooEngine(
                 {"all": group},
@@ -197,7 +195,7 @@ class ElasticOuterStep(TensorOuterSteps):
                 RollCall(store, "fault", rank, range(size)),
             )
             profile_as_configured(self._pipeline)
-            self._driver = Driver(ProfiledEngine(engine, stats))
+            self._driver = Driver(ProfiledEngine(engine, self._pipeline.stats))
             self._collector = Collector(
                 self._driver, self._pipeline, self._values.shapes, overwrite=True
             )
@@ -220,10 +218,10 @@ class ElasticOuterStep(TensorOuterSteps):
         take_shared_state(self._pipeline, state, self._values.shapes)
         self._version = version
 
-    def _leave(self, kept: Mapping[str, Any]) -> None:
+    def _leave(self, kept: dict[str, Any]) -> None:
         """Close the connections of a failed exchange, and take back the state before it."""
-        here = {"rank": self._pipeline.rank, "world_size": self._pipeline.world_size}
-        self._pipeline.load_state_dict({**kept, **here})
+        pipeline = self._pipeline
+        pipeline.load_state_dict(placed(kept, pipeline.rank, pipeline.world_size))
         self._meeting = None
 
 

@@ -38,6 +38,8 @@ from gradcomp.adapter_api import (
     Stats,
     agreement_line,
     check_agreement,
+    moved,
+    placed,
     profile_as_configured,
     shared_state,
     take_shared_state,
@@ -66,7 +68,7 @@ class CompressedManager(Manager):  # type: ignore[misc]
     Args:
         config: a spec or a `gradcomp.Config`; of specs with state only those with ``residual``.
         fragments: the modules of DiLoCo's ``model_fragments``, in the same order; ``[model]`` for
-            LocalSGD. Their trainable parameters are averaged in the order of ``parameters()``.
+            LocalSGD. All their parameters are averaged in the order of ``parameters()``.
         timeout: of the manager, and longest wait for another replica in an exchange.
         options: the other arguments of torchft's Manager, without ``pg``.
 
@@ -144,12 +146,7 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
         """See torchft; all members of the new quorum call it."""
         self._collector = None
         super().configure(store_addr, *args, **kwargs)
-        try:
-            self._agree()
-        except GradcompError as error:
-            if not isinstance(error, PeerError):
-                self._fatal = error
-            raise
+        self._agree()
 
     def _create_pg(self, store: Any, rank: int, world_size: int) -> Any:
         group = super()._create_pg(store, rank, world_size)
@@ -157,11 +154,7 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
         frames: Any = ProcessGroupGloo(
             PrefixStore("frames", own_store), rank, world_size, self._timeout
         )
-        state = {**self.pipeline.state_dict(), "rank": rank, "world_size": world_size}
-        stats = self.pipeline.stats
-        self.pipeline = Pipeline(self._config, rank, world_size)
-        self.pipeline.load_state_dict(state)
-        self.pipeline.stats = stats
+        self.pipeline = moved(self.pipeline, placed(self.pipeline.state_dict(), rank, world_size))
         numels = [math.prod(shape) for shape in self._shapes.values()]
         engine = GlooEngine(
             {"all": frames},
@@ -170,7 +163,7 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
             RollCall(own_store, "fault", rank, range(world_size)),
         )
         profile_as_configured(self.pipeline)
-        self._driver = Driver(ProfiledEngine(engine, stats))
+        self._driver = Driver(ProfiledEngine(engine, self.pipeline.stats))
         return group
 
     def _agree(self) -> None:
@@ -182,7 +175,11 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
         line = np.frombuffer(bytearray(json.dumps(own).encode() + b"\n"), np.uint8)
         lines = self._driver.reply(self._driver.post(Broadcast("torchft.members", line)))
         members = [json.loads(one) for one in lines.tobytes().splitlines()]
-        check_agreement([one["agreement"] for one in members])
+        try:
+            check_agreement([one["agreement"] for one in members])
+        except GradcompError as error:  # other errors end with the quorum
+            self._fatal = error
+            raise
         newest = max((one["shared"] for one in members), key=_steps)
         if newest != own["shared"]:
             take_shared_state(self.pipeline, newest, self._shapes)
@@ -191,9 +188,9 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
     def forget(self) -> None:
         """Take parameters from another replica: nothing of this one's changes is left to send."""
         self._kept = None
-        take_shared_state(
-            self.pipeline, shared_state(self.pipeline), self._shapes, forget=self._shapes
-        )
+        state = self.pipeline.state_dict()
+        zeros = {name: np.zeros_like(one) for name, one in state["residual"].items()}
+        self.pipeline.load_state_dict({**state, "residual": zeros})
 
     # Steps ----------------------------------------------------------------------------------------
 
@@ -201,22 +198,23 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
         """See torchft; the sum over all replicas of the next parameter."""
         op = getattr(opts, "reduceOp", opts)
         (tensor,) = tensors
-        if op != ReduceOp.SUM or not tensor.is_floating_point() or tensor.numel() == 1:
+        is_sum = op == ReduceOp.SUM and tensor.is_floating_point()
+        name = self._next_name(tensor) if is_sum else None
+        if name is None:
             exact: Work = super().allreduce(tensors, opts)
             return exact
         if self._collector is None:
             raise PeerError("the replicas are apart: the exchange goes on with the next quorum")
         if self._kept is None:
             self._kept = self.pipeline.state_dict()
-            self._position = 0
             self._collector.begin_step()
-        name = self._next_name(tensor)
         gradient = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
         resolved = self._collector.resolve(name, gradient.shape)
         self._collector.add(resolved, gradient, tensor.nbytes)
         return _Sum(self, name, tensor)
 
-    def _next_name(self, tensor: torch.Tensor) -> str:
+    def _next_name(self, tensor: torch.Tensor) -> str | None:
+        """Name of the next parameter; None for a number of torchft's own."""
         names = self._fragments[self.step() % len(self._fragments)]
         if (
             self._position < len(names)
@@ -224,6 +222,8 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
         ):
             self._position += 1
             return names[self._position - 1]
+        if tensor.numel() == 1:
+            return None
         self._fatal = ConfigError(
             f"a tensor of shape {tuple(tensor.shape)} is not the next parameter of the fragments that "
             "CompressedManager got: give it DiLoCo's model_fragments, or [model] for LocalSGD, and leave "
@@ -244,12 +244,11 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
 
     def settle(self, commits: bool) -> None:
         """End a step; without a commit the residuals are those before it."""
-        kept, self._kept = self._kept, None
+        kept, self._kept, self._position = self._kept, None, 0
         if self._collector is not None:
             self._collector.end_step()
         if kept is not None and not commits:
-            here = {"rank": self.pipeline.rank, "world_size": self.pipeline.world_size}
-            self.pipeline.load_state_dict({**kept, **here})
+            self._take(kept)
             self._collector = None  # until the next quorum, which a rejected step always brings
 
     def raise_fatal(self) -> None:
@@ -263,14 +262,17 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
         """This replica's residuals and counters, for its checkpoint."""
         return self.pipeline.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from this replica's own `state_dict`, before the first quorum.
 
         Raises:
             StateError: the state does not fit.
         """
-        here = {"rank": self.pipeline.rank, "world_size": self.pipeline.world_size}
-        self.pipeline.load_state_dict({**state, **here})
+        self._take(state)
+
+    def _take(self, state: dict[str, Any]) -> None:
+        here = self.pipeline.rank, self.pipeline.world_size
+        self.pipeline.load_state_dict(placed(state, *here))
 
 
 class _Sum(Work):

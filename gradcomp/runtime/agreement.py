@@ -28,16 +28,22 @@ def model_digest(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def agreement_line(
-    config: Config, shapes: Mapping[str, tuple[int, ...]], problem: str | None
+    config: Config,
+    shapes: Mapping[str, tuple[int, ...]],
+    problem: str | None,
+    options: str = "",
 ) -> str:
     """One rank's line for the comparison: JSON without a line break.
 
     Args:
         shapes: of all parameters, by name, in the order of the model.
         problem: why this rank cannot take part in the exchange ``two_level``; None if it can.
+        options: the adapter's own, which must be equal on all ranks, such as "uneven=True".
     """
     # Outside the configuration's digest, because checkpoints do not depend on them.
-    compared = " with stats.error" if config.stats.error else ""
+    compared = f" with {options}" if options else ""
+    if config.stats.error:
+        compared += " with stats.error"
     if config.check_replicas_every:
         compared += f" with check_replicas_every {config.check_replicas_every}"
     values = (

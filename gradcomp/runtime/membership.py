@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from gradcomp.exchange.state_kinds import REPLICATED_KINDS, STATE_KINDS
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.state import State
 
-__all__ = ["resized", "shared_state", "take_shared_state"]
+__all__ = ["moved", "placed", "resized", "shared_state", "take_shared_state"]
 
 _SHARED = ("rounds", "specs", "loss_scale", "decisions")
 _OWN_KINDS = ("residual", "momentum")
@@ -43,6 +43,33 @@ def resized(state: State, rank: int, world_size: int) -> State:
     }
 
 
+def placed(state: State, rank: int, world_size: int) -> State:
+    """A rank's state as it is, for another rank and size.
+
+    For members that change from exchange to exchange: who is absent comes back with its residual.
+    """
+    return {**state, "rank": rank, "world_size": world_size}
+
+
+def moved(
+    pipeline: Pipeline, state: State, epoch: int | None = None, ranks_per_node: int = 1
+) -> Pipeline:
+    """A process's compression at the rank and size of a state of its own.
+
+    Args:
+        pipeline: the compression so far; its statistics go on.
+        state: see `placed` and `resized`.
+        epoch: see `Pipeline.set_epoch`; None before the first.
+        ranks_per_node: see `Pipeline`.
+    """
+    new = Pipeline(pipeline.config, state["rank"], state["world_size"], ranks_per_node)
+    new.load_state_dict(state)
+    if epoch is not None:
+        new.set_epoch(epoch)
+    new.stats = pipeline.stats
+    return new
+
+
 def shared_state(pipeline: Pipeline) -> dict[str, Any]:
     """All of a rank's state that is equal on all ranks, and the names of its own arrays."""
     own = pipeline.state_dict()
@@ -63,24 +90,20 @@ def take_shared_state(
     pipeline: Pipeline,
     shared: Mapping[str, Any],
     shapes: Mapping[str, tuple[int, ...]],
-    forget: Iterable[str] = (),
 ) -> None:
     """Continue as a rank with that `shared_state`; own arrays that are missing are 0.
 
     Args:
         shapes: of all tensors by name.
-        forget: tensors whose residuals and momenta start at 0 again.
     """
     own = pipeline.state_dict()
-    forgotten = set(forget)
     arrays: dict[str, Any] = {kind: {} for kind in STATE_KINDS}
     arrays["carried"] = own["carried"]
     arrays.update({kind: shared[kind] for kind in REPLICATED_KINDS})
     for kind in _OWN_KINDS:
-        kept = {name: one for name, one in own[kind].items() if name not in forgotten}
         for name in shared["names"][kind]:
             zeros = np.zeros(math.prod(shapes[name]), np.float32)
-            arrays[kind][name] = kept.get(name, zeros)
+            arrays[kind][name] = own[kind].get(name, zeros)
     arrays["momentum"].update(shared["dense momentum"])
     pipeline.load_state_dict({**own, **arrays, **{key: shared[key] for key in _SHARED}})
     if shared["epoch"] is not None:

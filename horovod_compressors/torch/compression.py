@@ -36,12 +36,6 @@ __all__ = ["Compression"]
 NamedParameters = Iterable[tuple[str, torch.Tensor]]
 
 
-def _required(optimizer: Any | None) -> Any:
-    if optimizer is None:
-        raise ConfigError("uneven=True works in hvd.DistributedOptimizer only")
-    return optimizer
-
-
 # The context of a gradient that Horovod all-reduces uncompressed.
 _DENSE = object()
 
@@ -191,7 +185,7 @@ class Compression(TensorControls, BaseCompression):
         if self._collector_life is not self._life():
             self._begin()  # the ranks have changed, perhaps within a step
         if self._attendance is not None and not self._in_step:
-            self._attendance.mark(_required(calling_optimizer()))
+            self._attendance.mark(calling_optimizer())
         collector = self._collector or self._first_use()
         if not self._in_step:
             self._in_step = True
@@ -239,6 +233,9 @@ class Compression(TensorControls, BaseCompression):
     def _life(self) -> object:
         """See `BaseCompression`: Horovod makes a new map of handles in each ``hvd.init()``."""
         return hvd.mpi_ops._handle_map if self._elastic else None
+
+    def _compared_options(self) -> str:
+        return "uneven=True" if self._uneven else ""
 
     def _begin_step(self) -> None:
         """Look at the optimizer of the step; without one, `set_lr` gives learning rates."""

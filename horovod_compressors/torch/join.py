@@ -28,8 +28,14 @@ class Attendance:
         self._process_set = process_set
         self._under_way: int | None = None
 
-    def mark(self, optimizer: Any) -> None:
-        """Tell the ranks without data that a step begins; `settle` ends the exchange."""
+    def mark(self, optimizer: Any | None) -> None:
+        """Tell the ranks without data that a step begins; `settle` ends the exchange.
+
+        Raises:
+            ConfigError: ``compress`` was called outside an optimizer.
+        """
+        if optimizer is None:
+            raise ConfigError("uneven=True works in hvd.DistributedOptimizer only")
         self._under_way = self._start(1.0, [group["lr"] for group in optimizer.param_groups])
 
     def settle(self) -> None:

@@ -5,8 +5,6 @@ Argument: the folder of its rows. A file ``last`` beside the folder has the numb
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -16,6 +14,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
+from elastic_job import log_row
 from gradcomp import Config
 from horovod_compressors.torch import Compression
 from support.pipelines import configured, rules_of
@@ -75,7 +74,6 @@ def main(folder: Path) -> None:
         other_compression=compressions[1],
         step=0,
     )
-    log = (folder / f"{os.getpid()}.jsonl").open("a", buffering=1, encoding="utf-8")
 
     @hvd.elastic.run
     def train(state: Any) -> None:
@@ -97,21 +95,18 @@ def main(folder: Path) -> None:
                 optimizer.step()
             state.step += 1
             parameters = [p.detach().reshape(-1) for one in models for p in one.parameters()]
-            row = {
-                "time": time.time(),
-                "life": life,
-                "step": state.step,
-                "rank": hvd.rank(),
-                "size": hvd.size(),
-                "pid": os.getpid(),
-                "digest": hash(torch.cat(parameters).numpy().tobytes()),
-                "applied": start - float(models[0]["top"].detach().double().sum()),
-                "given": given,
-                "before": before,
-                "after": residual_sum(compressions[0], "top"),
-                "committed": state.step % 3 == 0,
-            }
-            print(json.dumps(row), file=log)
+            log_row(
+                folder,
+                torch.cat(parameters).numpy().tobytes(),
+                life=life,
+                step=state.step,
+                rank=hvd.rank(),
+                size=hvd.size(),
+                applied=start - float(models[0]["top"].detach().double().sum()),
+                given=given,
+                before=before,
+                after=residual_sum(compressions[0], "top"),
+            )
             if state.step % 3 == 0:
                 state.commit()
 

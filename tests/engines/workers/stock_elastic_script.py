@@ -3,14 +3,14 @@
 Argument: the folder of its rows. A file ``last`` beside the folder has the number of steps.
 """
 
-import json
-import os
 import sys
 import time
 from pathlib import Path
 
 import horovod.torch as hvd
 import torch
+
+from elastic_job import log_row
 
 
 def main() -> None:
@@ -34,17 +34,14 @@ def main() -> None:
             optimizer.step()
             state.step += 1
             parameters = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-            row = {
-                "time": time.time(),
-                "life": life,
-                "step": state.step,
-                "rank": hvd.rank(),
-                "size": hvd.size(),
-                "pid": os.getpid(),
-                "digest": hash(parameters.numpy().tobytes()),
-            }
-            with (folder / f"{os.getpid()}.jsonl").open("a", encoding="utf-8") as log:
-                print(json.dumps(row), file=log)
+            log_row(
+                folder,
+                parameters.numpy().tobytes(),
+                life=life,
+                step=state.step,
+                rank=hvd.rank(),
+                size=hvd.size(),
+            )
             if state.step % 3 == 0:
                 state.commit()
 

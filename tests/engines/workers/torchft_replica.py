@@ -22,6 +22,14 @@ from torch_compressors.torchft import CompressedManager
 EVERY = 4
 
 
+class Scaled(torch.nn.Linear):
+    """A layer with a parameter of one element."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.gain = torch.nn.Parameter(torch.ones(1))
+
+
 def main(options: dict[str, Any]) -> None:
     """Make the runs of the options, one after the other, each until the outer step in a file."""
     torch.set_num_threads(1)
@@ -37,7 +45,7 @@ def train(options: dict[str, Any], log: Any) -> None:
     """Train with one of torchft's loops."""
     torch.manual_seed(options["seed"])
     generator = torch.Generator().manual_seed(options["seed"])
-    model = torch.nn.Sequential(torch.nn.Linear(80, 64), torch.nn.Linear(64, 80))
+    model = torch.nn.Sequential(Scaled(80, 64), torch.nn.Linear(64, 80))
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     outer = torch.optim.SGD(model.parameters(), lr=1.0)
     local = options["loop"] == "local_sgd"

@@ -135,6 +135,17 @@ def join_must_be_asked_for() -> None:
 
 
 @cases
+def all_ranks_must_ask() -> None:
+    params = parameters({"weight": MATRIX})
+    compression = Compression("int8", params.items(), uneven=hvd.rank() == 0)
+    opt = distributed(params, compression)
+    refused(lambda: step(opt, params, gradients(params, 0)), ProtocolError, "with uneven=True")
+    if hvd.rank() == 1:  # takes the mark that rank 0 has sent, for the cases that follow
+        mark = torch.tensor([0.0, 0.0], dtype=torch.float64)
+        hvd.allreduce(mark, name="gradcomp.attendance.0", op=hvd.Max)
+
+
+@cases
 def join_of_horovod_itself_is_an_error() -> None:
     """Horovod would halve these sums; it must not be silent."""
     params = parameters({"weight": MATRIX})
