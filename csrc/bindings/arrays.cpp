@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 
 #include "base/chunks.hpp"
 #include "bindings/bindings.hpp"
@@ -23,13 +22,6 @@ void chunk_norms(const Floats& x, std::size_t chunk, Floats& norms) {
     const std::size_t count = std::min(chunk, in.size() - begin);
     out[i] = static_cast<float>(kernels().sum_magnitudes(in.data() + begin, count));
   }
-}
-
-// The L2 norm, summed in the order of sum_squares.
-double norm(const Floats& x) {
-  const Span<const float> in = input(x);
-  py::gil_scoped_release release;
-  return std::sqrt(kernels().sum_squares(in.data(), in.size()));
 }
 
 void zero(Floats& x) {
@@ -60,7 +52,6 @@ Floats bfloat16_to_float32(const py::array_t<std::uint16_t, py::array::c_style>&
 void bind_arrays(py::module_& m) {
   m.def("chunk_norms", &chunk_norms, py::arg("x").noconvert(), py::arg("chunk"),
         py::arg("norms").noconvert());
-  m.def("norm", &norm, py::arg("x").noconvert());
   m.def("zero", &zero, py::arg("x").noconvert());
   m.def("zero_nonfinite", &zero_nonfinite, py::arg("x").noconvert());
   m.def("bfloat16_bits", &dlpack::bfloat16_bits, py::arg("capsule"));

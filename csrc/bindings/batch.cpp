@@ -90,7 +90,7 @@ py::tuple encode_tensors(const std::vector<py::object>& tensors) {
 // For each gradcomp.ToDecode of a list: out += weight * decode(frame), frame after frame.
 void decode_tensors_add(const std::vector<py::object>& tensors, float weight) {
   static const Field name("name"), frames_field("frames"), out_field("out"), basis_field("basis"),
-      senders("senders"), weights_field("weights"), counts_field("counts");
+      senders("senders"), over_senders("over_senders"), clips("clips");
   std::vector<Bytes> kept;  // `frames` of a tensor may be a list, which other threads can change
   std::deque<std::vector<Span<const std::uint8_t>>> frames;  // items point to them
   std::vector<DecodeItem> items;
@@ -106,24 +106,9 @@ void decode_tensors_add(const std::vector<py::object>& tensors, float weight) {
     items.push_back({&codec_of(tensor),
                      {frames.back().data(), frames.back().size()},
                      output(out),
-                     basis.is_none() ? Span<const float>() : input(array_of<Floats>(basis))});
-    const py::object weights = weights_field.of(tensor);
-    if (!weights.is_none()) {
-      items.back().weights = input(array_of<Floats>(weights));
-      if (items.back().weights.size() != frames.back().size()) {
-        throw py::value_error(std::to_string(items.back().weights.size()) + " weights of " +
-                              std::to_string(frames.back().size()) + " frames");
-      }
-    }
-    const py::object counts = counts_field.of(tensor);
-    if (!counts.is_none()) {
-      auto array = array_of<Floats>(counts);
-      items.back().counts = output(array);
-      if (array.size() != out.size()) {
-        throw py::value_error(std::to_string(array.size()) + " counts of " +
-                              std::to_string(out.size()) + " elements");
-      }
-    }
+                     basis.is_none() ? Span<const float>() : input(array_of<Floats>(basis)),
+                     over_senders.of(tensor).cast<bool>(),
+                     clips.of(tensor).cast<bool>()});
   }
   Status status;
   BatchFault fault;

@@ -69,11 +69,19 @@ class Codec {
     return {Code::kSpec, "this codec's payloads do not say which elements they carry"};
   }
 
-  // counts[i] += 1 at the elements that the payload carries, whatever their values; for codecs with
-  // caps().sparse. After an error the counts are unchanged.
-  virtual Status count_sent(Span<const std::uint8_t> in, const Call& call,
-                            Span<float> counts) const {
-    (void)in, (void)call, (void)counts;
+  // decode_add, and counts[i] += 1 at the elements that the payload carries, whatever their values;
+  // for codecs with caps().sparse. After an error the counts are unchanged, too.
+  virtual Status decode_add_count(Span<const std::uint8_t> in, const Call& call, float weight,
+                                  Span<float> acc, Span<std::uint16_t> counts) const {
+    (void)in, (void)call, (void)weight, (void)acc, (void)counts;
+    return {Code::kSpec, "this codec's payloads carry all elements"};
+  }
+
+  // Sum of the squares of n decoded elements, for codecs with caps().sparse. Reads values alone: it
+  // may accept a payload that decode refuses.
+  virtual Status sum_squares(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+                             double* sum) const {
+    (void)in, (void)call, (void)n, (void)sum;
     return {Code::kSpec, "this codec's payloads carry all elements"};
   }
 };

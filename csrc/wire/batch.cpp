@@ -1,17 +1,30 @@
 #include "wire/batch.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/chunks.hpp"
+#include "base/scratch.hpp"
 #include "codec/bucket_codec.hpp"
+#include "kernels/kernels.hpp"
+#include "wire/averaging.hpp"
 #include "wire/frame.hpp"
 
 namespace gradcomp {
 namespace {
+
+// Slots of own_scratch().
+constexpr std::size_t kCountSlot = 0, kDecodedSlot = 1;
+
+Status out_of_memory(std::size_t n) {
+  return capacity_error("out of memory: an average of " + std::to_string(n) + " elements");
+}
 
 // Calls fn(i) for all items: for large ones on this thread, as fn itself uses the others; for those
 // that are a single range, on all threads.
@@ -66,6 +79,82 @@ Status open(const DecodeItem& item, Span<const std::uint8_t> bytes, Frame* frame
                     std::to_string(item.acc.size()));
 }
 
+// Working memory apart from that of codecs, which use thread_scratch().
+Scratch& own_scratch() noexcept {
+  thread_local Scratch scratch;
+  return scratch;
+}
+
+// Calls fn(frame, call) for each frame of an item; `at` is the frame that was refused.
+template <typename Fn>
+Status for_frames(const DecodeItem& item, std::size_t* at, const Fn& fn) {
+  BucketCall bucket;
+  bucket.basis = item.basis;
+  for (*at = 0; *at < item.frames.size(); ++*at) {
+    Frame frame;
+    GRADCOMP_TRY(open(item, item.frames[*at], &frame));
+    Call call;
+    call.stream = frame.stream;
+    call.scratch = &thread_scratch();
+    call.bucket = &bucket;
+    GRADCOMP_TRY(fn(frame.payload, call));
+  }
+  return {};
+}
+
+Status find_factors(const DecodeItem& item, std::size_t* at, std::vector<double>* factors) {
+  const Codec& codec = *item.codec->codec;
+  const std::size_t n = item.acc.size();
+  std::vector<double> norms(item.frames.size());
+  GRADCOMP_TRY(for_frames(item, at, [&](Span<const std::uint8_t> payload, const Call& call) {
+    double sum = 0;
+    if (codec.caps().sparse) {
+      GRADCOMP_TRY(codec.sum_squares(payload, call, n, &sum));
+    } else {
+      const Span<float> decoded = own_scratch().get<float>(kDecodedSlot, n + 1);
+      if (decoded.empty()) return out_of_memory(n);
+      GRADCOMP_TRY(codec.decode(payload, call, {decoded.data(), n}));
+      sum = kernels().sum_squares(decoded.data(), n);
+    }
+    norms[*at] = std::sqrt(sum);
+    return Status();
+  }));
+  factors->resize(norms.size());
+  median_factors({norms.data(), norms.size()}, {factors->data(), factors->size()});
+  return {};
+}
+
+Status decode_item(const DecodeItem& item, float weight, std::size_t* at) {
+  const Codec& codec = *item.codec->codec;
+  const std::size_t n = item.acc.size();
+  std::vector<double> factors;
+  if (item.clips) GRADCOMP_TRY(find_factors(item, at, &factors));
+  const auto weight_of = [&](std::size_t frame) {
+    const double factor = item.clips ? factors[frame] : 1.0;
+    if (item.over_senders) return static_cast<float>(factor);
+    return item.clips ? static_cast<float>(factor / static_cast<double>(factors.size())) : weight;
+  };
+  if (!item.over_senders) {
+    return for_frames(item, at, [&](Span<const std::uint8_t> payload, const Call& call) {
+      return codec.decode_add(payload, call, weight_of(*at), item.acc);
+    });
+  }
+  if (item.frames.size() > std::numeric_limits<std::uint16_t>::max()) {
+    return capacity_error("an average over senders takes at most 65535 frames, not " +
+                          std::to_string(item.frames.size()));
+  }
+  const Span<std::uint16_t> counts = own_scratch().get<std::uint16_t>(kCountSlot, n + 1);
+  if (counts.empty()) return out_of_memory(n);
+  for_ranges(n, [&](std::size_t, std::size_t begin, std::size_t end) {
+    std::fill(counts.begin() + begin, counts.begin() + end, std::uint16_t{0});
+  });
+  GRADCOMP_TRY(for_frames(item, at, [&](Span<const std::uint8_t> payload, const Call& call) {
+    return codec.decode_add_count(payload, call, weight_of(*at), item.acc, {counts.data(), n});
+  }));
+  divide_by_counts({counts.data(), n}, item.acc);
+  return {};
+}
+
 }  // namespace
 
 std::size_t max_batch_size(Span<const EncodeItem> items) noexcept {
@@ -115,27 +204,7 @@ Status decode_batch_add(Span<const DecodeItem> items, float weight, BatchFault* 
   std::vector<std::size_t> at(items.size(), 0);
   for_items(
       items.size(), [&](std::size_t i) { return items[i].acc.size(); },
-      [&](std::size_t i) {
-        const DecodeItem& item = items[i];
-        BucketCall bucket;
-        bucket.basis = item.basis;
-        for (; at[i] < item.frames.size(); ++at[i]) {
-          Frame frame;
-          statuses[i] = open(item, item.frames[at[i]], &frame);
-          if (!statuses[i].ok()) return;
-          Call call;
-          call.stream = frame.stream;
-          call.scratch = &thread_scratch();
-          call.bucket = &bucket;
-          const Codec& codec = *item.codec->codec;
-          const float own = item.weights.empty() ? weight : item.weights[at[i]];
-          statuses[i] = codec.decode_add(frame.payload, call, own, item.acc);
-          if (statuses[i].ok() && !item.counts.empty()) {
-            statuses[i] = codec.count_sent(frame.payload, call, item.counts);
-          }
-          if (!statuses[i].ok()) return;
-        }
-      });
+      [&](std::size_t i) { statuses[i] = decode_item(items[i], weight, &at[i]); });
   for (std::size_t i = 0; i < items.size(); ++i) {
     if (statuses[i].ok()) continue;
     *fault = {i, at[i]};

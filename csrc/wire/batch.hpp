@@ -32,9 +32,13 @@ struct DecodeItem {
   const CompiledCodec* codec = nullptr;
   Span<const Span<const std::uint8_t>> frames;
   Span<float> acc;
-  Span<const float> basis = {};    // BucketCall::basis
-  Span<const float> weights = {};  // of the frames; empty: all have the call's weight
-  Span<float> counts = {};         // counts the frames that carry an element; empty: does not count
+  Span<const float> basis = {};  // BucketCall::basis
+  // acc, which holds zeros, becomes each element's sum over the number of frames that carry it; for
+  // codecs with Caps::sparse.
+  bool over_senders = false;
+  // Frames whose L2 norm is above the median of the norms are scaled down to it; then averaged over
+  // all frames, unless over_senders.
+  bool clips = false;
 };
 
 // Position of a refused frame.
@@ -43,8 +47,8 @@ struct BatchFault {
   std::size_t frame = 0;
 };
 
-// acc += weight * decode(frame), frame after frame, for each item. After an error every acc and all
-// counts must be discarded, and `fault` is the first frame that was refused.
+// acc += weight * decode(frame), frame after frame, for each item. After an error every acc must be
+// discarded, and `fault` is the first frame that was refused.
 Status decode_batch_add(Span<const DecodeItem> items, float weight, BatchFault* fault);
 
 }  // namespace gradcomp

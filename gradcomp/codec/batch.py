@@ -58,9 +58,10 @@ class ToDecode(NamedTuple):
         out: C-contiguous float32 array of the tensor's size; the decoded frames are added to it.
         basis: the basis with which the frames were encoded; None: without.
         senders: the ranks of the frames, for error messages; None: 0, 1, ...
-        weights: the weight of each frame, C-contiguous float32; None: the call's.
-        counts: C-contiguous float32 array of the tensor's size, to which the number of frames that
-            carry an element is added; for codecs with the capability ``sparse``. None: not counted.
+        over_senders: ``out``, which holds zeros, becomes each element's sum over the number of frames
+            that carry it, whatever its values; for codecs with the capability ``sparse``.
+        clips: frames whose L2 norm is above the median of the norms are scaled down to it, the lower
+            middle one of an even number. Their mean is added, unless ``over_senders``.
     """
 
     name: str
@@ -69,8 +70,8 @@ class ToDecode(NamedTuple):
     out: FloatArray
     basis: FloatArray | None = None
     senders: Sequence[int] | None = None
-    weights: FloatArray | None = None
-    counts: FloatArray | None = None
+    over_senders: bool = False
+    clips: bool = False
 
 
 @timed("encode")
@@ -101,7 +102,7 @@ def decode_batch_add(tensors: Sequence[ToDecode], weight: float = 1.0) -> None:
     """``out += weight * decode(frame)`` for each frame of each tensor, in the order given.
 
     Raises:
-        SpecError: a tensor has counts, and its codec sends all elements.
+        SpecError: a tensor has ``over_senders``, and its codec sends all elements.
         WireError: a frame is damaged, or was made by another codec, for another size or with
             another basis; the message names the rank and the tensor. Every ``out`` must be
             discarded.

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from gradcomp import _core
-from gradcomp.codec.batch import ToDecode, decode_batch_add
-
-__all__ = ["MEAN", "Average", "Averaging", "Clip", "divide_by_senders"]
+__all__ = ["MEAN", "Average", "Averaging", "Clip"]
 
 Average = Literal["ranks", "senders"]
 """Over all ranks, or over the ranks that sent an element."""
@@ -44,43 +37,6 @@ class Averaging(NamedTuple):
         defaults = MEAN._asdict()
         return {name: value for name, value in self._asdict().items() if value != defaults[name]}
 
-    def applied(self, tensor: ToDecode) -> ToDecode:
-        """The decoding of a tensor's frames with this averaging; see `divide_by_senders`.
-
-        Raises:
-            WireError: a frame is damaged; the message names the rank and the tensor.
-        """
-        ranks = len(tensor.frames)
-        weights = np.ones(ranks)
-        if self.clip == "median_norm":
-            weights = _clipping([_norm(tensor, rank) for rank in range(ranks)])
-        if self.average == "ranks":
-            return tensor._replace(weights=(weights / ranks).astype(np.float32))
-        counts = np.zeros(tensor.out.size, np.float32)
-        return tensor._replace(weights=weights.astype(np.float32), counts=counts)
-
 
 MEAN = Averaging()
 """The mean over all ranks."""
-
-
-def divide_by_senders(tensors: Sequence[ToDecode]) -> None:
-    """Complete the averages over senders, after decoding."""
-    for tensor in tensors:
-        if tensor.counts is not None:
-            senders = np.maximum(tensor.counts, np.float32(1), out=tensor.counts)
-            np.divide(tensor.out, senders, out=tensor.out)
-
-
-def _norm(tensor: ToDecode, rank: int) -> float:
-    """The L2 norm of a rank's tensor."""
-    values = np.zeros(tensor.out.size, np.float32)
-    one = tensor._replace(frames=[tensor.frames[rank]], out=values, senders=[rank])
-    decode_batch_add([one])
-    return _core.norm(values)
-
-
-def _clipping(norms: Sequence[float]) -> npt.NDArray[np.float64]:
-    """The factor of each rank; NaN counts as the largest norm, and is not scaled."""
-    median = np.sort(norms)[(len(norms) - 1) // 2]
-    return np.array([median / norm if norm > median else 1.0 for norm in norms])

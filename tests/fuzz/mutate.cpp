@@ -1,6 +1,7 @@
 // Damages frames and spec strings in many ways and decodes them. Built with sanitizers, it checks
 // that no byte from the wire is trusted: every outcome must be a Status, and a refused decode_add
 // must leave its accumulator unchanged.
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -146,6 +147,34 @@ void mutate(std::vector<std::uint8_t>* bytes, Stream* random) {
   }
 }
 
+// Counts refuse a payload where decode does; else counts and norms are those of decoded elements.
+void check_counted(const Subject& subject, Span<const std::uint8_t> payload, const Call& call,
+                   const std::vector<float>& decoded, const Status& expected) {
+  const Codec& codec = *subject.codec.codec;
+  std::vector<float> acc(decoded.size());
+  std::vector<std::uint16_t> counts(decoded.size());
+  const Status counted = codec.decode_add_count(payload, call, 1.0f, {acc.data(), acc.size()},
+                                                {counts.data(), counts.size()});
+  double sum = 0;
+  const Status summed = codec.sum_squares(payload, call, decoded.size(), &sum);
+  bool agrees = counted.ok() == expected.ok() && (summed.ok() || !expected.ok());
+  double squares = 0;
+  for (std::size_t i = 0; i < decoded.size(); ++i) {
+    if (!expected.ok()) {
+      agrees = agrees && acc[i] == 0 && counts[i] == 0;
+    } else if (std::isfinite(decoded[i])) {
+      agrees = agrees && counts[i] <= 1 && acc[i] == decoded[i] && (counts[i] || decoded[i] == 0);
+    }
+    squares += static_cast<double>(decoded[i]) * decoded[i];
+  }
+  if (expected.ok() && std::isfinite(squares)) {
+    agrees = agrees && std::abs(sum - squares) <= 1e-6 * squares;
+  }
+  if (agrees) return;
+  std::fprintf(stderr, "counts or norms of %s disagree with decode\n", subject.codec.spec.c_str());
+  std::abort();
+}
+
 // True if the damaged frame still decodes.
 bool decode(const Subject& subject, const std::vector<std::uint8_t>& bytes, Scratch* scratch) {
   // A copy of exact size, so that the sanitizer sees every access beyond it.
@@ -173,6 +202,7 @@ bool decode(const Subject& subject, const std::vector<std::uint8_t>& bytes, Scra
                  added.message().c_str());
     std::abort();
   }
+  if (subject.codec.codec->caps().sparse) check_counted(subject, frame.payload, call, acc, added);
   return decoded.ok();
 }
 

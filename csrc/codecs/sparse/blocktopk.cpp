@@ -149,11 +149,21 @@ class BlockTopK final : public Codec {
     return {};
   }
 
-  Status count_sent(Span<const std::uint8_t> in, const Call& call,
-                    Span<float> counts) const override {
+  Status decode_add_count(Span<const std::uint8_t> in, const Call& call, float weight,
+                          Span<float> acc, Span<std::uint16_t> counts) const override {
     Kept kept;
-    GRADCOMP_TRY(unpack(in, call, counts.size(), &kept));
-    scatter_count({kept.indices.data(), kept.indices.size()}, 1, counts);
+    GRADCOMP_TRY(unpack(in, call, acc.size(), &kept));
+    const Span<const std::uint32_t> indices{kept.indices.data(), kept.indices.size()};
+    scatter_add(indices, 1, kept.values.data(), weight, acc);
+    scatter_count(indices, 1, counts);
+    return {};
+  }
+
+  Status sum_squares(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+                     double* sum) const override {
+    Kept kept;
+    GRADCOMP_TRY(unpack_values(in, call, n, &kept));
+    *sum = kernels().sum_squares(kept.values.data(), kept.values.size());
     return {};
   }
 
@@ -168,6 +178,8 @@ class BlockTopK final : public Codec {
   struct Kept {
     Span<std::uint32_t> indices;
     Span<float> values;
+    Span<const std::uint8_t> coded;  // the indices in the payload
+    std::size_t cols = 0;
   };
 
   static void to_gaps(std::uint32_t* places, std::size_t count) {
@@ -179,8 +191,9 @@ class BlockTopK final : public Codec {
     }
   }
 
-  // Reads a payload: the indices of the kept elements in tile order, and their values.
-  Status unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n, Kept* kept) const {
+  // Reads the values of a payload.
+  Status unpack_values(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+                       Kept* kept) const {
     const std::size_t cols = in.size() < kHeader ? 0 : load<std::uint32_t>(in.data());
     if (in.size() < kHeader || (n == 0 ? cols != 0 : cols == 0 || n % cols != 0)) {
       return wire_error("a blocktopk payload of " + std::to_string(in.size()) +
@@ -194,24 +207,32 @@ class BlockTopK final : public Codec {
       return wire_error("the payload has " + std::to_string(in.size()) +
                         " bytes; its values alone " + "need " + std::to_string(head - kHeader));
     }
-    kept->indices = call.scratch->get<std::uint32_t>(kPositionSlot, count + 1);
     kept->values = call.scratch->get<float>(kValueSlot, count + 1);
-    Span<std::uint8_t> symbols = call.scratch->get<std::uint8_t>(kSymbolSlot, count + 1);
-    if (kept->indices.empty() || kept->values.empty() || symbols.empty()) {
-      return out_of_memory(count);
-    }
-    kept->indices = {kept->indices.data(), count};
+    if (kept->values.empty()) return out_of_memory(count);
     kept->values = {kept->values.data(), count};
-    const Span<const std::uint8_t> coded{in.data() + head, in.size() - head};
+    kept->coded = {in.data() + head, in.size() - head};
+    kept->cols = cols;
+    decode_values(value_type_, in.data() + kHeader, kept->values);
+    return {};
+  }
+
+  // Reads a payload: the values of the kept elements in tile order, and their indices.
+  Status unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n, Kept* kept) const {
+    GRADCOMP_TRY(unpack_values(in, call, n, kept));
+    const std::size_t count = kept->values.size();
+    kept->indices = call.scratch->get<std::uint32_t>(kPositionSlot, count + 1);
+    Span<std::uint8_t> symbols = call.scratch->get<std::uint8_t>(kSymbolSlot, count + 1);
+    if (kept->indices.empty() || symbols.empty()) return out_of_memory(count);
+    kept->indices = {kept->indices.data(), count};
     if (!coder_.smallest) {
-      GRADCOMP_TRY(decode_indices(coder_.coding, coded, n, kept->indices));
-    } else if (!gaps_.decode(coded, symbols, kept->indices)) {
+      GRADCOMP_TRY(decode_indices(coder_.coding, kept->coded, n, kept->indices));
+    } else if (!gaps_.decode(kept->coded, symbols, kept->indices)) {
       return wire_error("coded gaps that do not end where they should");
     }
+    const Tiling tiling(n, kept->cols, kept_);
     for (std::size_t i = 0; i < tiling.tiles(); ++i) {
-      GRADCOMP_TRY(to_indices(tiling.tile(i), cols, kept->indices.data()));
+      GRADCOMP_TRY(to_indices(tiling.tile(i), kept->cols, kept->indices.data()));
     }
-    decode_values(value_type_, in.data() + kHeader, kept->values);
     return {};
   }
 

@@ -62,14 +62,15 @@ void scatter_add(Span<const std::uint32_t> indices, std::size_t unit, const floa
   });
 }
 
-void scatter_count(Span<const std::uint32_t> indices, std::size_t unit, Span<float> counts) {
+void scatter_count(Span<const std::uint32_t> indices, std::size_t unit,
+                   Span<std::uint16_t> counts) {
   const auto touch = [&](std::size_t i) {
     __builtin_prefetch(counts.data() + indices[i] * unit, 1);
   };
   for_touched(indices.size(), touch, [&](std::size_t i) {
     const std::size_t begin = indices[i] * unit;
     const std::size_t end = std::min(begin + unit, counts.size());
-    for (std::size_t j = begin; j < end; ++j) counts[j] += 1.0f;
+    for (std::size_t j = begin; j < end; ++j) ++counts[j];
   });
 }
 

@@ -21,7 +21,7 @@ void scatter(Span<const std::uint32_t> indices, std::size_t unit, const float* v
 void scatter_add(Span<const std::uint32_t> indices, std::size_t unit, const float* values,
                  float weight, Span<float> acc);
 // counts += 1 at the units
-void scatter_count(Span<const std::uint32_t> indices, std::size_t unit, Span<float> counts);
+void scatter_count(Span<const std::uint32_t> indices, std::size_t unit, Span<std::uint16_t> counts);
 // y = 0 at the units
 void scatter_zeros(Span<const std::uint32_t> indices, std::size_t unit, Span<float> y);
 

@@ -5,6 +5,7 @@
 #include "codec/payload.hpp"
 #include "codecs/sparse/scatter.hpp"
 #include "codecs/sparse/sparse_codec.hpp"
+#include "kernels/kernels.hpp"
 
 namespace gradcomp {
 namespace {
@@ -65,11 +66,21 @@ Status SeededCodec::decode_add(Span<const std::uint8_t> in, const Call& call, fl
   return {};
 }
 
-Status SeededCodec::count_sent(Span<const std::uint8_t> in, const Call& call,
-                               Span<float> counts) const {
+Status SeededCodec::decode_add_count(Span<const std::uint8_t> in, const Call& call, float weight,
+                                     Span<float> acc, Span<std::uint16_t> counts) const {
   Kept kept;
-  GRADCOMP_TRY(unpack(in, call, counts.size(), &kept));
-  scatter_count({kept.indices.data(), kept.indices.size()}, 1, counts);
+  GRADCOMP_TRY(unpack(in, call, acc.size(), &kept));
+  const Span<const std::uint32_t> indices{kept.indices.data(), kept.indices.size()};
+  scatter_add(indices, 1, kept.values.data(), weight, acc);
+  scatter_count(indices, 1, counts);
+  return {};
+}
+
+Status SeededCodec::sum_squares(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+                                double* sum) const {
+  Kept kept;
+  GRADCOMP_TRY(unpack(in, call, n, &kept));
+  *sum = kernels().sum_squares(kept.values.data(), kept.values.size());
   return {};
 }
 

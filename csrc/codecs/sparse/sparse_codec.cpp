@@ -6,6 +6,7 @@
 #include "base/bytes.hpp"
 #include "codec/payload.hpp"
 #include "codecs/sparse/scatter.hpp"
+#include "kernels/kernels.hpp"
 
 namespace gradcomp {
 namespace {
@@ -70,11 +71,21 @@ Status SparseCodec::decode_add(Span<const std::uint8_t> in, const Call& call, fl
   return {};
 }
 
-Status SparseCodec::count_sent(Span<const std::uint8_t> in, const Call& call,
-                               Span<float> counts) const {
+Status SparseCodec::decode_add_count(Span<const std::uint8_t> in, const Call& call, float weight,
+                                     Span<float> acc, Span<std::uint16_t> counts) const {
   Kept kept;
-  GRADCOMP_TRY(unpack(in, call, counts.size(), &kept));
-  scatter_count({kept.indices.data(), kept.indices.size()}, unit_, counts);
+  GRADCOMP_TRY(unpack(in, call, acc.size(), &kept));
+  const Span<const std::uint32_t> indices{kept.indices.data(), kept.indices.size()};
+  scatter_add(indices, unit_, kept.values.data(), weight, acc);
+  scatter_count(indices, unit_, counts);
+  return {};
+}
+
+Status SparseCodec::sum_squares(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+                                double* sum) const {
+  Kept kept;
+  GRADCOMP_TRY(unpack(in, call, n, &kept));
+  *sum = kernels().sum_squares(kept.values.data(), kept.values.size());
   return {};
 }
 

@@ -30,7 +30,10 @@ class SparseCodec : public Codec {
   Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const final;
   Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                     Span<float> acc) const final;
-  Status count_sent(Span<const std::uint8_t> in, const Call& call, Span<float> counts) const final;
+  Status decode_add_count(Span<const std::uint8_t> in, const Call& call, float weight,
+                          Span<float> acc, Span<std::uint16_t> counts) const final;
+  Status sum_squares(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+                     double* sum) const final;
   Status zero_sent(Span<const std::uint8_t> in, const Call& call, Span<float> y) const final;
 
  private:

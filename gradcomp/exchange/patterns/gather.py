@@ -12,7 +12,7 @@ from gradcomp.codec.batch import ToDecode, ToEncode, decode_batch_add, encode_ba
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.frame import split_frames
 from gradcomp.errors import WireError
-from gradcomp.exchange.averaging import MEAN, Averaging, divide_by_senders
+from gradcomp.exchange.averaging import MEAN, Averaging
 from gradcomp.exchange.memory import Arrays, Memory, MemoryState, Source
 from gradcomp.exchange.patterns.base import BucketAggregator, Member
 from gradcomp.exchange.rounds import AllGather, BucketRound, TensorKey
@@ -99,16 +99,20 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
     averages = [member.zeros() for member in members]
     bases = [tensor.basis for tensor in tensors]
     received = [
-        ToDecode(member.key.name, gather.codec, frames, average, basis)
+        ToDecode(
+            member.key.name,
+            gather.codec,
+            frames,
+            average,
+            basis,
+            over_senders=gather.averaging.average == "senders",
+            clips=gather.averaging.clip == "median_norm",
+        )
         for gather, member, average, basis, *frames in zip(
             gathers, members, averages, bases, *of_ranks, strict=True
         )
     ]
-    for position, gather in enumerate(gathers):
-        if gather.averaging != MEAN:
-            received[position] = gather.averaging.applied(received[position])
     decode_batch_add(received, 1.0 / len(replies))
-    divide_by_senders(received)
     for tensor, member, average in zip(tensors, members, averages, strict=True):
         if tensor.basis is not None:
             tensor.codec.learn(average, member.key.shape, tensor.basis)
