@@ -50,6 +50,7 @@ from gradcomp.adapter_api import (
     Rates,
     Round,
     Spec,
+    StartReport,
     Stats,
     build_text,
     check_scale,
@@ -200,7 +201,8 @@ class Attached(Checkpointed):
         `load_state_dict`.
         """
         pushed, _, dense = native.load().totals()
-        stats = Stats(dense_bytes=dense, steps=self._steps())
+        stats = Stats(steps=self._steps(), ranks=bps.size())
+        stats.count_gradients(dense)
         stats.count("push", pushed)
         return stats
 
@@ -455,6 +457,7 @@ def attach(
                 "parameters of several models different prefixes"
             )
     _check_agreement(config, shapes, server_feedback)
+    _report(config, shapes)
     sharing = {
         one.name
         for one in map(get_codec, {spec.first_codec for spec in specs.values()})
@@ -558,6 +561,13 @@ def _check_environment() -> None:
                 f"{name}={os.environ[name]}: {reason} up messages without decompressing them; unset "
                 "it, or use the stock bps.DistributedOptimizer"
             )
+
+
+def _report(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Say on worker 0 how much is compressed."""
+    pipeline = Pipeline(config, bps.rank(), bps.size())
+    pipeline.set_epoch(0)
+    StartReport(pipeline).begin(pipeline.resolve_all(shapes))
 
 
 def _check_config(config: Config) -> None:

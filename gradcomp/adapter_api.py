@@ -50,6 +50,7 @@ from gradcomp.runtime.profile_files import profile_as_configured
 from gradcomp.runtime.profiled_engine import ProfiledEngine
 from gradcomp.runtime.replicas import Parameters
 from gradcomp.runtime.resolve import Resolved
+from gradcomp.runtime.start_report import StartReport
 from gradcomp.runtime.state_file import pack_state, unpack_state
 from gradcomp.runtime.stats import Stats
 from gradcomp.runtime.unedited import Patch, Unedited, run_unedited
@@ -86,6 +87,7 @@ __all__ = [
     "Round",
     "Route",
     "Spec",
+    "StartReport",
     "Stats",
     "Unedited",
     "Values",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from abc import ABCMeta, abstractmethod
 from collections import defaultdict
@@ -35,6 +36,9 @@ from gradcomp.errors import ConfigError, GradcompError
 from horovod_compressors.nodes import group_sets, node_problem, ranks_per_node
 
 __all__ = ["BaseCompression", "is_elastic"]
+
+
+_log = logging.getLogger(__name__)
 
 
 class _Instances:
@@ -146,6 +150,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
         self._pipeline: Pipeline | None = None
         self._pipeline_life: object = None
         self._elastic = is_elastic()
+        self._unset = False
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: configuration and state. The engine is made anew at first use."""
@@ -155,6 +160,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
         vars(self).update(copied)
         self._elastic = is_elastic()
         self._pipeline_life = self._life()
+        self._unset = False
         self._begin()
 
     @abstractmethod
@@ -184,7 +190,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
     def from_env(cls, *args: Any, **options: Any) -> Self:
         """From ``GRADCOMP_COMPRESSION`` (a spec) or ``GRADCOMP_CONFIG`` (files, ``:`` between).
 
-        Without either, nothing is compressed.
+        Without either, nothing is compressed, and rank 0 says so.
 
         Args:
             args, options: the constructor's other arguments.
@@ -202,7 +208,9 @@ class BaseCompression(Controls, metaclass=_Codecs):
             )
         if files:
             return cls.from_config(files.split(os.pathsep), (), *args, **options)
-        return cls(spec or "identity", *args, **options)
+        result = cls(spec or "identity", *args, **options)
+        result._unset = not spec
+        return result
 
     @property
     def pipeline(self) -> Pipeline:
@@ -324,6 +332,12 @@ class BaseCompression(Controls, metaclass=_Codecs):
             ProtocolError: the ranks' configurations or models differ.
             ConfigError: a rank cannot take part in the exchange ``two_level``.
         """
+        if self._unset and self.pipeline.rank == 0:
+            self._unset = False
+            _log.warning(
+                "gradcomp: nothing is compressed, because neither GRADCOMP_COMPRESSION nor GRADCOMP_CONFIG "
+                "is set on rank 0; GRADCOMP_COMPRESSION=identity says that this is meant"
+            )
         number = _instances.next(self._life(), self.process_set.process_set_id)
         prefix = f"gradcomp.{number}"
         here = self.process_set

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -133,34 +133,51 @@ def _bench_all(
         return
     first = rows[0].threads[0]
     parts: list[str | Table] = [
-        f"{numel:,} elements, {repeats} repeats, {_core.simd_level()}, {first} thread(s); bits "
-        "per element; vNMSE by input; 10^6 elements per second and multiples (x) of memcpy",
+        f"{numel:,} elements, {repeats} repeats, {_core.simd_level()}, {first} thread(s)",
         "",
-        _survey_table(rows),
+        "bits per element; vNMSE by input:",
+        "",
+        *_error_tables(rows),
+        "10^6 elements per second, and multiples (x) of memcpy:",
+        "",
+        _speed_table(rows),
     ]
     if len(rows[0].threads) > 1:
         title = f"10^6 elements per second, and multiples (x) of those with {first} thread(s):"
         parts += ["", title, "", _scaling_table(rows)]
     if comparisons:
         parts += ["", "speeds as multiples of a baseline's:", "", _comparison_table(comparisons)]
-    # One line a row, whatever the terminal.
-    show.output(*parts, width=80 + 12 * len(recorded) + max(len(row.spec) for row in rows))
+    show.output(*parts)
 
 
 _SPEED_HEADINGS = ("encode", "x", "decode", "x", "add", "x")
 
+_INPUTS = 2
+"""Inputs in a table of 80 columns, whose names may be long."""
 
-def _survey_table(rows: Sequence[survey.SurveyRow]) -> Table:
+
+def _error_tables(rows: Sequence[survey.SurveyRow]) -> Iterator[str | Table]:
     inputs = list(rows[0].vnmse)
-    headings = ("spec", "bits", *inputs, *_SPEED_HEADINGS)
+    for first in range(0, len(inputs), _INPUTS):
+        some = inputs[first : first + _INPUTS]
+        headings = ("spec", "bits", *some)
+        table = show.table(*headings, numbers=len(headings) - 1)
+        for row in rows:
+            table.add_row(
+                row.spec,
+                f"{row.bits_per_element:.3g}",
+                *(f"{row.vnmse[name]:.2g}" for name in some),
+            )
+        yield table
+        yield ""
+
+
+def _speed_table(rows: Sequence[survey.SurveyRow]) -> Table:
+    headings = ("spec", *_SPEED_HEADINGS)
     table = show.table(*headings, numbers=len(headings) - 1)
     for row in rows:
-        table.add_row(
-            row.spec,
-            f"{row.bits_per_element:.3g}",
-            *(f"{row.vnmse[name]:.2g}" for name in inputs),
-            *_speed_cells(row, row.threads[0], lambda timing: timing.speed_to_memcpy),
-        )
+        cells = _speed_cells(row, row.threads[0], lambda timing: timing.speed_to_memcpy)
+        table.add_row(row.spec, *cells)
     return table
 
 

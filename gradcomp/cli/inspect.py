@@ -10,6 +10,7 @@ import typer
 from gradcomp.cli import show
 from gradcomp.cli.options import JsonOption
 from gradcomp.codec import frame as frames
+from gradcomp.errors import WireError
 
 __all__ = ["inspect"]
 
@@ -24,10 +25,13 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Show the header of a frame and check its CRC."""
-    data = frame.read(_HEADER_BYTES)
-    # At most 4 GiB, and one byte more to notice that something follows the frame.
-    data += frame.read(max(0, frames.frame_size(data) - len(data)) + 1)
-    info = frames.inspect(data)
+    try:
+        data = frame.read(_HEADER_BYTES)
+        # At most 4 GiB, and one byte more to notice that something follows the frame.
+        data += frame.read(max(0, frames.frame_size(data) - len(data)) + 1)
+        info = frames.inspect(data)
+    except WireError as error:
+        raise WireError(f"{frame.name}: {error}") from error
     if as_json:
         show.output_json(asdict(info))
     else:
@@ -44,7 +48,7 @@ def inspect(
         table.add_row("CRC", crc[info.crc_ok])
         trailer = 0 if info.crc_ok is None else _CRC_BYTES
         header = data[: info.total_bytes - info.payload_bytes - trailer]
-        show.output(table, "", "header:", _hexdump(header))
+        show.output(f"{frame.name}:", "", table, "", "header:", _hexdump(header))
     if info.crc_ok is False:
         raise typer.Exit(1)
 

@@ -13,7 +13,16 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-__all__ = ["foldable", "output", "output_json", "progress", "rule_and_spec", "table", "wrap"]
+__all__ = [
+    "foldable",
+    "output",
+    "output_json",
+    "progress",
+    "ratio_text",
+    "rule_and_spec",
+    "table",
+    "wrap",
+]
 
 
 def table(*columns: str, numbers: int = 0) -> Table:
@@ -29,6 +38,11 @@ def table(*columns: str, numbers: int = 0) -> Table:
 def foldable(spec: str) -> str:
     """A spec for a narrow column: one stage a line."""
     return spec.replace("|", "|\n")
+
+
+def ratio_text(ratio: float) -> str:
+    """A ratio of bytes, with more digits where compression costs more than it saves."""
+    return f"{ratio:.1f}" if ratio >= 1 else f"{ratio:.2f}"
 
 
 def rule_and_spec(rule: str, spec: str) -> str:
@@ -51,9 +65,9 @@ def wrap(text: str) -> str:
     )
 
 
-def output(*parts: str | Table, width: int | None = None) -> None:
-    """Print text as it is, and tables within ``width`` columns (default: the terminal's)."""
-    console = Console(markup=False, highlight=False, width=width)
+def output(*parts: str | Table) -> None:
+    """Print text as it is, and tables within the terminal's width."""
+    console = Console(markup=False, highlight=False)
     for part in parts:
         console.print(part, soft_wrap=isinstance(part, str))
 

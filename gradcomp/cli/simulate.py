@@ -29,36 +29,42 @@ def simulate(
     shapes = model_shapes(model)
     with show.progress(f"{model}, {workers} workers", steps * len(shapes)) as advance:
         result = simulation.simulate(loaded, shapes, workers, steps, advance).over(outer)
+    warnings = simulation.link_warnings(loaded, result)
     if as_json:
-        show.output_json(asdict(result))
+        show.output_json(asdict(result) | {"warnings": warnings})
         return
-    table = show.table("rule and spec", "tensors", "elements", "bytes", "ratio", numbers=4)
+    table = show.table("rule and spec", "count", "elements", "bytes", "link", "ratio", numbers=5)
     for group in result.groups:
         table.add_row(
             show.rule_and_spec(group.rule, group.spec),
             f"{group.tensors:,}",
             f"{group.numel:,}",
             f"{group.sent_bytes:,.0f}",
-            f"{group.ratio:.1f}",
+            f"{group.link_bytes:,.0f}",
+            show.ratio_text(group.link_ratio),
         )
     table.add_row(
         "all",
         f"{len(shapes):,}",
         f"{result.dense_bytes // 4:,}",
         f"{result.sent_bytes:,.0f}",
-        f"{result.ratio:.1f}",
+        f"{result.link_bytes:,.0f}",
+        show.ratio_text(result.link_ratio),
     )
     kind, one_step = "steps", "a step"
     if outer > 1:
         kind, one_step = "outer steps", f"each of {outer} inner steps"
     title = (
-        f"{model}, {workers} workers, {steps} {kind}; bytes that a rank hands over in {one_step}:"
+        f"{model}, {workers} workers, {steps} {kind}; in {one_step} a rank hands over bytes, and some "
+        f"pass its link; ratio: to the {result.dense_link_bytes:,.0f} of a ring all-reduce of "
+        "uncompressed gradients, in each step"
     )
     show.output(
         show.wrap(title),
         "",
         table,
         "",
+        *(show.wrap(f"warning: {one}") for one in warnings),
         *([f"inside nodes: {result.node_bytes:,.0f} bytes"] if result.node_bytes else []),
         f"vNMSE of the average: {result.vnmse:.3g}",
         f"time: {result.seconds_per_step:.3g} s/step for all workers, one after the other",

@@ -16,6 +16,7 @@ from gradcomp.cli import show
 from gradcomp.cli.options import JsonOption, OuterOption
 from gradcomp.codec import spec as specs
 from gradcomp.errors import GradcompError
+from gradcomp.exchange.link import dense_link_bytes
 from gradcomp.exchange.select import exchange_pattern
 from gradcomp.tools.model_shapes import MODELS, model_shapes
 from gradcomp.tools.step_bytes import ModelBytes, model_bytes
@@ -86,6 +87,9 @@ def explain(
             help=f"Count the bytes of a step of {', '.join(MODELS)}.",
         ),
     ] = None,
+    workers: Annotated[
+        int, typer.Option(min=2, help="Ranks that average together, for the bytes of a step.")
+    ] = 4,
     outer: OuterOption = 1,
     as_json: JsonOption = False,
 ) -> None:
@@ -95,7 +99,7 @@ def explain(
     if several and model is None:
         model = "resnet20"
     shapes = {} if model is None else model_shapes(model)
-    steps = [model_bytes(one, shapes).over(outer) for one in parsed] if shapes else []
+    steps = [model_bytes(one, shapes, workers).over(outer) for one in parsed] if shapes else []
     if as_json:
         objects = [_spec_json(one) for one in parsed]
         for one, step in zip(objects, steps, strict=False):
@@ -108,9 +112,11 @@ def explain(
         numel = sum(map(math.prod, shapes.values()))
         one_step = "a step" if outer == 1 else f"each of {outer} inner steps of a round"
         title = (
-            f"{model}, {len(shapes)} tensors, {numel:,} elements; one rank in {one_step} after all "
-            "warm-ups: bytes handed to the collectives, those of tensors sent uncompressed (and "
-            "their number), bits per element of the other tensors:"
+            f"{model}, {len(shapes)} tensors, {numel:,} elements; one of {workers} ranks in {one_step} "
+            "after all warm-ups: bytes handed to the collectives; bytes that pass its link; ratio: to "
+            f"the {dense_link_bytes(4 * numel, workers):,.0f} of a ring all-reduce of uncompressed "
+            "gradients in each step; number of tensors sent uncompressed; bits per element of the "
+            "others:"
         )
         show.output(show.wrap(title), "", _steps_table(spec, steps))
 
@@ -149,14 +155,17 @@ def _explained(spec: specs.Spec) -> list[str | Table]:
 
 
 def _steps_table(texts: Sequence[str], steps: Sequence[ModelBytes]) -> Table:
-    table = show.table("spec", "exchange", "bytes", "dense (tensors)", "bits/element", numbers=3)
+    headings = ("spec", "exchange", "bytes", "link", "ratio", "dense", "bits")
+    table = show.table(*headings, numbers=5)
     for text, step in zip(texts, steps, strict=True):
         bits = step.bits_per_element
         table.add_row(
             show.foldable(text),
             step.exchange,
             f"{step.sent_bytes:,.0f}",
-            f"{step.dense_bytes:,} ({step.dense_tensors})",
+            f"{step.link_bytes:,.0f}",
+            show.ratio_text(step.link_ratio),
+            f"{step.dense_tensors}",
             "-" if bits is None else f"{bits:.3f}",
         )
     return table

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from gradcomp.codec.codec import get_codec
-from gradcomp.codec.spec import parse, stages
-from gradcomp.exchange.select import ALGORITHMS, EXCHANGES, exchange_pattern, exchange_refusal
+from collections.abc import Sequence
+
+from gradcomp.codec.codec import Codec, get_codec
+from gradcomp.codec.spec import Spec, parse, stages
+from gradcomp.exchange.link import dense_link_bytes, gather_limit, pattern_link_bytes
+from gradcomp.exchange.select import (
+    ALGORITHMS,
+    EXCHANGES,
+    exchange_pattern,
+    exchange_refusal,
+    link_remedy,
+)
 
 __all__ = ["explain"]
 
@@ -14,10 +23,11 @@ _EXCHANGE = {
     "gather": "frames are all-gathered; every rank decodes all of them",
 }
 _NUMEL = 1_000_000
+_RANKS = (2, 4, 16, 64)
 
 
 def explain(spec: str) -> str:
-    """Describe a spec: canonical form, stages, parameters, exchange pattern, and size in bytes.
+    """Describe a spec: canonical form, stages, parameters, exchange pattern, size, bytes on a link.
 
     Raises:
         SpecError: the spec is wrong.
@@ -51,4 +61,33 @@ def explain(spec: str) -> str:
         *([] if pattern == "dense" else [f"allowed: {', '.join(allowed)}"]),
         f"size: at most {size} bytes for {_NUMEL} elements ({4 * _NUMEL / size:.1f}x smaller)",
     ]
+    if pattern != "dense":
+        patterns = [one for one in allowed if one != "two_level"]
+        lines += ["", *_link_table(codec, patterns), *_link_warning(parsed, pattern, size)]
     return "\n".join(lines)
+
+
+def _link_table(codec: Codec, patterns: Sequence[str]) -> list[str]:
+    """The bytes that pass a rank's link, by exchange pattern and number of ranks."""
+    dense = 4 * _NUMEL
+    rows = [("uncompressed", [dense_link_bytes(dense, ranks) for ranks in _RANKS])]
+    for pattern in patterns:
+        summed = pattern == "reduce"
+        size = codec.max_payload_size(_NUMEL) if summed else codec.max_encoded_size(_NUMEL)
+        rows.append((pattern, [pattern_link_bytes(pattern, size, ranks) for ranks in _RANKS]))
+    return [
+        "MB that pass a rank's link for them, by the number of ranks:",
+        "  " + " " * 16 + "".join(f"{ranks:>10}" for ranks in _RANKS),
+        *(f"  {name:16}" + "".join(f"{1e-6 * one:>10.3g}" for one in row) for name, row in rows),
+    ]
+
+
+def _link_warning(spec: Spec, pattern: str, size: int) -> list[str]:
+    """From which number of ranks on a gather passes more than no compression."""
+    if pattern != "gather":
+        return []
+    limit = gather_limit(4 * _NUMEL, size)
+    return [
+        f"gather passes more than uncompressed with more than {limit} ranks; then use "
+        f"{link_remedy([(spec, 'gather')])}"
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gradcomp.codec.codec import get_codec
 from gradcomp.codec.spec import Spec
 from gradcomp.exchange.algorithms.atomo import Atomo
@@ -32,6 +34,7 @@ __all__ = [
     "exchange_pattern",
     "exchange_refusal",
     "gives_steps",
+    "link_remedy",
     "make_aggregator",
     "pattern_between_nodes",
     "scatter_refusal",
@@ -130,6 +133,23 @@ def exchange_refusal(spec: Spec, exchange: str) -> str | None:
             "use sra"
         )
     return None
+
+
+def link_remedy(choices: Iterable[tuple[Spec, str]]) -> str:
+    """What to change where more bytes pass a rank's link than without compression.
+
+    Args:
+        choices: the specs, each with its exchange.
+    """
+    found = set()
+    for spec, exchange in choices:
+        if "gather" in exchange_pattern(spec, exchange):
+            # Of these the bytes on a link do not grow with the ranks.
+            for other in ("sra", "sparse_allreduce"):
+                if exchange_refusal(spec, other) is None:
+                    found.add(f"exchange: {other}, whose bytes do not grow with the ranks")
+                    break
+    return ", or ".join([*sorted(found), "a spec that sends less"])
 
 
 def averaging_refusal(spec: Spec, exchange: str, averaging: Averaging) -> str | None:

@@ -17,6 +17,7 @@ from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.policy import Decision, PolicyGroup
 from gradcomp.runtime.replicas import Parameters, ReplicaDigests
 from gradcomp.runtime.resolve import Resolved
+from gradcomp.runtime.start_report import StartReport
 
 __all__ = ["Collector", "Route"]
 
@@ -79,6 +80,8 @@ class Collector:
         self._replicas = ReplicaDigests(pipeline.config.check_replicas_every, parameters)
         self._blocking = blocking
         self._comparing: Any = None
+        self._report = StartReport(pipeline)
+        self._report.begin(self._resolved)
 
     def _group(self) -> None:
         self._buckets = self._pipeline.buckets(self._resolved)
@@ -97,6 +100,7 @@ class Collector:
         profile = pipeline.stats.profile
         if profile is not None:
             profile.begin_step()
+        self._report.begin_step()
         self._begin_check()
         decisions: tuple[Decision, ...] = ()
         if pipeline.measures:
@@ -141,6 +145,7 @@ class Collector:
         resolved = self._resolved.get(name)
         if resolved is None or resolved.key.shape != shape:
             resolved = self._pipeline.resolve(name, shape)
+            self._report.unlisted(resolved)
         return resolved
 
     def route(self, resolved: Resolved, *, sums_dtype: bool, fuses: bool = False) -> Route:

@@ -66,7 +66,7 @@ def moved(
     new.load_state_dict(state)
     if epoch is not None:
         new.set_epoch(epoch)
-    new.stats = pipeline.stats
+    new.keep_stats(pipeline.stats)
     return new
 
 

@@ -96,7 +96,7 @@ class Pipeline:
     def _begin(self, epoch: int | None) -> None:
         """Make everything that only this process can use."""
         compress = self.config.compress
-        self.stats = Stats()
+        self.stats = Stats(ranks=self.world_size, scatters=self._scatters)
         self.node = self._state.node
         context = Context(
             self._state.arrays,
@@ -140,6 +140,11 @@ class Pipeline:
             f"{self.ranks_per_node} ranks in a node, and this is rank {rank} of {world_size} with "
             f"{here[2]}: make a new one, and give load_state_dict the list of all ranks' states"
         )
+
+    def keep_stats(self, stats: Stats) -> None:
+        """Go on counting in the statistics of an earlier pipeline, perhaps of other ranks."""
+        stats.ranks = self.world_size
+        self.stats = stats
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch, counted from 0; every rank must call it before the epoch's first step.
@@ -318,7 +323,7 @@ class Pipeline:
         """
         if resolved is None:
             resolved = self.resolve(name, grad.shape)
-        self.stats.dense_bytes += grad.nbytes if dense_bytes is None else dense_bytes
+        self.stats.count_gradients(grad.nbytes if dense_bytes is None else dense_bytes)
         whole = self._state.hand_over(resolved, grad)
         inner = resolved.aggregator.round(whole, resolved.key, self._count(name))
         return self._counted(name, [grad], inner)
@@ -371,7 +376,7 @@ class Pipeline:
             members.append(Member(aggregator, whole, decision.key, self._count(name), out))
         if dense_bytes is None:
             dense_bytes = sum(grad.nbytes for grad in grads.values())
-        self.stats.dense_bytes += dense_bytes
+        self.stats.count_gradients(dense_bytes)
         bucket = members[0].aggregator.bucket_round(label, members)
         return self._counted(label, list(grads.values()), bucket)
 
@@ -379,7 +384,7 @@ class Pipeline:
         """Count a tensor of ``nbytes`` that an engine averages itself, as `sends_dense` allows."""
         self._state.go_dense(name)
         self._count(name)
-        self.stats.dense_bytes += nbytes
+        self.stats.count_gradients(nbytes)
         self.stats.count("allreduce", nbytes)
 
     def _count(self, name: str) -> int:
@@ -402,7 +407,8 @@ class Pipeline:
             while True:
                 if request.group != "leaders" or self.node.leads:
                     inside = "node " if request.group == "node" else ""
-                    self.stats.count(f"{inside}{request.kind}", request.nbytes)
+                    ranks = self.node.count if request.group == "leaders" else None
+                    self.stats.count(f"{inside}{request.kind}", request.nbytes, ranks)
                     if profile is not None:
                         profile.requested(label, request)
                 request = send((yield request))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from gradcomp.exchange.link import dense_link_bytes, link_bytes
 from gradcomp.runtime.policy import Decision
 from gradcomp.runtime.profile import Profile
 
@@ -17,10 +18,13 @@ class Stats:
 
     Attributes:
         sent_bytes: bytes by kind of request (``"allreduce"``, ``"allgather"``, ...; inside a node
-            ``"node allreduce"``, ...): payloads, indices and frame headers included. An engine may
-            transfer them several times: a ring all-reduce of P bytes on n ranks sends 2 (n-1)/n P
-            per rank.
+            ``"node allreduce"``, ...): payloads, indices and frame headers included.
         dense_bytes: uncompressed size of the same gradients.
+        ranks: number of ranks that average together.
+        scatters: whether each rank gets sums of its own rows alone, as in a reduce-scatter.
+        link_bytes: bytes that passed this rank's link; `gradcomp.exchange.link` has the formulas.
+        dense_link_bytes: bytes that would have passed it without compression: of ring all-reduces (with
+            `scatters` reduce-scatters) of uncompressed gradients in every step, inner ones included.
         decisions: of the policy ``auto``, one for each group.
         steps: averages so far (the largest number of rounds of any tensor).
         local_steps: inner steps for each average of local steps; 1 if every step has an average.
@@ -31,6 +35,10 @@ class Stats:
     dense_bytes: int = 0
     steps: int = 0
     local_steps: int = 1
+    ranks: int = 1
+    scatters: bool = False
+    link_bytes: float = 0.0
+    dense_link_bytes: float = 0.0
     decisions: tuple[Decision, ...] = ()
     profile: Profile | None = field(default=None, repr=False, compare=False)
 
@@ -51,9 +59,20 @@ class Stats:
         """Stop profiling. To be called between two steps; if errors were measured, on every rank."""
         self.profile = None
 
-    def count(self, kind: str, nbytes: int) -> None:
-        """Count ``nbytes`` sent by a request of some kind."""
+    def count(self, kind: str, nbytes: int, ranks: int | None = None) -> None:
+        """Count ``nbytes`` sent by a request of some kind.
+
+        Args:
+            ranks: number of ranks that take part; None for all.
+        """
         self.sent_bytes[kind] += nbytes
+        self.link_bytes += link_bytes(kind, nbytes, self.ranks if ranks is None else ranks)
+
+    def count_gradients(self, nbytes: int) -> None:
+        """Count gradients of ``nbytes`` before compression."""
+        self.dense_bytes += nbytes
+        nbytes *= self.local_steps
+        self.dense_link_bytes += dense_link_bytes(nbytes, self.ranks, self.scatters)
 
     @property
     def total_bytes(self) -> int:
@@ -74,7 +93,15 @@ class Stats:
     @property
     def ratio(self) -> float:
         """Compression ratio: bytes of uncompressed gradients in every step, inner ones included, over
-        bytes sent; 1 before anything was sent.
+        bytes sent; 1 before anything was sent. It does not depend on the number of ranks, unlike
+        `link_ratio`.
         """
         gradients = self.dense_bytes * self.local_steps
         return gradients / self.total_bytes if self.total_bytes else 1.0
+
+    @property
+    def link_ratio(self) -> float:
+        """`dense_link_bytes` over `link_bytes`: how many times fewer bytes pass the link; below 1, more
+        do. 1 before anything was sent, and on one rank.
+        """
+        return self.dense_link_bytes / self.link_bytes if self.link_bytes else 1.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.util
+import logging
 import os
 import runpy
 import sys
@@ -120,6 +121,7 @@ def run_unedited(
     if options.script and not Path(script).is_file():
         say(f"there is no script '{script}'")
         return 2
+    _show_messages()
     run = Unedited(config, compressed, is_first_rank, options.outer)
     run.apply(patches)
     sys.argv = [script, *(options.args if options.script else options.module[1:])]
@@ -139,6 +141,14 @@ def run_unedited(
     if end is not None:
         raise end
     return 0
+
+
+def _show_messages() -> None:
+    """Show messages of gradcomp on stderr, information included, whatever logging the script sets up."""
+    logger = logging.getLogger("gradcomp")
+    logger.addHandler(logging.StreamHandler())
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
 
 
 def _parse(

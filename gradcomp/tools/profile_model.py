@@ -13,11 +13,12 @@ import numpy as np
 from gradcomp import _core
 from gradcomp.config.schema import Config
 from gradcomp.errors import GradcompError
+from gradcomp.exchange.link import dense_link_bytes
 from gradcomp.runtime.loopback import Loopback
 from gradcomp.stopwatch import Phase
 from gradcomp.tools.synthetic import LATE_STEP, synthetic_gradients
 
-__all__ = ["ModelProfile", "RuleProfile", "profile_model", "wire_bytes"]
+__all__ = ["ModelProfile", "RuleProfile", "profile_model"]
 
 COMPUTED: Sequence[Phase] = ("compensate", "encode", "decode", "copy")
 """Phases that can be measured without a network."""
@@ -88,22 +89,6 @@ class ModelProfile:
         return self.computed_seconds + self.wire_seconds
 
 
-def wire_bytes(sent: Mapping[str, float], workers: int) -> float:
-    """Bytes that pass a rank's link one way, from the bytes that it hands to collectives.
-
-    A ring all-reduce of P bytes sends 2 (n-1)/n P, an all-gather receives (n-1) P from ranks that
-    send as many, an all-to-all keeps 1/n. Exchanges inside a node pass no link.
-    """
-    others = workers - 1
-    factors = {
-        "allreduce": 2 * others / workers,
-        "allgather": others,
-        "alltoall": others / workers,
-        "broadcast": 1.0 if others else 0.0,
-    }
-    return sum(factors.get(kind, 0.0) * nbytes for kind, nbytes in sent.items())
-
-
 def profile_model(
     config: Config,
     shapes: Mapping[str, tuple[int, ...]],
@@ -142,9 +127,9 @@ def profile_model(
         of_rules.setdefault(config.resolve(name, shape).rule, {})[name] = shape
     first = loop.ranks[0]
     buckets = [one for some in of_rules.values() for one in first.buckets(first.resolve_all(some))]
-    totals = []
+    totals, link = [], 0.0
     for step in range(steps + 1):
-        profile = loop.stats[0].start_profile()
+        before, profile = loop.stats[0].link_bytes, loop.stats[0].start_profile()
         rng = np.random.default_rng([config.seed, step])
         for bucket in buckets:
             # Bucket by bucket, to keep only a part of the model in memory.
@@ -152,6 +137,7 @@ def profile_model(
             loop.step({name: grads[name] for name in reversed(bucket)})
             tick()
         totals.append(profile.total)
+        link += (loop.stats[0].link_bytes - before) / steps if step else 0.0
     del totals[0]
     sent: Counter[str] = sum((total.sent_bytes for total in totals), Counter())
     sent_bytes = {kind: nbytes / steps for kind, nbytes in sent.items()}
@@ -170,8 +156,8 @@ def profile_model(
         threads=_core.thread_count(),
         bits_per_second=bits_per_second,
         phases={phase: sum(one[phase] for one in seconds.values()) for phase in COMPUTED},
-        wire_seconds=wire_bytes(sent_bytes, workers) / speed,
-        dense_seconds=wire_bytes({"allreduce": dense_bytes}, workers) / speed,
+        wire_seconds=link / speed,
+        dense_seconds=dense_link_bytes(dense_bytes, workers) / speed,
         sent_bytes=sent_bytes,
         dense_bytes=dense_bytes,
         requests=sum(total.requests for total in totals) / steps,

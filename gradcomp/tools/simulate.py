@@ -12,10 +12,12 @@ import numpy as np
 
 from gradcomp.config.schema import Config
 from gradcomp.errors import GradcompError
+from gradcomp.exchange.link import costs_more, dense_link_bytes
+from gradcomp.exchange.select import link_remedy
 from gradcomp.runtime.loopback import Loopback
 from gradcomp.tools.synthetic import synthetic_gradients
 
-__all__ = ["RuleTotals", "SimulationResult", "simulate"]
+__all__ = ["RuleTotals", "SimulationResult", "link_warnings", "simulate"]
 
 
 MAX_STEPS = 1_000_000
@@ -33,7 +35,12 @@ class RuleTotals:
         dense_bytes: bytes of one rank's gradients.
         sent_bytes: bytes that one rank hands to the collectives in a step, headers included; the
             mean over ranks and steps.
-        ratio: dense_bytes / sent_bytes.
+        ratio: dense_bytes / sent_bytes; it does not depend on the number of ranks.
+        link_bytes: bytes that pass the link of a rank, the one with most, in a step; the mean over
+            the steps. `gradcomp.exchange.link` has the formulas.
+        dense_link_bytes: bytes that pass it in a ring all-reduce of uncompressed gradients.
+        link_ratio: dense_link_bytes / link_bytes: below 1, more pass it than uncompressed; 1 on one
+            rank.
     """
 
     rule: str
@@ -43,10 +50,19 @@ class RuleTotals:
     dense_bytes: int
     sent_bytes: float
     ratio: float
+    link_bytes: float
+    dense_link_bytes: float
+    link_ratio: float
 
     def over(self, every: int) -> RuleTotals:
         """The same per inner step of a round of ``every`` local steps."""
-        return replace(self, sent_bytes=self.sent_bytes / every, ratio=self.ratio * every)
+        return replace(
+            self,
+            sent_bytes=self.sent_bytes / every,
+            ratio=self.ratio * every,
+            link_bytes=self.link_bytes / every,
+            link_ratio=self.link_ratio * every,
+        )
 
 
 @dataclass(frozen=True)
@@ -55,7 +71,8 @@ class SimulationResult:
 
     Attributes:
         groups: one for each rule that takes a tensor, in the order of the model.
-        dense_bytes, sent_bytes, ratio: as in `RuleTotals`, over all groups.
+        dense_bytes, sent_bytes, ratio, link_bytes, dense_link_bytes, link_ratio: as in `RuleTotals`,
+            over all groups.
         vnmse: ||average - exact average||^2 / ||exact average||^2 over all tensors; the mean over
             the steps.
         node_bytes: bytes that one rank hands over inside its node in a step, with ``two_level``;
@@ -69,6 +86,9 @@ class SimulationResult:
     dense_bytes: int
     sent_bytes: float
     ratio: float
+    link_bytes: float
+    dense_link_bytes: float
+    link_ratio: float
     vnmse: float
     node_bytes: float
     seconds_per_step: float
@@ -80,6 +100,8 @@ class SimulationResult:
             groups=tuple(group.over(every) for group in self.groups),
             sent_bytes=self.sent_bytes / every,
             ratio=self.ratio * every,
+            link_bytes=self.link_bytes / every,
+            link_ratio=self.link_ratio * every,
             node_bytes=self.node_bytes / every,
             seconds_per_step=self.seconds_per_step / every,
         )
@@ -137,6 +159,8 @@ def simulate(
     for rule, names in members.items():
         numel = sum(math.prod(shapes[name]) for name in names)
         sent = sum(stats.bytes_per_step for stats in loops[rule].stats) / workers
+        link = max(stats.link_bytes for stats in loops[rule].stats) / steps
+        dense_link = dense_link_bytes(4 * numel, workers)
         groups.append(
             RuleTotals(
                 rule=rule,
@@ -146,10 +170,15 @@ def simulate(
                 dense_bytes=4 * numel,
                 sent_bytes=sent,
                 ratio=4 * numel / sent,
+                link_bytes=link,
+                dense_link_bytes=dense_link,
+                link_ratio=dense_link / link if link else 1.0,
             )
         )
     dense = sum(group.dense_bytes for group in groups)
     sent = sum(group.sent_bytes for group in groups)
+    link = sum(group.link_bytes for group in groups)
+    dense_link = dense_link_bytes(dense, workers)
     return SimulationResult(
         workers=workers,
         steps=steps,
@@ -157,11 +186,31 @@ def simulate(
         dense_bytes=dense,
         sent_bytes=sent,
         ratio=dense / sent,
+        link_bytes=link,
+        dense_link_bytes=dense_link,
+        link_ratio=dense_link / link if link else 1.0,
         vnmse=vnmse,
         node_bytes=sum(one.node_bytes for loop in loops.values() for one in loop.stats)
         / (workers * steps),
         seconds_per_step=seconds / steps,
     )
+
+
+def link_warnings(config: Config, result: SimulationResult) -> list[str]:
+    """A sentence on each rule by which more bytes pass a rank's link than without compression."""
+    rules = {rule.rule: rule for rule in config.compress.resolutions}
+    warnings = []
+    for group in result.groups:
+        if costs_more(group.link_bytes, group.dense_link_bytes):
+            rule = rules[group.rule]
+            choices = [
+                (phase.use, phase.exchange or rule.exchange) for phase in rule.schedule.phases
+            ]
+            warnings.append(
+                f"{group.rule}: {1 / group.link_ratio:.1f} times as many bytes pass a rank's link as "
+                f"uncompressed with {result.workers} ranks; use {link_remedy(choices)}"
+            )
+    return warnings
 
 
 def _check_memory(config: Config, shapes: Mapping[str, tuple[int, ...]], workers: int) -> None:

@@ -33,6 +33,10 @@ class ModelBytes:
         tensors: number of tensors of the model.
         dense_tensors: number of tensors that travel uncompressed.
         dense_bytes: bytes of these tensors, which are part of `sent_bytes`.
+        workers: number of ranks that average together.
+        link_bytes: bytes that pass a rank's link in a step; `gradcomp.exchange.link` has the formulas.
+        link_ratio: of the bytes that pass it in a ring all-reduce of uncompressed gradients to
+            `link_bytes`: below 1, more pass it than uncompressed.
     """
 
     exchange: str
@@ -41,6 +45,9 @@ class ModelBytes:
     tensors: int
     dense_tensors: int
     dense_bytes: int
+    workers: int
+    link_bytes: float
+    link_ratio: float
 
     def over(self, every: int) -> ModelBytes:
         """The same per inner step of rounds of ``every`` local steps; see docs/outer.md."""
@@ -50,16 +57,18 @@ class ModelBytes:
             bits_per_element=None if bits is None else bits / every,
             sent_bytes=self.sent_bytes / every,
             dense_bytes=round(self.dense_bytes / every),
+            link_bytes=self.link_bytes / every,
+            link_ratio=self.link_ratio * every,
         )
 
 
-def model_bytes(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> ModelBytes:
-    """Average synthetic gradients of ``shapes`` over two ranks, and count the first one's bytes.
+def model_bytes(spec: Spec, shapes: Mapping[str, tuple[int, ...]], workers: int = 2) -> ModelBytes:
+    """Average synthetic gradients of ``shapes`` over the ranks, and count the first one's bytes.
 
     The default rules hold: small tensors travel uncompressed, as do tensors of shapes that the spec
     does not take.
     """
-    loop = Loopback(Config.from_spec(spec.canonical), 2)
+    loop = Loopback(Config.from_spec(spec.canonical), workers)
     loop.begin_at(LATE_STEP, shapes)
     first = loop.ranks[0]
     rng = np.random.default_rng(0)
@@ -70,7 +79,8 @@ def model_bytes(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> ModelBytes
     for _ in range(STEPS):
         for bucket in first.buckets(resolved):
             # No more of the model need be in memory at once.
-            loop.step({name: synthetic_gradients(rng, shapes[name], 2) for name in bucket[::-1]})
+            grads = {name: synthetic_gradients(rng, shapes[name], workers) for name in bucket}
+            loop.step(dict(reversed(grads.items())))
     numel = {name: math.prod(shape) for name, shape in shapes.items()}
     dense_bytes = 4 * sum(numel[name] for name in dense)
     rest = sum(numel.values()) - dense_bytes // 4
@@ -82,4 +92,7 @@ def model_bytes(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> ModelBytes
         tensors=len(shapes),
         dense_tensors=len(dense),
         dense_bytes=dense_bytes,
+        workers=workers,
+        link_bytes=first.stats.link_bytes / STEPS,
+        link_ratio=first.stats.link_ratio,
     )

@@ -54,6 +54,7 @@ def test_ddp_script_trains_compressed(ddp: Finished) -> None:
 def test_ddp_script_is_told_of_it_once(ddp: Finished) -> None:
     said = f"gradcomp: DistributedDataParallel of 4 parameters compresses with {CANONICAL}; the"
     assert ddp.output.count(said) == 2, ddp.output  # torchrun's rank 0, and the spawned process
+    assert ddp.output.count("tensors are compressed, ") == 2, ddp.output
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,22 @@ def test_a_spec_with_memory_and_codec() -> None:
     assert "  ratio = 0.01, in (0, 1]: fraction of the elements that is kept" in text
     assert "  k = " not in text, "k was not given"
     assert "exchange: frames are all-gathered; every rank decodes all of them" in text
-    assert lines[-1].startswith("size: at most ")
-    assert lines[-1].endswith(" bytes for 1000000 elements (78.8x smaller)")
+    (size,) = (line for line in lines if line.startswith("size: at most "))
+    assert size.endswith(" bytes for 1000000 elements (78.8x smaller)")
+
+
+def test_bytes_on_a_link_by_the_number_of_ranks() -> None:
+    table = {}
+    for line in explain("int8").splitlines():
+        name, *cells = line.split() or [""]
+        if line.startswith("  ") and len(cells) == 4 and name in ("uncompressed", "gather", "sra"):
+            table[name] = [float(cell) for cell in cells]
+    assert table["uncompressed"] == [4, 6, 7.5, 7.88]
+    assert table["gather"] == pytest.approx([1.008, 3.024, 15.12, 63.5], rel=0.01)
+    assert table["sra"] == pytest.approx([1.008, 1.512, 1.89, 1.985], rel=0.01)
+    assert "with more than 8 ranks; then use exchange: sra" in explain("int8")
+    assert "then use" not in explain("fp16")
+    assert "pass a rank's link" not in explain("identity")
 
 
 @pytest.mark.parametrize(

@@ -121,12 +121,16 @@ def test_stats_count_what_is_really_sent() -> None:
     assert stats.steps == 3
     assert stats.bytes_per_step == sum(sent.values()) / 3
     assert stats.ratio == dense / sum(sent.values())
+    assert stats.link_bytes == sent["allreduce"] + sent["allgather"]
+    assert stats.dense_link_bytes == dense
+    assert stats.link_ratio == stats.ratio, "with two ranks"
 
 
 def test_stats_before_the_first_step() -> None:
     stats = Pipeline("fp16").stats
     assert stats == Stats()
     assert (stats.total_bytes, stats.bytes_per_step, stats.ratio, stats.steps) == (0, 0.0, 1.0, 0)
+    assert (stats.link_bytes, stats.link_ratio) == (0, 1)
 
 
 def test_dense_bytes_of_another_dtype_and_tensors_the_engine_sends() -> None:

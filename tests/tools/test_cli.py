@@ -197,9 +197,10 @@ def test_explain_compares_specs_by_what_a_step_sends() -> None:
         assert step["exchange"] == row["exchange"]
         # The warm-up is over, in which powersgd sends everything.
         spec = spec.replace("start_step=9", "start_step=0")
-        settings = ("--workers", "2", "--model", "digits-mlp", "--steps", "2")
+        settings = ("--workers", "4", "--model", "digits-mlp", "--steps", "2")
         simulated = run_json("simulate", spec, *settings)
-        assert step["sent_bytes"] == pytest.approx(simulated["sent_bytes"], rel=1e-3)
+        for key in ("sent_bytes", "link_bytes", "link_ratio"):
+            assert step[key] == pytest.approx(simulated[key], rel=1e-3)
         assert f"{step['sent_bytes']:,.0f}" in text
         if spec == "identity":
             assert (step["dense_bytes"], step["dense_tensors"]) == (4 * elements, len(shapes))
@@ -348,6 +349,7 @@ def test_inspect_shows_the_header(frame: Path) -> None:
     assert info["crc_ok"] is True
     text = run("inspect", str(frame))
     assert info["codec_name"] in text
+    assert text.startswith(f"{frame}:\n")
     assert f"{info['payload_bytes']:,} bytes" in text
     dump = text[text.index("header:") :].splitlines()[1:]
     header = b"".join(bytes.fromhex(line[8:56]) for line in dump)
@@ -355,7 +357,8 @@ def test_inspect_shows_the_header(frame: Path) -> None:
 
 
 def test_inspect_reads_standard_input(frame: Path) -> None:
-    assert run("inspect", "-", stdin=frame.read_bytes()) == run("inspect", str(frame))
+    args = ("inspect", "--json")
+    assert run(*args, "-", stdin=frame.read_bytes()) == run(*args, str(frame))
 
 
 def test_inspect_fails_on_a_damaged_frame(frame: Path) -> None:
@@ -372,7 +375,7 @@ def test_inspect_fails_on_a_damaged_frame(frame: Path) -> None:
 
 def test_inspect_refuses_what_is_no_frame(frame: Path) -> None:
     frame.write_bytes(frame.read_bytes()[:9])
-    assert "9 bytes" in fail("inspect", str(frame))
+    assert f"{frame}: truncated frame: 9 bytes" in fail("inspect", str(frame))
     assert "No such file" in fail("inspect", str(frame.with_name("nope")))
     assert "does not begin with 'GCMP'" in fail("inspect", "/dev/zero")
 
@@ -452,14 +455,30 @@ def test_bench_all_as_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert result.exit_code == 0
     assert result.stderr == "baselines left out: other: no module\n"
-    survey, scaling, comparison = (
-        [line.split() for line in table.splitlines()] for table in result.stdout.split("\n\n")[1::2]
+    errors, speeds, scaling, comparison = (
+        [line.split() for line in table.splitlines()] for table in result.stdout.split("\n\n")[2::2]
     )
-    assert [row[0] for row in survey] == ["spec", "fp16(overflow=inf)", "bf16", "numpy"]
-    assert survey[-1][-2:] == ["-", "-"]
+    for rows in (errors, speeds):
+        assert [row[0] for row in rows] == ["spec", "fp16(overflow=inf)", "bf16", "numpy"]
+    assert errors[0] == ["spec", "bits", "gauss", "laplace"]
+    assert speeds[-1][-2:] == ["-", "-"]
     assert [row[-7] for row in scaling[1:]] == ["1", "2"] * 3
     assert [row[-5] for row in scaling[1::2]] == ["1.00"] * 3
     assert [row[3] for row in comparison[1:]] == ["1", "2"]
+
+
+def test_tables_of_bench_all_fit_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradcomp.cli.bench.load_baselines", lambda: ([HALF], []))
+    names = [f"a-model-of-a-long-name-{number}" for number in range(4)]
+    for name in names:
+        np.savez(tmp_path / f"{name}.npz", w=np.linspace(-1, 1, 3000, dtype=np.float32))
+    data = [argument for name in names for argument in ("--data", str(tmp_path / f"{name}.npz"))]
+    text = run("bench", "--all", "--numel", "5000", "--repeats", "1", "--threads", "2", *data)
+    assert max(map(len, text.splitlines())) <= 80
+    words = text.split()
+    assert all(words.count(name) == 1 for name in names)
 
 
 def test_bench_all_wants_columns_of_different_names(tmp_path: Path) -> None:
@@ -578,6 +597,33 @@ def test_simulate_without_compression_loses_and_saves_nothing() -> None:
     assert {group["spec"] for group in result["groups"]} == {"identity"}
 
 
+@pytest.mark.parametrize(
+    ("spec", "workers", "ratio", "link_ratio"),
+    [("bf16", 2, 2, 2), ("bf16", 16, 2, 0.25), ("int8", 16, 4, 0.5), ("fp16", 16, 2, 2)],
+)
+def test_simulate_counts_what_passes_a_link(
+    spec: str, workers: int, ratio: float, link_ratio: float
+) -> None:
+    args = ("simulate", spec, "--workers", str(workers), "--model", "digits-mlp", "--steps", "1")
+    result = run_json(*args)
+    dense = 2 * (workers - 1) / workers * result["dense_bytes"]
+    assert result["dense_link_bytes"] == pytest.approx(dense)
+    assert result["ratio"] == pytest.approx(ratio, rel=0.03)
+    assert result["link_ratio"] == pytest.approx(link_ratio, rel=0.03)
+    text = run(*args)
+    assert f"{result['link_bytes']:,.0f}" in text
+    assert max(map(len, text.splitlines())) <= 80
+    warnings = [line for line in text.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == len(result["warnings"]) == (link_ratio < 1)
+    if warnings:
+        times = f"compress.default: {1 / link_ratio:.1f} times as many bytes pass a rank's link"
+        assert times in result["warnings"][0]
+        assert "exchange: sra" in result["warnings"][0]
+        sra = run_json(*args, "--set", "compress.exchange=sra")
+        assert sra["warnings"] == []
+        assert sra["link_ratio"] == pytest.approx(ratio, rel=0.03)
+
+
 def test_local_steps_divide_the_bytes() -> None:
     simulate = ["simulate", "int8", "--workers", "2", "--model", "digits-cnn"]
     explain = ["explain", "int8", "--model", "digits-cnn"]
@@ -586,6 +632,8 @@ def test_local_steps_divide_the_bytes() -> None:
         (run_json(*explain)["step"], run_json(*explain, "--outer", "30")["step"]),
     ):
         assert local["sent_bytes"] == pytest.approx(one["sent_bytes"] / 30)
+        assert local["link_bytes"] == pytest.approx(one["link_bytes"] / 30)
+        assert local["link_ratio"] == pytest.approx(one["link_ratio"] * 30)
     for command in (simulate, explain):
         assert "each of 30 inner steps" in " ".join(run(*command, "--outer", "30").split())
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -662,6 +663,62 @@ def from_config_and_environment() -> None:
     ], found
     result = averages(optimizer(params, both), params, gradients(params, 0))
     check_equal(result[weight], expected_topk(params, weight, 1, 100)[0])
+
+
+@contextmanager
+def warned() -> Iterator[list[str]]:
+    """The warnings of gradcomp's loggers inside."""
+    found: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    listener = Listener(logging.WARNING)
+    loggers = [logging.getLogger(name) for name in ("gradcomp", "horovod_compressors")]
+    for one in loggers:
+        one.addHandler(listener)
+    try:
+        yield found
+    finally:
+        for one in loggers:
+            one.removeHandler(listener)
+
+
+@cases
+def flat_tensors_that_are_not_compressed_are_named() -> None:
+    flat = torch.arange(9000, dtype=torch.float32) * (hvd.rank() + 1)
+    with warned() as found:
+        for number in range(2):
+            compression = Compression.topk(ratio=0.02)
+            average = hvd.allreduce(flat, name=f"flat.{number}", compression=compression)
+    mean = sum(range(1, hvd.size() + 1)) / hvd.size()
+    torch.testing.assert_close(average, torch.arange(9000, dtype=torch.float32) * mean)
+    if hvd.rank():
+        assert found == []
+    else:
+        (text,) = found
+        assert "shape (9000,) is averaged uncompressed, by default rule: ndim <= 1" in text, text
+
+
+@cases
+def a_missing_environment_is_named() -> None:
+    params = parameters(LAYER)
+    for name in ("GRADCOMP_COMPRESSION", "GRADCOMP_CONFIG"):
+        os.environ.pop(name, None)
+    with warned() as unset:
+        averages(optimizer(params, Compression.from_env()), params, gradients(params, 0))
+    os.environ["GRADCOMP_COMPRESSION"] = "identity"
+    try:
+        with warned() as chosen:
+            averages(optimizer(params, Compression.from_env()), params, gradients(params, 0))
+    finally:
+        del os.environ["GRADCOMP_COMPRESSION"]
+    assert chosen == []
+    if hvd.rank() == 0:
+        (text,) = unset
+        assert text.startswith("gradcomp: nothing is compressed"), text
+        assert "GRADCOMP_CONFIG" in text, text
 
 
 @cases

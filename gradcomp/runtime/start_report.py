@@ -1,0 +1,152 @@
+"""Messages at the start of a job: how much is compressed, and the bytes that pass a rank's link."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gradcomp.config.schema import Config
+from gradcomp.exchange.link import costs_more
+from gradcomp.exchange.patterns.dense import Dense
+from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
+from gradcomp.exchange.select import link_remedy
+from gradcomp.runtime.resolve import Resolved
+
+if TYPE_CHECKING:
+    from gradcomp.runtime.pipeline import Pipeline
+
+__all__ = ["Coverage", "StartReport"]
+
+_log = logging.getLogger(__name__)
+
+_SURPRISING = 0.5
+"""Share of the elements from which tensors that are left uncompressed are worth a warning."""
+
+_said: set[tuple[str, str]] = set()
+"""Configurations and reasons of messages on single tensors in this process."""
+
+_REMEDY = "a rule with `match: {}` and the spec comes before the default rules"
+
+
+@dataclass
+class Coverage:
+    """How many of a model's tensors and elements are compressed.
+
+    Attributes:
+        tensors, elements: of the whole model.
+        left: for each reason, the number of tensors that travel uncompressed, and their elements.
+        unasked: elements that are uncompressed although no rule of the configuration says so.
+    """
+
+    tensors: int = 0
+    elements: int = 0
+    left: dict[str, tuple[int, int]] = field(default_factory=dict)
+    unasked: int = 0
+
+    @classmethod
+    def of(cls, config: Config, resolved: Mapping[str, Resolved]) -> Coverage:
+        """The coverage of tensors, by the decisions about their first step."""
+        result = cls()
+        for name, one in resolved.items():
+            result.tensors += 1
+            result.elements += one.key.numel
+            if not isinstance(one.aggregator, Dense | DenseMomentum):
+                continue
+            reason = _reason(config, name, one)
+            tensors, elements = result.left.get(reason, (0, 0))
+            result.left[reason] = tensors + 1, elements + one.key.numel
+            if not reason.startswith("compress."):
+                result.unasked += one.key.numel
+        return result
+
+    @property
+    def surprising(self) -> bool:
+        """Whether so much is uncompressed that the user should know."""
+        return self.unasked > _SURPRISING * self.elements
+
+    def __str__(self) -> str:
+        tensors = self.tensors - sum(tensors for tensors, _ in self.left.values())
+        elements = self.elements - sum(elements for _, elements in self.left.values())
+        text = (
+            f"{tensors} of {self.tensors} tensors are compressed, {elements:,} of {self.elements:,} "
+            "elements"
+        )
+        if self.left:
+            reasons = (f"{few} by {reason}" for reason, (few, _) in self.left.items())
+            text += f"; uncompressed: {', '.join(reasons)}"
+        return f"{text}; {_REMEDY}" if self.surprising else text
+
+
+def _reason(config: Config, name: str, resolved: Resolved) -> str:
+    """Why a tensor is not compressed."""
+    if resolved.phase.use.canonical != resolved.spec.canonical:
+        return f"their shape, which '{resolved.phase.use}' does not take"
+    return config.resolve(name, resolved.key.shape).rule
+
+
+class StartReport:
+    """Logs on rank 0 of a job: warnings where it is not as the user may think, else information.
+
+    Args:
+        pipeline: of this rank.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        # Ranks that send rows of shards have another report, by their adapter.
+        self._silent = pipeline.rank != 0 or pipeline.stats.scatters
+        self._link_due = True
+
+    def begin(self, resolved: Mapping[str, Resolved]) -> None:
+        """Report on the tensors of the model, before the first gradient; empty if unknown."""
+        if self._silent or not resolved or self._pipeline.stats.dense_bytes:
+            return
+        if self._compresses:
+            coverage = Coverage.of(self._pipeline.config, resolved)
+            level = logging.WARNING if coverage.surprising else logging.INFO
+            _log.log(level, "gradcomp: %s", coverage)
+
+    def unlisted(self, resolved: Resolved) -> None:
+        """Report on a tensor that is not among the model's, if it is not compressed."""
+        if self._silent or not resolved.dense or not self._compresses:
+            return
+        config, shape = self._pipeline.config, resolved.key.shape
+        reason = _reason(config, resolved.key.name, resolved)
+        # A script may make a compression for each average.
+        case = (config.digest_text(), reason)
+        if not reason.startswith("compress.") and case not in _said:
+            _said.add(case)
+            _log.warning(
+                "gradcomp: a tensor of shape %s is averaged uncompressed, by %s; %s",
+                shape,
+                reason,
+                _REMEDY,
+            )
+
+    def begin_step(self) -> None:
+        """Report on the link, once, after the first step."""
+        stats = self._pipeline.stats
+        if not self._link_due or not stats.steps:
+            return
+        self._link_due = False
+        if self._silent or stats.ranks == 1 or not self._compresses:
+            return
+        more = costs_more(stats.link_bytes, stats.dense_link_bytes)
+        steps = stats.steps * stats.local_steps
+        text = (
+            f"{stats.link_bytes / steps:,.0f} bytes pass the link of a rank in a step, of "
+            f"{stats.ranks} ranks; a ring all-reduce of the uncompressed gradients passes "
+            f"{stats.dense_link_bytes / steps:,.0f}"
+        )
+        if more:
+            choices = self._pipeline.config.compress.choices
+            remedy = link_remedy((spec, exchange) for _, spec, exchange in choices)
+            text += f", which is less: use {remedy}"
+        _log.log(logging.WARNING if more else logging.INFO, "gradcomp: %s", text)
+
+    @property
+    def _compresses(self) -> bool:
+        """Whether the configuration compresses anything."""
+        return any(spec.canonical != "identity" for spec in self._pipeline.config.specs)

@@ -1,0 +1,127 @@
+"""Messages at the start of a job."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from gradcomp import Config, Pipeline
+from gradcomp.exchange.engine import Driver
+from gradcomp.runtime import start_report
+from gradcomp.runtime.collector import Collector
+from gradcomp.runtime.start_report import Coverage
+from support.pipelines import configured
+from support.thread_engine import RANKS, Board, Engine, on_all_ranks
+
+SHAPES = {"big": (64, 64), "bias": (64,), "small": (10, 10)}
+
+
+def coverage(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> Coverage:
+    return Coverage.of(config, Pipeline(config).resolve_all(shapes))
+
+
+def test_each_reason_is_counted() -> None:
+    config = configured("topk(ratio=0.01)", rules=[{"match": {"name": "x.*"}, "use": "identity"}])
+    result = coverage(config, SHAPES | {"x.weight": (100, 100)})
+    assert (result.tensors, result.elements) == (4, 4096 + 64 + 100 + 10_000)
+    assert result.left == {
+        "default rule: ndim <= 1": (1, 64),
+        "default rule: numel < 4096": (1, 100),
+        "compress.rules[0]": (1, 10_000),
+    }
+    assert not result.surprising, "a rule asks for most of it"
+    assert str(result) == (
+        "1 of 4 tensors are compressed, 4,096 of 14,260 elements; uncompressed: 1 by default rule: "
+        "ndim <= 1, 1 by default rule: numel < 4096, 1 by compress.rules[0]"
+    )
+
+
+def test_a_flat_buffer_is_surprising() -> None:
+    result = coverage(configured("topk(ratio=0.01)"), {"flat": (100_000,), "w": (64, 64)})
+    assert result.surprising
+    assert "`match: {}`" in str(result)
+    assert not coverage(configured("topk(ratio=0.01)"), SHAPES).surprising
+
+
+def test_a_shape_that_an_algorithm_does_not_take() -> None:
+    config = configured("fp16", rules=[{"match": {}, "use": "powersgd(rank=2)"}])
+    result = coverage(config, {"flat": (100_000,), "w": (64, 64)})
+    assert result.surprising
+    ((reason, count),) = result.left.items()
+    assert "shape, which 'powersgd(" in reason
+    assert count == (1, 100_000)
+
+
+def train(
+    config: Config, shapes: Mapping[str, tuple[int, ...]], listed: bool = True, steps: int = 3
+) -> None:
+    """Some steps on all ranks, each with a collector."""
+    board = Board()
+
+    def rank_main(rank: int) -> None:
+        pipeline = Pipeline(config, rank, RANKS)
+        collector = Collector(Driver(Engine(board, rank)), pipeline, shapes if listed else {})
+        for _ in range(steps):
+            collector.begin_step()
+            for name, shape in shapes.items():
+                grad = np.full(shape, rank + 1, np.float32)
+                collector.add(collector.resolve(name, shape), grad, grad.nbytes)
+            for name in shapes:
+                collector.finish(name)
+
+    on_all_ranks(rank_main)
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
+    return [(one.levelno, one.getMessage()) for one in caplog.records]
+
+
+@pytest.fixture(autouse=True)
+def _all_messages(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    caplog.set_level(logging.INFO, "gradcomp")
+    monkeypatch.setattr(start_report, "_said", set())
+
+
+def test_a_job_says_once_what_it_compresses_and_what_passes_a_link(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    train(configured("topk(ratio=0.01)"), SHAPES)
+    (level, first), (other, second) = messages(caplog)
+    assert (level, other) == (logging.INFO, logging.INFO)
+    assert first.startswith("gradcomp: 1 of 3 tensors are compressed, 4,096 of 4,260 elements;")
+    dense = 2 * (RANKS - 1) / RANKS * 4 * 4260
+    assert f"of {RANKS} ranks" in second
+    assert second.endswith(f"of the uncompressed gradients passes {dense:,.0f}")
+
+
+def test_more_bytes_than_uncompressed_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    config = configured("threshold(tau=0.001)")  # sends all elements, and their indices
+    train(config, {"big": (64, 64)})
+    (_, _), (level, text) = messages(caplog)
+    assert level == logging.WARNING
+    assert text.endswith(
+        "which is less: use exchange: sra, whose bytes do not grow with the ranks, or a spec that "
+        "sends less"
+    )
+
+
+def test_mostly_uncompressed_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    train(configured("topk(ratio=0.01)"), {"flat": (9000,), "w": (64, 64)})
+    assert messages(caplog)[0][0] == logging.WARNING
+    assert "1 by default rule: ndim <= 1; a rule with" in messages(caplog)[0][1]
+
+
+def test_nothing_is_said_without_compression(caplog: pytest.LogCaptureFixture) -> None:
+    train(configured("identity"), SHAPES)
+    assert messages(caplog) == []
+
+
+def test_a_tensor_without_a_name_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        train(configured("topk(ratio=0.01)"), {"x": (9000,)}, listed=False, steps=1)
+    ((level, text),) = messages(caplog)
+    assert level == logging.WARNING
+    assert "a tensor of shape (9000,) is averaged uncompressed, by default rule: ndim <= 1" in text
