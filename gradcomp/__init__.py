@@ -4,7 +4,8 @@
 ranks in one process; the adapters (``horovod_compressors``, ``torch_compressors``,
 ``byteps_compressors``) do the same inside real engines.
 
-A name's module is imported at its first use: codecs need neither configurations nor rounds.
+A name's module is imported at its first use: codecs need neither configurations nor rounds, and the
+help of the ``gradcomp`` command needs no numpy.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gradcomp.codec.codec import Codec, get_codec, list_algorithms, list_codecs
 from gradcomp.codec.environment import warn_of_ignored_variables
 from gradcomp.errors import (
     CapacityError,
@@ -27,6 +27,7 @@ from gradcomp.version import installed_version
 
 if TYPE_CHECKING:
     from gradcomp.codec.batch import ToDecode, ToEncode, decode_batch_add, encode_batch
+    from gradcomp.codec.codec import Codec, get_codec, list_algorithms, list_codecs
     from gradcomp.codec.plugins import CodecPlugin, PluginParam, load_plugin, register_codec
     from gradcomp.config.schema import Config, load_config
     from gradcomp.exchange.explain import explain
@@ -67,6 +68,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Codec": "codec.codec",
     "CodecPlugin": "codec.plugins",
     "Config": "config.schema",
     "Loopback": "runtime.loopback",
@@ -79,6 +81,9 @@ _MODULES = {
     "decode_batch_add": "codec.batch",
     "encode_batch": "codec.batch",
     "explain": "exchange.explain",
+    "get_codec": "codec.codec",
+    "list_algorithms": "codec.codec",
+    "list_codecs": "codec.codec",
     "load_config": "config.schema",
     "load_plugin": "codec.plugins",
     "register_codec": "codec.plugins",

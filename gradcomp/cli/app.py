@@ -5,6 +5,7 @@ Exit codes: 0 for success, 1 for a frame whose CRC does not match, 2 for bad inp
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from typing import Annotated, Any
@@ -13,21 +14,64 @@ import typer
 from typer.core import TyperGroup
 
 import gradcomp
-from gradcomp.cli.bench import bench
-from gradcomp.cli.check import check
-from gradcomp.cli.consensus import consensus
-from gradcomp.cli.inspect import inspect
-from gradcomp.cli.polar_demo import polar_demo
-from gradcomp.cli.profile import profile
-from gradcomp.cli.simulate import simulate
-from gradcomp.cli.stages import explain, list_stages
 from gradcomp.errors import GradcompError
 
-__all__ = ["app"]
+__all__ = ["COMMANDS", "app"]
+
+COMMANDS = {
+    "list": ("stages.list_stages", "List the stages a spec may name."),
+    "explain": (
+        "stages.explain",
+        "Explain a spec: stages, parameters, exchange pattern, size; or compare several.",
+    ),
+    "check": ("check.check", "Validate a configuration and show its rules, in order."),
+    "inspect": ("inspect.inspect", "Show the header of a frame and check its CRC."),
+    "bench": (
+        "bench.bench",
+        "Measure the speed of a spec, or of every codec, beside a memory copy.",
+    ),
+    "simulate": ("simulate.simulate", "Count the bytes a configuration sends for a model."),
+    "profile": (
+        "profile.profile",
+        "Show where a step's time goes under a configuration, and what to change.",
+    ),
+    "polar-demo": (
+        "polar_demo.polar_demo",
+        "Compress coin flips or normal values with polar codes; compare with the bound.",
+    ),
+    "consensus": (
+        "consensus.consensus",
+        "Measure how many bits gossip algorithms need until ranks agree.",
+    ),
+}
+"""For each command, in the order of the help, its function in this package, and the first line of
+the function's docstring. So help imports no command: all of them together take most of a second."""
 
 
 class _Group(TyperGroup):
-    """Turns GradcompError and failed output into a message and exit code 2."""
+    """Imports the command that is called; turns GradcompError and failed output into a message and
+    exit code 2."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a name; None if there is none."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, function = COMMANDS[cmd_name][0].split(".")
+        alone = typer.Typer(
+            add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+        )
+        found = getattr(importlib.import_module(f"gradcomp.cli.{module}"), function)
+        alone.command(cmd_name)(found)
+        return typer.main.get_command(alone)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands and their summaries."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command and write its output out."""
@@ -89,15 +133,3 @@ def _main(
     ] = False,
 ) -> None:
     pass
-
-
-# Help lists commands in this order.
-app.command("list")(list_stages)
-app.command()(explain)
-app.command()(check)
-app.command()(inspect)
-app.command()(bench)
-app.command()(simulate)
-app.command()(profile)
-app.command("polar-demo")(polar_demo)
-app.command()(consensus)

@@ -24,6 +24,9 @@ _log = logging.getLogger(__name__)
 _SURPRISING = 0.5
 """Share of the elements from which tensors that are left uncompressed are worth a warning."""
 
+_SMALL = 2**16
+"""Bytes of a step that are worth no warning, such as headers and checks of a tiny model."""
+
 _said: set[tuple[str, str]] = set()
 """Configurations and reasons of messages on single tensors in this process."""
 
@@ -133,8 +136,9 @@ class StartReport:
         self._link_due = False
         if self._silent or stats.ranks == 1 or not self._compresses:
             return
-        more = costs_more(stats.link_bytes, stats.dense_link_bytes)
         steps = stats.steps * stats.local_steps
+        excess = (stats.link_bytes - stats.dense_link_bytes) / steps
+        more = costs_more(stats.link_bytes, stats.dense_link_bytes) and excess > _SMALL
         text = (
             f"{stats.link_bytes / steps:,.0f} bytes pass the link of a rank in a step, of "
             f"{stats.ranks} ranks; a ring all-reduce of the uncompressed gradients passes "

@@ -29,6 +29,12 @@ def test_commands_import_no_framework(arguments: list[str]) -> None:
     assert not modules & {"torch", "tensorflow", "horovod", "byteps", "matplotlib", "scipy"}
 
 
+def test_help_imports_no_command() -> None:
+    modules = imported("from gradcomp.cli.app import app\napp(['--help'], standalone_mode=False)")
+    assert not modules & {"numpy", "pydantic", "gradcomp.codec.codec", "gradcomp.cli.stages"}
+    assert "numpy" not in imported("import gradcomp")
+
+
 def test_other_adapters_import_neither_ddp_nor_gossip() -> None:
     modules = imported("import torch_compressors.shared.state, torch_compressors.shared.dgc_sgd")
     assert not modules & {"torch_compressors.ddp", "torch_compressors.gossip", "gradcomp.gossip"}

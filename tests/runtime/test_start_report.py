@@ -99,13 +99,20 @@ def test_a_job_says_once_what_it_compresses_and_what_passes_a_link(
 
 def test_more_bytes_than_uncompressed_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     config = configured("threshold(tau=0.001)")  # sends all elements, and their indices
-    train(config, {"big": (64, 64)})
+    train(config, {"big": (400, 200)})
     (_, _), (level, text) = messages(caplog)
     assert level == logging.WARNING
     assert text.endswith(
         "which is less: use exchange: sra, whose bytes do not grow with the ranks, or a spec that "
         "sends less"
     )
+
+
+def test_headers_of_a_tiny_model_are_no_reason_for_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    train(configured("threshold(tau=0.001)"), {"big": (64, 64)})
+    assert {level for level, _ in messages(caplog)} == {logging.INFO}
 
 
 def test_mostly_uncompressed_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

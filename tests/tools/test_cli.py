@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gradcomp import Loopback, __version__, get_codec
-from gradcomp.cli.app import app
+from gradcomp.cli.app import COMMANDS, app
 from gradcomp.codec.spec import StageInfo, parse, stages
 from gradcomp.config.schema import MOMENTUM_CORRECTION, load_config
 from gradcomp.tools.baselines import Baseline
@@ -100,6 +101,17 @@ def test_version_and_help() -> None:
     for command in ("list", "explain", "check", "inspect", "bench", "simulate", "polar-demo"):
         assert f"\n  {command} " in text
         assert "--help" in run(command, "--help")
+
+
+@pytest.mark.parametrize(("command", "place"), [(name, one[0]) for name, one in COMMANDS.items()])
+def test_help_has_the_first_line_of_each_command(command: str, place: str) -> None:
+    module, name = place.split(".")
+    function = getattr(importlib.import_module(f"gradcomp.cli.{module}"), name)
+    first = function.__doc__.splitlines()[0]
+    assert COMMANDS[command][1] == first
+    listed = " ".join(run("--help").split())
+    assert f"{command} {first}" in listed
+    assert first in " ".join(run(command, "--help").split())
 
 
 def test_as_a_process() -> None:
@@ -200,7 +212,7 @@ def test_explain_compares_specs_by_what_a_step_sends() -> None:
         settings = ("--workers", "4", "--model", "digits-mlp", "--steps", "2")
         simulated = run_json("simulate", spec, *settings)
         for key in ("sent_bytes", "link_bytes", "link_ratio"):
-            assert step[key] == pytest.approx(simulated[key], rel=1e-3)
+            assert step[key] == pytest.approx(simulated[key], rel=1e-2)  # of any rank
         assert f"{step['sent_bytes']:,.0f}" in text
         if spec == "identity":
             assert (step["dense_bytes"], step["dense_tensors"]) == (4 * elements, len(shapes))
