@@ -8,24 +8,26 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from rich.filesize import decimal
 
 # Run as a file, Python finds modules beside it only: the packages of scripts/ are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from training.metrics import Metric, read_rows
+from training.metrics import ACCURACY, Metric, read_rows
 
 # Okabe and Ito's colours: distinct for colour-blind readers and in print.
 _COLOURS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442")
 _DASHES = ("-", "--", ":")
+_APART = "#0072B2"
 _SMOOTHING = 11
 _BYTES = FuncFormatter(lambda value, _: decimal(round(value)))
 
@@ -68,73 +70,150 @@ def plot_runs(runs: Mapping[str, Path], picture: Path) -> None:
 def plot_comparison(runs: Mapping[str, Sequence[Path]], metric: Metric, picture: Path) -> None:
     """Write one PNG: a metric by epoch, and the bytes of a step.
 
+    Accuracies are drawn as errors on a log scale, which shows differences near 100 %. Up to eight
+    runs share a panel; more get one each, beside the first run, the reference.
+
     ``runs``: for each label the output folders of its seeds. The lines are means, the bands one
     standard deviation to either side.
     """
     mpl.rcParams["font.size"] = 10
-    figure = Figure(figsize=(12, 5), dpi=130, layout="constrained")
-    left, right = figure.subplots(1, 2)
-    lowest = np.inf
-    means: list[float] = []
-    for index, (label, folders) in enumerate(runs.items()):
-        style = _style(index, label)
-        rows = [_epochs(folder) for folder in folders]
-        tested = [row["epoch"] for row in rows[0] if row[metric.key] is not None]
-        values = np.array(
-            [[row[metric.key] for row in seed if row[metric.key] is not None] for seed in rows]
-        )
-        mean, spread = values.mean(axis=0), values.std(axis=0, ddof=1 if len(rows) > 1 else 0)
-        means += mean.tolist()
-        left.plot(tested, mean, **style)
-        left.fill_between(
-            tested, mean - spread, mean + spread, color=style["color"], alpha=0.15, linewidth=0
-        )
-        whole = np.mean([row["sent_bytes_per_step"] for seed in rows for row in seed])
-        last = np.mean([seed[-1]["sent_bytes_per_step"] for seed in rows])
-        right.barh(index, whole, height=0.6, color=style["color"], alpha=0.35)
-        right.barh(index, last, height=0.6, color=style["color"])
-        texts = [decimal(round(value)) for value in (last, whole)]
-        right.annotate(
+    curves = [_curve(label, folders, metric) for label, folders in runs.items()]
+    apart = len(curves) > len(_COLOURS)
+    figure = Figure(figsize=(14, 6) if apart else (13, 5), dpi=130, layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(8, 5))
+    if apart:
+        _draw_apart(left, curves, metric)
+    else:
+        _draw_together(left, curves, metric)
+    colours = [_APART if index and apart else _colour(index) for index in range(len(curves))]
+    _draw_bytes(right.subplots(), curves, colours)
+    figure.savefig(picture)
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """The seeds of one run: a metric by epoch, as drawn, and bytes of a step."""
+
+    label: str
+    epochs: list[int]
+    mean: np.ndarray
+    spread: np.ndarray
+    sent: float
+    last_sent: float
+
+
+def _curve(label: str, folders: Sequence[Path], metric: Metric) -> _Curve:
+    rows = [_epochs(folder) for folder in folders]
+    values = np.array(
+        [[row[metric.key] for row in seed if row[metric.key] is not None] for seed in rows]
+    )
+    if metric.key == ACCURACY.key:
+        values = 100 * (1 - values)
+    return _Curve(
+        label,
+        [row["epoch"] for row in rows[0] if row[metric.key] is not None],
+        values.mean(axis=0),
+        values.std(axis=0, ddof=1 if len(rows) > 1 else 0),
+        float(np.mean([row["sent_bytes_per_step"] for seed in rows for row in seed])),
+        float(np.mean([seed[-1]["sent_bytes_per_step"] for seed in rows])),
+    )
+
+
+def _draw_curve(axes: Axes, curve: _Curve, **style: Any) -> None:
+    axes.plot(curve.epochs, curve.mean, label=curve.label, **style)
+    low, high = curve.mean - curve.spread, curve.mean + curve.spread
+    axes.fill_between(curve.epochs, low, high, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _draw_together(figure: SubFigure, curves: Sequence[_Curve], metric: Metric) -> None:
+    """All curves in one panel, with the legend below it."""
+    axes = figure.subplots()
+    for index, curve in enumerate(curves):
+        # The reference is wider, so that what follows it closely does not hide it.
+        _draw_curve(axes, curve, color=_colour(index), linewidth=1.6 if index else 3.2)
+    _scale(axes, curves, metric)
+    axes.set_xlabel("epoch")
+    axes.set_title(_title(metric), loc="left", fontweight="bold")
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+
+
+def _draw_apart(figure: SubFigure, curves: Sequence[_Curve], metric: Metric) -> None:
+    """A panel for each run, with the reference in grey."""
+    reference, *others = curves
+    columns = 4
+    rows = -(-len(others) // columns)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for axes, curve in zip(grid.flat, others, strict=False):
+        _draw_curve(axes, reference, color="#888888", linewidth=2.4)
+        _draw_curve(axes, curve, color=_APART, linewidth=1.6)
+        axes.set_title(curve.label, loc="left", fontsize=10)
+        _scale(axes, curves, metric)
+    for axes in grid.flat[len(others) :]:
+        axes.set_visible(False)
+    figure.suptitle(f"{_title(metric)}; grey: {reference.label}", x=0.02, ha="left", weight="bold")
+    figure.supxlabel("epoch", fontsize=10)
+
+
+def _title(metric: Metric) -> str:
+    """The quantity of a panel, with its unit."""
+    if metric.key == ACCURACY.key:
+        return "Wrong predictions in the test, % (log scale)"
+    return f"{metric.title.capitalize()} in the test"
+
+
+def _scale(axes: Axes, curves: Sequence[_Curve], metric: Metric) -> None:
+    """Scale and limits that show all curves, and differences between the best."""
+    means = np.concatenate([curve.mean for curve in curves])
+    least, most, highest = np.quantile(means, (0, 0.95, 1))
+    if least > 0 and (metric.key == ACCURACY.key or highest > 10 * least):
+        axes.set_yscale("log")
+        axes.set_ylim(least / 1.5, highest * 1.2)  # bands may go down to 0
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    elif highest - least > 1.5 * (most - least):  # a few points, far above all others
+        axes.set_ylim(least - 0.05 * (most - least), most + 0.1 * (most - least))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    _tidy(axes)
+
+
+def _draw_bytes(axes: Axes, curves: Sequence[_Curve], colours: Sequence[str]) -> None:
+    for index, (curve, colour) in enumerate(zip(curves, colours, strict=True)):
+        axes.barh(index, curve.sent, height=0.6, color=colour, alpha=0.35)
+        axes.barh(index, curve.last_sent, height=0.6, color=colour)
+        texts = [decimal(round(value)) for value in (curve.last_sent, curve.sent)]
+        axes.annotate(
             texts[0] if texts[0] == texts[1] else f"{texts[0]} (mean {texts[1]})",
-            (max(last, whole), index),
+            (max(curve.last_sent, curve.sent), index),
             xytext=(4, 0),
             textcoords="offset points",
             verticalalignment="center",
         )
-        lowest = min(lowest, last)
-    left.set_title(metric.title.capitalize(), loc="left", fontweight="bold")
-    left.set_xlabel("epoch")
-    left.set_ylabel(f"{metric.title}: mean and standard deviation over seeds")
-    left.xaxis.get_major_locator().set_params(integer=True)
-    least, most, highest = np.quantile(means, (0, 0.95, 1))
-    if highest > 10 * least > 0:  # a loss that falls by more than 10 times
-        left.set_yscale("log")
-        left.set_ylim(least / 1.5, highest * 1.5)  # bands may go down to 0
-    elif highest - least > 1.5 * (most - least):  # a few points, far above all others
-        left.set_ylim(least - 0.05 * (most - least), most + 0.1 * (most - least))
-    left.legend(frameon=False, fontsize=9)
-    right.set_title("Gradient bytes of a step, one rank", loc="left", fontweight="bold")
-    right.set_xlabel("bytes (log scale): in the last epoch; pale: mean of the whole run")
-    right.set_yticks(range(len(runs)), list(runs))
-    right.invert_yaxis()
-    right.set_xscale("log")
-    high = right.get_xlim()[1]
-    right.set_xlim(lowest / 3, high * 20)  # space for the numbers beside the bars
-    right.xaxis.set_major_formatter(_BYTES)
-    for axes in (left, right):
-        _tidy(axes)
-    figure.savefig(picture)
+    axes.set_title("A rank's bytes of a step", loc="left", fontweight="bold")
+    axes.set_xlabel("bytes (log scale) in the last epoch;\npale: mean of the whole run")
+    axes.set_yticks(range(len(curves)), [curve.label for curve in curves])
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    high = axes.get_xlim()[1]
+    lowest = min(curve.last_sent for curve in curves)
+    axes.set_xlim(lowest / 3, high * 20)  # space for the numbers beside the bars
+    axes.xaxis.set_major_formatter(_BYTES)
+    _tidy(axes)
 
 
 def _epochs(folder: Path) -> list[dict[str, Any]]:
     return [row for row in read_rows(folder / "metrics.jsonl") if row["kind"] == "epoch"]
 
 
+def _colour(index: int) -> str:
+    return _COLOURS[index % len(_COLOURS)]
+
+
 def _style(index: int, label: str) -> dict[str, Any]:
     """Style of the line of one run."""
     return {
         "label": label,
-        "color": _COLOURS[index % len(_COLOURS)],
+        "color": _colour(index),
         "linestyle": _DASHES[index // len(_COLOURS) % len(_DASHES)],
         # The first is the reference: wider, so that what follows it closely does not hide it.
         "linewidth": 1.6 if index else 3.2,

@@ -491,12 +491,15 @@ def write_epochs(folder, accuracies):
 
 
 def test_plot_of_a_comparison(tmp_path):
-    # One epoch was not tested, and there are more labels than colours.
+    # One epoch was not tested, and there are more labels than colours: each has a panel.
     for seed in range(2):
         write_epochs(tmp_path / str(seed), [0.5, None, 0.7 + 0.1 * seed])
     runs = {f"run {i}": [tmp_path / "0", tmp_path / "1"] for i in range(9)}
     plot_comparison({**runs, "one seed": [tmp_path / "0"]}, ACCURACY, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    few = {label: runs[label] for label in ("run 0", "run 1")}
+    plot_comparison(few, ACCURACY, tmp_path / "few.png")
+    assert (tmp_path / "few.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_scores_are_shown():
