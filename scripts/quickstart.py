@@ -10,6 +10,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from rich.table import Table
 
 from gradcomp.codec.spec import parse
 from gradcomp.errors import SpecError
+from gradcomp.tools.report import report_page
+from gradcomp.tools.run_folder import read_run
 from results.jobs import ROOT, Job, JobFailedError, progress_on, run_job
 from results.plots import plot_runs
 
@@ -108,6 +111,9 @@ def main() -> int:
         return 130
     picture = OUTPUT / "comparison.png"
     plot_runs({job.title: ROOT / job.folder for job in jobs}, ROOT / picture)
+    report = OUTPUT / "report.html"
+    runs = [replace(read_run(ROOT / job.folder), label=job.title) for job in jobs]
+    (ROOT / report).write_text(report_page(runs), encoding="utf-8")
 
     console.print(table_of(summaries))
     console.print(
@@ -116,6 +122,7 @@ def main() -> int:
         "[3] both ranks run on this machine: compression costs time and saves none\n"
         "\n"
         f"Loss and bytes over the steps: {picture}\n"
+        f"The same, accuracy, time and settings, for a browser: {report}\n"
         f"Configuration, metrics and log of each run: {OUTPUT}\n"
         "To train with options of your own:\n"
         f"  {shlex.join(jobs[1].command(Path('runs') / 'mine'))}",

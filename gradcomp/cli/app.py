@@ -35,6 +35,10 @@ COMMANDS = {
         "profile.profile",
         "Show where a step's time goes under a configuration, and what to change.",
     ),
+    "report": (
+        "report.report",
+        "Write one HTML page on training runs: curves, bytes, time and settings.",
+    ),
     "polar-demo": (
         "polar_demo.polar_demo",
         "Compress coin flips or normal values with polar codes; compare with the bound.",

@@ -16,7 +16,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from rich.filesize import decimal
 
 # Run as a file, Python finds modules beside it only: the packages of scripts/ are one level up.
@@ -80,7 +80,7 @@ def plot_comparison(runs: Mapping[str, Sequence[Path]], metric: Metric, picture:
     curves = [_curve(label, folders, metric) for label, folders in runs.items()]
     apart = len(curves) > len(_COLOURS)
     figure = Figure(figsize=(14, 6) if apart else (13, 5), dpi=130, layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(8, 5))
+    left, right = np.asarray(figure.subfigures(1, 2, width_ratios=(8, 5))).tolist()
     if apart:
         _draw_apart(left, curves, metric)
     else:
@@ -173,7 +173,7 @@ def _scale(axes: Axes, curves: Sequence[_Curve], metric: Metric) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
     elif highest - least > 1.5 * (most - least):  # a few points, far above all others
         axes.set_ylim(least - 0.05 * (most - least), most + 0.1 * (most - least))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _tidy(axes)
 
 

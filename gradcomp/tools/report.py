@@ -1,0 +1,137 @@
+"""A page on training runs: one HTML file without any reference to another one."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from html import escape
+from string import Template
+
+from gradcomp.tools.report_charts import (
+    COLOURS,
+    errors_chart,
+    losses_chart,
+    tests_chart,
+    times_chart,
+)
+from gradcomp.tools.run_folder import RunFolder
+
+__all__ = ["report_page"]
+
+_PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>gradcomp: $title</title>
+<style>
+:root { color-scheme: light dark; --ink: #1b1b1b; --ground: #ffffff; --grid: #dddddd;
+  --mark: #fff3d6; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e6e6; --ground: #161616; --grid: #3a3a3a; --mark: #4a3b14; }
+}
+body { color: var(--ink); background: var(--ground); font: 15px/1.45 system-ui, sans-serif;
+  max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+svg { width: 100%; height: auto; } svg text { font-family: system-ui, sans-serif; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; }
+th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--grid);
+  vertical-align: top; overflow-wrap: anywhere; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; }
+tr.differs td { background: var(--mark); }
+.key { display: inline-block; width: 1.4em; height: .3em; margin-right: .5em;
+  vertical-align: middle; }
+</style>
+</head>
+<body>
+<h1>$title</h1>
+$body
+</body>
+</html>
+""")
+
+_NO_PROFILE = (
+    "No run has a profile. With <code>stats: {profile: FOLDER}</code> in its configuration each rank "
+    "writes one; give the folder, too, if it is not the run's own."
+)
+
+
+def report_page(runs: Sequence[RunFolder]) -> str:
+    """The page: results, curves, the time of a step, errors and settings of one or several runs.
+
+    Raises:
+        GradcompError: matplotlib is not installed.
+    """
+    parts = [_section("Results", _results(runs))]
+    for heading, chart in (
+        ("Training loss", losses_chart(runs)),
+        ("Test accuracy", tests_chart(runs, "accuracy", "test accuracy")),
+        ("Test loss", tests_chart(runs, "test_bits", "cross-entropy in the test, bits")),
+        ("Where a step's time goes", times_chart(runs) or f"<p>{_NO_PROFILE}</p>"),
+        ("Error of the averages", errors_chart(runs)),
+    ):
+        if chart is not None:
+            parts.append(_section(heading, chart))
+    if any(run.settings for run in runs):
+        parts.append(_section("Settings", _settings(runs)))
+    title = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
+    return _PAGE.substitute(title=escape(title), body="\n".join(parts))
+
+
+def _section(heading: str, content: str) -> str:
+    return f'<section>\n<h2>{escape(heading)}</h2>\n<div class="wide">{content}</div>\n</section>'
+
+
+def _results(runs: Sequence[RunFolder]) -> str:
+    """A row for each run, which also explains the colours of curves."""
+    heads = ("run", "ranks", "steps", "accuracy", "test bits", "kB a step", "ms a step")
+    rows = [_row(heads, "th")]
+    for index, run in enumerate(runs):
+        colour = COLOURS[index % len(COLOURS)]
+        key = f'<span class="key" style="background:{colour}"></span>'
+        last = run.epochs[-1] if run.epochs else {}
+        seconds = [row["seconds"] for row in run.steps or run.profile]
+        sent = [row["sent_bytes"] for row in run.steps] or [
+            sum(row["sent_bytes"].values()) for row in run.profile
+        ]
+        cells = [
+            f"{key}{escape(run.label)}",
+            *(
+                f'<td class="number">{text}</td>'
+                for text in (
+                    escape(str(run.facts.get("world_size", "-"))),
+                    f"{len(seconds):,}",
+                    _number(last.get("accuracy"), ".4f"),
+                    _number(last.get("test_bits"), ".4f"),
+                    f"{statistics.fmean(sent) / 1e3:,.1f}",
+                    f"{1e3 * statistics.median(seconds):,.1f}",
+                )
+            ),
+        ]
+        rows.append(f"<tr><td>{cells[0]}</td>{''.join(cells[1:])}</tr>")
+    note = (
+        "<p>Bytes are those that a rank hands to the engine, a mean over the steps; time is a median, "
+        "of whole steps in training, of exchanges in a profile alone.</p>"
+    )
+    return f"<table>{''.join(rows)}</table>{note}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _settings(runs: Sequence[RunFolder]) -> str:
+    """Settings side by side; rows whose values differ are marked."""
+    settings = [run.settings for run in runs]
+    keys = list(dict.fromkeys(key for one in settings for key in one))
+    rows = [_row(("setting", *(run.label for run in runs)), "th")]
+    for key in keys:
+        values = [one.get(key, "") for one in settings]
+        rows.append(_row((key, *values), "td", differs=len(set(values)) > 1))
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _row(cells: Sequence[str], tag: str, *, differs: bool = False) -> str:
+    inside = "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)
+    return f'<tr class="differs">{inside}</tr>' if differs else f"<tr>{inside}</tr>"
