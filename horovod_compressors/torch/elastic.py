@@ -7,11 +7,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import horovod.torch as hvd
 
 from horovod_compressors.torch.compression import Compression
 
-__all__ = ["register"]
+__all__ = ["register", "with_compressions"]
 
 
 class _CompressionHandler(hvd.elastic.state.StateHandler):  # type: ignore[misc]
@@ -39,3 +41,18 @@ def register() -> None:
     handlers = states.get_handler_registry()
     if not any(kind is Compression for kind, _ in handlers):
         states.set_handler_registry([(Compression, _CompressionHandler), *handlers])
+
+
+def with_compressions(stock: type[Any]) -> type[Any]:
+    """``hvd.elastic.TorchState`` that holds the compressions of its optimizers, too."""
+
+    class TorchState(stock):  # type: ignore[misc]
+        def __init__(self, model: Any = None, optimizer: Any = None, **others: Any) -> None:
+            for number, one in enumerate((optimizer, *others.values())):
+                compression = getattr(one, "_compression", None)
+                if isinstance(compression, Compression):
+                    others[f"gradcomp_compression_{number}"] = compression
+            super().__init__(model, optimizer, **others)
+
+    TorchState.__doc__ = stock.__doc__
+    return TorchState

@@ -9,6 +9,7 @@ import horovod.torch as hvd
 
 from gradcomp.adapter_api import Unedited
 from horovod_compressors.torch.compression import Compression
+from horovod_compressors.torch.elastic import with_compressions
 from horovod_compressors.torch.local import check_local, with_local_steps
 from horovod_compressors.torch.outer import OuterStep
 
@@ -16,7 +17,7 @@ __all__ = ["patch"]
 
 
 def patch(module: Any, run: Unedited) -> None:
-    """Replace ``DistributedOptimizer`` of Horovod's module.
+    """Replace ``DistributedOptimizer`` of Horovod's module, and ``TorchState`` of its elastic part.
 
     Args:
         module: ``horovod.torch``.
@@ -55,3 +56,4 @@ def patch(module: Any, run: Unedited) -> None:
         return stock(*call.args, **call.kwargs)
 
     module.DistributedOptimizer = distributed_optimizer
+    module.elastic.TorchState = with_compressions(module.elastic.TorchState)

@@ -114,6 +114,13 @@ def test_a_module_in_place_of_a_script(tmp_path: Path) -> None:
         assert "Traceback" not in finished.output
 
 
+def test_states_of_elastic_jobs_hold_the_compression() -> None:
+    script = SCRIPT.with_name("stock_state_script.py")
+    finished = run([*RUN, "--compression", "residual|topk(ratio=0.05)", script], 2, "gloo")
+    assert finished.status == 0, finished.output
+    assert "went back" in finished.output
+
+
 def test_jobs_that_the_script_starts_are_out_of_reach(tmp_path: Path) -> None:
     script = tmp_path / "starts.py"
     script.write_text(
