@@ -51,6 +51,7 @@ class Unedited:
 
     def apply(self, patches: Mapping[str, Patch]) -> None:
         """Call each patch with the module of its name, now or once the script has imported it."""
+        _show_messages()
         for name, patch in patches.items():
             _after_import(name, functools.partial(_call, patch, self))
 
@@ -121,7 +122,6 @@ def run_unedited(
     if options.script and not Path(script).is_file():
         say(f"there is no script '{script}'")
         return 2
-    _show_messages()
     run = Unedited(config, compressed, is_first_rank, options.outer)
     run.apply(patches)
     sys.argv = [script, *(options.args if options.script else options.module[1:])]
@@ -146,6 +146,8 @@ def run_unedited(
 def _show_messages() -> None:
     """Show messages of gradcomp on stderr, information included, whatever logging the script sets up."""
     logger = logging.getLogger("gradcomp")
+    if logger.handlers:
+        return
     logger.addHandler(logging.StreamHandler())
     logger.setLevel(logging.INFO)
     logger.propagate = False

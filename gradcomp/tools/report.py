@@ -128,7 +128,8 @@ def _settings(runs: Sequence[RunFolder]) -> str:
     rows = [_row(("setting", *(run.label for run in runs)), "th")]
     for key in keys:
         values = [one.get(key, "") for one in settings]
-        rows.append(_row((key, *values), "td", differs=len(set(values)) > 1))
+        known = {value for value, one in zip(values, settings, strict=True) if one}
+        rows.append(_row((key, *values), "td", differs=len(known) > 1))
     return f"<table>{''.join(rows)}</table>"
 
 

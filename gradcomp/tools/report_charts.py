@@ -87,14 +87,19 @@ def errors_chart(runs: Sequence[RunFolder]) -> str | None:
         return None
     figure = new_figure(10, 3.2)
     axes = figure.subplots()
+    found = []
     for run in measured:
         rows = _thinned([row for row in run.profile if row.get("vnmse") is not None])
+        found += [row["vnmse"] for row in rows]
         axes.plot(
             [row["step"] for row in rows],
             [row["vnmse"] for row in rows],
             color=_colour(runs.index(run)),
         )
-    axes.set(xlabel="step of the profile", ylabel="vNMSE of the average", yscale="log")
+    axes.set(xlabel="step of the profile", ylabel="vNMSE of the average")
+    if max(found) > 10 * min(found) > 0:
+        axes.set_yscale("log")
+        _plain_numbers(axes.yaxis)
     return _svg(figure, [axes], "errors")
 
 
@@ -141,8 +146,18 @@ def _curves(
             axes.plot(places, values, color=colour, linewidth=1.6)
     panels[0].set(xlabel="step", ylabel=title)
     panels[1].set(xlabel="MB of gradients sent by a rank, log scale", xscale="log")
+    _plain_numbers(panels[1].xaxis)
     panels[2].set(xlabel="seconds in steps")
     return _svg(figure, panels, title)
+
+
+def _plain_numbers(axis: Any) -> None:
+    """Numbers without powers of ten on a log scale, and few enough for their space."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 3), numticks=6))
+    axis.set_major_formatter("{x:.3g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _smoothed(rows: Sequence[Row], width: int = 11) -> list[float]:
