@@ -138,9 +138,6 @@ class BaseCompression(Controls, metaclass=_Codecs):
     OVERWRITE: ClassVar[bool]
     """Whether averages may overwrite gradients."""
 
-    ELASTIC: ClassVar[bool] = False
-    """Whether elastic jobs work."""
-
     BLOCKING: ClassVar[bool] = False
     """Whether the engine runs requests in groups; see `Collector`."""
 
@@ -245,11 +242,6 @@ class BaseCompression(Controls, metaclass=_Codecs):
         return ""
 
     def _check_elastic(self) -> None:
-        if not self.ELASTIC:
-            raise ConfigError(
-                "elastic Horovod is not supported with TensorFlow: ranks that join later would not "
-                "have the state of the other ranks; run with a fixed number of ranks"
-            )
         if self.process_set.process_set_id != 0:
             raise ConfigError(
                 "elastic Horovod forgets process sets when ranks change: leave process_set out"
@@ -262,7 +254,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
 
     def snapshot(self) -> tuple[dict[str, Any], int | None]:
         """A copy of this rank's state, for `roll_back`."""
-        return self.pipeline.state_dict(), self.pipeline.epoch
+        return dict(self._state_to_save()), self.pipeline.epoch
 
     def roll_back(self, saved: tuple[dict[str, Any], int | None]) -> None:
         """Take back a `snapshot` of this process, made at any number of ranks."""

@@ -167,11 +167,6 @@ class Collector:
             return Route.LINEAR
         return Route.COLLECTED
 
-    def always_dense(self, resolved: Resolved) -> bool:
-        """Whether a tensor travels dense in every step, for graphs that are traced once."""
-        pipeline = self._pipeline
-        return resolved.lasting and not pipeline.measures and pipeline.sends_dense(resolved)
-
     def add(self, resolved: Resolved, grad: FloatArray, dense_bytes: int) -> None:
         """Add a gradient to its bucket. Other code must not change it before `finish`.
 

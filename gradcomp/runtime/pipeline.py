@@ -278,6 +278,10 @@ class Pipeline:
         """
         return resolved.dense and not self._state.has_residual(resolved.key.name)
 
+    def always_dense(self, resolved: Resolved) -> bool:
+        """Whether the tensor travels dense in every step, for graphs that are traced once."""
+        return resolved.lasting and not self.measures and self.sends_dense(resolved)
+
     def buckets(self, resolved: Mapping[str, Resolved]) -> list[tuple[str, ...]]:
         """The tensors that `bucket_round` should average together.
 

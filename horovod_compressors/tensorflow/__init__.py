@@ -19,13 +19,25 @@ try:
     from horovod_compressors.tensorflow.checkpoint import CompressionState
     from horovod_compressors.tensorflow.compression import Compression
     from horovod_compressors.tensorflow.dgc_sgd import DGCSGD
+    from horovod_compressors.tensorflow.elastic import ElasticState
     from horovod_compressors.tensorflow.keras import DistributedOptimizer
     from horovod_compressors.tensorflow.outer import OuterStep
+    from horovod_compressors.tensorflow.resets import prepare
 except ModuleNotFoundError as error:
     raise missing_package(error) from None
 
+from horovod_compressors.compression import is_elastic
 from horovod_compressors.watch import watch
 
-__all__ = ["DGCSGD", "Compression", "CompressionState", "DistributedOptimizer", "OuterStep"]
+__all__ = [
+    "DGCSGD",
+    "Compression",
+    "CompressionState",
+    "DistributedOptimizer",
+    "ElasticState",
+    "OuterStep",
+]
 
 watch(hvd)
+if is_elastic():
+    prepare()

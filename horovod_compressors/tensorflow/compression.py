@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from gradcomp.adapter_api import Collector, FloatArray, RankGroup, as_float32, e
 from gradcomp.errors import ConfigError
 from horovod_compressors.compression import BaseCompression
 from horovod_compressors.tensorflow.engine import HorovodEngine, gather_bytes
+from horovod_compressors.tensorflow.resets import life, telling_lost_ranks
 from horovod_compressors.tensorflow.seam import (
     Call,
     VariableNames,
@@ -40,11 +42,11 @@ class _Averaged:
     """The tensor of a graph that holds the average of a gradient."""
 
     average: Any
-    scale: int
+    ranks: Any  # factor from the average to the sum; None if averages are wanted
 
     def restore(self, dtype: Any) -> Any:
         average = tf.cast(self.average, dtype)
-        return average if self.scale == 1 else average * self.scale
+        return average if self.ranks is None else average * tf.cast(self.ranks, dtype)
 
 
 class _Tensor(NamedTuple):
@@ -103,10 +105,12 @@ class Compression(BaseCompression):
         self._names = VariableNames(variables)
         self._begin()
 
+    _rate: Callable[[], Any] | None = None
+    _scale: Callable[[], Any] | None = None
+
     def _begin(self) -> None:
-        self._rate: Callable[[], Any] | None = None
-        self._scale: Callable[[], Any] | None = None
         self._collectors: dict[tuple[str, ...], Collector] = {}
+        self._collectors_life = self._life()
         # The averages of each graph's gradients, by the ids of their tensors, which live as long as
         # the graph; None for gradients that Horovod averages.
         self._traced: WeakKeyDictionary[Any, dict[int, _Averaged | None]] = WeakKeyDictionary()
@@ -170,7 +174,8 @@ class Compression(BaseCompression):
         Raises:
             ConfigError: Horovod's tape or optimizer is not the caller, or does not fit.
         """
-        if not self.process_set.included() or self.process_set.size() == 1:
+        alone = not self.process_set.included() or self.process_set.size() == 1
+        if alone and not self._elastic:
             return tensor, None  # Horovod does not all-reduce it
         if tf.executing_eagerly():
             raise _misplaced()
@@ -198,7 +203,11 @@ class Compression(BaseCompression):
         if scaling is not None:
             self.read_scale(lambda: scaling.loss_scale)
         names = self._names.find(call.variables)
-        collector = self._collector_of(names)
+        shapes = self._names.shapes(names)
+        # All ranks trace the same graphs, except in elastic jobs: there the graph's operation agrees.
+        if not self._elastic:
+            with tf.init_scope():
+                self._collector_of(shapes)
         dense, compressed, inputs = [], [], []
         result: dict[int, _Averaged | None] = {}
         for name, variable, grad in zip(names, call.variables, call.grads, strict=True):
@@ -210,7 +219,7 @@ class Compression(BaseCompression):
                 continue
             one = _Tensor(name, shape, grad.dtype.size * int(np.prod(shape, dtype=np.int64)))
             resolved = self.pipeline.resolve(name, shape)
-            if grad.dtype in SUMMABLE_DTYPES and collector.always_dense(resolved):
+            if grad.dtype in SUMMABLE_DTYPES and self.pipeline.always_dense(resolved):
                 dense.append(one)
                 result[id(grad)] = None
             else:
@@ -223,20 +232,20 @@ class Compression(BaseCompression):
             if self._scale is not None:
                 settings.append((self.set_loss_scale, tf.cast(self._scale(), tf.float32)))
             setters = [setter for setter, _ in settings]
-            step = partial(self._average, collector, setters, dense, compressed)
+            step = partial(self._average, shapes, setters, dense, compressed)
             values = [*(value for _, value in settings), *inputs]
             averages = tf.numpy_function(step, values, [tf.float32] * len(inputs))
             if not inputs:  # the result is then the operation, which only counts dense gradients
                 averages = []
-            scale = 1 if call.op == hvd.Average else self.process_set.size()
+            ranks = None if call.op == hvd.Average else self._size()
             for one, grad, average in zip(compressed, inputs, averages, strict=True):
                 average.set_shape(one.shape)
-                result[id(grad)] = _Averaged(average, scale)
+                result[id(grad)] = _Averaged(average, ranks)
         return result
 
     def _average(
         self,
-        collector: Collector,
+        shapes: Mapping[str, tuple[int, ...]],
         setters: Sequence[Callable[[float], None]],
         dense: Sequence[_Tensor],
         compressed: Sequence[_Tensor],
@@ -244,7 +253,8 @@ class Compression(BaseCompression):
     ) -> list[FloatArray]:
         """The operation in the graph: one step. The setters take the first values, gradients follow."""
         grads = values[len(setters) :]
-        with _lock:
+        with _lock, telling_lost_ranks() if self._elastic else nullcontext():
+            collector = self._collector_of(shapes)
             for setter, value in zip(setters, values, strict=False):
                 setter(float(value))
             self._report(collector.begin_step())
@@ -258,20 +268,32 @@ class Compression(BaseCompression):
             collector.end_step()
             return averages
 
-    def _collector_of(self, names: Sequence[str]) -> Collector:
-        shapes = self._names.shapes(names)
+    def _collector_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Collector:
+        if self._collectors_life is not self._life():
+            self._begin()  # the ranks have changed
         collector = self._collectors.get(tuple(shapes))
         if collector is None:
-            # All ranks trace the same graphs, so all ranks call this.
-            with tf.init_scope():
-                collector = self._collectors[tuple(shapes)] = self.agree(shapes)
+            collector = self._collectors[tuple(shapes)] = self.agree(shapes)
         return collector
+
+    def _life(self) -> object:
+        """See `BaseCompression`."""
+        return life() if self._elastic else None
+
+    def _size(self) -> Any:
+        """The number of ranks, in elastic jobs a tensor of the graph."""
+        return hvd.size_op() if self._elastic else self.process_set.size()
 
     def _check_call(self, call: Call) -> None:
         """Refuse options that would give wrong averages."""
         self._check_process_set(call.process_set.process_set_id)
         if call.op not in (hvd.Average, hvd.Sum):
             self._check_exotic_op()
+        if self._elastic and call.grouped:
+            raise ConfigError(
+                "groups does not work in elastic jobs: hvd.elastic.run takes a rank that is lost during a "
+                "grouped all-reduce for the end of training; leave groups out"
+            )
 
     def _check_sparse(self, name: str, shape: tuple[int, ...]) -> None:
         resolution = self.config.resolve(name, shape)

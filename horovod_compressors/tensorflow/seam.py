@@ -25,6 +25,7 @@ __all__ = [
     "keras_2_loss_scale",
     "keras_3_under_construction",
     "loss_scaled_by_caller",
+    "plain_variable",
 ]
 
 # The prefix of functions that AutoGraph has converted; it also adds frames between them.
@@ -45,12 +46,14 @@ class Call:
         variables: the variables of these gradients, in the same order.
         op: the operation, such as ``hvd.Average``.
         process_set: the ranks of the operation.
+        grouped: whether Horovod all-reduces gradients in groups.
     """
 
     grads: Sequence[Any]
     variables: Sequence[Any]
     op: Any
     process_set: Any
+    grouped: bool
 
 
 def _frames() -> Iterator[tuple[str, FrameType]]:
@@ -66,11 +69,12 @@ def _frames() -> Iterator[tuple[str, FrameType]]:
 def calling_allreduce() -> Call | None:
     """The call of Horovod that is calling ``compress``; None if there is none."""
     reducing: dict[str, Any] | None = None
+    grouped = False
     grads: Sequence[Any] | None = None
     for name, frame in _frames():
         if reducing is None:
             if name in ("allreduce", "grouped_allreduce"):
-                reducing = frame.f_locals
+                reducing, grouped = frame.f_locals, name == "grouped_allreduce"
         elif grads is None:
             if name == "allreduce_grads":
                 grads = list(frame.f_locals["grads"])
@@ -78,7 +82,8 @@ def calling_allreduce() -> Call | None:
             for key in _VARIABLES:
                 variables = frame.f_locals.get(key)
                 if isinstance(variables, list) and len(variables) == len(grads):
-                    return Call(grads, variables, reducing["op"], reducing["process_set"])
+                    of_horovod = reducing["op"], reducing["process_set"]
+                    return Call(grads, variables, *of_horovod, grouped)
     return None
 
 
@@ -162,7 +167,7 @@ class VariableNames:
         return list(self._variables.items())
 
     def _find(self, variable: Any, count: int) -> str:
-        name = self._names.get(_plain(variable).ref())
+        name = self._names.get(plain_variable(variable).ref())
         if name is not None:
             return name
         if self._given:
@@ -180,12 +185,12 @@ class VariableNames:
         while name in self._variables:
             count += 1
             name = f"{own}_{count}"
-        self._names[_plain(variable).ref()] = name
-        self._variables[name] = _plain(variable)
+        self._names[plain_variable(variable).ref()] = name
+        self._variables[name] = plain_variable(variable)
         return name
 
 
-def _plain(variable: Any) -> Any:
+def plain_variable(variable: Any) -> Any:
     """The TensorFlow variable of a Keras 3 variable."""
     return variable if isinstance(variable, tf.Variable) else variable.value
 

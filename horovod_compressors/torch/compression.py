@@ -104,7 +104,6 @@ class Compression(TensorControls, BaseCompression):
 
     HOROVOD = hvd
     OPTIONS = ("named_parameters", "process_set", "uneven")
-    ELASTIC = True
     OVERWRITE = True  # Horovod's optimizer replaces gradients by their averages
 
     def __init__(

@@ -11,37 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
-import numpy as np
 import torch
+from workers.elastic_model import DGC, PAUSE, SHAPE, SPECS, config, gradient
 
 from elastic_job import log_row
-from gradcomp import Config
 from horovod_compressors.torch import Compression
-from support.pipelines import configured, rules_of
-
-SPECS = {
-    "top": "residual|topk(ratio=0.02)",
-    "low": "powersgd(rank=2,start_step=2,variant=paper)",
-    "some": "residual|randomk(ratio=0.1)",
-    "polar": "residual|polar(rate=0.25)",
-    "basis": "residual|adaptive(rate=0.5,preset=basis)",
-}
-DGC = "dgc(ratio=0.05,warmup_epochs=0)"
-SHAPE = (72, 64)
-PAUSE = 0.03
-
-
-def config() -> Config:
-    return configured("identity", rules=rules_of(SPECS, "{}"))
+from support.pipelines import configured
 
 
 def model_of(names: list[str]) -> torch.nn.Module:
     return torch.nn.ParameterDict({name: torch.nn.Parameter(torch.zeros(SHAPE)) for name in names})
-
-
-def gradient(step: int, name: str) -> torch.Tensor:
-    rng = np.random.default_rng([step, hvd.rank(), hvd.size(), len(name)])
-    return torch.from_numpy(rng.normal(size=SHAPE).astype(np.float32))
 
 
 def residual_sum(compression: Any, name: str) -> float:
@@ -87,7 +66,7 @@ def main(folder: Path) -> None:
                 optimizer.zero_grad()
                 loss = torch.zeros(())
                 for name, p in model.items():
-                    grad = gradient(state.step, name)
+                    grad = torch.from_numpy(gradient(state.step, name, hvd.rank(), hvd.size()))
                     given += float(grad.double().sum()) if name == "top" else 0.0
                     loss = loss + (p * grad).sum()
                 loss.backward()

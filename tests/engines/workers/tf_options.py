@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import horovod.tensorflow as hvd
+import keras
 import numpy as np
 import tensorflow as tf
 from workers import profiles
@@ -29,7 +30,7 @@ from workers.tf_harness import (
 )
 
 from gradcomp.errors import ConfigError
-from horovod_compressors.tensorflow import Compression, CompressionState
+from horovod_compressors.tensorflow import Compression, CompressionState, ElasticState
 from support.pipelines import configured
 
 cases = Cases()
@@ -286,8 +287,22 @@ def tf_adasum_is_refused() -> None:
 
 @cases
 def tf_elastic_jobs() -> None:
+    """All that depends on fixed ranks, and variables that are still to come."""
+    two_level = configured("int8", exchange="two_level", ranks_per_node=1)
     with mock.patch.dict(os.environ, HOROVOD_ELASTIC="1"):
-        refused(lambda: Compression("fp16").pipeline, ConfigError, "elastic Horovod")
+        refused(lambda: Compression(two_level).pipeline, ConfigError, "the job is elastic")
+        weights = variables({"matrix": MATRIX})
+        grouped = averages_of(weights, Compression("int8", weights), groups=1)
+        grads = [tf.constant(grad) for grad in gradients(weights, 0)]
+        refused(
+            lambda: grouped(grads), Exception, "ConfigError: groups does not work in elastic jobs"
+        )
+    later = keras.Sequential([keras.layers.Dense(2)])
+    refused(lambda: ElasticState(later), ConfigError, "'model', a Sequential, has no variables yet")
+    other = keras.optimizers.SGD()
+    refused(
+        lambda: ElasticState([tf.Variable(0.0)], other=other), ConfigError, "'other', a SGD, has no"
+    )
 
 
 @cases

@@ -1,0 +1,88 @@
+"""Elastic jobs of real Horovod with TensorFlow 2, Keras 3 and Keras 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from elastic_checks import (
+    Life,
+    check_replicas,
+    complete,
+    end_after,
+    lives_of,
+    ranks_come_go_and_die,
+)
+from launch import ENVIRONMENT, HERE, HOROVODRUN
+
+from elastic_job import ElasticJob
+
+GRAPHS = ["-m", "workers.tf_elastic"]
+FIT = ["-m", "workers.tf_elastic_fit"]
+RUN = ["-m", "horovod_compressors.run", "--compression", "residual|topk(ratio=0.05)"]
+UNEDITED = [*RUN, str(HERE / "workers" / "stock_tf_elastic_script.py")]
+
+
+def started(folder: Path, command: list[str], **environment: str) -> Iterator[ElasticJob]:
+    (folder / "last").write_text("1000000")
+    hosts = {"localhost": 1, "127.0.0.1": 1}
+    every = {**ENVIRONMENT, **environment}
+    job = ElasticJob(folder, ["-W", "error", *command], hosts, HOROVODRUN, every)
+    yield job
+    job.stop()
+
+
+@pytest.fixture
+def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ElasticJob]:
+    yield from started(tmp_path, request.param)
+
+
+@pytest.fixture
+def keras_2_job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ElasticJob]:
+    yield from started(tmp_path, request.param, TF_USE_LEGACY_KERAS="1")
+
+
+def check_sums(lives: list[Life]) -> None:
+    """With op=Sum, applied changes are those of all ranks, also after a reset."""
+    for life in lives:
+        for step, rows in complete(life).items():
+            owed = sum(row["sum"]["owed"] for row in rows)
+            assert rows[0]["sum"]["applied"] == pytest.approx(owed, abs=5e-3), step
+
+
+@pytest.mark.parametrize("job", [GRAPHS], indirect=True, ids=["tape"])
+def test_ranks_come_go_and_die_in_graphs(job: ElasticJob, tmp_path: Path) -> None:
+    check_sums(ranks_come_go_and_die(job, tmp_path / "last"))
+
+
+@pytest.mark.parametrize("job", [FIT], indirect=True, ids=["fit"])
+def test_ranks_come_go_and_die_in_fit(job: ElasticJob, tmp_path: Path) -> None:
+    ranks_come_go_and_die(job, tmp_path / "last")
+
+
+@pytest.mark.parametrize("job", [GRAPHS], indirect=True, ids=["tape"])
+def test_ranks_that_differ_end_the_job(job: ElasticJob, tmp_path: Path) -> None:
+    job.wait_for_size(2)
+    (tmp_path / "newcomer").write_text("residual|topk(ratio=0.5)")
+    job.set_hosts({"localhost": 2, "127.0.0.1": 1})
+    with pytest.raises(AssertionError, match="processes exited with non-zero status"):
+        job.end()
+    log = (tmp_path / "log").read_text(errors="replace")
+    assert "ProtocolError: the ranks run different compression" in log
+
+
+@pytest.mark.parametrize("keras_2_job", [UNEDITED], indirect=True, ids=["unedited"])
+def test_fit_of_keras_2_runs_unedited(keras_2_job: ElasticJob, tmp_path: Path) -> None:
+    job = keras_2_job
+    job.wait_for_size(2)
+    job.kill(rank=0, size=2)
+    job.wait_for_size(1)
+    last = job.wait_for_size(2)
+    end_after(tmp_path / "last", last["step"] + 5)
+    job.end()
+    lives = lives_of(job.rows())
+    assert len(lives) >= 3
+    check_replicas(lives)
+    log = (tmp_path / "log").read_text(errors="replace")
+    assert "compresses with residual(beta=1.0,gamma=1.0)|topk(ratio=0.05,values=fp32)" in log
