@@ -12,6 +12,7 @@ import horovod.tensorflow as hvd
 from gradcomp.adapter_api import Unedited
 from gradcomp.errors import ConfigError
 from horovod_compressors.tensorflow.compression import Compression
+from horovod_compressors.tensorflow.elastic import ElasticState
 from horovod_compressors.tensorflow.keras import DistributedOptimizer, is_keras
 from horovod_compressors.tensorflow.local import with_local_steps
 from horovod_compressors.tensorflow.outer import OuterStep
@@ -20,13 +21,14 @@ __all__ = ["patch"]
 
 # One compression for each process set, because scripts make a tape in every step.
 _compressions: dict[int, Compression] = {}
+_reported: set[int] = set()
 
 # Arguments for Horovod's optimizers only.
 _OF_HOROVOD = ("name", "device_dense", "device_sparse")
 
 
 def patch(module: Any, run: Unedited) -> None:
-    """Replace the functions of Horovod's module that average gradients.
+    """Replace the functions of Horovod's module that average gradients, and states of elastic jobs.
 
     Args:
         module: ``horovod.tensorflow`` or ``horovod.tensorflow.keras``.
@@ -36,6 +38,29 @@ def patch(module: Any, run: Unedited) -> None:
         stock = getattr(module, name, None)
         if stock is not None:
             setattr(module, name, _compressing(stock, run))
+    for name in ("TensorFlowKerasState", "KerasState"):
+        if run.every is None and hasattr(module.elastic, name):
+            setattr(module.elastic, name, _holding(run))
+
+
+def _compression_of(process_set: Any, run: Unedited) -> Compression:
+    number = process_set.process_set_id
+    if number not in _compressions:
+        _compressions[number] = Compression(run.config, process_set=process_set)
+    return _compressions[number]
+
+
+def _holding(run: Unedited) -> type[ElasticState]:
+    """A state in place of Horovod's for Keras, which holds the compression, too."""
+
+    class KerasState(ElasticState):
+        def __init__(
+            self, model: Any, optimizer: Any = None, backend: Any = None, **others: Any
+        ) -> None:
+            compression = _compression_of(hvd.global_process_set, run)
+            super().__init__(model, optimizer, gradcomp_compression=compression, **others)
+
+    return KerasState
 
 
 def _compressing(stock: Callable[..., Any], run: Unedited) -> Callable[..., Any]:
@@ -59,10 +84,9 @@ def _compressing(stock: Callable[..., Any], run: Unedited) -> Callable[..., Any]
             run.replaced(f"model.fit with hvd.{stock.__name__}", replaced)
             make = partial(OuterStep, run.config, every=every, process_set=process_set)
             return with_local_steps(optimizer, make)
-        compression = _compressions.get(process_set.process_set_id)
-        if compression is None:
-            compression = Compression(run.config, process_set=process_set)
-            _compressions[process_set.process_set_id] = compression
+        compression = _compression_of(process_set, run)
+        if process_set.process_set_id not in _reported:
+            _reported.add(process_set.process_set_id)
             run.replaced(f"hvd.{stock.__name__}", replaced)
         call.arguments["compression"] = compression
         if not is_keras(optimizer):

@@ -10,6 +10,7 @@ import pytest
 from elastic_checks import (
     Life,
     check_replicas,
+    check_resets,
     complete,
     end_after,
     lives_of,
@@ -40,9 +41,9 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ElasticJob]:
 
 
 @pytest.fixture
-def keras_2_job(tmp_path: Path) -> Iterator[ElasticJob]:
+def unedited(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ElasticJob]:
     script = shutil.copy(SCRIPT, tmp_path)  # beside it is a module named tf_keras
-    yield from started(tmp_path, [*RUN, script], TF_USE_LEGACY_KERAS="1")
+    yield from started(tmp_path, [*RUN, script], **request.param)
 
 
 def check_sums(lives: list[Life]) -> None:
@@ -74,16 +75,18 @@ def test_ranks_that_differ_end_the_job(job: ElasticJob, tmp_path: Path) -> None:
     assert "ProtocolError: the ranks run different compression" in log
 
 
-def test_fit_of_keras_2_runs_unedited(keras_2_job: ElasticJob, tmp_path: Path) -> None:
-    job = keras_2_job
-    job.wait_for_size(2)
-    job.kill(rank=0, size=2)
-    job.wait_for_size(1)
-    last = job.wait_for_size(2)
+@pytest.mark.parametrize(
+    "unedited", [{}, {"TF_USE_LEGACY_KERAS": "1"}], indirect=True, ids=["keras3", "keras2"]
+)
+def test_fit_runs_unedited(unedited: ElasticJob, tmp_path: Path) -> None:
+    unedited.wait_for_size(2)
+    unedited.kill(rank=0, size=2)
+    unedited.wait_for_size(1)
+    last = unedited.wait_for_size(2)
     end_after(tmp_path / "last", last["step"] + 5)
-    job.end()
-    lives = lives_of(job.rows())
-    assert len(lives) >= 3
+    unedited.end()
+    lives = lives_of(unedited.rows())
     check_replicas(lives)
+    assert check_resets(lives) >= 2
     log = (tmp_path / "log").read_text(errors="replace")
     assert "compresses with residual(beta=1.0,gamma=1.0)|topk(ratio=0.05,values=fp32)" in log

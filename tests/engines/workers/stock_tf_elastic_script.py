@@ -1,5 +1,6 @@
-"""An elastic ``fit`` of Keras 2 on stock Horovod, without any compression; it logs each step.
+"""An elastic ``fit`` of Keras on stock Horovod, without any compression; it logs each step.
 
+It looks at the residuals of the compression that it got.
 Argument: the folder of its rows. A file ``last`` beside the folder has the number of steps.
 """
 
@@ -23,6 +24,13 @@ class Log(keras.callbacks.Callback):
         super().__init__()
         self.folder, self.life, self.state = folder, life, state
 
+    def residual(self) -> float:
+        residuals = self.state.gradcomp_compression.state_dict()["residual"]
+        return float(sum(one.astype("float64").sum() for one in residuals.values()))
+
+    def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
+        self.before = self.residual()
+
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         time.sleep(0.03)
         self.state.step += 1
@@ -34,6 +42,8 @@ class Log(keras.callbacks.Callback):
             step=self.state.step,
             rank=hvd.rank(),
             size=hvd.size(),
+            before=self.before,
+            after=self.residual(),
         )
         if self.state.step >= int((self.folder.parent / "last").read_text()):
             self.model.stop_training = True
