@@ -28,7 +28,7 @@ _OF_HOROVOD = ("name", "device_dense", "device_sparse")
 
 
 def patch(module: Any, run: Unedited) -> None:
-    """Replace the functions of Horovod's module that average gradients, and states of elastic jobs.
+    """Replace the functions of Horovod's module that average gradients, and ``KerasState`` of elastic jobs.
 
     Args:
         module: ``horovod.tensorflow`` or ``horovod.tensorflow.keras``.
@@ -38,9 +38,9 @@ def patch(module: Any, run: Unedited) -> None:
         stock = getattr(module, name, None)
         if stock is not None:
             setattr(module, name, _compressing(stock, run))
-    for name in ("TensorFlowKerasState", "KerasState"):
-        if run.every is None and hasattr(module.elastic, name):
-            setattr(module.elastic, name, _holding(run))
+    # Not TensorFlowKerasState, on which ours is built.
+    if run.every is None and hasattr(module.elastic, "KerasState"):
+        module.elastic.KerasState = _holding(run)
 
 
 def _compression_of(process_set: Any, run: Unedited) -> Compression:
@@ -54,9 +54,7 @@ def _holding(run: Unedited) -> type[ElasticState]:
     """A state in place of Horovod's for Keras, which holds the compression, too."""
 
     class KerasState(ElasticState):
-        def __init__(
-            self, model: Any, optimizer: Any = None, backend: Any = None, **others: Any
-        ) -> None:
+        def __init__(self, model: Any, optimizer: Any = None, **others: Any) -> None:
             compression = _compression_of(hvd.global_process_set, run)
             super().__init__(model, optimizer, gradcomp_compression=compression, **others)
 
