@@ -13,7 +13,11 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 import torch.distributed as dist
-from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import (  # type: ignore[attr-defined]
+    HashStore,
+    PrefixStore,
+    TCPStore,
+)
 
 from gradcomp.adapter_api import ranks_text
 from gradcomp.errors import ConfigError, PeerError
@@ -31,7 +35,7 @@ def init_process_group(backend: str = "gloo", timeout: timedelta | None = None) 
     """`torch.distributed.init_process_group` with the ranks of the launcher.
 
     - torchrun, or any launcher that sets ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and
-      ``MASTER_PORT``: as PyTorch does it;
+      ``MASTER_PORT``: as PyTorch does it, and also in workers that torchrun has started again;
     - horovodrun on Gloo: Horovod's ranks; they find each other through horovodrun's own store.
       Horovod may be initialized or not;
     - no launcher: this process is the only rank.
@@ -95,15 +99,21 @@ def _join(backend: str, store: Any, rank: int, size: int, limit: timedelta) -> N
 def _store_of_torchrun(rank: int, size: int, limit: timedelta) -> Any:
     """The store that the launcher or rank 0 holds, as PyTorch makes it, without a wait for ranks."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    holds = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    of_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    holds = rank == 0 and not of_agent
     try:
-        return TCPStore(host, port, size, holds, limit, wait_for_workers=False, multi_tenant=True)
+        store = TCPStore(host, port, size, holds, limit, wait_for_workers=False, multi_tenant=True)
     except RuntimeError as error:
         raise PeerError(
             f"the store at {host}:{port} does not answer within {limit.total_seconds():g} s: rank "
             "0, or the launcher, holds it: see the output there, and give init_process_group a "
             f"longer timeout if rank 0 only starts late ({error})"
         ) from error
+    if of_agent and os.environ["LOCAL_WORLD_SIZE"] == str(size):
+        # It still has the addresses of workers before a restart, which nobody answers. Agents of
+        # several machines count restarts apart.
+        return PrefixStore(f"restart/{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    return store
 
 
 def _leave() -> None:

@@ -182,6 +182,11 @@ class Checkpoints:
             )
         return Loaded(manifest.step, of_rank)
 
+    def exist(self, directory: str | Path) -> bool:
+        """Whether any rank finds a checkpoint in ``directory``, damaged or not."""
+        home = Path(directory).absolute()
+        return any(self._agree(lambda: "found" if _steps(home) else ""))
+
     def together(self, act: Callable[[], None]) -> None:
         """Call ``act`` on every rank; a StateError of any rank is raised on all."""
 

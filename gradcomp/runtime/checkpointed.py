@@ -32,7 +32,9 @@ class Checkpointed:
         """
         return self._checkpoints.save(directory, step, keep, self._state_to_save())
 
-    def load(self, directory: str | Path, step: int | None = None) -> int:
+    def load(
+        self, directory: str | Path, step: int | None = None, *, missing_ok: bool = False
+    ) -> int:
         """Continue from a checkpoint of `save`, on the same or another number of ranks.
 
         Every rank must call it, between two steps. On the same number of ranks training continues
@@ -42,14 +44,18 @@ class Checkpointed:
             directory: as for `save`.
             step: by default that of the newest checkpoint that is complete for every rank; damaged
                 ones are skipped with a warning.
+            missing_ok: begin without a checkpoint where no rank finds one, complete or damaged: for
+                jobs that a launcher starts again.
 
         Returns:
-            The step of the checkpoint.
+            The step of the checkpoint; 0 without one.
 
         Raises:
             StateError: on all ranks, if there is none, or that of ``step`` is damaged.
         """
         checkpoints = self._checkpoints
+        if missing_ok and not checkpoints.exist(directory):
+            return 0
         loaded = checkpoints.load(directory, step)
         checkpoints.together(lambda: self._take_saved(loaded.states))
         return loaded.step

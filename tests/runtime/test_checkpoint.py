@@ -190,6 +190,16 @@ def test_an_empty_directory(tmp_path: Path) -> None:
         World(2).load(tmp_path / "absent")
 
 
+def test_whether_there_is_a_checkpoint(tmp_path: Path) -> None:
+    world = World(2)
+    assert world.all(lambda _, one: one.exist(tmp_path / "absent")) == [False, False]
+    (tmp_path / f"step-{10:012d}").mkdir()  # as a job leaves it that is killed while it saves
+    assert world.all(lambda _, one: one.exist(tmp_path)) == [False, False]
+    world.save(tmp_path, 20)
+    homes = [tmp_path, tmp_path / "absent"]  # as on another host
+    assert world.all(lambda rank, one: one.exist(homes[rank])) == [True, True]
+
+
 def test_a_packed_state_keeps_arrays_of_any_level_dtype_and_shape() -> None:
     arrays = {
         "half": np.ones((2, 3), np.float16),

@@ -211,7 +211,9 @@ class DecentralizedModule(nn.Module, ABC):
         self._checkpoints.together(collect)
         return self._checkpoints.save(directory, step, keep, state)
 
-    def load(self, directory: str | Path, step: int | None = None) -> int:
+    def load(
+        self, directory: str | Path, step: int | None = None, *, missing_ok: bool = False
+    ) -> int:
         """Continue from a checkpoint of `save`; every rank must call it, between two steps.
 
         Arguments, result and errors are those of `gradcomp.runtime.checkpointed.Checkpointed.load`. On
@@ -224,6 +226,8 @@ class DecentralizedModule(nn.Module, ABC):
                 topology.
         """
         self.synchronize()
+        if missing_ok and not self._checkpoints.exist(directory):
+            return 0
         loaded = self._checkpoints.load(directory, step)
         self._checkpoints.together(lambda: self._take(loaded.states))
         return loaded.step
