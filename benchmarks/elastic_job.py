@@ -21,6 +21,14 @@ LIMIT = 180.0
 Row = dict[str, Any]
 
 
+def rows_in(folder: Path) -> list[Row]:
+    """All rows that workers have logged so far, of one process after the other."""
+    rows = []
+    for path in sorted(folder.glob("*.jsonl")):
+        rows += [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+    return rows
+
+
 class ElasticJob:
     """``horovodrun`` with a host discovery script; the workers log rows of JSON in a folder.
 
@@ -68,11 +76,8 @@ class ElasticJob:
         new.replace(self._hosts)
 
     def rows(self) -> list[Row]:
-        """All rows so far, of one process after the other."""
-        rows = []
-        for path in sorted(self.rows_folder.glob("*.jsonl")):
-            rows += [json.loads(line) for line in path.read_text().split("\n")[:-1]]
-        return rows
+        """All rows so far; see `rows_in`."""
+        return rows_in(self.rows_folder)
 
     def wait_for(self, what: str, holds: Callable[[list[Row]], bool]) -> list[Row]:
         """Wait until the rows have something; returns them."""

@@ -1,7 +1,7 @@
 """The loop of examples/ray_train_digits.py, on one rank and with a stand-in of Ray.
 
-Ray itself is not installed for tests: 400 MB. The page docs/clusters.md says with which version the
-example ran.
+Ray Train needs more packages than Ray itself, 400 MB, and is not installed for tests. The page
+docs/clusters.md says with which version the example ran.
 """
 
 from __future__ import annotations
