@@ -11,6 +11,9 @@ packaging must be installed there, and g++, make and libnuma's headers on the ma
 
     python scripts/wheels/byteps_wheel.py --out DIR   build the wheel into DIR
     python scripts/wheels/byteps_wheel.py --print-key print a name for all its dependencies
+
+The wheel is for the CPU of this machine. With GRADCOMP_BYTEPS_MARCH=x86-64-v3, or another level of
+"gcc -march", it runs on every CPU of that level.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import fnmatch
 import hashlib
 import os
 import platform
+import re
 import shutil
 import sys
 import zipfile
@@ -212,6 +216,31 @@ def real_nccl() -> str | None:
     return os.environ.get("BYTEPS_NCCL_HOME")
 
 
+def level() -> str | None:
+    """Level of CPUs that the wheel is for; None: this machine's CPU."""
+    level = os.environ.get("GRADCOMP_BYTEPS_MARCH")
+    if level is not None and not re.fullmatch(r"x86-64(-v[234])?", level):
+        raise BuildError(
+            f"GRADCOMP_BYTEPS_MARCH is {level!r}; it must be x86-64, x86-64-v2, x86-64-v3 or"
+            " x86-64-v4; leave it unset to compile for this machine's CPU"
+        )
+    return level
+
+
+def edits() -> tuple[Edit, ...]:
+    """All edits of the source release."""
+    if (cpus := level()) is None:
+        return EDITS
+    for_level = Edit(
+        name="cpu-level",
+        file="setup.py",
+        old="'-march=native'",
+        new=f"'-march={cpus}'",
+        reason="the wheel is for more CPUs than this machine's",
+    )
+    return (*EDITS, for_level)
+
+
 def byteps_options() -> dict[str, str]:
     """BytePS' own build options, as environment variables."""
     options = {
@@ -247,14 +276,14 @@ def cpu_digest() -> str:
 def wheel_key() -> str:
     """A name that covers everything the wheel depends on; usable as a directory name."""
     parts = {path.name: path.read_text() for path in sorted(HOST_HEADERS.iterdir())}
-    digest = wheels.recipe_digest(BYTEPS, EDITS, byteps_options() | parts | {"": PRE_SETUP})
+    digest = wheels.recipe_digest(BYTEPS, edits(), byteps_options() | parts | {"": PRE_SETUP})
     return "-".join(
         (
             BYTEPS.directory,
             f"torch{wheels.torch_version()}",
             sys.implementation.cache_tag,
             platform.machine(),
-            cpu_digest(),
+            level() or cpu_digest(),
             digest,
         )
     )
@@ -284,7 +313,7 @@ def make(work: Path) -> Path:
             " run scripts/setup without the engine byteps"
         )
     source = wheels.unpack(BYTEPS, wheels.download(BYTEPS, work), work)
-    wheels.apply_edits(source, EDITS)
+    wheels.apply_edits(source, edits())
     (source / "pre_setup_local.py").write_text(PRE_SETUP)
     environment = build_environment(os.environ, wheels.compile_jobs())
     if real_nccl() is None:

@@ -75,6 +75,19 @@ class TestKey:
         monkeypatch.setattr(bw, "HOST_HEADERS", tmp_path)
         assert bw.wheel_key() != before
 
+    def test_is_that_of_a_level_of_cpus(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(wheels, "torch_version", lambda: "2.13.0+cpu")
+        monkeypatch.setenv("GRADCOMP_BYTEPS_MARCH", "x86-64-v3")
+        key = bw.wheel_key()
+        assert "-x86-64-v3-" in key
+        assert bw.cpu_digest() not in key
+        *others, last = bw.edits()
+        assert tuple(others) == bw.EDITS
+        assert last.new == "'-march=x86-64-v3'"
+        monkeypatch.setenv("GRADCOMP_BYTEPS_MARCH", "native")
+        with pytest.raises(wheels.BuildError, match="'native'; it must be x86-64, x86-64-v2"):
+            bw.wheel_key()
+
 
 class TestWheel:
     def test_is_refused_without_what_we_use(self, tmp_path: Path) -> None:
