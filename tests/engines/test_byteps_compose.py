@@ -38,7 +38,9 @@ def environment(service: dict[str, Any], folder: Path, port: int) -> dict[str, s
 
 def command(service: dict[str, Any], output: Path) -> list[str]:
     """The service's command, or the image's where the service has none."""
-    (of_image,) = re.findall(r"^CMD (\[.*\])$", (FOLDER / "Dockerfile").read_text(), re.MULTILINE)
+    (of_image,) = re.findall(
+        r"^CMD (\[.*\])$", (ROOT / "docker/Dockerfile").read_text(), re.MULTILINE
+    )
     words = shlex.split(service["command"]) if "command" in service else json.loads(of_image)
     assert words[0] == "python"
     if "--output" not in words:

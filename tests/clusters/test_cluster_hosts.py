@@ -1,0 +1,149 @@
+"""docker/hosts: containers that reach one another by ssh, for Horovod, torchrun and BytePS' launcher."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from containers import DIGITS, END_LIMIT, HOSTS, ROOT, job, run
+
+TOP_K = ["--compression", "residual|topk(ratio=0.01)"]
+SHORT = ["--set", "train.epochs=2"]
+TRAIN = ["python", "scripts/train.py", *DIGITS, *SHORT]
+SCRIPTS = ["--volume", f"{ROOT}/tests/engines/workers:/scripts:ro"]
+HOROVODRUN = ["horovodrun", "-np", "4", "-H", "a:2,b:2"]
+# MPI waits in loops: ranks that leave the processor to others are faster where hosts share one.
+YIELD = "--mpi-args=--mca mpi_yield_when_idle 1"
+ENGINES = {"gloo": ["--gloo"], "mpi": ["--mpi", YIELD]}
+
+
+@pytest.fixture(autouse=True)
+def _readable(tmp_path: Path) -> None:
+    """Hosts see the test's folder, and their user is another one."""
+    tmp_path.chmod(0o755)
+
+
+def lines(output: str) -> list[dict[str, Any]]:
+    """The objects of JSON in the output, wherever a launcher puts them."""
+    found = [line[line.index("{") :] for line in output.splitlines() if '{"' in line]
+    return [json.loads(line[: line.rindex("}") + 1]) for line in found]
+
+
+@pytest.mark.parametrize("controller", ENGINES)
+def test_horovod_trains(tmp_path: Path, controller: str) -> None:
+    command = [*HOROVODRUN, *ENGINES[controller], *TRAIN, *TOP_K, "--output", "runs/horovod"]
+    summary = run([*HOSTS, "a", "b", "--", *command], tmp_path).summary()
+    assert len(summary["parameters_sha256"]) == 4
+    assert len(set(summary["parameters_sha256"])) == 1
+    assert summary["sent_bytes_per_step"] < summary["tcp_bytes_per_step"]
+
+
+@pytest.mark.parametrize("controller", ENGINES)
+def test_horovod_compresses_an_unedited_script(tmp_path: Path, controller: str) -> None:
+    (tmp_path / "compress.yaml").write_text(
+        "version: 1\ncompress: {default: 'residual|topk(ratio=0.01)'}\n"
+    )
+    volumes = [*SCRIPTS, "--volume", f"{tmp_path}:/config:ro"]
+    launcher = ["python", "-m", "horovod_compressors.run", "--config", "/config/compress.yaml"]
+    command = [*HOROVODRUN, *ENGINES[controller], *launcher, "/scripts/stock_script.py"]
+    ended = run([*HOSTS, *volumes, "a", "b", "--", *command], tmp_path)
+    assert ended.code == 0, ended.output
+    assert "compresses with residual(beta=1.0,gamma=1.0)|topk(ratio=0.01" in ended.output
+    (result,) = (line for line in lines(ended.output) if "same" in line)
+    assert result["same"]
+
+
+def test_two_levels_of_horovod(tmp_path: Path) -> None:
+    """Each host is a node: its first rank alone sends to the other one."""
+    options = ["--config", "configs/dgc/two_level.yaml", "--output", "runs/two-level"]
+    command = [*HOROVODRUN, "--gloo", *TRAIN, *options]
+    summary = run([*HOSTS, "a", "b", "--", *command], tmp_path).summary()
+    assert len(summary["parameters_sha256"]) == 4
+    assert len(set(summary["parameters_sha256"])) == 1
+
+
+def test_ddp_on_two_hosts(tmp_path: Path) -> None:
+    torchrun = ["torchrun", "--nnodes", "2", "--nproc-per-node", "2"]
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "a:29500"]
+    script = [
+        "scripts/train.py",
+        "--engine",
+        "torch",
+        *DIGITS,
+        *SHORT,
+        *TOP_K,
+        "--output",
+        "runs/ddp",
+    ]
+    command = [*HOSTS, "--everywhere", "a", "b", "--", *torchrun, *rendezvous, *script]
+    summary = run(command, tmp_path).summary()
+    assert len(summary["parameters_sha256"]) == 4
+    assert len(set(summary["parameters_sha256"])) == 1
+
+
+def test_gossip_on_two_hosts(tmp_path: Path) -> None:
+    torchrun = ["torchrun", "--nnodes", "2", "--nproc-per-node", "2"]
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "a:29500"]
+    method = ["--algorithm", "sgp", "--topology", "npdde"]
+    script = [
+        "scripts/train.py",
+        "--engine",
+        "torch",
+        *DIGITS,
+        *SHORT,
+        *method,
+        "--output",
+        "runs/gossip",
+    ]
+    command = [*HOSTS, "--everywhere", "a", "b", "--", *torchrun, *rendezvous, *script]
+    summary = run(command, tmp_path).summary()
+    print(summary)
+
+
+def test_byteps_by_ssh(tmp_path: Path) -> None:
+    """byteps_compressors.launch --hostfile, over the ssh of containers."""
+    (tmp_path / "hosts").write_text("a slots=1\nb slots=1\n")
+    options = ["--image", "gradcomp-byteps", "--volume", f"{tmp_path}:/config:ro"]
+    launch = ["python", "-m", "byteps_compressors.launch", "--hostfile", "/config/hosts"]
+    launch += ["--servers", "2", "--interface", "eth0", "--"]
+    script = [*TRAIN, "--engine", "byteps", *TOP_K, "--output", "runs/byteps"]
+    summary = run([*HOSTS, *options, "a", "b", "--", *launch, *script], tmp_path).summary()
+    first, second = summary["parameters_sha256"]
+    assert first == second
+
+
+def test_keys_of_hosts_are_checked(tmp_path: Path) -> None:
+    """A host that answers with another key than at the start is refused."""
+    forge = "ssh b 'rm ~/.ssh/host_key*; ssh-keygen -q -t ed25519 -N \"\" -f ~/.ssh/host_key; kill -HUP 1'"
+    ended = run(
+        [*HOSTS, "a", "b", "--", "sh", "-c", f"ssh b hostname; ssh c hostname; {forge}"], tmp_path
+    )
+    print(ended.output)
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_the_end_of_a_host_ends_the_job(tmp_path: Path, name: str) -> None:
+    long = ["--set", "train.epochs=1000", "--output", "runs/long"]
+    with job([*HOSTS, "a", "b", "--", *HOROVODRUN, *TRAIN, *long], tmp_path) as running:
+        running.wait_for("epoch 2/1000")
+        running.kill(name)
+        began = time.monotonic()
+        ended = running.end()
+        assert time.monotonic() - began < END_LIMIT
+    assert ended.code == 1
+    assert (
+        f"hosts: host {name} was killed by signal 9 (SIGKILL), so the job was ended" in ended.output
+    )
+
+
+def test_interruption_of_hosts_leaves_nothing(tmp_path: Path) -> None:
+    long = ["--set", "train.epochs=1000", "--output", "runs/long"]
+    with job([*HOSTS, "a", "b", "--", *HOROVODRUN, *TRAIN, *long], tmp_path) as running:
+        running.wait_for("epoch 2/1000")
+        running.process.send_signal(signal.SIGINT)
+        ended = running.end(END_LIMIT)
+    assert ended.code == 130
