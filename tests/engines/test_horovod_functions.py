@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from elastic_checks import check_replicas, check_resets, check_steps, complete, lives_of
 from launch import ENVIRONMENT, HERE, ROOT, Finished, run
-from test_horovod_elastic import check_replicas, check_resets, check_steps, complete, lives_of
 
 from elastic_job import rows_in
 
