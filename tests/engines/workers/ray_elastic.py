@@ -46,7 +46,9 @@ class Changing(RayHostDiscovery):  # type: ignore[misc]
             size = f'"size": {SLOTS[self._phase]}'
             self._known = sum(text.count(size) for text in files)
         elif self._phase + 1 == len(SLOTS) and steps - self._known >= STEPS:
-            (self._rows.parent / "last").write_text("0")
+            new = self._rows.parent / "last.new"
+            new.write_text("0")
+            new.replace(self._rows.parent / "last")
         hosts = super().find_available_hosts_and_slots()
         return {host: min(slots, SLOTS[self._phase]) for host, slots in hosts.items()}
 
