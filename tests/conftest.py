@@ -20,12 +20,26 @@ settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
 
+_WAITING = (
+    *(
+        "test_elastic_outer",
+        "test_horovod_elastic",
+        "test_horovod_functions",
+        "test_tensorflow_elastic",
+    ),
+    *("test_torchft", "test_torchrun_elastic"),
+)
+"""Files of tests/engines whose jobs wait for processes that come and go most of the time."""
+
+
 class _JobsTogether(LoadScopeScheduling):
     """Runs all jobs of several ranks in one process of pytest, one at a time: they share reports, and
-    need the processors. Other tests go to any process."""
+    need the processors. Jobs that mostly wait run beside them; other tests go to any process."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "jobs" if nodeid.startswith("tests/engines/") else nodeid
+        if not nodeid.startswith("tests/engines/"):
+            return nodeid
+        return "waiting jobs" if any(f"/{name}.py" in nodeid for name in _WAITING) else "jobs"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _JobsTogether:
