@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any
-
 import numpy as np
 import pytest
 
+from exchange_bytes import received
 from gradcomp import Pipeline
-from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.spec import parse
 from gradcomp.exchange.link import (
     costs_more,
@@ -18,37 +15,12 @@ from gradcomp.exchange.link import (
     link_bytes,
     pattern_link_bytes,
 )
-from gradcomp.exchange.rounds import AllReduce, Request
 from gradcomp.exchange.select import link_remedy
 from gradcomp.runtime.loopback import run_rounds
 from support.pipelines import config_of
 
 NUMEL = 64 * 1024
 RANKS = 8
-
-
-def arriving(
-    inner: Generator[Request, Any, FloatArray], pipeline: Pipeline, nbytes: list[float]
-) -> Generator[Request, Any, FloatArray]:
-    """A round that adds up the bytes from ranks of other nodes in every reply."""
-    try:
-        request = next(inner)
-        while True:
-            reply = yield request
-            rank, ranks = pipeline.rank, pipeline.world_size
-            if request.group == "leaders":
-                rank, ranks = pipeline.node.index, pipeline.node.count
-            if reply is not None and request.group != "node":
-                if isinstance(request, AllReduce):  # in a ring: n - 1 parts twice
-                    nbytes[pipeline.rank] += 2 * (ranks - 1) * request.nbytes / ranks
-                else:
-                    nbytes[pipeline.rank] += sum(
-                        part.nbytes for other, part in enumerate(reply) if other != rank
-                    )
-            request = inner.send(reply)
-    except StopIteration as stop:
-        average: FloatArray = stop.value
-        return average
 
 
 @pytest.mark.parametrize(
@@ -71,7 +43,7 @@ def test_as_many_bytes_arrive_as_are_counted(spec: str, exchange: str, ranks_per
     random = np.random.default_rng(0)
     nbytes = [0.0] * RANKS
     rounds = [
-        arriving(
+        received(
             one.round("w", random.standard_normal((256, NUMEL // 256), np.float32)), one, nbytes
         )
         for one in pipelines
