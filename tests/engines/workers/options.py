@@ -703,13 +703,15 @@ def flat_tensors_that_are_not_compressed_are_named() -> None:
 
 @cases
 def a_missing_environment_is_named() -> None:
-    params = parameters(LAYER)
     for name in ("GRADCOMP_COMPRESSION", "GRADCOMP_CONFIG"):
         os.environ.pop(name, None)
+    params = parameters({"first": MATRIX})
     with warned() as unset:
         averages(optimizer(params, Compression.from_env()), params, gradients(params, 0))
     os.environ["GRADCOMP_COMPRESSION"] = "identity"
     try:
+        # Other parameters: an optimizer's hooks stay at its own.
+        params = parameters({"second": MATRIX})
         with warned() as chosen:
             averages(optimizer(params, Compression.from_env()), params, gradients(params, 0))
     finally:
