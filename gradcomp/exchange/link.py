@@ -7,12 +7,25 @@ for all-reduces and all-gathers, and direct messages for all-to-alls. All ranks 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 __all__ = ["costs_more", "dense_link_bytes", "gather_limit", "link_bytes", "pattern_link_bytes"]
 
 
 _MORE = 1.01
 """Headers of small frames alone are no reason for a warning."""
+
+
+# Of the bytes that a rank hands over, by kind; counting a request must cost nearly nothing.
+_FACTORS: dict[str, Callable[[int], float]] = {
+    "allreduce": lambda ranks: 2 * (ranks - 1) / ranks,
+    "token": lambda ranks: 2 * (ranks - 1) / ranks,  # of Horovod: a small all-reduce
+    "allgather": lambda ranks: ranks - 1,
+    "check": lambda ranks: ranks - 1,  # a broadcast in which every rank gives its text
+    "alltoall": lambda ranks: (ranks - 1) / ranks,
+    "broadcast": lambda ranks: min(ranks - 1, 1),
+    "push": lambda ranks: 1,  # to BytePS' servers, which the average leaves by the other direction
+}
 
 
 def costs_more(nbytes: float, dense: float) -> bool:
@@ -29,17 +42,7 @@ def link_bytes(kind: str, nbytes: float, ranks: int) -> float:
         nbytes: bytes that the rank hands over.
         ranks: number of ranks that take part; of an exchange between nodes, the number of nodes.
     """
-    others = ranks - 1
-    factors = {
-        "allreduce": 2 * others / ranks,
-        "token": 2 * others / ranks,  # of Horovod: a small all-reduce
-        "allgather": others,
-        "check": others,  # a broadcast in which every rank gives its text
-        "alltoall": others / ranks,
-        "broadcast": min(others, 1),
-        "push": 1,  # to BytePS' servers, which the average leaves by the other direction
-    }
-    return 0.0 if kind.startswith("node ") else factors[kind] * nbytes
+    return 0.0 if kind.startswith("node ") else _FACTORS[kind](ranks) * nbytes
 
 
 def dense_link_bytes(nbytes: float, ranks: int, scatters: bool = False) -> float:

@@ -66,44 +66,27 @@ def test_two_levels_of_horovod(tmp_path: Path) -> None:
     assert len(set(summary["parameters_sha256"])) == 1
 
 
-def test_ddp_on_two_hosts(tmp_path: Path) -> None:
+def torchrun_on_two_hosts(folder: Path, name: str, *options: str) -> dict[str, Any]:
+    """Train on four ranks; returns the summary. All ranks must end with the same parameters."""
     torchrun = ["torchrun", "--nnodes", "2", "--nproc-per-node", "2"]
     rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "a:29500"]
-    script = [
-        "scripts/train.py",
-        "--engine",
-        "torch",
-        *DIGITS,
-        *SHORT,
-        *TOP_K,
-        "--output",
-        "runs/ddp",
-    ]
-    command = [*HOSTS, "--everywhere", "a", "b", "--", *torchrun, *rendezvous, *script]
-    summary = run(command, tmp_path).summary()
+    script = ["scripts/train.py", "--engine", "torch", *DIGITS, *SHORT, *options]
+    command = [*torchrun, *rendezvous, *script, "--output", f"runs/{name}"]
+    ended = run([*HOSTS, "--everywhere", "a", "b", "--", *command], folder)
+    summary: dict[str, Any] = ended.summary()
     assert len(summary["parameters_sha256"]) == 4
     assert len(set(summary["parameters_sha256"])) == 1
+    return summary
+
+
+def test_ddp_on_two_hosts(tmp_path: Path) -> None:
+    torchrun_on_two_hosts(tmp_path, "ddp", *TOP_K)
 
 
 def test_gossip_on_two_hosts(tmp_path: Path) -> None:
-    torchrun = ["torchrun", "--nnodes", "2", "--nproc-per-node", "2"]
-    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "a:29500"]
+    """In the last step all ranks take the average of their models."""
     method = ["--algorithm", "sgp", "--topology", "npdde"]
-    script = [
-        "scripts/train.py",
-        "--engine",
-        "torch",
-        *DIGITS,
-        *SHORT,
-        *method,
-        "--output",
-        "runs/gossip",
-    ]
-    command = [*HOSTS, "--everywhere", "a", "b", "--", *torchrun, *rendezvous, *script]
-    summary = run(command, tmp_path).summary()
-    # In the last step all ranks take the average of their models.
-    assert len(summary["parameters_sha256"]) == 4
-    assert len(set(summary["parameters_sha256"])) == 1
+    summary = torchrun_on_two_hosts(tmp_path, "gossip", *method)
     assert summary["compression_ratio"] == 1  # to one peer in each step
 
 

@@ -41,6 +41,21 @@ def ranks_come_go_and_die(job: ElasticJob, last: Path) -> list[Life]:
     return lives
 
 
+def rank_0_dies(job: ElasticJob, last: Path) -> list[Life]:
+    """Rank 0 is killed, and its host comes back.
+
+    Args:
+        last: the file with the number of the last step.
+    """
+    job.wait_for_size(2)
+    job.kill(rank=0, size=2)
+    job.wait_for_size(1)
+    row = job.wait_for_size(2)
+    end_after(last, row["step"] + 5)
+    job.end()
+    return lives_of(job.rows())
+
+
 def end_after(last: Path, step: int) -> None:
     """Write the number of the last step, which workers read at any time."""
     new = last.with_suffix(".new")

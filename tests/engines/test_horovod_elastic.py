@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from elastic_checks import check_replicas, end_after, lives_of, ranks_come_go_and_die
+from elastic_checks import check_replicas, rank_0_dies, ranks_come_go_and_die
 from launch import ENVIRONMENT, HOROVODRUN
 
 from elastic_job import ElasticJob
@@ -38,13 +38,7 @@ def test_ranks_come_go_and_die(job: ElasticJob, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("job", [UNEDITED], indirect=True, ids=["unedited"])
 def test_script_runs_unedited(job: ElasticJob, tmp_path: Path) -> None:
-    job.wait_for_size(2)
-    job.kill(rank=0, size=2)
-    job.wait_for_size(1)
-    last = job.wait_for_size(2)
-    end_after(tmp_path / "last", last["step"] + 5)
-    job.end()
-    lives = lives_of(job.rows())
+    lives = rank_0_dies(job, tmp_path / "last")
     assert len(lives) >= 3
     check_replicas(lives)
     assert "compresses with residual(beta=1.0,gamma=1.0)|topk(ratio=0.05,values=fp32)" in job.log()

@@ -12,8 +12,7 @@ from elastic_checks import (
     check_replicas,
     check_resets,
     complete,
-    end_after,
-    lives_of,
+    rank_0_dies,
     ranks_come_go_and_die,
 )
 from launch import ENVIRONMENT, HERE, HOROVODRUN
@@ -79,13 +78,7 @@ def test_ranks_that_differ_end_the_job(job: ElasticJob, tmp_path: Path) -> None:
     "unedited", [{}, {"TF_USE_LEGACY_KERAS": "1"}], indirect=True, ids=["keras3", "keras2"]
 )
 def test_fit_runs_unedited(unedited: ElasticJob, tmp_path: Path) -> None:
-    unedited.wait_for_size(2)
-    unedited.kill(rank=0, size=2)
-    unedited.wait_for_size(1)
-    last = unedited.wait_for_size(2)
-    end_after(tmp_path / "last", last["step"] + 5)
-    unedited.end()
-    lives = lives_of(unedited.rows())
+    lives = rank_0_dies(unedited, tmp_path / "last")
     check_replicas(lives)
     assert check_resets(lives) >= 2
     log = (tmp_path / "log").read_text(errors="replace")
