@@ -21,13 +21,8 @@ settings.load_profile("any machine")
 
 
 _WAITING = (
-    *(
-        "test_elastic_outer",
-        "test_horovod_elastic",
-        "test_horovod_functions",
-        "test_tensorflow_elastic",
-    ),
-    *("test_torchft", "test_torchrun_elastic"),
+    *("test_chaos", "test_elastic_outer", "test_horovod_elastic", "test_horovod_functions"),
+    *("test_tensorflow_elastic", "test_torchft", "test_torchrun_elastic"),
 )
 """Files of tests/engines whose jobs wait for processes that come and go most of the time."""
 
