@@ -330,7 +330,7 @@ class Pipeline:
         self.stats.count_gradients(grad.nbytes if dense_bytes is None else dense_bytes)
         whole = self._state.hand_over(resolved, grad)
         inner = resolved.aggregator.round(whole, resolved.key, self._count(name))
-        return self._counted(name, [grad], inner)
+        return self._counted(name, {name: grad}, inner)
 
     def bucket_round(
         self,
@@ -382,7 +382,7 @@ class Pipeline:
             dense_bytes = sum(grad.nbytes for grad in grads.values())
         self.stats.count_gradients(dense_bytes)
         bucket = members[0].aggregator.bucket_round(label, members)
-        return self._counted(label, list(grads.values()), bucket)
+        return self._counted(label, grads, bucket)
 
     def count_dense(self, name: str, nbytes: int) -> None:
         """Count a tensor of ``nbytes`` that an engine averages itself, as `sends_dense` allows."""
@@ -398,14 +398,14 @@ class Pipeline:
         return step
 
     def _counted(
-        self, label: str, grads: Sequence[FloatArray], inner: Generator[Request, Any, _Result]
+        self, label: str, grads: Mapping[str, FloatArray], inner: Generator[Request, Any, _Result]
     ) -> Generator[Request, Any, _Result]:
         """The round, with its requests counted and its phases profiled."""
         profile = self.stats.profile
         send = inner.send if profile is None else partial(profile.resume, label, inner)
         exact = None
         if profile is not None and profile.error:
-            exact = yield from profile.exact(label, grads)
+            exact = yield from profile.exact(label, list(grads.values()))
         try:
             request = send(None)
             while True:
@@ -419,7 +419,8 @@ class Pipeline:
         except StopIteration as stop:
             result: _Result = stop.value
             if profile is not None and exact is not None:
-                profile.compare(label, exact, result)
+                averages: Any = result if isinstance(result, list) else [result]
+                profile.compare(label, exact, dict(zip(grads, averages, strict=True)))
             return result
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
@@ -15,7 +15,7 @@ from gradcomp.codec.arrays import FloatArray
 from gradcomp.exchange.rounds import AllReduce, Request
 from gradcomp.stopwatch import PHASES, Phase, active
 
-__all__ = ["Counters", "Event", "LocalRound", "Profile", "StepProfile"]
+__all__ = ["Counters", "Event", "LocalRound", "Profile", "SquaredError", "StepProfile"]
 
 KEPT_STEPS = 1000
 KEPT_EVENTS = 200_000
@@ -68,6 +68,28 @@ class LocalRound(NamedTuple):
         )
 
 
+@dataclass(frozen=True)
+class SquaredError:
+    """The error of averages.
+
+    Attributes:
+        error: sum of (average - exact average)^2 over the elements.
+        norm: sum of (exact average)^2 over the elements.
+    """
+
+    error: float = 0.0
+    norm: float = 0.0
+
+    def __add__(self, other: SquaredError) -> SquaredError:
+        """The error of both averages together."""
+        return SquaredError(self.error + other.error, self.norm + other.norm)
+
+    @property
+    def vnmse(self) -> float | None:
+        """The squared error over the squared norm; None if all elements are 0."""
+        return self.error / self.norm if self.norm else None
+
+
 @dataclass
 class StepProfile:
     """One step, or several together.
@@ -80,8 +102,7 @@ class StepProfile:
         sent_bytes: as in `Stats`.
         dense_bytes: as in `Stats`.
         requests: number of requests that this rank took part in.
-        squared_error: sum of (average - exact average)^2 over all elements, if errors are measured.
-        squared_norm: sum of (exact average)^2 over all elements, if errors are measured.
+        errors: of the averages by tensor, if errors are measured.
         round: the local steps before this exchange; None if every step has one.
     """
 
@@ -92,8 +113,7 @@ class StepProfile:
     sent_bytes: Counter[str] = field(default_factory=Counter)
     dense_bytes: int = 0
     requests: int = 0
-    squared_error: float = 0.0
-    squared_norm: float = 0.0
+    errors: dict[str, SquaredError] = field(default_factory=dict)
     round: LocalRound | None = None
 
     @property
@@ -113,12 +133,16 @@ class StepProfile:
     @property
     def vnmse(self) -> float | None:
         """||average - exact average||^2 / ||exact average||^2; None if not measured."""
-        return self.squared_error / self.squared_norm if self.squared_norm else None
+        return sum(self.errors.values(), SquaredError()).vnmse
 
     def add(self, tensor: str, phase: Phase, seconds: float) -> None:
         """Add time to a phase of a tensor or bucket."""
         phases = self.tensors.setdefault(tensor, {})
         phases[phase] = phases.get(phase, 0.0) + seconds
+
+    def add_error(self, tensor: str, error: SquaredError) -> None:
+        """Add the error of an average of a tensor."""
+        self.errors[tensor] = self.errors.get(tensor, SquaredError()) + error
 
 
 class Counters(Protocol):
@@ -227,22 +251,30 @@ class Profile:
         flat = np.concatenate([grad.reshape(-1) for grad in grads])
         return np.array((yield AllReduce(f"{tensor}{_EXACT}", flat)), np.float64)
 
-    def compare(self, tensor: str, exact: npt.NDArray[np.float64], averages: Any) -> None:
-        """Add the error of averages to the step.
+    def compare(
+        self,
+        label: str,
+        exact: npt.NDArray[np.float64],
+        averages: Mapping[str, FloatArray],
+    ) -> None:
+        """Add the errors of averages to the step.
 
         Args:
+            label: of the tensor or bucket.
             exact: the exact averages, flat, one after the other.
-            averages: the array of one tensor, or a list of a bucket's arrays.
+            averages: by tensor, in the same order.
         """
-        self.measure("error", tensor, self._compare, exact, averages)
+        self.measure("error", label, self._compare, exact, averages)
 
-    def _compare(self, exact: npt.NDArray[np.float64], averages: Any) -> None:
-        several = averages if isinstance(averages, list) else [averages]
-        flat = np.concatenate([average.reshape(-1) for average in several])
+    def _compare(self, exact: npt.NDArray[np.float64], averages: Mapping[str, FloatArray]) -> None:
         step = self._now or self._begin()
-        with np.errstate(over="ignore", invalid="ignore"):
-            step.squared_error += float(np.sum((flat - exact) ** 2))
-            step.squared_norm += float(np.sum(exact**2))
+        begin = 0
+        for name, average in averages.items():
+            expected = exact[begin : begin + average.size]
+            begin += average.size
+            with np.errstate(over="ignore", invalid="ignore"):
+                error = float(np.sum((average.reshape(-1) - expected) ** 2))
+                step.add_error(name, SquaredError(error, float(np.sum(expected**2))))
 
     def of_request(self, request: Request) -> tuple[Phase, str]:
         """The phase that waits for a request, and the request's tensor or bucket."""
@@ -290,8 +322,8 @@ class Profile:
         total.sent_bytes += step.sent_bytes
         total.dense_bytes += step.dense_bytes
         total.requests += step.requests
-        total.squared_error += step.squared_error
-        total.squared_norm += step.squared_norm
+        for tensor, error in step.errors.items():
+            total.add_error(tensor, error)
         if step.round is not None:
             total.round = step.round.plus(total.round) if total.round else step.round
         for tensor, phases in step.tensors.items():

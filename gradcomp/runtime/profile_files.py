@@ -40,6 +40,7 @@ def row_of(step: StepProfile) -> dict[str, Any]:
         "sent_bytes": dict(step.sent_bytes),
         "dense_bytes": step.dense_bytes,
         "vnmse": step.vnmse,
+        "errors": {name: error.vnmse for name, error in step.errors.items()},
         "round": None if step.round is None else step.round._asdict(),
         "tensors": step.tensors,
     }

@@ -11,6 +11,7 @@ from gradcomp.tools.report_charts import (
     COLOURS,
     errors_chart,
     losses_chart,
+    tensor_errors_chart,
     tests_chart,
     times_chart,
 )
@@ -70,6 +71,7 @@ def report_page(runs: Sequence[RunFolder]) -> str:
         ("Test loss", tests_chart(runs, "test_bits", "cross-entropy in the test, bits")),
         ("Where a step's time goes", times_chart(runs) or f"<p>{_NO_PROFILE}</p>"),
         ("Error of the averages", errors_chart(runs)),
+        *(_tensor_errors(run, runs) for run in runs),
     ):
         if chart is not None:
             parts.append(_section(heading, chart))
@@ -81,6 +83,11 @@ def report_page(runs: Sequence[RunFolder]) -> str:
 
 def _section(heading: str, content: str) -> str:
     return f'<section>\n<h2>{escape(heading)}</h2>\n<div class="wide">{content}</div>\n</section>'
+
+
+def _tensor_errors(run: RunFolder, runs: Sequence[RunFolder]) -> tuple[str, str | None]:
+    of_run = f", {run.label}" if len(runs) > 1 else ""
+    return f"Error by tensor and step{of_run}", tensor_errors_chart(run)
 
 
 def _results(runs: Sequence[RunFolder]) -> str:

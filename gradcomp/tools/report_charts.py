@@ -14,7 +14,14 @@ import numpy as np
 from gradcomp.tools.plotting import new_figure
 from gradcomp.tools.run_folder import Row, RunFolder
 
-__all__ = ["COLOURS", "errors_chart", "losses_chart", "tests_chart", "times_chart"]
+__all__ = [
+    "COLOURS",
+    "errors_chart",
+    "losses_chart",
+    "tensor_errors_chart",
+    "tests_chart",
+    "times_chart",
+]
 
 # Replaced by the page's own colours.
 _INK, _GRID = "#010203", "#040506"
@@ -29,6 +36,9 @@ _PHASES = ("encode", "wait", "decode", "compensate", "copy", "error")
 
 _POINTS = 400
 """Most points of a curve: more cannot be seen, and make the page large."""
+
+_TENSORS, _COLUMNS = 24, 60
+"""Most rows and columns of a chart of tensors, for the same reasons."""
 
 
 def losses_chart(runs: Sequence[RunFolder]) -> str | None:
@@ -101,6 +111,47 @@ def errors_chart(runs: Sequence[RunFolder]) -> str | None:
         axes.set_yscale("log")
         _plain_numbers(axes.yaxis)
     return _svg(figure, [axes], "errors")
+
+
+def tensor_errors_chart(run: RunFolder) -> str | None:
+    """The error of each tensor's average in each step of a run; None if no average has an error.
+
+    Shown are the `_TENSORS` tensors with the largest errors, and means over neighbouring steps.
+    """
+    from matplotlib.colors import LogNorm, Normalize
+
+    rows = [row for row in run.profile if row.get("errors")]
+    names = list(dict.fromkeys(name for row in rows for name in row["errors"]))
+    # None, of a tensor without an average in this step, is nan.
+    found = np.array([[row["errors"].get(name) for row in rows] for name in names], np.float64)
+    # Exact averages and averages that are not finite have no place on a scale of logarithms.
+    errors = np.ma.masked_where(~(np.isfinite(found) & (found > 0)), found)
+    if errors.count() == 0:
+        return None
+    columns = np.array_split(np.arange(len(rows)), min(len(rows), _COLUMNS))
+    means = np.ma.stack([errors[:, column].mean(axis=1) for column in columns], axis=1)
+    largest = np.argsort(-means.mean(axis=1).filled(0.0), kind="stable")[:_TENSORS]
+    shown = np.sort(largest)  # in the order of the profile
+    low, high = means.min(), means.max()
+    wide = high > 10 * low
+    figure = new_figure(10, 1.4 + 0.22 * len(shown))
+    axes = figure.subplots()
+    mesh = axes.pcolormesh(
+        [*(rows[column[0]]["step"] for column in columns), rows[-1]["step"] + 1],
+        np.arange(len(shown) + 1) - 0.5,
+        means[shown],
+        norm=LogNorm(low, high) if wide else Normalize(low, high),
+        cmap="cividis",
+        edgecolor="face",  # else the ground shows between cells
+    )
+    axes.set_yticks(range(len(shown)), [names[at] for at in shown])
+    axes.invert_yaxis()
+    axes.set_xlabel("step of the profile")
+    bar = figure.colorbar(mesh, ax=axes, label="vNMSE of the average")
+    if wide:
+        _plain_numbers(bar.ax.yaxis)
+    bar.solids.set(rasterized=False, edgecolor="face")
+    return _svg(figure, [axes, bar.ax], f"tensors of {run.label}")
 
 
 def _mean_times(profile: Sequence[Row]) -> Counter[str]:

@@ -243,20 +243,27 @@ def test_errors_are_those_of_the_averages(spec: str, exchange: str) -> None:
     for loop in (plain, compared):
         loop.set_epoch(0)
     profiles = [stats.start_profile(error=True) for stats in compared.stats]
-    expected = []
+    expected, expected_of_tensors = [], []
     for step in range(2):
         grads = gradients(step)
         averages, found = plain.step(grads), compared.step(grads)
         error = norm = 0.0
+        of_tensors = {}
         for name, of_ranks in grads.items():
             np.testing.assert_array_equal(averages[name][0], found[name][0])
             exact = np.mean(of_ranks, axis=0, dtype=np.float64)
             error += np.sum((averages[name][0] - exact) ** 2)
             norm += np.sum(exact**2)
+            of_tensors[name] = np.sum((averages[name][0] - exact) ** 2) / np.sum(exact**2)
         expected.append(error / norm)
+        expected_of_tensors.append(of_tensors)
     for profile in profiles:
         found = [step.vnmse for step in profile.steps]
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-12)
+        for step, of_tensors in zip(profile.steps, expected_of_tensors, strict=True):
+            for name, one in step.errors.items():  # of the tensors that are compressed
+                np.testing.assert_allclose(one.vnmse, of_tensors[name], rtol=1e-4, atol=1e-12)
+            assert step.errors
         assert profile.total.phases["error"] > 0
     # The exact averages are no part of the compression.
     assert compared.stats[0].sent_bytes == plain.stats[0].sent_bytes

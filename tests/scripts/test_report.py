@@ -72,7 +72,13 @@ def write_profile(folder: Path) -> None:
     loop.stats[1].start_profile(error=True)
     for step in range(3):
         random = np.random.default_rng(step)
-        loop.step({"w": [random.standard_normal((100, 100)) for _ in range(2)]})
+        shapes = {"w": (100, 100), "v": (50, 40)}
+        grads = {
+            name: [random.standard_normal(shape) for _ in range(2)]
+            for name, shape in shapes.items()
+        }
+        grads["v"] = [np.ones((50, 40), np.float32)] * 2
+        loop.step(grads)
     write_jsonl(profile, folder / "rank0.jsonl")
 
 
@@ -108,7 +114,7 @@ def test_a_page_of_two_runs_has_all_its_parts(page: str) -> None:
         *("Error of the averages", "Settings"),
     ]
     assert [text for text in parsed.texts if text in headings] == headings
-    losses, accuracies, bits, times, errors = charts(page)
+    losses, accuracies, bits, times, errors, tensors = charts(page)
     for chart, quantity in (
         (losses, "training loss"),
         (accuracies, "test accuracy"),
@@ -119,6 +125,9 @@ def test_a_page_of_two_runs_has_all_its_parts(page: str) -> None:
         assert any("MB of gradients" in word for word in words(chart))
     assert {"encode", "decode", "error"} <= set(words(times))
     assert "vNMSE of the average" in words(errors)
+    assert any(text.startswith("Error by tensor and step, ") for text in parsed.texts)
+    assert {"w", "v", "step of the profile"} <= set(words(tensors))
+    assert page.count("Error by tensor and step") == 1, "one run has measured errors"
     assert "0.9000" in parsed.texts, "the accuracy of the last epoch"
     assert "1.0" in parsed.texts, "kB a step"
 
@@ -158,7 +167,7 @@ def test_identifiers_of_references_are_unique(page: str) -> None:
 def test_a_profile_alone_and_a_run_that_goes_on(tmp_path: Path) -> None:
     write_profile(tmp_path / "profile")
     alone = report(tmp_path, tmp_path / "profile")
-    assert len(charts(alone)) == 2
+    assert len(charts(alone)) == 3
     write_run(tmp_path / "run", "fp16", epochs=1)
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "step", "st')  # being written
