@@ -13,10 +13,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gradcomp.codec.environment import warn_of_ignored_variables
 from gradcomp.errors import (
+    CORE_REMEDY,
     CapacityError,
     ConfigError,
+    CoreError,
     GradcompError,
     ProtocolError,
     SpecError,
@@ -89,17 +90,35 @@ _MODULES = {
     "register_codec": "codec.plugins",
 }
 
-warn_of_ignored_variables()
+try:
+    from gradcomp.codec.environment import warn_of_ignored_variables
+except ImportError:
+    pass  # The core does not load: whatever uses it says so, and `gradcomp doctor` works.
+else:
+    warn_of_ignored_variables()
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return installed_version()
+    if name == "_core":
+        return _import_core()
     if name not in _MODULES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def _import_core() -> Any:
+    """The extension; ``from gradcomp import _core`` comes here if it is not loaded yet."""
+    try:
+        return importlib.import_module("gradcomp._core")
+    except ImportError as error:
+        raise CoreError(
+            f"the compiled core of gradcomp does not load ({error}): run {CORE_REMEDY}; "
+            "gradcomp doctor shows what else is missing"
+        ) from error
 
 
 def __dir__() -> list[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 __all__ = [
+    "CORE_REMEDY",
     "CapacityError",
     "ConfigError",
+    "CoreError",
     "GradcompError",
     "MissingPackageError",
     "PeerError",
@@ -14,6 +16,7 @@ __all__ = [
     "TopologyError",
     "WireError",
     "missing_package",
+    "remedy_for",
 ]
 
 
@@ -57,6 +60,12 @@ class MissingPackageError(GradcompError, ModuleNotFoundError):
     """An adapter's engine is not installed; the message has the command that installs it."""
 
 
+class CoreError(GradcompError, ImportError):
+    """The compiled core does not load; the message has the command that builds it."""
+
+
+CORE_REMEDY = "pip install --force-reinstall --no-deps . in the repository of gradcomp"
+
 _ENGINES = {
     "torch": "PyTorch",
     "horovod": "Horovod",
@@ -87,13 +96,18 @@ def missing_package(error: ModuleNotFoundError) -> ModuleNotFoundError:
     package = (error.name or "").partition(".")[0]
     if package not in _ENGINES or error.name != package:
         return error
-    remedy = f"./scripts/setup --engines {package} in the repository of gradcomp"
+    return MissingPackageError(
+        f"{_ENGINES[package]} is not installed (no module named '{package}'): run "
+        f"{remedy_for(package)}",
+        name=package,
+    )
+
+
+def remedy_for(package: str) -> str:
+    """The command that installs a package of an engine or a framework."""
     if package in _EXTRAS:
-        remedy = (
+        return (
             f"pip install {package}, or pip install '.[{_EXTRAS[package]}]' in the repository of "
             "gradcomp for the version of its tests"
         )
-    return MissingPackageError(
-        f"{_ENGINES[package]} is not installed (no module named '{package}'): run {remedy}",
-        name=package,
-    )
+    return f"./scripts/setup --engines {package} in the repository of gradcomp"

@@ -1,6 +1,7 @@
 """The ``gradcomp`` command: explains specs, checks configurations, reads frames, measures.
 
-Exit codes: 0 for success, 1 for a frame whose CRC does not match, 2 for bad input.
+Exit codes: 0 for success, 1 for a frame whose CRC does not match or an installation with a fault,
+2 for bad input.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ COMMANDS = {
     "report": (
         "report.report",
         "Write one HTML page on training runs: curves, bytes, time and settings.",
+    ),
+    "doctor": (
+        "doctor.doctor",
+        "Try every part of the installation, and show the line that mends each fault.",
     ),
     "polar-demo": (
         "polar_demo.polar_demo",

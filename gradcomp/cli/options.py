@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from gradcomp.cli.json_option import JsonOption
 from gradcomp.codec import spec as specs
 from gradcomp.config.schema import Config, load_config
 from gradcomp.errors import ConfigError
@@ -37,7 +38,6 @@ OuterOption = Annotated[
         help="Count bytes per inner step of rounds of H local steps, as OuterStep makes them.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def load(sources: Sequence[str], overrides: Sequence[str]) -> Config:
