@@ -14,7 +14,7 @@ from gradcomp.cli.options import ConfigArgument, JsonOption, SetOption, load
 from gradcomp.config.schema import DEFAULT_RULES, Compress, Match
 from gradcomp.config.spec_schedule import Resolution, SpecPhase, SpecSchedule
 from gradcomp.errors import GradcompError
-from gradcomp.exchange.select import exchange_pattern
+from gradcomp.exchange.select import patterns_text
 
 __all__ = ["check"]
 
@@ -100,7 +100,7 @@ def _rules(compress: Compress) -> list[tuple[Resolution, Match]]:
 def _phases(chosen: Resolution) -> list[tuple[SpecPhase, str]]:
     """The phases of a rule's schedule, each with its exchange pattern."""
     return [
-        (phase, exchange_pattern(phase.use, phase.exchange or chosen.exchange))
+        (phase, patterns_text(phase.use, phase.exchange or chosen.exchange, chosen.averaging))
         for phase in chosen.schedule.phases
     ]
 

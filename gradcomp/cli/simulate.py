@@ -64,6 +64,11 @@ def simulate(
         "",
         table,
         "",
+        *(
+            show.wrap(f"exchange of {one.rule}: {one.exchange}, as {one.exchange_reason}")
+            for one in result.groups
+            if one.exchange_reason
+        ),
         *(show.wrap(f"warning: {one}") for one in warnings),
         *([f"inside nodes: {result.node_bytes:,.0f} bytes"] if result.node_bytes else []),
         f"vNMSE of the average: {result.vnmse:.3g}",

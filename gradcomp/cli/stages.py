@@ -17,7 +17,7 @@ from gradcomp.cli.options import JsonOption, OuterOption
 from gradcomp.codec import spec as specs
 from gradcomp.errors import GradcompError
 from gradcomp.exchange.link import dense_link_bytes
-from gradcomp.exchange.select import exchange_pattern
+from gradcomp.exchange.select import exchange_pattern, patterns_text
 from gradcomp.tools.model_shapes import MODELS, model_shapes
 from gradcomp.tools.step_bytes import ModelBytes, model_bytes
 
@@ -57,7 +57,7 @@ def _stage(name: str) -> specs.StageInfo:
 
 
 def _in_full(row: specs.StageInfo) -> str:
-    exchange = _exchange(row)
+    exchange = patterns_text(specs.parse(row.example)) if _exchange(row) else None
     lines = [f"{row.kind} {row.name}: {row.summary}", f"  as in: {row.example}"]
     for param in row.params:
         default = "" if param.default is None else f" = {param.default}"

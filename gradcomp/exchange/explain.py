@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradcomp.codec.codec import Codec, get_codec
-from gradcomp.codec.spec import Spec, parse, stages
-from gradcomp.exchange.link import dense_link_bytes, gather_limit, pattern_link_bytes
-from gradcomp.exchange.select import (
-    ALGORITHMS,
-    EXCHANGES,
-    exchange_pattern,
-    exchange_refusal,
-    link_remedy,
-)
+from gradcomp.codec.codec import get_codec
+from gradcomp.codec.spec import parse, stages
+from gradcomp.exchange.automatic import spec_link_bytes
+from gradcomp.exchange.link import dense_link_bytes
+from gradcomp.exchange.select import ALGORITHMS, EXCHANGES, choices_by_ranks, exchange_refusal
 
 __all__ = ["explain"]
 
@@ -23,7 +18,7 @@ _EXCHANGE = {
     "gather": "frames are all-gathered; every rank decodes all of them",
 }
 _NUMEL = 1_000_000
-_RANKS = (2, 4, 16, 64)
+_RANKS = (2, 4, 16, 64, 256)
 
 
 def explain(spec: str) -> str:
@@ -48,7 +43,8 @@ def explain(spec: str) -> str:
     if parsed.scheduled:
         lines += ["", "in the first step:", str(parsed.at(0, 0))]
     codec = get_codec(parsed.first_codec)
-    pattern = exchange_pattern(parsed)
+    (_, first), *others = choices_by_ranks(parsed)
+    pattern = first.pattern
     size = codec.max_encoded_size(_NUMEL) if pattern == "gather" else codec.max_payload_size(_NUMEL)
     allowed = [
         exchange
@@ -58,36 +54,23 @@ def explain(spec: str) -> str:
     lines += [
         "",
         f"exchange: {_EXCHANGE[pattern]}",
+        *(f"  from {ranks} ranks on {one.pattern}, as {one.reason}" for ranks, one in others),
         *([] if pattern == "dense" else [f"allowed: {', '.join(allowed)}"]),
         f"size: at most {size} bytes for {_NUMEL} elements ({4 * _NUMEL / size:.1f}x smaller)",
     ]
     if pattern != "dense":
         patterns = [one for one in allowed if one != "two_level"]
-        lines += ["", *_link_table(codec, patterns), *_link_warning(parsed, pattern, size)]
+        lines += ["", *_link_table(codec.spec, patterns)]
     return "\n".join(lines)
 
 
-def _link_table(codec: Codec, patterns: Sequence[str]) -> list[str]:
+def _link_table(codec: str, patterns: Sequence[str]) -> list[str]:
     """The bytes that pass a rank's link, by exchange pattern and number of ranks."""
-    dense = 4 * _NUMEL
-    rows = [("uncompressed", [dense_link_bytes(dense, ranks) for ranks in _RANKS])]
+    rows = [("uncompressed", [dense_link_bytes(4 * _NUMEL, ranks) for ranks in _RANKS])]
     for pattern in patterns:
-        summed = pattern == "reduce"
-        size = codec.max_payload_size(_NUMEL) if summed else codec.max_encoded_size(_NUMEL)
-        rows.append((pattern, [pattern_link_bytes(pattern, size, ranks) for ranks in _RANKS]))
+        rows.append((pattern, [spec_link_bytes(codec, pattern, ranks, _NUMEL) for ranks in _RANKS]))
     return [
         "MB that pass a rank's link for them, by the number of ranks:",
         "  " + " " * 16 + "".join(f"{ranks:>10}" for ranks in _RANKS),
         *(f"  {name:16}" + "".join(f"{1e-6 * one:>10.3g}" for one in row) for name, row in rows),
-    ]
-
-
-def _link_warning(spec: Spec, pattern: str, size: int) -> list[str]:
-    """From which number of ranks on a gather passes more than no compression."""
-    if pattern != "gather":
-        return []
-    limit = gather_limit(4 * _NUMEL, size)
-    return [
-        f"gather passes more than uncompressed with more than {limit} ranks; then use "
-        f"{link_remedy([(spec, 'gather')])}"
     ]

@@ -6,10 +6,9 @@ for all-reduces and all-gathers, and direct messages for all-to-alls. All ranks 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
-__all__ = ["costs_more", "dense_link_bytes", "gather_limit", "link_bytes", "pattern_link_bytes"]
+__all__ = ["costs_more", "dense_link_bytes", "link_bytes"]
 
 
 _MORE = 1.01
@@ -52,28 +51,3 @@ def dense_link_bytes(nbytes: float, ranks: int, scatters: bool = False) -> float
         scatters: they are reduce-scattered instead, the first half of an all-reduce.
     """
     return link_bytes("alltoall" if scatters else "allreduce", nbytes, ranks)
-
-
-def pattern_link_bytes(pattern: str, nbytes: float, ranks: int) -> float:
-    """Bytes that pass a rank's link in an exchange pattern.
-
-    Args:
-        pattern: "dense", "reduce", "gather", "sra" or "sparse_allreduce".
-        nbytes: bytes of one rank's payloads.
-        ranks: as in `link_bytes`.
-    """
-    if pattern in ("dense", "reduce"):
-        return link_bytes("allreduce", nbytes, ranks)
-    if pattern == "gather":
-        return link_bytes("allgather", nbytes, ranks)
-    # Parts to their owners, then each owner's averages to all.
-    return link_bytes("alltoall", nbytes, ranks) + link_bytes("allgather", nbytes / ranks, ranks)
-
-
-def gather_limit(dense: float, nbytes: float) -> int:
-    """Most ranks with which a gather of ``nbytes`` does not cost more than a dense all-reduce.
-
-    Args:
-        dense: bytes of the uncompressed gradient.
-    """
-    return math.floor(_MORE * 2 * dense / nbytes)

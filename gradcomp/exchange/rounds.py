@@ -7,6 +7,7 @@ names are the same on every rank, and neither their number nor their order depen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -159,6 +160,11 @@ class TensorKey:
     name: str
     shape: tuple[int, ...]
     numel: int
+
+    @property
+    def cols(self) -> int:
+        """Elements in a row of the matrix [shape[0], rest]; 1 for a vector."""
+        return math.prod(self.shape[1:])
 
     @cached_property
     def tensor_id(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
+from itertools import pairwise
 
 from gradcomp.codec.codec import get_codec
 from gradcomp.codec.spec import Spec
@@ -14,6 +16,7 @@ from gradcomp.exchange.algorithms.dion import Dion
 from gradcomp.exchange.algorithms.dion2 import Dion2
 from gradcomp.exchange.algorithms.powersgd import PowerSGD
 from gradcomp.exchange.algorithms.signsgd_mv import MajorityVote
+from gradcomp.exchange.automatic import Choice, automatic_choice
 from gradcomp.exchange.averaging import MEAN, Averaging
 from gradcomp.exchange.memory import MOMENTUM_CORRECTION, MomentumCorrection, make_memory
 from gradcomp.exchange.patterns.base import Aggregator, Context
@@ -31,12 +34,15 @@ __all__ = [
     "EXCHANGES",
     "FLAT_EXCHANGES",
     "averaging_refusal",
+    "choices_by_ranks",
+    "exchange_choice",
     "exchange_pattern",
     "exchange_refusal",
     "gives_steps",
     "link_remedy",
     "make_aggregator",
     "pattern_between_nodes",
+    "patterns_text",
     "scatter_refusal",
 ]
 
@@ -62,8 +68,8 @@ FLAT_EXCHANGES = ("auto", "reduce", "gather", "sra", "sparse_allreduce")
 """Exchanges in which all ranks have the same role."""
 
 EXCHANGES = (*FLAT_EXCHANGES, "two_level", *(f"two_level({flat})" for flat in FLAT_EXCHANGES[1:]))
-"""Values of ``exchange`` in a configuration. "auto" is "reduce" for summable codecs and "gather" for
-others; the same holds between nodes, unless two_level(...) names a pattern."""
+"""Values of ``exchange`` in a configuration. "auto" is `exchange_choice`; between nodes, too, unless
+two_level(...) names a pattern."""
 
 
 def pattern_between_nodes(exchange: str) -> str | None:
@@ -73,26 +79,70 @@ def pattern_between_nodes(exchange: str) -> str | None:
     return exchange.removeprefix("two_level").strip("()") or "auto"
 
 
-def exchange_pattern(spec: Spec, exchange: str = "auto") -> str:
-    """The exchange pattern of a spec.
+def exchange_choice(
+    spec: Spec, exchange: str = "auto", ranks: int = 2, averaging: Averaging = MEAN
+) -> Choice:
+    """The exchange pattern of a spec, and why `auto` takes it.
 
     Args:
         exchange: one of `EXCHANGES`; it has no effect on specs that do not compress.
+        ranks: number of ranks that exchange; of nodes, with "two_level".
+        averaging: without an `averaging_refusal`.
 
     Returns:
         "dense", "algorithm", "reduce", "gather", "sra" or "sparse_allreduce"; or one of the last
-        five between nodes, such as "two_level(gather)".
+        five between nodes, such as "two_level(gather)". No reason if there was no choice.
     """
     between = pattern_between_nodes(exchange)
     if between is not None and not _sums_gradients(spec):
-        return f"two_level({exchange_pattern(spec, between)})"
+        choice = exchange_choice(spec, between, ranks, averaging)
+        return choice._replace(pattern=f"two_level({choice.pattern})")
     if spec.algorithm is not None:
-        return "algorithm"
+        return Choice("algorithm")
     if _sums_gradients(spec):
-        return "reduce" if spec.stateful else "dense"
+        return Choice("reduce" if spec.stateful else "dense")
     if exchange != "auto":
-        return exchange
-    return "reduce" if "summable" in get_codec(spec.first_codec).caps else "gather"
+        return Choice(exchange)
+    if "summable" in get_codec(spec.first_codec).caps:
+        return Choice("reduce", "payloads can be added")
+    if averaging != MEAN:
+        return Choice("gather", f"{averaging} needs all ranks' tensors")
+    return automatic_choice(spec.first_codec, ranks)
+
+
+def exchange_pattern(
+    spec: Spec, exchange: str = "auto", ranks: int = 2, averaging: Averaging = MEAN
+) -> str:
+    """The pattern of `exchange_choice`."""
+    return exchange_choice(spec, exchange, ranks, averaging).pattern
+
+
+def choices_by_ranks(
+    spec: Spec, exchange: str = "auto", averaging: Averaging = MEAN
+) -> list[tuple[int, Choice]]:
+    """`exchange_choice` from 2 to 1024 ranks, each with the least number of ranks that has it."""
+
+    def at(ranks: int) -> Choice:
+        return exchange_choice(spec, exchange, ranks, averaging)
+
+    found = [(2, at(2))]
+    for low, high in pairwise([*range(2, 17), 32, 64, 128, 256, 512, 1024]):
+        if at(high).pattern != found[-1][1].pattern:
+            pattern = at(high).pattern
+            ranks = bisect_left(range(high), True, low, key=lambda n: at(n).pattern == pattern)
+            found.append((ranks, at(ranks)))
+    return found
+
+
+def patterns_text(
+    spec: Spec, exchange: str = "auto", averaging: Averaging = MEAN, *, sep: str = ", "
+) -> str:
+    """`choices_by_ranks` in words, such as "gather, from 6 ranks on sra"."""
+    (_, first), *others = choices_by_ranks(spec, exchange, averaging)
+    unit = "ranks" if pattern_between_nodes(exchange) is None else "nodes"
+    return sep.join(
+        [first.pattern, *(f"from {ranks} {unit} on {one.pattern}" for ranks, one in others)]
+    )
 
 
 def _sums_gradients(spec: Spec) -> bool:
@@ -121,11 +171,10 @@ def exchange_refusal(spec: Spec, exchange: str) -> str | None:
     codec = get_codec(spec.first_codec)
     if pattern == "reduce" and "summable" not in codec.caps:
         return f"payloads of '{codec.name}' cannot be added; use gather or sra"
-    if pattern == "sra" and "shares" in codec.caps:
+    if pattern == "sra" and "learns" in codec.caps:
         return (
-            f"'{codec.name}' chooses among all elements that travel together, and sra cuts them "
-            "into chunks; use gather"
-            + (", sparse_allreduce, or topk" if "sparse" in codec.caps else "")
+            f"'{spec}' learns from the averages of whole tensors, and sra cuts them into pieces; use "
+            "gather, or preset=default"
         )
     if pattern == "sparse_allreduce" and "sparse" not in codec.caps:
         return (
@@ -135,15 +184,16 @@ def exchange_refusal(spec: Spec, exchange: str) -> str | None:
     return None
 
 
-def link_remedy(choices: Iterable[tuple[Spec, str]]) -> str:
+def link_remedy(choices: Iterable[tuple[Spec, str]], ranks: int) -> str:
     """What to change where more bytes pass a rank's link than without compression.
 
     Args:
         choices: the specs, each with its exchange.
+        ranks: number of ranks that exchange; of nodes, with "two_level".
     """
     found = set()
     for spec, exchange in choices:
-        if "gather" in exchange_pattern(spec, exchange):
+        if "gather" in exchange_pattern(spec, exchange, ranks):
             # Of these the bytes on a link do not grow with the ranks.
             for other in ("sra", "sparse_allreduce"):
                 if exchange_refusal(spec, other) is None:
@@ -218,7 +268,7 @@ def make_aggregator(
         return aggregator if context.node.size == 1 else two_level(aggregator, context.node)
     if spec.algorithm is not None:
         return ALGORITHMS[spec.algorithm.name](spec, context)
-    pattern = exchange_pattern(spec, exchange)
+    pattern = exchange_pattern(spec, exchange, context.world_size, averaging)
     if pattern == "dense":
         return Dense()
     codec = get_codec(spec.codec)

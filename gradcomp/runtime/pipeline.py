@@ -12,10 +12,16 @@ from gradcomp.codec.codec import get_codec
 from gradcomp.codec.spec import Spec
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
+from gradcomp.exchange.automatic import Choice
 from gradcomp.exchange.averaging import MEAN
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.rounds import BucketRound, Request, Round
-from gradcomp.exchange.select import exchange_pattern, scatter_refusal
+from gradcomp.exchange.select import (
+    exchange_choice,
+    exchange_pattern,
+    pattern_between_nodes,
+    scatter_refusal,
+)
 from gradcomp.runtime.buckets import make_buckets
 from gradcomp.runtime.loss_scale import check_sends_nan
 from gradcomp.runtime.policy import Decision, Policy, PolicyGroup
@@ -203,6 +209,24 @@ class Pipeline:
             raise ValueError(f"step is {step}; it must be at least 0")
         self._script_step = step
 
+    def ranks_of(self, exchange: str) -> int:
+        """Number of ranks of an exchange; of nodes, with `two_level`."""
+        return self.world_size if pattern_between_nodes(exchange) is None else self.node.count
+
+    @property
+    def automatic(self) -> dict[str, Choice]:
+        """The rules for which `auto` takes another pattern with so many ranks than with two."""
+        if self._scatters:
+            return {}
+        found = {}
+        for rule, schedule, exchange, averaging in self.config.compress.resolutions:
+            for index, phase in enumerate(schedule.phases):
+                chosen = phase.exchange or exchange
+                choice = exchange_choice(phase.use, chosen, self.ranks_of(chosen), averaging)
+                if choice.pattern != exchange_pattern(phase.use, chosen):
+                    found[f"{rule}[{index}]" if schedule.switches else rule] = choice
+        return found
+
     # The comparison with other ranks; see `gradcomp.runtime.step_check`.
 
     @property
@@ -237,6 +261,9 @@ class Pipeline:
         state = None
         if self._fresh:
             state = self._state.compared()
+            choices = [(rule, choice.pattern) for rule, choice in self.automatic.items()]
+            if choices:
+                state["exchange: auto"] = repr(choices)
             if self._policy is not None:
                 decisions = [one.to_state() for one in self._policy.decisions.values()]
                 state["decisions of the policy"] = repr(decisions)

@@ -110,6 +110,8 @@ class StartReport:
             coverage = Coverage.of(self._pipeline.config, resolved)
             level = logging.WARNING if coverage.surprising else logging.INFO
             _log.log(level, "gradcomp: %s", coverage)
+            for rule, choice in self._pipeline.automatic.items():
+                _log.info("gradcomp: %s: exchange %s, as %s", rule, *choice)
 
     def unlisted(self, resolved: Resolved) -> None:
         """Report on a tensor that is not among the model's, if it is not compressed."""
@@ -146,7 +148,7 @@ class StartReport:
         )
         if more:
             choices = self._pipeline.config.compress.choices
-            remedy = link_remedy((spec, exchange) for _, spec, exchange in choices)
+            remedy = link_remedy(((spec, exchange) for _, spec, exchange in choices), stats.ranks)
             text += f", which is less: use {remedy}"
         _log.log(logging.WARNING if more else logging.INFO, "gradcomp: %s", text)
 

@@ -11,10 +11,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gradcomp.config.schema import Config
+from gradcomp.config.spec_schedule import Resolution
 from gradcomp.errors import GradcompError
+from gradcomp.exchange.automatic import Choice
 from gradcomp.exchange.link import costs_more, dense_link_bytes
-from gradcomp.exchange.select import link_remedy
+from gradcomp.exchange.select import exchange_choice, link_remedy
 from gradcomp.runtime.loopback import Loopback
+from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.tools.synthetic import synthetic_gradients
 
 __all__ = ["RuleTotals", "SimulationResult", "link_warnings", "simulate"]
@@ -30,6 +33,8 @@ class RuleTotals:
     Attributes:
         rule: the rule: a key path or a default rule.
         spec: the canonical spec.
+        exchange: the pattern of the rule's first spec, with so many ranks.
+        exchange_reason: why `auto` takes it; empty if there was no choice.
         tensors: number of tensors.
         numel: number of their elements.
         dense_bytes: bytes of one rank's gradients.
@@ -45,6 +50,8 @@ class RuleTotals:
 
     rule: str
     spec: str
+    exchange: str
+    exchange_reason: str
     tensors: int
     numel: int
     dense_bytes: int
@@ -161,10 +168,13 @@ def simulate(
         sent = sum(stats.bytes_per_step for stats in loops[rule].stats) / workers
         link = max(stats.link_bytes for stats in loops[rule].stats) / steps
         dense_link = dense_link_bytes(4 * numel, workers)
+        choice = _choice(config.resolve(names[0], shapes[names[0]]), loops[rule].ranks[0])
         groups.append(
             RuleTotals(
                 rule=rule,
                 spec=config.spec_for(names[0], shapes[names[0]]).canonical,
+                exchange=choice.pattern,
+                exchange_reason=choice.reason,
                 tensors=len(names),
                 numel=numel,
                 dense_bytes=4 * numel,
@@ -196,6 +206,13 @@ def simulate(
     )
 
 
+def _choice(rule: Resolution, rank: Pipeline) -> Choice:
+    """The exchange of a rule's first spec."""
+    phase = rule.schedule.at(0, 0)
+    exchange = phase.exchange or rule.exchange
+    return exchange_choice(phase.use, exchange, rank.ranks_of(exchange), rule.averaging)
+
+
 def link_warnings(config: Config, result: SimulationResult) -> list[str]:
     """A sentence on each rule by which more bytes pass a rank's link than without compression."""
     rules = {rule.rule: rule for rule in config.compress.resolutions}
@@ -208,7 +225,7 @@ def link_warnings(config: Config, result: SimulationResult) -> list[str]:
             ]
             warnings.append(
                 f"{group.rule}: {1 / group.link_ratio:.1f} times as many bytes pass a rank's link as "
-                f"uncompressed with {result.workers} ranks; use {link_remedy(choices)}"
+                f"uncompressed with {result.workers} ranks; use {link_remedy(choices, result.workers)}"
             )
     return warnings
 

@@ -86,7 +86,7 @@ def model_bytes(spec: Spec, shapes: Mapping[str, tuple[int, ...]], workers: int 
     rest = sum(numel.values()) - dense_bytes // 4
     sent = first.stats.sent_bytes.total() / STEPS
     return ModelBytes(
-        exchange=exchange_pattern(spec),
+        exchange=exchange_pattern(spec.at(LATE_STEP, 0), ranks=workers),
         bits_per_element=8 * (sent - dense_bytes) / rest if rest else None,
         sent_bytes=sent,
         tensors=len(shapes),

@@ -32,7 +32,9 @@ def gloo3(tmp_path_factory: pytest.TempPathFactory, shared: Path, gloo2: CaseJob
 @pytest.fixture(scope="session")
 def gloo4(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Four ranks on Gloo, on two hosts."""
-    return run_cases(["two_level"], 4, "gloo_hosts", tmp_path_factory.mktemp("gloo4"), shared)
+    return run_cases(
+        ["two_level", "exchange"], 4, "gloo_hosts", tmp_path_factory.mktemp("gloo4"), shared
+    )
 
 
 @pytest.fixture(scope="session")

@@ -61,7 +61,7 @@ def test_low_rank(name: str, case: str, request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.parametrize("case", exchange.cases)
-@pytest.mark.parametrize("name", ["gloo2", "gloo3", "mpi2"])
+@pytest.mark.parametrize("name", ["gloo2", "gloo3", "gloo4", "mpi2"])
 def test_exchange(name: str, case: str, request: pytest.FixtureRequest) -> None:
     job: CaseJob = request.getfixturevalue(name)
     job.check(case)

@@ -29,14 +29,22 @@ def test_bytes_on_a_link_by_the_number_of_ranks() -> None:
     table = {}
     for line in explain("int8").splitlines():
         name, *cells = line.split() or [""]
-        if line.startswith("  ") and len(cells) == 4 and name in ("uncompressed", "gather", "sra"):
+        if line.startswith("  ") and len(cells) == 5 and name in ("uncompressed", "gather", "sra"):
             table[name] = [float(cell) for cell in cells]
-    assert table["uncompressed"] == [4, 6, 7.5, 7.88]
-    assert table["gather"] == pytest.approx([1.008, 3.024, 15.12, 63.5], rel=0.01)
-    assert table["sra"] == pytest.approx([1.008, 1.512, 1.89, 1.985], rel=0.01)
-    assert "with more than 8 ranks; then use exchange: sra" in explain("int8")
-    assert "then use" not in explain("fp16")
+    assert table["uncompressed"] == [4, 6, 7.5, 7.88, 7.97]
+    assert table["gather"] == pytest.approx([1.008, 3.024, 15.12, 63.5, 257], rel=0.01)
+    assert table["sra"] == pytest.approx([1.008, 1.512, 1.89, 1.985, 2.02], rel=0.01)
     assert "pass a rank's link" not in explain("identity")
+
+
+def test_the_pattern_by_the_number_of_ranks() -> None:
+    assert (
+        "decodes all of them\n  from 6 ranks on sra, as a gather passes 0.76 of the uncompressed "
+        "bytes\nallowed: gather, sra, two_level\n"
+    ) in explain("int8")
+    assert "  from 8 ranks on sra, as it passes 0.25 of the bytes of a gather" in explain("int4")
+    assert "ranks on" not in explain("fp16")
+    assert "ranks on" not in explain("identity")
 
 
 @pytest.mark.parametrize(

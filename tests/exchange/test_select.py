@@ -14,7 +14,7 @@ from gradcomp.config.schema import load_config
 from gradcomp.errors import ConfigError
 from gradcomp.exchange.patterns.sparse_allreduce import MIN_SHARE
 from gradcomp.exchange.patterns.sra import MIN_CHUNK
-from gradcomp.exchange.select import exchange_pattern
+from gradcomp.exchange.select import exchange_pattern, patterns_text
 from support.exchange_cases import config_of
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "exchange.md"
@@ -76,12 +76,13 @@ def test_the_same_spec_may_travel_in_several_ways() -> None:
     ("spec", "exchange", "says"),
     [
         ("topk(k=5)", "reduce", "payloads of 'topk' cannot be added; use gather or sra"),
-        ("globaltopk(ratio=0.1)", "sra", "use gather, sparse_allreduce, or topk"),
+        ("adaptive", "sparse_allreduce", "'adaptive' sends all elements"),
+        ("adaptive(preset=basis)", "sra", "learns from the averages of whole tensors"),
         ("powersgd", "sra", "give its rule `exchange: auto`"),
         ("powersgd", "gather", "give its rule `exchange: auto`"),
         ("topk(k=5)", "ring", "expected auto, reduce, gather, sra, sparse_allreduce, two_"),
         ("topk(k=5)", "two_level(reduce)", "payloads of 'topk' cannot be added"),
-        ("globaltopk(ratio=0.1)", "two_level(sra)", "use gather, sparse_allreduce, or topk"),
+        ("adaptive", "two_level(sparse_allreduce)", "'adaptive' sends all elements"),
         ("powersgd", "two_level(gather)", "give its rule `exchange: auto`, or two_level"),
         ("topk(k=5)", "two_level(auto)", "or two_level(PATTERN) such as two_level(sra)"),
         ("topk(k=5)", "two_level(two_level)", "got 'two_level(two_level)'"),
@@ -123,3 +124,7 @@ def test_patterns_have_names() -> None:
     assert exchange_pattern(parse("identity"), "two_level") == "dense"
     dense = "momentum_correction|identity"
     assert exchange_pattern(parse(dense), "two_level") == "reduce"
+    assert exchange_pattern(parse("int8"), "two_level", 8) == "two_level(sra)"
+    assert patterns_text(parse("int8"), "two_level") == (
+        "two_level(gather), from 6 nodes on two_level(sra)"
+    )

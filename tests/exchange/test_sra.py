@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradcomp import Config, Loopback, Pipeline, get_codec
+from gradcomp import Config, Loopback, Pipeline, ToEncode, encode_batch, get_codec
 from gradcomp.codec.frame import inspect, split_frames
 from gradcomp.errors import ProtocolError, WireError
 from gradcomp.exchange.patterns.chunks import cut
@@ -19,7 +19,10 @@ from gradcomp.runtime.loopback import run_rounds
 from support import exchange_cases
 from support.exchange_cases import SHAPES, check_nothing_is_lost, check_replicas, gradients
 
-CODECS = [*exchange_cases.CODECS, "rotate|uniform(bits=4)"]
+SHARING = ["adaptive(rate=0.5)", "globaltopk(ratio=0.02)"]
+"""Codecs that choose among all elements that travel together."""
+
+CODECS = [*exchange_cases.CODECS, "rotate|uniform(bits=4)", *SHARING]
 
 
 def config_of(spec: str, exchange: str = "sra", **others: Any) -> Config:
@@ -148,6 +151,62 @@ def test_volume_does_not_grow_with_the_ranks() -> None:
     assert sent["gather", 8] == 7 * sent["gather", 2]
     # 2 (n - 1) / n payloads.
     assert sent["sra", 8] < 1.85 * sent["sra", 2]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 7])
+@pytest.mark.parametrize("spec", ["adaptive(rate=0.5)", "globaltopk(ratio=0.02)"])
+def test_each_owner_has_its_own_share_of_the_bytes(spec: str, ranks: int) -> None:
+    """All ranks send every owner as many bytes, wherever gradients are large, and each owner sends as
+    many. Averages of few levels have no step that suits the rate of `adaptive` exactly."""
+    shapes = {"large": (256, 128), "odd": (61, 301), "small": (512, 64)}
+    grads = gradients(ranks, 0, shapes)
+    for rank in range(ranks):
+        grads["large"][rank][: 64 + rank] *= 30
+    seen: list[list[Request]] = [[] for _ in range(ranks)]
+    run_rounds(
+        [
+            requests_of(
+                Pipeline(config_of(spec), rank, ranks).bucket_round(
+                    "bucket", {name: grads[name][rank] for name in shapes}
+                ),
+                seen[rank],
+            )
+            for rank in range(ranks)
+        ]
+    )
+    whole = sum(frame.nbytes for frame in frames_of(spec, grads, 0))
+    scattered, gathered = [], []
+    for scatter, gather in seen:
+        assert isinstance(scatter, AllToAll)
+        scattered += scatter.splits
+        gathered.append(gather.nbytes)
+    headers = 28 * (len(shapes) + 1)
+    assert max(scattered) - min(scattered) <= 0.1 * max(scattered) + headers
+    assert max(scattered) <= 1.1 * whole / ranks + headers
+    assert max(gathered) <= 1.35 * whole / ranks + headers
+
+
+def frames_of(spec: str, grads: dict[str, list[Any]], rank: int) -> list[Any]:
+    data, sizes = encode_batch([ToEncode(get_codec(spec), one[rank]) for one in grads.values()])
+    return np.split(data, np.cumsum(sizes)[:-1])
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_chunks_of_whole_rows(ranks: int) -> None:
+    shapes = {"a": (96, 80), "vector": (700,), "empty": (0, 5), "b": (61, 101), "c": (4, 2, 100)}
+    keys = [TensorKey(name, shape, int(np.prod(shape))) for name, shape in shapes.items()]
+    chunks = cut(keys, ranks, whole_rows=True)
+    pieces = [piece for chunk in chunks for piece in chunk]
+    assert [(p.member, p.begin) for p in pieces] == sorted((p.member, p.begin) for p in pieces)
+    for piece in pieces:
+        assert np.prod(piece.shape) == piece.numel > 0
+        assert piece.shape[1:] in ((), (piece.key.cols,))
+        assert len(piece.shape) == (1 if piece.key.name == "vector" else 2)
+    assert sum(piece.numel for piece in pieces) == sum(key.numel for key in keys)
+    loads = [sum(piece.numel for piece in chunk) for chunk in chunks]
+    assert max(loads) - min(loads) <= 2 * 200
+    long = [TensorKey("row", (2, 10_000), 20_000)]
+    assert [piece.shape for (piece,) in cut(long, 4, whole_rows=True)] == [(5000,)] * 4
 
 
 def test_tensors_without_elements_travel_along() -> None:

@@ -98,13 +98,25 @@ def test_a_job_says_once_what_it_compresses_and_what_passes_a_link(
 
 
 def test_more_bytes_than_uncompressed_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    config = configured("threshold(tau=0.001)")  # sends all elements, and their indices
+    # Sends all elements, and their indices.
+    config = configured("threshold(tau=0.001)", exchange="gather")
     train(config, {"big": (400, 200)})
     (_, _), (level, text) = messages(caplog)
     assert level == logging.WARNING
     assert text.endswith(
         "which is less: use exchange: sra, whose bytes do not grow with the ranks, or a spec that "
         "sends less"
+    )
+
+
+def test_another_pattern_than_with_two_ranks_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    train(
+        configured("lossless", rules=[{"match": {"name": "x"}, "use": "int8"}]), {"big": (400, 200)}
+    )
+    (_, _), (level, text), (_, _) = messages(caplog)
+    assert level == logging.INFO
+    assert text == (
+        "gradcomp: compress.default: exchange sra, as a gather passes 1.5 of the uncompressed bytes"
     )
 
 

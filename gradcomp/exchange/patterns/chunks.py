@@ -37,6 +37,14 @@ class Piece(NamedTuple):
         """Number of elements."""
         return self.end - self.begin
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The matrix of the piece's rows, if it has only whole ones; else it is a vector."""
+        cols = self.key.cols
+        if len(self.key.shape) < 2 or cols == 0 or self.begin % cols or self.end % cols:
+            return (self.numel,)
+        return self.numel // cols, cols
+
     def tensor_id(self, phase: int) -> int:
         """The id for seeded codecs: different for each piece and each phase."""
         return derive_stream(self.key.tensor_id, self.begin, phase)
@@ -46,14 +54,19 @@ Chunk = list[Piece]
 """The pieces that one rank averages."""
 
 
-def cut(keys: Sequence[TensorKey], ranks: int) -> list[Chunk]:
+def cut(keys: Sequence[TensorKey], ranks: int, *, whole_rows: bool = False) -> list[Chunk]:
     """Chunks of about equal numbers of elements, one for each rank; some may be empty.
 
     The tensors are laid out one after the other. A piece ends with its tensor, so most tensors of a
     large bucket are one piece, and no piece mixes two of them.
+
+    Args:
+        whole_rows: borders move to the nearest border of two rows, if a chunk is larger than a row.
     """
     numel = sum(key.numel for key in keys)
     borders = [numel * rank // ranks for rank in range(ranks + 1)]
+    if whole_rows:
+        borders = _between_rows(keys, borders)
     chunks: list[Chunk] = [[] for _ in range(ranks)]
     first = 0
     for member, key in enumerate(keys):
@@ -63,6 +76,22 @@ def cut(keys: Sequence[TensorKey], ranks: int) -> list[Chunk]:
                 chunk.append(Piece(member, key, begin, end))
         first += key.numel
     return chunks
+
+
+def _between_rows(keys: Sequence[TensorKey], borders: Sequence[int]) -> list[int]:
+    """The borders, each moved by at most half a row; chunks of less than a row stay as they are."""
+    moved, first, least = [], 0, borders[1]
+    tensors = iter(keys)
+    key = next(tensors)
+    for border in borders:
+        while border > first + key.numel:
+            first += key.numel
+            key = next(tensors)
+        row = key.cols
+        if 1 < row <= least:
+            border = first + (border - first + row // 2) // row * row
+        moved.append(border)
+    return moved
 
 
 def cut_rows(keys: Sequence[TensorKey], ranks: int) -> list[Chunk]:
@@ -82,6 +111,13 @@ def cut_rows(keys: Sequence[TensorKey], ranks: int) -> list[Chunk]:
 def encode_pieces(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
     """As `encode_batch`, but also for no tensors: a rank's chunk may be empty."""
     return encode_batch(tensors) if tensors else (np.empty(0, np.uint8), [])
+
+
+def encode_apart(groups: Sequence[Sequence[ToEncode]]) -> tuple[ByteArray, list[int]]:
+    """As `encode_pieces` of all tensors, but codecs that ``share`` encode each group by itself."""
+    encoded = [encode_pieces(group) for group in groups]
+    frames = np.concatenate([data for data, _ in encoded])
+    return frames, [size for _, sizes in encoded for size in sizes]
 
 
 def scatter_reduce_allgather(

@@ -22,7 +22,7 @@ from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
 from gradcomp.exchange.patterns.gather import Gather, frames_of_rank
 from gradcomp.exchange.rounds import AllGather, AllToAll, BucketRound
 
-__all__ = ["BLOCK", "MIN_SHARE", "SparseAllReduce"]
+__all__ = ["BLOCK", "DESCRIPTION_BYTES", "MIN_SHARE", "SparseAllReduce"]
 
 BLOCK = 64
 """Consecutive elements in a block. Blocks are dealt out to the ranks in turn."""
@@ -36,6 +36,9 @@ _POINTS = 64
 _LARGEST = np.finfo(np.float32).max
 
 _EXACT = get_codec("identity")
+
+DESCRIPTION_BYTES = _EXACT.max_encoded_size(2 + _POINTS)
+"""Of a rank's description of its share, as a frame."""
 
 
 class SparseAllReduce(BucketAggregator):

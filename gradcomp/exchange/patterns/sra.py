@@ -12,7 +12,13 @@ from gradcomp.codec.batch import ToEncode
 from gradcomp.codec.codec import Codec
 from gradcomp.exchange.memory import Memory
 from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
-from gradcomp.exchange.patterns.chunks import Chunk, cut, encode_pieces, scatter_reduce_allgather
+from gradcomp.exchange.patterns.chunks import (
+    Chunk,
+    cut,
+    encode_apart,
+    encode_pieces,
+    scatter_reduce_allgather,
+)
 from gradcomp.exchange.patterns.gather import Gather
 from gradcomp.exchange.rounds import BucketRound
 
@@ -35,11 +41,14 @@ class Sra(BucketAggregator):
     owner adds world_size times this second loss to its residual. So the mean of all residuals is
     again exactly the part that the averages lack.
 
-    Codecs see pieces of tensors: a ``k`` counts within a piece, and a piece has its own scale.
+    Codecs see pieces of tensors: a ``k`` counts within a piece, and a piece has its own scale. Codecs
+    that ``share`` choose within a chunk: each owner's part of the bytes is as large as its part of
+    the elements, in both phases, on all ranks. Their chunks have whole rows, where these are small.
     """
 
     def __init__(self, codec: Codec, memory: Memory, context: Context) -> None:
-        self.bucket = Sra
+        self._shares = "shares" in codec.caps
+        self.bucket = self if self._shares else Sra
         self.codec = codec
         self.memory = memory
         self.gather = Gather(codec, memory, context.seed, context.rank)
@@ -57,26 +66,24 @@ class Sra(BucketAggregator):
             ]
             return (yield from self.gather.bucket_round(name, gathers))
 
-        chunks = cut([member.key for member in members], self._world_size)
+        keys = [member.key for member in members]
+        chunks = cut(keys, self._world_size, whole_rows=self._shares)
         sources = [
             aggregator.memory.source(member.grad, member.key)
             for aggregator, member in zip(aggregators, members, strict=True)
         ]
         seed = self.gather.seed
-        data = encode_pieces(
-            [
-                sources[piece.member]
-                .part(piece.begin, piece.end)
-                .to_encode(
-                    aggregators[piece.member].codec,
-                    seed,
-                    members[piece.member].step,
-                    piece.tensor_id(_SCATTER),
-                )
-                for chunk in chunks
-                for piece in chunk
-            ]
-        )
+        scattered = []
+        for chunk in chunks:
+            tensors = []
+            for piece in chunk:
+                member = members[piece.member]
+                part = sources[piece.member].part(piece.begin, piece.end)
+                codec = aggregators[piece.member].codec
+                item = part.to_encode(codec, seed, member.step, piece.tensor_id(_SCATTER))
+                tensors.append(item._replace(grad=item.grad.reshape(piece.shape)))
+            scattered.append(tensors)
+        data = encode_apart(scattered)
         for aggregator, member in zip(aggregators, members, strict=True):
             aggregator.memory.sent(member.key)
 
@@ -87,7 +94,7 @@ class Sra(BucketAggregator):
                 tensors.append(
                     ToEncode(
                         aggregators[piece.member].codec,
-                        average,
+                        average.reshape(piece.shape),
                         seed,
                         members[piece.member].step,
                         piece.tensor_id(_GATHER),

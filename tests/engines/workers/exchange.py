@@ -98,6 +98,32 @@ def sums_of_chosen_elements() -> dict[str, int]:
 
 
 @cases
+def codecs_that_choose_among_all_elements() -> dict[str, int]:
+    """Each owner's chunk has its own share of the bytes."""
+    specs = {
+        "adaptive": "residual|adaptive(rate=0.5)",
+        "plain": "adaptive(rate=1.0)",
+        "globaltopk": "residual|globaltopk(ratio=0.05)",
+    }
+    sent = check(config_of(rules=rules_of(specs)), specs)
+    assert {"alltoall", "allgather", "token"} <= set(sent)
+    return sent
+
+
+@cases
+def the_pattern_follows_the_ranks() -> None:
+    """`auto` takes sra for 16 bits an element from four ranks on, which know it of each other."""
+    config = configured("residual|bf16")
+    params = harness.parameters({"w": harness.MATRIX})
+    compression = Compression(config, params.items())
+    opt, loopback = harness.optimizer(params, compression), Loopback(config, hvd.size())
+    for step in range(STEPS):
+        harness.check_step(opt, params, loopback, step, np.random.default_rng(0))
+    kinds = {"alltoall", "allgather"} if hvd.size() >= 4 else {"allgather"}
+    assert set(compression.stats.sent_bytes) - {"check", "token"} == kinds
+
+
+@cases
 def summable_codecs_that_are_not_added() -> None:
     """fp16 by sra and by gather: no float16 sum overflows."""
     for exchange in ("gather", "sra"):

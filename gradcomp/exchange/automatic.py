@@ -1,0 +1,131 @@
+"""The exchange pattern of `auto` for codecs whose payloads cannot be added.
+
+A gather is a single round, and its average is not rounded once more, but its bytes grow with the
+ranks. So `auto` gathers while that costs little. The choice depends on nothing but the spec and the
+number of ranks: no data is measured, and all ranks choose alike.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+from gradcomp.codec.codec import get_codec
+from gradcomp.codec.spec import Stage, parse
+from gradcomp.exchange.link import dense_link_bytes, link_bytes
+from gradcomp.exchange.patterns.sparse_allreduce import DESCRIPTION_BYTES, MIN_SHARE
+from gradcomp.exchange.patterns.sra import MIN_CHUNK
+
+__all__ = ["NUMEL", "Choice", "automatic_choice", "spec_link_bytes"]
+
+NUMEL = 2**20
+"""Elements of a default bucket, for which bytes are compared."""
+
+_OF_DENSE = 0.751
+"""Share of the bytes of an uncompressed all-reduce that a gather may pass: three quarters, and headers
+of frames."""
+
+_OF_GATHER = 0.26
+"""Share of a gather's bytes at which another pattern is worth its second loss: a quarter, and headers.
+`sra` passes 2 / n of them, so this is from 8 ranks on."""
+
+_FRAME_BYTES = get_codec("identity").max_encoded_size(0)
+
+
+class Choice(NamedTuple):
+    """An exchange pattern.
+
+    Attributes:
+        reason: why `auto` takes it; empty if there was no choice.
+    """
+
+    pattern: str
+    reason: str = ""
+
+
+@lru_cache(maxsize=4096)
+def automatic_choice(codec: str, ranks: int) -> Choice:
+    """The pattern of a codec, which is not summable, at a number of ranks.
+
+    Args:
+        codec: its spec without memory and schedules.
+    """
+    gather = spec_link_bytes(codec, "gather", ranks)
+    dense = dense_link_bytes(4 * NUMEL, ranks)
+    few = Choice("gather", "one round, and the average is not coded again")
+    other = _other(codec, ranks)
+    if ranks <= 2 or other is None:
+        return few
+    nbytes = spec_link_bytes(codec, other, ranks)
+    if nbytes <= _OF_GATHER * gather:
+        return Choice(other, f"it passes {nbytes / gather:.2g} of the bytes of a gather")
+    if gather > _OF_DENSE * dense and nbytes < gather:
+        return Choice(other, f"a gather passes {gather / dense:.2g} of the uncompressed bytes")
+    return few
+
+
+def _other(codec: str, ranks: int) -> str | None:
+    """The pattern beside the gather whose bytes grow least."""
+    caps = get_codec(codec).caps
+    if "learns" in caps:  # from averages of whole tensors
+        return None
+    if "sparse" not in caps:
+        return "sra"
+    # With about equal bytes, one choice from all sums keeps far more of uneven gradients than sra,
+    # which chooses in each piece (benchmarks/exchange_bytes.py).
+    if MIN_SHARE * ranks <= NUMEL:
+        return "sparse_allreduce"
+    # Random elements of random elements are nearly none.
+    return None if "seeded" in caps else "sra"
+
+
+def spec_link_bytes(codec: str, pattern: str, ranks: int, numel: int = NUMEL) -> float:
+    """Bytes that pass a rank's link for a tensor, by the sizes of `_expected_size`.
+
+    Args:
+        codec: its spec without memory and schedules.
+        pattern: "reduce", "gather", "sra" or "sparse_allreduce".
+        numel: the tensor's elements.
+    """
+    if pattern == "reduce":
+        return link_bytes("allreduce", get_codec(codec).max_payload_size(numel), ranks)
+    whole = _expected_size(codec, numel)
+    if pattern == "sra" and numel >= MIN_CHUNK * ranks:
+        piece = _expected_size(codec, math.ceil(numel / ranks))
+        return link_bytes("alltoall", ranks * piece, ranks) + link_bytes("allgather", piece, ranks)
+    if pattern == "sparse_allreduce" and numel >= MIN_SHARE * ranks:
+        frames = _expected_size(_as_topk(codec), numel) + ranks * _FRAME_BYTES
+        return (
+            link_bytes("alltoall", frames, ranks)
+            + link_bytes("allgather", DESCRIPTION_BYTES, ranks)
+            + link_bytes("allgather", frames / ranks, ranks)
+        )
+    return link_bytes("allgather", whole, ranks)
+
+
+@lru_cache(maxsize=4096)
+def _expected_size(codec: str, numel: int) -> int:
+    """Bytes of a frame: the most, or the size that the codec aims at if that is known."""
+    most = get_codec(codec).max_encoded_size(numel)
+    rate = _stage(codec).params.get("rate")
+    if isinstance(rate, float):
+        return min(most, math.ceil(rate * numel / 8) + _FRAME_BYTES)
+    if "shares" in get_codec(codec).caps:
+        # A bucket has as many elements as `topk` sends; a single tensor may get all or none.
+        return get_codec(_as_topk(codec)).max_encoded_size(numel)
+    return most
+
+
+def _as_topk(codec: str) -> str:
+    """The `topk` of as many elements as a sparse codec sends; the codec itself if that is unknown."""
+    params = _stage(codec).params
+    for name in ("ratio", "k"):
+        if name in params and _stage(codec).name != "blocktopk":  # whose k counts in a block
+            return parse(f"topk({name}={params[name]},values={params.get('values', 'fp32')})").codec
+    return codec
+
+
+def _stage(codec: str) -> Stage:
+    (stage,) = (stage for stage in parse(codec).stages if stage.kind == "codec")
+    return stage
