@@ -8,7 +8,7 @@ of a node and its traffic from other nodes: all that enters the node.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,34 +83,46 @@ def received(
         return average
 
 
-def measure(row: Row, ranks: int, *, uneven: bool = False) -> tuple[float, float]:
-    """The largest number of bytes received by a rank, and the vNMSE of the average.
-
-    Gradients are standard normal, half of their variance shared by all ranks; uneven ones are 50
-    times as large in the first of 64 parts.
-    """
-    spec, exchange, _ = row
-    ranks_per_node = ranks_in_node(row, ranks)
-    compress = {"default": spec, "exchange": exchange, "ranks_per_node": ranks_per_node}
-    config = Config.from_mapping({"version": 1, "compress": compress})
+def gradients(ranks: int, *, uneven: bool = False) -> list[FloatArray]:
+    """Standard normal, half of their variance shared by all ranks; uneven ones are 50 times as large
+    in the first of 64 parts."""
     rng = np.random.default_rng(0)
     shared = rng.standard_normal(SHAPE, np.float32)
     scale = np.full((SHAPE[0], 1), 0.5**0.5, np.float32)
     if uneven:
         scale[: SHAPE[0] // 64] *= 50
-    grads = [scale * (shared + rng.standard_normal(SHAPE, np.float32)) for _ in range(ranks)]
-    pipelines = [Pipeline(config, rank, ranks) for rank in range(ranks)]
-    nbytes = [0.0] * ranks
-    averages = run_rounds(
-        [
-            received(one.round("w", grad), one, nbytes)
-            for one, grad in zip(pipelines, grads, strict=True)
-        ],
-        ranks_per_node,
-    )
+    return [scale * (shared + rng.standard_normal(SHAPE, np.float32)) for _ in range(ranks)]
+
+
+def exchange(
+    pipelines: Sequence[Pipeline], grads: Sequence[FloatArray], ranks_per_node: int = 1
+) -> tuple[float, FloatArray]:
+    """Average a tensor: the largest number of bytes received by a rank, and the average."""
+    nbytes = [0.0] * len(grads)
+    rounds = [
+        received(one.round("w", grad), one, nbytes)
+        for one, grad in zip(pipelines, grads, strict=True)
+    ]
+    averages = run_rounds(rounds, ranks_per_node)
+    return max(nbytes), averages[0]
+
+
+def error_of(average: FloatArray, grads: Sequence[FloatArray]) -> float:
+    """The vNMSE of an average."""
     exact = np.mean(grads, axis=0, dtype=np.float64).reshape(-1)
-    error = float(np.sum((averages[0] - exact) ** 2) / np.sum(exact**2))
-    return max(nbytes), error
+    return float(np.sum((average - exact) ** 2) / np.sum(exact**2))
+
+
+def measure(row: Row, ranks: int, *, uneven: bool = False) -> tuple[float, float]:
+    """The largest number of bytes received by a rank, and the vNMSE of the average."""
+    spec, pattern, _ = row
+    ranks_per_node = ranks_in_node(row, ranks)
+    compress = {"default": spec, "exchange": pattern, "ranks_per_node": ranks_per_node}
+    config = Config.from_mapping({"version": 1, "compress": compress})
+    grads = gradients(ranks, uneven=uneven)
+    pipelines = [Pipeline(config, rank, ranks) for rank in range(ranks)]
+    nbytes, average = exchange(pipelines, grads, ranks_per_node)
+    return nbytes, error_of(average, grads)
 
 
 def draw(table: dict[Row, dict[int, float]]) -> Figure:

@@ -17,7 +17,7 @@ from gradcomp.cli.options import JsonOption, OuterOption
 from gradcomp.codec import spec as specs
 from gradcomp.errors import GradcompError
 from gradcomp.exchange.link import dense_link_bytes
-from gradcomp.exchange.select import exchange_pattern, patterns_text
+from gradcomp.exchange.select import choices_by_ranks, exchange_pattern, patterns_text
 from gradcomp.tools.model_shapes import MODELS, model_shapes
 from gradcomp.tools.step_bytes import ModelBytes, model_bytes
 
@@ -139,6 +139,7 @@ def _spec_json(spec: specs.Spec) -> dict[str, Any]:
             for stage in spec.stages
         ],
         "exchange": exchange_pattern(spec),
+        "exchange_from_ranks": {str(n): one.pattern for n, one in choices_by_ranks(spec)},
         "max_bytes": {str(numel): size for numel, size in _max_bytes(spec).items()},
     }
 

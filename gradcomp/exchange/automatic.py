@@ -53,15 +53,15 @@ def automatic_choice(codec: str, ranks: int) -> Choice:
     """
     gather = spec_link_bytes(codec, "gather", ranks)
     dense = dense_link_bytes(4 * NUMEL, ranks)
-    few = Choice("gather", "one round, and the average is not coded again")
+    few = Choice("gather", "it is one round, and its average is not coded again")
     other = _other(codec, ranks)
     if ranks <= 2 or other is None:
         return few
     nbytes = spec_link_bytes(codec, other, ranks)
     if nbytes <= _OF_GATHER * gather:
-        return Choice(other, f"it passes {nbytes / gather:.2g} of the bytes of a gather")
+        return Choice(other, f"it passes {nbytes / gather:.1%} of a gather's bytes")
     if gather > _OF_DENSE * dense and nbytes < gather:
-        return Choice(other, f"a gather passes {gather / dense:.2g} of the uncompressed bytes")
+        return Choice(other, f"a gather passes {gather / dense:.0%} of the uncompressed bytes")
     return few
 
 

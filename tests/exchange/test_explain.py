@@ -39,10 +39,10 @@ def test_bytes_on_a_link_by_the_number_of_ranks() -> None:
 
 def test_the_pattern_by_the_number_of_ranks() -> None:
     assert (
-        "decodes all of them\n  from 6 ranks on sra, as a gather passes 0.76 of the uncompressed "
+        "decodes all of them\n  from 6 ranks on sra, as a gather passes 76% of the uncompressed "
         "bytes\nallowed: gather, sra, two_level\n"
     ) in explain("int8")
-    assert "  from 8 ranks on sra, as it passes 0.25 of the bytes of a gather" in explain("int4")
+    assert "  from 8 ranks on sra, as it passes 25.1% of a gather's bytes" in explain("int4")
     assert "ranks on" not in explain("fp16")
     assert "ranks on" not in explain("identity")
 

@@ -116,7 +116,7 @@ def test_another_pattern_than_with_two_ranks_is_named(caplog: pytest.LogCaptureF
     (_, _), (level, text), (_, _) = messages(caplog)
     assert level == logging.INFO
     assert text == (
-        "gradcomp: compress.default: exchange sra, as a gather passes 1.5 of the uncompressed bytes"
+        "gradcomp: compress.default: exchange sra, as a gather passes 150% of the uncompressed bytes"
     )
 
 

@@ -610,13 +610,20 @@ def test_simulate_without_compression_loses_and_saves_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "workers", "ratio", "link_ratio"),
-    [("bf16", 2, 2, 2), ("bf16", 16, 2, 0.25), ("int8", 16, 4, 0.5), ("fp16", 16, 2, 2)],
+    ("spec", "exchange", "workers", "ratio", "link_ratio"),
+    [
+        ("bf16", "auto", 2, 2, 2),
+        ("bf16", "auto", 16, 1.88, 2),
+        ("bf16", "gather", 16, 2, 0.25),
+        ("int8", "gather", 16, 4, 0.5),
+        ("fp16", "auto", 16, 2, 2),
+    ],
 )
 def test_simulate_counts_what_passes_a_link(
-    spec: str, workers: int, ratio: float, link_ratio: float
+    spec: str, exchange: str, workers: int, ratio: float, link_ratio: float
 ) -> None:
-    args = ("simulate", spec, "--workers", str(workers), "--model", "digits-mlp", "--steps", "1")
+    settings = ("--workers", str(workers), "--model", "digits-mlp", "--steps", "1")
+    args = ("simulate", spec, *settings, "--set", f"compress.exchange={exchange}")
     result = run_json(*args)
     dense = 2 * (workers - 1) / workers * result["dense_bytes"]
     assert result["dense_link_bytes"] == pytest.approx(dense)
@@ -634,6 +641,10 @@ def test_simulate_counts_what_passes_a_link(
         sra = run_json(*args, "--set", "compress.exchange=sra")
         assert sra["warnings"] == []
         assert sra["link_ratio"] == pytest.approx(ratio, rel=0.03)
+    (group,) = (one for one in result["groups"] if one["rule"] == "compress.default")
+    if exchange == "auto":
+        assert f"exchange of compress.default: {group['exchange']}, as " in text
+        assert group["exchange_reason"]
 
 
 def test_local_steps_divide_the_bytes() -> None:
