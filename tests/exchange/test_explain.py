@@ -42,7 +42,7 @@ def test_the_pattern_by_the_number_of_ranks() -> None:
         "decodes all of them\n  from 6 ranks on sra, as a gather passes 76% of the uncompressed "
         "bytes\nallowed: gather, sra, two_level\n"
     ) in explain("int8")
-    assert "  from 8 ranks on sra, as it passes 25.1% of a gather's bytes" in explain("int4")
+    assert "  from 8 ranks on sra, as it passes 25.0% of a gather's bytes" in explain("int4")
     assert "ranks on" not in explain("fp16")
     assert "ranks on" not in explain("identity")
 

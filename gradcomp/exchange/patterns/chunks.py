@@ -115,6 +115,8 @@ def encode_pieces(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
 
 def encode_apart(groups: Sequence[Sequence[ToEncode]]) -> tuple[ByteArray, list[int]]:
     """As `encode_pieces` of all tensors, but codecs that ``share`` encode each group by itself."""
+    if len(groups) == 1:
+        return encode_pieces(groups[0])
     encoded = [encode_pieces(group) for group in groups]
     frames = np.concatenate([data for data, _ in encoded])
     return frames, [size for _, sizes in encoded for size in sizes]

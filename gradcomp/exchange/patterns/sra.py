@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from gradcomp.exchange.memory import Memory
 from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
 from gradcomp.exchange.patterns.chunks import (
     Chunk,
+    Piece,
     cut,
     encode_apart,
     encode_pieces,
@@ -73,17 +75,26 @@ class Sra(BucketAggregator):
             for aggregator, member in zip(aggregators, members, strict=True)
         ]
         seed = self.gather.seed
-        scattered = []
-        for chunk in chunks:
-            tensors = []
-            for piece in chunk:
-                member = members[piece.member]
-                part = sources[piece.member].part(piece.begin, piece.end)
-                codec = aggregators[piece.member].codec
-                item = part.to_encode(codec, seed, member.step, piece.tensor_id(_SCATTER))
-                tensors.append(item._replace(grad=item.grad.reshape(piece.shape)))
-            scattered.append(tensors)
-        data = encode_apart(scattered)
+        of_chunks = [
+            [
+                self._shaped(
+                    piece,
+                    sources[piece.member]
+                    .part(piece.begin, piece.end)
+                    .to_encode(
+                        aggregators[piece.member].codec,
+                        seed,
+                        members[piece.member].step,
+                        piece.tensor_id(_SCATTER),
+                    ),
+                )
+                for piece in chunk
+            ]
+            for chunk in chunks
+        ]
+        # One call for all, unless a chunk is a bucket of its own for the codec.
+        groups = of_chunks if self._shares else [list(chain.from_iterable(of_chunks))]
+        data = encode_apart(groups)
         for aggregator, member in zip(aggregators, members, strict=True):
             aggregator.memory.sent(member.key)
 
@@ -91,17 +102,16 @@ class Sra(BucketAggregator):
             tensors = []
             for piece, average in zip(chunk, averages, strict=True):
                 kept = sources[piece.member].residual is not None
-                tensors.append(
-                    ToEncode(
-                        aggregators[piece.member].codec,
-                        average.reshape(piece.shape),
-                        seed,
-                        members[piece.member].step,
-                        piece.tensor_id(_GATHER),
-                        residual=np.zeros_like(average) if kept else None,
-                        beta=0.0,
-                    )
+                item = ToEncode(
+                    aggregators[piece.member].codec,
+                    average,
+                    seed,
+                    members[piece.member].step,
+                    piece.tensor_id(_GATHER),
+                    residual=np.zeros_like(average) if kept else None,
+                    beta=0.0,
                 )
+                tensors.append(self._shaped(piece, item))
             frames, _ = encode_pieces(tensors)
             for piece, tensor in zip(chunk, tensors, strict=True):
                 residual = sources[piece.member].residual
@@ -120,6 +130,10 @@ class Sra(BucketAggregator):
                 name, chunks, codecs, self._rank, data, weight, settle, outputs
             )
         )
+
+    def _shaped(self, piece: Piece, item: ToEncode) -> ToEncode:
+        """The codec call, with the matrix of the piece's rows for codecs that `share`."""
+        return item._replace(grad=item.grad.reshape(piece.shape)) if self._shares else item
 
 
 def _checked(member: Member) -> Sra:
