@@ -47,7 +47,7 @@ class Topology:
         TopologyError: a matrix is not square, is negative or not finite, or has no weights for a
             rank.
 
-    Example:
+    Examples:
         >>> from gradcomp.gossip import make_topology
         >>> ring = make_topology("ring", 4)
         >>> ring.peers(0)

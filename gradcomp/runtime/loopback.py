@@ -35,7 +35,7 @@ class Loopback:
         SpecError: the spec is wrong.
         ConfigError: with ``two_level``, the ranks do not form equal nodes.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from gradcomp import Loopback
         >>> loop = Loopback("fp16", world_size=2)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from wheels.byteps_wheel import BYTEPS
 from wheels.horovod_wheel import HOROVOD
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,7 +19,7 @@ def pins_of(file: str) -> set[str]:
     return set(re.findall(r"^[^#\s]\S*$", (ROOT / "scripts" / file).read_text(), re.MULTILINE))
 
 
-INSTALLED = {f"horovod=={HOROVOD.version}"}.union(
+INSTALLED = {f"{release.name}=={release.version}" for release in (BYTEPS, HOROVOD)}.union(
     *(pins_of(path.name) for path in (ROOT / "scripts").glob("requirements*.txt"))
 )
 

@@ -103,6 +103,14 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 @every_page
+def test_every_external_link_is_a_whole_address(page: Path) -> None:
+    text = re.sub(r"`[^`]*`", "", prose(page))
+    addresses = re.findall(r"\]\(\s*<?([a-z]+:[^)\s>]*)", text)
+    wrong = [one for one in addresses if not re.fullmatch(r"https://[\w-]+(\.[\w-]+)+(/\S*)?", one)]
+    assert wrong == []
+
+
+@every_page
 def test_every_path_exists(page: Path) -> None:
     plain = [word.rstrip(".") for word in re.findall(r"[\w./-]+", prose(page))]
     words = [re.sub(r"(::.*|:\d+)$", "", word) for word in spans(page)]

@@ -39,7 +39,7 @@ class OuterLoopback:
         SpecError: the spec is wrong.
         ConfigError: an argument does not fit; see `OuterOptions.of`.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from gradcomp import OuterLoopback
         >>> local = OuterLoopback("identity", {"w": np.zeros(2)}, world_size=2, every=1, lr=1, momentum=0)

@@ -1,0 +1,1 @@
+"""Runs of the trainer and their results: jobs, plots, recorded gradients."""
