@@ -1,1 +1,1 @@
-"""Runs of the trainer and their results: jobs, plots, recorded gradients."""
+"""The pages of the documentation as a site."""
