@@ -194,9 +194,10 @@ def _draw_bytes(axes: Axes, curves: Sequence[_Curve], colours: Sequence[str]) ->
     axes.set_yticks(range(len(curves)), [curve.label for curve in curves])
     axes.invert_yaxis()
     axes.set_xscale("log")
-    high = axes.get_xlim()[1]
-    lowest = min(curve.last_sent for curve in curves)
-    axes.set_xlim(lowest / 3, high * 20)  # space for the numbers beside the bars
+    low = min(curve.last_sent for curve in curves) / 3
+    high = max(curve.sent for curve in curves)
+    # The longest bar takes two fifths of the scale: the rest is for the numbers beside it.
+    axes.set_xlim(low, low * (high / low) ** 2.5)
     axes.xaxis.set_major_formatter(_BYTES)
     _tidy(axes)
 
