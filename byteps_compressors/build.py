@@ -2,7 +2,7 @@
 
 The library is compiled on the machine that uses it, against the headers of the installed BytePS and
 gradcomp.h, and cached in ``GRADCOMP_CACHE`` (default: ``~/.cache/gradcomp``). It needs a C++17
-compiler, Python's headers, and a source checkout of gradcomp, which contains gradcomp.h.
+compiler and Python's headers.
 """
 
 from __future__ import annotations

@@ -22,12 +22,14 @@ def include_folder() -> Path:
     """The include folder of gradcomp/gradcomp.h, for a compiler's ``-I``.
 
     Raises:
-        GradcompError: gradcomp is not installed from a source checkout.
+        GradcompError: the header is not where any kind of installation puts it.
     """
-    folder = Path(__file__).parents[1] / "csrc" / "include"
-    if not folder.is_dir():
-        raise GradcompError(
-            f"there is no {folder}, which has gradcomp.h: install gradcomp from a source checkout "
-            "(pip install --editable .)"
-        )
-    return folder
+    package = Path(__file__).parent
+    folders = (package / "include", package.parent / "csrc" / "include")
+    for folder in folders:
+        if (folder / "gradcomp" / "gradcomp.h").is_file():
+            return folder
+    raise GradcompError(
+        f"gradcomp.h is in none of {', '.join(map(str, folders))}: install gradcomp again, from its "
+        "wheel or from its repository (pip install .)"
+    )
