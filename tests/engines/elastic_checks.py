@@ -1,17 +1,11 @@
-"""Elastic jobs of real Horovod: the way of a job, and the laws that hold in each of its steps."""
+"""Elastic jobs of real Horovod: the way of a job, after which all laws hold."""
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
 from pathlib import Path
 
-import pytest
-
-from elastic_job import ElasticJob, Row
-
-Life = dict[int, dict[int, Row]]
-"""The rows of a life, by step and rank."""
+from elastic_job import ElasticJob
+from elastic_laws import Life, check_replicas, check_resets, check_steps, lives_of, sizes_of
 
 
 def ranks_come_go_and_die(job: ElasticJob, last: Path) -> list[Life]:
@@ -31,7 +25,7 @@ def ranks_come_go_and_die(job: ElasticJob, last: Path) -> list[Life]:
     end_after(last, row["step"] + 5)
     job.end()
     lives = lives_of(job.rows())
-    sizes = [next(iter(complete(life).values()))[0]["size"] for life in lives]
+    sizes = sizes_of(lives)
     assert sizes[0] == 2
     assert {1, 3} <= set(sizes)
     assert sizes[-1] == 2
@@ -61,52 +55,3 @@ def end_after(last: Path, step: int) -> None:
     new = last.with_suffix(".new")
     new.write_text(str(step))
     new.replace(last)
-
-
-def lives_of(rows: list[Row]) -> list[Life]:
-    """The rows of each life, by step and rank, in the order of lives."""
-    lives: dict[float, Life] = defaultdict(lambda: defaultdict(dict))
-    for row in rows:
-        lives[row["life"]][row["step"]][row["rank"]] = row
-    return [lives[life] for life in sorted(lives)]
-
-
-def complete(life: Life) -> dict[int, list[Row]]:
-    """The steps that all ranks of a life have made."""
-    return {
-        step: [of_ranks[rank] for rank in sorted(of_ranks)]
-        for step, of_ranks in sorted(life.items())
-        if len(of_ranks) == of_ranks[min(of_ranks)]["size"]
-    }
-
-
-def check_replicas(lives: list[Life]) -> None:
-    """Equal parameters on all ranks after each step."""
-    for life in lives:
-        for step, rows in complete(life).items():
-            assert len({row["digest"] for row in rows}) == 1, step
-
-
-def check_steps(lives: list[Life]) -> None:
-    """Applied and unsent changes are all changes."""
-    for life in lives:
-        for step, rows in complete(life).items():
-            owed = [row["given"] + row["before"] - row["after"] for row in rows]
-            assert rows[0]["applied"] == pytest.approx(sum(owed) / len(owed), abs=2e-3), step
-
-
-def check_resets(lives: list[Life]) -> int:
-    """Survivors' residuals count as before; returns the number of resets."""
-    checked = 0
-    for old, new in itertools.pairwise(lives):
-        first = complete(new)[min(complete(new))]
-        stayed = {row["pid"] for row in first}
-        # The step before: at a failure the last one that was committed, perhaps by survivors only.
-        before = old.get(first[0]["step"] - 1, {}).values()
-        survivors = [row for row in before if row["pid"] in stayed]
-        if not survivors:
-            continue
-        kept = sum(row["after"] for row in survivors) / survivors[0]["size"]
-        assert sum(row["before"] for row in first) / len(first) == pytest.approx(kept, abs=2e-3)
-        checked += 1
-    return checked

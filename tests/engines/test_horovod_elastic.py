@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from elastic_checks import check_replicas, rank_0_dies, ranks_come_go_and_die
+from elastic_checks import rank_0_dies, ranks_come_go_and_die
 from launch import ENVIRONMENT, HOROVODRUN
 
 from elastic_job import ElasticJob
+from elastic_laws import check_replicas
 
 SCRIPT = Path(__file__).parent / "workers" / "stock_elastic_script.py"
 UNEDITED = [

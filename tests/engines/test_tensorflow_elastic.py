@@ -7,17 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from elastic_checks import (
-    Life,
-    check_replicas,
-    check_resets,
-    complete,
-    rank_0_dies,
-    ranks_come_go_and_die,
-)
+from elastic_checks import rank_0_dies, ranks_come_go_and_die
 from launch import ENVIRONMENT, HERE, HOROVODRUN
 
 from elastic_job import ElasticJob
+from elastic_laws import Life, check_replicas, check_resets, complete
 
 GRAPHS = ["-m", "workers.tf_elastic"]
 FIT = ["-m", "workers.tf_elastic_fit"]
