@@ -1,0 +1,54 @@
+"""Scripts in the structure of Horovod's elastic examples, with one line changed and a worker killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from elastic_checks import rank_0_dies
+from launch import ENVIRONMENT, HERE, HOROVODRUN
+
+from elastic_job import ElasticJob
+from elastic_laws import check_replicas, complete, sizes_of
+
+SPEC = "residual|topk(ratio=0.05)"
+CHANGES = {
+    "stock_elastic_example.py": (
+        "compression = hvd.Compression.none",
+        f"compression = Compression('{SPEC}', model.named_parameters())",
+    ),
+    "stock_tf_elastic_example.py": (
+        "tape = hvd.DistributedGradientTape(tape)",
+        "tape = hvd.DistributedGradientTape("
+        f"tape, compression=Compression('{SPEC}', model.trainable_variables))",
+    ),
+}
+IMPORTS = {
+    "stock_elastic_example.py": "from horovod_compressors.torch import Compression",
+    "stock_tf_elastic_example.py": "from horovod_compressors.tensorflow import Compression",
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_example_with_one_line_changed(name: str, tmp_path: Path) -> None:
+    text = (HERE / "workers" / name).read_text()
+    old, new = CHANGES[name]
+    assert text.count(old) == 1
+    imports = "from elastic_job import log_row\n"
+    script = tmp_path / name
+    script.write_text(text.replace(old, new).replace(imports, imports + IMPORTS[name] + "\n"))
+    (tmp_path / "last").write_text("1000000")
+    hosts = {"localhost": 1, "127.0.0.1": 1}
+    # A survivor may wait so long for a rank that is dead: less than this test does for it.
+    waits = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "100"}
+    environment = {**ENVIRONMENT, **waits, "TF_USE_LEGACY_KERAS": "1"}
+    job = ElasticJob(tmp_path, [str(script)], hosts, HOROVODRUN, environment)
+    try:
+        lives = rank_0_dies(job, tmp_path / "last")
+    finally:
+        job.stop()
+    assert {1, 2} == set(sizes_of(lives))
+    check_replicas(lives)
+    for life in lives:
+        for rows in complete(life).values():
+            assert 0 < rows[0]["sent"] <= 0.05 * rows[0]["size"] + 1e-3
