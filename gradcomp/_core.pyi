@@ -4,8 +4,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradcomp.codec.batch import ToDecode, ToEncode
 from gradcomp.codec.correction import Correction
+from gradcomp.codec.items import ToDecode, ToEncode
 
 MAX_NUMEL: int
 WIRE_VERSION: int
@@ -80,6 +80,24 @@ def frame_size(data: npt.NDArray[np.uint8]) -> int: ...
 def derive_stream(seed: int, step: int, tensor_id: int) -> int: ...
 def encode_batch(tensors: Sequence[ToEncode]) -> tuple[npt.NDArray[np.uint8], list[int]]: ...
 def decode_batch_add(tensors: Sequence[ToDecode], weight: float) -> None: ...
+def frame_of_kept(
+    codec: Codec,
+    indices: npt.NDArray[np.uint32],
+    values: npt.NDArray[np.float32],
+    numel: int,
+    stream: int,
+    out: npt.NDArray[np.uint8],
+) -> int: ...
+def frame_of_payload(
+    codec: Codec,
+    payload: npt.NDArray[np.uint8],
+    numel: int,
+    stream: int,
+    out: npt.NDArray[np.uint8],
+) -> int: ...
+def kept_of_frame(
+    codec: Codec, frame: npt.NDArray[np.uint8], numel: int
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]: ...
 def compensate(
     residual: npt.NDArray[np.float32], grad: npt.NDArray[np.float32], beta: float, gamma: float
 ) -> None: ...

@@ -5,16 +5,10 @@
 #include "bindings/fields.hpp"
 #include "codec/bucket_codec.hpp"
 #include "codec/feedback.hpp"
-#include "wire/frame.hpp"
+#include "wire/parts.hpp"
 
 namespace gradcomp::bindings {
 namespace {
-
-Status check_numel(const Frame& frame, std::size_t n) {
-  if (frame.numel == n) return {};
-  return wire_error("the frame holds " + std::to_string(frame.numel) + " elements, not " +
-                    std::to_string(n));
-}
 
 Status check_payload_numel(std::size_t n) {
   return n > kMaxNumel ? capacity_error("too many elements") : Status();
@@ -43,8 +37,7 @@ void decode_frame(const PyCodec& self, const Bytes& bytes, Floats& y) {
   const Span<float> to = output(y);
   call_without_gil([&]() -> Status {
     Frame frame;
-    GRADCOMP_TRY(open_frame(self.compiled(), from, &frame));
-    GRADCOMP_TRY(check_numel(frame, to.size()));
+    GRADCOMP_TRY(payload_of_frame(self.compiled(), from, to.size(), &frame));
     return self.codec().decode(frame.payload, make_call(frame.stream), to);
   });
 }
@@ -54,8 +47,7 @@ void decode_frame_add(const PyCodec& self, const Bytes& bytes, float weight, Flo
   const Span<float> to = output(acc);
   call_without_gil([&]() -> Status {
     Frame frame;
-    GRADCOMP_TRY(open_frame(self.compiled(), from, &frame));
-    GRADCOMP_TRY(check_numel(frame, to.size()));
+    GRADCOMP_TRY(payload_of_frame(self.compiled(), from, to.size(), &frame));
     return self.codec().decode_add(frame.payload, make_call(frame.stream), weight, to);
   });
 }

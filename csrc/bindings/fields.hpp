@@ -1,4 +1,4 @@
-// Reading the named tuples of gradcomp/codec/batch.py.
+// Reading the named tuples of gradcomp/codec/items.py.
 #pragma once
 
 #include "bindings/common.hpp"

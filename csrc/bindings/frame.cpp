@@ -1,8 +1,11 @@
 #include "wire/frame.hpp"
 
+#include <algorithm>
+
 #include "bindings/bindings.hpp"
-#include "bindings/common.hpp"
+#include "bindings/codec.hpp"
 #include "stages/registry.hpp"
+#include "wire/parts.hpp"
 
 namespace gradcomp::bindings {
 namespace {
@@ -33,12 +36,56 @@ std::size_t leading_frame_size(const Bytes& bytes) {
   return size;
 }
 
+using Indices = Array<std::uint32_t>;
+
+// Copies a span that ends with the call, so that the array owns its elements.
+template <typename T>
+Array<T> array_from(Span<const T> values) {
+  Array<T> array(static_cast<py::ssize_t>(values.size()));
+  std::copy(values.begin(), values.end(), array.mutable_data());
+  return array;
+}
+
+std::size_t kept_frame(const PyCodec& codec, const Indices& indices, const Floats& values,
+                       std::size_t n, std::uint64_t stream, Bytes& out) {
+  const KeptParts kept{input(indices), input(values)};
+  const Span<std::uint8_t> to = output(out);
+  std::size_t written = 0;
+  call_without_gil([&] { return frame_of_kept(codec.compiled(), kept, n, stream, to, &written); });
+  return written;
+}
+
+std::size_t payload_frame(const PyCodec& codec, const Bytes& payload, std::size_t n,
+                          std::uint64_t stream, Bytes& out) {
+  const Span<const std::uint8_t> from = input(payload);
+  const Span<std::uint8_t> to = output(out);
+  std::size_t written = 0;
+  call_without_gil(
+      [&] { return frame_of_payload(codec.compiled(), from, n, stream, to, &written); });
+  return written;
+}
+
+py::tuple kept_parts(const PyCodec& codec, const Bytes& frame, std::size_t n) {
+  const Span<const std::uint8_t> from = input(frame);
+  KeptParts kept;
+  call_without_gil(
+      [&] { return kept_of_frame(codec.compiled(), from, n, &thread_scratch(), &kept); });
+  return py::make_tuple(array_from(kept.indices), array_from(kept.values));
+}
+
 }  // namespace
 
 void bind_frame(py::module_& m) {
   m.attr("WIRE_VERSION") = kFrameVersion;
   m.def("parse_frame", &parse_frame_header, py::arg("frame").noconvert());
   m.def("frame_size", &leading_frame_size, py::arg("data").noconvert());
+  m.def("frame_of_kept", &kept_frame, py::arg("codec"), py::arg("indices").noconvert(),
+        py::arg("values").noconvert(), py::arg("numel"), py::arg("stream"),
+        py::arg("out").noconvert());
+  m.def("frame_of_payload", &payload_frame, py::arg("codec"), py::arg("payload").noconvert(),
+        py::arg("numel"), py::arg("stream"), py::arg("out").noconvert());
+  m.def("kept_of_frame", &kept_parts, py::arg("codec"), py::arg("frame").noconvert(),
+        py::arg("numel"));
 }
 
 }  // namespace gradcomp::bindings

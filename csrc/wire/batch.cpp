@@ -15,6 +15,7 @@
 #include "kernels/kernels.hpp"
 #include "wire/averaging.hpp"
 #include "wire/frame.hpp"
+#include "wire/parts.hpp"
 
 namespace gradcomp {
 namespace {
@@ -72,13 +73,6 @@ Status find_shares(Span<const EncodeItem> items, Span<BucketCall> calls,
   return {};
 }
 
-Status open(const DecodeItem& item, Span<const std::uint8_t> bytes, Frame* frame) {
-  GRADCOMP_TRY(open_frame(*item.codec, bytes, frame));
-  if (frame->numel == item.acc.size()) return {};
-  return wire_error("the frame holds " + std::to_string(frame->numel) + " elements, not " +
-                    std::to_string(item.acc.size()));
-}
-
 // Working memory apart from that of codecs, which use thread_scratch().
 Scratch& own_scratch() noexcept {
   thread_local Scratch scratch;
@@ -92,7 +86,7 @@ Status for_frames(const DecodeItem& item, std::size_t* at, const Fn& fn) {
   bucket.basis = item.basis;
   for (*at = 0; *at < item.frames.size(); ++*at) {
     Frame frame;
-    GRADCOMP_TRY(open(item, item.frames[*at], &frame));
+    GRADCOMP_TRY(payload_of_frame(*item.codec, item.frames[*at], item.acc.size(), &frame));
     Call call;
     call.stream = frame.stream;
     call.scratch = &thread_scratch();

@@ -96,19 +96,22 @@ std::size_t max_frame_size(const CompiledCodec& codec, std::size_t n) noexcept {
   return header_size(frame_flags(codec)) + codec.codec->max_encoded_size(n) + kFrameCrc;
 }
 
-Status encode_frame(const CompiledCodec& codec, Span<const float> x, const Call& call,
-                    Span<std::uint8_t> out, std::size_t* written) {
-  GRADCOMP_TRY(check_numel(x.size()));
-  const std::uint8_t flags = frame_flags(codec);
-  const std::size_t head = header_size(flags);
-  const std::size_t needed = max_frame_size(codec, x.size());
+Status payload_room(const CompiledCodec& codec, std::size_t n, Span<std::uint8_t> out,
+                    Span<std::uint8_t>* room) {
+  GRADCOMP_TRY(check_numel(n));
+  const std::size_t needed = max_frame_size(codec, n);
   if (out.size() < needed) {
     return capacity_error("the output buffer has " + std::to_string(out.size()) +
                           " bytes; this frame may need " + std::to_string(needed));
   }
-  std::size_t payload_size = 0;
-  GRADCOMP_TRY(encode_payload(*codec.codec, x, call, {out.data() + head, needed - head - kFrameCrc},
-                              &payload_size));
+  const std::size_t head = header_size(frame_flags(codec));
+  *room = {out.data() + head, needed - head - kFrameCrc};
+  return {};
+}
+
+std::size_t close_frame(const CompiledCodec& codec, std::size_t n, std::uint64_t stream,
+                        std::size_t payload_size, Span<std::uint8_t> out) {
+  const std::uint8_t flags = frame_flags(codec);
   std::uint8_t* const p = out.data();
   std::memcpy(p, kFrameMagic, sizeof kFrameMagic);
   p[4] = kFrameVersion;
@@ -116,11 +119,20 @@ Status encode_frame(const CompiledCodec& codec, Span<const float> x, const Call&
   store(p + 6, codec.info->id);
   store(p + 8, codec.spec_hash);
   store(p + 12, static_cast<std::uint32_t>(payload_size));
-  store(p + 16, static_cast<std::uint64_t>(x.size()));
-  if ((flags & kFlagStream) != 0) store(p + kFrameHeader, call.stream);
-  const std::size_t covered = head + payload_size;
+  store(p + 16, static_cast<std::uint64_t>(n));
+  if ((flags & kFlagStream) != 0) store(p + kFrameHeader, stream);
+  const std::size_t covered = header_size(flags) + payload_size;
   store(p + covered, crc32c(p, covered));
-  *written = covered + kFrameCrc;
+  return covered + kFrameCrc;
+}
+
+Status encode_frame(const CompiledCodec& codec, Span<const float> x, const Call& call,
+                    Span<std::uint8_t> out, std::size_t* written) {
+  Span<std::uint8_t> room;
+  GRADCOMP_TRY(payload_room(codec, x.size(), out, &room));
+  std::size_t payload_size = 0;
+  GRADCOMP_TRY(encode_payload(*codec.codec, x, call, room, &payload_size));
+  *written = close_frame(codec, x.size(), call.stream, payload_size, out);
   return {};
 }
 

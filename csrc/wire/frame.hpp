@@ -32,6 +32,12 @@ Status parse_frame(Span<const std::uint8_t> bytes, Frame* frame);
 bool frame_crc_ok(Span<const std::uint8_t> bytes, const Frame& frame) noexcept;
 
 std::size_t max_frame_size(const CompiledCodec& codec, std::size_t n) noexcept;
+// The room of the payload in `out`, which must have max_frame_size(codec, n).
+Status payload_room(const CompiledCodec& codec, std::size_t n, Span<std::uint8_t> out,
+                    Span<std::uint8_t>* room);
+// Completes the frame around a payload in its payload_room(); returns the frame's size.
+std::size_t close_frame(const CompiledCodec& codec, std::size_t n, std::uint64_t stream,
+                        std::size_t payload_size, Span<std::uint8_t> out);
 Status encode_frame(const CompiledCodec& codec, Span<const float> x, const Call& call,
                     Span<std::uint8_t> out, std::size_t* written);
 // parse_frame(), then checks that this codec and spec made the frame, and its CRC.

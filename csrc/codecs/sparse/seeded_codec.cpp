@@ -52,33 +52,32 @@ Status SeededCodec::encode(Span<const float> x, const Call& call, Span<std::uint
 }
 
 Status SeededCodec::decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const {
-  Kept kept;
+  KeptParts kept;
   GRADCOMP_TRY(unpack(in, call, y.size(), &kept));
-  scatter({kept.indices.data(), kept.indices.size()}, 1, kept.values.data(), y);
+  scatter(kept.indices, 1, kept.values.data(), y);
   return {};
 }
 
 Status SeededCodec::decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                                Span<float> acc) const {
-  Kept kept;
+  KeptParts kept;
   GRADCOMP_TRY(unpack(in, call, acc.size(), &kept));
-  scatter_add({kept.indices.data(), kept.indices.size()}, 1, kept.values.data(), weight, acc);
+  scatter_add(kept.indices, 1, kept.values.data(), weight, acc);
   return {};
 }
 
 Status SeededCodec::decode_add_count(Span<const std::uint8_t> in, const Call& call, float weight,
                                      Span<float> acc, Span<std::uint16_t> counts) const {
-  Kept kept;
+  KeptParts kept;
   GRADCOMP_TRY(unpack(in, call, acc.size(), &kept));
-  const Span<const std::uint32_t> indices{kept.indices.data(), kept.indices.size()};
-  scatter_add(indices, 1, kept.values.data(), weight, acc);
-  scatter_count(indices, 1, counts);
+  scatter_add(kept.indices, 1, kept.values.data(), weight, acc);
+  scatter_count(kept.indices, 1, counts);
   return {};
 }
 
 Status SeededCodec::sum_squares(Span<const std::uint8_t> in, const Call& call, std::size_t n,
                                 double* sum) const {
-  Kept kept;
+  KeptParts kept;
   GRADCOMP_TRY(unpack(in, call, n, &kept));
   *sum = kernels().sum_squares(kept.values.data(), kept.values.size());
   return {};
@@ -96,11 +95,27 @@ Status SeededCodec::choose_kept(std::size_t n, const Call& call, Kept* kept) con
   return choose(n, call, kept->indices);
 }
 
+Status SeededCodec::pack(const KeptParts& kept, std::size_t n, Span<std::uint8_t> out,
+                         std::size_t* written) const {
+  GRADCOMP_TRY(check_room(out, max_encoded_size(n)));
+  if (!kept.indices.empty() || kept.values.size() != keep_.count(n)) {
+    return wire_error(std::to_string(kept.indices.size()) + " indices and " +
+                      std::to_string(kept.values.size()) + " values; this spec sends 0 and " +
+                      std::to_string(keep_.count(n)));
+  }
+  encode_values(value_type_, kept.values, out.data());
+  *written = value_bytes(value_type_, kept.values.size());
+  return {};
+}
+
 Status SeededCodec::unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n,
-                           Kept* kept) const {
+                           KeptParts* kept) const {
   GRADCOMP_TRY(check_payload_size(in, max_encoded_size(n), n));
-  GRADCOMP_TRY(choose_kept(n, call, kept));
-  decode_values(value_type_, in.data(), kept->values);
+  Kept chosen;
+  GRADCOMP_TRY(choose_kept(n, call, &chosen));
+  decode_values(value_type_, in.data(), chosen.values);
+  *kept = {{chosen.indices.data(), chosen.indices.size()},
+           {chosen.values.data(), chosen.values.size()}};
   return {};
 }
 

@@ -8,13 +8,14 @@
 #include <cstdint>
 
 #include "codec/codec.hpp"
+#include "codec/kept_codec.hpp"
 #include "codec/stage.hpp"
 #include "codecs/sparse/keep.hpp"
 #include "coding/values.hpp"
 
 namespace gradcomp {
 
-class SeededCodec : public Codec {
+class SeededCodec : public Codec, public KeptCodec {
  public:
   // Reads the parameters of seeded_params().
   explicit SeededCodec(const Params& params);
@@ -31,6 +32,11 @@ class SeededCodec : public Codec {
   Status sum_squares(Span<const std::uint8_t> in, const Call& call, std::size_t n,
                      double* sum) const final;
 
+  Status pack(const KeptParts& kept, std::size_t n, Span<std::uint8_t> out,
+              std::size_t* written) const final;
+  Status unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+                KeptParts* kept) const final;
+
  private:
   struct Kept {
     Span<std::uint32_t> indices;
@@ -42,7 +48,6 @@ class SeededCodec : public Codec {
   virtual Status choose(std::size_t n, const Call& call, Span<std::uint32_t> indices) const = 0;
 
   Status choose_kept(std::size_t n, const Call& call, Kept* kept) const;
-  Status unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n, Kept* kept) const;
 
   Keep keep_;
   ValueType value_type_;

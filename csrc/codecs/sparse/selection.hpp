@@ -6,14 +6,12 @@
 #include <cstdint>
 
 #include "codec/codec.hpp"
+#include "codec/kept_codec.hpp"
 
 namespace gradcomp {
 
 // Elements that a sparsifier keeps, in ascending order of index.
-struct Selection {
-  Span<const std::uint32_t> indices;
-  Span<const float> values;
-};
+using Selection = KeptParts;
 
 // Number of scratch slots, from slot 0 on, that a selection may use.
 inline constexpr std::size_t kSelectionSlots = 4;

@@ -43,61 +43,88 @@ Status SparseCodec::encode(Span<const float> x, const Call& call, Span<std::uint
   GRADCOMP_TRY(check_room(out, max_encoded_size(x.size())));
   Selection kept;
   GRADCOMP_TRY(select(x, call, &kept));
+  *written = write(kept, x.size(), out.data());
+  return {};
+}
+
+std::size_t SparseCodec::write(const KeptParts& kept, std::size_t n, std::uint8_t* out) const {
   IndexCoding used = IndexCoding::kRaw32;
-  std::uint8_t* const coded = out.data() + kHeader;
-  const std::size_t index_bytes = coder_.encode(kept.indices, units(x.size()), coded, &used);
-  encode_values(value_type_, kept.values, coded + index_bytes);
-  store(out.data(), static_cast<std::uint32_t>(kept.indices.size()));
+  const std::size_t index_bytes = coder_.encode(kept.indices, units(n), out + kHeader, &used);
+  encode_values(value_type_, kept.values, out + kHeader + index_bytes);
+  store(out, static_cast<std::uint32_t>(kept.indices.size()));
   out[4] = static_cast<std::uint8_t>(used);
   out[5] = static_cast<std::uint8_t>(value_type_);
   const std::size_t shortfall = kept.indices.size() * unit_ - kept.values.size();
-  store(out.data() + 6, static_cast<std::uint16_t>(shortfall));
-  *written = kHeader + index_bytes + value_bytes(value_type_, kept.values.size());
+  store(out + 6, static_cast<std::uint16_t>(shortfall));
+  return kHeader + index_bytes + value_bytes(value_type_, kept.values.size());
+}
+
+Status SparseCodec::pack(const KeptParts& kept, std::size_t n, Span<std::uint8_t> out,
+                         std::size_t* written) const {
+  GRADCOMP_TRY(check_room(out, max_encoded_size(n)));
+  const std::size_t all = units(n), count = kept.indices.size();
+  if (count < min_kept(all) || count > max_kept(all)) {
+    return wire_error(std::to_string(count) + " indices of " + std::to_string(all) +
+                      "; this spec keeps " + std::to_string(min_kept(all)) + " to " +
+                      std::to_string(max_kept(all)));
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    if (kept.indices[i] < all && (i == 0 || kept.indices[i - 1] < kept.indices[i])) continue;
+    return wire_error("index " + std::to_string(kept.indices[i]) + " at place " +
+                      std::to_string(i) + "; indices must ascend and be below " +
+                      std::to_string(all));
+  }
+  const bool last_kept = count > 0 && kept.indices[count - 1] + std::size_t{1} == all;
+  const std::size_t expected = count * unit_ - (last_kept ? last_short(n) : 0);
+  if (kept.values.size() != expected) {
+    return wire_error(std::to_string(kept.values.size()) + " values for " +
+                      std::to_string(expected) + " kept elements");
+  }
+  *written = write(kept, n, out.data());
   return {};
 }
 
 Status SparseCodec::decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const {
-  Kept kept;
+  KeptParts kept;
   GRADCOMP_TRY(unpack(in, call, y.size(), &kept));
-  scatter({kept.indices.data(), kept.indices.size()}, unit_, kept.values.data(), y);
+  scatter(kept.indices, unit_, kept.values.data(), y);
   return {};
 }
 
 Status SparseCodec::decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                                Span<float> acc) const {
-  Kept kept;
+  KeptParts kept;
   GRADCOMP_TRY(unpack(in, call, acc.size(), &kept));
-  scatter_add({kept.indices.data(), kept.indices.size()}, unit_, kept.values.data(), weight, acc);
+  scatter_add(kept.indices, unit_, kept.values.data(), weight, acc);
   return {};
 }
 
 Status SparseCodec::decode_add_count(Span<const std::uint8_t> in, const Call& call, float weight,
                                      Span<float> acc, Span<std::uint16_t> counts) const {
-  Kept kept;
+  KeptParts kept;
   GRADCOMP_TRY(unpack(in, call, acc.size(), &kept));
-  const Span<const std::uint32_t> indices{kept.indices.data(), kept.indices.size()};
-  scatter_add(indices, unit_, kept.values.data(), weight, acc);
-  scatter_count(indices, unit_, counts);
+  scatter_add(kept.indices, unit_, kept.values.data(), weight, acc);
+  scatter_count(kept.indices, unit_, counts);
   return {};
 }
 
 Status SparseCodec::sum_squares(Span<const std::uint8_t> in, const Call& call, std::size_t n,
                                 double* sum) const {
-  Kept kept;
+  KeptParts kept;
   GRADCOMP_TRY(unpack(in, call, n, &kept));
   *sum = kernels().sum_squares(kept.values.data(), kept.values.size());
   return {};
 }
 
 Status SparseCodec::zero_sent(Span<const std::uint8_t> in, const Call& call, Span<float> y) const {
-  Kept kept;
+  KeptParts kept;
   GRADCOMP_TRY(unpack(in, call, y.size(), &kept));
-  scatter_zeros({kept.indices.data(), kept.indices.size()}, unit_, y);
+  scatter_zeros(kept.indices, unit_, y);
   return {};
 }
 
 Status SparseCodec::unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n,
-                           Kept* kept) const {
+                           KeptParts* kept) const {
   if (in.size() < kHeader) {
     return wire_error("a sparse payload of " + std::to_string(in.size()) +
                       " bytes; its header alone has " + std::to_string(kHeader));
@@ -115,9 +142,8 @@ Status SparseCodec::unpack(Span<const std::uint8_t> in, const Call& call, std::s
     return wire_error("index coding " + std::to_string(in[4]) + " or value type " +
                       std::to_string(in[5]) + ", which this spec does not allow");
   }
-  const std::size_t last_short = all * unit_ - n;
   const std::size_t shortfall = load<std::uint16_t>(in.data() + 6);
-  if (shortfall != 0 && (shortfall != last_short || count == 0)) {
+  if (shortfall != 0 && (shortfall != last_short(n) || count == 0)) {
     return wire_error("reserved bits, or a last unit that is short by " +
                       std::to_string(shortfall) + " elements");
   }
@@ -132,16 +158,16 @@ Status SparseCodec::unpack(Span<const std::uint8_t> in, const Call& call, std::s
   if (indices.empty() || values.empty()) {
     return capacity_error("out of memory while decoding a sparse payload");
   }
-  kept->indices = {indices.data(), count};
-  kept->values = {values.data(), value_count};
   const std::size_t index_bytes = in.size() - kHeader - tail;
-  GRADCOMP_TRY(decode_indices(coding, {in.data() + kHeader, index_bytes}, all, kept->indices));
+  GRADCOMP_TRY(
+      decode_indices(coding, {in.data() + kHeader, index_bytes}, all, {indices.data(), count}));
   const bool last_kept = count > 0 && indices[count - 1] + std::size_t{1} == all;
-  if (shortfall != (last_kept ? last_short : 0)) {
-    return wire_error("the last unit is short by " + std::to_string(last_short) +
+  if (shortfall != (last_kept ? last_short(n) : 0)) {
+    return wire_error("the last unit is short by " + std::to_string(last_short(n)) +
                       " elements, and the payload says " + std::to_string(shortfall));
   }
-  decode_values(value_type_, in.data() + kHeader + index_bytes, kept->values);
+  decode_values(value_type_, in.data() + kHeader + index_bytes, {values.data(), value_count});
+  *kept = {{indices.data(), count}, {values.data(), value_count}};
   return {};
 }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "codec/codec.hpp"
+#include "codec/kept_codec.hpp"
 #include "codec/stage.hpp"
 #include "codecs/sparse/selection.hpp"
 #include "coding/indices.hpp"
@@ -16,7 +17,7 @@
 
 namespace gradcomp {
 
-class SparseCodec : public Codec {
+class SparseCodec : public Codec, public KeptCodec {
  public:
   // Reads the parameter `values` and the coder stage. A unit has 1 to kMaxUnit elements.
   explicit SparseCodec(const Recipe& recipe, std::size_t unit = 1);
@@ -36,12 +37,12 @@ class SparseCodec : public Codec {
                      double* sum) const final;
   Status zero_sent(Span<const std::uint8_t> in, const Call& call, Span<float> y) const final;
 
- private:
-  struct Kept {
-    Span<std::uint32_t> indices;
-    Span<float> values;
-  };
+  Status pack(const KeptParts& kept, std::size_t n, Span<std::uint8_t> out,
+              std::size_t* written) const final;
+  Status unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+                KeptParts* kept) const final;
 
+ private:
   // Least and greatest number of units kept of n.
   virtual std::size_t min_kept(std::size_t n) const noexcept = 0;
   virtual std::size_t max_kept(std::size_t n) const noexcept = 0;
@@ -50,7 +51,9 @@ class SparseCodec : public Codec {
   virtual Status select(Span<const float> x, const Call& call, Selection* kept) const = 0;
 
   std::size_t units(std::size_t n) const { return (n + unit_ - 1) / unit_; }
-  Status unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n, Kept* kept) const;
+  // Elements that the last of n elements' units lacks.
+  std::size_t last_short(std::size_t n) const { return units(n) * unit_ - n; }
+  std::size_t write(const KeptParts& kept, std::size_t n, std::uint8_t* out) const;
 
   IndexCoder coder_;
   ValueType value_type_;

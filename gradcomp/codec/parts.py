@@ -1,0 +1,83 @@
+"""Frames from their parts, and back: for devices that choose, round and add up elements themselves.
+
+Headers, the coding of indices, checksums and the checks of foreign bytes stay in the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gradcomp import _core
+from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes
+from gradcomp.codec.codec import Codec
+
+__all__ = ["IndexArray", "KeptParts", "PayloadParts", "frames_of_parts", "kept_of_frame"]
+
+IndexArray = npt.NDArray[np.uint32]
+
+
+class KeptParts(NamedTuple):
+    """Elements of one tensor that travel, for ``sparse`` codecs other than ``blocktopk``.
+
+    Attributes:
+        indices: of the kept elements, or chunks of elements, in ascending order; empty for codecs
+            whose choice follows from the stream, as it does not travel.
+        values: of all kept elements, before they are rounded to the codec's type of values.
+        numel: number of the tensor's elements.
+        stream: the key of the random numbers, from `derive_stream`; for codecs that are ``seeded``.
+    """
+
+    codec: Codec
+    indices: IndexArray
+    values: FloatArray
+    numel: int
+    stream: int = 0
+
+
+class PayloadParts(NamedTuple):
+    """The payload of one tensor, as the codec's encoder makes it.
+
+    Attributes:
+        numel, stream: as of `KeptParts`.
+    """
+
+    codec: Codec
+    payload: ByteArray
+    numel: int
+    stream: int = 0
+
+
+def frames_of_parts(parts: Sequence[KeptParts | PayloadParts]) -> tuple[ByteArray, list[int]]:
+    """The frames of a bucket's tensors, one after the other, and their sizes, as `encode_batch`.
+
+    Raises:
+        SpecError: kept elements are given for a codec without such parts.
+        WireError: kept elements that the codec could not have sent.
+        CapacityError: a payload is larger than any of this codec and size.
+    """
+    out = np.empty(sum(part.codec.max_encoded_size(part.numel) for part in parts), np.uint8)
+    sizes: list[int] = []
+    begin = 0
+    for part in parts:
+        core, rest, room = part.codec.core, (part.numel, part.stream), out[begin:]
+        if isinstance(part, KeptParts):
+            written = _core.frame_of_kept(core, part.indices, part.values, *rest, room)
+        else:
+            written = _core.frame_of_payload(core, part.payload, *rest, room)
+        sizes.append(written)
+        begin += written
+    return out[:begin], sizes
+
+
+def kept_of_frame(codec: Codec, frame: Any, numel: int) -> tuple[IndexArray, FloatArray]:
+    """The ascending indices of a frame's kept elements or chunks, and the elements' decoded values.
+
+    Raises:
+        WireError: as of `Codec.decode`.
+        SpecError: the codec has no such parts.
+    """
+    return _core.kept_of_frame(codec.core, as_bytes(frame), numel)

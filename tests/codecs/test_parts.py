@@ -1,0 +1,147 @@
+"""Frames from parts and back: the bytes of the encoder, and every check of the decoder."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from gradcomp import CapacityError, Codec, SpecError, ToEncode, WireError, encode_batch, get_codec
+from gradcomp.codec.codec import derive_stream
+from gradcomp.codec.frame import split_frames
+from gradcomp.codec.parts import KeptParts, PayloadParts, frames_of_parts, kept_of_frame
+from gradcomp.codec.spec import stages
+from support.frames import edited
+
+SIZES = [1, 700, 4096, 70_001]
+EXAMPLES = [stage.example for stage in stages() if stage.kind == "codec"]
+VALUES = ("fp32", "fp16", "bf16", "int8", "sign", "means", "2bit")
+CODERS = ("auto", "raw32", "bitmask", "elias_fano", "rice")
+KEPT = [
+    *(f"topk(ratio=0.02,values={values})" for values in VALUES),
+    *(f"topk(ratio=0.3)|{coder}" for coder in CODERS),
+    "threshold(tau=1.5)",
+    "chunktopk(ratio=0.1,chunk=64)",
+    *(f"randomk(ratio=0.02,values={values})" for values in VALUES),
+    "randomblock(ratio=0.1)",
+]
+
+
+def gradient(numel: int) -> np.ndarray:
+    return np.random.default_rng(numel).standard_normal(numel, np.float32)
+
+
+def chosen(codec: Codec, x: np.ndarray, frame: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The indices of a frame, and the numbers of all elements that it carries."""
+    indices, values = kept_of_frame(codec, frame, x.size)
+    chunk = int(re.search(r"chunk=(\d+)", codec.spec)[1]) if "chunktopk" in codec.spec else 1
+    elements = np.arange(x.size).reshape(-1)
+    carried = np.concatenate(
+        [elements[i * chunk : (i + 1) * chunk] for i in indices.tolist()] or [[]]
+    )
+    assert carried.size == values.size
+    return indices, carried.astype(np.intp)
+
+
+@pytest.mark.parametrize("spec", KEPT)
+def test_kept_elements_make_the_frames_of_the_encoder(spec: str) -> None:
+    codec = get_codec(spec)
+    tensors = [ToEncode(codec, gradient(numel), 1, 2, numel) for numel in SIZES]
+    expected, sizes = encode_batch(tensors)
+    parts = []
+    for tensor, frame in zip(tensors, split_frames(expected, len(tensors)), strict=True):
+        indices, carried = chosen(codec, tensor.grad, frame)
+        if "seeded" in codec.caps:
+            indices = indices[:0]
+        stream = derive_stream(1, 2, tensor.tensor_id)
+        parts.append(KeptParts(codec, indices, tensor.grad[carried], tensor.grad.size, stream))
+    data, written = frames_of_parts(parts)
+    assert written == sizes
+    assert data.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("spec", KEPT)
+def test_kept_elements_of_a_frame_are_its_decode(spec: str) -> None:
+    codec = get_codec(spec)
+    x = gradient(9_999)
+    frame = codec.encode(x, seed=5)
+    _, values = kept_of_frame(codec, frame, x.size)
+    _, carried = chosen(codec, x, frame)
+    scattered = np.zeros_like(x)
+    scattered[carried] = values
+    assert scattered.tobytes() == codec.decode(frame).tobytes()
+
+
+@pytest.mark.parametrize("spec", EXAMPLES)
+def test_a_payload_makes_the_frame_of_the_encoder(spec: str) -> None:
+    codec = get_codec(spec)
+    x = gradient(3_000)
+    payload = codec.encode_payload(x, seed=3, step=4, tensor_id=5).view(np.uint8)
+    stream = derive_stream(3, 4, 5)
+    data, sizes = frames_of_parts([PayloadParts(codec, payload, x.size, stream)])
+    expected = codec.encode(x, seed=3, step=4, tensor_id=5)
+    assert sizes == [expected.size]
+    assert data.tobytes() == expected.tobytes()
+
+
+TOPK = get_codec("topk(k=3)|raw32")
+
+
+@pytest.mark.parametrize(
+    ("indices", "count", "says"),
+    [
+        ([4, 4, 7], 3, "index 4 at place 1"),
+        ([4, 3, 7], 3, "index 3 at place 1"),
+        ([4, 5, 8], 3, "index 8 at place 2; indices must ascend and be below 8"),
+        ([4, 5], 2, "2 indices of 8; this spec keeps 3 to 3"),
+        ([4, 5, 6, 7], 4, "4 indices of 8"),
+        ([4, 5, 6], 2, "2 values for 3 kept elements"),
+    ],
+)
+def test_elements_that_the_codec_cannot_send_are_refused(
+    indices: list[int], count: int, says: str
+) -> None:
+    part = KeptParts(TOPK, np.array(indices, np.uint32), np.ones(count, np.float32), 8)
+    with pytest.raises(WireError, match=re.escape(says)):
+        frames_of_parts([part])
+
+
+def test_a_seeded_codec_is_given_values_alone() -> None:
+    codec = get_codec("randomk(k=3)")
+    part = KeptParts(codec, np.arange(3, dtype=np.uint32), np.ones(3, np.float32), 8)
+    with pytest.raises(WireError, match="3 indices and 3 values; this spec sends 0 and 3"):
+        frames_of_parts([part])
+
+
+@pytest.mark.parametrize("spec", ["fp16", "qsgd", "blocktopk(ratio=0.1)"])
+def test_other_codecs_have_no_such_parts(spec: str) -> None:
+    codec = get_codec(spec)
+    part = KeptParts(codec, np.arange(3, dtype=np.uint32), np.ones(3, np.float32), 8)
+    with pytest.raises(SpecError, match="has no parts"):
+        frames_of_parts([part])
+    with pytest.raises(SpecError, match="has no parts"):
+        kept_of_frame(codec, codec.encode(np.ones(8, np.float32)), 8)
+
+
+def test_a_payload_that_is_too_large_is_refused() -> None:
+    part = PayloadParts(get_codec("fp16"), np.zeros(17, np.uint8), 8)
+    with pytest.raises(CapacityError, match=r"has 17 bytes; 'fp16.*' makes at most 16"):
+        frames_of_parts([part])
+
+
+def test_damaged_and_foreign_frames_are_refused() -> None:
+    frame = TOPK.encode(gradient(8)).tobytes()
+    for position in range(len(frame)):
+        with pytest.raises(WireError):
+            kept_of_frame(TOPK, edited(frame, position, "B", frame[position] ^ 1), 8)
+        with pytest.raises(WireError):
+            kept_of_frame(TOPK, frame[:position], 8)
+    with pytest.raises(WireError, match="the frame holds 8 elements, not 9"):
+        kept_of_frame(TOPK, frame, 9)
+    with pytest.raises(WireError, match="other parameters"):
+        kept_of_frame(get_codec("topk(k=2)|raw32"), frame, 8)
+    # Without a CRC the payload's own checks are the last ones.
+    descending = edited(edited(frame[:-4], 5, "B", 0), 32, "<I", 7)
+    with pytest.raises(WireError):
+        kept_of_frame(TOPK, descending, 8)
