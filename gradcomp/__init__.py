@@ -27,8 +27,9 @@ from gradcomp.errors import (
 from gradcomp.version import installed_version
 
 if TYPE_CHECKING:
-    from gradcomp.codec.batch import ToDecode, ToEncode, decode_batch_add, encode_batch
+    from gradcomp.codec.batch import decode_batch_add, encode_batch
     from gradcomp.codec.codec import Codec, get_codec, list_algorithms, list_codecs
+    from gradcomp.codec.items import ToDecode, ToEncode
     from gradcomp.codec.plugins import CodecPlugin, PluginParam, load_plugin, register_codec
     from gradcomp.config.schema import Config, load_config
     from gradcomp.exchange.explain import explain
@@ -77,8 +78,8 @@ _MODULES = {
     "Pipeline": "runtime.pipeline",
     "PluginParam": "codec.plugins",
     "Stats": "runtime.stats",
-    "ToDecode": "codec.batch",
-    "ToEncode": "codec.batch",
+    "ToDecode": "codec.items",
+    "ToEncode": "codec.items",
     "decode_batch_add": "codec.batch",
     "encode_batch": "codec.batch",
     "explain": "exchange.explain",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 
 _DLPACK_CPU = 1
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 def as_float32(x: Any) -> FloatArray:
@@ -64,7 +66,7 @@ def as_bytes(data: Any) -> ByteArray:
         ) from error
 
 
-def split(flat: FloatArray, sizes: Sequence[int]) -> list[FloatArray]:
+def split(flat: npt.NDArray[_Scalar], sizes: Sequence[int]) -> list[npt.NDArray[_Scalar]]:
     """The parts of a flat array, as views: ``sizes`` elements each."""
     parts, begin = [], 0
     for size in sizes:

@@ -1,77 +1,17 @@
-"""Many tensors in one call, each with its own codec, stream and residual.
-
-The core reads the fields of the named tuples by their names (csrc/bindings/batch.cpp).
-"""
+"""Many tensors in one call, each with its own codec, stream and residual."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from gradcomp import _core
-from gradcomp.codec.arrays import ByteArray, FloatArray
-from gradcomp.codec.codec import Codec
-from gradcomp.codec.correction import Correction
+import numpy as np
+
+from gradcomp.codec.arrays import ByteArray, split
+from gradcomp.codec.devices import HOST, Device, Encoded, device_of
+from gradcomp.codec.items import ToDecode, ToEncode
 from gradcomp.stopwatch import timed
 
-__all__ = ["ToDecode", "ToEncode", "decode_batch_add", "encode_batch"]
-
-
-class ToEncode(NamedTuple):
-    """One tensor of a batch.
-
-    Attributes:
-        grad: C-contiguous float32, of any shape; some codecs see it as the matrix [shape[0], rest].
-        seed, step, tensor_id: as in `Codec.encode`.
-        residual: for error feedback, C-contiguous float32 of as many elements, updated in place:
-            ``beta * residual + gamma * grad`` is encoded, and its decode is subtracted from it;
-            then elements that are not finite are reset to 0.
-        beta: weight of the residual.
-        gamma: weight of the gradient.
-        correction: in place of beta and gamma; masking needs a codec that sends indices.
-        carried: C-contiguous float32 of `Codec.carried` elements, zeros in the first step. The
-            encoder starts its search from them and replaces them for the next step. The bytes then
-            depend on earlier steps, too. None: the search starts anew.
-        basis: C-contiguous float32 of `Codec.basis_size` elements, made by `Codec.learn` from past
-            averages. Decoding the frame then needs the same basis. None: without.
-    """
-
-    codec: Codec
-    grad: FloatArray
-    seed: int = 0
-    step: int = 0
-    tensor_id: int = 0
-    residual: FloatArray | None = None
-    beta: float = 1.0
-    gamma: float = 1.0
-    correction: Correction | None = None
-    carried: FloatArray | None = None
-    basis: FloatArray | None = None
-
-
-class ToDecode(NamedTuple):
-    """One tensor of a batch.
-
-    Attributes:
-        name: of the tensor, for error messages.
-        frames: one from each rank, or each of ``senders``, in rank order.
-        out: C-contiguous float32 array of the tensor's size; the decoded frames are added to it.
-        basis: the basis with which the frames were encoded; None: without.
-        senders: the ranks of the frames, for error messages; None: 0, 1, ...
-        over_senders: ``out``, which holds zeros, becomes each element's sum over the number of frames
-            that carry it, whatever its values; for codecs with the capability ``sparse``.
-        clips: frames whose L2 norm is above the median of the norms are scaled down to it, the lower
-            middle one of an even number. Their mean is added, unless ``over_senders``.
-    """
-
-    name: str
-    codec: Codec
-    frames: Sequence[ByteArray]
-    out: FloatArray
-    basis: FloatArray | None = None
-    senders: Sequence[int] | None = None
-    over_senders: bool = False
-    clips: bool = False
+__all__ = ["decode_batch_add", "encode_batch", "launch_batch"]
 
 
 @timed("encode")
@@ -81,7 +21,7 @@ def encode_batch(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
     Each frame is that of `Codec.encode` for the tensor alone, except for codecs that ``share``:
     ``globaltopk`` chooses among all elements of its tensors, and ``adaptive`` gives all of them one
     step size. All threads together encode each large tensor; small tensors are encoded in parallel,
-    one thread each. The bytes do not depend on the threads.
+    one thread each. The bytes depend neither on the threads nor on the tensors' devices.
 
     Returns:
         The frames, one after the other (`gradcomp.codec.frame.split_frames` cuts them apart), and
@@ -93,8 +33,33 @@ def encode_batch(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
             the codec's.
         CapacityError: a tensor has 2**30 elements or more.
     """
-    out, sizes = _core.encode_batch(tensors)
-    return out[: sum(sizes)], sizes
+    launched = launch_batch(tensors)
+    return HOST.encode(tensors)() if launched is None else launched()
+
+
+def launch_batch(tensors: Sequence[ToEncode]) -> Encoded | None:
+    """Start encoding tensors in the memory of devices; None if all of them are on the host.
+
+    Returns:
+        A function that waits, and returns the result of `encode_batch`.
+    """
+    of_devices = _by_device([device_of(tensor.grad) for tensor in tensors])
+    if all(device is HOST for device in of_devices):
+        return None
+    launched = [
+        (places, device.encode([tensors[place] for place in places]))
+        for device, places in of_devices.items()
+    ]
+
+    def wait() -> tuple[ByteArray, list[int]]:
+        frames: dict[int, ByteArray] = {}
+        for places, encoded in launched:
+            data, sizes = encoded()
+            frames.update(zip(places, split(data, sizes), strict=True))
+        in_order = [frames[place] for place in range(len(tensors))]
+        return np.concatenate(in_order), [frame.size for frame in in_order]
+
+    return launched[0][1] if len(launched) == 1 else wait
 
 
 @timed("decode")
@@ -108,4 +73,13 @@ def decode_batch_add(tensors: Sequence[ToDecode], weight: float = 1.0) -> None:
             discarded.
         TypeError: an array is not C-contiguous, or of another dtype than float32 or uint8.
     """
-    _core.decode_batch_add(tensors, weight)
+    for device, places in _by_device([device_of(tensor.out) for tensor in tensors]).items():
+        device.decode_add([tensors[place] for place in places], weight)
+
+
+def _by_device(devices: Sequence[Device]) -> dict[Device, list[int]]:
+    """The places of each device in a list."""
+    places: dict[Device, list[int]] = {}
+    for place, device in enumerate(devices):
+        places.setdefault(device, []).append(place)
+    return places

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.errors import ProtocolError
-from gradcomp.exchange.rounds import Request
+from gradcomp.exchange.rounds import Ready, Request, advance
 
 __all__ = ["Driver", "Engine", "came_twice"]
 
@@ -30,9 +30,9 @@ class Engine(Protocol):
 
 @dataclass
 class _Running:
-    round: Generator[Request, Any, Any]
+    round: Generator[Request | Ready, Any, Any]
     members: Sequence[str]
-    handle: Any
+    handle: Any = None
 
 
 class Driver:
@@ -46,12 +46,18 @@ class Driver:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._running: dict[str, _Running] = {}
+        self._launched: list[tuple[_Running, Ready]] = []
         self._averages: dict[str, FloatArray] = {}
 
     def start(
-        self, name: str, round_: Generator[Request, Any, Any], members: Sequence[str] = ()
+        self,
+        name: str,
+        round_: Generator[Request | Ready, Any, Any],
+        members: Sequence[str] = (),
     ) -> None:
         """Start a round, and its first request.
+
+        A round that a device works for only launches this work; see `release`.
 
         Args:
             name: of the round; unique in the step, and the same on every rank.
@@ -64,22 +70,40 @@ class Driver:
         """
         if name in self._running:
             raise came_twice(name)
-        self._running[name] = _Running(round_, members, self._engine.start(next(round_)))
+        running = self._running[name] = _Running(round_, members)
+        request = next(round_)
+        if isinstance(request, Ready):
+            self._launched.append((running, request))
+        else:
+            self.release()
+            running.handle = self._engine.start(request)
+
+    def release(self) -> None:
+        """Start the first requests of launched rounds, in the order of their starts.
+
+        Waits for the device. An adapter calls it when the device has had time; every other request
+        calls it first, so that the order of requests is the order of starts on every rank.
+        """
+        launched, self._launched = self._launched, []
+        for running, ready in launched:
+            running.handle = self._engine.start(advance(running.round, ready.wait()))
 
     def post(self, request: Request) -> Any:
         """Start a request outside of all rounds; returns a handle for `reply`."""
+        self.release()
         return self._engine.start(request)
 
     def reply(self, handle: Any) -> Any:
         """Wait for the reply to a request of `post`."""
         return self._engine.finish(handle)
 
-    def run(self, round_: Generator[Request, Any, _Result]) -> _Result:
+    def run(self, round_: Generator[Request | Ready, Any, _Result]) -> _Result:
         """Run a round to its end at once, and return its result. Every rank must call it."""
+        self.release()
         reply = None
         try:
             while True:
-                reply = self._engine.finish(self._engine.start(round_.send(reply)))
+                reply = self._engine.finish(self._engine.start(advance(round_, reply)))
         except StopIteration as stop:
             result: _Result = stop.value
             return result
@@ -92,9 +116,11 @@ class Driver:
     def finish_all(self) -> None:
         """Run all started rounds to their ends."""
         try:
+            self.release()
             while self._running:
                 self._advance()
         except BaseException:
+            self._launched.clear()
             self._running.clear()
             self._averages.clear()
             raise
@@ -105,7 +131,7 @@ class Driver:
             running = self._running[name]
             reply = self._engine.finish(running.handle)
             try:
-                running.handle = self._engine.start(running.round.send(reply))
+                running.handle = self._engine.start(advance(running.round, reply))
             except StopIteration as stop:
                 del self._running[name]
                 if running.members:

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
-from gradcomp.codec.batch import ToEncode
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.correction import Correction
+from gradcomp.codec.devices import HOST, Device, device_of
+from gradcomp.codec.items import ToEncode
 from gradcomp.codec.spec import Stage
 from gradcomp.errors import StateError
 from gradcomp.exchange.rates import Rates
@@ -34,11 +33,12 @@ __all__ = [
     "Signum",
     "Source",
     "array_of",
+    "hands_over",
     "make_memory",
 ]
 
 Arrays = dict[str, FloatArray]
-"""One array per tensor, by name: flat float32."""
+"""One array per tensor, by name: flat float32, on the device of the tensor's last gradient."""
 
 MemoryState = dict[str, Arrays]
 """The arrays of all memories and algorithms, by kind."""
@@ -163,7 +163,7 @@ class Residual:
 
     def source(self, grad: FloatArray, key: TensorKey) -> Source:
         """The gradient with its residual, which encoding updates."""
-        residual = array_of(self._residuals, key, "residual")
+        residual = array_of(self._residuals, key, "residual", device_of(grad))
         return Source(grad.reshape(-1), residual, self._weight(key), self.gamma)
 
     def sent(self, key: TensorKey) -> None:
@@ -337,15 +337,15 @@ class MomentumCorrection:
     @timed("compensate")
     def source(self, grad: FloatArray, key: TensorKey) -> Source:
         """The gradient with its velocity and momentum, which encoding updates."""
-        flat = grad.reshape(-1)
+        flat, device = grad.reshape(-1), device_of(grad)
         correction = Correction(
-            array_of(self._momenta, key, "momentum"),
+            array_of(self._momenta, key, "momentum", device),
             self.momentum,
-            _core.clip_scale(flat, self._clip),
+            _core.clip_scale(flat, self._clip) if device is HOST else 1.0,
             self.nesterov,
             self._masking,
         )
-        velocity = array_of(self._velocities, key, "residual")
+        velocity = array_of(self._velocities, key, "residual", device)
         return Source(flat, velocity, correction=correction)
 
     def sent(self, key: TensorKey) -> None:
@@ -420,18 +420,33 @@ def make_memory(
     return Residual(*weights, residuals, params["average"])
 
 
-def array_of(arrays: Arrays, key: TensorKey, kind: str) -> FloatArray:
-    """The array of a tensor; zeros if it has none yet.
+def hands_over(stage: Stage | None) -> bool:
+    """Whether a memory's `source` leaves all arithmetic on elements to the encoder.
+
+    Its gradients and arrays may then be on any device.
+    """
+    if stage is None:
+        return True
+    if stage.name == MOMENTUM_CORRECTION:
+        return bool(stage.params["clip"] == "none")
+    return stage.name == "residual" and stage.params["average"] == 0
+
+
+def array_of(arrays: Arrays, key: TensorKey, kind: str, device: Device = HOST) -> FloatArray:
+    """The array of a tensor on a device, to which it moves; zeros if it has none yet.
 
     Raises:
         StateError: the array has another size than the tensor.
     """
     array = arrays.get(key.name)
     if array is None:
-        array = arrays[key.name] = np.zeros(key.numel, np.float32)
+        array = arrays[key.name] = device.zeros(key.numel)
     if array.size != key.numel:
         raise StateError(
             f"the {kind} of '{key.name}' has {array.size} elements and its gradient {key.numel}: "
             "the state was saved from another model, or the tensor changed shape"
         )
+    here = device_of(array)
+    if here is not device:
+        array = arrays[key.name] = device.from_host(here.to_host(array))
     return array

@@ -8,7 +8,7 @@ names are the same on every rank, and neither their number nor their order depen
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -27,9 +27,11 @@ __all__ = [
     "Exchange",
     "GossipRound",
     "RankGroup",
+    "Ready",
     "Request",
     "Round",
     "TensorKey",
+    "advance",
 ]
 
 RankGroup: TypeAlias = Literal["all", "node", "leaders"]
@@ -137,9 +139,21 @@ class Exchange:
     varies: bool = False
 
 
+@dataclass(frozen=True)
+class Ready:
+    """No exchange: a device of this rank works for the round. Reply: the result of ``wait``.
+
+    Only rounds with arrays of a device make it, so other ranks may run the round without it. Engines
+    never see it.
+    """
+
+    name: str
+    wait: Callable[[], Any]
+
+
 Request: TypeAlias = AllReduce | AllGather | AllToAll | Broadcast
-Round: TypeAlias = Generator[Request, Any, FloatArray]
-BucketRound: TypeAlias = Generator[Request, Any, list[FloatArray]]
+Round: TypeAlias = Generator[Request | Ready, Any, FloatArray]
+BucketRound: TypeAlias = Generator[Request | Ready, Any, list[FloatArray]]
 """A round of several tensors at once; it returns their averages."""
 
 
@@ -170,3 +184,15 @@ class TensorKey:
     def tensor_id(self) -> int:
         """A 64-bit digest of the name, for seeded codecs."""
         return int.from_bytes(blake2b(self.name.encode(), digest_size=8).digest(), "little")
+
+
+def advance(round_: Generator[Request | Ready, Any, Any], reply: Any) -> Request:
+    """Resume a round with a reply; returns its next request, when its device is ready.
+
+    Raises:
+        StopIteration: the round has ended; ``value`` is its result.
+    """
+    request = round_.send(reply)
+    while isinstance(request, Ready):
+        request = round_.send(request.wait())
+    return request

@@ -13,7 +13,16 @@ import numpy.typing as npt
 from gradcomp.codec.arrays import ByteArray, FloatArray, as_float32
 from gradcomp.config.schema import Config
 from gradcomp.errors import ProtocolError
-from gradcomp.exchange.rounds import AllGather, AllReduce, AllToAll, Broadcast, RankGroup, Request
+from gradcomp.exchange.rounds import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    RankGroup,
+    Ready,
+    Request,
+    advance,
+)
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.stats import Stats
 
@@ -124,7 +133,7 @@ class Loopback:
 
 
 def run_rounds(
-    rounds: Sequence[Generator[Request, Any, _Result]], ranks_per_node: int = 1
+    rounds: Sequence[Generator[Request | Ready, Any, _Result]], ranks_per_node: int = 1
 ) -> list[_Result]:
     """Run one round per rank to its end, in lockstep; returns their results.
 
@@ -147,9 +156,11 @@ class _Ended(Generic[_Result]):
     result: _Result
 
 
-def _advance(one: Generator[Request, Any, _Result], reply: Any) -> Request | _Ended[_Result]:
+def _advance(
+    one: Generator[Request | Ready, Any, _Result], reply: Any
+) -> Request | _Ended[_Result]:
     try:
-        return one.send(reply)
+        return advance(one, reply)
     except StopIteration as stop:
         return _Ended(stop.value)
 

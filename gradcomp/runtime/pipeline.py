@@ -9,13 +9,16 @@ from typing import Any, TypeVar
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.codec import get_codec
+from gradcomp.codec.devices import HOST, Device, device_of
 from gradcomp.codec.spec import Spec
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
 from gradcomp.exchange.automatic import Choice
 from gradcomp.exchange.averaging import MEAN
+from gradcomp.exchange.memory import hands_over
 from gradcomp.exchange.patterns.base import Context, Member
-from gradcomp.exchange.rounds import BucketRound, Request, Round
+from gradcomp.exchange.patterns.gather import Gather
+from gradcomp.exchange.rounds import BucketRound, Ready, Request, Round
 from gradcomp.exchange.select import (
     exchange_choice,
     exchange_pattern,
@@ -309,6 +312,23 @@ class Pipeline:
         """Whether the tensor travels dense in every step, for graphs that are traced once."""
         return resolved.lasting and not self.measures and self.sends_dense(resolved)
 
+    def on_device(self, resolved: Resolved, device: Device) -> bool:
+        """Whether the next round takes a gradient in the memory of a device; else give it on the host.
+
+        Only `Gather` works on devices: it leaves all arithmetic to the encoder and the decoder. A step
+        that hands over state from one spec to another, mixed precision with a loss scale and
+        comparisons with exact averages need gradients on the host.
+        """
+        aggregator = resolved.aggregator
+        return (
+            isinstance(aggregator, Gather)
+            and aggregator.averaging == MEAN
+            and hands_over(resolved.spec.memory)
+            and self._state.continues(resolved)
+            and not self.compares
+            and device.takes(resolved.spec, resolved.key.shape)
+        )
+
     def buckets(self, resolved: Mapping[str, Resolved]) -> list[tuple[str, ...]]:
         """The tensors that `bucket_round` should average together.
 
@@ -379,7 +399,8 @@ class Pipeline:
             grads: by name, in an order that is the same on every rank; C-contiguous float32.
             dense_bytes: uncompressed size of all gradients; None for the sum of their ``nbytes``.
             overwrite: averages may overwrite the gradients; not all aggregators do so. Otherwise
-                averages reuse the memory of earlier averages to which nothing refers any more.
+                averages reuse the memory of earlier averages to which nothing refers any more. On
+                other devices than the host averages have new memory.
             resolved: the tensors' decisions for this round; None to resolve them here.
 
         Returns:
@@ -403,7 +424,8 @@ class Pipeline:
             ):
                 raise ValueError(f"'{name}' does not belong in this bucket: average it by itself")
             whole = self._state.hand_over(decision, grad)
-            out = grad.reshape(-1) if overwrite else self._pool.get(grad.size)
+            on_host = device_of(grad) is HOST
+            out = self._pool.get(grad.size) if on_host and not overwrite else grad.reshape(-1)
             members.append(Member(aggregator, whole, decision.key, self._count(name), out))
         if dense_bytes is None:
             dense_bytes = sum(grad.nbytes for grad in grads.values())
@@ -425,8 +447,11 @@ class Pipeline:
         return step
 
     def _counted(
-        self, label: str, grads: Mapping[str, FloatArray], inner: Generator[Request, Any, _Result]
-    ) -> Generator[Request, Any, _Result]:
+        self,
+        label: str,
+        grads: Mapping[str, FloatArray],
+        inner: Generator[Request | Ready, Any, _Result],
+    ) -> Generator[Request | Ready, Any, _Result]:
         """The round, with its requests counted and its phases profiled."""
         profile = self.stats.profile
         send = inner.send if profile is None else partial(profile.resume, label, inner)
@@ -436,6 +461,9 @@ class Pipeline:
         try:
             request = send(None)
             while True:
+                if isinstance(request, Ready):
+                    request = send((yield request))
+                    continue
                 if request.group != "leaders" or self.node.leads:
                     inside = "node " if request.group == "node" else ""
                     ranks = self.node.count if request.group == "leaders" else None

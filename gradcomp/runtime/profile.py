@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradcomp.codec.arrays import FloatArray
-from gradcomp.exchange.rounds import AllReduce, Request
+from gradcomp.exchange.rounds import AllReduce, Ready, Request
 from gradcomp.stopwatch import PHASES, Phase, active
 
 __all__ = ["Counters", "Event", "LocalRound", "Profile", "SquaredError", "StepProfile"]
@@ -224,7 +224,9 @@ class Profile:
             self._last = end
             self.events.append(Event(label, phase, begin, end))
 
-    def resume(self, tensor: str, round_: Generator[Request, Any, _Result], reply: Any) -> Request:
+    def resume(
+        self, tensor: str, round_: Generator[Request | Ready, Any, _Result], reply: Any
+    ) -> Request | Ready:
         """Send a reply into a round; returns its next request."""
         began = self._under_way.pop(tensor, None)
         if began is not None:

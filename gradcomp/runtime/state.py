@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.devices import device_of
 from gradcomp.codec.spec import parse
 from gradcomp.errors import StateError
 from gradcomp.exchange.memory import MOMENTUM_CORRECTION, RESIDUAL_LR, Arrays, MemoryState
@@ -126,7 +127,7 @@ class RankState:
         if resolved.phase.state == "drop" and before != resolved.phase.use.canonical:
             new = {}
         else:
-            unsent = self.arrays["residual"].get(name)
+            unsent = self._on_host("residual", name)
             rate = self.arrays[RESIDUAL_LR].get(name)
             if unsent is not None and rate is not None and RESIDUAL_LR not in new:
                 # The residual leaves the memory that would scale it.
@@ -138,12 +139,28 @@ class RankState:
         )
         return grad
 
+    def continues(self, resolved: Resolved) -> bool:
+        """Whether `hand_over` has nothing to do: a tensor's arrays stay those of its spec."""
+        last = self._specs.get(resolved.key.name)
+        return not self.loss_scale.active and last in (None, resolved.spec.canonical)
+
+    def _on_host(self, kind: str, name: str) -> FloatArray | None:
+        """A tensor's array, moved to the host; None if there is none."""
+        array = self.arrays[kind].get(name)
+        if array is not None:
+            array = self.arrays[kind][name] = _on_host(array)
+        return array
+
     def _forget(self, name: str, kinds: Iterable[str]) -> None:
         for kind in kinds:
             self.arrays[kind].pop(name, None)
 
     def set_loss_scale(self, scale: float) -> None:
         """Begin a step with this factor of the loss; see `Pipeline.set_loss_scale`."""
+        if not self.loss_scale.active:  # from now on arithmetic needs all arrays on the host
+            for kind, arrays in self.arrays.items():
+                for name in arrays:
+                    self._on_host(kind, name)
         for name, spec in self.loss_scale.set(scale).items():
             if spec is None:
                 self._specs.pop(name, None)
@@ -225,8 +242,9 @@ def _merged(ranks: Sequence[Mapping[str, Any]]) -> MemoryState:
 def _digest_arrays(arrays: Arrays) -> str:
     digest = blake2b(digest_size=8)
     for name in sorted(arrays):
-        digest.update(f"{name}\0{arrays[name].nbytes}\0".encode())
-        digest.update(arrays[name].data)
+        array = _on_host(arrays[name])
+        digest.update(f"{name}\0{array.nbytes}\0".encode())
+        digest.update(array.data)
     return digest.hexdigest()
 
 
@@ -235,7 +253,14 @@ def _digest(values: object) -> str:
 
 
 def _copies(arrays: Mapping[str, Any]) -> Arrays:
-    return {name: np.array(value, dtype=np.float32).reshape(-1) for name, value in arrays.items()}
+    return {
+        name: np.array(_on_host(value), dtype=np.float32).reshape(-1)
+        for name, value in arrays.items()
+    }
+
+
+def _on_host(array: FloatArray) -> FloatArray:
+    return device_of(array).to_host(array)
 
 
 def _same(of_ranks: Sequence[Mapping[str, Any]], kind: str) -> Arrays:

@@ -14,6 +14,7 @@ from gradcomp.codec.spec import parse
 from gradcomp.config.schema import VERSION, Compress, Config, Match, Rule
 from gradcomp.config.spec_schedule import SpecSchedule
 from gradcomp.errors import GradcompError
+from gradcomp.exchange.rounds import advance
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.tools.timing import Timing, thread_counts, time_operations
 
@@ -95,7 +96,7 @@ def measure(
     with thread_counts(threads) as counts:
         timings = time_operations(operations, x, repeats, counts, _core.set_thread_count)
 
-    wire_bytes = next(Pipeline(config).round("x", x)).nbytes
+    wire_bytes = advance(Pipeline(config).round("x", x), None).nbytes
     return BenchResult(
         spec=parsed.canonical,
         numel=numel,

@@ -10,6 +10,7 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.devices import HOST, device_of
 from gradcomp.exchange.memory import MemoryState
 from gradcomp.exchange.nodes import Node
 from gradcomp.exchange.rates import Rates
@@ -109,6 +110,7 @@ class Member(NamedTuple):
     """One tensor of a bucket, with the arguments of its aggregator's `round`.
 
     Attributes:
+        grad: its device is where the round works; `Gather` takes those of other devices than the host.
         out: flat float32 memory for the average, of any content. It may be the gradient's own
             memory, so write to it only after the gradient is encoded.
     """
@@ -120,6 +122,9 @@ class Member(NamedTuple):
     out: FloatArray
 
     def zeros(self) -> FloatArray:
-        """`out`, filled with zeros."""
+        """`out`, filled with zeros; new memory on other devices than the host, as it costs nothing."""
+        device = device_of(self.grad)
+        if device is not HOST:
+            return device.zeros(self.key.numel)
         _core.zero(self.out)
         return self.out

@@ -8,14 +8,15 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
-from gradcomp.codec.batch import ToDecode, ToEncode, decode_batch_add, encode_batch
+from gradcomp.codec.batch import decode_batch_add, encode_batch, launch_batch
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.frame import split_frames
+from gradcomp.codec.items import ToDecode, ToEncode
 from gradcomp.errors import WireError
 from gradcomp.exchange.averaging import MEAN, Averaging
 from gradcomp.exchange.memory import Arrays, Memory, MemoryState, Source
 from gradcomp.exchange.patterns.base import BucketAggregator, Member
-from gradcomp.exchange.rounds import AllGather, BucketRound, TensorKey
+from gradcomp.exchange.rounds import AllGather, BucketRound, Ready, TensorKey
 
 __all__ = ["Gather", "frames_of_rank", "rank_seed"]
 
@@ -90,7 +91,8 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
         assert isinstance(gather, Gather)  # ensured by `bucket`
         gathers.append(gather)
         tensors.append(gather.to_encode(gather.memory.source(grad, key), key, step))
-    data, _ = encode_batch(tensors)
+    launched = launch_batch(tensors)
+    data, _ = encode_batch(tensors) if launched is None else (yield Ready(name, launched))
     for gather, member in zip(gathers, members, strict=True):
         gather.memory.sent(member.key)
     replies: list[ByteArray] = yield AllGather(name, data, len(members))

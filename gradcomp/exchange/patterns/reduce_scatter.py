@@ -8,8 +8,9 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
-from gradcomp.codec.batch import ToDecode, ToEncode, decode_batch_add
+from gradcomp.codec.batch import decode_batch_add
 from gradcomp.codec.codec import Codec
+from gradcomp.codec.items import ToDecode, ToEncode
 from gradcomp.exchange.memory import Memory, Source
 from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
 from gradcomp.exchange.patterns.chunks import Piece, cut_rows, encode_pieces

@@ -9,8 +9,8 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
-from gradcomp.codec.batch import ToEncode
 from gradcomp.codec.codec import Codec
+from gradcomp.codec.items import ToEncode
 from gradcomp.exchange.memory import Memory
 from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
 from gradcomp.exchange.patterns.chunks import (

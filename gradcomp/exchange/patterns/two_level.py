@@ -18,9 +18,11 @@ from gradcomp.exchange.rounds import (
     AllReduce,
     Broadcast,
     BucketRound,
+    Ready,
     Request,
     Round,
     TensorKey,
+    advance,
 )
 
 __all__ = ["TwoLevel", "TwoLevelBucket", "two_level"]
@@ -95,19 +97,19 @@ class TwoLevelBucket(BucketAggregator):
 
 
 def _between_nodes(
-    inner: Generator[Request, Any, _Result], node: Node
+    inner: Generator[Request | Ready, Any, _Result], node: Node
 ) -> Generator[Request, Any, _Result]:
     """Run a round in which each node is one rank."""
     try:
-        request = next(inner)
+        request = advance(inner, None)
         while True:
             if node.count == 1:
-                request = inner.send(_own(request))
+                request = advance(inner, _own(request))
                 continue
             reply = yield replace(request, group="leaders")
             data = _packed(request, reply) if node.leads else np.empty(0, np.uint8)
             data = yield Broadcast(f"{request.name}.back", data, "node")
-            request = inner.send(_unpacked(request, data, node.count))
+            request = advance(inner, _unpacked(request, data, node.count))
     except StopIteration as stop:
         result: _Result = stop.value
         return result

@@ -1,0 +1,98 @@
+"""Devices: where tensors live, and where they are encoded and decoded.
+
+Arrays on the host are numpy's, those of other devices `DeviceArray`. Only code that asks for an array's
+device can be given one of another device, so annotations say `FloatArray` for both.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from gradcomp import _core
+from gradcomp.codec.arrays import ByteArray, FloatArray
+from gradcomp.codec.items import ToDecode, ToEncode
+from gradcomp.codec.spec import Spec
+
+__all__ = ["HOST", "Device", "DeviceArray", "Encoded", "device_of"]
+
+Encoded: TypeAlias = Callable[[], tuple[ByteArray, list[int]]]
+"""Waits for frames that a device encodes; returns the result of `encode_batch`."""
+
+
+class Device(Protocol):
+    """The memory of gradients and residuals, with encoders and decoders that make the core's bits."""
+
+    def takes(self, spec: Spec, shape: tuple[int, ...]) -> bool:
+        """Whether the device encodes tensors of this shape, and adds up their frames."""
+        ...
+
+    def zeros(self, numel: int) -> FloatArray:
+        """A new flat array."""
+        ...
+
+    def encode(self, tensors: Sequence[ToEncode]) -> Encoded:
+        """Start encoding; gradients may change, and residuals be read, when later calls come."""
+        ...
+
+    def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
+        """See `decode_batch_add`. Frames are checked before the call returns."""
+        ...
+
+    def to_host(self, array: FloatArray) -> FloatArray:
+        """The elements on the host: a copy, unless they are there already."""
+        ...
+
+    def from_host(self, array: FloatArray) -> FloatArray:
+        """The elements on this device: a copy, unless they are there already."""
+        ...
+
+
+class DeviceArray(ABC):
+    """Contiguous float32 elements in a device's memory, with these attributes of numpy's arrays.
+
+    ``device``, ``shape``, ``size`` and ``nbytes``.
+    """
+
+    device: Device
+    shape: tuple[int, ...]
+    size: int
+    nbytes: int
+
+    @abstractmethod
+    def reshape(self, shape: int | tuple[int, ...]) -> FloatArray:
+        """A view of another shape; -1 for a flat one."""
+
+
+class _Host:
+    """The host, which takes everything; encoding ends before `encode` returns."""
+
+    def takes(self, spec: Spec, shape: tuple[int, ...]) -> bool:
+        return True
+
+    def zeros(self, numel: int) -> FloatArray:
+        return np.zeros(numel, np.float32)
+
+    def encode(self, tensors: Sequence[ToEncode]) -> Encoded:
+        out, sizes = _core.encode_batch(tensors)
+        return lambda: (out[: sum(sizes)], sizes)
+
+    def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
+        _core.decode_batch_add(tensors, weight)
+
+    def to_host(self, array: FloatArray) -> FloatArray:
+        return array
+
+    def from_host(self, array: FloatArray) -> FloatArray:
+        return array
+
+
+HOST: Device = _Host()
+
+
+def device_of(array: object) -> Device:
+    """The device in whose memory an array is; the host for all but `DeviceArray`."""
+    return array.device if isinstance(array, DeviceArray) else HOST

@@ -1,0 +1,72 @@
+"""Tensors of a batch.
+
+The core reads the fields of the named tuples by their names (csrc/bindings/batch.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gradcomp.codec.arrays import ByteArray, FloatArray
+from gradcomp.codec.codec import Codec
+from gradcomp.codec.correction import Correction
+
+__all__ = ["ToDecode", "ToEncode"]
+
+
+class ToEncode(NamedTuple):
+    """One tensor of a batch; its arrays are in the memory of one `Device`.
+
+    Attributes:
+        grad: C-contiguous float32, of any shape; some codecs see it as the matrix [shape[0], rest].
+        seed, step, tensor_id: as in `Codec.encode`.
+        residual: for error feedback, C-contiguous float32 of as many elements, updated in place:
+            ``beta * residual + gamma * grad`` is encoded, and its decode is subtracted from it;
+            then elements that are not finite are reset to 0.
+        beta: weight of the residual.
+        gamma: weight of the gradient.
+        correction: in place of beta and gamma; masking needs a codec that sends indices.
+        carried: C-contiguous float32 of `Codec.carried` elements, zeros in the first step. The
+            encoder starts its search from them and replaces them for the next step. The bytes then
+            depend on earlier steps, too. None: the search starts anew.
+        basis: C-contiguous float32 of `Codec.basis_size` elements, made by `Codec.learn` from past
+            averages. Decoding the frame then needs the same basis. None: without.
+    """
+
+    codec: Codec
+    grad: FloatArray
+    seed: int = 0
+    step: int = 0
+    tensor_id: int = 0
+    residual: FloatArray | None = None
+    beta: float = 1.0
+    gamma: float = 1.0
+    correction: Correction | None = None
+    carried: FloatArray | None = None
+    basis: FloatArray | None = None
+
+
+class ToDecode(NamedTuple):
+    """One tensor of a batch; ``out`` may be in the memory of a `Device`.
+
+    Attributes:
+        name: of the tensor, for error messages.
+        frames: one from each rank, or each of ``senders``, in rank order.
+        out: C-contiguous float32 array of the tensor's size; the decoded frames are added to it.
+        basis: the basis with which the frames were encoded; None: without.
+        senders: the ranks of the frames, for error messages; None: 0, 1, ...
+        over_senders: ``out``, which holds zeros, becomes each element's sum over the number of frames
+            that carry it, whatever its values; for codecs with the capability ``sparse``.
+        clips: frames whose L2 norm is above the median of the norms are scaled down to it, the lower
+            middle one of an even number. Their mean is added, unless ``over_senders``.
+    """
+
+    name: str
+    codec: Codec
+    frames: Sequence[ByteArray]
+    out: FloatArray
+    basis: FloatArray | None = None
+    senders: Sequence[int] | None = None
+    over_senders: bool = False
+    clips: bool = False

@@ -1,0 +1,229 @@
+"""Gradients in the memory of devices: the averages, residuals and checkpoints of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from gradcomp import Config, Pipeline, ToDecode, ToEncode, decode_batch_add, encode_batch, get_codec
+from gradcomp.codec.batch import launch_batch
+from gradcomp.codec.devices import HOST, Device, device_of
+from gradcomp.codec.frame import split_frames
+from gradcomp.exchange.engine import Driver
+from gradcomp.exchange.rounds import AllGather, AllReduce, Request
+from gradcomp.runtime.loopback import run_rounds
+from support.core_device import CoreDevice
+from support.pipelines import config_of, configured, rules_of
+
+SHAPES = {"conv": (8, 3, 3), "fc": (40, 25), "bias": (40,)}
+RANKS = 3
+
+SPECS = [
+    "topk(ratio=0.1)",
+    "residual(beta=0.9,gamma=1.1)|topk(ratio=0.1,values=fp16)",
+    "residual|qsgd(levels=7)",
+    "residual|randomk(ratio=0.2,values=int8)",
+    "momentum_correction(momentum=0.9)|topk(ratio=0.1)",
+    "momentum_correction(momentum=0.9,nesterov=true,masking=false)|topk(ratio=0.1)",
+]
+
+
+def gradients(step: int, ranks: int = RANKS) -> dict[str, list[np.ndarray]]:
+    rng = np.random.default_rng(step)
+    return {
+        name: [rng.standard_normal(shape, np.float32) for _ in range(ranks)]
+        for name, shape in SHAPES.items()
+    }
+
+
+def average(
+    pipelines: Sequence[Pipeline],
+    devices: Sequence[Device],
+    grads: Mapping[str, Sequence[np.ndarray]],
+) -> list[dict[str, bytes]]:
+    """One step; each rank's gradients are on its device where its pipeline takes them there."""
+    resolved = [pipeline.resolve_all(SHAPES) for pipeline in pipelines]
+    results: list[dict[str, bytes]] = [{} for _ in pipelines]
+    for names in pipelines[0].buckets(resolved[0]):
+        rounds = []
+        for rank, (pipeline, device) in enumerate(zip(pipelines, devices, strict=True)):
+            given = {}
+            for name in names:
+                grad = grads[name][rank]
+                there = pipeline.on_device(resolved[rank][name], device)
+                given[name] = device.from_host(grad) if there else grad
+            rounds.append(pipeline.bucket_round(names[0], given, resolved=resolved[rank]))
+        for result, of_rank in zip(results, run_rounds(rounds), strict=True):
+            for name, one in zip(names, of_rank, strict=True):
+                result[name] = device_of(one).to_host(one).tobytes()
+    return results
+
+
+def residuals(pipeline: Pipeline) -> dict[str, dict[str, bytes]]:
+    state = pipeline.state_dict()
+    return {
+        kind: {name: array.tobytes() for name, array in state[kind].items()}
+        for kind in ("residual", "momentum")
+    }
+
+
+def ranks_of(config: Config) -> list[Pipeline]:
+    return [Pipeline(config, rank, RANKS) for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_ranks_on_devices_and_on_the_host_average_together(spec: str) -> None:
+    config = config_of(spec, exchange="gather")
+    devices = [CoreDevice(), HOST, CoreDevice(least=100)]
+    mixed, alone = ranks_of(config), ranks_of(config)
+    for step in range(4):
+        grads = gradients(step)
+        expected = average(alone, [HOST] * RANKS, grads)
+        assert average(mixed, devices, grads) == expected
+        assert [residuals(one) for one in mixed] == [residuals(one) for one in alone]
+    first, _, last = devices
+    assert isinstance(first, CoreDevice)
+    assert isinstance(last, CoreDevice)
+    # One launch, one wait and one decoding for all tensors of a bucket that the device takes.
+    assert first.log == ["launch 3", "wait 3", "decode 3"] * 4
+    assert last.log == ["launch 1", "wait 1", "decode 1"] * 4
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_checkpoints_move_between_devices_and_the_host(spec: str) -> None:
+    config = config_of(spec, exchange="gather")
+    devices: list[Device] = [CoreDevice(), HOST, CoreDevice()]
+    elsewhere: list[Device] = [HOST, CoreDevice(), HOST]
+    ranks, moved = ranks_of(config), ranks_of(config)
+    for step in range(2):
+        average(ranks, devices, gradients(step))
+    for one, other in zip(ranks, moved, strict=True):
+        state = one.state_dict()
+        assert all(isinstance(value, np.ndarray) for value in state["residual"].values())
+        other.load_state_dict(state)
+    for step in range(2, 4):
+        grads = gradients(step)
+        assert average(moved, elsewhere, grads) == average(ranks, devices, grads)
+        assert [residuals(one) for one in moved] == [residuals(one) for one in ranks]
+
+
+@pytest.mark.parametrize("spec", ["residual|topk(ratio=0.1)", "topk(ratio=0.1)"])
+def test_a_change_of_spec_hands_over_the_residual_of_a_device(spec: str) -> None:
+    use = [
+        {"use": "residual|topk(ratio=0.05)"},
+        {"use": spec, "from_step": 2},
+    ]
+    config = configured(use, rules=[{"match": {}, "use": use}])
+    device = CoreDevice()
+    mixed, alone = ranks_of(config), ranks_of(config)
+    for step in range(5):
+        grads = gradients(step)
+        before = len(device.log)
+        expected = average(alone, [HOST] * RANKS, grads)
+        assert average(mixed, [device] * RANKS, grads) == expected
+        assert (len(device.log) == before) is (step == 2)  # the step that hands over
+
+
+def test_mixed_precision_moves_arrays_to_the_host() -> None:
+    config = config_of("residual|topk(ratio=0.1)")
+    device = CoreDevice()
+    mixed, alone = ranks_of(config), ranks_of(config)
+    for step, scale in enumerate([None, None, 4.0, 2.0, 2.0]):
+        for pipeline in (*mixed, *alone):
+            if scale is not None:
+                pipeline.set_loss_scale(scale)
+        grads = gradients(step)
+        launches = len(device.log)
+        assert average(mixed, [device] * RANKS, grads) == average(alone, [HOST] * RANKS, grads)
+        assert (len(device.log) > launches) is (scale is None)
+        assert [residuals(one) for one in mixed] == [residuals(one) for one in alone]
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [
+        ("fp16", {}),
+        ("residual|topk(ratio=0.1)", {"exchange": "sra"}),
+        ("residual|topk(ratio=0.1)", {"exchange": "sparse_allreduce"}),
+        ("residual|topk(ratio=0.1)", {"average": "senders"}),
+        ("residual(average=0.5)|topk(ratio=0.1)", {}),
+        ("momentum_correction(momentum=0.9,clip=local_norm,clip_norm=1)|topk(ratio=0.1)", {}),
+        ("signum(momentum=0.9)|qsgd", {}),
+        ("powersgd(rank=1)", {}),
+    ],
+)
+def test_other_rounds_get_gradients_on_the_host(spec: str, options: dict[str, str]) -> None:
+    pipeline = Pipeline(config_of(spec, **options), 0, RANKS)
+    assert not pipeline.on_device(pipeline.resolve("fc", SHAPES["fc"]), CoreDevice())
+
+
+def test_a_batch_of_several_devices_is_in_order() -> None:
+    codec = get_codec("topk(ratio=0.1)")
+    grads = [
+        np.random.default_rng(i).standard_normal(n, np.float32) for i, n in enumerate((5, 50, 500))
+    ]
+    one, other = CoreDevice(), CoreDevice()
+    arrays = [one.from_host(grads[0]), grads[1], other.from_host(grads[2])]
+    expected = encode_batch([ToEncode(codec, grad) for grad in grads])
+    data, sizes = encode_batch([ToEncode(codec, array) for array in arrays])
+    assert (data.tobytes(), sizes) == (expected[0].tobytes(), expected[1])
+    assert launch_batch([ToEncode(codec, grad) for grad in grads]) is None
+    outs = [one.zeros(5), np.zeros(50, np.float32), other.zeros(500)]
+    frames = split_frames(data, 3)
+    decode_batch_add(
+        [ToDecode("w", codec, [frame], out) for frame, out in zip(frames, outs, strict=True)], 0.5
+    )
+    for frame, out, grad in zip(frames, outs, grads, strict=True):
+        total = np.zeros_like(grad)
+        codec.decode_add(frame, total, 0.5)
+        assert device_of(out).to_host(out).tobytes() == total.tobytes()
+
+
+class Recorder:
+    """The engine of a lone rank, which logs the order of requests among a device's calls."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def start(self, request: Request) -> Request:
+        self.log.append(f"start {request.name}")
+        return request
+
+    def finish(self, handle: Request) -> object:
+        self.log.append(f"finish {handle.name}")
+        if isinstance(handle, AllGather):
+            return [handle.frame]
+        assert isinstance(handle, AllReduce)
+        return handle.array
+
+
+def test_launched_rounds_are_requested_in_the_order_of_their_starts() -> None:
+    device = CoreDevice()
+    pipeline = Pipeline(config_of("residual|topk(ratio=0.1)"))
+    driver = Driver(Recorder(device.log))
+    for name in ("b", "a"):
+        grad = device.from_host(np.ones(SHAPES["fc"], np.float32))
+        driver.start(name, pipeline.bucket_round(name, {name: grad}), [name])
+    assert device.log == ["launch 1", "launch 1"]
+    driver.release()
+    assert device.log[2:] == ["wait 1", "start b", "wait 1", "start a"]
+    grad = device.from_host(np.ones(SHAPES["fc"], np.float32))
+    driver.start("c", pipeline.bucket_round("c", {"c": grad}), ["c"])
+    handle = driver.post(AllReduce("other", np.ones(1)))
+    assert device.log[6:] == ["launch 1", "wait 1", "start c", "start other"]
+    driver.reply(handle)
+    for name in ("a", "b", "c"):
+        one = driver.finish(name)
+        assert device_of(one) is device
+
+
+def test_rules_may_put_tensors_of_one_bucket_on_different_devices() -> None:
+    rules = rules_of({"conv": "qsgd", "fc": "topk(ratio=0.1)"}, "{}")
+    config = configured("topk(ratio=0.2)", rules=rules)
+    mixed, alone = ranks_of(config), ranks_of(config)
+    devices = [CoreDevice(least=100), CoreDevice(), HOST]
+    for step in range(2):
+        grads = gradients(step)
+        assert average(mixed, devices, grads) == average(alone, [HOST] * RANKS, grads)

@@ -1,0 +1,77 @@
+"""A device whose kernels are the core itself, on arrays that no other code can read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gradcomp import _core
+from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.devices import DeviceArray, Encoded
+from gradcomp.codec.items import ToDecode, ToEncode
+from gradcomp.codec.spec import Spec
+
+
+class CoreArray(DeviceArray):
+    """An array of a `CoreDevice`; only the device reads its elements."""
+
+    def __init__(self, device: CoreDevice, elements: FloatArray) -> None:
+        self.device = device
+        self.elements = elements
+        self.shape = elements.shape
+        self.size = elements.size
+        self.nbytes = elements.nbytes
+
+    def reshape(self, shape: int | tuple[int, ...]) -> Any:
+        return CoreArray(self.device, self.elements.reshape(shape))
+
+
+class CoreDevice:
+    """Takes tensors of at least ``least`` elements, and logs its calls."""
+
+    def __init__(self, least: int = 0) -> None:
+        self.least = least
+        self.log: list[str] = []
+
+    def takes(self, spec: Spec, shape: tuple[int, ...]) -> bool:
+        return int(np.prod(shape)) >= self.least
+
+    def zeros(self, numel: int) -> Any:
+        return CoreArray(self, np.zeros(numel, np.float32))
+
+    def encode(self, tensors: Sequence[ToEncode]) -> Encoded:
+        self.log.append(f"launch {len(tensors)}")
+        own = []
+        for tensor in tensors:
+            correction = tensor.correction
+            if correction is not None:
+                momentum = self._elements(correction.momentum)
+                correction = correction._replace(momentum=momentum)
+            residual = None if tensor.residual is None else self._elements(tensor.residual)
+            grad = self._elements(tensor.grad)
+            own.append(tensor._replace(grad=grad, residual=residual, correction=correction))
+        out, sizes = _core.encode_batch(own)
+
+        def wait() -> tuple[np.ndarray, list[int]]:
+            self.log.append(f"wait {len(tensors)}")
+            return out[: sum(sizes)], sizes
+
+        return wait
+
+    def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
+        self.log.append(f"decode {len(tensors)}")
+        own = [tensor._replace(out=self._elements(tensor.out)) for tensor in tensors]
+        _core.decode_batch_add(own, weight)
+
+    def to_host(self, array: Any) -> FloatArray:
+        return self._elements(array).copy()
+
+    def from_host(self, array: FloatArray) -> Any:
+        return CoreArray(self, array.copy())
+
+    def _elements(self, array: Any) -> FloatArray:
+        assert array.device is self
+        elements: FloatArray = array.elements
+        return elements
