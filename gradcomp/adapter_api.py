@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes, as_float32
 from gradcomp.codec.frame import split_frames
-from gradcomp.codec.spec import Spec
+from gradcomp.codec.spec import Spec, Stage, parse
 from gradcomp.exchange.averaging import MEAN
 from gradcomp.exchange.engine import Driver, Engine
 from gradcomp.exchange.nodes import Node
@@ -87,6 +87,7 @@ __all__ = [
     "Round",
     "Route",
     "Spec",
+    "Stage",
     "StartReport",
     "Stats",
     "Unedited",
@@ -105,6 +106,7 @@ __all__ = [
     "model_digest",
     "moved",
     "pack_state",
+    "parse",
     "placed",
     "profile_as_configured",
     "ranks_text",

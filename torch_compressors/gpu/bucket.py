@@ -1,0 +1,203 @@
+"""The tensors that a launch works on, and the table that tells kernels about them.
+
+`Bucket` knows the sizes of its tensors and is used in every step; `Bucket.table` gives the device a
+step's pointers and weights. The order of kernels on the current stream is the only synchronization: the
+launches of a bucket and the copies of its results belong on one stream. Not run on any GPU so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from torch_compressors.gpu.kernels import correct
+from torch_compressors.gpu.kernels import table as field
+
+__all__ = ["Bucket", "Kept", "Mode", "Momentum", "Payload", "ToLaunch", "Work", "divide", "upload"]
+
+Whole = npt.NDArray[np.int64]
+
+VECTOR_BYTES = 16
+"""Widest access of a GPU. Pointers of all tensors at multiples of it make accesses as wide."""
+
+
+class Momentum(NamedTuple):
+    """Momentum correction of a tensor; the fields are those of `gradcomp`'s `Correction`.
+
+    Attributes:
+        values: contiguous float32 of as many elements as the gradient, on its device, updated in place.
+    """
+
+    values: torch.Tensor
+    factor: float
+    scale: float = 1.0
+    nesterov: bool = False
+    masking: bool = True
+
+
+class ToLaunch(NamedTuple):
+    """One tensor of a bucket in a step.
+
+    Attributes:
+        grad: contiguous float32 on the bucket's device, of any shape.
+        residual: for error feedback, contiguous float32 of as many elements, updated in place.
+        beta, gamma: weights, as of `gradcomp.ToEncode`.
+        momentum: in place of beta and gamma.
+        stream: key of the random numbers, from seed, step and tensor_id, as in a seeded frame.
+    """
+
+    grad: torch.Tensor
+    residual: torch.Tensor | None = None
+    beta: float = 1.0
+    gamma: float = 1.0
+    momentum: Momentum | None = None
+    stream: int = 0
+
+
+class Kept(NamedTuple):
+    """Elements of a tensor that travel, on the device. The core codes both, values by their wire type.
+
+    Attributes:
+        indices: int32, ascending; None for codecs whose receivers know the places.
+        values: float32, as many, before they are rounded to the wire type.
+    """
+
+    indices: torch.Tensor | None
+    values: torch.Tensor
+
+
+class Payload(NamedTuple):
+    """A tensor's payload on the device: the uint8 that the core's `encode_payload` makes."""
+
+    data: torch.Tensor
+
+
+class Mode(NamedTuple):
+    """Properties that the tensors of a launch share; kernels are compiled for them.
+
+    Attributes:
+        mode: plain, feedback, correction or Nesterov's; a constant of kernels/correct.py.
+        masking: momentum of sent elements becomes 0.
+        aligned: all pointers are multiples of 16 bytes.
+    """
+
+    mode: int
+    masking: bool
+    aligned: bool
+
+
+class Work(NamedTuple):
+    """Division of a bucket among programs: program p works on tensor ``tensors[p]``."""
+
+    programs: int
+    tensors: torch.Tensor
+    first: Whole
+
+
+def upload(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """Copy an array to a device without waiting for it; the pinned copy outlives the transfer."""
+    host = torch.from_numpy(array)
+    if device.type == "cpu":
+        return host.clone()
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+def divide(counts: Sequence[int], each: int, device: torch.device) -> Work:
+    """Divide tensors of so many elements into programs of at most ``each``."""
+    programs = -(-np.asarray(counts, np.int64) // each)
+    first = np.cumsum(programs) - programs
+    tensors = np.repeat(np.arange(len(counts), dtype=np.int32), programs)
+    return Work(int(programs.sum()), upload(tensors, device), first)
+
+
+class Bucket:
+    """Tensors of fixed sizes on one device.
+
+    Attributes:
+        sizes: number of elements of each tensor.
+        rows: the fields that do not change, on the host: codecs fill in their own.
+        tiles: programs of ``tile`` elements each.
+    """
+
+    def __init__(self, sizes: Sequence[int], device: torch.device, tile: int) -> None:
+        self.sizes = tuple(sizes)
+        self.device = device
+        self.tiles = divide(sizes, tile, device)
+        self.rows: Whole = np.zeros((len(sizes), field.FIELDS.value), np.int64)
+        self.rows[:, field.NUMEL.value] = sizes
+        self.rows[:, field.FIRST_TILE.value] = self.tiles.first
+        self._last: tuple[Whole, torch.Tensor] | None = None
+
+    def table(
+        self, tensors: Sequence[ToLaunch], *, seeded: bool = False
+    ) -> tuple[torch.Tensor, Mode]:
+        """The table on the device, and what the tensors share. Copied only where it changed.
+
+        Args:
+            seeded: the codec draws random numbers; else the table does not change with the step.
+
+        Raises:
+            ValueError: the tensors are not those of the bucket, or no launch can work on all of them.
+        """
+        rows = self.rows.copy()
+        mode = _mode_of(tensors)
+        for tensor, numel, row in zip(tensors, self.sizes, rows, strict=True):
+            arrays = _arrays_of(tensor)
+            for array in arrays:
+                _check(array, numel, self.device)
+            row[: len(arrays)] = [array.data_ptr() for array in arrays]
+            if tensor.momentum is None:
+                weights = (tensor.beta, tensor.gamma)
+            else:
+                weights = (tensor.momentum.factor, tensor.momentum.scale)
+            row[[field.BETA.value, field.GAMMA.value]] = np.array(weights, np.float32).view(
+                np.int32
+            )
+            if seeded:
+                row[field.STREAM.value] = np.uint64(tensor.stream).astype(np.int64)
+        aligned = not (rows[:, : field.MOMENTUM.value + 1] % VECTOR_BYTES).any()
+        if self._last is None or not np.array_equal(self._last[0], rows):
+            self._last = rows, upload(rows, self.device)
+        return self._last[1], mode._replace(aligned=aligned)
+
+
+def _arrays_of(tensor: ToLaunch) -> list[torch.Tensor]:
+    """Gradient, residual and momentum; kernels read the gradient where there is no residual."""
+    arrays = [tensor.grad, tensor.grad if tensor.residual is None else tensor.residual]
+    return arrays if tensor.momentum is None else [*arrays, tensor.momentum.values]
+
+
+def _mode_of(tensors: Sequence[ToLaunch]) -> Mode:
+    modes = {_mode(tensor) for tensor in tensors}
+    if len(modes) != 1:
+        raise ValueError(
+            f"the bucket's tensors have {len(modes)} kinds of error feedback; launch each apart"
+        )
+    return modes.pop()
+
+
+def _mode(tensor: ToLaunch) -> Mode:
+    if tensor.momentum is not None:
+        if tensor.residual is None:
+            raise ValueError("momentum correction needs a residual; give one of zeros")
+        mode = correct.NESTEROV if tensor.momentum.nesterov else correct.CORRECTION
+        return Mode(mode.value, tensor.momentum.masking, False)
+    mode = correct.PLAIN if tensor.residual is None else correct.FEEDBACK
+    return Mode(mode.value, False, False)
+
+
+def _check(array: torch.Tensor, numel: int, device: torch.device) -> None:
+    if (
+        array.dtype != torch.float32
+        or array.device != device
+        or array.numel() != numel
+        or not array.is_contiguous()
+    ):
+        raise ValueError(
+            f"a tensor of the bucket is {array.dtype} of {array.numel()} elements on "
+            f"{array.device}; it must be contiguous float32 of {numel} elements on {device}"
+        )

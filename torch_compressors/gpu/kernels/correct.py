@@ -1,0 +1,93 @@
+"""Error feedback and momentum correction of elements: as csrc/codec/feedback.cpp.
+
+`MODE` of a launch: `PLAIN` reads the gradient; `FEEDBACK` is ``beta * residual + gamma * grad``;
+`CORRECTION` and `NESTEROV` add the momentum to the residual (Lin et al., "Deep Gradient Compression",
+ICLR 2018, section 3.2).
+"""
+
+import triton
+import triton.language as tl
+
+from torch_compressors.gpu.kernels.bits import INF, bits_of, zero_nonfinite
+from torch_compressors.gpu.kernels.table import (
+    BETA,
+    FIRST_TILE,
+    GAMMA,
+    GRAD,
+    MOMENTUM,
+    NUMEL,
+    RESIDUAL,
+    floats,
+    real,
+    row_of,
+    whole,
+)
+
+PLAIN = tl.constexpr(0)
+FEEDBACK = tl.constexpr(1)
+CORRECTION = tl.constexpr(2)
+NESTEROV = tl.constexpr(3)
+
+
+@triton.jit
+def corrected(
+    row, i, ok, MODE: tl.constexpr, STORE: tl.constexpr, ZERO: tl.constexpr, ALIGNED: tl.constexpr
+):
+    """Corrected elements `i`, which exist where `ok`.
+
+    The caller stores the residual. With STORE the momentum is stored here, with ZERO without its NaN
+    and Inf.
+    """
+    grad = tl.load(floats(row, GRAD, ALIGNED) + i, mask=ok, other=0.0)
+    if MODE == PLAIN:
+        x = grad
+    else:
+        residual = tl.load(floats(row, RESIDUAL, ALIGNED) + i, mask=ok, other=0.0)
+        scaled = real(row, GAMMA) * grad
+        if MODE == FEEDBACK:
+            x = real(row, BETA) * residual + scaled
+        else:
+            to = floats(row, MOMENTUM, ALIGNED) + i
+            momentum = tl.load(to, mask=ok, other=0.0)
+            if MODE == NESTEROV:
+                momentum = real(row, BETA) * (momentum + scaled)
+                x = residual + (momentum + scaled)
+            else:
+                momentum = real(row, BETA) * momentum + scaled
+                x = residual + momentum
+            if STORE:
+                if ZERO:
+                    momentum = zero_nonfinite(momentum)
+                tl.store(to, momentum, mask=ok)
+    return x
+
+
+@triton.jit
+def zero_kernel(
+    table,
+    tensors,
+    flags,
+    FLAGS: tl.constexpr,
+    FLAG: tl.constexpr,
+    MODE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Resets NaN and Inf to 0, in residual and momentum, of tensors whose flag is set.
+
+    0 bytes per element where all was finite, else 8 of each array.
+    """
+    tile = tl.program_id(0)
+    tensor = tl.load(tensors + tile)
+    if tl.load(flags + tensor * FLAGS + FLAG) == 0:
+        return
+    row = row_of(table, tensor)
+    i = (tile - whole(row, FIRST_TILE)) * TILE + tl.arange(0, TILE)
+    ok = i < whole(row, NUMEL)
+    residual = floats(row, RESIDUAL, ALIGNED) + i
+    x = tl.load(residual, mask=ok, other=0.0)
+    tl.store(residual, tl.zeros_like(x), mask=ok & ((bits_of(x) & INF) == INF))
+    if MODE >= CORRECTION:
+        momentum = floats(row, MOMENTUM, ALIGNED) + i
+        m = tl.load(momentum, mask=ok, other=0.0)
+        tl.store(momentum, tl.zeros_like(m), mask=ok & ((bits_of(m) & INF) == INF))

@@ -1,0 +1,55 @@
+"""The table of a bucket, as kernels see it: a row of int64 fields for each tensor.
+
+Floats are in their field as bits. `torch_compressors.gpu.bucket` fills the rows.
+"""
+
+import triton
+import triton.language as tl
+
+FIELDS = tl.constexpr(16)
+
+# Pointers to float32.
+GRAD = tl.constexpr(0)
+RESIDUAL = tl.constexpr(1)  # without error feedback the gradient, which is then only read
+MOMENTUM = tl.constexpr(2)
+
+NUMEL = tl.constexpr(3)
+FIRST_TILE = tl.constexpr(4)  # number of the tensor's first tile among those of the bucket
+BETA = tl.constexpr(5)  # with momentum correction its factor
+GAMMA = tl.constexpr(6)  # with momentum correction the scale of the gradient
+STREAM = tl.constexpr(7)
+OUT = tl.constexpr(8)  # pointer to the payload; of sparse codecs, the offset of the kept elements
+KEPT = tl.constexpr(9)  # number of elements to keep
+FIRST_BLOCK = tl.constexpr(10)  # number of the first block of kept elements in the bucket
+RUNS = tl.constexpr(11)  # of 16 elements, in the sample for a guess
+STRIDE = tl.constexpr(12)  # elements between the beginnings of runs
+RANK = tl.constexpr(13)  # of the guess among the sample
+SCALARS = tl.constexpr(14)  # parameters of the codec as two float32
+UNUSED = tl.constexpr(15)
+
+
+@triton.jit
+def row_of(table, tensor):
+    """Pointer to a tensor's row."""
+    return table + tensor.to(tl.int64) * FIELDS
+
+
+@triton.jit
+def whole(row, FIELD: tl.constexpr):
+    """A field as int32."""
+    return tl.load(row + FIELD).to(tl.int32)
+
+
+@triton.jit
+def real(row, FIELD: tl.constexpr):
+    """A field as float32."""
+    return tl.load(row + FIELD).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def floats(row, FIELD: tl.constexpr, ALIGNED: tl.constexpr):
+    """A field as pointer to float32; aligned ones begin at multiples of 16 bytes."""
+    address = tl.load(row + FIELD)
+    if ALIGNED:
+        address = tl.multiple_of(address, 16)
+    return address.to(tl.pointer_type(tl.float32))
