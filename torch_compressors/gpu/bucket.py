@@ -7,6 +7,7 @@ launches of a bucket and the copies of its results belong on one stream. Not run
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,7 +18,18 @@ import torch
 from torch_compressors.gpu.kernels import correct
 from torch_compressors.gpu.kernels import table as field
 
-__all__ = ["Bucket", "Kept", "Mode", "Momentum", "Payload", "ToLaunch", "Work", "divide", "upload"]
+__all__ = [
+    "Bucket",
+    "Kept",
+    "Mode",
+    "Momentum",
+    "Payload",
+    "ToLaunch",
+    "Work",
+    "current",
+    "divide",
+    "upload",
+]
 
 Whole = npt.NDArray[np.int64]
 
@@ -96,6 +108,11 @@ class Work(NamedTuple):
     programs: int
     tensors: torch.Tensor
     first: Whole
+
+
+def current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Make a device the current one, on which kernels are launched."""
+    return contextlib.nullcontext() if device.type == "cpu" else torch.cuda.device(device)
 
 
 def upload(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:

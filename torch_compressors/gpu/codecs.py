@@ -8,7 +8,6 @@ the copies of them. Not run on any GPU so far.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from torch_compressors.gpu.bucket import (
     Mode,
     Payload,
     ToLaunch,
+    current,
     divide,
 )
 from torch_compressors.gpu.kernels import correct, pack, quantize, select
@@ -57,7 +57,7 @@ class Encoder(ABC):
         Raises:
             ValueError: a tensor has another size, dtype or device, or is not contiguous.
         """
-        with _current(self.bucket.device):
+        with current(self.bucket.device):
             return self._launch(tensors)
 
     @abstractmethod
@@ -81,7 +81,7 @@ class TopK(Encoder):
         elements = sum(sizes)
         # Several times the candidates that a tile should have.
         share = 4 * TILE * total / max(elements, 1)
-        self.room = min(TILE, max(128, 1 << math.ceil(math.log2(max(share, 1)))))
+        self.room = min(TILE, max(TILE // 16, 1 << math.ceil(math.log2(max(share, 1)))))
         self.blocks = divide(self.kept, BLOCK, device)
         rows = self.bucket.rows
         rows[:, field.KEPT.value] = self.kept
@@ -293,8 +293,3 @@ def _stage(spec: str) -> Stage | None:
     """The codec's own stage, if kernels do all that the spec asks of the device."""
     stage = parse(spec).stages[0]
     return stage if stage.name in CODECS else None
-
-
-def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Kernels are launched on the current device."""
-    return contextlib.nullcontext() if device.type == "cpu" else torch.cuda.device(device)

@@ -1,0 +1,131 @@
+"""Compiles what encoders launch for real targets, as a process: python generated.py.
+
+No GPU is needed: launches are recorded, with their constants and options. Prints a line for each
+compiled kernel that could make other bits than the core, or is slow by its form; these are exit status 1.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from torch_compressors.gpu import add, codecs
+from torch_compressors.gpu.bucket import Momentum, ToLaunch
+
+TYPES = {
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.int8: "*i8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.uint8: "*u8",
+}
+ALL = GPUTarget("cuda", 90, 32)
+ONCE = (GPUTarget("cuda", 80, 32), GPUTarget("cuda", 100, 32), GPUTarget("hip", "gfx942", 64))
+"""All variants of a kernel are compiled for one target, and one variant for each other target."""
+
+# Fused multiply-adds, approximations, flushed denormals, and float atomics.
+PTX = re.compile(
+    r"\bfma\.\w+|\bmad\.\w*f\d+|div\.(?:full|approx)[\w.]*|\w+\.ftz[\w.]*|\w+\.approx[\w.]*"
+    r"|(?:red|atom)\.\S*\.f\d+"
+)
+LLVM = re.compile(
+    r"f(?:mul|add|sub|div) (?:[a-z]+ )*(?:contract|fast|reassoc|arcp|afn)[a-z ]*|atomicrmw f\w+"
+)
+SHARED = 48 * 1024
+"""Bytes of shared memory that every GPU grants without a request."""
+
+Launch = tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]
+launches: dict[str, Launch] = {}
+
+
+def _record(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    names = [param.name for param in self.params]
+    values = {**dict(zip(names, args, strict=False)), **kwargs}
+    options = {name: values.pop(name) for name in list(values) if name not in names}
+    constants = {p.name: values[p.name] for p in self.params if p.is_constexpr}
+    signature = {
+        name: "constexpr" if name in constants else _type_of(values[name]) for name in names
+    }
+    key = f"{self.fn.__name__} {constants} {options}"
+    launches[key] = (self, signature, constants, options)
+
+
+def _type_of(value: Any) -> str:
+    return TYPES[value.dtype] if isinstance(value, torch.Tensor) else "i32"
+
+
+def _launch(spec: str, mode: str) -> None:
+    encoder = codecs.encoder(spec, [5000, 16], torch.device("cpu"))
+    tensors = []
+    for n in (5000, 16):
+        values = torch.zeros(n)
+        momentum = Momentum(values, 0.9, nesterov=mode == "nesterov", masking="topk" in spec)
+        plain = mode == "plain"
+        corrects = mode in ("correction", "nesterov")
+        tensors.append(
+            ToLaunch(values, None if plain else values, momentum=momentum if corrects else None)
+        )
+    encoder.launch(tensors)
+
+
+def _compile(launch: Launch, target: GPUTarget) -> tuple[list[str], Any]:
+    kernel, signature, constants, options = launch
+    names = list(signature)
+    # PyTorch aligns what it allocates.
+    attributes = {
+        (names.index(name),): [["tt.divisibility", 16]]
+        for name, type_ in signature.items()
+        if type_.startswith("*")
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(source, target=target, options=dict(options))
+    if "ptx" in compiled.asm:
+        found = PTX.findall(compiled.asm["ptx"])
+    else:
+        found = LLVM.findall(compiled.asm["llir"])
+    if compiled.metadata.shared > SHARED:
+        found.append(f"{compiled.metadata.shared} bytes of shared memory")
+    return sorted(set(found)), compiled
+
+
+def main(specs: list[str]) -> int:
+    """Record launches of the specs, given as MODE:SPEC, and compile them."""
+    JITFunction.run = _record
+    for spec in specs:
+        mode, _, text = spec.partition(":")
+        _launch(text, mode)
+    acc, two = torch.zeros(64), torch.zeros(2, dtype=torch.int32)
+    add.add_kept([add.ToAdd(acc, two, acc[:2])], 0.5)
+    for bf16 in (True, False):
+        add.add_half([add.ToAddHalf(acc, torch.zeros(128, dtype=torch.uint8))], 0.5, bf16=bf16)
+    faults = 0
+    compiled = 0
+    once: set[str] = set()
+    for key, launch in launches.items():
+        name = launch[0].fn.__name__
+        targets = (ALL,) if name in once else (ALL, *ONCE)
+        once.add(name)
+        for target in targets:
+            found, binary = _compile(launch, target)
+            compiled += 1
+            ptx = binary.asm.get("ptx", "")
+            wide = launch[2].get("ALIGNED") and name in ("collect_kernel", "half_kernel")
+            if wide and ptx and not re.search(r"ld\.global\S*\.v4\.b32", ptx):
+                found.append("no loads of 16 bytes")
+            if found:
+                faults += 1
+                print(f"{target.arch} {key}: {', '.join(found)}")
+    print(f"{len(once)} kernels, {compiled} compilations, {faults} faults")
+    return int(faults > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

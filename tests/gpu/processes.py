@@ -1,0 +1,30 @@
+"""Processes of their own for kernels: Triton is either interpreted or compiled, in a whole process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+def run(script: str, *arguments: str, first: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run a script of this directory; ``first`` is where packages are looked for first."""
+    paths = [str(first), str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment.pop("TRITON_INTERPRET", None)
+    # The script's own directory would come before all others.
+    command = [sys.executable, "-W", "error", "-P", str(HERE / script), *arguments]
+    return subprocess.run(
+        command, env=environment, cwd=ROOT, text=True, capture_output=True, timeout=500, check=False
+    )
+
+
+def interpret(
+    *groups: str, share: float = 1.0, first: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Run groups of `interpreted.py` with a share of their cases."""
+    return run("interpreted.py", str(share), *groups, first=first)
