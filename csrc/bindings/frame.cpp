@@ -4,6 +4,7 @@
 
 #include "bindings/bindings.hpp"
 #include "bindings/codec.hpp"
+#include "codec/payload.hpp"
 #include "stages/registry.hpp"
 #include "wire/parts.hpp"
 
@@ -73,6 +74,17 @@ py::tuple kept_parts(const PyCodec& codec, const Bytes& frame, std::size_t n) {
   return py::make_tuple(array_from(kept.indices), array_from(kept.values));
 }
 
+// The place in a frame of its payload, which must have the size that all payloads of n elements have.
+std::size_t payload_place(const PyCodec& codec, const Bytes& bytes, std::size_t n) {
+  const Span<const std::uint8_t> from = input(bytes);
+  Frame frame;
+  call_without_gil([&]() -> Status {
+    GRADCOMP_TRY(payload_of_frame(codec.compiled(), from, n, &frame));
+    return check_payload_size(frame.payload, codec.codec().max_encoded_size(n), n);
+  });
+  return static_cast<std::size_t>(frame.payload.data() - from.data());
+}
+
 }  // namespace
 
 void bind_frame(py::module_& m) {
@@ -84,6 +96,8 @@ void bind_frame(py::module_& m) {
         py::arg("out").noconvert());
   m.def("frame_of_payload", &payload_frame, py::arg("codec"), py::arg("payload").noconvert(),
         py::arg("numel"), py::arg("stream"), py::arg("out").noconvert());
+  m.def("payload_place", &payload_place, py::arg("codec"), py::arg("frame").noconvert(),
+        py::arg("numel"));
   m.def("kept_of_frame", &kept_parts, py::arg("codec"), py::arg("frame").noconvert(),
         py::arg("numel"));
 }

@@ -15,7 +15,14 @@ from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes
 from gradcomp.codec.codec import Codec
 
-__all__ = ["IndexArray", "KeptParts", "PayloadParts", "frames_of_parts", "kept_of_frame"]
+__all__ = [
+    "IndexArray",
+    "KeptParts",
+    "PayloadParts",
+    "frames_of_parts",
+    "kept_of_frame",
+    "payload_of_frame",
+]
 
 IndexArray = npt.NDArray[np.uint32]
 
@@ -81,3 +88,15 @@ def kept_of_frame(codec: Codec, frame: Any, numel: int) -> tuple[IndexArray, Flo
         SpecError: the codec has no such parts.
     """
     return _core.kept_of_frame(codec.core, as_bytes(frame), numel)
+
+
+def payload_of_frame(codec: Codec, frame: Any, numel: int) -> ByteArray:
+    """The payload of a frame, as a view; for codecs that make any bytes of one size, such as ``fp16``.
+
+    Raises:
+        WireError: the header, the CRC or the payload's size is wrong. The payload's bytes themselves
+            are not checked: every payload of this size must be one that the decoder takes.
+    """
+    data = as_bytes(frame)
+    begin = _core.payload_place(codec.core, data, numel)
+    return data[begin : begin + codec.max_payload_size(numel)]

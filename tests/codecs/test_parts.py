@@ -10,7 +10,13 @@ import pytest
 from gradcomp import CapacityError, Codec, SpecError, ToEncode, WireError, encode_batch, get_codec
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.frame import split_frames
-from gradcomp.codec.parts import KeptParts, PayloadParts, frames_of_parts, kept_of_frame
+from gradcomp.codec.parts import (
+    KeptParts,
+    PayloadParts,
+    frames_of_parts,
+    kept_of_frame,
+    payload_of_frame,
+)
 from gradcomp.codec.spec import stages
 from support.frames import edited
 
@@ -114,7 +120,7 @@ def test_a_seeded_codec_is_given_values_alone() -> None:
         frames_of_parts([part])
 
 
-@pytest.mark.parametrize("spec", ["fp16", "qsgd", "blocktopk(ratio=0.1)"])
+@pytest.mark.parametrize("spec", ["fp16", "qsgd", "blocktopk(k=4)"])
 def test_other_codecs_have_no_such_parts(spec: str) -> None:
     codec = get_codec(spec)
     part = KeptParts(codec, np.arange(3, dtype=np.uint32), np.ones(3, np.float32), 8)
@@ -145,3 +151,20 @@ def test_damaged_and_foreign_frames_are_refused() -> None:
     descending = edited(edited(frame[:-4], 5, "B", 0), 32, "<I", 7)
     with pytest.raises(WireError):
         kept_of_frame(TOPK, descending, 8)
+
+
+@pytest.mark.parametrize("spec", ["fp16", "bf16"])
+def test_payloads_of_one_size_are_views_of_their_frames(spec: str) -> None:
+    codec = get_codec(spec)
+    x = gradient(700)
+    frame = codec.encode(x)
+    payload = payload_of_frame(codec, frame, x.size)
+    assert np.shares_memory(payload, frame)
+    assert payload.tobytes() == codec.encode_payload(x).tobytes()
+    with pytest.raises(WireError, match="CRC"):
+        payload_of_frame(codec, edited(frame.tobytes(), 30, "B", frame[30] ^ 1), x.size)
+    with pytest.raises(WireError, match="the frame holds 700 elements, not 699"):
+        payload_of_frame(codec, frame, 699)
+    shorter = edited(edited(frame.tobytes()[:-6], 5, "B", 0), 12, "<I", 1398)
+    with pytest.raises(WireError, match="has 1398 bytes; for 700 elements it must have 1400"):
+        payload_of_frame(codec, shorter, x.size)
