@@ -8,7 +8,16 @@ import-linter contract refuses imports of the packages behind this module.
 from __future__ import annotations
 
 from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes, as_float32
+from gradcomp.codec.codec import derive_stream
+from gradcomp.codec.devices import Device, DeviceArray, Encoded
 from gradcomp.codec.frame import split_frames
+from gradcomp.codec.parts import (
+    KeptParts,
+    PayloadParts,
+    frames_of_parts,
+    kept_of_frame,
+    payload_of_frame,
+)
 from gradcomp.codec.spec import Spec, Stage, parse
 from gradcomp.exchange.averaging import MEAN
 from gradcomp.exchange.engine import Driver, Engine
@@ -22,6 +31,7 @@ from gradcomp.exchange.rounds import (
     Exchange,
     GossipRound,
     RankGroup,
+    Ready,
     Request,
     Round,
 )
@@ -67,21 +77,27 @@ __all__ = [
     "Checkpoints",
     "Collector",
     "Controls",
+    "Device",
+    "DeviceArray",
     "Driver",
+    "Encoded",
     "Engine",
     "Exchange",
     "FloatArray",
     "GossipRound",
+    "KeptParts",
     "Node",
     "OuterOptions",
     "OuterSGD",
     "OuterSteps",
     "Parameters",
     "Patch",
+    "PayloadParts",
     "Pipeline",
     "ProfiledEngine",
     "RankGroup",
     "Rates",
+    "Ready",
     "Request",
     "Resolved",
     "Round",
@@ -99,14 +115,18 @@ __all__ = [
     "check_agreement",
     "check_parameters",
     "check_scale",
+    "derive_stream",
     "differences",
     "digest_parameters",
     "exchange_pattern",
+    "frames_of_parts",
     "gives_steps",
+    "kept_of_frame",
     "model_digest",
     "moved",
     "pack_state",
     "parse",
+    "payload_of_frame",
     "placed",
     "profile_as_configured",
     "ranks_text",

@@ -26,12 +26,17 @@ from gradcomp.adapter_api import (
     AllReduce,
     Collector,
     Driver,
+    FloatArray,
     Pipeline,
     ProfiledEngine,
+    Ready,
+    Resolved,
+    Round,
     Route,
     profile_as_configured,
 )
 from gradcomp.errors import ConfigError
+from torch_compressors.devices import HostCopies, TensorArray, TensorDevice, device_for
 from torch_compressors.gather import gather_bytes
 from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.nodes import agreed_ranks_per_node, exchange_groups, node_size
@@ -100,20 +105,15 @@ def compress_bucket(
 
 @dataclass
 class _Arrived:
-    """A bucket of DDP; ``host`` has its elements after a call of ``ready``, if there is one."""
+    """A bucket of DDP, and its gradients by name: views in the layouts of their parameters."""
 
     future: torch.futures.Future[torch.Tensor]
     buffer: torch.Tensor
-    host: torch.Tensor
     grads: dict[str, torch.Tensor]
-    ready: Callable[[], None] | None = None
     dense: dict[str, Any] = field(default_factory=dict)
     """The engine's handles of dense gradients, by name."""
-
-    def wait(self) -> None:
-        """Wait for the elements of ``host``."""
-        if self.ready is not None:
-            self.ready()
+    copies: HostCopies | None = None
+    """Of gradients on a GPU that go through the host."""
 
 
 class DDPCompression(ScalerControls):
@@ -152,7 +152,6 @@ class DDPCompression(ScalerControls):
     def _begin(self) -> None:
         self._gloo: GlooEngine | None = None
         self._arrived: list[_Arrived] = []
-        self._begun = 0  # number of arrived buckets whose exchanges have started
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: configuration and state, without model, optimizer and engine."""
@@ -195,11 +194,14 @@ class DDPCompression(ScalerControls):
         return gather_bytes(data, self._model.world)
 
     @cached_property
+    def _driver(self) -> Driver:
+        return Driver(self._engine)
+
+    @cached_property
     def _collector(self) -> Collector:
         """Made with the first bucket, because the resolution of tensors may depend on the epoch."""
-        driver = Driver(self._engine)
         return Collector(
-            driver,
+            self._driver,
             self.pipeline,
             self._model.shapes,
             overwrite=True,
@@ -221,29 +223,30 @@ class DDPCompression(ScalerControls):
         gloo = self._gloo or self._connect()
         if bucket.index() == 0:
             self._arrived.clear()
-            self._begun = 0
             self._follow_scale()
             if self._optimizer is not None and self.config.scales_lr:
                 self.set_lr(rates_of(self._optimizer, self._model.names))
             self._report(self._collector.begin_step())
         arrived = self._take(bucket)
         self._arrived.append(arrived)
+        # A GPU has worked on the last bucket since the last call: its exchanges begin now.
+        self._release(gloo)
         if self._clip_norm is None:
-            # A copy from a device takes time: the next bucket's call starts this bucket's exchanges.
-            complete = arrived.ready is None or bucket.is_last()
-            end = len(self._arrived) - (not complete)
+            self._start(arrived)
         elif bucket.is_last():
             self._clip(self._clip_norm)
-            end = len(self._arrived)
-        else:
-            end = 0
-        for pending in self._arrived[self._begun : end]:
-            self._start(pending)
-        self._begun = end
+            for one in self._arrived:
+                self._start(one)
         gloo.flush()
         if bucket.is_last():
+            self._release(gloo)
             self._finish()
         return arrived.future
+
+    def _release(self, gloo: GlooEngine) -> None:
+        """Start the exchanges of gradients that were on a GPU."""
+        self._driver.release()
+        gloo.flush()
 
     def _take(self, bucket: GradBucket) -> _Arrived:
         buffer = bucket.buffer()
@@ -252,44 +255,37 @@ class DDPCompression(ScalerControls):
                 f"a gradient of layout {buffer.layout} cannot be compressed: make the layer's gradient "
                 "dense, as nn.Embedding(sparse=False) does"
             )
-        ready = None
-        if buffer.device.type == "cpu":
-            future = torch.futures.Future[torch.Tensor]()
-            host = buffer
-        else:
-            future = torch.futures.Future[torch.Tensor](devices=[buffer.device])
-            host = torch.empty_like(buffer, device="cpu", pin_memory=True)
-            host.copy_(buffer, non_blocking=True)
-            copied = torch.Event(buffer.device)
-            copied.record()
-            ready = copied.synchronize
+        devices: list[int | str | torch.device] = (
+            [] if buffer.device.type == "cpu" else [buffer.device]
+        )
+        future = torch.futures.Future[torch.Tensor](devices=devices)
         grads = {}
         first = buffer.storage_offset()
         for parameter, view in zip(bucket.parameters(), bucket.gradients(), strict=True):
             # A gradient has the memory layout of its parameter; DDP's view is contiguous instead.
             begin = view.storage_offset() - first
-            flat = host[begin : begin + view.numel()]
+            flat = buffer[begin : begin + view.numel()]
             stride = parameter.stride() if _fills(parameter) else view.stride()
             grads[self._model.name(parameter)] = flat.as_strided(parameter.shape, stride)
-        return _Arrived(future, buffer, host, grads, ready)
+        return _Arrived(future, buffer, grads)
 
     @torch.no_grad()
     def _clip(self, limit: float) -> None:
         """Scale the gradients of all buckets to an L2 norm of at most ``limit``."""
-        for arrived in self._arrived:
-            arrived.wait()
-        norms = [torch.linalg.vector_norm(one.host.double()) for one in self._arrived]
+        norms = [torch.linalg.vector_norm(one.buffer.double()) for one in self._arrived]
         norm = float(torch.linalg.vector_norm(torch.stack(norms)))
         if limit < norm < math.inf:
             for arrived in self._arrived:
-                arrived.host.mul_(limit / norm)
+                arrived.buffer.mul_(limit / norm)
 
     def _start(self, arrived: _Arrived) -> None:
-        """Start the exchanges of a bucket's gradients."""
-        arrived.wait()
+        """Start the exchanges of a bucket's gradients; those on a GPU follow with `_release`."""
+        device = device_for(arrived.buffer.device)
+        if device is not None or arrived.buffer.device.type != "cpu":
+            self._launch(arrived, device)
+            return
         for name, grad in arrived.grads.items():
-            resolved = self._collector.resolve(name, tuple(grad.shape))
-            route = self._collector.route(resolved, sums_dtype=grad.dtype in _OWN_DTYPES)
+            resolved, route = self._route(name, grad)
             if route is Route.DENSE:
                 self.pipeline.count_dense(name, grad.nbytes)
                 flat = grad.detach().reshape(-1).numpy()
@@ -298,23 +294,72 @@ class DDPCompression(ScalerControls):
                 flat = grad.detach().to(torch.float32).contiguous().numpy()
                 self._collector.add(resolved, flat, grad.nbytes)
 
+    def _route(self, name: str, grad: torch.Tensor) -> tuple[Resolved, Route]:
+        resolved = self._collector.resolve(name, tuple(grad.shape))
+        return resolved, self._collector.route(resolved, sums_dtype=grad.dtype in _OWN_DTYPES)
+
+    def _launch(self, arrived: _Arrived, device: TensorDevice | None) -> None:
+        """Start the work of a GPU on a bucket: kernels, and copies of the other gradients.
+
+        Rounds start in the same order as on ranks without a GPU.
+        """
+        routes = {name: self._route(name, grad) for name, grad in arrived.grads.items()}
+        others = {}
+        for name, (resolved, route) in routes.items():
+            grad = arrived.grads[name].detach()
+            if route is Route.DENSE:
+                others[name] = grad.reshape(-1)
+            elif device is None or not self.pipeline.on_device(resolved, device):
+                others[name] = grad.to(torch.float32).reshape(-1)
+        copies = arrived.copies = HostCopies(others)
+        for name, (resolved, route) in routes.items():
+            grad = arrived.grads[name].detach()
+            if name not in others:
+                assert device is not None  # else it is among the others
+                array = device.array(grad.to(torch.float32).contiguous())
+                self._collector.add(resolved, array, grad.nbytes)
+                continue
+            host = copies.arrays[name].numpy()
+            if route is Route.DENSE:
+                self.pipeline.count_dense(name, grad.nbytes)
+                self._driver.start(name, _dense(name, host, copies))
+                arrived.dense[name] = None
+            else:
+                shaped = host.reshape(resolved.key.shape)
+                self._collector.add(resolved, shaped, grad.nbytes, copies.wait)
+
     def _finish(self) -> None:
         """Run all exchanges to their ends and give DDP the averages."""
         self._collector.check()
         for arrived in self._arrived:
             for name, grad in arrived.grads.items():
-                if name in arrived.dense:
-                    average = self._engine.finish(arrived.dense[name])
-                else:
-                    average = self._collector.finish(name)
+                average = self._average(arrived, name)
+                if isinstance(average, TensorArray):
+                    grad.copy_(average.tensor.view(grad.shape))
+                    continue
                 result = torch.from_numpy(average)
-                if result.data_ptr() != grad.data_ptr():  # else already in place
-                    grad.copy_(result.view(grad.shape))
-            if arrived.host is not arrived.buffer:
-                arrived.buffer.copy_(arrived.host, non_blocking=True)
+                to = grad if arrived.copies is None else arrived.copies.arrays[name]
+                if result.data_ptr() != to.data_ptr():  # else already in place
+                    to.copy_(result.view(to.shape))
+            if arrived.copies is not None:
+                arrived.copies.give_back(arrived.grads)
             arrived.future.set_result(arrived.buffer)
         self._arrived.clear()
         self._collector.end_step()
+
+    def _average(self, arrived: _Arrived, name: str) -> Any:
+        if name not in arrived.dense:
+            return self._collector.finish(name)
+        if arrived.copies is not None:
+            return self._driver.finish(name)
+        return self._engine.finish(arrived.dense[name])
+
+
+def _dense(name: str, grad: Any, copies: HostCopies) -> Round:
+    """A round of a dense gradient that is on its way to the host."""
+    yield Ready(name, copies.wait)
+    average: FloatArray = yield AllReduce(name, grad)
+    return average
 
 
 def _fills(parameter: torch.Tensor) -> bool:

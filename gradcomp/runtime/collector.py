@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Hashable, Mapping
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.exchange.engine import Driver, came_twice
-from gradcomp.exchange.rounds import AllReduce, Broadcast, Request
+from gradcomp.exchange.rounds import AllReduce, Broadcast, BucketRound, Ready, Request
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.policy import Decision, PolicyGroup
 from gradcomp.runtime.replicas import Parameters, ReplicaDigests
@@ -39,6 +40,7 @@ class Route(Enum):
 class _Waiting:
     grads: dict[str, FloatArray] = field(default_factory=dict)
     dense_bytes: int = 0
+    arriving: list[Callable[[], None]] = field(default_factory=list)
 
 
 class Collector:
@@ -167,13 +169,21 @@ class Collector:
             return Route.LINEAR
         return Route.COLLECTED
 
-    def add(self, resolved: Resolved, grad: FloatArray, dense_bytes: int) -> None:
+    def add(
+        self,
+        resolved: Resolved,
+        grad: FloatArray,
+        dense_bytes: int,
+        arrives: Callable[[], None] | None = None,
+    ) -> None:
         """Add a gradient to its bucket. Other code must not change it before `finish`.
 
         Args:
             resolved: this step's decision about the tensor.
             grad: C-contiguous float32 of the tensor's shape.
             dense_bytes: the gradient's uncompressed size.
+            arrives: waits for the gradient's elements, which a device is still copying to the host.
+                The bucket's round then begins with `Driver.release`. None: they are there.
 
         Raises:
             ProtocolError: the tensor was added in this step already.
@@ -184,6 +194,8 @@ class Collector:
         self._of_this_step.add(name)
         self._resolved[name] = resolved
         if resolved.group is not None and resolved.group in self._pipeline.measured:
+            if arrives is not None:
+                arrives()
             group = self._measured.setdefault(resolved.group, {})
             group[name] = _Waiting({name: grad}, dense_bytes)
             return
@@ -191,6 +203,8 @@ class Collector:
         waiting = self._waiting.setdefault(bucket, _Waiting())
         waiting.grads[name] = grad
         waiting.dense_bytes += dense_bytes
+        if arrives is not None:
+            waiting.arriving.append(arrives)
         if len(waiting.grads) == len(bucket):
             self._start(bucket)
 
@@ -257,11 +271,31 @@ class Collector:
         for grads in parts.values():
             first = next(iter(grads))
             label = first if len(grads) == 1 else f"{first}+{len(grads) - 1}"
-            round_ = self._pipeline.bucket_round(
-                label, grads, dense_bytes, self._overwrite, self._resolved
+            begin = partial(
+                self._pipeline.bucket_round,
+                label,
+                grads,
+                dense_bytes,
+                self._overwrite,
+                self._resolved,
             )
+            arriving = waiting.arriving
+            round_ = _after(arriving, label, begin) if arriving else begin()
             dense_bytes = 0  # counted with the first part
             self._driver.start(label, round_, list(grads))
+
+
+def _after(
+    arriving: Sequence[Callable[[], None]], label: str, begin: Callable[[], BucketRound]
+) -> BucketRound:
+    """A round whose gradients are still on their way to the host."""
+
+    def wait() -> None:
+        for arrives in arriving:
+            arrives()
+
+    yield Ready(label, wait)
+    return (yield from begin())
 
 
 def _barrier() -> Generator[Request, Any, None]:

@@ -315,14 +315,17 @@ class Pipeline:
     def on_device(self, resolved: Resolved, device: Device) -> bool:
         """Whether the next round takes a gradient in the memory of a device; else give it on the host.
 
-        Only `Gather` works on devices: it leaves all arithmetic to the encoder and the decoder. A step
-        that hands over state from one spec to another, mixed precision with a loss scale and
-        comparisons with exact averages need gradients on the host.
+        With ``compress.device: host`` none does. Only `Gather` works on devices: it leaves all
+        arithmetic to the encoder and the decoder. Gradients must be on the host for a step that hands
+        over state from one spec to another, for a loss scale, and for comparisons with exact averages.
         """
         aggregator = resolved.aggregator
         return (
-            isinstance(aggregator, Gather)
+            self.config.compress.device == "auto"
+            and isinstance(aggregator, Gather)
             and aggregator.averaging == MEAN
+            # Others look at the whole bucket, of which a device may not take each tensor.
+            and "shares" not in aggregator.codec.caps
             and hands_over(resolved.spec.memory)
             and self._state.continues(resolved)
             and not self.compares

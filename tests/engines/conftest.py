@@ -54,7 +54,16 @@ def mpi2(tmp_path_factory: pytest.TempPathFactory, shared: Path, gloo2: CaseJob)
 def ddp2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Two ranks of Horovod on Gloo, which also make a process group of torch."""
     return run_cases(
-        ["ddp", "trainers", "fsdp", "fsdp_features", "outer", "compiled", "ddp_features"],
+        [
+            "ddp",
+            "ddp_device",
+            "trainers",
+            "fsdp",
+            "fsdp_features",
+            "outer",
+            "compiled",
+            "ddp_features",
+        ],
         2,
         "gloo",
         tmp_path_factory.mktemp("ddp2"),

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import numpy as np
 import pytest
 
-from gradcomp import Config, Pipeline, ToDecode, ToEncode, decode_batch_add, encode_batch, get_codec
+from gradcomp import Pipeline, ToDecode, ToEncode, decode_batch_add, encode_batch, get_codec
 from gradcomp.codec.batch import launch_batch
 from gradcomp.codec.devices import HOST, Device, device_of
 from gradcomp.codec.frame import split_frames
 from gradcomp.exchange.engine import Driver
 from gradcomp.exchange.rounds import AllGather, AllReduce, Request
-from gradcomp.runtime.loopback import run_rounds
 from support.core_device import CoreDevice
+from support.mixed_ranks import RANKS, SHAPES, average, gradients, ranks_of, residuals
 from support.pipelines import config_of, configured, rules_of
-
-SHAPES = {"conv": (8, 3, 3), "fc": (40, 25), "bias": (40,)}
-RANKS = 3
 
 SPECS = [
     "topk(ratio=0.1)",
@@ -28,49 +23,6 @@ SPECS = [
     "momentum_correction(momentum=0.9)|topk(ratio=0.1)",
     "momentum_correction(momentum=0.9,nesterov=true,masking=false)|topk(ratio=0.1)",
 ]
-
-
-def gradients(step: int, ranks: int = RANKS) -> dict[str, list[np.ndarray]]:
-    rng = np.random.default_rng(step)
-    return {
-        name: [rng.standard_normal(shape, np.float32) for _ in range(ranks)]
-        for name, shape in SHAPES.items()
-    }
-
-
-def average(
-    pipelines: Sequence[Pipeline],
-    devices: Sequence[Device],
-    grads: Mapping[str, Sequence[np.ndarray]],
-) -> list[dict[str, bytes]]:
-    """One step; each rank's gradients are on its device where its pipeline takes them there."""
-    resolved = [pipeline.resolve_all(SHAPES) for pipeline in pipelines]
-    results: list[dict[str, bytes]] = [{} for _ in pipelines]
-    for names in pipelines[0].buckets(resolved[0]):
-        rounds = []
-        for rank, (pipeline, device) in enumerate(zip(pipelines, devices, strict=True)):
-            given = {}
-            for name in names:
-                grad = grads[name][rank]
-                there = pipeline.on_device(resolved[rank][name], device)
-                given[name] = device.from_host(grad) if there else grad
-            rounds.append(pipeline.bucket_round(names[0], given, resolved=resolved[rank]))
-        for result, of_rank in zip(results, run_rounds(rounds), strict=True):
-            for name, one in zip(names, of_rank, strict=True):
-                result[name] = device_of(one).to_host(one).tobytes()
-    return results
-
-
-def residuals(pipeline: Pipeline) -> dict[str, dict[str, bytes]]:
-    state = pipeline.state_dict()
-    return {
-        kind: {name: array.tobytes() for name, array in state[kind].items()}
-        for kind in ("residual", "momentum")
-    }
-
-
-def ranks_of(config: Config) -> list[Pipeline]:
-    return [Pipeline(config, rank, RANKS) for rank in range(RANKS)]
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -145,6 +97,8 @@ def test_mixed_precision_moves_arrays_to_the_host() -> None:
     ("spec", "options"),
     [
         ("fp16", {}),
+        ("globaltopk(ratio=0.1)", {}),
+        ("residual|topk(ratio=0.1)", {"device": "host"}),
         ("residual|topk(ratio=0.1)", {"exchange": "sra"}),
         ("residual|topk(ratio=0.1)", {"exchange": "sparse_allreduce"}),
         ("residual|topk(ratio=0.1)", {"average": "senders"}),

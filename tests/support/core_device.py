@@ -39,7 +39,7 @@ class CoreDevice:
         return int(np.prod(shape)) >= self.least
 
     def zeros(self, numel: int) -> Any:
-        return CoreArray(self, np.zeros(numel, np.float32))
+        return self._array(np.zeros(numel, np.float32))
 
     def encode(self, tensors: Sequence[ToEncode]) -> Encoded:
         self.log.append(f"launch {len(tensors)}")
@@ -69,7 +69,10 @@ class CoreDevice:
         return self._elements(array).copy()
 
     def from_host(self, array: FloatArray) -> Any:
-        return CoreArray(self, array.copy())
+        return self._array(array.copy())
+
+    def _array(self, elements: FloatArray) -> Any:
+        return CoreArray(self, elements)
 
     def _elements(self, array: Any) -> FloatArray:
         assert array.device is self

@@ -1,0 +1,69 @@
+"""The hook for DDP with gradients on a device on some ranks; the device's kernels are the core's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import horovod.torch as hvd
+import torch
+from workers import harness
+from workers.ddp import MIXED, mixed
+from workers.ddp_model import Training
+from workers.harness import Cases
+
+from gradcomp import Loopback
+from support.core_tensors import CoreTensors
+
+cases = Cases()
+
+
+@contextmanager
+def on_device(ranks: set[int], least: int = 0) -> Iterator[CoreTensors]:
+    """Let the hook of these ranks find a device that takes tensors of at least ``least`` elements."""
+    device = CoreTensors(least)
+    found = device if hvd.rank() in ranks else None
+    with mock.patch("torch_compressors.ddp.device_for", return_value=found):
+        yield device
+
+
+@cases
+def ranks_with_and_without_a_device() -> None:
+    """Averages and states are those of the loopback, whatever the ranks' devices and DDP's buckets."""
+    for ranks, least, bucket_mb in (({0}, 0, 0.05), ({1}, 5000, 0.005), ({0, 1}, 5000, 25)):
+        with on_device(ranks, least) as device:
+            training = Training(mixed(), MIXED, bucket_mb=bucket_mb)
+            training.check_steps(Loopback(mixed(), hvd.size()), range(4))
+            training.check_replicas()
+        launched = [line for line in device.log if line.startswith("launch")]
+        assert bool(launched) is (hvd.rank() in ranks)
+
+
+@cases
+def a_device_is_turned_off() -> None:
+    """With `compress.device: host` nothing is launched."""
+    config = mixed(device="host")
+    with on_device({0, 1}) as device:
+        training = Training(config, MIXED)
+        training.check_steps(Loopback(config, hvd.size()), range(2))
+    assert device.log == []
+
+
+@cases
+def other_dtypes_and_clipping_on_a_device() -> None:
+    """As without a device: bfloat16, memory layouts, and gradients that are clipped together."""
+    for options in ({"dtype": torch.bfloat16}, {"clip_norm": 0.5}):
+        results = []
+        for ranks in (set(), {0, 1}):
+            with on_device(ranks):
+                training = Training(mixed(), MIXED, **options)
+                results.append(
+                    [
+                        training.averages(harness.gradients(training.params, step))
+                        for step in range(3)
+                    ]
+                )
+        for with_none, with_one in zip(*results, strict=True):
+            for name, average in with_none.items():
+                harness.check_equal(with_one[name], average, f"{options}: {name}")

@@ -1,0 +1,58 @@
+"""Ranks on a device of interpreted kernels beside ranks on the host, as a process: python ranks.py
+
+Prints the number of averages and states that were compared; the first difference is an error.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+from gradcomp.codec.devices import HOST
+from support.mixed_ranks import RANKS, SHAPES, average, gradients, ranks_of, residuals
+from support.pipelines import config_of, configured, rules_of
+from torch_compressors.gpu import codecs
+from torch_compressors.gpu.device import TorchDevice
+
+
+def main() -> None:
+    """Compare steps, and steps after checkpoints have moved to ranks on other devices."""
+    codecs.TILE, codecs.BLOCK = 128, 64
+    use = {
+        "conv": "residual(lr=scale)|fp16",
+        "fc": "residual(beta=0.9)|topk(ratio=0.1,values=bf16)",
+        "bias": "residual|qsgd",
+    }
+    configs = [
+        config_of("momentum_correction(momentum=0.9)|topk(ratio=0.05)|rice"),
+        configured("bf16", rules=rules_of(use, "{}"), exchange="gather"),
+    ]
+    compared = launched = 0
+    for config in configs:
+        device = TorchDevice(torch.device("cpu"))
+        devices, elsewhere = [device, HOST, HOST], [HOST, device, HOST]
+        mixed, alone, moved = ranks_of(config), ranks_of(config), ranks_of(config)
+        resolved = mixed[0].resolve_all(SHAPES)
+        launched += sum(mixed[0].on_device(one, device) for one in resolved.values())
+        for step in range(3):
+            if step == 2:
+                for one, other in zip(mixed, moved, strict=True):
+                    other.load_state_dict(one.state_dict())
+            for rank in (*mixed, *alone, *moved):
+                rank.set_lr(0.1 / (1 + step))
+            grads = gradients(step)
+            expected = average(alone, [HOST] * RANKS, grads)
+            for ranks, places in ((mixed, devices), (moved, elsewhere))[: 1 + step // 2]:
+                if average(ranks, places, grads) != expected:
+                    raise AssertionError(f"{config.compress}: averages differ in step {step}")
+                if [residuals(one) for one in ranks] != [residuals(one) for one in alone]:
+                    raise AssertionError(f"{config.compress}: states differ in step {step}")
+                compared += 1
+    print(f"{compared} steps compared, {launched} tensors on a device")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,12 @@
+"""Interpreted kernels under a pipeline: the averages, states and checkpoints of ranks on the host."""
+
+from __future__ import annotations
+
+from gpu.processes import run
+
+
+def test_ranks_on_a_device_average_with_ranks_on_the_host() -> None:
+    done = run("ranks.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    # All tensors but the one whose codec has no kernels.
+    assert done.stdout == "8 steps compared, 5 tensors on a device\n"

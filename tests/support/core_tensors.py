@@ -1,0 +1,26 @@
+"""A device of torch whose kernels are the core itself, on CPU tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gradcomp.codec.arrays import FloatArray
+from support.core_device import CoreDevice
+from torch_compressors.devices import TensorArray
+
+
+class CoreTensors(CoreDevice):
+    """As `CoreDevice`, for adapters that hand over tensors."""
+
+    def array(self, tensor: torch.Tensor) -> Any:
+        return TensorArray(self, tensor)
+
+    def _array(self, elements: FloatArray) -> Any:
+        return self.array(torch.from_numpy(elements))
+
+    def _elements(self, array: Any) -> FloatArray:
+        assert array.device is self
+        elements: FloatArray = array.tensor.numpy()
+        return elements

@@ -1,0 +1,57 @@
+"""Ranks in one process whose gradients are on devices, and others on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from gradcomp import Config, Pipeline
+from gradcomp.codec.devices import Device, device_of
+from gradcomp.runtime.loopback import run_rounds
+
+SHAPES = {"conv": (8, 3, 3), "fc": (40, 25), "bias": (40,)}
+RANKS = 3
+
+
+def gradients(step: int, ranks: int = RANKS) -> dict[str, list[np.ndarray]]:
+    rng = np.random.default_rng(step)
+    return {
+        name: [rng.standard_normal(shape, np.float32) for _ in range(ranks)]
+        for name, shape in SHAPES.items()
+    }
+
+
+def average(
+    pipelines: Sequence[Pipeline],
+    devices: Sequence[Device],
+    grads: Mapping[str, Sequence[np.ndarray]],
+) -> list[dict[str, bytes]]:
+    """One step; each rank's gradients are on its device where its pipeline takes them there."""
+    resolved = [pipeline.resolve_all(SHAPES) for pipeline in pipelines]
+    results: list[dict[str, bytes]] = [{} for _ in pipelines]
+    for names in pipelines[0].buckets(resolved[0]):
+        rounds = []
+        for rank, (pipeline, device) in enumerate(zip(pipelines, devices, strict=True)):
+            given = {}
+            for name in names:
+                grad = grads[name][rank]
+                there = pipeline.on_device(resolved[rank][name], device)
+                given[name] = device.from_host(grad) if there else grad
+            rounds.append(pipeline.bucket_round(names[0], given, resolved=resolved[rank]))
+        for result, of_rank in zip(results, run_rounds(rounds), strict=True):
+            for name, one in zip(names, of_rank, strict=True):
+                result[name] = device_of(one).to_host(one).tobytes()
+    return results
+
+
+def residuals(pipeline: Pipeline) -> dict[str, dict[str, bytes]]:
+    state = pipeline.state_dict()
+    return {
+        kind: {name: array.tobytes() for name, array in state[kind].items()}
+        for kind in ("residual", "momentum")
+    }
+
+
+def ranks_of(config: Config) -> list[Pipeline]:
+    return [Pipeline(config, rank, RANKS) for rank in range(RANKS)]
