@@ -22,7 +22,7 @@ from gpu.inputs import FAMILIES, Floats, gradient
 from gradcomp import ToEncode, encode_batch, get_codec
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.correction import Correction
-from torch_compressors.gpu import codecs
+from torch_compressors.gpu import add, codecs
 from torch_compressors.gpu.bucket import Kept, Momentum, ToLaunch
 
 CPU = torch.device("cpu")
@@ -227,10 +227,97 @@ def half(tally: Tally, rng: np.random.Generator, each: int) -> None:
             tally.compare(spec, mode, cases(rng, SIZES, each))
 
 
+def quantized(tally: Tally, rng: np.random.Generator, each: int) -> None:
+    small_tiles()
+    specs = (
+        *("qsgd(levels=127,bucket=64)", "qsgd(levels=90,bucket=256)"),
+        *("int8(bucket=64)", "int8(bucket=256,rounding=stochastic)"),
+        *("int4(bucket=64)", "int4(bucket=16,rounding=stochastic)"),
+    )
+    for spec in specs:
+        for mode in ("plain", "feedback", "unmasked"):
+            tally.compare(spec, mode, cases(rng, SIZES, each))
+
+
+def signs(tally: Tally, rng: np.random.Generator, each: int) -> None:
+    small_tiles()
+    codecs.UNROLL = 1
+    for spec in ("sign", "onebit"):
+        for mode in ("plain", "feedback", "unmasked"):
+            tally.compare(spec, mode, cases(rng, SIZES, each))
+    # A sum at a tie of rounding, which another order rounds to another float32.
+    tie = np.zeros(32, np.float32)
+    tie[[0, 16, 1, 9]] = [2.0**60, 2.0**36, 2.0**7, 2.0**7]
+    nothing = np.zeros_like(tie)
+    tally.compare("sign", "plain", [Case("a tie", tie, nothing, nothing)])
+    # Several chunks.
+    codecs.UNROLL = 16
+    tally.compare("sign", "feedback", cases(rng, [65537], 1))
+
+
+def ternary(tally: Tally, rng: np.random.Generator, each: int) -> None:
+    small_tiles()
+    codecs.UNROLL = 1
+    sizes = [*SIZES, 1279, 1280, 1281, 2600]
+    for spec in ("terngrad", "terngrad(clip=0)"):
+        for mode in ("plain", "feedback", "unmasked"):
+            tally.compare(spec, mode, cases(rng, sizes, each))
+
+
+def randomk(tally: Tally, rng: np.random.Generator, each: int) -> None:
+    small_tiles()
+    for spec in ("randomk(ratio=0.1)", "randomk(k=1)", "randomk(ratio=0.9)"):
+        for mode in ("plain", "feedback", "nesterov", "unmasked"):
+            tally.compare(spec, mode, cases(rng, [*SIZES, 5000], each))
+    tally.compare("randomk(ratio=0.1,unbiased=true)", "plain", cases(rng, SIZES, each))
+
+
+def added(tally: Tally, rng: np.random.Generator, each: int) -> None:
+    """Frames of several ranks are added to averages, in their order."""
+    add.BLOCK = 64
+    for spec in ("topk(ratio=0.2)|raw32", "fp16", "bf16"):
+        for weight in (1.0, 1 / 3):
+            tally.count += each
+            tally.faults += _added(spec, weight, [cases(rng, SIZES, each) for _ in range(2)])
+
+
+def _added(spec: str, weight: float, ranks: list[list[Case]]) -> Iterator[str]:
+    codec = get_codec(spec)
+    sizes = [case.grad.size for case in ranks[0]]
+    wants = [np.zeros(n, np.float32) for n in sizes]
+    accs = [torch.zeros(n) for n in sizes]
+    for rank in ranks:
+        grads = [np.resize(case.grad, n) for case, n in zip(rank, sizes, strict=True)]
+        frames = [codec.encode(grad) for grad in grads]
+        for frame, want in zip(frames, wants, strict=True):
+            codec.decode_add(frame, want, weight)
+        payloads = [torch.from_numpy(frame[24:-4].copy()) for frame in frames]
+        if "topk" in spec:
+            parts = [payload[8:].clone().view(2, -1) for payload in payloads]
+            kept = [
+                add.ToAdd(
+                    acc, part[0].clone().view(torch.int32), part[1].clone().view(torch.float32)
+                )
+                for acc, part in zip(accs, parts, strict=True)
+            ]
+            add.add_kept(kept, weight)
+        else:
+            halves = [add.ToAddHalf(*pair) for pair in zip(accs, payloads, strict=True)]
+            add.add_half(halves, weight, bf16=spec == "bf16")
+    for case, want, acc in zip(ranks[0], wants, accs, strict=True):
+        if want.tobytes() != acc.numpy().tobytes():
+            yield f"{spec}, weight {weight}, {case.name}: the average differs"
+
+
 GROUPS: dict[str, tuple[Callable[[Tally, np.random.Generator, int], None], int]] = {
     "topk": (topk, 30),
     "topk_state": (topk_state, 24),
     "half": (half, 120),
+    "quantized": (quantized, 60),
+    "signs": (signs, 180),
+    "ternary": (ternary, 180),
+    "randomk": (randomk, 84),
+    "added": (added, 180),
 }
 """Comparisons, and the number of tensors in a launch."""
 

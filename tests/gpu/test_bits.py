@@ -8,8 +8,11 @@ import pytest
 
 from gpu.processes import interpret
 
-GROUPS = ("topk", "topk_state", "half")
-LEAST = {"topk": 1000, "half": 1000}
+GROUPS = (
+    *("topk", "topk_state", "half", "quantized"),
+    *("signs", "ternary", "randomk", "added"),
+)
+LEAST = dict.fromkeys(GROUPS, 1000) | {"topk_state": 60}
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -18,4 +21,4 @@ def test_all_bits_are_those_of_the_core(group: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     counted = re.search(rf"^{group}: (\d+) cases, 0 differences", done.stdout, re.M)
     assert counted is not None, done.stdout
-    assert int(counted[1]) >= LEAST.get(group, 1)
+    assert int(counted[1]) >= LEAST[group]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from torch_compressors.gpu.bucket import (
     current,
     divide,
 )
-from torch_compressors.gpu.kernels import correct, pack, quantize, select
+from torch_compressors.gpu.kernels import correct, pack, places, quantize, select, signs
 from torch_compressors.gpu.kernels import table as field
 
 __all__ = ["Encoder", "encoder", "takes"]
@@ -38,6 +39,9 @@ EXACT = {"enable_fp_fusion": False}
 """Options of every launch of a kernel with float arithmetic: nothing is contracted."""
 
 TILE = 2048
+CHUNK = 65536
+"""Elements that the core sums up in one piece."""
+UNROLL = 16
 BLOCK = 1024
 """Kept elements of a program."""
 
@@ -46,7 +50,11 @@ class Encoder(ABC):
     """One codec for tensors of fixed sizes on one device."""
 
     def __init__(self, params: Params, sizes: Sequence[int], device: torch.device) -> None:
-        self.bucket = Bucket(sizes, device, TILE)
+        self.bucket = Bucket(sizes, device, self.tile(params))
+
+    def tile(self, params: Params) -> int:
+        """Elements of a program."""
+        return TILE
 
     def launch(self, tensors: Sequence[ToLaunch]) -> list[Kept] | list[Payload]:
         """Correct, encode and subtract, without waiting: results and residuals are the core's.
@@ -123,9 +131,7 @@ class TopK(Encoder):
         of = (table, self.bucket.tiles.tensors, self.state)
         slots = (self.counts, self.slot_indices, self.slot_values)
         sizes = {"ALIGNED": mode.aligned, "TILE": TILE, "ROOM": self.room}
-        select.guess_kernel[each](
-            table, self.state, mode.mode, mode.aligned, S=self.SAMPLE, STEPS=12, **EXACT
-        )
+        select.guess_kernel[each](table, self.state, mode.mode, S=self.SAMPLE, STEPS=12, **EXACT)
         select.collect_kernel[tiles](*of, *slots, MODE=mode.mode, **sizes, **EXACT)
         shift = 31
         bins = 1 << max(self.DIGITS)
@@ -229,6 +235,188 @@ class Half(Dense):
         return self.payloads
 
 
+class Bucketed(Dense):
+    """A codec with a scale for each bucket of elements: one kernel, whose programs hold whole buckets."""
+
+    def __init__(self, params: Params, sizes: Sequence[int], device: torch.device) -> None:
+        self.params = params
+        self.size = int(params["bucket"])  # type: ignore[arg-type]
+        super().__init__(params, sizes, device)
+
+    def tile(self, params: Params) -> int:
+        return max(TILE, self.size)
+
+    def _run(self, tensors: Sequence[ToLaunch], kernel: Any, **constants: object) -> list[Payload]:
+        table, mode = self.bucket.table(tensors, seeded=True)
+        if self.bucket.tiles.programs:
+            kernel[(self.bucket.tiles.programs,)](
+                table,
+                self.bucket.tiles.tensors,
+                BUCKET=self.size,
+                GROUP=self.tile(self.params) // self.size,
+                MODE=mode.mode,
+                ALIGNED=mode.aligned,
+                **constants,
+                **EXACT,
+            )
+        return self.payloads
+
+
+class Qsgd(Bucketed):
+    """`qsgd` with norm=max, 64 to 127 levels, packed: a byte per element."""
+
+    def payload_bytes(self, numel: int) -> int:
+        return 4 * -(-numel // self.size) + numel
+
+    def _launch(self, tensors: Sequence[ToLaunch]) -> list[Payload]:
+        return self._run(tensors, quantize.qsgd_kernel, LEVELS=self.params["levels"])
+
+
+class Int8(Bucketed):
+    """`int8`, to nearest or at random."""
+
+    LIMIT = 127.0
+
+    def payload_bytes(self, numel: int) -> int:
+        return 4 * -(-numel // self.size) + numel
+
+    def _launch(self, tensors: Sequence[ToLaunch]) -> list[Payload]:
+        random = self.params["rounding"] == "stochastic"
+        return self._run(tensors, quantize.integer_kernel, LIMIT=self.LIMIT, RANDOM=random)
+
+
+class Int4(Int8):
+    """`int4`: two elements in a byte."""
+
+    LIMIT = 7.0
+
+    def payload_bytes(self, numel: int) -> int:
+        # Only the last bucket may have an odd size.
+        return 4 * -(-numel // self.size) + -(-numel // 2)
+
+
+class Summed(Dense):
+    """A codec with scales of the whole tensor: a pass that sums, and a pass that rounds."""
+
+    CODEC: int
+
+    def __init__(self, params: Params, sizes: Sequence[int], device: torch.device) -> None:
+        super().__init__(params, sizes, device)
+        self.chunks = divide(sizes, CHUNK, device)
+        self.bucket.rows[:, field.FIRST_BLOCK.value] = self.chunks.first
+        clip = np.float64(params.get("clip", 0.0))  # type: ignore[arg-type]
+        self.bucket.rows[:, field.SCALAR.value] = clip.view(np.int64)
+        numbers = 2 * self.chunks.programs
+        self.sums = torch.zeros(numbers, dtype=torch.float64, device=device)
+        self.counts = torch.zeros(numbers, dtype=torch.int32, device=device)
+
+    def _launch(self, tensors: Sequence[ToLaunch]) -> list[Payload]:
+        table, mode = self.bucket.table(tensors, seeded=signs.TERNGRAD.value == self.CODEC)
+        if self.bucket.tiles.programs:
+            common = {"CODEC": self.CODEC, "CHUNK": CHUNK, "num_warps": 1, **EXACT}
+            signs.measure_kernel[(self.chunks.programs,)](
+                *(table, self.chunks.tensors, self.sums, self.counts),
+                MODE=mode.mode,
+                UNROLL=UNROLL,
+                **common,
+            )
+            signs.scale_kernel[(len(tensors),)](table, self.sums, self.counts, **common)
+            self._round((self.bucket.tiles.programs,), table, mode.mode)
+        return self.payloads
+
+    @abstractmethod
+    def _round(self, grid: tuple[int], table: torch.Tensor, mode: int) -> None: ...
+
+
+class Sign(Summed):
+    """`sign`: 20 bytes per element with error feedback."""
+
+    CODEC = signs.SIGN.value
+
+    def payload_bytes(self, numel: int) -> int:
+        return 4 + -(-numel // 8)
+
+    def _round(self, grid: tuple[int], table: torch.Tensor, mode: int) -> None:
+        signs.sign_bits_kernel[grid](
+            table, self.bucket.tiles.tensors, ONE_BIT=False, MODE=mode, TILE=TILE, **EXACT
+        )
+
+
+class OneBit(Summed):
+    """`onebit`: 20 bytes per element with error feedback."""
+
+    CODEC = signs.ONEBIT.value
+
+    def payload_bytes(self, numel: int) -> int:
+        return 8 + -(-numel // 8)
+
+    def _round(self, grid: tuple[int], table: torch.Tensor, mode: int) -> None:
+        signs.sign_bits_kernel[grid](
+            table, self.bucket.tiles.tensors, ONE_BIT=True, MODE=mode, TILE=TILE, **EXACT
+        )
+
+
+class TernGrad(Summed):
+    """`terngrad`: 20 bytes per element with error feedback."""
+
+    CODEC = signs.TERNGRAD.value
+
+    def tile(self, params: Params) -> int:
+        return 1280
+
+    def payload_bytes(self, numel: int) -> int:
+        return 4 + -(-numel // 5)
+
+    def _round(self, grid: tuple[int], table: torch.Tensor, mode: int) -> None:
+        signs.ternary_kernel[grid](table, self.bucket.tiles.tensors, MODE=mode, **EXACT)
+
+
+class RandomK(Dense):
+    """`randomk` with values=fp32: 12 bytes per element with error feedback, else O(k)."""
+
+    def __init__(self, params: Params, sizes: Sequence[int], device: torch.device) -> None:
+        self.kept = [kept_count(params, n) for n in sizes]
+        self.sized = dict(zip(sizes, self.kept, strict=True))
+        super().__init__(params, sizes, device)
+        self.unbiased = bool(params["unbiased"])
+        self.blocks = divide(self.kept, BLOCK, device)
+        rows = self.bucket.rows
+        rows[:, field.KEPT.value] = self.kept
+        rows[:, field.FIRST_BLOCK.value] = self.blocks.first
+        for row, n, k in zip(rows, sizes, self.kept, strict=True):
+            if k:
+                # Distance between parts in 2^-32 places.
+                row[field.STRIDE.value] = ((n << 32) + k - 1) // k
+                row[field.SCALAR.value] = np.float64(n / k).view(np.int64)
+        self.flags = torch.zeros(len(sizes), dtype=torch.int32, device=device)
+
+    def payload_bytes(self, numel: int) -> int:
+        return 4 * self.sized[numel]
+
+    def _launch(self, tensors: Sequence[ToLaunch]) -> list[Payload]:
+        table, mode = self.bucket.table(tensors, seeded=True)
+        if self.bucket.tiles.programs:
+            tiles = (self.bucket.tiles.programs,)
+            of = (table, self.bucket.tiles.tensors, self.flags)
+            common = {"MODE": mode.mode, "ALIGNED": mode.aligned, "TILE": TILE}
+            feeds_back = mode.mode != correct.PLAIN.value
+            if feeds_back:
+                self.flags.zero_()
+                correct.correct_kernel[tiles](*of, **common, **EXACT)
+            places.gather_kernel[(self.blocks.programs,)](
+                table,
+                self.blocks.tensors,
+                UNBIASED=self.unbiased,
+                MODE=mode.mode,
+                MASKING=mode.masking,
+                B=BLOCK,
+                **EXACT,
+            )
+            if feeds_back:
+                correct.zero_kernel[tiles](*of, FLAGS=1, FLAG=0, **common)
+        return self.payloads
+
+
 VALUE_TYPES = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3, "sign": 4, "means": 5, "2bit": 6}
 """Numbers of value types on the wire, which docs/wire-format.md gives."""
 
@@ -257,8 +445,19 @@ def sample(numel: int, k: int) -> tuple[int, int, int]:
 CODECS: dict[str, Callable[[Params, Sequence[int], torch.device], Encoder]] = {
     "bf16": Half,
     "fp16": Half,
+    "int4": Int4,
+    "int8": Int8,
+    "onebit": OneBit,
+    "qsgd": Qsgd,
+    "randomk": RandomK,
+    "sign": Sign,
+    "terngrad": TernGrad,
     "topk": TopK,
 }
+
+
+LARGEST_BUCKET = 4096
+"""Elements that share a scale are in one program. Buckets are powers of two."""
 
 
 def takes(spec: str) -> bool:
@@ -291,5 +490,14 @@ def encoder(spec: str, sizes: Sequence[int], device: torch.device) -> Encoder:
 
 def _stage(spec: str) -> Stage | None:
     """The codec's own stage, if kernels do all that the spec asks of the device."""
-    stage = parse(spec).stages[0]
-    return stage if stage.name in CODECS else None
+    stage, *coders = parse(spec).stages
+    params = stage.params
+    bucket = int(params.get("bucket", TILE))  # type: ignore[arg-type]
+    if stage.name not in CODECS or bucket > LARGEST_BUCKET or bucket & (bucket - 1):
+        return None
+    if stage.name == "qsgd":
+        bytes_each = params["norm"] == "max" and int(params["levels"]) >= 64  # type: ignore[arg-type]
+        return stage if bytes_each and all(coder.name == "packed" for coder in coders) else None
+    if stage.name == "randomk" and params["values"] != "fp32":
+        return None
+    return stage

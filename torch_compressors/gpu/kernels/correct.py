@@ -3,12 +3,15 @@
 `MODE` of a launch: `PLAIN` reads the gradient; `FEEDBACK` is ``beta * residual + gamma * grad``;
 `CORRECTION` and `NESTEROV` add the momentum to the residual (Lin et al., "Deep Gradient Compression",
 ICLR 2018, section 3.2).
+
+A NaN that arithmetic makes has the bits that the hardware gives it: NVIDIA's are 0x7FFFFFFF, whatever
+the payload of an operand. So NaN sent from there and from x86 may differ; none of them stays in memory.
 """
 
 import triton
 import triton.language as tl
 
-from torch_compressors.gpu.kernels.bits import INF, bits_of, zero_nonfinite
+from torch_compressors.gpu.kernels.bits import INF, bits_of, magnitude, zero_nonfinite
 from torch_compressors.gpu.kernels.table import (
     BETA,
     FIRST_TILE,
@@ -17,7 +20,7 @@ from torch_compressors.gpu.kernels.table import (
     MOMENTUM,
     NUMEL,
     RESIDUAL,
-    floats,
+    elements,
     real,
     row_of,
     whole,
@@ -38,16 +41,16 @@ def corrected(
     The caller stores the residual. With STORE the momentum is stored here, with ZERO without its NaN
     and Inf.
     """
-    grad = tl.load(floats(row, GRAD, ALIGNED) + i, mask=ok, other=0.0)
+    grad = tl.load(elements(row, GRAD, i, ALIGNED), mask=ok, other=0.0)
     if MODE == PLAIN:
         x = grad
     else:
-        residual = tl.load(floats(row, RESIDUAL, ALIGNED) + i, mask=ok, other=0.0)
+        residual = tl.load(elements(row, RESIDUAL, i, ALIGNED), mask=ok, other=0.0)
         scaled = real(row, GAMMA) * grad
         if MODE == FEEDBACK:
             x = real(row, BETA) * residual + scaled
         else:
-            to = floats(row, MOMENTUM, ALIGNED) + i
+            to = elements(row, MOMENTUM, i, ALIGNED)
             momentum = tl.load(to, mask=ok, other=0.0)
             if MODE == NESTEROV:
                 momentum = real(row, BETA) * (momentum + scaled)
@@ -84,10 +87,34 @@ def zero_kernel(
     row = row_of(table, tensor)
     i = (tile - whole(row, FIRST_TILE)) * TILE + tl.arange(0, TILE)
     ok = i < whole(row, NUMEL)
-    residual = floats(row, RESIDUAL, ALIGNED) + i
+    residual = elements(row, RESIDUAL, i, ALIGNED)
     x = tl.load(residual, mask=ok, other=0.0)
     tl.store(residual, tl.zeros_like(x), mask=ok & ((bits_of(x) & INF) == INF))
     if MODE >= CORRECTION:
-        momentum = floats(row, MOMENTUM, ALIGNED) + i
+        momentum = elements(row, MOMENTUM, i, ALIGNED)
         m = tl.load(momentum, mask=ok, other=0.0)
         tl.store(momentum, tl.zeros_like(m), mask=ok & ((bits_of(m) & INF) == INF))
+
+
+@triton.jit
+def correct_kernel(
+    table,
+    tensors,
+    flags,
+    MODE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Corrects a tile in the residual, and sets the tensor's flag if an element is not finite.
+
+    12 bytes per element with feedback.
+    """
+    tile = tl.program_id(0)
+    tensor = tl.load(tensors + tile)
+    row = row_of(table, tensor)
+    i = (tile - whole(row, FIRST_TILE)) * TILE + tl.arange(0, TILE)
+    ok = i < whole(row, NUMEL)
+    x = corrected(row, i, ok, MODE, True, False, ALIGNED)
+    tl.store(elements(row, RESIDUAL, i, ALIGNED), x, mask=ok)
+    if tl.max(tl.where(ok, magnitude(x), 0), axis=0) >= INF:
+        tl.atomic_or(flags + tensor, 1)

@@ -181,11 +181,11 @@ def subtract_kernel(
         bin = tl.load(bins + at, mask=ok, other=0).to(tl.int32)
         decoded = float_of(tl.load(scales + bin))
     index = tl.load(indices + at, mask=ok, other=0)
-    to = floats(row, RESIDUAL, False) + index
+    to = floats(row, RESIDUAL) + index
     left = zero_nonfinite(tl.load(to, mask=ok, other=0.0) - decoded)
     tl.store(to, left, mask=ok)
     if MASKING and MODE >= CORRECTION:
-        tl.store(floats(row, MOMENTUM, False) + index, tl.zeros_like(x), mask=ok)
+        tl.store(floats(row, MOMENTUM) + index, tl.zeros_like(x), mask=ok)
 
 
 @triton.jit

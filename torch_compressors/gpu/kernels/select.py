@@ -23,6 +23,7 @@ from torch_compressors.gpu.kernels.table import (
     RESIDUAL,
     RUNS,
     STRIDE,
+    elements,
     floats,
     row_of,
     whole,
@@ -41,9 +42,7 @@ SCALES = tl.constexpr(8)  # four float32 that decode kept values, as bits
 
 
 @triton.jit
-def guess_kernel(
-    table, state, MODE: tl.constexpr, ALIGNED: tl.constexpr, S: tl.constexpr, STEPS: tl.constexpr
-):
+def guess_kernel(table, state, MODE: tl.constexpr, S: tl.constexpr, STEPS: tl.constexpr):
     """Sets the state back; its guess is a magnitude that a little more than k should reach.
 
     Bisects the upper STEPS bits of at most S sampled elements. A program for each tensor.
@@ -54,7 +53,7 @@ def guess_kernel(
     # A stride has 32 bits, and so has every sampled index.
     i = (at // 16) * whole(row, STRIDE) + at % 16
     ok = (at // 16 < whole(row, RUNS)) & (i < whole(row, NUMEL))
-    x = corrected(row, i, ok, MODE, False, False, ALIGNED)
+    x = corrected(row, i, ok, MODE, False, False, False)
     m = tl.where(ok, magnitude(x), -1)
     rank = whole(row, RANK)
     low = rank * 0
@@ -142,7 +141,7 @@ def _collect(
         ok = i < n
     x = corrected(row, i, ok, MODE, True, False, ALIGNED)
     if MODE != PLAIN:
-        tl.store(floats(row, RESIDUAL, ALIGNED) + i, x, mask=ok)
+        tl.store(elements(row, RESIDUAL, i, ALIGNED), x, mask=ok)
     m = magnitude(x)
     if tl.max(tl.where(ok, m, 0), axis=0) >= INF:
         tl.atomic_or(state + NOT_FINITE, 1)
@@ -196,7 +195,7 @@ def digits_kernel(
         _digits(values, tl.load(counts + tile), prefix, bins, SHIFT, BITS, ROOM)
     else:
         begin = (tile - whole(row, FIRST_TILE)) * TILE
-        values = floats(row, RESIDUAL, ALIGNED) + begin
+        values = floats(row, RESIDUAL) + begin
         _digits(values, whole(row, NUMEL) - begin, prefix, bins, SHIFT, BITS, TILE)
 
 
@@ -262,7 +261,7 @@ def count_kernel(
         _count(values, tl.load(counts + tile), least, above + tile, equal + tile, ROOM)
     else:
         begin = (tile - whole(row, FIRST_TILE)) * TILE
-        values = floats(row, RESIDUAL, ALIGNED) + begin
+        values = floats(row, RESIDUAL) + begin
         _count(values, whole(row, NUMEL) - begin, least, above + tile, equal + tile, TILE)
 
 
@@ -345,7 +344,7 @@ def compact_kernel(
         )
     else:
         _compact(
-            floats(row, RESIDUAL, ALIGNED) + begin,
+            floats(row, RESIDUAL) + begin,
             slot_indices,
             whole(row, NUMEL) - begin,
             begin,

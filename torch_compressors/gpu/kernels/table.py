@@ -24,8 +24,7 @@ FIRST_BLOCK = tl.constexpr(10)  # number of the first block of kept elements in 
 RUNS = tl.constexpr(11)  # of 16 elements, in the sample for a guess
 STRIDE = tl.constexpr(12)  # elements between the beginnings of runs
 RANK = tl.constexpr(13)  # of the guess among the sample
-SCALARS = tl.constexpr(14)  # parameters of the codec as two float32
-UNUSED = tl.constexpr(15)
+SCALAR = tl.constexpr(14)  # parameter of the codec as float64
 
 
 @triton.jit
@@ -47,9 +46,27 @@ def real(row, FIELD: tl.constexpr):
 
 
 @triton.jit
-def floats(row, FIELD: tl.constexpr, ALIGNED: tl.constexpr):
-    """A field as pointer to float32; aligned ones begin at multiples of 16 bytes."""
-    address = tl.load(row + FIELD)
+def floats(row, FIELD: tl.constexpr):
+    """A field as pointer to float32."""
+    return tl.load(row + FIELD).to(tl.pointer_type(tl.float32))
+
+
+@triton.jit
+def elements(row, FIELD: tl.constexpr, i, ALIGNED: tl.constexpr):
+    """Pointers to elements `i`, a run from a multiple of 4 on; aligned ones are read as vectors."""
+    to = floats(row, FIELD) + i
     if ALIGNED:
-        address = tl.multiple_of(address, 16)
-    return address.to(tl.pointer_type(tl.float32))
+        to = tl.multiple_of(to, 16)  # bytes
+    return to
+
+
+@triton.jit
+def double(row, FIELD: tl.constexpr):
+    """A field as float64."""
+    return tl.load(row + FIELD).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def payload(row, OFFSET: tl.constexpr, TYPE: tl.constexpr):
+    """Pointer into the payload, which begins at a multiple of 16 bytes."""
+    return (tl.load(row + OUT) + OFFSET).to(tl.pointer_type(TYPE))

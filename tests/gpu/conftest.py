@@ -1,0 +1,31 @@
+"""Changed copies of the kernels, which tests must refuse."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpu.processes import ROOT
+
+Mutate = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def mutant(tmp_path: Path) -> Mutate:
+    """Copies torch_compressors, with one text of its GPU code replaced, and returns the copy's parent."""
+
+    def make(before: str, after: str) -> Path:
+        copy = tmp_path / "torch_compressors"
+        shutil.copytree(
+            ROOT / "torch_compressors", copy, ignore=shutil.ignore_patterns("__pycache__")
+        )
+        files = [path for path in (copy / "gpu").rglob("*.py") if before in path.read_text()]
+        assert files, f"no file has {before!r}"
+        for path in files:
+            path.write_text(path.read_text().replace(before, after))
+        return tmp_path
+
+    return make

@@ -1,0 +1,52 @@
+"""Kernels compiled for real GPUs, without one: nothing in the code changes bits or is slow by its form.
+
+Compiled are sm_80, sm_90, sm_100 and gfx942, with the options that encoders pass. Not run on any GPU.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gpu.conftest import Mutate
+from gpu.processes import run
+
+SPECS = {
+    "dense": (
+        *("plain:fp16", "feedback:fp16(overflow=saturate)", "nesterov:bf16"),
+        *("feedback:qsgd(levels=127)", "feedback:int8", "feedback:int4(rounding=stochastic)"),
+        *("feedback:sign", "feedback:onebit", "feedback:terngrad"),
+    ),
+    "sparse": (
+        *("correction:topk(ratio=0.01)", "feedback:topk(ratio=0.3,values=fp16)"),
+        *(
+            f"feedback:topk(ratio=0.01,values={type_})"
+            for type_ in ("int8", "sign", "means", "2bit")
+        ),
+        "feedback:randomk(ratio=0.01)",
+    ),
+}
+KERNELS = {"dense": 11, "sparse": 18}
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_no_compiled_kernel_changes_bits(kind: str) -> None:
+    done = run("generated.py", *SPECS[kind])
+    assert done.returncode == 0, done.stdout + done.stderr
+    counted = re.search(r"^(\d+) kernels, \d+ compilations, 0 faults", done.stdout, re.M)
+    assert counted is not None, done.stdout
+    assert int(counted[1]) >= KERNELS[kind]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fault"),
+    [
+        ('EXACT = {"enable_fp_fusion": False}', 'EXACT = {"enable_fp_fusion": True}', "fma.rn"),
+        ("to = tl.multiple_of(to, 16)", "to = to", "no loads of 16 bytes"),
+    ],
+)
+def test_it_would_notice(before: str, after: str, fault: str, mutant: Mutate) -> None:
+    done = run("generated.py", "feedback:fp16", first=mutant(before, after))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert fault in done.stdout
