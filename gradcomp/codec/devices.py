@@ -39,7 +39,7 @@ class Device(Protocol):
         ...
 
     def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
-        """See `decode_batch_add`. Frames are checked before the call returns."""
+        """See `decode_batch_add`; ``out`` holds zeros. Frames are checked before the call returns."""
         ...
 
     def to_host(self, array: FloatArray) -> FloatArray:

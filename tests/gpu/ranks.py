@@ -13,7 +13,7 @@ import torch
 
 from gradcomp.codec.devices import HOST
 from support.mixed_ranks import RANKS, SHAPES, average, gradients, ranks_of, residuals
-from support.pipelines import config_of, configured, rules_of
+from support.pipelines import configured, rules_of
 from torch_compressors.gpu import codecs
 from torch_compressors.gpu.device import TorchDevice
 
@@ -21,14 +21,20 @@ from torch_compressors.gpu.device import TorchDevice
 def main() -> None:
     """Compare steps, and steps after checkpoints have moved to ranks on other devices."""
     codecs.TILE, codecs.BLOCK = 128, 64
-    use = {
+    dgc = "momentum_correction(momentum=0.9)|"
+    rules = {
+        "conv": dgc + "topk(ratio=0.2,values=int8)|rice",
+        "fc": "momentum_correction(momentum=0.9,masking=false)|randomk(ratio=0.05)",
+        "bias": dgc + "adaq(ratio=0.1)",
+    }
+    others = {
         "conv": "residual(lr=scale)|fp16",
         "fc": "residual(beta=0.9)|topk(ratio=0.1,values=bf16)",
-        "bias": "residual|qsgd",
+        "bias": "residual|int8",
     }
     configs = [
-        config_of("momentum_correction(momentum=0.9)|topk(ratio=0.05)|rice"),
-        configured("bf16", rules=rules_of(use, "{}"), exchange="gather"),
+        configured(next(iter(use.values())), rules=rules_of(use, "{}"), exchange="gather")
+        for use in (rules, others)
     ]
     compared = launched = 0
     for config in configs:

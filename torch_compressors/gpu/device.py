@@ -5,13 +5,14 @@ Run on CPU tensors with interpreted kernels; not run on any GPU so far.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-from gradcomp import ToDecode, ToEncode
+from gradcomp import ToDecode, ToEncode, decode_batch_add
 from gradcomp.adapter_api import (
     ByteArray,
     Encoded,
@@ -33,8 +34,8 @@ from torch_compressors.gpu.staging import Staging
 
 __all__ = ["TorchDevice"]
 
-_KEPT, _HALF = "topk", frozenset({"fp16", "bf16"})
-"""Names of codecs whose frames are added on the device: as kept elements, or as 16-bit payloads."""
+_KEPT, _HALF = frozenset({"topk", "randomk"}), frozenset({"fp16", "bf16"})
+"""Names of codecs whose frames are added by kernels: as kept elements, or as 16-bit payloads."""
 
 
 class TorchDevice:
@@ -54,14 +55,9 @@ class TorchDevice:
 
     def takes(self, spec: Spec, shape: tuple[int, ...]) -> bool:
         """Whether there are kernels for the codec; all memories that rounds hand over are known."""
-        names = [stage.name for stage in spec.stages if stage.kind == "codec"]
         # An encoder keeps memory for its parameters, so they must not change from step to step.
-        return (
-            0 not in shape
-            and not spec.scheduled
-            and any(name == _KEPT or name in _HALF for name in names)
-            and codecs.takes(spec.codec)
-        )
+        fixed = spec.algorithm is None and not spec.scheduled
+        return fixed and 0 not in shape and codecs.takes(spec.codec)
 
     def zeros(self, numel: int) -> Any:
         """A new flat array."""
@@ -92,31 +88,27 @@ class TorchDevice:
         return wait
 
     def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
-        """Add rank after rank, as the core does; a launch for each rank and kind of codec."""
-        for rank in range(max((len(tensor.frames) for tensor in tensors), default=0)):
-            kept: list[ToAdd] = []
-            half: dict[str, list[ToAddHalf]] = {}
-            for tensor in tensors:
-                frame, acc = tensor.frames[rank], _tensor(tensor.out)
-                try:
-                    if tensor.codec.name == _KEPT:
-                        indices, values = kept_of_frame(tensor.codec, frame, tensor.out.size)
-                        kept.append(
-                            ToAdd(acc, self._upload(indices.view(np.int32)), self._upload(values))
-                        )
-                    else:
-                        payload = payload_of_frame(tensor.codec, frame, tensor.out.size)
-                        half.setdefault(tensor.codec.name, []).append(
-                            ToAddHalf(acc, self._upload(payload))
-                        )
-                except WireError as error:
-                    sender = rank if tensor.senders is None else tensor.senders[rank]
-                    raise WireError(
-                        f"the frame of rank {sender} for '{tensor.name}': {error}"
-                    ) from error
+        """Add rank after rank, as the core does; frames without kernels are added on the host."""
+        there = [one for one in tensors if one.codec.name in _KEPT | _HALF]
+        for rank in range(max((len(tensor.frames) for tensor in there), default=0)):
+            kept = [_to_add(one, rank, self._device) for one in there if one.codec.name in _KEPT]
             add_kept(kept, weight)
-            for name, of_name in half.items():
-                add_half(of_name, weight, bf16=name == "bf16")
+            for name in sorted(_HALF):
+                half = [
+                    _to_add_half(one, rank, self._device) for one in there if one.codec.name == name
+                ]
+                add_half(half, weight, bf16=name == "bf16")
+        self._add_on_host([one for one in tensors if one.codec.name not in _KEPT | _HALF], weight)
+
+    def _add_on_host(self, tensors: Sequence[ToDecode], weight: float) -> None:
+        pinned = self._device.type != "cpu"
+        sums = [torch.zeros(tensor.out.size, pin_memory=pinned) for tensor in tensors]
+        given = [
+            tensor._replace(out=total.numpy()) for tensor, total in zip(tensors, sums, strict=True)
+        ]
+        decode_batch_add(given, weight)
+        for tensor, total in zip(tensors, sums, strict=True):
+            _tensor(tensor.out).copy_(total, non_blocking=True)
 
     def to_host(self, array: FloatArray) -> FloatArray:
         """A copy on the host, of the values after all that was launched."""
@@ -137,9 +129,6 @@ class TorchDevice:
             spec = tensors[0].codec.spec
             encoder = self._encoders[key] = codecs.encoder(spec, sizes, self._device)
         return encoder
-
-    def _upload(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        return upload(array, self._device)
 
 
 def _tensor(array: object) -> torch.Tensor:
@@ -189,3 +178,27 @@ def _part(
     return lambda: KeptParts(
         tensor.codec, indices.numpy().view(np.uint32), values.numpy(), numel, stream
     )
+
+
+def _to_add(tensor: ToDecode, rank: int, device: torch.device) -> ToAdd:
+    with _named(tensor, rank):
+        indices, values = kept_of_frame(tensor.codec, tensor.frames[rank], tensor.out.size)
+    return ToAdd(
+        _tensor(tensor.out), upload(indices.view(np.int32), device), upload(values, device)
+    )
+
+
+def _to_add_half(tensor: ToDecode, rank: int, device: torch.device) -> ToAddHalf:
+    with _named(tensor, rank):
+        payload = payload_of_frame(tensor.codec, tensor.frames[rank], tensor.out.size)
+    return ToAddHalf(_tensor(tensor.out), upload(payload, device))
+
+
+@contextmanager
+def _named(tensor: ToDecode, place: int) -> Iterator[None]:
+    """Name the rank and the tensor of a frame that the core refuses, as the core does for batches."""
+    try:
+        yield
+    except WireError as error:
+        sender = place if tensor.senders is None else tensor.senders[place]
+        raise WireError(f"the frame of rank {sender} for '{tensor.name}': {error}") from error
