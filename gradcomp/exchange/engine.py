@@ -70,13 +70,14 @@ class Driver:
         """
         if name in self._running:
             raise came_twice(name)
-        running = self._running[name] = _Running(round_, members)
+        running = _Running(round_, members)
         request = next(round_)
         if isinstance(request, Ready):
             self._launched.append((running, request))
         else:
             self.release()
             running.handle = self._engine.start(request)
+        self._running[name] = running
 
     def release(self) -> None:
         """Start the first requests of launched rounds, in the order of their starts.
