@@ -36,9 +36,10 @@ from gradcomp.adapter_api import (
     profile_as_configured,
 )
 from gradcomp.errors import ConfigError
-from torch_compressors.devices import HostCopies, TensorArray, TensorDevice, device_for
+from torch_compressors.devices import HostCopies, TensorArray, TensorDevice
 from torch_compressors.gather import gather_bytes
 from torch_compressors.gloo import GlooEngine, message_limit
+from torch_compressors.gpu.found import device_for
 from torch_compressors.nodes import agreed_ranks_per_node, exchange_groups, node_size
 from torch_compressors.registered import WrappedModel, registered_with
 from torch_compressors.roll_call import naming_the_absent

@@ -6,15 +6,13 @@ Not run on any GPU so far: on CPU tensors the same code runs, without pinned mem
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
 
 from gradcomp.adapter_api import Device, DeviceArray, FloatArray
 
-__all__ = ["HostCopies", "TensorArray", "TensorDevice", "device_for"]
+__all__ = ["HostCopies", "TensorArray", "TensorDevice"]
 
 
 class TensorArray(DeviceArray):
@@ -47,20 +45,6 @@ class TensorDevice(Device, Protocol):
     def array(self, tensor: torch.Tensor) -> FloatArray:
         """A contiguous float32 tensor of this device, without a copy."""
         ...
-
-
-@cache
-def device_for(device: torch.device) -> TensorDevice | None:
-    """The device of tensors on a GPU; None for the host, and where kernels cannot be compiled.
-
-    Triton comes with PyTorch's builds for GPUs on Linux, but not with all others.
-    """
-    if device.type != "cuda" or find_spec("triton") is None:
-        return None
-    # Not at the top: Triton takes a second, and is not everywhere.
-    from torch_compressors.gpu.device import TorchDevice
-
-    return TorchDevice(device)
 
 
 class HostCopies:
