@@ -154,8 +154,6 @@ def _sent(result: Any) -> bytes:
     if not isinstance(result, Kept):
         return result.data.numpy().tobytes()
     values = result.values.numpy().tobytes()
-    if result.indices is None:
-        return values
     # A payload with index coding raw32.
     head = np.array([result.indices.numel(), 0], np.uint32).tobytes()
     return head + result.indices.numpy().tobytes() + values
@@ -230,8 +228,9 @@ def half(tally: Tally, rng: np.random.Generator, each: int) -> None:
 def quantized(tally: Tally, rng: np.random.Generator, each: int) -> None:
     small_tiles()
     specs = (
-        *("qsgd(levels=127,bucket=64)", "qsgd(levels=90,bucket=256)"),
+        *("qsgd(levels=127,bucket=64)", "qsgd(levels=7,bucket=256)"),
         *("int8(bucket=64)", "int8(bucket=256,rounding=stochastic)"),
+        *("uniform(bits=8)", "uniform(bits=2,rounding=stochastic)"),
         *("int4(bucket=64)", "int4(bucket=16,rounding=stochastic)"),
     )
     for spec in specs:

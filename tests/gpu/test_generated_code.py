@@ -16,6 +16,7 @@ SPECS = {
     "dense": (
         *("plain:fp16", "feedback:fp16(overflow=saturate)", "nesterov:bf16"),
         *("feedback:qsgd(levels=127)", "feedback:int8", "feedback:int4(rounding=stochastic)"),
+        *("feedback:uniform(bits=4,rounding=stochastic)", "feedback:uniform(bits=8)"),
         *("feedback:sign", "feedback:onebit", "feedback:terngrad"),
     ),
     "sparse": (
@@ -27,7 +28,7 @@ SPECS = {
         "feedback:randomk(ratio=0.01)",
     ),
 }
-KERNELS = {"dense": 11, "sparse": 18}
+KERNELS = {"dense": 12, "sparse": 18}
 
 
 @pytest.mark.parametrize("kind", SPECS)

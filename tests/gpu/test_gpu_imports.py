@@ -7,5 +7,7 @@ import sys
 
 
 def test_torch_compressors_works_without_triton() -> None:
-    code = "import sys; sys.modules['triton'] = None; import torch_compressors, torch_compressors.ddp"
+    code = (
+        "import sys; sys.modules['triton'] = None; import torch_compressors, torch_compressors.ddp"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

@@ -32,7 +32,11 @@ MUTANTS = {
         "nan = m * 0 + 0x7E00",
     ),
     "half a step is rounded up": ("half", "(m + 0xFFF + ((m >> 13) & 1)", "(m + 0x1000"),
-    "sums in another order": ("signs", "tl.split(tl.permute(pairs, (1, 0)))", "tl.split(tl.reshape(lanes, (8 >> level, 2)))"),
+    "sums in another order": (
+        "signs",
+        "tl.split(tl.permute(pairs, (1, 0)))",
+        "tl.split(tl.reshape(lanes, (8 >> level, 2)))",
+    ),
     "another constant of Philox": ("quantized", "zero + use, zero)", "zero + use, zero + 1)"),
     "another lane of a run": ("quantized", "tl.permute(both, (0, 2, 1))", "both"),
     "the last block has full bytes": ("ternary", "(left + 4) // 5, MODE", "256, MODE"),

@@ -74,11 +74,11 @@ class Kept(NamedTuple):
     """Elements of a tensor that travel, on the device. The core codes both, values by their wire type.
 
     Attributes:
-        indices: int32, ascending; None for codecs whose receivers know the places.
+        indices: int32, ascending.
         values: float32, as many, before they are rounded to the wire type.
     """
 
-    indices: torch.Tensor | None
+    indices: torch.Tensor
     values: torch.Tensor
 
 

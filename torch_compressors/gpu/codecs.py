@@ -110,6 +110,11 @@ class TopK(Encoder):
         self.slot_values = zeros(tiles * self.room, torch.float32)
         self.indices = zeros(total)
         self.values = zeros(total, torch.float32)
+        ends = np.cumsum(self.kept).tolist()
+        self.results = [
+            Kept(self.indices[end - k : end], self.values[end - k : end])
+            for end, k in zip(ends, self.kept, strict=True)
+        ]
         self.bins = zeros(total if self.type == VALUE_TYPES["2bit"] else 0, torch.int8)
 
     def _launch(self, tensors: Sequence[ToLaunch]) -> list[Kept]:
@@ -118,12 +123,7 @@ class TopK(Encoder):
             self._select(table, mode)
             if mode.mode != correct.PLAIN.value:
                 self._subtract(table, mode)
-        return [
-            Kept(indices, values)
-            for indices, values in zip(
-                self.indices.split(self.kept), self.values.split(self.kept), strict=True
-            )
-        ]
+        return self.results
 
     def _select(self, table: torch.Tensor, mode: Mode) -> None:
         each = (len(self.kept),)
@@ -240,7 +240,7 @@ class Bucketed(Dense):
 
     def __init__(self, params: Params, sizes: Sequence[int], device: torch.device) -> None:
         self.params = params
-        self.size = int(params["bucket"])  # type: ignore[arg-type]
+        self.size = bucket_size(params)
         super().__init__(params, sizes, device)
 
     def tile(self, params: Params) -> int:
@@ -262,14 +262,34 @@ class Bucketed(Dense):
         return self.payloads
 
 
-class Qsgd(Bucketed):
-    """`qsgd` with norm=max, 64 to 127 levels, packed: a byte per element."""
+class Levels(Bucketed):
+    """A codec with the buckets' scales first, then packed levels of 1, 2, 4 or 8 bits."""
 
     def payload_bytes(self, numel: int) -> int:
-        return 4 * -(-numel // self.size) + numel
+        return 4 * -(-numel // self.size) + -(-numel * level_bits(self.params) // 8)
+
+
+class Qsgd(Levels):
+    """`qsgd` with norm=max and packed levels."""
 
     def _launch(self, tensors: Sequence[ToLaunch]) -> list[Payload]:
-        return self._run(tensors, quantize.qsgd_kernel, LEVELS=self.params["levels"])
+        levels, bits = self.params["levels"], level_bits(self.params)
+        return self._run(tensors, quantize.qsgd_kernel, LEVELS=levels, BITS=bits)
+
+
+class Uniform(Levels):
+    """`uniform` without `rotate` and `clip`, with packed levels."""
+
+    def _launch(self, tensors: Sequence[ToLaunch]) -> list[Payload]:
+        bits = level_bits(self.params)
+        random = self.params["rounding"] == "stochastic"
+        return self._run(
+            tensors,
+            quantize.uniform_kernel,
+            TOP=float((1 << bits) - 1),
+            BITS=bits,
+            RANDOM=random,
+        )
 
 
 class Int8(Bucketed):
@@ -421,6 +441,18 @@ VALUE_TYPES = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3, "sign": 4, "means": 5
 """Numbers of value types on the wire, which docs/wire-format.md gives."""
 
 
+def bucket_size(params: Params) -> int:
+    """Elements that share a scale; `uniform` has no parameter for it."""
+    return int(params.get("bucket", 512))  # type: ignore[arg-type]
+
+
+def level_bits(params: Params) -> int:
+    """Bits of a packed level: of `qsgd`, which has levels of both signs, or of `uniform`."""
+    if "levels" in params:
+        return (2 * int(params["levels"])).bit_length()  # type: ignore[arg-type]
+    return int(params["bits"])  # type: ignore[arg-type]
+
+
 def kept_count(params: Params, numel: int) -> int:
     """Number of elements kept, as docs/wire-format.md says."""
     if "k" in params:
@@ -453,6 +485,7 @@ CODECS: dict[str, Callable[[Params, Sequence[int], torch.device], Encoder]] = {
     "sign": Sign,
     "terngrad": TernGrad,
     "topk": TopK,
+    "uniform": Uniform,
 }
 
 
@@ -492,12 +525,16 @@ def _stage(spec: str) -> Stage | None:
     """The codec's own stage, if kernels do all that the spec asks of the device."""
     stage, *coders = parse(spec).stages
     params = stage.params
-    bucket = int(params.get("bucket", TILE))  # type: ignore[arg-type]
-    if stage.name not in CODECS or bucket > LARGEST_BUCKET or bucket & (bucket - 1):
+    if stage.name not in CODECS:
         return None
-    if stage.name == "qsgd":
-        bytes_each = params["norm"] == "max" and int(params["levels"]) >= 64  # type: ignore[arg-type]
-        return stage if bytes_each and all(coder.name == "packed" for coder in coders) else None
-    if stage.name == "randomk" and params["values"] != "fp32":
-        return None
-    return stage
+    taken = True
+    if stage.name in ("int4", "int8", "qsgd"):
+        bucket = bucket_size(params)
+        taken = bucket <= LARGEST_BUCKET and bucket & (bucket - 1) == 0
+    if stage.name in ("qsgd", "uniform"):
+        packed = all(coder.name == "packed" for coder in coders)
+        taken = taken and packed and level_bits(params) in (1, 2, 4, 8)
+        taken = taken and params.get("norm", "max") == "max" and "clip" not in params
+    if stage.name == "randomk":
+        taken = params["values"] == "fp32"
+    return stage if taken else None

@@ -88,18 +88,31 @@ def _spread(of_bucket, GROUP: tl.constexpr, BUCKET: tl.constexpr):
 
 
 @triton.jit
+def _store_symbols(to, symbol, ok, begin, n, BITS: tl.constexpr, TILE: tl.constexpr):
+    """Packs symbols of BITS bits from the bytes at the address `to` on, the first ones lowest."""
+    EACH: tl.constexpr = 8 // BITS
+    place = BITS * tl.arange(0, EACH)
+    many = tl.reshape(tl.where(ok, symbol, 0), (TILE // EACH, EACH))
+    packed = tl.sum(many << place[None, :], axis=1)
+    byte = begin // EACH + tl.arange(0, TILE // EACH)
+    symbols = to.to(tl.pointer_type(tl.uint8)) + byte
+    tl.store(symbols, packed.to(tl.uint8), mask=byte < (n + EACH - 1) // EACH)
+
+
+@triton.jit
 def qsgd_kernel(
     table,
     tensors,
     LEVELS: tl.constexpr,
+    BITS: tl.constexpr,
     BUCKET: tl.constexpr,
     GROUP: tl.constexpr,
     MODE: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """qsgd of a norm max and a byte for each level, as csrc/codecs/quantize/dithered_codec.cpp.
+    """qsgd of a norm max, as csrc/codecs/quantize/dithered_codec.cpp; BITS of a level divide 8.
 
-    A program holds whole buckets. 13 bytes per element with feedback, 5 without.
+    A program holds whole buckets. 13 bytes per element with feedback and 8 bits, 5 without feedback.
     """
     TILE: tl.constexpr = BUCKET * GROUP
     tile = tl.program_id(0)
@@ -130,8 +143,7 @@ def qsgd_kernel(
     level = tl.minimum(((fixed + (words >> 8)) >> 24).to(tl.int32), LEVELS)
     negative = (bits_of(x) >> 31).to(tl.int32)
     symbol = tl.where(live, tl.maximum(2 * level - negative, 0), 0)
-    symbols = (out + 4 * buckets).to(tl.pointer_type(tl.uint8))
-    tl.store(symbols + i, symbol.to(tl.uint8), mask=ok)
+    _store_symbols(out + 4 * buckets, symbol, ok, begin, n, BITS, TILE)
     if MODE != PLAIN:
         decoded = unit * ((symbol >> 1) ^ -(symbol & 1)).to(tl.float32)
         tl.store(elements(row, RESIDUAL, i, ALIGNED), zero_nonfinite(x - decoded), mask=ok)
@@ -198,4 +210,61 @@ def integer_kernel(
     tl.store(bytes_at, codes.to(tl.uint8), mask=to[None, :] < end[:, None])
     if MODE != PLAIN:
         decoded = _spread(scale, GROUP, BUCKET) * level.to(tl.float32)
+        tl.store(elements(row, RESIDUAL, i, ALIGNED), zero_nonfinite(x - decoded), mask=ok)
+
+
+@triton.jit
+def uniform_kernel(
+    table,
+    tensors,
+    TOP: tl.constexpr,
+    BITS: tl.constexpr,
+    RANDOM: tl.constexpr,
+    BUCKET: tl.constexpr,
+    GROUP: tl.constexpr,
+    MODE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """uniform with TOP + 1 levels of BITS bits, which divide 8: csrc/codecs/quantize/uniform.cpp.
+
+    A program holds whole groups. 13 bytes per element with feedback and 8 bits, 12.5 with 4.
+    """
+    TILE: tl.constexpr = BUCKET * GROUP
+    tile = tl.program_id(0)
+    row = row_of(table, tl.load(tensors + tile))
+    n = whole(row, NUMEL)
+    begin = (tile - whole(row, FIRST_TILE)) * TILE
+    i = begin + tl.arange(0, TILE)
+    ok = i < n
+    x = corrected(row, i, ok, MODE, True, True, ALIGNED)
+    largest = tl.max(tl.reshape(tl.where(ok, magnitude(x), 0), (GROUP, BUCKET)), axis=1)
+    finite = largest < INF
+    outermost = float_of(tl.where(finite, largest, 0))
+    half_step = tl.div_rn(outermost, tl.full((GROUP,), TOP, tl.float32))
+    beyond = half_step * TOP > outermost
+    half_step = tl.where(beyond, float_of(bits_of(half_step) - 1), half_step)
+    usable = half_step >= 1.1754943508222875e-38  # a smaller step has no finite inverse
+    half = tl.full((GROUP,), 0.5, tl.float32)
+    inverse = tl.where(usable, tl.div_rn(half, tl.where(usable, half_step, 1.0)), 0.0)
+    nan = float_of(tl.full((GROUP,), NAN, tl.uint32))
+    half_step = tl.where(finite, tl.where(usable, half_step, 0.0), nan)
+    out = tl.load(row + OUT)
+    groups = (n + BUCKET - 1) // BUCKET
+    group = begin // BUCKET + tl.arange(0, GROUP)
+    tl.store(out.to(tl.pointer_type(tl.float32)) + group, half_step, mask=group < groups)
+    inverse = _spread(inverse, GROUP, BUCKET)
+    live = inverse > 0
+    at = inverse * tl.where(live, x, 0.0) + 0.5 * TOP
+    at = tl.minimum(tl.maximum(at, 0.0), TOP)
+    if RANDOM:
+        words = rounding_words(tl.load(row + STREAM), begin, TILE)
+        at += (words >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+        symbol = tl.minimum(at, TOP).to(tl.int32)
+    else:
+        # Adding 1.5 * 2^23 leaves the nearest whole number in the lower bits.
+        symbol = (bits_of(at + 12582912.0) & 0xFF).to(tl.int32)
+    symbol = tl.where(live, symbol, 0)
+    _store_symbols(out + 4 * groups, symbol, ok, begin, n, BITS, TILE)
+    if MODE != PLAIN:
+        decoded = ((2 * symbol).to(tl.float32) - TOP) * _spread(half_step, GROUP, BUCKET)
         tl.store(elements(row, RESIDUAL, i, ALIGNED), zero_nonfinite(x - decoded), mask=ok)
