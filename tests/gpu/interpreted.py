@@ -1,7 +1,8 @@
-"""Runs kernels in Triton's interpreter beside the C++ core, as a process: python interpreted.py GROUP...
+"""Runs kernels in Triton's interpreter beside the C++ core: python interpreted.py SHARE NAME...
 
-Prints the number of cases of each group, then the cases that differ; these are exit status 1. The
-interpreter replaces Triton's language in the whole process, hence one of its own.
+A name is a group of comparisons, or a launch such as feedback:fp16. SHARE is of the groups' cases. Prints
+the number of cases, then those that differ, which are exit status 1. The interpreter replaces Triton's
+language in the whole process, hence one of its own.
 """
 
 from __future__ import annotations
@@ -312,7 +313,7 @@ GROUPS: dict[str, tuple[Callable[[Tally, np.random.Generator, int], None], int]]
     "topk": (topk, 30),
     "topk_state": (topk_state, 24),
     "half": (half, 120),
-    "quantized": (quantized, 60),
+    "quantized": (quantized, 42),
     "signs": (signs, 180),
     "ternary": (ternary, 180),
     "randomk": (randomk, 84),
@@ -321,17 +322,34 @@ GROUPS: dict[str, tuple[Callable[[Tally, np.random.Generator, int], None], int]]
 """Comparisons, and the number of tensors in a launch."""
 
 
+def one(tally: Tally, rng: np.random.Generator, name: str) -> None:
+    """A launch in a mode, given as MODE:SPEC, or frames of a spec, as added:SPEC."""
+    small_tiles()
+    codecs.UNROLL = 1
+    add.BLOCK = 64
+    mode, _, spec = name.partition(":")
+    tensors = cases(rng, [*SIZES, 1300], 2 * len(FAMILIES))
+    if mode == "added":
+        tally.count += len(tensors)
+        tally.faults += _added(spec, 1 / 3, [tensors, tensors])
+    else:
+        tally.compare(spec, mode, tensors)
+
+
 def main(names: list[str], share: float) -> int:
-    """Run groups with a share of their cases."""
+    """Run groups with a share of their cases, and single launches."""
     np.seterr(all="ignore")
     status = 0
     for name in names:
         tally = Tally()
-        compare, each = GROUPS[name]
-        # Whole rounds of the families.
-        compare(tally, np.random.default_rng(len(name)), max(len(FAMILIES), int(each * share)))
+        rng = np.random.default_rng(len(name))
+        if name in GROUPS:
+            compare, each = GROUPS[name]
+            compare(tally, rng, max(len(FAMILIES), int(each * share)))
+        else:
+            one(tally, rng, name)
         print(f"{name}: {tally.count} cases, {len(tally.faults)} differences")
-        print(*tally.faults[:20], sep="\n")
+        print(*tally.faults[:20], sep="\n", flush=True)
         status |= bool(tally.faults)
     return status
 
