@@ -251,7 +251,7 @@ def signs(tally: Tally, rng: np.random.Generator, each: int) -> None:
     nothing = np.zeros_like(tie)
     tally.compare("sign", "plain", [Case("a tie", tie, nothing, nothing)])
     # Several chunks.
-    codecs.UNROLL = 16
+    codecs.UNROLL = 8
     tally.compare("sign", "feedback", cases(rng, [65537], 1))
 
 
