@@ -1,0 +1,31 @@
+"""Kernels read and write as many bytes per element as their docstrings say, counted in the interpreter."""
+
+from __future__ import annotations
+
+import json
+
+from gpu.processes import run
+
+TABLE = 0.1
+"""Bytes per element of a tile's fields."""
+
+ONCE = {"guess_kernel", "pick_kernel", "scan_kernel"}
+"""Kernels whose bytes do not grow with the tensor."""
+
+EXPECTED = {
+    "fp16": 14.0,
+    "qsgd(levels=127)": 13.0,
+    "int8": 13.0,
+    "int4": 12.5,
+    # A good guess: one pass, and a few numbers for each of the kept elements and candidates.
+    "topk(ratio=0.01)": 12.0 + 0.013 * 8 + 0.013 * 24 + 0.01 * 32,
+}
+
+
+def test_counted_bytes_are_the_documented_ones() -> None:
+    done = run("traffic.py", *EXPECTED)
+    assert done.returncode == 0, done.stderr
+    for line, (spec, expected) in zip(done.stdout.splitlines(), EXPECTED.items(), strict=True):
+        kernels = json.loads(line)
+        counted = sum(read for kernel, read in kernels.items() if kernel not in ONCE)
+        assert expected - TABLE <= counted <= expected + 2 * TABLE, (spec, kernels)

@@ -1,0 +1,69 @@
+"""Counts the bytes that kernels read and write, in the interpreter: python traffic.py SPEC...
+
+Prints for each spec, with error feedback around it, one line of JSON: bytes per element by kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import numpy as np
+import torch
+from triton.runtime import interpreter
+
+from torch_compressors.gpu import codecs
+from torch_compressors.gpu.bucket import ToLaunch
+
+NUMEL = 16 * 2048
+
+_read: Counter[str] = Counter()
+_kernel = [""]
+_load = interpreter.InterpreterBuilder.create_masked_load
+_store = interpreter.InterpreterBuilder.create_masked_store
+_run = interpreter.GridExecutor.__call__
+
+
+def _count(pointers: Any, mask: Any) -> None:
+    size = pointers.get_element_ty().primitive_bitwidth // 8
+    _read[_kernel[0]] += size * int(
+        np.count_nonzero(np.broadcast_to(mask.data, pointers.data.shape))
+    )
+
+
+def _counting_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+    _count(pointers, mask)
+    return _load(self, pointers, mask, *rest)
+
+
+def _counting_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+    _count(pointers, mask)
+    return _store(self, pointers, value, mask, *rest)
+
+
+def _counting_run(self: Any, *args: Any, **kwargs: Any) -> Any:
+    _kernel[0] = self.fn.__name__
+    return _run(self, *args, **kwargs)
+
+
+def main(specs: list[str]) -> None:
+    """Launch each spec once for a gradient of normal numbers."""
+    interpreter.InterpreterBuilder.create_masked_load = _counting_load
+    interpreter.InterpreterBuilder.create_masked_store = _counting_store
+    interpreter.GridExecutor.__call__ = _counting_run
+    gradient = torch.from_numpy(np.random.default_rng(0).standard_normal(NUMEL).astype(np.float32))
+    for spec in specs:
+        _read.clear()
+        codecs.encoder(spec, [NUMEL], torch.device("cpu")).launch(
+            [ToLaunch(gradient, torch.zeros(NUMEL))]
+        )
+        print(json.dumps({kernel: read / NUMEL for kernel, read in _read.items()}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
