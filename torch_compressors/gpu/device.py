@@ -69,8 +69,8 @@ class TorchDevice:
         for place, tensor in enumerate(tensors):
             correction = tensor.correction
             mode = None if correction is None else (correction.nesterov, correction.masking)
-            key = (tensor.codec.spec, tensor.residual is None, mode)
-            groups.setdefault(key, []).append(place)
+            kind = (tensor.codec.spec, tensor.residual is None, mode)
+            groups.setdefault(kind, []).append(place)
         parts: dict[int, Callable[[], KeptParts | PayloadParts]] = {}
         with self._staging.beside(_tensors_of(tensors)) as staged:
             for key, places in groups.items():
@@ -170,11 +170,7 @@ def _part(
     if isinstance(part, Payload):
         data = fetch(part.data)
         return lambda: PayloadParts(tensor.codec, data.numpy(), numel, stream)
-    values = fetch(part.values)
-    if part.indices is None:
-        none = np.empty(0, np.uint32)
-        return lambda: KeptParts(tensor.codec, none, values.numpy(), numel, stream)
-    indices = fetch(part.indices)
+    indices, values = fetch(part.indices), fetch(part.values)
     return lambda: KeptParts(
         tensor.codec, indices.numpy().view(np.uint32), values.numpy(), numel, stream
     )
