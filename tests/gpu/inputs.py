@@ -18,6 +18,7 @@ FAMILIES = (
     "denormals",
     "any bits",
     "half of it large",
+    "a tenth of it large",
     "powers of two",
     "large",
 )
@@ -50,6 +51,9 @@ def gradient(rng: np.random.Generator, family: str, n: int) -> Floats:
             return rng.integers(0, 2**32, n, dtype=np.uint32).view(np.float32)
         case "half of it large":
             return np.concatenate([normal[: n // 2] * np.float32(1e-3), normal[n // 2 :]])
+        case "a tenth of it large":
+            # A tile has more elements to keep than slots.
+            return np.concatenate([normal[: n - n // 10] * np.float32(1e-3), normal[n - n // 10 :]])
         case "powers of two":
             # Sums of these lie at ties of rounding.
             return np.copysign(np.exp2(rng.integers(-26, 27, n)), normal).astype(np.float32)

@@ -59,7 +59,7 @@ MUTANTS = {
         "tl.permute(both, (0, 2, 1))",
         "both",
     ),
-    "the last block has full bytes": ("feedback:terngrad", "(left + 4) // 5, MODE", "256, MODE"),
+    "digits in base 4": ("feedback:terngrad", "power = power * 3", "power = power * 4"),
     "the ring is not turned": (
         "feedback:randomk(ratio=0.1)",
         "turn = tl.umulhi(draw(stream, k), n)",
