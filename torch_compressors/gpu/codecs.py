@@ -36,7 +36,7 @@ __all__ = ["Encoder", "encoder", "takes"]
 Params = Mapping[str, float | int | bool | str | list[float]]
 
 EXACT = {"enable_fp_fusion": False}
-"""Options of every launch of a kernel with float arithmetic: nothing is contracted."""
+"""Options of every launch: no arithmetic is contracted."""
 
 TILE = 2048
 CHUNK = 65536
@@ -148,19 +148,24 @@ class TopK(Encoder):
                 BITS=bits,
                 BINS=bins,
                 **sizes,
+                **EXACT,
             )
-            select.pick_kernel[each](table, self.state, self.histogram, BITS=bits, BINS=bins)
+            select.pick_kernel[each](
+                table, self.state, self.histogram, BITS=bits, BINS=bins, **EXACT
+            )
         ranks = (self.above, self.equal)
-        select.count_kernel[tiles](*of, self.counts, self.slot_values, *ranks, **sizes)
-        select.scan_kernel[each](table, *ranks, TILE=TILE, B=4096)
-        select.compact_kernel[tiles](*of, *slots, *ranks, self.indices, self.values, **sizes)
+        select.count_kernel[tiles](*of, self.counts, self.slot_values, *ranks, **sizes, **EXACT)
+        select.scan_kernel[each](table, *ranks, TILE=TILE, B=4096, **EXACT)
+        select.compact_kernel[tiles](
+            *of, *slots, *ranks, self.indices, self.values, **sizes, **EXACT
+        )
 
     def _subtract(self, table: torch.Tensor, mode: Mode) -> None:
         each = (len(self.kept),)
         blocks = (self.blocks.programs,)
         of = (table, self.blocks.tensors, self.state)
         if self.type == VALUE_TYPES["int8"]:
-            pack.largest_kernel[blocks](*of, self.values, B=BLOCK)
+            pack.largest_kernel[blocks](*of, self.values, B=BLOCK, **EXACT)
         elif self.type == VALUE_TYPES["sign"]:
             pack.magnitudes_kernel[each](table, self.state, self.values, num_warps=1, **EXACT)
         elif self.type == VALUE_TYPES["means"]:
@@ -187,6 +192,7 @@ class TopK(Encoder):
             MODE=mode.mode,
             ALIGNED=mode.aligned,
             TILE=TILE,
+            **EXACT,
         )
 
 
@@ -435,7 +441,7 @@ class RandomK(Dense):
                 **EXACT,
             )
             if feeds_back:
-                correct.zero_kernel[tiles](*of, FLAGS=1, FLAG=0, **common)
+                correct.zero_kernel[tiles](*of, FLAGS=1, FLAG=0, **common, **EXACT)
         return self.payloads
 
 
