@@ -20,7 +20,7 @@ from gradcomp.codec.parts import (
 )
 from gradcomp.codec.spec import Spec, Stage, parse
 from gradcomp.exchange.averaging import MEAN
-from gradcomp.exchange.engine import Driver, Engine
+from gradcomp.exchange.engine import Driver, Engine, JobLinks
 from gradcomp.exchange.nodes import Node
 from gradcomp.exchange.rates import Rates
 from gradcomp.exchange.rounds import (
@@ -85,6 +85,7 @@ __all__ = [
     "Exchange",
     "FloatArray",
     "GossipRound",
+    "JobLinks",
     "KeptParts",
     "Node",
     "OuterOptions",

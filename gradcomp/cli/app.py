@@ -36,6 +36,10 @@ COMMANDS = {
         "profile.profile",
         "Show where a step's time goes under a configuration, and what to change.",
     ),
+    "advise": (
+        "advise.advise",
+        "Rank specs and exchange patterns for a job by their predicted steps.",
+    ),
     "report": (
         "report.report",
         "Write one HTML page on training runs: curves, bytes, time and settings.",

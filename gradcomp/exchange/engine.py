@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.errors import ProtocolError
 from gradcomp.exchange.rounds import Ready, Request, advance
 
-__all__ = ["Driver", "Engine", "came_twice"]
+__all__ = ["Driver", "Engine", "JobLinks", "came_twice"]
 
 
 _Result = TypeVar("_Result")
@@ -26,6 +26,25 @@ class Engine(Protocol):
     def finish(self, handle: Any) -> Any:
         """Wait for a started request; returns its reply."""
         ...
+
+
+class JobLinks(NamedTuple):
+    """A rank of a job whose links are measured; adapters make it for the group ``gradcomp.links``.
+
+    Attributes:
+        name: "horovod" or "torch".
+        engine: its collectives; all-reduces as the engine's own optimizer or hook makes them.
+        rank, size: of the job.
+        ranks_per_node: of this rank's node.
+        close: leaves the job.
+    """
+
+    name: str
+    engine: Engine
+    rank: int
+    size: int
+    ranks_per_node: int
+    close: Callable[[], None]
 
 
 @dataclass

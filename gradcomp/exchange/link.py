@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["costs_more", "dense_link_bytes", "link_bytes"]
+__all__ = ["costs_more", "dense_link_bytes", "link_bytes", "link_turns"]
 
 
 _MORE = 1.01
@@ -42,6 +42,18 @@ def link_bytes(kind: str, nbytes: float, ranks: int) -> float:
         ranks: number of ranks that take part; of an exchange between nodes, the number of nodes.
     """
     return 0.0 if kind.startswith("node ") else _FACTORS[kind](ranks) * nbytes
+
+
+def link_turns(kind: str, ranks: int) -> int:
+    """Messages of a request that wait for one another, each for the link's latency.
+
+    Args:
+        kind, ranks: as in `link_bytes`.
+    """
+    if kind.startswith("node "):
+        return 0
+    turns = {"allreduce": 2 * (ranks - 1), "allgather": ranks - 1}
+    return turns.get(kind, min(ranks - 1, 1))
 
 
 def dense_link_bytes(nbytes: float, ranks: int, scatters: bool = False) -> float:

@@ -1,0 +1,288 @@
+"""``gradcomp advise``: specs and exchange patterns for a job, ranked by predicted steps."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from gradcomp.cli import show
+from gradcomp.cli.options import JsonOption
+from gradcomp.errors import GradcompError
+from gradcomp.tools.advise import links as measuring
+from gradcomp.tools.advise import rank as ranking
+from gradcomp.tools.advise.accuracy import comparisons
+from gradcomp.tools.advise.cache import SpeedCache, machine_key
+from gradcomp.tools.advise.calibrate import ticks
+from gradcomp.tools.advise.model import read_model
+from gradcomp.tools.advise.predict import Job
+from gradcomp.tools.advise.wire import ENGINES, Link
+from gradcomp.tools.model_shapes import MODELS
+
+__all__ = ["advise"]
+
+_WIDTH = 25
+"""Characters of a spec on one line."""
+
+_LEGEND = (
+    "ms: of a step. speed: of the step without compression over this one. MB: through a node's link in "
+    "a step. error: none; rounding; later, as a memory sends the rest in later steps; lost. level: "
+    "comparisons by training (docs/results) that ended no worse than uncompressed ones."
+)
+
+
+def advise(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help=f"One of {', '.join(MODELS)}; a file of shapes; or MODULE:FUNCTION.",
+        ),
+    ],
+    specs: Annotated[
+        list[str],
+        typer.Option(
+            "--spec",
+            default_factory=list,
+            show_default=False,
+            help="A spec to compare, in place of the usual ones; repeatable.",
+        ),
+    ],
+    ranks: Annotated[
+        int | None, typer.Option(help="Ranks that average together; not with --measure.")
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="Nodes, each with one link.  [default: one for each rank]")
+    ] = None,
+    bandwidth: Annotated[
+        float | None,
+        typer.Option(metavar="MBIT/S", help="Bandwidth of a node's link; not with --measure."),
+    ] = None,
+    latency: Annotated[
+        float, typer.Option(metavar="MS", help="Latency of the link, one way.")
+    ] = 0.1,
+    compute: Annotated[
+        float, typer.Option(metavar="MS", help="A step's time on one rank alone.")
+    ] = 0.0,
+    cores: Annotated[
+        float | None, typer.Option(help="Cores of a node.  [default: those of this machine]")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="horovod or torch, which is DDP.  [default: horovod]")
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure the links, under horovodrun or torchrun.")
+    ] = False,
+    recalibrate: Annotated[
+        bool, typer.Option("--recalibrate", help="Measure the speeds of codecs anew.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Rank specs and exchange patterns for a job by their predicted steps."""
+    shapes = read_model(model)
+    measured = None
+    if measure:
+        _refuse_beside_measure(ranks=ranks, bandwidth=bandwidth, engine=engine)
+        measured = _measured()
+        if measured is None:
+            return  # another rank than the first
+        engine, ranks, link, costs = measured.engine, measured.ranks, measured.link, measured.costs
+        nodes = ranks // measured.ranks_per_node if nodes is None else nodes
+    else:
+        engine = engine or "horovod"
+        ranks, bandwidth = _given("ranks", ranks), _given("bandwidth", bandwidth)
+        if engine not in ENGINES:
+            raise GradcompError(f"--engine is {engine!r}; it must be one of {', '.join(ENGINES)}")
+        link, costs = Link(1e6 * bandwidth, 1e-3 * latency), ENGINES[engine]
+    per_node = _ranks_per_node(ranks, nodes)
+    own_cores = (len(os.sched_getaffinity(0)) if cores is None else cores) / per_node
+    if measured is not None and per_node == ranks:
+        per_node = 1  # the machine's own network was measured in place of links
+    cache = SpeedCache()
+    if recalibrate:
+        cache.clear()
+    job = Job(
+        shapes=shapes,
+        ranks=ranks,
+        link=link,
+        costs=costs,
+        compute=1e-3 * compute,
+        ranks_per_node=per_node,
+        cores=own_cores,
+        copy_byte=ranking.copy_byte(cache),
+    )
+    found = ranking.candidates(specs or ranking.SPECS, ranks, per_node)
+    unknown = ranking.to_calibrate(cache, found)
+    with show.progress("measuring codecs on this machine", ticks * len(unknown)) as advance:
+        ranking.calibrate(cache, unknown, advance)
+    advices = ranking.advise(job, found, cache)
+    if as_json:
+        show.output_json(_json(job, engine, advices, measured))
+        return
+    show.output(
+        show.wrap(_title(model, job, engine, measured)),
+        "",
+        _table(advices),
+        "",
+        show.wrap(_LEGEND),
+        "",
+        *_best(advices[0], engine, per_node),
+    )
+
+
+def _given(name: str, value: Any) -> Any:
+    if value is None:
+        raise GradcompError(
+            f"--{name} is missing: give it, or run under horovodrun or torchrun with --measure"
+        )
+    return value
+
+
+def _refuse_beside_measure(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise GradcompError(
+                f"--{name} is {value}, and --measure finds it from the job: leave one of them out"
+            )
+
+
+def _ranks_per_node(ranks: int, nodes: int | None) -> int:
+    nodes = ranks if nodes is None else nodes
+    if nodes < 1 or ranks % nodes:
+        raise GradcompError(
+            f"--nodes is {nodes}; it must divide the {ranks} ranks, as nodes have equally many"
+        )
+    return ranks // nodes
+
+
+def _measured() -> measuring.MeasuredLinks | None:
+    """The job's links, on its first rank; None on others."""
+    job = measuring.open_links(measuring.engine_here())
+    try:
+        if job.rank:
+            measuring.measure_links(job)
+            return None
+        with show.progress("measuring links", measuring.kinds) as advance:
+            return measuring.measure_links(job, advance)
+    finally:
+        job.close()
+
+
+def _json(
+    job: Job,
+    engine: str,
+    advices: Sequence[ranking.Advice],
+    measured: measuring.MeasuredLinks | None,
+) -> dict[str, Any]:
+    rate = job.link.bits_per_second
+    return {
+        "engine": engine,
+        "ranks": job.ranks,
+        "ranks_per_node": job.ranks_per_node,
+        "bits_per_second": rate if math.isfinite(rate) else None,
+        "latency": job.link.latency,
+        "compute": job.compute,
+        "cores_per_rank": job.cores,
+        "machine": machine_key(),
+        "measured": None if measured is None else asdict(measured),
+        "candidates": [
+            {
+                **asdict(one.candidate),
+                **asdict(one.prediction),
+                "hidden": one.prediction.hidden,
+                "speedup": one.speedup,
+                "error": one.error,
+                "accuracy": [asdict(known) for known in comparisons(one.candidate.spec)],
+            }
+            for one in advices
+        ],
+    }
+
+
+def _title(model: str, job: Job, engine: str, measured: measuring.MeasuredLinks | None) -> str:
+    elements = sum(math.prod(shape) for shape in job.shapes.values())
+    nodes = job.ranks // job.ranks_per_node
+    how = "measured" if measured else f"latency {1e3 * job.link.latency:g} ms"
+    return (
+        f"{model}, {elements:,} elements; {engine}, {job.ranks} ranks on {nodes} nodes; links of "
+        f"{job.link.bits_per_second / 1e6:.4g} Mbit/s, {how}; {1e3 * job.compute:g} ms of "
+        f"computation, {job.cores:g} cores for a rank. Predicted, after all warm-ups:"
+    )
+
+
+def _table(advices: Sequence[ranking.Advice]) -> Table:
+    headings = ("spec", "exchange", "ms", "speed", "MB", "error", "level")
+    table = show.table(*headings)
+    for column in (2, 3, 4):
+        table.columns[column].justify = "right"
+        table.columns[column].no_wrap = True
+    for one in advices:
+        table.add_row(
+            _short(one.candidate),
+            one.candidate.pattern if one.candidate.compresses else "-",
+            f"{1e3 * one.prediction.seconds:.1f}",
+            f"{one.speedup:.2f}x",
+            f"{one.prediction.link_bytes / 1e6:.4g}",
+            one.error,
+            one.accuracy,
+        )
+    return table
+
+
+def _short(candidate: ranking.Candidate) -> str:
+    if not candidate.compresses:
+        return "do not compress"
+    wide = len(candidate.spec) > _WIDTH
+    return show.foldable(candidate.spec) if wide else candidate.spec
+
+
+def _best(best: ranking.Advice, engine: str, ranks_per_node: int) -> list[str]:
+    """Sentences on the first row, and the lines to paste."""
+    one, prediction = best.candidate, best.prediction
+    stages = ", ".join(
+        f"{stage} {1e3 * seconds:.1f}" for stage, seconds in prediction.stages.items() if seconds
+    )
+    lines = [
+        show.wrap(
+            f"The first one's step by stage, in ms: {stages or 'nothing'}; of these, "
+            f"{1e3 * prediction.hidden:.1f} at the same time as others."
+        )
+    ]
+    if not one.compresses:
+        return [*lines, "", "Do not compress: leave the script as it is."]
+    lines += [show.wrap(f"  {known.text}") for known in comparisons(one.spec)]
+    lines += ["", "compress.yaml:", "", *_yaml(one, ranks_per_node), "", *_CODE[engine]]
+    return lines
+
+
+def _yaml(one: ranking.Candidate, ranks_per_node: int) -> list[str]:
+    lines = ["version: 1", "compress:", f'  default: "{one.spec}"']
+    if one.exchange != "auto":
+        lines.append(f"  exchange: {one.exchange}")
+    if one.pattern.startswith("two_level"):
+        lines.append(f"  ranks_per_node: {ranks_per_node}")
+    return lines
+
+
+_CODE = {
+    "horovod": [
+        "in the script:",
+        "",
+        "from horovod_compressors.torch import Compression",
+        'compression = Compression.from_config("compress.yaml", (), model.named_parameters())',
+        "optimizer = hvd.DistributedOptimizer(",
+        "    optimizer, named_parameters=model.named_parameters(), compression=compression)",
+    ],
+    "torch": [
+        "in the script:",
+        "",
+        "from gradcomp import load_config",
+        "from torch_compressors import ddp_hook",
+        'model.register_comm_hook(*ddp_hook(load_config(["compress.yaml"]), model, optimizer))',
+    ],
+}

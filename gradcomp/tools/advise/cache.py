@@ -1,0 +1,94 @@
+"""Speeds measured on this machine, kept between commands."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gradcomp import _core
+from gradcomp.codec.spec import parse
+from gradcomp.tools.advise.calibrate import Speeds
+from gradcomp.version import installed_version
+
+__all__ = ["SpeedCache", "machine_key"]
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def machine_key() -> dict[str, str | int]:
+    """What speeds depend on: version, processor, instruction set, threads."""
+    found = None
+    with suppress(OSError):
+        found = re.search(r"^model name\s*: (.+)$", _CPUINFO.read_text("utf-8"), re.MULTILINE)
+    return {
+        "version": installed_version(),
+        "cpu": found[1].strip() if found else platform.machine(),
+        "simd": _core.simd_level(),
+        "threads": _core.thread_count(),
+    }
+
+
+class SpeedCache:
+    """A file in the user's cache directory (``XDG_CACHE_HOME``, or ``~/.cache``).
+
+    A damaged file, or one of another version or machine, counts as empty. Where the directory cannot
+    be written, speeds are measured each time.
+    """
+
+    def __init__(self) -> None:
+        self._key = machine_key()
+        digest = hashlib.blake2b(json.dumps(self._key).encode(), digest_size=8).hexdigest()
+        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        self.path = Path(base, "gradcomp", f"speeds-{digest}.json")
+        self._kept: dict[str, Any] = {}
+        with suppress(OSError, ValueError):
+            saved = json.loads(self.path.read_text("utf-8"))
+            if isinstance(saved, dict) and saved.get("key") == self._key:
+                self._kept = saved
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._kept = {}
+
+    def speeds(self, spec: str, exchange: str) -> Speeds | None:
+        """The kept speeds; None if there are none."""
+        try:
+            return Speeds.from_json(self._kept["speeds"][_name(spec, exchange)])
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+
+    def keep_speeds(self, spec: str, exchange: str, speeds: Speeds) -> None:
+        """Keep speeds."""
+        self._kept.setdefault("speeds", {})[_name(spec, exchange)] = speeds.to_json()
+        self._write()
+
+    @property
+    def copy_byte(self) -> float | None:
+        """The kept seconds of a copied byte."""
+        kept = self._kept.get("copy_byte")
+        return kept if isinstance(kept, float) and kept > 0 else None
+
+    def keep_copy_byte(self, seconds: float) -> None:
+        """Keep the seconds of a copied byte."""
+        self._kept["copy_byte"] = seconds
+        self._write()
+
+    def _write(self) -> None:
+        self._kept["key"] = self._key
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Ranks of a job may write at the same time.
+            part = self.path.with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps(self._kept), "utf-8")
+            part.replace(self.path)
+
+
+def _name(spec: str, exchange: str) -> str:
+    """The same for each way to write a spec."""
+    return f"{parse(spec).canonical} {exchange}"

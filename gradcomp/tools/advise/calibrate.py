@@ -1,0 +1,262 @@
+"""Calibration: the speed of a spec's exchange on this machine, from real rounds without a network."""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from gradcomp.codec.arrays import FloatArray
+from gradcomp.config.schema import Config, load_config
+from gradcomp.exchange.rounds import AllReduce, Request
+from gradcomp.exchange.select import pattern_between_nodes
+from gradcomp.runtime.loopback import Loopback, run_rounds
+from gradcomp.runtime.profile import Profile
+from gradcomp.runtime.stats import Stats
+from gradcomp.tools.advise.laws import Features, Law, Point, fit_law
+from gradcomp.tools.synthetic import LATE_STEP, synthetic_gradients
+
+__all__ = ["STAGES", "RequestLaw", "Speeds", "config_of", "measure_speeds", "request_kind"]
+
+Stage = Literal["encode", "decode", "copy"]
+
+STAGES: tuple[Stage, ...] = ("encode", "decode", "copy")
+"""Stages of a rank's own work; encode includes memories."""
+
+_SIDE = 128
+_MODELS: Sequence[Mapping[str, tuple[int, ...]]] = (
+    {"a": (_SIDE, _SIDE)},
+    {f"a{i}": (_SIDE, _SIDE) for i in range(16)},
+    {f"a{i}": (1024, 1024) for i in range(2)},
+    {"a": (16, 65536)},
+)
+"""One small tensor; a bucket of them; several large ones, beyond a cache; a long matrix."""
+
+_GROUPS = (2, 4)
+"""Numbers of ranks, or of nodes with `_PER_NODE` ranks each."""
+
+_PER_NODE = 2
+_REPEATS = 3
+
+
+@dataclass(frozen=True)
+class RequestLaw:
+    """One request of a round.
+
+    Attributes:
+        kind: as `request_kind` gives it.
+        group: "all", "node" or "leaders".
+        nbytes: bytes that a rank hands over.
+    """
+
+    kind: str
+    group: str
+    nbytes: Law
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Costs of the rounds of one spec and exchange.
+
+    Attributes:
+        requests: of a round, in order.
+        segments: seconds by stage of a rank's work before each request, and after the last one.
+    """
+
+    requests: tuple[RequestLaw, ...]
+    segments: tuple[dict[Stage, Law], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """For `from_json`."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> Speeds:
+        """What `to_json` gave."""
+        return cls(
+            tuple(
+                RequestLaw(one["kind"], one["group"], _law(one["nbytes"]))
+                for one in saved["requests"]
+            ),
+            tuple(
+                {stage: _law(segment[stage]) for stage in STAGES} for segment in saved["segments"]
+            ),
+        )
+
+
+def _law(saved: Mapping[str, Any]) -> Law:
+    return Law(tuple(saved["fixed"]), tuple(saved["per_rank"]), tuple(saved["shared"]))
+
+
+def config_of(spec: str, exchange: str, ranks_per_node: int = 1) -> Config:
+    """The configuration of a spec and an exchange, with the default rules."""
+    settings = ["version=1", f"compress.default={spec}", f"compress.exchange={exchange}"]
+    if pattern_between_nodes(exchange) is not None:
+        settings.append(f"compress.ranks_per_node={ranks_per_node}")
+    return load_config([], settings)
+
+
+def request_kind(request: Request) -> str:
+    """The kind of a request, by which engines differ in speed: sums by their dtype."""
+    if isinstance(request, AllReduce):
+        return f"allreduce {request.array.dtype.name}"
+    return request.kind
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """One bucket's round on one rank."""
+
+    features: Features
+    ranks: int
+    requests: tuple[tuple[str, str, int], ...]
+    segments: tuple[dict[Stage, float], ...]
+
+
+def measure_speeds(spec: str, exchange: str, tick: Callable[[], None] = lambda: None) -> Speeds:
+    """Average synthetic gradients in one process, and fit the costs of a rank.
+
+    Args:
+        exchange: one of `gradcomp.exchange.select.EXCHANGES`.
+        tick: called `ticks` times.
+    """
+    per_node = _PER_NODE if pattern_between_nodes(exchange) is not None else 1
+    config = config_of(spec, exchange, per_node)
+    samples = []
+    for shapes in _MODELS:
+        for groups in _GROUPS:
+            samples += _measure(config, shapes, groups, per_node)
+        tick()
+    # A bucket with too few elements for its ranks may travel in another pattern.
+    usual = statistics.mode(_signature(one) for one in samples)
+    samples = [one for one in samples if _signature(one) == usual]
+
+    def law(value: Callable[[_Sample], float]) -> Law:
+        return fit_law([Point(one.features, one.ranks, value(one)) for one in samples])
+
+    return Speeds(
+        tuple(
+            RequestLaw(kind, group, law(lambda one, i=i: one.requests[i][2]))  # type: ignore[misc]
+            for i, (kind, group) in enumerate(usual)
+        ),
+        tuple(
+            {
+                stage: law(lambda one, i=i, stage=stage: one.segments[i][stage])  # type: ignore[misc]
+                for stage in STAGES
+            }
+            for i in range(len(usual) + 1)
+        ),
+    )
+
+
+ticks = len(_MODELS)
+"""Number of calls of ``tick`` in `measure_speeds`."""
+
+
+def _signature(sample: _Sample) -> tuple[tuple[str, str], ...]:
+    return tuple((kind, group) for kind, group, _ in sample.requests)
+
+
+def _measure(
+    config: Config, shapes: Mapping[str, tuple[int, ...]], groups: int, per_node: int
+) -> list[_Sample]:
+    """The rounds of rank 0, one sample for each size of bucket: the medians."""
+    world = groups * per_node
+    loop = Loopback(config, world)
+    loop.begin_at(LATE_STEP, shapes)
+    grads = {name: _gradients(name, shape)[:world] for name, shape in shapes.items()}
+    first = loop.ranks[0]
+    found: dict[Features, list[_Sample]] = {}
+    for step in range(1 + _REPEATS):
+        for names in first.buckets(first.resolve_all(shapes)):
+            sample = _round(loop, names, grads, groups)
+            if step:  # the first one allocates
+                found.setdefault(sample.features, []).append(sample)
+    return [_median(samples) for samples in found.values()]
+
+
+@functools.cache
+def _gradients(name: str, shape: tuple[int, ...]) -> list[FloatArray]:
+    """A tensor's gradients on the ranks of the largest measurement."""
+    rng = np.random.default_rng(len(name))
+    return synthetic_gradients(rng, shape, max(_GROUPS) * _PER_NODE)
+
+
+def _round(
+    loop: Loopback,
+    names: Sequence[str],
+    grads: Mapping[str, Sequence[FloatArray]],
+    groups: int,
+) -> _Sample:
+    rounds = [
+        rank.bucket_round(names[0], {name: grads[name][i] for name in names})
+        for i, rank in enumerate(loop.ranks)
+    ]
+    profile = Profile(Stats())
+    requests: list[tuple[str, str, int]] = []
+    rounds[0] = _observed(rounds[0], profile, requests)
+    run_rounds(rounds, loop.ranks[0].ranks_per_node)
+    segments = []
+    for step in profile.steps:
+        phases = step.phases
+        segments.append(
+            {
+                "encode": phases["compensate"] + phases["encode"],
+                "decode": phases["decode"],
+                "copy": phases["copy"],
+            }
+        )
+    features = Features.of_bucket(grads[name][0].shape for name in names)
+    return _Sample(features, groups, tuple(requests), tuple(segments))  # type: ignore[arg-type]
+
+
+def _observed(
+    round_: Generator[Request, Any, Any], profile: Profile, requests: list[tuple[str, str, int]]
+) -> Generator[Request, Any, Any]:
+    """The round; each segment between two requests is a step of the profile."""
+    reply = None
+    try:
+        while True:
+            profile.begin_step()
+            request = profile.resume("bucket", round_, reply)
+            requests.append((request_kind(request), request.group, request.nbytes))
+            reply = yield request
+    except StopIteration as stop:
+        return stop.value
+
+
+def _median(samples: Sequence[_Sample]) -> _Sample:
+    first = samples[0]
+    return _Sample(
+        first.features,
+        first.ranks,
+        tuple(
+            (kind, group, round(statistics.fmean(one.requests[i][2] for one in samples)))
+            for i, (kind, group, _) in enumerate(first.requests)
+        ),
+        tuple(
+            {
+                stage: statistics.median(one.segments[i][stage] for one in samples)
+                for stage in STAGES
+            }
+            for i in range(len(first.segments))
+        ),
+    )
+
+
+def seconds_of_copy(nbytes: int = 1 << 24) -> float:
+    """Seconds that a copy of one byte takes, beyond the caches."""
+    source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+    np.copyto(target, source)
+    best = math.inf
+    for _ in range(_REPEATS):
+        began = time.perf_counter()
+        np.copyto(target, source)
+        best = min(best, time.perf_counter() - began)
+    return best / nbytes

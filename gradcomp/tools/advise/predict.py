@@ -1,0 +1,303 @@
+"""Prediction of a training step: stages of one rank, and their overlap, as events in time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gradcomp.errors import GradcompError
+from gradcomp.exchange.select import pattern_between_nodes
+from gradcomp.runtime.pipeline import Pipeline
+from gradcomp.tools.advise.calibrate import STAGES, Speeds, config_of
+from gradcomp.tools.advise.laws import Features
+from gradcomp.tools.advise.wire import EngineCosts, Link, Wire
+from gradcomp.tools.synthetic import LATE_STEP
+
+__all__ = ["UNCOMPRESSED", "Job", "Prediction", "predict"]
+
+UNCOMPRESSED = "identity"
+"""The spec of "do not compress": the engine alone, without gradcomp."""
+
+_FORWARD = 1 / 3
+"""Of a model's time; the backward pass takes twice as long."""
+
+_FUSED_BYTES = 4 << 20
+"""Sums of the hook of DDP are launched together up to this size (torch_compressors.gloo)."""
+
+_STEP_TEXT = 256
+"""Bytes of a rank's text in the comparison of steps."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The job to predict.
+
+    Attributes:
+        shapes: of all parameters, in the order of the model.
+        ranks: number of ranks that average together.
+        ranks_per_node: number of them that share a node and its link.
+        link: of each node.
+        compute: seconds of a step's forward and backward pass and of the optimizer, alone.
+        cores: cores for each rank, perhaps less than 1.
+        costs: of the engine.
+        copy_byte: seconds of a copy of one byte.
+
+    Raises:
+        GradcompError: a number is out of its range.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    ranks: int
+    link: Link
+    costs: EngineCosts
+    compute: float = 0.0
+    ranks_per_node: int = 1
+    cores: float = 1.0
+    copy_byte: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.shapes:
+            raise GradcompError("the model has no parameters: give one that has")
+        if self.ranks < 1:
+            raise GradcompError(f"ranks is {self.ranks}; it must be at least 1")
+        if self.ranks_per_node < 1 or self.ranks % self.ranks_per_node:
+            raise GradcompError(
+                f"{self.ranks} ranks do not fill nodes of {self.ranks_per_node}: give a number of "
+                "nodes that divides the ranks"
+            )
+        if not 0 <= self.compute < math.inf:
+            raise GradcompError(
+                f"the time of a step's computation is {self.compute:g} s; it must be at least 0 and "
+                "finite"
+            )
+        if not 0 < self.cores < math.inf:
+            raise GradcompError(
+                f"cores is {self.cores:g}; it must be above 0: cores of a node, divided by its ranks"
+            )
+
+    @property
+    def slow(self) -> float:
+        """Factor by which a rank's own work takes longer, because ranks share cores."""
+        return max(1.0, 1.0 / self.cores)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A predicted step.
+
+    Attributes:
+        seconds: of the step.
+        stages: seconds of each stage: "model", "encode", "decode", "copy" (with Python), "engine"
+            (its own work that the link does not hide), "wire" and "latency".
+        link_bytes: bytes that pass the link of a rank's node, in the direction with more.
+    """
+
+    seconds: float
+    stages: dict[str, float]
+    link_bytes: float
+
+    @property
+    def hidden(self) -> float:
+        """Seconds of stages at the same time as others."""
+        return sum(self.stages.values()) - self.seconds
+
+
+def predict(
+    job: Job, spec: str, exchange: str = "auto", speeds: Speeds | None = None
+) -> Prediction:
+    """The step under a spec and an exchange, after all warm-ups.
+
+    Args:
+        speeds: of the spec and exchange; None if it is `UNCOMPRESSED`.
+
+    Raises:
+        ConfigError, SpecError: the spec or exchange is wrong, or does not fit the ranks.
+    """
+    return _Timeline(job, spec, exchange, speeds).run()
+
+
+@dataclass
+class _Bucket:
+    """A bucket of compressed gradients, and how far it has come."""
+
+    name: str
+    missing: set[str]
+    features: Features
+    request: int = 0
+    handle: int = -1
+
+
+@dataclass
+class _Timeline:
+    """One rank's step. ``now`` is the time of the thread that trains."""
+
+    job: Job
+    spec: str
+    exchange: str
+    speeds: Speeds | None
+    now: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+
+    def run(self) -> Prediction:
+        """Predict."""
+        job = self.job
+        self.stages = dict.fromkeys(("model", *STAGES), 0.0)
+        self.wire = Wire(job.link, job.costs, job.ranks_per_node)
+        names = list(job.shapes)
+        nbytes = {name: 4 * math.prod(shape) for name, shape in job.shapes.items()}
+        buckets = list(self._buckets())
+        of_name = {name: bucket for bucket in buckets for name in bucket.missing}
+        dense: list[int] = []
+        self._spend("model", _FORWARD * job.compute)
+        if buckets and job.costs.tokens and job.ranks > 1:
+            self.wire.submit(self.now, "allgather", _STEP_TEXT, job.ranks)
+        backward = self._backward()
+        copied = min(job.costs.copies, 1) * job.copy_byte
+        for group in _groups(reversed(names), nbytes, job.costs):
+            for name in group:
+                self._spend("model", backward[name])
+                self._spend("copy", job.slow * copied * nbytes[name])
+            summed = sum(nbytes[name] for name in group if name not in of_name)
+            if summed and job.ranks > 1:
+                handle = self.wire.submit(self.now, "allreduce float32", summed, job.ranks)
+                dense.append(handle)
+            self._add(group, of_name)
+        if buckets and job.costs.tokens and job.ranks > 1:
+            dense.append(self.wire.submit(self.now, "allreduce float32", 4 * len(names), job.ranks))
+        self._finish(buckets)
+        for handle in dense:
+            self.now = max(self.now, self.wire.done(handle))
+        rest = max(job.costs.copies - 1, 0) * job.copy_byte
+        self._spend("copy", job.slow * rest * sum(nbytes.values()))
+        served = self.wire.served
+        stages = {
+            **self.stages,
+            "engine": served.engine,
+            "wire": served.wire,
+            "latency": served.latency,
+        }
+        return Prediction(self.now, stages, served.nbytes)
+
+    def _spend(self, stage: str, seconds: float) -> None:
+        self.now += seconds
+        self.stages[stage] += seconds
+
+    def _backward(self) -> dict[str, float]:
+        """Seconds of the backward pass before each gradient: alike for matrices and kernels."""
+        shapes = self.job.shapes
+        layers = [name for name, shape in shapes.items() if len(shape) > 1] or list(shapes)
+        share = (1 - _FORWARD) * self.job.compute / len(layers)
+        return {**dict.fromkeys(shapes, 0.0), **dict.fromkeys(layers, share)}
+
+    def _buckets(self) -> Iterator[_Bucket]:
+        """The buckets of compressed gradients, as a rank makes them."""
+        job = self.job
+        if self.speeds is None:
+            return
+        config = config_of(self.spec, self.exchange, job.ranks_per_node)
+        pipeline = Pipeline(config, 0, job.ranks, job.ranks_per_node)
+        pipeline.set_epoch(LATE_STEP)
+        rounds = dict.fromkeys(job.shapes, LATE_STEP)
+        pipeline.load_state_dict({**pipeline.state_dict(), "rounds": rounds})
+        resolved = {
+            name: one
+            for name, one in pipeline.resolve_all(job.shapes).items()
+            if not pipeline.sends_dense(one)
+        }
+        for names in pipeline.buckets(resolved):
+            features = Features.of_bucket(job.shapes[name] for name in names)
+            yield _Bucket(names[0], set(names), features)
+
+    def _add(self, group: Sequence[str], of_name: Mapping[str, _Bucket]) -> None:
+        """Gradients arrive: buckets that are complete start, their sums together."""
+        together: list[_Bucket] = []
+        waiting = 0.0
+        for name in group:
+            bucket = of_name.get(name)
+            if bucket is None:
+                continue
+            bucket.missing.discard(name)
+            if bucket.missing:
+                continue
+            self._work(bucket)
+            if not self._sums(bucket):
+                self._submit([bucket])
+                continue
+            together.append(bucket)
+            waiting += self._handed(bucket)
+            if waiting >= _FUSED_BYTES:
+                self._submit(together)
+                together, waiting = [], 0.0
+        self._submit(together)
+
+    def _finish(self, buckets: Iterable[_Bucket]) -> None:
+        """All rounds advance together, phase by phase, in the order of names."""
+        assert not buckets or self.speeds is not None
+        pending = sorted(buckets, key=lambda one: one.name)
+        while pending:
+            for bucket in pending:
+                if self.job.ranks > 1:
+                    self.now = max(self.now, self.wire.done(bucket.handle))
+                bucket.request += 1
+                self._work(bucket)
+                if self.speeds and bucket.request < len(self.speeds.requests):
+                    self._submit([bucket])
+            pending = [
+                one for one in pending if self.speeds and one.request < len(self.speeds.requests)
+            ]
+
+    def _work(self, bucket: _Bucket) -> None:
+        """A rank's own work before the bucket's next request, or after its last one."""
+        assert self.speeds is not None
+        for stage, law in self.speeds.segments[bucket.request].items():
+            self._spend(stage, self.job.slow * law.at(bucket.features, self._groups))
+
+    @property
+    def _groups(self) -> int:
+        """The ranks of a pattern: nodes, if it works between them."""
+        if pattern_between_nodes(self.exchange) is None:
+            return self.job.ranks
+        return self.job.ranks // self.job.ranks_per_node
+
+    def _sums(self, bucket: _Bucket) -> bool:
+        """Whether the bucket's request is fused with others by the engine of DDP."""
+        assert self.speeds is not None
+        kind = self.speeds.requests[bucket.request].kind
+        return bool(self.job.costs.bucket_bytes) and kind.startswith("allreduce")
+
+    def _handed(self, bucket: _Bucket) -> float:
+        assert self.speeds is not None
+        return self.speeds.requests[bucket.request].nbytes.at(bucket.features, self._groups)
+
+    def _submit(self, buckets: Sequence[_Bucket]) -> None:
+        """One request for some buckets, which are at the same phase."""
+        if not buckets or self.job.ranks == 1:
+            return
+        assert self.speeds is not None
+        request = self.speeds.requests[buckets[0].request]
+        ranks = {
+            "all": self.job.ranks,
+            "node": self.job.ranks_per_node,
+            "leaders": self.job.ranks // self.job.ranks_per_node,
+        }[request.group]
+        handed = sum(self._handed(bucket) for bucket in buckets)
+        handle = self.wire.submit(self.now, request.kind, handed, ranks, request.group)
+        for bucket in buckets:
+            bucket.handle = handle
+
+
+def _groups(
+    names: Iterable[str], nbytes: Mapping[str, int], costs: EngineCosts
+) -> Iterator[list[str]]:
+    """Gradients that reach the exchange together, in the order of the backward pass."""
+    group: list[str] = []
+    size, limit = 0, costs.first_bucket_bytes
+    for name in names:
+        group.append(name)
+        size += nbytes[name]
+        if size >= limit:
+            yield group
+            group, size, limit = [], 0, costs.bucket_bytes
+    if group:
+        yield group
