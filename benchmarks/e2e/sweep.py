@@ -77,6 +77,7 @@ class Sweep:
             slow links.
         warmup: untimed steps before, at least 3 with compression.
         environment: further variables of all ranks.
+        profile: also measure the phases of our contenders' steps.
     """
 
     def __init__(
@@ -86,11 +87,13 @@ class Sweep:
         steps: int | None = None,
         warmup: int = 2,
         environment: Mapping[str, str] | None = None,
+        profile: bool = False,
     ) -> None:
         self._contenders = contenders
         self._logs = logs
         self._steps = steps
         self._warmup = warmup
+        self._profile = profile
         variables = {**_MEMORY, **(environment or {})}
         self._environment = [f"{name}={value}" for name, value in variables.items()]
 
@@ -129,6 +132,7 @@ class Sweep:
             "compute_ms": cell.compute_ms,
             "warmup": self._warmup,
             "steps": steps,
+            "profile": self._profile,
         }
         with tempfile.TemporaryDirectory() as folder:
             order["numbers"] = str(Path(folder, "numbers"))
@@ -152,7 +156,9 @@ def _merged(of_ranks: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
     own = [results[name] for results in of_ranks]
     seconds = [max(step) for step in zip(*(result["seconds"] for result in own), strict=True)]
     counted = [result["sent_bytes"] for result in own]
+    phases = own[0]["phases"]  # ranks wait for each other: their means would hide a slow one
     return {
+        **({} if phases is None else {"phases": phases}),
         "median_seconds": statistics.median(seconds),
         "seconds": [round(one, 6) for one in seconds],
         "sent_bytes": None if None in counted else statistics.mean(counted),

@@ -6,6 +6,7 @@ The order has the engine, the contenders, the model, the file of its gradients' 
 of steps; sweep.py starts the ranks. Each rank writes RESULTS/rank-N.json, for each contender:
 
 - the seconds of each step;
+- the seconds of each phase, if the order asks for a profile (our contenders only);
 - the bytes handed to collectives (our contenders only);
 - the bytes sent by the host's interface, in a step and in an idle second;
 - the share of a processor that its engine takes in an idle second.
@@ -64,6 +65,10 @@ class Run:
         self.step = step
         self._compression = compression
 
+    def profile(self) -> Any:
+        """Begin to measure the phases of our steps; None for other contenders."""
+        return None if self._compression is None else self._compression.stats.start_profile()
+
     def sent(self) -> int | None:
         """Bytes handed to collectives so far; None if they are not counted."""
         return None if self._compression is None else self._compression.stats.total_bytes
@@ -105,11 +110,18 @@ def interface_bytes() -> int:
     return 0
 
 
-def measure(engine: Engine, run: Run, warmup: int, steps: int) -> dict[str, Any]:
-    """Take the steps."""
+def measure(
+    engine: Engine, run: Run, warmup: int, steps: int, profiled: bool = False
+) -> dict[str, Any]:
+    """Take the steps.
+
+    Args:
+        profiled: also measure the phases of our contenders' steps.
+    """
     for _ in range(warmup):
         run.step()
     engine.barrier()
+    profile = run.profile() if profiled else None
     seconds = []
     sent, seen = run.sent(), interface_bytes()
     for _ in range(steps):
@@ -119,8 +131,12 @@ def measure(engine: Engine, run: Run, warmup: int, steps: int) -> dict[str, Any]
         seconds.append(time.perf_counter() - began)
     engine.barrier()
     now = run.sent()
+    phases = None
+    if profile is not None:
+        phases = {name: total / steps for name, total in profile.total.phases.items()}
     return {
         "seconds": seconds,
+        "phases": phases,
         "sent_bytes": None if now is None or sent is None else (now - sent) / steps,
         "interface_bytes": (interface_bytes() - seen) / steps,
     }
@@ -153,7 +169,7 @@ def main() -> None:
         warmup, steps = max(order["warmup"], contender.warmup), order["steps"]
         if not contender.dense:  # short steps
             warmup, steps = max(warmup, _LEAST_WARMUP), max(steps, _LEAST_STEPS)
-        measured = measure(engine, run, warmup, steps)
+        measured = measure(engine, run, warmup, steps, order["profile"])
         results[contender.name] = {**measured, **of_all}
         del run, model
         gc.collect()

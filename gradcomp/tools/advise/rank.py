@@ -96,7 +96,8 @@ def candidates(specs: Sequence[str], ranks: int, ranks_per_node: int) -> list[Ca
         for exchange in EXCHANGES if two_level else FLAT_EXCHANGES:
             if exchange_refusal(spec, exchange) is not None:
                 continue
-            pattern = exchange_pattern(spec, exchange)
+            nodes = exchange.startswith("two_level")
+            pattern = exchange_pattern(spec, exchange, ranks // ranks_per_node if nodes else ranks)
             # "auto" and "two_level" stand for one of the others, under a name that lasts.
             key = spec.canonical, pattern
             known = found.get(key)

@@ -1,0 +1,355 @@
+"""The predictor of `gradcomp advise`: its laws, its cache, and the command as users run it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gradcomp import load_config
+from gradcomp.codec.spec import parse
+from gradcomp.errors import GradcompError
+from gradcomp.exchange.link import dense_link_bytes
+from gradcomp.runtime.loopback import Loopback
+from gradcomp.tools.advise.accuracy import _all, accuracy_text
+from gradcomp.tools.advise.cache import SpeedCache
+from gradcomp.tools.advise.calibrate import RequestLaw, Speeds, config_of, measure_speeds
+from gradcomp.tools.advise.laws import Features, Law, Point, fit_law
+from gradcomp.tools.advise.predict import UNCOMPRESSED, Job, predict
+from gradcomp.tools.advise.rank import candidates
+from gradcomp.tools.advise.wire import ENGINES, Link
+from gradcomp.tools.model_shapes import model_shapes
+from gradcomp.tools.synthetic import LATE_STEP, synthetic_gradients
+
+ROOT = Path(__file__).resolve().parents[2]
+SHAPES = model_shapes("resnet20")
+GATHERED = ("residual|topk(ratio=0.01)", "gather")
+ENGINE = pytest.mark.parametrize("engine", ENGINES)
+
+
+@pytest.fixture(scope="module")
+def gathered() -> Speeds:
+    return measure_speeds(*GATHERED)
+
+
+def job(engine: str = "horovod", ranks: int = 4, rate: float = 1e8, **other: float) -> Job:
+    return Job(SHAPES, ranks, Link(rate), ENGINES[engine], **other)  # type: ignore[arg-type]
+
+
+def test_fit_finds_the_law() -> None:
+    law = Law((2.0, 0.0, 0.5, 0.0), (0.0, 0.0, 0.25, 0.0), (0.0,) * 4)
+    sizes = [Features(1, 1, 1e4, 200), Features(1, 9, 1e5, 900), Features(1, 1, 1e6, 2000)]
+    points = [Point(size, ranks, law.at(size, ranks)) for size in sizes for ranks in (2, 4)]
+    fitted = fit_law(points)
+    for size, ranks in [(Features(3, 30, 5e6, 5000), 3), (Features(1, 1, 1e6, 2000), 64)]:
+        assert fitted.at(size, ranks) == pytest.approx(law.at(size, ranks), rel=0.02)
+
+
+def test_fit_of_nothing_costs_nothing() -> None:
+    assert fit_law([Point(Features(1, 1, 10, 7), 2, 0.0)]).at(Features(5, 5, 5, 5), 9) == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "exchange"),
+    [GATHERED, ("residual|int8", "sra"), ("fp16", "reduce"), ("powersgd(rank=2)", "auto")],
+)
+def test_predicted_bytes_are_those_of_real_rounds(spec: str, exchange: str) -> None:
+    ranks = 4
+    loop = Loopback(config_of(spec, exchange), ranks)
+    loop.begin_at(LATE_STEP, SHAPES)
+    rng = np.random.default_rng(0)
+    loop.step({name: synthetic_gradients(rng, shape, ranks) for name, shape in SHAPES.items()})
+    # DDP makes no further requests.
+    found = predict(job("torch", ranks), spec, exchange, measure_speeds(spec, exchange))
+    assert found.link_bytes == pytest.approx(loop.stats[0].link_bytes, rel=0.03)
+
+
+@ENGINE
+def test_uncompressed_bytes_are_a_ring(engine: str) -> None:
+    nbytes = 4 * sum(map(math.prod, SHAPES.values()))
+    assert predict(job(engine, 8), UNCOMPRESSED).link_bytes == dense_link_bytes(nbytes, 8)
+
+
+@ENGINE
+def test_a_faster_link_is_never_slower(engine: str, gathered: Speeds) -> None:
+    rates = [10.0**power for power in range(5, 14)]
+    for spec, exchange, speeds in [(UNCOMPRESSED, "auto", None), (*GATHERED, gathered)]:
+        one = job(engine, compute=0.05)
+        steps = [
+            predict(replace(one, link=Link(rate)), spec, exchange, speeds).seconds for rate in rates
+        ]
+        assert steps == sorted(steps, reverse=True)
+        assert steps[0] > 2 * steps[-1]
+
+
+@ENGINE
+def test_more_ranks_are_never_faster(engine: str, gathered: Speeds) -> None:
+    for spec, exchange, speeds in [(UNCOMPRESSED, "auto", None), (*GATHERED, gathered)]:
+        steps = [
+            predict(job(engine, ranks), spec, exchange, speeds).seconds
+            for ranks in (1, 2, 4, 8, 16, 64)
+        ]
+        assert steps == sorted(steps)
+
+
+@ENGINE
+def test_infinite_bandwidth_leaves_the_work(engine: str, gathered: Speeds) -> None:
+    one = job(engine, rate=math.inf, compute=0.2)
+    found = predict(one, *GATHERED, gathered)
+    assert found.stages["wire"] == found.stages["latency"] == 0
+    work = sum(found.stages[stage] for stage in ("model", "encode", "decode", "copy"))
+    assert work <= found.seconds <= work + found.stages["engine"]
+
+
+@ENGINE
+def test_one_rank_sends_nothing(engine: str, gathered: Speeds) -> None:
+    found = predict(job(engine, ranks=1, compute=0.2), *GATHERED, gathered)
+    assert found.link_bytes == found.stages["engine"] == found.stages["wire"] == 0
+
+
+@ENGINE
+def test_without_computation_nothing_hides_the_wire(engine: str) -> None:
+    found = predict(job(engine, rate=1e6), UNCOMPRESSED)
+    assert found.seconds >= found.stages["wire"] + found.stages["latency"]
+    hidden = predict(job(engine, rate=1e6, compute=2.0), UNCOMPRESSED)
+    assert hidden.seconds < found.seconds + 2.0
+
+
+def test_computation_takes_at_least_its_time(gathered: Speeds) -> None:
+    assert predict(job(compute=0.5), *GATHERED, gathered).seconds >= 0.5
+
+
+def test_shared_cores_slow_own_work(gathered: Speeds) -> None:
+    whole, half = (predict(job(cores=cores), *GATHERED, gathered) for cores in (1.0, 0.5))
+    assert half.stages["encode"] == pytest.approx(2 * whole.stages["encode"])
+    assert half.stages["wire"] == whole.stages["wire"]
+
+
+def test_ranks_of_one_node_use_no_link() -> None:
+    found = predict(job(ranks=4, ranks_per_node=4), UNCOMPRESSED)
+    assert found.link_bytes == found.stages["wire"] == 0
+
+
+def test_two_level_passes_fewer_bytes() -> None:
+    one = replace(job("torch", ranks=8), ranks_per_node=2)
+    speeds = {name: measure_speeds(GATHERED[0], name) for name in ("gather", "two_level(gather)")}
+    flat, two = (predict(one, GATHERED[0], name, speeds[name]) for name in speeds)
+    assert two.link_bytes < flat.link_bytes
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ranks": 0}, "ranks is 0; it must be at least 1"),
+        ({"ranks_per_node": 3}, "4 ranks do not fill nodes of 3"),
+        ({"compute": -1.0}, "computation is -1 s; it must be at least 0"),
+        ({"cores": 0.0}, "cores is 0; it must be above 0"),
+        ({"shapes": {}}, "the model has no parameters"),
+    ],
+)
+def test_numbers_out_of_range(change: dict[str, object], message: str) -> None:
+    with pytest.raises(GradcompError, match=re.escape(message)):
+        replace(job(), **change)  # type: ignore[arg-type]
+
+
+def test_links_out_of_range() -> None:
+    with pytest.raises(GradcompError, match="bandwidth is 0 bit/s; it must be above 0: give"):
+        Link(0.0)
+    with pytest.raises(GradcompError, match="latency is -1 s; it must be at least 0"):
+        Link(1e9, -1.0)
+
+
+def test_speeds_survive_the_cache(
+    gathered: Speeds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = SpeedCache()
+    cache.keep_speeds(*GATHERED, gathered)
+    cache.keep_copy_byte(1e-10)
+    again = SpeedCache()
+    assert again.speeds(*GATHERED) == gathered
+    assert again.speeds(parse(GATHERED[0]).canonical, "gather") == gathered
+    assert again.speeds("fp16", "reduce") is None
+    assert again.copy_byte == 1e-10
+    saved = json.loads(cache.path.read_text())
+    cache.path.write_text(json.dumps(saved | {"key": {**saved["key"], "version": "0.0"}}))
+    assert SpeedCache().speeds(*GATHERED) is None
+    cache.path.write_text("{")
+    assert SpeedCache().copy_byte is None
+
+
+def test_a_cache_that_cannot_be_written(
+    gathered: Speeds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    cache = SpeedCache()
+    cache.keep_speeds(*GATHERED, gathered)
+    assert cache.speeds(*GATHERED) == gathered
+
+
+def test_candidates_name_each_pattern_once() -> None:
+    found = candidates(["residual|int8"], ranks=8, ranks_per_node=2)
+    assert [one.exchange for one in found if one.compresses] == [
+        "gather",
+        "sra",
+        "two_level(gather)",
+        "two_level(sra)",
+    ]
+    assert found[0].spec == UNCOMPRESSED
+
+
+def test_accuracy_is_that_of_the_results() -> None:
+    page = (ROOT / "docs/results/README.md").read_text(encoding="utf-8")
+    for one in _all():
+        parse(one.spec)
+        section = page.split(f"# {one.section}\n")[1].split("\n#")[0]
+        rows = {
+            cells[0]: cells[2]
+            for line in section.splitlines()
+            if line.startswith("| ") and len(cells := [x.strip() for x in line.split("|")[1:]]) > 3
+        }
+        digits = len(rows["uncompressed"].split(" ")[0].split(".")[1])
+        for name, mean, spread in [
+            ("uncompressed", one.baseline, one.baseline_spread),
+            (one.run, one.result, one.result_spread),
+        ]:
+            assert rows[name] == f"{mean:.{digits}f} ± {spread:.{digits}f}", one
+
+
+def test_accuracy_by_the_parameters_named() -> None:
+    assert accuracy_text("fp16") == "3 of 3"
+    assert accuracy_text("powersgd(rank=2,variant=library)") == "3 of 3"
+    assert accuracy_text("powersgd(rank=3)") == "-"
+    assert accuracy_text("residual|topk(ratio=0.02)") == "-"
+
+
+# The command.
+
+
+def gradcomp(*arguments: str, cache: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "COLUMNS": "80"}
+    done = subprocess.run(
+        [sys.executable, "-m", "gradcomp", "advise", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("advise-cache")
+
+
+COMMON = ("--spec", "fp16", "--spec", "residual|topk(ratio=0.01)")
+
+
+def test_command_compresses_on_a_slow_link(cache: Path) -> None:
+    arguments = ("resnet20", "--ranks", "4", "--bandwidth", "10", *COMMON)
+    text = gradcomp(*arguments, cache=cache).stdout
+    assert all(len(line) <= 80 or "model.named_parameters()" in line for line in text.splitlines())
+    assert 'default: "residual|topk(ratio=0.01)"' in text
+    assert "Compression.from_config(" in text
+    found = json.loads(gradcomp(*arguments, "--json", cache=cache).stdout)
+    rows = found["candidates"]
+    assert [row["seconds"] for row in rows] == sorted(row["seconds"] for row in rows)
+    assert rows[0]["spec"] == "residual|topk(ratio=0.01)"
+    assert {row["spec"] for row in rows} == {UNCOMPRESSED, "fp16", "residual|topk(ratio=0.01)"}
+    assert all(row["exchange"] != "auto" for row in rows if row["spec"] != UNCOMPRESSED)
+    assert sum(rows[0]["stages"].values()) == pytest.approx(rows[0]["seconds"] + rows[0]["hidden"])
+
+
+def test_command_leaves_fast_links_alone(cache: Path) -> None:
+    arguments = ("resnet20", "--ranks", "4", "--bandwidth", "1e6", "--compute", "500", *COMMON)
+    found = gradcomp(*arguments, "--engine", "torch", cache=cache).stdout
+    assert "Do not compress: leave the script as it is." in found
+    assert "ddp_hook" not in found
+
+
+def test_pasted_configuration_is_valid(cache: Path, tmp_path: Path) -> None:
+    arguments = ("resnet20", "--ranks", "8", "--nodes", "4", "--bandwidth", "10")
+    text = gradcomp(*arguments, "--spec", "residual|sign", cache=cache).stdout
+    path = tmp_path / "compress.yaml"
+    path.write_text(text.split("compress.yaml:\n\n")[1].split("\n\n")[0])
+    Loopback(load_config([path]), 8)
+
+
+def test_calibration_is_kept_and_repeated(cache: Path) -> None:
+    arguments = ("resnet20", "--ranks", "2", "--bandwidth", "10", *COMMON)
+    gradcomp(*arguments, cache=cache)
+    (kept,) = (cache / "gradcomp").glob("speeds-*.json")
+    before = kept.read_text()
+    gradcomp(*arguments, cache=cache)
+    assert kept.read_text() == before
+    gradcomp(*arguments, "--recalibrate", cache=cache)
+    assert kept.read_text() != before
+
+
+def test_models_from_files_and_functions(cache: Path, tmp_path: Path) -> None:
+    shapes = tmp_path / "shapes.yaml"
+    shapes.write_text("fc.weight: [1000, 512]\nfc.bias: [1000]\n")
+    common = ("--ranks", "2", "--bandwidth", "100", "--spec", "fp16")
+    assert "513,000 elements" in gradcomp(str(shapes), *common, cache=cache).stdout
+    (tmp_path / "my_model.py").write_text(
+        "import torch\n\ndef make():\n    return torch.nn.Linear(512, 1000)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "gradcomp", "advise", "my_model:make", *common],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "XDG_CACHE_HOME": str(cache), "COLUMNS": "200"},
+        check=False,
+    )
+    assert "513,000 elements" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["resnet21", "--ranks", "2", "--bandwidth", "1"], "model 'resnet21': expected one of"),
+        (["os:getcwd", "--ranks", "2", "--bandwidth", "1"], "which has no named_parameters()"),
+        (["os:nothing", "--ranks", "2", "--bandwidth", "1"], "expected one of"),
+        (["resnet20", "--bandwidth", "1"], "--ranks is missing: give it, or run under"),
+        (["resnet20", "--ranks", "2"], "--bandwidth is missing"),
+        (["resnet20", "--ranks", "2", "--bandwidth", "-1"], "bandwidth is -1e+06 bit/s; it must"),
+        (["resnet20", "--ranks", "4", "--nodes", "3", "--bandwidth", "1"], "--nodes is 3; it must"),
+        (["resnet20", "--ranks", "2", "--bandwidth", "1", "--engine", "mpi"], "must be one of"),
+        (["resnet20", "--ranks", "2", "--bandwidth", "1", "--spec", "topk(9)"], "topk"),
+        (["resnet20", "--measure"], "run `horovodrun -np N gradcomp advise ... --measure`"),
+        (["resnet20", "--measure", "--ranks", "2"], "--ranks is 2, and --measure finds it"),
+    ],
+)
+def test_wrong_input(arguments: list[str], message: str, cache: Path) -> None:
+    assert message in gradcomp(*arguments, cache=cache, code=2).stderr
+
+
+def test_wrong_shapes(cache: Path, tmp_path: Path) -> None:
+    path = tmp_path / "shapes.json"
+    for text, message in [
+        ('{"w": [0]}', "w: the shape is [0]; expected a list of whole numbers above 0"),
+        ("[1, 2]", "is no mapping"),
+        ("{", "is no YAML or JSON file"),
+    ]:
+        path.write_text(text)
+        done = gradcomp(str(path), "--ranks", "2", "--bandwidth", "1", cache=cache, code=2)
+        assert message in done.stderr
+
+
+def test_requests_of_a_law_keep_their_kind(gathered: Speeds) -> None:
+    (request,) = gathered.requests
+    assert isinstance(request, RequestLaw)
+    assert (request.kind, request.group) == ("allgather", "all")
+    assert Speeds.from_json(json.loads(json.dumps(gathered.to_json()))) == gathered
