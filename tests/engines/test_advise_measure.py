@@ -47,4 +47,3 @@ def test_measured_links(engine: str, tmp_path: Path) -> None:
     (alone,) = (row for row in found["candidates"] if row["spec"] == "identity")
     elements = sum(map(math.prod, model_shapes("resnet20").values()))
     assert alone["link_bytes"] == 4 * elements  # of a ring of two
-

@@ -45,16 +45,20 @@ def job(engine: str = "horovod", ranks: int = 4, rate: float = 1e8, **other: flo
 
 
 def test_fit_finds_the_law() -> None:
-    law = Law((2.0, 0.0, 0.5, 0.0), (0.0, 0.0, 0.25, 0.0), (0.0,) * 4)
-    sizes = [Features(1, 1, 1e4, 200), Features(1, 9, 1e5, 900), Features(1, 1, 1e6, 2000)]
+    law = Law((2.0, 0.0, 0.5, 0.0, 0.0), (0.0, 0.0, 0.25, 0.0, 0.0), (0.0,) * 5)
+    sizes = [
+        Features(1, 1, 1e4, 100, 100),
+        Features(1, 9, 1e5, 300, 300),
+        Features(1, 1, 1e6, 1000, 1000),
+    ]
     points = [Point(size, ranks, law.at(size, ranks)) for size in sizes for ranks in (2, 4)]
     fitted = fit_law(points)
-    for size, ranks in [(Features(3, 30, 5e6, 5000), 3), (Features(1, 1, 1e6, 2000), 64)]:
+    for size, ranks in [(Features(3, 30, 5e6, 2500, 2500), 3), (sizes[2], 64)]:
         assert fitted.at(size, ranks) == pytest.approx(law.at(size, ranks), rel=0.02)
 
 
 def test_fit_of_nothing_costs_nothing() -> None:
-    assert fit_law([Point(Features(1, 1, 10, 7), 2, 0.0)]).at(Features(5, 5, 5, 5), 9) == 0
+    assert fit_law([Point(Features(1, 1, 10, 5, 2), 2, 0.0)]).at(Features(5, 5, 5, 5, 5), 9) == 0
 
 
 @pytest.mark.parametrize(

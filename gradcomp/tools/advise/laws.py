@@ -21,22 +21,26 @@ class Features(NamedTuple):
         buckets: their number.
         tensors: number of tensors in them.
         elements: number of elements.
-        sides: sum of rows and columns over the tensors, to which factors of matrices are as large.
+        rows, columns: their sums over the tensors as matrices, to which factors are as large.
     """
 
     buckets: float
     tensors: float
     elements: float
-    sides: float
+    rows: float
+    columns: float
 
     @classmethod
     def of_bucket(cls, shapes: Iterable[tuple[int, ...]]) -> Features:
         """The size of one bucket with tensors of these shapes."""
-        numels, sides = [], 0
-        for shape in shapes:
-            numels.append(math.prod(shape))
-            sides += shape[0] + numels[-1] // shape[0] if shape else 2
-        return cls(1, len(numels), sum(numels), sides)
+        matrices = [(shape[0], math.prod(shape[1:])) if shape else (1, 1) for shape in shapes]
+        return cls(
+            1,
+            len(matrices),
+            sum(rows * columns for rows, columns in matrices),
+            sum(rows for rows, _ in matrices),
+            sum(columns for _, columns in matrices),
+        )
 
     def plus(self, other: Features) -> Features:
         """Both together."""
@@ -79,6 +83,9 @@ _FIXED, _PER_RANK, _SHARED = (tuple(range(i * _COUNT, (i + 1) * _COUNT)) for i i
 _KINDS = (_FIXED, _PER_RANK, _SHARED, _FIXED + _PER_RANK)
 """Dependences on the ranks, as weights that may be above 0. More at once would fit noise."""
 
+_MOST = 4
+"""Weights of a law above 0."""
+
 _LEAST_GAIN = 1e-3
 """Of the sum of squared relative errors, which a further weight must be worth."""
 
@@ -116,7 +123,7 @@ def _choices() -> list[list[int]]:
     found = {
         active
         for kind in _KINDS
-        for size in range(1, len(kind) + 1)
+        for size in range(1, _MOST + 1)
         for active in itertools.combinations(kind, size)
     }
     return [list(active) for active in sorted(found, key=lambda one: (len(one), one))]
