@@ -14,7 +14,7 @@ import numpy as np
 
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.config.schema import Config, load_config
-from gradcomp.exchange.rounds import AllReduce, Request
+from gradcomp.exchange.rounds import AllReduce, Ready, Request
 from gradcomp.exchange.select import pattern_between_nodes
 from gradcomp.runtime.loopback import Loopback, run_rounds
 from gradcomp.runtime.profile import Profile
@@ -225,6 +225,7 @@ def _observed(
         while True:
             profile.begin_step()
             request = profile.resume("bucket", round_, reply)
+            assert not isinstance(request, Ready)  # gradients are on the host
             requests.append((request_kind(request), request.group, request.nbytes))
             reply = yield request
     except StopIteration as stop:
