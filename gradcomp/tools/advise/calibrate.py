@@ -217,7 +217,9 @@ def _round(
 
 
 def _observed(
-    round_: Generator[Request, Any, Any], profile: Profile, requests: list[tuple[str, str, int]]
+    round_: Generator[Request | Ready, Any, Any],
+    profile: Profile,
+    requests: list[tuple[str, str, int]],
 ) -> Generator[Request, Any, Any]:
     """The round; each segment between two requests is a step of the profile."""
     reply = None
