@@ -88,6 +88,13 @@ def cases(rng: np.random.Generator, sizes: list[int], count: int) -> list[Case]:
     return made
 
 
+def tie() -> Case:
+    """A sum at a tie of rounding, which another order rounds to another float32."""
+    grad = np.zeros(32, np.float32)
+    grad[[0, 16, 1, 9]] = [2.0**60, 2.0**36, 2.0**7, 2.0**7]
+    return Case("a tie", grad, np.zeros_like(grad), np.zeros_like(grad))
+
+
 class Result(NamedTuple):
     """A tensor after a step: bytes that travel, residual and momentum."""
 
@@ -247,11 +254,7 @@ def signs(tally: Tally, rng: np.random.Generator, each: int) -> None:
     for spec in ("sign", "onebit"):
         for mode in ("plain", "feedback", "unmasked"):
             tally.compare(spec, mode, cases(rng, SIZES, each))
-    # A sum at a tie of rounding, which another order rounds to another float32.
-    tie = np.zeros(32, np.float32)
-    tie[[0, 16, 1, 9]] = [2.0**60, 2.0**36, 2.0**7, 2.0**7]
-    nothing = np.zeros_like(tie)
-    tally.compare("sign", "plain", [Case("a tie", tie, nothing, nothing)])
+    tally.compare("sign", "plain", [tie()])
     # Several chunks.
     codecs.UNROLL = 8
     tally.compare("sign", "feedback", cases(rng, [65537], 1))
@@ -330,7 +333,7 @@ def one(tally: Tally, rng: np.random.Generator, name: str) -> None:
     codecs.UNROLL = 1
     add.BLOCK = 64
     mode, _, spec = name.partition(":")
-    tensors = cases(rng, [*SIZES, 1300], 2 * len(FAMILIES))
+    tensors = [*cases(rng, [*SIZES, 1300], 2 * len(FAMILIES)), tie()]
     if mode == "added":
         tally.count += len(tensors)
         tally.faults += _added(spec, 1 / 3, [tensors, tensors])
