@@ -51,6 +51,7 @@ class JobLinks(NamedTuple):
 class _Running:
     round: Generator[Request | Ready, Any, Any]
     members: Sequence[str]
+    place: int
     handle: Any = None
 
 
@@ -58,8 +59,8 @@ class Driver:
     """Keeps all rounds of a step in flight and advances them together.
 
     Every rank must have started the same rounds before the first `finish`. From then on phases
-    advance in the order of names, which is the same on every rank. Waiting for a later phase of one
-    tensor before all ranks have started it could deadlock.
+    advance in the order of places and names, which is the same on every rank. Waiting for a later
+    phase of one tensor before all ranks have started it could deadlock.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -73,6 +74,7 @@ class Driver:
         name: str,
         round_: Generator[Request | Ready, Any, Any],
         members: Sequence[str] = (),
+        place: int = 0,
     ) -> None:
         """Start a round, and its first request.
 
@@ -83,13 +85,15 @@ class Driver:
             round_: the round; it was not resumed before.
             members: names of the tensors whose averages the round returns as a list, in order.
                 Empty: the round returns one average, of the tensor ``name``.
+            place: rounds of lower places advance first; the same on every rank. Best is the order
+                in which rounds start: then replies are read while later ones are under way.
 
         Raises:
             ProtocolError: a round of this name is running.
         """
         if name in self._running:
             raise came_twice(name)
-        running = _Running(round_, members)
+        running = _Running(round_, members, place)
         request = next(round_)
         if isinstance(request, Ready):
             self._launched.append((running, request))
@@ -147,7 +151,7 @@ class Driver:
 
     def _advance(self) -> None:
         """Advance every round by one phase."""
-        for name in sorted(self._running):
+        for name in sorted(self._running, key=lambda name: (self._running[name].place, name)):
             running = self._running[name]
             reply = self._engine.finish(running.handle)
             try:

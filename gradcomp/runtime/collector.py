@@ -88,6 +88,7 @@ class Collector:
     def _group(self) -> None:
         self._buckets = self._pipeline.buckets(self._resolved)
         self._bucket_of = {name: names for names in self._buckets for name in names}
+        self._places = {names: place for place, names in enumerate(self._buckets)}
 
     def begin_step(self) -> tuple[Decision, ...]:
         """Begin a step, before any of its gradients is averaged; every rank must call it.
@@ -209,10 +210,13 @@ class Collector:
             self._start(bucket)
 
     def finish(self, name: str) -> FloatArray:
-        """The average of a gradient, flat float32; runs all rounds to their ends.
+        """The average of a gradient, flat float32; see `finish_all`."""
+        self.finish_all()
+        self._of_this_step.discard(name)
+        return self._driver.finish(name)
 
-        Every rank must have added the same gradients before.
-        """
+    def finish_all(self) -> None:
+        """Run all rounds to their ends; every rank must have added the same gradients before."""
         try:
             self.check()
             # Incomplete buckets: some of their parameters have no gradient in this step.
@@ -221,14 +225,12 @@ class Collector:
                     self._start(bucket)
             if self._measured:
                 self._measure()
-            average = self._driver.finish(name)
+            self._driver.finish_all()
         except BaseException:
             self._waiting.clear()
             self._measured.clear()
             self._of_this_step.clear()
             raise
-        self._of_this_step.discard(name)
-        return average
 
     def mean(self, name: str, value: float) -> float:
         """The mean of a number over the ranks, outside of all rounds; every rank must call it."""
@@ -282,7 +284,8 @@ class Collector:
             arriving = waiting.arriving
             round_ = _after(arriving, label, begin) if arriving else begin()
             dense_bytes = 0  # counted with the first part
-            self._driver.start(label, round_, list(grads))
+            place = self._places.get(bucket, len(self._places))
+            self._driver.start(label, round_, list(grads), place)
 
 
 def _after(

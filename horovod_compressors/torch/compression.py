@@ -283,6 +283,11 @@ class Compression(TensorControls, BaseCompression):
         if self._collector is not None:
             self._collector.check()
 
+    def _finish(self) -> None:
+        """See `Collector.finish_all`."""
+        if self._collector is not None:
+            self._collector.finish_all()
+
     def _token_scale(self, token: torch.Tensor) -> int:
         """1 for op=Average, the number of ranks for op=Sum."""
         scale = float(token)
@@ -319,7 +324,7 @@ class Compression(TensorControls, BaseCompression):
                 check_takes_part(optimizer)
             op = getattr(optimizer, "op", None)
             self._scale = {hvd.Average: 1, hvd.Sum: self.process_set.size()}.get(op)
-            wait_first(optimizer, self._check)
+            wait_first(optimizer, self._check, self._finish)
         self._collector = self.agree(self._names.shapes())
         return self._collector
 

@@ -67,34 +67,45 @@ def synchronize(handle: int) -> Any:
         ) from error
 
 
-def wait_first(optimizer: Any, check: Callable[[], None]) -> None:
-    """Make a stock ``hvd.DistributedOptimizer`` call ``check`` and `wait` before it synchronizes.
+def wait_first(optimizer: Any, check: Callable[[], None], finish: Callable[[], None]) -> None:
+    """Make a stock ``hvd.DistributedOptimizer`` `wait` before it synchronizes.
 
     It synchronizes in ``step()``, or when the script calls ``synchronize()``.
 
     Args:
-        check: raises an error if the ranks are apart: one that has ended sends no more gradients.
+        check: called first; raises an error if the ranks are apart: one that has ended sends no more
+            gradients.
+        finish: called before the wait if all gradients are submitted; ends their exchanges, which
+            are read while Horovod still works on other collectives.
     """
     # A bound method, so that copies of the optimizer get their own.
-    optimizer.synchronize = MethodType(partial(_synchronize, check), optimizer)
+    optimizer.synchronize = MethodType(partial(_synchronize, check, finish), optimizer)
 
 
-def _synchronize(check: Callable[[], None], optimizer: Any) -> None:
+def _synchronize(check: Callable[[], None], finish: Callable[[], None], optimizer: Any) -> None:
     check()
-    _wait_for_all(optimizer)
+    if _all_submitted(optimizer):
+        finish()
+        _wait_for_all(optimizer)
     type(optimizer).synchronize(optimizer)
 
 
-def _wait_for_all(optimizer: Any) -> None:
-    submitted = optimizer._handles
+def _all_submitted(optimizer: Any) -> bool:
+    """Whether Horovod has the gradients of all parameters.
+
+    If some are left, the optimizer submits them before it waits. To wait sooner could be a deadlock:
+    other ranks may wait for these parameters.
+    """
     parameters: set[Any] = set()
-    for key in submitted:
+    for key, (handle, _) in optimizer._handles.items():
+        if not isinstance(handle, int):
+            return False
         parameters.update(key if isinstance(key, tuple) else (key,))  # a tuple is a group
-    handles: Collection[Any] = [handle for handle, _ in submitted.values()]
-    # If some parameters are left, the optimizer submits them before it waits. To wait here could be
-    # a deadlock: other ranks may wait for these parameters.
-    if optimizer._requires_update <= parameters and all(isinstance(one, int) for one in handles):
-        # The stock optimizer for op=Adasum has no process set.
-        ranks = getattr(optimizer, "process_set", hvd.global_process_set).ranks
-        for handle in handles:
-            wait(handle, ranks)
+    return bool(optimizer._requires_update <= parameters)
+
+
+def _wait_for_all(optimizer: Any) -> None:
+    # The stock optimizer for op=Adasum has no process set.
+    ranks = getattr(optimizer, "process_set", hvd.global_process_set).ranks
+    for handle, _ in optimizer._handles.values():
+        wait(handle, ranks)
