@@ -281,7 +281,8 @@ class DDPCompression(ScalerControls):
 
     def _start(self, arrived: _Arrived) -> None:
         """Start the exchanges of a bucket's gradients; those on a GPU follow with `_release`."""
-        device = device_for(arrived.buffer.device)
+        host = self.config.compress.device == "host"
+        device = None if host else device_for(arrived.buffer.device)
         if device is not None or arrived.buffer.device.type != "cpu":
             self._launch(arrived, device)
             return

@@ -156,7 +156,8 @@ class Compress(StrictModel):
     average: Average = Field(default="ranks", description=AVERAGE_FORM)
     clip: Clip = Field(default="none", description=CLIP_FORM)
     policy: Literal["always", "auto"] = Field(default="always", description="always or auto")
-    device: Literal["auto", "host"] = Field(default="auto", description="auto or host")
+    # The host until kernels have run on a GPU.
+    device: Literal["auto", "host"] = Field(default="host", description="auto or host")
     ranks_per_node: StrictInt | None = Field(
         default=None,
         ge=1,

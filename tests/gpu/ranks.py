@@ -33,7 +33,9 @@ def main() -> None:
         "bias": "residual|int8",
     }
     configs = [
-        configured(next(iter(use.values())), rules=rules_of(use, "{}"), exchange="gather")
+        configured(
+            next(iter(use.values())), rules=rules_of(use, "{}"), exchange="gather", device="auto"
+        )
         for use in (rules, others)
     ]
     compared = launched = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gradcomp import Pipeline, ToDecode, ToEncode, decode_batch_add, encode_batch, get_codec
+from gradcomp import Config, Pipeline, ToDecode, ToEncode, decode_batch_add, encode_batch, get_codec
 from gradcomp.codec.batch import launch_batch
 from gradcomp.codec.devices import HOST, Device, device_of
 from gradcomp.codec.frame import split_frames
@@ -25,9 +25,14 @@ SPECS = [
 ]
 
 
+def on_devices(spec: str, **compress: str) -> Config:
+    """One spec for every tensor, on devices where they take it."""
+    return config_of(spec, **{"device": "auto", **compress})
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_ranks_on_devices_and_on_the_host_average_together(spec: str) -> None:
-    config = config_of(spec, exchange="gather")
+    config = on_devices(spec, exchange="gather")
     devices = [CoreDevice(), HOST, CoreDevice(least=100)]
     mixed, alone = ranks_of(config), ranks_of(config)
     for step in range(4):
@@ -45,7 +50,7 @@ def test_ranks_on_devices_and_on_the_host_average_together(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_checkpoints_move_between_devices_and_the_host(spec: str) -> None:
-    config = config_of(spec, exchange="gather")
+    config = on_devices(spec, exchange="gather")
     devices: list[Device] = [CoreDevice(), HOST, CoreDevice()]
     elsewhere: list[Device] = [HOST, CoreDevice(), HOST]
     ranks, moved = ranks_of(config), ranks_of(config)
@@ -67,7 +72,7 @@ def test_a_change_of_spec_hands_over_the_residual_of_a_device(spec: str) -> None
         {"use": "residual|topk(ratio=0.05)"},
         {"use": spec, "from_step": 2},
     ]
-    config = configured(use, rules=[{"match": {}, "use": use}])
+    config = configured(use, rules=[{"match": {}, "use": use}], device="auto")
     device = CoreDevice()
     mixed, alone = ranks_of(config), ranks_of(config)
     for step in range(5):
@@ -79,7 +84,7 @@ def test_a_change_of_spec_hands_over_the_residual_of_a_device(spec: str) -> None
 
 
 def test_mixed_precision_moves_arrays_to_the_host() -> None:
-    config = config_of("residual|topk(ratio=0.1)")
+    config = on_devices("residual|topk(ratio=0.1)")
     device = CoreDevice()
     mixed, alone = ranks_of(config), ranks_of(config)
     for step, scale in enumerate([None, None, 4.0, 2.0, 2.0]):
@@ -109,7 +114,7 @@ def test_mixed_precision_moves_arrays_to_the_host() -> None:
     ],
 )
 def test_other_rounds_get_gradients_on_the_host(spec: str, options: dict[str, str]) -> None:
-    pipeline = Pipeline(config_of(spec, **options), 0, RANKS)
+    pipeline = Pipeline(on_devices(spec, **options), 0, RANKS)
     assert not pipeline.on_device(pipeline.resolve("fc", SHAPES["fc"]), CoreDevice())
 
 
@@ -155,7 +160,7 @@ class Recorder:
 
 def test_launched_rounds_are_requested_in_the_order_of_their_starts() -> None:
     device = CoreDevice()
-    pipeline = Pipeline(config_of("residual|topk(ratio=0.1)"))
+    pipeline = Pipeline(on_devices("residual|topk(ratio=0.1)"))
     driver = Driver(Recorder(device.log))
     for name in ("b", "a"):
         grad = device.from_host(np.ones(SHAPES["fc"], np.float32))
@@ -175,7 +180,7 @@ def test_launched_rounds_are_requested_in_the_order_of_their_starts() -> None:
 
 def test_rules_may_put_tensors_of_one_bucket_on_different_devices() -> None:
     rules = rules_of({"conv": "qsgd", "fc": "topk(ratio=0.1)"}, "{}")
-    config = configured("topk(ratio=0.2)", rules=rules)
+    config = configured("topk(ratio=0.2)", rules=rules, device="auto")
     mixed, alone = ranks_of(config), ranks_of(config)
     devices = [CoreDevice(least=100), CoreDevice(), HOST]
     for step in range(2):

@@ -33,8 +33,8 @@ def ranks_with_and_without_a_device() -> None:
     """Averages and states are those of the loopback, whatever the ranks' devices and DDP's buckets."""
     for ranks, least, bucket_mb in (({0}, 0, 0.05), ({1}, 5000, 0.005), ({0, 1}, 5000, 25)):
         with on_device(ranks, least) as device:
-            training = Training(mixed(), MIXED, bucket_mb=bucket_mb)
-            training.check_steps(Loopback(mixed(), hvd.size()), range(4))
+            training = Training(mixed(device="auto"), MIXED, bucket_mb=bucket_mb)
+            training.check_steps(Loopback(mixed(device="auto"), hvd.size()), range(4))
             training.check_replicas()
         launched = [line for line in device.log if line.startswith("launch")]
         assert bool(launched) is (hvd.rank() in ranks)
@@ -42,8 +42,8 @@ def ranks_with_and_without_a_device() -> None:
 
 @cases
 def a_device_is_turned_off() -> None:
-    """With `compress.device: host` nothing is launched."""
-    config = mixed(device="host")
+    """Without `compress.device: auto` nothing is launched."""
+    config = mixed()
     with on_device({0, 1}) as device:
         training = Training(config, MIXED)
         training.check_steps(Loopback(config, hvd.size()), range(2))
@@ -57,7 +57,7 @@ def other_dtypes_and_clipping_on_a_device() -> None:
         results = []
         for ranks in (set(), {0, 1}):
             with on_device(ranks):
-                training = Training(mixed(), MIXED, **options)
+                training = Training(mixed(device="auto"), MIXED, **options)
                 results.append(
                     [
                         training.averages(harness.gradients(training.params, step))
