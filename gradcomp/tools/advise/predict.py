@@ -121,7 +121,6 @@ def predict(
 class _Bucket:
     """A bucket of compressed gradients, and how far it has come."""
 
-    name: str
     missing: set[str]
     features: Features
     request: int = 0
@@ -165,7 +164,7 @@ class _Timeline:
             self._add(group, of_name)
         if buckets and job.costs.tokens and job.ranks > 1:
             dense.append(self.wire.submit(self.now, "allreduce float32", 4 * len(names), job.ranks))
-        self._finish(buckets)
+        self._finish(buckets)  # before Horovod's other collectives, as `horovod_compressors` does
         for handle in dense:
             self.now = max(self.now, self.wire.done(handle))
         rest = max(job.costs.copies - 1, 0) * job.copy_byte
@@ -207,7 +206,7 @@ class _Timeline:
         }
         for names in pipeline.buckets(resolved):
             features = Features.of_bucket(job.shapes[name] for name in names)
-            yield _Bucket(names[0], set(names), features)
+            yield _Bucket(set(names), features)
 
     def _add(self, group: Sequence[str], of_name: Mapping[str, _Bucket]) -> None:
         """Gradients arrive: buckets that are complete start, their sums together."""
@@ -232,9 +231,9 @@ class _Timeline:
         self._submit(together)
 
     def _finish(self, buckets: Iterable[_Bucket]) -> None:
-        """All rounds advance together, phase by phase, in the order of names."""
+        """All rounds advance together, phase by phase, in the order in which they have started."""
         assert not buckets or self.speeds is not None
-        pending = sorted(buckets, key=lambda one: one.name)
+        pending = list(buckets)
         while pending:
             for bucket in pending:
                 if self.job.ranks > 1:
