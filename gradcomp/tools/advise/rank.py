@@ -93,15 +93,16 @@ def candidates(specs: Sequence[str], ranks: int, ranks_per_node: int) -> list[Ca
     two_level = 1 < ranks_per_node < ranks
     for text in dict.fromkeys([UNCOMPRESSED, *specs]):
         spec = parse(text)
-        for exchange in EXCHANGES if two_level else FLAT_EXCHANGES:
+        exchanges = EXCHANGES if two_level else FLAT_EXCHANGES
+        for exchange in sorted(exchanges, key="auto".__eq__):  # the last: it names no pattern
             if exchange_refusal(spec, exchange) is not None:
                 continue
             nodes = exchange.startswith("two_level")
             pattern = exchange_pattern(spec, exchange, ranks // ranks_per_node if nodes else ranks)
-            # "auto" and "two_level" stand for one of the others, under a name that lasts.
+            # "two_level" stands for one of the others, under a name that lasts.
             key = spec.canonical, pattern
             known = found.get(key)
-            if known is None or known.exchange in ("auto", "two_level"):
+            if known is None or known.exchange == "two_level":
                 named = exchange if exchange in _names(spec, pattern) else "auto"
                 found[key] = Candidate(text, named, pattern)
     return list(found.values())
