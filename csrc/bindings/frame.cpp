@@ -74,7 +74,8 @@ py::tuple kept_parts(const PyCodec& codec, const Bytes& frame, std::size_t n) {
   return py::make_tuple(array_from(kept.indices), array_from(kept.values));
 }
 
-// The place in a frame of its payload, which must have the size that all payloads of n elements have.
+// The place in a frame of its payload, which must have the size that all payloads of n elements
+// have.
 std::size_t payload_place(const PyCodec& codec, const Bytes& bytes, std::size_t n) {
   const Span<const std::uint8_t> from = input(bytes);
   Frame frame;
