@@ -65,7 +65,8 @@ def test_fp16_averages_payloads_in_half_precision(world_size: int) -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 def test_gathered_frames_are_averaged_in_rank_order(spec: str, world_size: int) -> None:
     grads = gradients(world_size)
-    average = check_replicas(Loopback(spec, world_size).step({"w": grads})["w"])
+    loop = Loopback(config_of(spec, exchange="gather"), world_size)
+    average = check_replicas(loop.step({"w": grads})["w"])
     codec = get_codec(spec)
     decodes = [codec.decode(codec.encode(grad)).reshape(SHAPE) for grad in grads]
     total = np.zeros(SHAPE, np.float32)
