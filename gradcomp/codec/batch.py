@@ -14,7 +14,6 @@ from gradcomp.stopwatch import timed
 __all__ = ["decode_batch_add", "encode_batch", "launch_batch"]
 
 
-@timed("encode")
 def encode_batch(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
     """Encode all tensors of a bucket.
 

@@ -16,6 +16,7 @@ from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.items import ToDecode, ToEncode
 from gradcomp.codec.spec import Spec
+from gradcomp.stopwatch import timed
 
 __all__ = ["HOST", "Device", "DeviceArray", "Encoded", "device_of"]
 
@@ -76,6 +77,7 @@ class _Host:
     def zeros(self, numel: int) -> FloatArray:
         return np.zeros(numel, np.float32)
 
+    @timed("encode")
     def encode(self, tensors: Sequence[ToEncode]) -> Encoded:
         out, sizes = _core.encode_batch(tensors)
         return lambda: (out[: sum(sizes)], sizes)

@@ -8,8 +8,9 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
-from gradcomp.codec.batch import decode_batch_add, encode_batch, launch_batch
+from gradcomp.codec.batch import decode_batch_add, launch_batch
 from gradcomp.codec.codec import Codec
+from gradcomp.codec.devices import HOST
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.items import ToDecode, ToEncode
 from gradcomp.errors import WireError
@@ -92,7 +93,7 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
         gathers.append(gather)
         tensors.append(gather.to_encode(gather.memory.source(grad, key), key, step))
     launched = launch_batch(tensors)
-    data, _ = encode_batch(tensors) if launched is None else (yield Ready(name, launched))
+    data, _ = HOST.encode(tensors)() if launched is None else (yield Ready(name, launched))
     for gather, member in zip(gathers, members, strict=True):
         gather.memory.sent(member.key)
     replies: list[ByteArray] = yield AllGather(name, data, len(members))
