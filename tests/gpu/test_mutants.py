@@ -10,8 +10,10 @@ from gpu.processes import interpret
 MUTANTS = {
     "the later of ties is kept": (
         "feedback:topk(ratio=0.05)|raw32",
-        "(nth_same < ties)",
-        "(nth_same >= ties)",
+        # The first is left out, and one more is kept: as many, at places that exist.
+        "(nth_same < ties))\n    to = nth_more + tl.minimum(nth_same, ties)",
+        "(nth_same > 0) & (nth_same <= ties))\n"
+        "    to = nth_more + tl.minimum(tl.maximum(nth_same - 1, 0), ties)",
     ),
     "one tie less": (
         "feedback:topk(ratio=0.05)|raw32",

@@ -12,13 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from torch_compressors.gpu.bucket import current, divide, upload
+from torch_compressors.gpu.bucket import EXACT, current, divide, upload
 from torch_compressors.gpu.kernels import add as kernels
 
 __all__ = ["ToAdd", "ToAddHalf", "add_half", "add_kept"]
 
 BLOCK = 1024
-EXACT = {"enable_fp_fusion": False}
 
 
 class ToAdd(NamedTuple):

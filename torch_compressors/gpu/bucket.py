@@ -19,6 +19,7 @@ from torch_compressors.gpu.kernels import correct
 from torch_compressors.gpu.kernels import table as field
 
 __all__ = [
+    "EXACT",
     "Bucket",
     "Kept",
     "Mode",
@@ -32,6 +33,9 @@ __all__ = [
 ]
 
 Whole = npt.NDArray[np.int64]
+
+EXACT = {"enable_fp_fusion": False}
+"""Options of every launch: no arithmetic is contracted."""
 
 VECTOR_BYTES = 16
 """Widest access of a GPU. Pointers of all tensors at multiples of it make accesses as wide."""

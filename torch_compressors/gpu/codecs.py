@@ -19,6 +19,7 @@ import torch
 from gradcomp.adapter_api import Stage, parse
 from gradcomp.errors import SpecError
 from torch_compressors.gpu.bucket import (
+    EXACT,
     VECTOR_BYTES,
     Bucket,
     Kept,
@@ -34,9 +35,6 @@ from torch_compressors.gpu.kernels import table as field
 __all__ = ["Encoder", "encoder", "takes"]
 
 Params = Mapping[str, float | int | bool | str | list[float]]
-
-EXACT = {"enable_fp_fusion": False}
-"""Options of every launch: no arithmetic is contracted."""
 
 TILE = 2048
 CHUNK = 65536
@@ -445,8 +443,15 @@ class RandomK(Dense):
         return self.payloads
 
 
-VALUE_TYPES = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3, "sign": 4, "means": 5, "2bit": 6}
-"""Numbers of value types on the wire, which docs/wire-format.md gives."""
+VALUE_TYPES = {
+    "fp32": pack.FP32.value,
+    "fp16": pack.FP16.value,
+    "bf16": pack.BF16.value,
+    "int8": pack.INT8.value,
+    "sign": pack.SIGN.value,
+    "means": pack.MEANS.value,
+    "2bit": pack.BINS.value,
+}
 
 
 def bucket_size(params: Params) -> int:

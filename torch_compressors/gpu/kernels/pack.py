@@ -34,6 +34,7 @@ from torch_compressors.gpu.kernels.table import (
     whole,
 )
 
+# As on the wire, where docs/wire-format.md gives them.
 FP32 = tl.constexpr(0)
 FP16 = tl.constexpr(1)
 BF16 = tl.constexpr(2)
