@@ -10,7 +10,7 @@ from rich.table import Table
 
 from gradcomp.cli import show
 from gradcomp.cli.options import ConfigArgument, JsonOption, SetOption, load
-from gradcomp.tools.advice import advice
+from gradcomp.tools.profile_remarks import remarks_on
 from gradcomp.tools.model_shapes import MODELS, model_shapes
 from gradcomp.tools.profile_model import ModelProfile, profile_model
 from gradcomp.tools.synthetic import LATE_STEP
@@ -37,7 +37,7 @@ def profile(
     shapes = model_shapes(model)
     with show.progress(f"{model}, {workers} workers", None) as advance:
         result = profile_model(loaded, shapes, workers, steps, 1e6 * bandwidth, step, advance)
-    remarks = advice(result)
+    remarks = remarks_on(result)
     if as_json:
         show.output_json(asdict(result) | {"seconds": result.seconds, "advice": remarks})
         return

@@ -35,7 +35,7 @@ from gradcomp.runtime.profile_files import (
 )
 from gradcomp.runtime.profiled_engine import ProfiledEngine
 from gradcomp.runtime.stats import Stats
-from gradcomp.tools.advice import advice
+from gradcomp.tools.profile_remarks import remarks_on
 from gradcomp.tools.model_shapes import model_shapes
 from gradcomp.tools.profile_model import ModelProfile, RuleProfile, profile_model
 from support.gradients import one_stream
@@ -515,15 +515,15 @@ def modelled(wire: float, dense: float = 1.0, workers: int = 4, **phases: float)
         (modelled(1.5), "no fewer bytes pass the link", "^the wire takes 100%"),
     ],
 )
-def test_advice(result: ModelProfile, first: str, second: str) -> None:
-    remarks = advice(result)
+def test_remarks(result: ModelProfile, first: str, second: str) -> None:
+    remarks = remarks_on(result)
     assert len(remarks) == 2
     for remark, pattern in zip(remarks, (first, second), strict=True):
         assert re.search(pattern, remark), remark
 
 
 def test_one_worker_is_no_job() -> None:
-    assert "give --workers the size of the job" in advice(modelled(0.0, workers=1))[0]
+    assert "give --workers the size of the job" in remarks_on(modelled(0.0, workers=1))[0]
 
 
 def run(*arguments: str, code: int = 0) -> str:

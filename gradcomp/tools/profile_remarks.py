@@ -1,4 +1,4 @@
-"""Advice on a profile: whether compression pays, and the remedies for slow phases."""
+"""Remarks on a profile: whether compression pays, and the remedies for slow phases."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 
 from gradcomp.tools.profile_model import ModelProfile
 
-__all__ = ["advice"]
+__all__ = ["remarks_on"]
 
 LARGE_SHARE = 0.4
 """Share of a step from which a phase gets a remark."""
 
 
-def advice(result: ModelProfile) -> list[str]:
+def remarks_on(result: ModelProfile) -> list[str]:
     """Sentences on what to change, the most important first."""
     return [*_worth_it(result), *(text for _, text in sorted(_bounds(result), reverse=True))]
 
