@@ -10,9 +10,9 @@ from rich.table import Table
 
 from gradcomp.cli import show
 from gradcomp.cli.options import ConfigArgument, JsonOption, SetOption, load
-from gradcomp.tools.profile_remarks import remarks_on
 from gradcomp.tools.model_shapes import MODELS, model_shapes
 from gradcomp.tools.profile_model import ModelProfile, profile_model
+from gradcomp.tools.profile_remarks import remarks_on
 from gradcomp.tools.synthetic import LATE_STEP
 
 __all__ = ["profile"]

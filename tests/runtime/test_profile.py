@@ -35,9 +35,9 @@ from gradcomp.runtime.profile_files import (
 )
 from gradcomp.runtime.profiled_engine import ProfiledEngine
 from gradcomp.runtime.stats import Stats
-from gradcomp.tools.profile_remarks import remarks_on
 from gradcomp.tools.model_shapes import model_shapes
 from gradcomp.tools.profile_model import ModelProfile, RuleProfile, profile_model
+from gradcomp.tools.profile_remarks import remarks_on
 from support.gradients import one_stream
 
 SHAPES = {"first": (64, 96), "second": (96, 64), "bias": (64,)}
