@@ -18,6 +18,8 @@ from types import MappingProxyType
 from typing import Any
 
 LIMIT = 180.0
+# A survivor may wait so long for a rank that is dead: less than those who watch the job.
+GLOO_TIMEOUT = "100"
 # Stock horovodrun imports TensorFlow to find out whether Horovod has Gloo: seconds in each job.
 HOROVODRUN = """import sys
 from horovod.runner import launch
@@ -66,9 +68,10 @@ class ElasticJob:
         # Without an interface horovodrun waits for a second machine.
         elastic += ["--network-interface", "lo", "--blacklist-cooldown-range", "1", "2"]
         elastic += ["--host-discovery-script", str(discover)]
+        fixed = {"PYTHONHASHSEED": "0", "HOROVOD_GLOO_TIMEOUT_SECONDS": GLOO_TIMEOUT}
         self._process = subprocess.Popen(
             [*launcher, *elastic, sys.executable, *command, str(self.rows_folder)],
-            env=_with_this_module({**os.environ, **environment, "PYTHONHASHSEED": "0"}),
+            env=_with_this_module({**os.environ, **environment, **fixed}),
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -147,6 +150,13 @@ def _with_this_module(environment: dict[str, str]) -> dict[str, str]:
     """Variables with which workers find `log_row`."""
     paths = [str(Path(__file__).resolve().parent), environment.get("PYTHONPATH", "")]
     return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def end_after(last: Path, step: int) -> None:
+    """Write the number of the last step, which workers read at any time."""
+    new = last.with_suffix(".new")
+    new.write_text(str(step))
+    new.replace(last)
 
 
 def log_row(folder: Path, parameters: bytes, **facts: Any) -> None:

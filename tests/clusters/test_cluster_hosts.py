@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from containers import DIGITS, END_LIMIT, HOSTS, ROOT, job, run
+from containers import DIGITS, END_LIMIT, HOSTS, LIMIT, ROOT, Running, job, run
+
+from elastic_job import end_after, rows_in
+from elastic_laws import check_replicas, complete, lives_of, sizes_of
 
 TOP_K = ["--compression", "residual|topk(ratio=0.01)"]
 SHORT = ["--set", "train.epochs=2"]
@@ -64,6 +67,61 @@ def test_two_levels_of_horovod(tmp_path: Path) -> None:
     summary = run([*HOSTS, "a", "b", "--", *command], tmp_path).summary()
     assert len(summary["parameters_sha256"]) == 4
     assert len(set(summary["parameters_sha256"])) == 1
+
+
+def test_elastic_job_loses_a_host(tmp_path: Path) -> None:
+    """A new host joins, and another one dies: an unedited script goes on with those that are left."""
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    rows.chmod(0o777)
+    (tmp_path / "last").write_text("1000000")
+    discover = tmp_path / "discover"
+    discover.write_text("#!/bin/sh\ncat /job/hosts\n")
+    discover.chmod(0o755)
+    (tmp_path / "hosts").write_text("a:1\nb:1\n")
+    volumes = ["--volume", f"{tmp_path}:/job", "--volume", f"{ROOT}/benchmarks:/benchmarks:ro"]
+    variables = ["env", "PYTHONHASHSEED=0", "PYTHONPATH=/benchmarks"]
+    horovodrun = ["horovodrun", "--gloo", "-np", "2", "--min-np", "2", "--max-np", "4"]
+    horovodrun += ["--network-interface", "eth0", "--host-discovery-script", "/job/discover"]
+    script = [
+        "python",
+        "-m",
+        "horovod_compressors.run",
+        *TOP_K,
+        "/scripts/stock_elastic_example.py",
+    ]
+    command = [*variables, *horovodrun, *script, "/job/rows"]
+    hosts = [*HOSTS, "--elastic", *SCRIPTS, *volumes, "a", "b", "c", "--", *command]
+    with job(hosts, tmp_path) as running:
+        steps_of(running, rows, 2)
+        (tmp_path / "hosts").write_text("a:1\nb:1\nc:1\n")
+        steps_of(running, rows, 3)
+        running.kill("b")
+        end_after(tmp_path / "last", steps_of(running, rows, 2) + 5)
+        ended = running.end()
+    assert ended.code == 0, ended.output
+    assert (
+        "hosts: host b was killed by signal 9 (SIGKILL); the job goes on without it" in ended.output
+    )
+    lives = lives_of(rows_in(rows))
+    assert sizes_of(lives) == [2, 3, 2]
+    check_replicas(lives)
+    for life in lives:
+        for step in complete(life).values():
+            assert 0 < step[0]["sent"] <= 0.01 * step[0]["size"] + 1e-3
+
+
+def steps_of(running: Running, rows: Path, size: int) -> int:
+    """Wait for more steps of so many ranks; returns the last one."""
+    began = time.time()
+    deadline = time.monotonic() + LIMIT
+    while True:
+        steps = {r["step"] for r in rows_in(rows) if r["time"] > began and r["size"] == size}
+        if len(steps) >= 5:
+            return int(max(steps))
+        assert running.process.poll() is None, running.output
+        assert time.monotonic() < deadline, f"no steps of {size} ranks:\n{running.output}"
+        time.sleep(0.5)
 
 
 def torchrun_on_two_hosts(folder: Path, name: str, *options: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elastic_job import ElasticJob
+from elastic_job import ElasticJob, end_after
 from elastic_laws import Life, check_replicas, check_resets, check_steps, lives_of, sizes_of
 
 
@@ -48,10 +48,3 @@ def rank_0_dies(job: ElasticJob, last: Path) -> list[Life]:
     end_after(last, row["step"] + 5)
     job.end()
     return lives_of(job.rows())
-
-
-def end_after(last: Path, step: int) -> None:
-    """Write the number of the last step, which workers read at any time."""
-    new = last.with_suffix(".new")
-    new.write_text(str(step))
-    new.replace(last)
