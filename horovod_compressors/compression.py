@@ -339,7 +339,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
         own = agreement_line(self.config, shapes, problem, self._compared_options())
         lines = self.gather(own.encode())
         check_agreement([line.decode(errors="replace") for line in lines])
-        if self._elastic:
+        if self._elastic and self.pipeline.world_size > 1:
             self._share(shapes)
         sets = group_sets(self.HOROVOD, self.process_set, self.pipeline.ranks_per_node)
         driver = Driver(self._engine(prefix, sets))
