@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from e2e.contenders import chosen
-from e2e.report import bookkeeping, draw, groups, machines, overheads, peers, table
+from e2e.report import bookkeeping, draw, groups, machines, overheads, peers, stages, table
 from e2e.sweep import Cell, Results, Sweep
 from gradcomp.tools.model_shapes import MODELS, model_shapes
 from netlab import ENGINES, JobError, Lab, LabError
@@ -66,6 +66,7 @@ def parse() -> argparse.Namespace:
         help="steps before these, at least 3 where gradients are compressed; default: %(default)s",
     )
     parser.add_argument("--output", type=Path, default=Path("runs/e2e"), help="default: runs/e2e")
+    parser.add_argument("--profile", action="store_true", help="our steps by phase, too")
     parser.add_argument("--simulate", action="store_true", help="no hosts, computed times")
     parser.add_argument("--quick", action="store_true", help="a minute, with two ranks")
     arguments = parser.parse_args()
@@ -108,7 +109,12 @@ def main() -> int:
     # That traffic does not belong to the contenders.
     environment = {"HOROVOD_CYCLE_TIME": "50"} if arguments.quick else {}
     sweep = Sweep(
-        contenders, arguments.output / "logs", arguments.steps, arguments.warmup, environment
+        contenders,
+        arguments.output / "logs",
+        arguments.steps,
+        arguments.warmup,
+        environment,
+        arguments.profile,
     )
     measured = []
     try:
@@ -134,7 +140,7 @@ def main() -> int:
         if any(row.get("simulated") for row in rows):
             title += ", SIMULATED"
         draw(rows, title, arguments.output / f"{name}.png")
-        parts = [title, machines(rows), table(rows), peers(rows), overheads(rows)]
+        parts = [title, machines(rows), table(rows), peers(rows), overheads(rows), stages(rows)]
         text = "\n\n".join(part for part in parts if part)
         (arguments.output / f"{name}.md").write_text(f"{text}\n", encoding="utf-8")
     if not arguments.quick:

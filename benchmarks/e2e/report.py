@@ -13,13 +13,15 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from e2e.contenders import BASELINES, CONTENDERS, FP16, Contender, alone
+from gradcomp.stopwatch import PHASES
 from netlab import bits_per_second
 
-__all__ = ["bookkeeping", "draw", "groups", "machines", "overheads", "peers", "table"]
+__all__ = ["bookkeeping", "draw", "groups", "machines", "overheads", "peers", "stages", "table"]
 
 Row = dict[str, Any]
 
 BYTES_TOLERANCE = 0.05
+NAMED = [phase for phase in PHASES if phase != "error"]  # nobody compares averages here
 
 
 def groups(rows: Sequence[Row]) -> dict[tuple[str, float, int], list[Row]]:
@@ -135,6 +137,33 @@ def overheads(rows: Sequence[Row]) -> str:
         return ""
     head = "| | link | step, ms | nothing sent, ms | wire, ms | the rest, ms | of fp16's step |"
     return "\n".join([head, "|---|---|---:|---:|---:|---:|---:|", *lines])
+
+
+def stages(rows: Sequence[Row]) -> str:
+    """Markdown: where the time of a step goes, for contenders with a profile; empty if none.
+
+    The rest is the step less its named parts: the engine, its optimizer, and waiting in it. The wire is
+    the link's time for the bytes, hidden or not; it is no further part.
+    """
+    lines = []
+    for rate in _rates(rows):
+        for one in _present(rows):
+            row = _of(rows, one.name, rate)
+            if row is None or "phases" not in row:
+                continue
+            idle = _of(_beside(rows, row), alone(one.engine), rate)
+            if idle is None:
+                continue
+            parts = [idle["median_seconds"], *(row["phases"][name] for name in NAMED)]
+            step = row["median_seconds"]
+            wire = 8 * row["interface_bytes"] / row["measured_bits_per_second"]
+            numbers = " | ".join(f"{1e3 * s:.0f}" for s in (step, *parts, step - sum(parts), wire))
+            lines.append(f"| {one.name} | {rate} | {numbers} |")
+    if not lines:
+        return ""
+    names = ["step", "nothing sent", *NAMED, "rest", "wire"]
+    head = f"| ms | link | {' | '.join(names)} |"
+    return "\n".join([head, "|---|---|" + "---:|" * len(names), *lines])
 
 
 def peers(rows: Sequence[Row]) -> str:

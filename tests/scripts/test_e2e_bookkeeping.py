@@ -11,7 +11,7 @@ import pytest
 
 from e2e.contenders import CONTENDERS, Contender, chosen
 from e2e.machine import machine
-from e2e.report import bookkeeping, draw, groups, machines, overheads, peers, table
+from e2e.report import bookkeeping, draw, groups, machines, overheads, peers, stages, table
 from e2e.simulated import simulate
 from e2e.sweep import Results
 from netlab import Lab, LabError, bits_per_second
@@ -78,6 +78,23 @@ def test_overheads_are_what_neither_the_model_nor_the_link_takes() -> None:
         "| DDP with our top-k 0.1% | 100mbit | 450 | 200 | 100 | 150 | 15% |"
     ]
     assert overheads(rows[2:]) == ""
+
+
+def test_stages_add_up_to_the_step() -> None:
+    phases = {"compensate": 0.01, "encode": 0.04, "wait": 0.05, "decode": 0.02, "copy": 0.03}
+    profiled = {"measured_bits_per_second": 8e7, "phases": {**phases, "error": 0.0}}
+    rows = [
+        row("DDP alone", "100mbit", 0.2),
+        row("DDP with our top-k 0.1%", "100mbit", 0.45, **profiled),
+        row("top-k 0.1%", "100mbit", 0.45, **profiled),  # nobody knows its engine's step
+    ]
+    head, _, *found = stages(rows).splitlines()
+    assert found == [
+        "| DDP with our top-k 0.1% | 100mbit | 450 | 200 | 10 | 40 | 50 | 20 | 30 | 100 | 100 |"
+    ]
+    names = "step | nothing sent | compensate | encode | wait | decode | copy | rest | wire"
+    assert head == f"| ms | link | {names} |"
+    assert stages(rows[:1]) == ""
 
 
 def test_contenders_stand_beside_the_same_algorithm() -> None:
