@@ -64,6 +64,7 @@ def label_points(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:
             axes.transData.inverted().transform(place),
             xytext=(0, 0),
             textcoords="offset pixels",
+            verticalalignment="bottom",  # the box's own, not that of letters without a descender
             fontsize=8,
             linespacing=1.1,
             arrowprops={"arrowstyle": "-", "color": "#888888", "linewidth": 0.6, "shrinkB": 3},

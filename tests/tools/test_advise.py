@@ -232,6 +232,8 @@ def test_accuracy_is_that_of_the_results() -> None:
 def test_accuracy_by_the_parameters_named() -> None:
     assert accuracy_text("fp16") == "3 of 3"
     assert accuracy_text("powersgd(rank=2,variant=library)") == "3 of 3"
+    assert accuracy_text("dgc(ratio=0.001,warmup_epochs=0)") == "3 of 4"
+    assert accuracy_text("residual|polar(rate=0.0625)") == "1 of 1"
     assert accuracy_text("powersgd(rank=3)") == "-"
     assert accuracy_text("residual|topk(ratio=0.02)") == "-"
 

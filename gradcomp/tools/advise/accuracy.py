@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from gradcomp.codec.spec import Spec, parse
+from gradcomp.tools.synthetic import LATE_STEP
 
 __all__ = ["Comparison", "accuracy_text", "comparisons"]
 
@@ -62,7 +63,12 @@ def _all() -> tuple[Comparison, ...]:
 
 def comparisons(spec: str) -> list[Comparison]:
     """The comparisons of a spec. Warm-ups and variants, which accuracy.csv does not name, may differ."""
-    return [one for one in _all() if _fits(parse(one.spec), one.spec, parse(spec))]
+    asked = _after_warm_up(spec)
+    return [one for one in _all() if _fits(_after_warm_up(one.spec), one.spec, asked)]
+
+
+def _after_warm_up(spec: str) -> Spec:
+    return parse(spec).at(LATE_STEP, LATE_STEP)
 
 
 def _fits(known: Spec, text: str, asked: Spec) -> bool:
