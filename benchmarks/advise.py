@@ -31,11 +31,12 @@ from e2e.sweep import Cell, Results, Sweep
 from gradcomp.tools.advise.cache import SpeedCache
 from gradcomp.tools.advise.calibrate import STAGES
 from gradcomp.tools.advise.links import engine_here, measure_links, open_links
-from gradcomp.tools.advise.predict import UNCOMPRESSED, Job, Prediction, predict
+from gradcomp.tools.advise.predict import UNCOMPRESSED, Job, predict
 from gradcomp.tools.advise.rank import Candidate, calibrate, copy_byte, to_calibrate
-from gradcomp.tools.advise.wire import ENGINES, EngineCosts, KindCost, Link
+from gradcomp.tools.advise.wire import ENGINES, EngineCosts, KindCost
 from gradcomp.tools.model_shapes import MODELS, model_shapes
 from gradcomp.tools.plotting import new_figure
+from gradcomp.tools.step_model import Link, StepTime
 from netlab import JobError, Lab, LabError, bits_per_second, run
 
 Row = dict[str, Any]
@@ -99,7 +100,7 @@ def measure_as_rank(path: Path) -> None:
     job.close()
 
 
-def prediction(row: Row, alone: float, costs: EngineCosts, cache: SpeedCache) -> Prediction:
+def prediction(row: Row, alone: float, costs: EngineCosts, cache: SpeedCache) -> StepTime:
     """The prediction for a measured row."""
     spec, exchange = row["contender"].split(" ")[1:]
     ranks = row["ranks"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -13,6 +13,7 @@ from gradcomp.cli.options import ConfigArgument, JsonOption, SetOption, load
 from gradcomp.tools.model_shapes import MODELS, model_shapes
 from gradcomp.tools.profile_model import ModelProfile, profile_model
 from gradcomp.tools.profile_remarks import remarks_on
+from gradcomp.tools.step_model import Link
 from gradcomp.tools.synthetic import LATE_STEP
 
 __all__ = ["profile"]
@@ -36,10 +37,11 @@ def profile(
     loaded = load(config, overrides)
     shapes = model_shapes(model)
     with show.progress(f"{model}, {workers} workers", None) as advance:
-        result = profile_model(loaded, shapes, workers, steps, 1e6 * bandwidth, step, advance)
+        link = Link(1e6 * bandwidth)
+        result = profile_model(loaded, shapes, workers, steps, link, step, advance)
     remarks = remarks_on(result)
     if as_json:
-        show.output_json(asdict(result) | {"seconds": result.seconds, "advice": remarks})
+        show.output_json(_json(result) | {"advice": remarks})
         return
     sent = sum(result.sent_bytes.values())
     show.output(
@@ -59,11 +61,29 @@ def profile(
     )
 
 
+def _json(result: ModelProfile) -> dict[str, Any]:
+    return {
+        "workers": result.workers,
+        "steps": result.steps,
+        "threads": result.threads,
+        "bits_per_second": result.link.bits_per_second,
+        "phases": result.phases,
+        "wire_seconds": result.step.stages["wire"],
+        "dense_seconds": result.uncompressed.seconds,
+        "seconds": result.step.seconds,
+        "sent_bytes": result.sent_bytes,
+        "dense_bytes": result.dense_bytes,
+        "requests": result.requests,
+        "rules": [asdict(row) for row in result.rules],
+    }
+
+
 def _phases_table(result: ModelProfile) -> Table:
     table = show.table("phase", "ms", "share", numbers=2)
-    for phase, seconds in result.parts.items():
-        table.add_row(phase, f"{1e3 * seconds:.3f}", f"{seconds / result.seconds:.1%}")
-    table.add_row("all", f"{1e3 * result.seconds:.3f}", "100.0%")
+    whole = result.step.seconds
+    for stage, seconds in result.step.stages.items():
+        table.add_row(stage, f"{1e3 * seconds:.3f}", f"{seconds / whole:.1%}")
+    table.add_row("all", f"{1e3 * whole:.3f}", "100.0%")
     return table
 
 

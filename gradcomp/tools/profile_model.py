@@ -16,6 +16,7 @@ from gradcomp.errors import GradcompError
 from gradcomp.exchange.link import dense_link_bytes
 from gradcomp.runtime.loopback import Loopback
 from gradcomp.stopwatch import Phase
+from gradcomp.tools.step_model import Link, StepTime
 from gradcomp.tools.synthetic import LATE_STEP, synthetic_gradients
 
 __all__ = ["ModelProfile", "RuleProfile", "profile_model"]
@@ -51,10 +52,9 @@ class ModelProfile:
         workers: number of ranks that average together.
         steps: number of steps measured.
         threads: threads of this process.
-        bits_per_second: assumed speed of each rank's link.
-        phases: measured seconds, by phase.
-        wire_seconds: time of the bytes sent on the link, without latency.
-        dense_seconds: time of uncompressed gradients on the link.
+        link: of each rank, assumed; without latency.
+        step: its stages are the measured phases and the wire, one after the other.
+        uncompressed: the same of uncompressed gradients, which take the wire's time alone.
         sent_bytes: bytes that a rank hands to the collectives, by kind of request.
         dense_bytes: bytes of a rank's gradients.
         requests: number of requests of a rank.
@@ -64,29 +64,23 @@ class ModelProfile:
     workers: int
     steps: int
     threads: int
-    bits_per_second: float
-    phases: dict[Phase, float]
-    wire_seconds: float
-    dense_seconds: float
+    link: Link
+    step: StepTime
+    uncompressed: StepTime
     sent_bytes: dict[str, float]
     dense_bytes: int
     requests: float
     rules: tuple[RuleProfile, ...]
 
     @property
-    def parts(self) -> dict[str, float]:
-        """Seconds of each phase and of the wire."""
-        return {str(phase): one for phase, one in self.phases.items()} | {"wire": self.wire_seconds}
+    def phases(self) -> dict[Phase, float]:
+        """Measured seconds, by phase."""
+        return {phase: self.step.stages[phase] for phase in COMPUTED}
 
     @property
     def computed_seconds(self) -> float:
         """Sum of the measured phases."""
         return sum(self.phases.values())
-
-    @property
-    def seconds(self) -> float:
-        """Time of the step, if nothing overlaps."""
-        return self.computed_seconds + self.wire_seconds
 
 
 def profile_model(
@@ -94,7 +88,7 @@ def profile_model(
     shapes: Mapping[str, tuple[int, ...]],
     workers: int,
     steps: int,
-    bits_per_second: float,
+    link: Link,
     first_step: int = LATE_STEP,
     tick: Callable[[], None] = lambda: None,
 ) -> ModelProfile:
@@ -104,7 +98,7 @@ def profile_model(
     Unlike in a job, no bucket has tensors of two rules.
 
     Args:
-        bits_per_second: speed of each rank's link.
+        link: of each rank; its latency is ignored.
         first_step: step and epoch of training before the measurement, for schedules.
         tick: called after each bucket of each step.
 
@@ -118,8 +112,8 @@ def profile_model(
     ):
         if value < least:
             raise GradcompError(f"{name} is {value}; it must be at least {least}")
-    if not 0 < bits_per_second < math.inf:
-        raise GradcompError(f"the bandwidth is {bits_per_second:g} bit/s; it must be above 0")
+    if math.isinf(link.bits_per_second):
+        raise GradcompError("the bandwidth is infinite; give the rate of a rank's link")
     loop = Loopback(config, workers)
     loop.begin_at(first_step, shapes)
     of_rules: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -127,7 +121,7 @@ def profile_model(
         of_rules.setdefault(config.resolve(name, shape).rule, {})[name] = shape
     first = loop.ranks[0]
     buckets = [one for some in of_rules.values() for one in first.buckets(first.resolve_all(some))]
-    totals, link = [], 0.0
+    totals, link_bytes = [], 0.0
     for step in range(steps + 1):
         before, profile = loop.stats[0].link_bytes, loop.stats[0].start_profile()
         rng = np.random.default_rng([config.seed, step])
@@ -137,12 +131,11 @@ def profile_model(
             loop.step({name: grads[name] for name in reversed(bucket)})
             tick()
         totals.append(profile.total)
-        link += (loop.stats[0].link_bytes - before) / steps if step else 0.0
+        link_bytes += (loop.stats[0].link_bytes - before) / steps if step else 0.0
     del totals[0]
     sent: Counter[str] = sum((total.sent_bytes for total in totals), Counter())
     sent_bytes = {kind: nbytes / steps for kind, nbytes in sent.items()}
     dense_bytes = 4 * sum(math.prod(shape) for shape in shapes.values())
-    speed = bits_per_second / 8
     seconds = {
         first: {
             phase: statistics.median(total.tensors[first].get(phase, 0.0) for total in totals)
@@ -150,14 +143,14 @@ def profile_model(
         }
         for first, *_ in buckets
     }
+    work = {str(phase): sum(one[phase] for one in seconds.values()) for phase in COMPUTED}
     return ModelProfile(
         workers=workers,
         steps=steps,
         threads=_core.thread_count(),
-        bits_per_second=bits_per_second,
-        phases={phase: sum(one[phase] for one in seconds.values()) for phase in COMPUTED},
-        wire_seconds=link / speed,
-        dense_seconds=dense_link_bytes(dense_bytes, workers) / speed,
+        link=link,
+        step=StepTime.in_turn(work, link, link_bytes),
+        uncompressed=StepTime.in_turn({}, link, dense_link_bytes(dense_bytes, workers)),
         sent_bytes=sent_bytes,
         dense_bytes=dense_bytes,
         requests=sum(total.requests for total in totals) / steps,

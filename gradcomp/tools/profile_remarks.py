@@ -20,28 +20,29 @@ def remarks_on(result: ModelProfile) -> list[str]:
 def _worth_it(result: ModelProfile) -> list[str]:
     if result.workers == 1:
         return ["one worker sends nothing: give --workers the size of the job"]
-    own, dense = result.seconds, result.dense_seconds
-    saved = (dense - result.wire_seconds) * result.bits_per_second
+    own, dense = result.step, result.uncompressed
+    saved = 8 * (dense.link_bytes - own.link_bytes)
     if saved <= 0:
         return [
             "no fewer bytes pass the link than uncompressed: another spec, or compress.exchange: "
             "sra, whose volume does not grow with the ranks"
         ]
     limit = f"it pays on links below {_rate_text(saved / result.computed_seconds)}"
-    uncompressed = f"{1e3 * dense:.1f} ms of no compression"
-    if own >= dense:
+    uncompressed = f"{1e3 * dense.seconds:.1f} ms of no compression"
+    gain = own.times_as_fast_as(dense)
+    if gain <= 1:
         return [
             f"slower than the {uncompressed} on this link; {limit}: fp16, or compress.policy: "
             "auto, which measures both"
         ]
-    return [f"{dense / own:.1f} times as fast as the {uncompressed} on this link; {limit}"]
+    return [f"{gain:.1f} times as fast as the {uncompressed} on this link; {limit}"]
 
 
 def _bounds(result: ModelProfile) -> list[tuple[float, str]]:
     """Remarks on phases with a large share of the step, each with the share."""
     remarks = []
-    for phase, seconds in result.parts.items():
-        share = seconds / result.seconds
+    for phase, seconds in result.step.stages.items():
+        share = seconds / result.step.seconds
         if share >= LARGE_SHARE:
             what = f"{_PHASE_TEXTS[phase]} takes {share:.0%} of the step"
             remarks.append((share, f"{what}: {'; '.join(_remedies(phase, result))}"))

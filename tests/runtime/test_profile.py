@@ -38,6 +38,7 @@ from gradcomp.runtime.stats import Stats
 from gradcomp.tools.model_shapes import model_shapes
 from gradcomp.tools.profile_model import ModelProfile, RuleProfile, profile_model
 from gradcomp.tools.profile_remarks import remarks_on
+from gradcomp.tools.step_model import Link, StepTime
 from support.gradients import one_stream
 
 SHAPES = {"first": (64, 96), "second": (96, 64), "bias": (64,)}
@@ -455,12 +456,12 @@ def test_bad_sections(section: Any, message: str) -> None:
 def test_a_model_is_profiled() -> None:
     shapes = model_shapes("digits-cnn")
     config = config_of("dgc(ratio=0.01,warmup_epochs=5)")
-    result = profile_model(config, shapes, 2, 2, 1e9)
+    result = profile_model(config, shapes, 2, 2, Link(1e9))
     numel = sum(math.prod(shape) for shape in shapes.values())
     assert result.dense_bytes == 4 * numel
     # After the warm-up, of which the first epoch sends a quarter.
     assert sum(result.sent_bytes.values()) < 4 * numel / 10
-    early = profile_model(config, shapes, 2, 1, 1e9, first_step=0)
+    early = profile_model(config, shapes, 2, 1, Link(1e9), first_step=0)
     assert sum(early.sent_bytes.values()) > 4 * numel / 4
     assert sum(row.tensors for row in result.rules) == len(shapes)
     assert {row.rule for row in result.rules} == {
@@ -470,23 +471,23 @@ def test_a_model_is_profiled() -> None:
     }
     of_rules = sum(row.seconds for row in result.rules)
     np.testing.assert_allclose(of_rules, result.computed_seconds)
-    np.testing.assert_allclose(sum(result.parts.values()), result.seconds)
+    np.testing.assert_allclose(sum(result.step.stages.values()), result.step.seconds)
     wire = 8 * sum(result.sent_bytes.values()) / 1e9  # all of it, with two ranks
-    np.testing.assert_allclose(result.wire_seconds, wire)
+    np.testing.assert_allclose(result.step.stages["wire"], wire)
 
 
 def modelled(wire: float, dense: float = 1.0, workers: int = 4, **phases: float) -> ModelProfile:
     parts = {
         phase: phases.get(phase, 0.001) for phase in ("compensate", "encode", "decode", "copy")
     }
+    link = Link(1e9)
     return ModelProfile(
         workers=workers,
         steps=3,
         threads=1,
-        bits_per_second=1e9,
-        phases=parts,
-        wire_seconds=wire,
-        dense_seconds=dense,
+        link=link,
+        step=StepTime.in_turn(parts, link, wire * 1e9 / 8),
+        uncompressed=StepTime.in_turn({}, link, dense * 1e9 / 8),
         sent_bytes={"allgather": 1e6},
         dense_bytes=10**8,
         requests=126,
@@ -561,6 +562,7 @@ def test_command_in_json() -> None:
         (("--steps", "0"), "steps is 0; it must be at least 1"),
         (("--step", "-1"), "step is -1; it must be at least 0"),
         (("--bandwidth", "0"), "the bandwidth is 0 bit/s; it must be above 0"),
+        (("--bandwidth", "inf"), "the bandwidth is infinite; give the rate of a rank's link"),
         (("--model", "alexnet"), "expected one of"),
     ],
 )

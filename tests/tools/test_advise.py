@@ -25,8 +25,9 @@ from gradcomp.tools.advise.calibrate import RequestLaw, Speeds, config_of, measu
 from gradcomp.tools.advise.laws import Features, Law, Point, fit_law
 from gradcomp.tools.advise.predict import UNCOMPRESSED, Job, predict
 from gradcomp.tools.advise.rank import candidates
-from gradcomp.tools.advise.wire import ENGINES, Link
+from gradcomp.tools.advise.wire import ENGINES
 from gradcomp.tools.model_shapes import model_shapes
+from gradcomp.tools.step_model import Link
 from gradcomp.tools.synthetic import LATE_STEP, synthetic_gradients
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,7 +17,8 @@ from gradcomp.exchange.engine import Engine, JobLinks
 from gradcomp.exchange.link import link_bytes
 from gradcomp.exchange.rounds import AllGather, AllReduce, AllToAll, Request
 from gradcomp.tools.advise.calibrate import request_kind
-from gradcomp.tools.advise.wire import ENGINES, EngineCosts, KindCost, Link
+from gradcomp.tools.advise.wire import ENGINES, EngineCosts, KindCost
+from gradcomp.tools.step_model import Link
 
 __all__ = ["MeasuredLinks", "engine_here", "measure_links", "open_links"]
 

@@ -11,10 +11,11 @@ from gradcomp.exchange.select import pattern_between_nodes
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.tools.advise.calibrate import STAGES, Speeds, config_of
 from gradcomp.tools.advise.laws import Features
-from gradcomp.tools.advise.wire import EngineCosts, Link, Wire
+from gradcomp.tools.advise.wire import EngineCosts, Wire
+from gradcomp.tools.step_model import Link, StepTime
 from gradcomp.tools.synthetic import LATE_STEP
 
-__all__ = ["UNCOMPRESSED", "Job", "Prediction", "predict"]
+__all__ = ["UNCOMPRESSED", "Job", "predict"]
 
 UNCOMPRESSED = "identity"
 """The spec of "do not compress": the engine alone, without gradcomp."""
@@ -82,30 +83,7 @@ class Job:
         return max(1.0, 1.0 / self.cores)
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """A predicted step.
-
-    Attributes:
-        seconds: of the step.
-        stages: seconds of each stage: "model", "encode", "decode", "copy" (with Python), "engine"
-            (its own work that the link does not hide), "wire" and "latency".
-        link_bytes: bytes that pass the link of a rank's node, in the direction with more.
-    """
-
-    seconds: float
-    stages: dict[str, float]
-    link_bytes: float
-
-    @property
-    def hidden(self) -> float:
-        """Seconds of stages at the same time as others."""
-        return sum(self.stages.values()) - self.seconds
-
-
-def predict(
-    job: Job, spec: str, exchange: str = "auto", speeds: Speeds | None = None
-) -> Prediction:
+def predict(job: Job, spec: str, exchange: str = "auto", speeds: Speeds | None = None) -> StepTime:
     """The step under a spec and an exchange, after all warm-ups.
 
     Args:
@@ -138,7 +116,7 @@ class _Timeline:
     now: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)
 
-    def run(self) -> Prediction:
+    def run(self) -> StepTime:
         """Predict."""
         job = self.job
         self.stages = dict.fromkeys(("model", *STAGES), 0.0)
@@ -176,7 +154,7 @@ class _Timeline:
             "wire": served.wire,
             "latency": served.latency,
         }
-        return Prediction(self.now, stages, served.nbytes)
+        return StepTime(self.now, stages, served.nbytes)
 
     def _spend(self, stage: str, seconds: float) -> None:
         self.now += seconds

@@ -13,8 +13,9 @@ from gradcomp.exchange.select import EXCHANGES, FLAT_EXCHANGES, exchange_pattern
 from gradcomp.tools.advise.accuracy import accuracy_text
 from gradcomp.tools.advise.cache import SpeedCache
 from gradcomp.tools.advise.calibrate import measure_speeds, seconds_of_copy
-from gradcomp.tools.advise.predict import UNCOMPRESSED, Job, Prediction, predict
+from gradcomp.tools.advise.predict import UNCOMPRESSED, Job, predict
 from gradcomp.tools.bench import relative_error
+from gradcomp.tools.step_model import StepTime
 
 __all__ = [
     "SPECS",
@@ -77,7 +78,7 @@ class Advice:
     """
 
     candidate: Candidate
-    prediction: Prediction
+    prediction: StepTime
     speedup: float
     error: str
     accuracy: str
@@ -146,12 +147,12 @@ def advise(job: Job, found: Sequence[Candidate], cache: SpeedCache) -> list[Advi
 
     Every speed must be in the cache; see `calibrate`.
     """
-    alone = predict(job, UNCOMPRESSED).seconds
+    alone = predict(job, UNCOMPRESSED)
     result = []
     for one in found:
         speeds = cache.speeds(one.spec, one.exchange) if one.compresses else None
         prediction = predict(job, one.spec, one.exchange, speeds)
-        speedup = alone / prediction.seconds if prediction.seconds else 1.0
+        speedup = prediction.times_as_fast_as(alone)
         error = error_class(parse(one.spec))
         result.append(Advice(one, prediction, speedup, error, accuracy_text(one.spec)))
     return sorted(result, key=lambda one: (one.prediction.seconds, one.candidate.compresses))

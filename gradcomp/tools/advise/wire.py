@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from gradcomp.errors import GradcompError
 from gradcomp.exchange.link import link_bytes, link_turns
+from gradcomp.tools.step_model import Link
 
-__all__ = ["ENGINES", "EngineCosts", "KindCost", "Link", "Wire"]
+__all__ = ["ENGINES", "EngineCosts", "KindCost", "Wire"]
 
 
 @dataclass(frozen=True)
@@ -101,31 +100,6 @@ ENGINES: dict[str, EngineCosts] = {
 docs/results/e2e; ``gradcomp advise --measure`` finds those of a job. torch is DDP."""
 
 
-@dataclass(frozen=True)
-class Link:
-    """The link of each node.
-
-    Attributes:
-        bits_per_second: in each direction; `math.inf` for a link that takes no time.
-        latency: seconds of a message without bytes, one way.
-    """
-
-    bits_per_second: float
-    latency: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.bits_per_second > 0:
-            raise GradcompError(
-                f"the bandwidth is {self.bits_per_second:g} bit/s; it must be above 0: give the "
-                "rate of a node's link, such as --bandwidth 1000 for 1 Gbit/s"
-            )
-        if not 0 <= self.latency < math.inf:
-            raise GradcompError(
-                f"the latency is {self.latency:g} s; it must be at least 0 and finite: `ping` shows "
-                "twice of it"
-            )
-
-
 @dataclass
 class Served:
     """Seconds that requests have taken, by stage."""
@@ -211,7 +185,7 @@ class Wire:
             outside = one.ranks - self.ranks_per_node
             nbytes *= self.ranks_per_node * outside / (one.ranks - 1)
         latency = 0.0 if inside else link_turns(kind, one.ranks) * self.link.latency
-        wire = 8 * nbytes / self.link.bits_per_second
+        wire = self.link.seconds(nbytes)
         before = cost.request + cost.before_byte * handed_bytes
         beside = cost.beside_byte * handed_bytes
         served = self.served
