@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -34,6 +35,8 @@ from gradcomp.runtime.stats import Stats
 from gradcomp.runtime.step_check import ParametersAt, check_step, step_text
 
 __all__ = ["Pipeline"]
+
+_log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
@@ -531,6 +534,8 @@ class Pipeline:
         if not (idle and self._policy.idle):
             self._resolver.forget()
         self.stats.decisions = tuple(self._policy.decisions.values())
+        if before and not self.stats.decisions and self.rank == 0:
+            _log.info("policy auto: steps take another time than before; a second look")
         return tuple(one for one in self.stats.decisions if one.group not in before)
 
     def record(self, group: PolicyGroup, seconds: float) -> None:

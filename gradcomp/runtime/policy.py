@@ -21,6 +21,7 @@ from gradcomp.exchange.rounds import AllReduce, Request
 __all__ = [
     "CANDIDATES",
     "COMPRESSED",
+    "CONTENDERS",
     "DENSE",
     "Decision",
     "Policy",
@@ -30,8 +31,14 @@ __all__ = [
 
 COMPRESSED, DENSE, HALF = "compressed", "dense", "fp16"
 
+CHOSEN = "as chosen"
+"""In the race of whole steps: each group travels as its exchanges were fastest."""
+
 CANDIDATES = (DENSE, HALF, COMPRESSED)
 """Among equally fast candidates the first wins."""
+
+CONTENDERS = (DENSE, HALF, CHOSEN)
+"""Of the race of whole steps; the first of equals wins there, too."""
 
 _GAIN = 0.97
 """A candidate must take less than this fraction of the dense exchange's time. A smaller gain is not
@@ -41,10 +48,16 @@ _REPEATS = 3
 """Steps in which a candidate's exchanges are timed, after one step of warm-up."""
 
 _LAPS = 4
-"""Whole steps that are timed in a row, after one of warm-up; twice for each side of the race."""
+"""Whole steps that are timed in a row, after one of warm-up; twice for each contender of the race."""
+
+_WINDOW = 100
+"""Decided steps whose median is compared with that of the first so many. Each second look doubles it,
+so that steps that change again and again do not cost one trial after the other."""
+
+_CHANGED = 1.5
+"""Factor by which steps are shorter or longer if conditions have changed, and not only by noise."""
 
 _MEASURING = [(name, turn > 0) for name in CANDIDATES for turn in range(1 + _REPEATS)]
-_RACE = [(name, turn > 0) for name in 2 * (DENSE, COMPRESSED) for turn in range(1 + _LAPS)]
 
 
 class PolicyGroup(NamedTuple):
@@ -80,22 +93,21 @@ class Decision:
         seconds: time of all exchanges of the group in a step, by choice. Exchanges run one after
             the other, encoding and decoding included. The minimum over some steps, then the mean
             over the ranks.
-        step_seconds: time of a whole step, from the first gradient to the last average: with all
-            groups of this trial dense, and as chosen. The median over some steps, then the mean
-            over the ranks. None if dense exchanges were fastest for all groups.
+        step_seconds: time of a whole step, from the first gradient to the last average, by
+            contender: with all groups of this trial dense, all in float16, and as chosen by their
+            exchanges. The median over some steps, then the mean over the ranks. None if dense
+            exchanges were fastest for all groups.
     """
 
     group: PolicyGroup
     choice: str
     seconds: Mapping[str, float]
-    step_seconds: tuple[float, float] | None
+    step_seconds: Mapping[str, float] | None
 
     def __str__(self) -> str:
-        times = ", ".join(f"{name} {1e3 * value:.3f} ms" for name, value in self.seconds.items())
-        text = f"{self.group}: {self.choice} (exchanges of a step: {times}"
+        text = f"{self.group}: {self.choice} (exchanges of a step: {_times(self.seconds)}"
         if self.step_seconds is not None:
-            dense, chosen = self.step_seconds
-            text += f"; a whole step: dense {1e3 * dense:.3f} ms, as chosen {1e3 * chosen:.3f} ms"
+            text += f"; a whole step: {_times(self.step_seconds)}"
         return text + ")"
 
     def to_state(self) -> dict[str, Any]:
@@ -104,7 +116,7 @@ class Decision:
             **self.group._asdict(),
             "choice": self.choice,
             "seconds": dict(self.seconds),
-            "step_seconds": None if self.step_seconds is None else list(self.step_seconds),
+            "step_seconds": None if self.step_seconds is None else dict(self.step_seconds),
         }
 
     @classmethod
@@ -115,8 +127,12 @@ class Decision:
             PolicyGroup(*(state[key] for key in PolicyGroup._fields)),
             state["choice"],
             dict(state["seconds"]),
-            None if laps is None else (laps[0], laps[1]),
+            None if laps is None else dict(laps),
         )
+
+
+def _times(seconds: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {1e3 * value:.3f} ms" for name, value in seconds.items())
 
 
 @lru_cache(maxsize=1024)
@@ -139,7 +155,8 @@ class _Trial:
         self.groups = sorted(groups)
         self.position = -1
         self.exchanges: dict[tuple[PolicyGroup, str], list[float]] = {}
-        self.laps: dict[str, list[float]] = {DENSE: [], COMPRESSED: []}
+        self.laps: dict[str, list[float]] = {}
+        self.race: list[tuple[str, bool]] = []
         self.seconds: dict[PolicyGroup, dict[str, float]] = {}
         self.chosen: dict[PolicyGroup, str] = {}
 
@@ -149,12 +166,58 @@ class _Trial:
 
     @property
     def turn(self) -> tuple[str, bool]:
-        """The candidate of this step, and whether it counts."""
-        return (_MEASURING + _RACE)[self.position]
+        """The candidate or contender of this step, and whether it counts."""
+        return (_MEASURING + self.race)[self.position]
+
+    @property
+    def decided(self) -> bool:
+        """Whether all has been measured."""
+        return self.position == len(_MEASURING) + len(self.race)
 
     def choice(self, group: PolicyGroup) -> str:
         name, _ = self.turn
-        return name if self.measuring or name == DENSE else self.chosen[group]
+        return name if self.measuring else self.raced(name, group)
+
+    def raced(self, name: str, group: PolicyGroup) -> str:
+        """The way of a group under a contender of the race."""
+        if name == CHOSEN:
+            return self.chosen[group]
+        return name if name in _ways(group) else DENSE
+
+    def begin_race(self) -> None:
+        """Let the contenders race that differ."""
+        ways: dict[tuple[str, ...], str] = {}
+        for name in CONTENDERS:
+            ways.setdefault(tuple(self.raced(name, group) for group in self.groups), name)
+        self.laps = {name: [] for name in ways.values()}
+        self.race = [(name, turn > 0) for name in 2 * [*self.laps] for turn in range(1 + _LAPS)]
+
+
+class _Watch:
+    """The times of decided steps, which tell whether conditions have changed."""
+
+    def __init__(self) -> None:
+        self.window = _WINDOW
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin with the first window anew."""
+        self.laps: list[float] = []
+        self.usual: float | None = None
+
+    def changed(self, seconds: float) -> Generator[Request, Any, bool]:
+        """Add a step; once in a window all ranks learn whether steps have changed."""
+        self.laps.append(seconds)
+        if len(self.laps) < self.window:
+            return False
+        (median,) = yield from _mean("watch", [statistics.median(self.laps)])
+        self.laps = []
+        if self.usual is None:
+            self.usual = median
+        if self.usual <= _CHANGED * median and median <= _CHANGED * self.usual:
+            return False
+        self.window *= 2
+        return True
 
 
 class Policy:
@@ -163,7 +226,8 @@ class Policy:
     def __init__(self) -> None:
         self.decisions: dict[PolicyGroup, Decision] = {}
         self._trial: _Trial | None = None
-        self._began = 0.0
+        self._watch = _Watch()
+        self._began: float | None = None
 
     def choice(self, group: PolicyGroup) -> str:
         """The choice for a group in this step; compressed before the first step."""
@@ -200,33 +264,32 @@ class Policy:
             ended: time of the last average of the previous step, in seconds.
             now: time of the first gradient of this step, by the same clock.
         """
-        undecided = sorted(set(groups) - self.decisions.keys())
-        if not undecided:
-            self._trial = None
-            return
+        groups = set(groups)
+        if groups <= self.decisions.keys():
+            began = None if self._trial is not None or not groups else self._began
+            self._trial, self._began = None, now
+            if began is None or not (yield from self._watch.changed(ended - began)):
+                return
+            self.decisions.clear()
+        self._watch.reset()
+        undecided = sorted(groups - self.decisions.keys())
         trial = self._trial
         if trial is None or trial.groups != undecided:
             trial = self._trial = _Trial(undecided)
         elif not trial.measuring:
             name, counts = trial.turn
             if counts:
+                assert self._began is not None  # the trial's last step
                 trial.laps[name].append(ended - self._began)
         trial.position += 1
         self._began = now
         if trial.position == len(_MEASURING):
             yield from self._choose(trial)
-        elif trial.position == len(_MEASURING + _RACE):
+        elif trial.decided:
             yield from self._decide(trial)
 
     def _choose(self, trial: _Trial) -> Generator[Request, Any, None]:
-        names = {
-            group: [
-                name
-                for name in CANDIDATES
-                if name in {*alternatives(parse(group.spec)), COMPRESSED}
-            ]
-            for group in trial.groups
-        }
+        names = {group: _ways(group) for group in trial.groups}
         figures = [
             min(trial.exchanges.get((group, name), [0.0]))
             for group in trial.groups
@@ -240,25 +303,37 @@ class Policy:
             trial.chosen[group] = fastest if gains else DENSE
         if set(trial.chosen.values()) == {DENSE}:
             self._end(trial, None)
+        else:
+            trial.begin_race()
 
     def _decide(self, trial: _Trial) -> Generator[Request, Any, None]:
-        figures = [statistics.median(trial.laps[name]) for name in (DENSE, COMPRESSED)]
-        dense, chosen = yield from _mean("steps", figures)
-        if not chosen < _GAIN * dense:
-            trial.chosen = dict.fromkeys(trial.groups, DENSE)
-        self._end(trial, (dense, chosen))
+        figures = [statistics.median(laps) for laps in trial.laps.values()]
+        seconds = dict(zip(trial.laps, (yield from _mean("steps", figures)), strict=True))
+        fastest = min(seconds, key=seconds.__getitem__)
+        best = fastest if seconds[fastest] < _GAIN * seconds[DENSE] else DENSE
+        trial.chosen = {group: trial.raced(best, group) for group in trial.groups}
+        self._end(trial, seconds)
 
-    def _end(self, trial: _Trial, step_seconds: tuple[float, float] | None) -> None:
+    def _end(self, trial: _Trial, step_seconds: Mapping[str, float] | None) -> None:
         for group in trial.groups:
             self.decisions[group] = Decision(
                 group, trial.chosen[group], trial.seconds[group], step_seconds
             )
         self._trial = None
+        self._began = None
 
     def restart(self, decisions: Iterable[Decision] = ()) -> None:
         """Replace all decisions; other groups are measured from the next step on."""
         self.decisions = {one.group: one for one in decisions}
         self._trial = None
+        self._watch = _Watch()
+        self._began = None
+
+
+def _ways(group: PolicyGroup) -> list[str]:
+    """The candidates of a group."""
+    others = alternatives(parse(group.spec))
+    return [name for name in CANDIDATES if name in {*others, COMPRESSED}]
 
 
 def _mean(label: str, figures: list[float]) -> Generator[Request, Any, list[float]]:

@@ -14,7 +14,7 @@ import numpy as np
 from gradcomp.codec.spec import parse
 from gradcomp.errors import SpecError, StateError
 from gradcomp.exchange.state_kinds import STATE_KINDS
-from gradcomp.runtime.policy import CANDIDATES, PolicyGroup
+from gradcomp.runtime.policy import CANDIDATES, CONTENDERS, DENSE, PolicyGroup
 
 __all__ = ["STATE_VERSION", "checked_states"]
 
@@ -154,10 +154,11 @@ def _decisions(key: str, value: Any) -> None:
             _seconds(f"{where}.seconds.{choice}", time)
         laps = one["step_seconds"]
         if laps is not None:
-            if not isinstance(laps, list | tuple) or len(laps) != 2:
-                raise _wrong(f"{where}.step_seconds", laps, "two times, or None")
-            for time in laps:
-                _seconds(f"{where}.step_seconds", time)
+            if not isinstance(laps, Mapping) or not {DENSE} <= set(laps) <= set(CONTENDERS):
+                expected = f"times by {', '.join(CONTENDERS)}, or None"
+                raise _wrong(f"{where}.step_seconds", laps, expected)
+            for name, time in laps.items():
+                _seconds(f"{where}.step_seconds.{name}", time)
 
 
 def _seconds(key: str, value: Any) -> None:

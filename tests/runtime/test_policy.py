@@ -20,9 +20,12 @@ from gradcomp.exchange.rounds import AllReduce, Request
 from gradcomp.runtime.collector import Collector
 from gradcomp.runtime.loopback import run_rounds
 from gradcomp.runtime.policy import (
+    _LAPS,
     _MEASURING,
-    _RACE,
+    _WINDOW,
+    CHOSEN,
     COMPRESSED,
+    CONTENDERS,
     DENSE,
     HALF,
     Decision,
@@ -34,8 +37,8 @@ from support.pipelines import configured
 from support.thread_engine import RANKS, Board, Engine, on_all_ranks
 
 SPEC = parse("residual|topk(ratio=0.1)")
-STEPS = len(_MEASURING) + len(_RACE)
-"""Steps of a trial; the step after them knows the decision."""
+STEPS = len(_MEASURING) + 2 * len(CONTENDERS) * (1 + _LAPS)
+"""Most steps of a trial; the step after them knows the decision."""
 
 
 def config(spec: Any = SPEC.canonical, **compress: Any) -> Config:
@@ -99,7 +102,7 @@ def test_each_group_takes_what_was_fastest_for_it() -> None:
             large: COMPRESSED,
         }
         assert decisions[large].seconds == pytest.approx({DENSE: 3.2, HALF: 2.2, COMPRESSED: 1.2})
-        assert decisions[large].step_seconds == (5, 4)
+        assert decisions[large].step_seconds == {DENSE: 5, HALF: 5, CHOSEN: 4}
     assert trial.decided()[0] == trial.decided()[1]
     text = str(trial.decided()[0][large])
     assert (
@@ -107,7 +110,7 @@ def test_each_group_takes_what_was_fastest_for_it() -> None:
         in text
     )
     assert "compressed (exchanges of a step: dense 3200.000 ms, fp16 2200.000 ms" in text
-    assert "a whole step: dense 5000.000 ms, as chosen 4000.000 ms" in text
+    assert "a whole step: dense 5000.000 ms, fp16 5000.000 ms, as chosen 4000.000 ms" in text
 
 
 @pytest.mark.parametrize(("lap", "choice"), [(1.1, DENSE), (0.98, DENSE), (0.96, HALF)])
@@ -122,7 +125,74 @@ def test_whole_steps_have_the_last_word(lap: float, choice: str) -> None:
         for decision in one.decisions.values():
             # Exchanges in float16 are as fast as compressed ones here, and come first.
             assert decision.choice == choice
-            assert decision.step_seconds == pytest.approx((1.0, lap))
+            assert decision.step_seconds == pytest.approx({DENSE: 1.0, HALF: lap})
+
+
+@pytest.mark.parametrize(
+    ("half", "chosen", "choice"),
+    [(0.9, 0.95, HALF), (0.9, 0.8, COMPRESSED), (0.98, 0.9, COMPRESSED), (0.98, 1.2, DENSE)],
+)
+def test_float16_wins_whole_steps_that_compression_loses(
+    half: float, chosen: float, choice: str
+) -> None:
+    trial = Trial()
+    laps = {DENSE: 1.0, HALF: half, COMPRESSED: chosen}
+    for _ in range(STEPS + 1):
+        trial.step(
+            lambda rank, group, name: {DENSE: 3.0, HALF: 2.0, COMPRESSED: 1.0}[name],
+            lambda choices: laps[next(iter(choices.values()))],
+        )
+    for decisions in trial.decided():
+        assert {one.choice for one in decisions.values()} == {choice}
+        for one in decisions.values():
+            assert one.step_seconds == pytest.approx({DENSE: 1.0, HALF: half, CHOSEN: chosen})
+
+
+def test_groups_without_float16_race_without_it() -> None:
+    trial = Trial()
+    groups = [PolicyGroup.of(parse("dgc(ratio=0.01,warmup_epochs=0)"), "auto", 5000)]
+    for _ in range(STEPS + 1):
+        trial.step(
+            lambda rank, group, name: float(name == DENSE),
+            lambda choices: 1.0 + (DENSE in choices.values()),
+            groups,
+        )
+    for decisions in trial.decided():
+        assert decisions[groups[0]].step_seconds == pytest.approx({DENSE: 2.0, CHOSEN: 1.0})
+
+
+def settle(trial: Trial, link: float, steps: int) -> list[set[str]]:
+    """The decided choices after each of some steps, on a link that compressed steps hardly need."""
+    found = []
+    wire = {DENSE: link, HALF: 0.7 * link, COMPRESSED: 0.5}
+    for _ in range(steps):
+        trial.step(
+            lambda rank, group, name: 1.0 if name == COMPRESSED else link,
+            lambda choices: 1.0 + max(wire[name] for name in choices.values()),
+        )
+        found.append({one.choice for one in trial.policies[0].decisions.values()})
+    return found
+
+
+def test_steps_that_change_get_a_second_look() -> None:
+    trial = Trial()
+    # Dense on a fast link, for which the exchanges of a step are enough.
+    settle(trial, 0.5, len(_MEASURING) + 1 + 2 * _WINDOW)
+    assert {one.choice for one in trial.decided()[0].values()} == {DENSE}
+    # The link gets slower: at the end of a window the decisions are dropped, and made anew.
+    found = settle(trial, 5.0, _WINDOW + STEPS + 2)
+    assert set() in found
+    assert found[-1] == {COMPRESSED}
+    # Compressed steps hardly change on it; the window is longer now.
+    assert settle(trial, 5.0, 5 * _WINDOW) == [{COMPRESSED}] * 5 * _WINDOW
+    assert trial.decided()[0] == trial.decided()[1]
+
+
+def test_steps_that_vary_little_are_left_alone() -> None:
+    trial = Trial()
+    settle(trial, 0.5, len(_MEASURING) + 1)
+    for link in (0.5, 0.9, 0.2, 0.5):  # 1.2 to 1.9 s, beside the usual 1.5
+        assert settle(trial, link, _WINDOW) == [{DENSE}] * _WINDOW
 
 
 @pytest.mark.parametrize("compressed", [1.2, 1.0, 0.98])

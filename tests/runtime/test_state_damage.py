@@ -31,7 +31,12 @@ RUBBISH = [
     *([1], [[]], object(), np.zeros((2, 2)), np.array("x"), np.zeros(3, object), {1: 2}),
     *({"a.weight": None}, torch.zeros(3, dtype=torch.bfloat16), {"choice": "dense"}),
 ]
-DECISION = Decision(PolicyGroup("topk(ratio=0.1)", "auto", 6), "dense", {"dense": 1.0}, (2.0, 1.0))
+DECISION = Decision(
+    PolicyGroup("topk(ratio=0.1)", "auto", 6),
+    "dense",
+    {"dense": 1.0},
+    {"dense": 2.0, "as chosen": 1.0},
+)
 
 
 def state_of(spec: str, rank: int = 0) -> dict[str, Any]:

@@ -17,15 +17,18 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from workers import exchange, harness, mixed_precision, profiles, replicas, schedules, two_level
+from workers import policy as horovod_policy
 from workers.ddp_model import Given, Training, check_sum, join
 from workers.harness import MATRIX, Cases, check_equal, check_same_on_all_ranks, refused
 
 from gradcomp import Config, ConfigError, Loopback
 from gradcomp.errors import ProtocolError, SpecError, StateError
+from gradcomp.runtime import policy as policies
 from horovod_compressors.torch import Compression
 from support.pipelines import configured, rules_of
 from torch_compressors import DGCSGD, Dion, ddp_hook, dion_groups
 from torch_compressors.fsdp import fsdp_hook
+from torch_compressors.gloo import GlooEngine
 
 cases = Cases()
 three = Cases()
@@ -479,7 +482,7 @@ def policy() -> None:
     """The policy auto: all ranks decide alike."""
     config = configured("residual|topk(ratio=0.01)", policy="auto")
     training = Training(config, {"first": (300, 200), "second": (100, 90), "bias": (9,)})
-    for step in range(40):
+    for step in range(44):
         found = training.averages(harness.gradients(training.params, step))
     assert training.state.stats.decisions
     of_ranks: list[Any] = [None] * hvd.size()
@@ -489,6 +492,25 @@ def policy() -> None:
         check_same_on_all_ranks(average, name)
     training.state.decide_again()
     assert not training.state.stats.decisions
+
+
+@cases
+def policy_looks_again() -> None:
+    """Steps of another length are measured anew, on all ranks at once."""
+    config = configured("residual|topk(ratio=0.01)", policy="auto")
+    with mock.patch.object(policies, "_WINDOW", 10):
+        training = Training(config, {"first": (100, 90), "bias": (9,)})
+        grads = harness.gradients(training.params, 0)
+
+        def train() -> str:
+            for name, average in training.averages(grads).items():
+                check_same_on_all_ranks(average, name)
+            return ""
+
+        horovod_policy.second_look(train, lambda: training.state.stats.decisions, GlooEngine)
+    of_ranks: list[Any] = [None] * hvd.size()
+    dist.all_gather_object(of_ranks, [str(one) for one in training.state.stats.decisions])
+    assert of_ranks == of_ranks[:1] * hvd.size()
 
 
 @four

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -18,13 +18,15 @@ from workers.harness import Cases
 
 from gradcomp import Config
 from gradcomp.exchange.rounds import Request
+from gradcomp.runtime import policy
+from gradcomp.runtime.policy import Decision
 from horovod_compressors.torch import Compression, compression
 from horovod_compressors.torch.engine import HorovodEngine
 from support.pipelines import configured
 
 cases = Cases()
 
-STEPS = 40
+STEPS = 44
 """More steps than a decision needs."""
 
 BANDWIDTH = 2.5e6
@@ -112,6 +114,36 @@ def check_log(log: str, *parts: str) -> None:
             assert part in log, log
 
 
+def second_look(
+    train: Callable[[], str], decisions: Callable[[], tuple[Decision, ...]], engine: type
+) -> str:
+    """Make steps until the ranks have decided, and again until they have in longer steps.
+
+    Decisions are the same on all ranks, so all make as many steps.
+    """
+    log = ""
+    for _ in range(STEPS):
+        log += train()
+        if decisions():
+            break
+    kept = decisions()
+    assert kept, log
+    start = engine.start  # type: ignore[attr-defined]
+
+    def late(self: Any, request: Request) -> Any:
+        time.sleep(0.1)
+        return start(self, request)
+
+    for _ in range(10):  # the first window, to which others are compared
+        log += train()
+    with mock.patch.object(engine, "start", late):
+        for _ in range(150):
+            log += train()
+            if decisions() and decisions() != kept:
+                return log
+    raise AssertionError(f"no second look: {log}")
+
+
 @cases
 def a_codec_that_costs_more_than_the_link_is_left_out() -> str:
     """Singular vectors of small matrices: slow to compute, fast to send."""
@@ -151,6 +183,19 @@ def a_slow_link_makes_compression_pay_and_a_resumed_run_remembers() -> str:
     assert resumed.train(2) == ""
     assert resumed.compression.stats.decisions == (decision,)
     assert resumed.compression.stats.ratio > 20
+    return log
+
+
+@cases
+def steps_of_another_length_get_a_second_look() -> str:
+    with mock.patch.object(policy, "_WINDOW", 10):
+        training = Training("residual|topk(ratio=0.01)", {"a": (128, 130), "c": (50,)})
+        log = second_look(
+            lambda: training.train(1), lambda: training.compression.stats.decisions, HorovodEngine
+        )
+    assert (log.count("gradcomp: policy auto:") >= 2) == (hvd.rank() == 0), log
+    training.choices()
+    training.check_nothing_is_lost()
     return log
 
 
