@@ -36,7 +36,7 @@ from gradcomp.adapter_api import (
     profile_as_configured,
 )
 from gradcomp.errors import ConfigError
-from torch_compressors.devices import HostCopies, TensorArray, TensorDevice
+from torch_compressors.devices import TensorArray, TensorDevice
 from torch_compressors.gather import gather_bytes
 from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.gpu.found import device_for
@@ -44,6 +44,7 @@ from torch_compressors.nodes import agreed_ranks_per_node, exchange_groups, node
 from torch_compressors.registered import WrappedModel, registered_with
 from torch_compressors.roll_call import naming_the_absent
 from torch_compressors.scaler import ScalerControls
+from torch_compressors.shared.host_copies import HostCopies
 from torch_compressors.shared.optimizers import check_optional
 from torch_compressors.shared.parameters import parameter_bytes
 from torch_compressors.shared.rates import rates_of
@@ -308,11 +309,9 @@ class DDPCompression(ScalerControls):
         routes = {name: self._route(name, grad) for name, grad in arrived.grads.items()}
         others = {}
         for name, (resolved, route) in routes.items():
-            grad = arrived.grads[name].detach()
-            if route is Route.DENSE:
-                others[name] = grad.reshape(-1)
-            elif device is None or not self.pipeline.on_device(resolved, device):
-                others[name] = grad.to(torch.float32).reshape(-1)
+            dense = route is Route.DENSE
+            if dense or device is None or not self.pipeline.on_device(resolved, device):
+                others[name] = arrived.grads[name].detach()
         copies = arrived.copies = HostCopies(others)
         for name, (resolved, route) in routes.items():
             grad = arrived.grads[name].detach()
@@ -321,14 +320,15 @@ class DDPCompression(ScalerControls):
                 array = device.array(grad.to(torch.float32).contiguous())
                 self._collector.add(resolved, array, grad.nbytes)
                 continue
-            host = copies.arrays[name].numpy()
             if route is Route.DENSE:
                 self.pipeline.count_dense(name, grad.nbytes)
+                host = copies.arrays[name].numpy()
                 self._driver.start(name, _dense(name, host, copies))
                 arrived.dense[name] = None
             else:
-                shaped = host.reshape(resolved.key.shape)
-                self._collector.add(resolved, shaped, grad.nbytes, copies.wait)
+                floats, arrives = copies.floats(name)
+                shaped = floats.numpy().reshape(resolved.key.shape)
+                self._collector.add(resolved, shaped, grad.nbytes, arrives)
 
     def _finish(self) -> None:
         """Run all exchanges to their ends and give DDP the averages."""

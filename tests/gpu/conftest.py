@@ -1,4 +1,4 @@
-"""Changed copies of the kernels, which tests must refuse."""
+"""Changed copies of the kernels and of copies to the host, which tests must refuse."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ Mutate = Callable[[str, str], Path]
 
 @pytest.fixture
 def mutant(tmp_path: Path) -> Mutate:
-    """Copies torch_compressors, with one text of its GPU code replaced, and returns the copy's parent."""
+    """Copies torch_compressors, with one text of its code for GPUs replaced, and returns the copy's parent."""
 
     def make(before: str, after: str) -> Path:
         copy = tmp_path / "torch_compressors"
         shutil.copytree(
             ROOT / "torch_compressors", copy, ignore=shutil.ignore_patterns("__pycache__")
         )
-        files = [path for path in (copy / "gpu").rglob("*.py") if before in path.read_text()]
+        code = [
+            *(copy / "gpu").rglob("*.py"),
+            copy / "shared/staging.py",
+            copy / "shared/host_copies.py",
+        ]
+        files = [path for path in code if before in path.read_text()]
         assert files, f"no file has {before!r}"
         for path in files:
             path.write_text(path.read_text().replace(before, after))

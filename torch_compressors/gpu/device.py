@@ -30,7 +30,7 @@ from torch_compressors.devices import TensorArray
 from torch_compressors.gpu import codecs
 from torch_compressors.gpu.add import ToAdd, ToAddHalf, add_half, add_kept
 from torch_compressors.gpu.bucket import Kept, Momentum, Payload, ToLaunch, upload
-from torch_compressors.gpu.staging import Staging
+from torch_compressors.shared.staging import Staging
 
 __all__ = ["TorchDevice"]
 

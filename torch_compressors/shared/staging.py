@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 
-__all__ = ["Staged", "Staging"]
+__all__ = ["Staged", "Staging", "copies_of", "room"]
 
 
 class Staging:
-    """The side stream of a device."""
+    """A side stream of a device."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = None if device.type == "cpu" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._device = device
+        self._stream = None if device.type == "cpu" else torch.Stream(device)
 
     @contextmanager
     def beside(self, tensors: Sequence[torch.Tensor]) -> Iterator[Staged]:
@@ -30,41 +32,51 @@ class Staging:
         if self._stream is None:
             yield staged
             return
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        self._stream.wait_stream(torch.accelerator.current_stream(self._device))
         for tensor in tensors:
             tensor.record_stream(self._stream)
-        with torch.cuda.stream(self._stream):
+        with self._stream:
             yield staged
-            staged.end(self._stream)
+            staged.end(self._device, self._stream)
 
     def join(self) -> None:
         """Let the current stream wait for the side stream."""
         if self._stream is not None:
-            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+            torch.accelerator.current_stream(self._device).wait_stream(self._stream)
 
 
 class Staged:
     """Work on a side stream, and copies of its results to the host."""
 
     def __init__(self) -> None:
-        self._done: torch.cuda.Event | None = None
+        self._done: torch.Event | None = None
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Start a copy to the host, whose elements are there after `wait`.
-
-        PyTorch keeps pinned memory for the next copy of its size, so that little of it is allocated.
-        """
-        if tensor.device.type == "cpu":
-            return tensor.clone()
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        """Start a copy to the host, whose elements are there after `wait`."""
+        host = room(tensor.numel(), tensor.dtype, tensor.device).view(tensor.shape)
         return host.copy_(tensor, non_blocking=True)
 
-    def end(self, stream: torch.cuda.Stream) -> None:
+    def end(self, device: torch.device, stream: torch.Stream) -> None:
         """Mark the end of the work."""
-        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._done = torch.Event(device)
         self._done.record(stream)
 
     def wait(self) -> None:
         """Wait for the work and its copies, and for nothing that was launched later."""
         if self._done is not None:
             self._done.synchronize()
+
+
+def room(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Flat memory on the host for copies from or to a device.
+
+    PyTorch keeps pinned memory for the next copy of its size, so that little of it is allocated, and not
+    before copies from and to it have ended.
+    """
+    return torch.empty(numel, dtype=dtype, device="cpu", pin_memory=device.type != "cpu")
+
+
+@cache
+def copies_of(device: torch.device) -> Staging:
+    """The side stream for copies of gradients, which do not wait for kernels that encode others."""
+    return Staging(device)

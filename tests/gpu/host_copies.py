@@ -1,0 +1,74 @@
+"""Copies of gradients of a pretended device, as a process: python host_copies.py
+
+The device is the process's accelerator. Prints the number of checks.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from support.pretend_device import DEVICE, on_device, on_host, pretended
+from torch_compressors.shared.host_copies import HostCopies
+
+CASES = {
+    "neighbours of one buffer": lambda: dict(
+        zip("abc", _buffer().split((10, 30, 24)), strict=True)
+    ),
+    "a gap in the buffer": lambda: {"a": _buffer()[:10], "b": _buffer()[:0], "c": _buffer()[40:]},
+    "buffers of their own": lambda: {"a": _buffer(), "b": _buffer(), "c": _buffer()},
+    "matrices": lambda: {"a": _buffer().view(8, 8), "b": _buffer().view(8, 8).t()},
+    "two dtypes": lambda: {
+        "a": _buffer(),
+        "b": _buffer(torch.bfloat16),
+        "c": _buffer(),
+        "d": _buffer(torch.float16),
+    },
+}
+
+COPIES = {
+    "neighbours of one buffer": [256],
+    "a gap in the buffer": [40, 0, 96],
+    "buffers of their own": [256, 256, 256],
+    "matrices": [256, 256],
+    "two dtypes": [256, 256, 128, 128],
+}
+"""Bytes of each copy."""
+
+
+def _buffer(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return on_device(torch.randn(64).to(dtype))
+
+
+def main() -> None:
+    """Copy gradients to the host, change them there, and copy them back."""
+    torch.manual_seed(3)
+    checks = 0
+    for case, make in CASES.items():
+        tensors = make()
+        expected = {name: on_host(tensor) for name, tensor in tensors.items()}
+        with pretended() as log:
+            copies = HostCopies(tensors)
+            assert log.to_host == COPIES[case], f"{case}: {log.to_host}"
+            floats = {name: copies.floats(name) for name in tensors}
+            early = [one for one in copies.arrays.values() if one.numel()]
+            assert all(one.isnan().all() for one in early), f"{case}: a copy did not wait"
+            for name, (array, arrives) in floats.items():
+                arrives()
+                wanted = expected[name].reshape(-1).to(torch.float32)
+                assert torch.equal(array, wanted), f"{case}: {name} on the host"
+                copies.arrays[name].copy_(2 * array)
+                checks += 1
+            back = {
+                name: torch.empty(tensor.shape, dtype=tensor.dtype, device=DEVICE)
+                for name, tensor in tensors.items()
+            }
+            for given in (back, tensors):
+                copies.give_back(given)
+                for name, tensor in given.items():
+                    assert torch.equal(on_host(tensor), 2 * expected[name]), f"{case}: {name} back"
+                    checks += 1
+    print(f"{checks} checks")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Copies of gradients that no kernel takes, on a pretended device whose streams are late."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu.conftest import Mutate
+from gpu.processes import run
+
+
+def test_copies_are_started_late_and_waited_for() -> None:
+    done = run("host_copies.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "45 checks\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fault"),
+    [
+        ("self._staged.wait()", "self.arrays", "on the host"),
+        ("self._done.record(stream)", "self._done.record(torch.Stream(device))", "on the host"),
+        ("tensor.record_stream(self._stream)", "tensor.size()", "memory may be given away"),
+        ("here.copy_(there, non_blocking=True)", "here.copy_(there)", "the host waits for"),
+        ("floats.copy_(host)", "floats.zero_()", "on the host"),
+        ("and _is_next(first, numel, tensors[place])", "and False", "neighbours of one buffer"),
+    ],
+)
+def test_other_copies_are_refused(mutant: Mutate, before: str, after: str, fault: str) -> None:
+    done = run("host_copies.py", first=mutant(before, after))
+    assert done.returncode == 1
+    assert fault in done.stderr

@@ -1,0 +1,209 @@
+"""A pretended device for torch: its memory is the host's, its streams are late, as a GPU's may be.
+
+What a stream is given is done when somebody waits for it, or when the current stream is given work other
+than copies. So code that reads a copy too soon, or changes memory too soon, gets other elements. A copy
+that the host would wait for is an error.
+
+Importing this module makes ``pretend`` the accelerator of the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils import backend_registration
+from torch.utils._pytree import tree_map
+
+from torch_compressors.shared import staging
+
+backend_registration._setup_privateuseone_for_python_backend("pretend")
+
+DEVICE = torch.device("pretend:0")
+
+
+class Stream:
+    """Work in its order."""
+
+    def __init__(self, device: torch.device = DEVICE) -> None:
+        self.work: list[Callable[[], object]] = []
+        self.done = 0
+
+    def run(self, until: int | None = None) -> None:
+        """Do the work that was given before the ``until``-th."""
+        for one in self.work[self.done : until]:
+            self.done += 1
+            one()
+
+    def wait_stream(self, other: Stream) -> None:
+        given = len(other.work)
+        self.work.append(lambda: other.run(given))
+
+    def __enter__(self) -> Stream:
+        _streams.append(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _streams.pop()
+
+
+class Event:
+    """A place in a stream."""
+
+    def __init__(self, device: torch.device = DEVICE) -> None:
+        self._place: tuple[Stream, int] | None = None
+
+    def record(self, stream: Stream) -> None:
+        self._place = stream, len(stream.work)
+
+    def synchronize(self) -> None:
+        assert self._place is not None
+        _log.waits += 1
+        stream, given = self._place
+        stream.run(given)
+
+
+_streams = [Stream()]
+
+
+@dataclass
+class Log:
+    """Copies that were started, as numbers of bytes in their order, and how often the host has waited."""
+
+    to_host: list[int] = field(default_factory=list)
+    to_device: list[int] = field(default_factory=list)
+    waits: int = 0
+
+
+_log = Log()
+_pinned: dict[int, torch.Tensor] = {}
+
+
+class Tensor(torch.Tensor):
+    """A tensor of the device, around one of the host."""
+
+    raw: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, raw: torch.Tensor) -> Tensor:
+        made: Tensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            raw.size(),
+            strides=raw.stride(),
+            storage_offset=raw.storage_offset(),
+            dtype=raw.dtype,
+            device=DEVICE,
+        )
+        made.raw = raw
+        return made
+
+    def untyped_storage(self) -> Any:
+        return self.raw.untyped_storage()
+
+    def record_stream(self, stream: Any) -> None:
+        _recorded.add((self.untyped_storage().data_ptr(), id(stream)))
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        if op is torch.ops.aten.copy_.default and _is_transfer(*args[:2]):
+            _transfer(*args, **options)
+            return args[0]
+        _refuse_waits(op, options)
+        if torch.device(options.pop("device", DEVICE)) != DEVICE:
+            raise AssertionError(f"{op} waits for a copy to the host")
+        if not op.is_view:
+            _streams[-1].run()
+        result = op(*tree_map(_raw, args), **tree_map(_raw, options))
+        if args and isinstance(args[0], Tensor) and result is args[0].raw:
+            return args[0]  # changed in place
+        return tree_map(lambda one: Tensor(one) if isinstance(one, torch.Tensor) else one, result)
+
+
+_recorded: set[tuple[int, int]] = set()
+
+
+def _raw(value: Any) -> Any:
+    return value.raw if isinstance(value, Tensor) else value
+
+
+def _refuse_waits(op: Any, options: dict[str, Any]) -> None:
+    if op is torch.ops.aten._local_scalar_dense.default:
+        raise AssertionError(f"{op} waits for the device")
+
+
+def _is_transfer(to: torch.Tensor, source: torch.Tensor) -> bool:
+    return isinstance(to, Tensor) is not isinstance(source, Tensor) and source.dim() + to.dim() > 0
+
+
+def _transfer(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> None:
+    """Start a copy from or to pinned memory."""
+    stream = _streams[-1]
+    host, there = (source, to) if isinstance(to, Tensor) else (to, source)
+    assert non_blocking, "a copy that the host waits for"
+    assert host.untyped_storage().data_ptr() in _pinned, (
+        "a copy from or to memory that is not pinned"
+    )
+    assert host.dtype == there.dtype, "a copy in the wider dtype"
+    key = there.untyped_storage().data_ptr(), id(stream)
+    assert stream is _streams[0] or key in _recorded, "memory may be given away before its copy"
+    (_log.to_device if isinstance(to, Tensor) else _log.to_host).append(host.nbytes)
+    stream.work.append(lambda: _raw(to).copy_(_raw(source)))
+
+
+def _room(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    made = torch.full((numel,), torch.nan, dtype=dtype)
+    _pinned[made.untyped_storage().data_ptr()] = made
+    return made
+
+
+def _current_stream(device: torch.device) -> Stream:
+    return _streams[-1]
+
+
+def _empty(size: Sequence[int], *, dtype: torch.dtype, **_: Any) -> Tensor:
+    return Tensor(torch.empty(size, dtype=dtype))
+
+
+def _empty_strided(
+    size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype, **_: Any
+) -> Tensor:
+    return Tensor(torch.empty_strided(size, stride, dtype=dtype))
+
+
+_operators = torch.library.Library("aten", "IMPL")
+_operators.impl("empty.memory_format", _empty, "PrivateUse1")
+_operators.impl("empty_strided", _empty_strided, "PrivateUse1")
+
+
+def on_device(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor of the host."""
+    return Tensor(tensor.detach().clone())
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements after all that the current stream was given."""
+    _streams[0].run()
+    raw: torch.Tensor = _raw(tensor.detach())
+    return raw.clone()
+
+
+@contextmanager
+def pretended() -> Iterator[Log]:
+    """Let tensors of the device be copied; returns the log of copies."""
+    global _log
+    _log = log = Log()
+    staging.copies_of.cache_clear()
+    with (
+        mock.patch.object(torch, "Stream", Stream),
+        mock.patch.object(torch, "Event", Event),
+        mock.patch.object(torch.accelerator, "current_stream", _current_stream),
+        mock.patch.object(staging, "room", _room),
+    ):
+        yield log
