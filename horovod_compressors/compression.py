@@ -342,7 +342,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
         if self._elastic and self.pipeline.world_size > 1:
             self._share(shapes)
         sets = group_sets(self.HOROVOD, self.process_set, self.pipeline.ranks_per_node)
-        driver = Driver(self._engine(prefix, sets))
+        driver = Driver(self._engine(prefix, sets), one_behind=True)
         return Collector(
             driver,
             self.pipeline,

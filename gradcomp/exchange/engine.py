@@ -61,10 +61,16 @@ class Driver:
     Every rank must have started the same rounds before the first `finish`. From then on phases
     advance in the order of places and names, which is the same on every rank. Waiting for a later
     phase of one tensor before all ranks have started it could deadlock.
+
+    Args:
+        engine: its collectives.
+        one_behind: a round that a device works for releases those before it, for adapters that do not
+            know when all gradients have come. As many requests are then under way on every rank.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, one_behind: bool = False) -> None:
         self._engine = engine
+        self._one_behind = one_behind
         self._running: dict[str, _Running] = {}
         self._launched: list[tuple[_Running, Ready]] = []
         self._averages: dict[str, FloatArray] = {}
@@ -96,6 +102,8 @@ class Driver:
         running = _Running(round_, members, place)
         request = next(round_)
         if isinstance(request, Ready):
+            if self._one_behind:
+                self.release()
             self._launched.append((running, request))
         else:
             self.release()

@@ -195,10 +195,9 @@ class Collector:
         self._of_this_step.add(name)
         self._resolved[name] = resolved
         if resolved.group is not None and resolved.group in self._pipeline.measured:
-            if arrives is not None:
-                arrives()
             group = self._measured.setdefault(resolved.group, {})
-            group[name] = _Waiting({name: grad}, dense_bytes)
+            arriving = [] if arrives is None else [arrives]
+            group[name] = _Waiting({name: grad}, dense_bytes, arriving)
             return
         bucket = self._bucket_of.get(name, (name,))
         waiting = self._waiting.setdefault(bucket, _Waiting())
@@ -247,6 +246,9 @@ class Collector:
         self._driver.finish_all()
         for group, waiting in sorted(self._measured.items()):
             resolved = {name: one for name, one in self._resolved.items() if name in waiting}
+            for one in waiting.values():
+                for arrives in one.arriving:
+                    arrives()
             self._driver.run(_barrier())
             began = self._clock()
             for bucket in self._pipeline.buckets(resolved):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from horovod_compressors.torch.engine import SUMMABLE_DTYPES, HorovodEngine
 from horovod_compressors.torch.join import Attendance, check_takes_part, take_part
 from horovod_compressors.torch.names import ParameterNames, calling_optimizer, check_averaged
 from horovod_compressors.torch.wait import synchronize, wait_first
+from torch_compressors.shared.host_copies import HostCopies, to_device, to_host
 from torch_compressors.shared.optimizers import check_optimizer
 from torch_compressors.shared.parameters import parameter_bytes
 from torch_compressors.shared.rates import rates_of
@@ -48,12 +49,20 @@ class _Context:
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
+    copies: HostCopies | None  # of a gradient on a GPU
     round: Round | None  # a linear round; the driver has all other rounds
 
     def restore(self, average: Any) -> torch.Tensor:
-        """The average with the gradient's shape, dtype and device."""
+        """The average with the gradient's shape, dtype and device; a GPU's stream is copying it."""
         tensor = torch.from_numpy(average).view(self.shape)
-        return tensor.to(device=self.device, dtype=self.dtype)
+        if self.copies is None:
+            return tensor.to(self.dtype)
+        host = self.copies.arrays[self.name].view(self.shape)
+        if host.data_ptr() != tensor.data_ptr():  # else already in place
+            host.copy_(tensor)
+        result = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        self.copies.give_back({self.name: result})
+        return result
 
 
 def _check_nameless(config: Config) -> None:
@@ -126,6 +135,9 @@ class Compression(TensorControls, BaseCompression):
         # True from a step's first gradient until the optimizer's first `decompress`.
         self._in_step = False
         self._scale: int | None = None  # of sums, relative to averages; None outside an optimizer
+        self._on_device = False  # gradients of the named parameters come on a GPU
+        # Horovod wants the tensors of a group on one device.
+        self._host_tokens = False
         self._attendance = Attendance(self.process_set) if self._uneven else None
 
     def join(self, optimizer: Any) -> int:
@@ -199,19 +211,29 @@ class Compression(TensorControls, BaseCompression):
                 f"'{resolved.spec}' needs the parameter's name: use it in "
                 "hvd.DistributedOptimizer, or pass named_parameters to Compression"
             )
-        route = collector.route(resolved, sums_dtype=tensor.dtype in SUMMABLE_DTYPES, fuses=True)
+        # A single all-reduce by Horovod would need the payload now. Adasum has no other.
+        fuses = tensor.requires_grad or not self._on_device
+        route = collector.route(resolved, sums_dtype=tensor.dtype in SUMMABLE_DTYPES, fuses=fuses)
         if route is Route.DENSE:
             self.pipeline.count_dense(name, tensor.nbytes)
             return tensor.contiguous(), _DENSE
-        gradient = tensor.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
-        context = _Context(name, tensor.shape, tensor.dtype, tensor.device, None)
+        context = _Context(name, tensor.shape, tensor.dtype, tensor.device, None, None)
+        arrives: Callable[[], None] | None = None
+        if tensor.device.type == "cpu":
+            floats = tensor.detach().to(torch.float32).contiguous()
+        else:
+            context.copies = HostCopies({name: tensor.detach()})
+            floats, arrives = context.copies.floats(name)
+        gradient = floats.view(tensor.shape).numpy()
         if route is Route.LINEAR:
+            if arrives is not None:
+                arrives()
             context.round = self.pipeline.round(name, gradient, tensor.nbytes, resolved)
             request = next(context.round)
             assert isinstance(request, AllReduce)  # ensured by `Aggregator.linear`
-            return torch.from_numpy(request.array).to(tensor.device), context
-        collector.add(resolved, gradient, tensor.nbytes)
-        token = torch.ones(1, device=tensor.device)
+            return to_device(torch.from_numpy(request.array), tensor.device), context
+        collector.add(resolved, gradient, tensor.nbytes, arrives)
+        token = torch.ones(1, device="cpu" if self._host_tokens else tensor.device)
         self.stats.count("token", token.nbytes)
         return token, context
 
@@ -234,7 +256,8 @@ class Compression(TensorControls, BaseCompression):
         return hvd.mpi_ops._handle_map if self._elastic else None
 
     def _compared_options(self) -> str:
-        return "uneven=True" if self._uneven else ""
+        options = ["uneven=True"] * self._uneven + ["gradients on a GPU"] * self._on_device
+        return " and ".join(options)
 
     def _begin_step(self) -> None:
         """Look at the optimizer of the step; without one, `set_lr` gives learning rates."""
@@ -269,7 +292,7 @@ class Compression(TensorControls, BaseCompression):
         if ctx.round is not None:
             self._check()
             try:
-                ctx.round.send(tensor.cpu().numpy())
+                ctx.round.send(to_host(tensor).numpy())
             except StopIteration as stop:
                 return ctx.restore(stop.value)
             raise ProtocolError(f"the linear round of '{ctx.name}' has a second phase")
@@ -290,7 +313,7 @@ class Compression(TensorControls, BaseCompression):
 
     def _token_scale(self, token: torch.Tensor) -> int:
         """1 for op=Average, the number of ranks for op=Sum."""
-        scale = float(token)
+        scale = float(to_host(token))
         size = self.pipeline.world_size
         for known in (1, size) if self._scale is None else (self._scale,):
             if abs(scale - known) < 1e-3:
@@ -323,9 +346,12 @@ class Compression(TensorControls, BaseCompression):
             if self._uneven:
                 check_takes_part(optimizer)
             op = getattr(optimizer, "op", None)
+            self._host_tokens = getattr(optimizer, "_groups", None) is None
             self._scale = {hvd.Average: 1, hvd.Sum: self.process_set.size()}.get(op)
             wait_first(optimizer, self._check, self._finish)
-        self._collector = self.agree(self._names.shapes())
+        shapes = self._names.shapes()
+        self._on_device = any(one.device.type != "cpu" for _, one in self._names.tensors())
+        self._collector = self.agree(shapes)
         return self._collector
 
     def _parameters(self) -> Iterable[tuple[str, Any]]:

@@ -178,6 +178,18 @@ def test_launched_rounds_are_requested_in_the_order_of_their_starts() -> None:
         assert device_of(one) is device
 
 
+def test_a_driver_one_behind_requests_a_launched_round_with_the_next() -> None:
+    device = CoreDevice()
+    pipeline = Pipeline(on_devices("residual|topk(ratio=0.1)"))
+    driver = Driver(Recorder(device.log), one_behind=True)
+    for name in ("b", "a"):
+        grad = device.from_host(np.ones(SHAPES["fc"], np.float32))
+        driver.start(name, pipeline.bucket_round(name, {name: grad}), [name])
+    assert device.log == ["launch 1", "launch 1", "wait 1", "start b"]
+    driver.finish_all()
+    assert device.log[4:6] == ["wait 1", "start a"]
+
+
 def test_rules_may_put_tensors_of_one_bucket_on_different_devices() -> None:
     rules = rules_of({"conv": "qsgd", "fc": "topk(ratio=0.1)"}, "{}")
     config = configured("topk(ratio=0.2)", rules=rules, device="auto")
