@@ -15,6 +15,7 @@ from gradcomp.codec.parts import (
     KeptParts,
     PayloadParts,
     frames_of_parts,
+    kept_count,
     kept_of_frame,
     payload_of_frame,
 )
@@ -122,6 +123,7 @@ __all__ = [
     "exchange_pattern",
     "frames_of_parts",
     "gives_steps",
+    "kept_count",
     "kept_of_frame",
     "model_digest",
     "moved",

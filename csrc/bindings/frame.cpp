@@ -5,6 +5,7 @@
 #include "bindings/bindings.hpp"
 #include "bindings/codec.hpp"
 #include "codec/payload.hpp"
+#include "codecs/sparse/keep.hpp"
 #include "stages/registry.hpp"
 #include "wire/parts.hpp"
 
@@ -97,6 +98,7 @@ void bind_frame(py::module_& m) {
         py::arg("out").noconvert());
   m.def("frame_of_payload", &payload_frame, py::arg("codec"), py::arg("payload").noconvert(),
         py::arg("numel"), py::arg("stream"), py::arg("out").noconvert());
+  m.def("kept_count", &kept_count, py::arg("ratio"), py::arg("k"), py::arg("numel"));
   m.def("payload_place", &payload_place, py::arg("codec"), py::arg("frame").noconvert(),
         py::arg("numel"));
   m.def("kept_of_frame", &kept_parts, py::arg("codec"), py::arg("frame").noconvert(),

@@ -5,7 +5,7 @@ Headers, the coding of indices, checksums and the checks of foreign bytes stay i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ __all__ = [
     "KeptParts",
     "PayloadParts",
     "frames_of_parts",
+    "kept_count",
     "kept_of_frame",
     "payload_of_frame",
 ]
@@ -78,6 +79,11 @@ def frames_of_parts(parts: Sequence[KeptParts | PayloadParts]) -> tuple[ByteArra
         sizes.append(written)
         begin += written
     return out[:begin], sizes
+
+
+def kept_count(params: Mapping[str, Any], numel: int) -> int:
+    """Number of elements that a codec keeps, from its parameters ``ratio`` or ``k``."""
+    return _core.kept_count(params.get("ratio", 0.0), params.get("k", 0), numel)
 
 
 def kept_of_frame(codec: Codec, frame: Any, numel: int) -> tuple[IndexArray, FloatArray]:

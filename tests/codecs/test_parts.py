@@ -14,10 +14,11 @@ from gradcomp.codec.parts import (
     KeptParts,
     PayloadParts,
     frames_of_parts,
+    kept_count,
     kept_of_frame,
     payload_of_frame,
 )
-from gradcomp.codec.spec import stages
+from gradcomp.codec.spec import parse, stages
 from support.frames import edited
 
 SIZES = [1, 700, 4096, 70_001]
@@ -168,3 +169,12 @@ def test_payloads_of_one_size_are_views_of_their_frames(spec: str) -> None:
     shorter = edited(edited(frame.tobytes()[:-6], 5, "B", 0), 12, "<I", 1398)
     with pytest.raises(WireError, match="has 1398 bytes; for 700 elements it must have 1400"):
         payload_of_frame(codec, shorter, x.size)
+
+
+@pytest.mark.parametrize("keep", ["ratio=0.07", "ratio=0.5", "ratio=1e-6", "k=1", "k=700"])
+def test_the_number_of_kept_elements_is_the_encoder_s(keep: str) -> None:
+    codec = get_codec(f"topk({keep})")
+    (stage,) = parse(codec.spec).stages
+    for numel in (0, 1, 3, 100, 701, 4096):
+        indices, _ = kept_of_frame(codec, codec.encode(gradient(numel)), numel)
+        assert kept_count(stage.params, numel) == indices.size

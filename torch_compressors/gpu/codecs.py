@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradcomp.adapter_api import Stage, parse
+from gradcomp.adapter_api import Stage, kept_count, parse
 from gradcomp.errors import SpecError
 from torch_compressors.gpu.bucket import (
     EXACT,
@@ -464,15 +464,6 @@ def level_bits(params: Params) -> int:
     if "levels" in params:
         return (2 * int(params["levels"])).bit_length()  # type: ignore[arg-type]
     return int(params["bits"])  # type: ignore[arg-type]
-
-
-def kept_count(params: Params, numel: int) -> int:
-    """Number of elements kept, as docs/wire-format.md says."""
-    if "k" in params:
-        k = int(params["k"])  # type: ignore[arg-type]
-    else:
-        k = math.floor(float(params["ratio"]) * numel + 0.5)  # type: ignore[arg-type]
-    return min(max(k, 1), numel)
 
 
 def sample(numel: int, k: int) -> tuple[int, int, int]:
