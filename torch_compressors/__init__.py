@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch_compressors.ddp import DDPCompression, ddp_hook
     from torch_compressors.elastic import ElasticOuterStep
     from torch_compressors.gossip import AsyncGossipDataParallel, GossipDataParallel
+    from torch_compressors.gpu.found import device_array
     from torch_compressors.launch import init_process_group
     from torch_compressors.outer import OuterStep
     from torch_compressors.shared.demo import DeMo
@@ -36,6 +37,7 @@ __all__ = [
     "GossipDataParallel",
     "OuterStep",
     "ddp_hook",
+    "device_array",
     "dion_groups",
     "init_process_group",
 ]
@@ -50,6 +52,7 @@ _MODULES = {
     "GossipDataParallel": "gossip",
     "OuterStep": "outer",
     "ddp_hook": "ddp",
+    "device_array": "gpu.found",
     "dion_groups": "shared.dion",
     "init_process_group": "launch",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from gradcomp import _core
 
-__all__ = ["ByteArray", "FloatArray", "as_bytes", "as_float32", "split"]
+__all__ = ["ByteArray", "CodedArray", "FloatArray", "as_bytes", "as_float32", "split"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
@@ -18,6 +19,18 @@ ByteArray: TypeAlias = npt.NDArray[np.uint8]
 _DLPACK_CPU = 1
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
+
+
+class CodedArray(ABC):
+    """Float32 elements that codecs cannot read; see `gradcomp.codec.devices.DeviceArray`."""
+
+    @abstractmethod
+    def encode(self, codec: Any, seed: int, step: int, tensor_id: int) -> ByteArray:
+        """See `Codec.encode`."""
+
+    @abstractmethod
+    def decode_add(self, codec: Any, frame: ByteArray, weight: float) -> None:
+        """See `Codec.decode_add`; this array is ``out``."""
 
 
 def as_float32(x: Any) -> FloatArray:
@@ -97,7 +110,8 @@ def _from_dlpack(x: Any) -> npt.NDArray[Any]:
         if device != _DLPACK_CPU:
             raise TypeError(
                 f"the tensor is not in CPU memory (DLPack device type {int(device)}); move it "
-                "there first, for example with .cpu()"
+                "there first, for example with .cpu(), or give torch_compressors.device_array(tensor) "
+                "to codecs that have kernels"
             )
         if str(x.dtype).endswith("bfloat16"):  # numpy has no such type
             return _widen_bfloat16(_core.bfloat16_bits(x.__dlpack__()))

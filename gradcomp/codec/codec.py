@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradcomp import _core
-from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes, as_float32
+from gradcomp.codec.arrays import ByteArray, CodedArray, FloatArray, as_bytes, as_float32
 from gradcomp.codec.correction import Correction
 from gradcomp.codec.spec import checked_text, parse, stages
 from gradcomp.errors import CapacityError, WireError
@@ -112,7 +112,8 @@ class Codec:
 
         Args:
             x: a tensor of any shape; see `gradcomp.codec.arrays.as_float32`. Some codecs see it as
-                the matrix [shape[0], rest].
+                the matrix [shape[0], rest]. Or the array of a device, such as
+                ``torch_compressors.device_array`` gives, which encodes it there to the same bytes.
             out: one-dimensional contiguous uint8 array of at least ``max_encoded_size(x.size)``
                 elements to write to; the result is a view of it. By default a new one.
 
@@ -123,7 +124,14 @@ class Codec:
             TypeError: ``x`` is no float tensor in CPU memory, or ``out`` is no such array. Or seed,
                 step or tensor_id is not a whole number in [0, 2**64).
             CapacityError: ``x`` has 2**30 elements or more, or ``out`` is too small.
+            SpecError: ``x`` is on a device that has no kernels for this codec.
         """
+        if isinstance(x, CodedArray):
+            if out is not None:
+                raise TypeError(
+                    "out is given for an array of a device, whose frame is a new array: leave it out"
+                )
+            return x.encode(self, seed, step, tensor_id)
         values = as_float32(x)
         capacity = self.max_encoded_size(values.size)
         if out is None:
@@ -176,13 +184,18 @@ class Codec:
 
         Args:
             frame: bytes, or a contiguous uint8 array.
-            out: C-contiguous float32 array of as many elements as the frame, of any shape.
+            out: C-contiguous float32 array of as many elements as the frame, of any shape; or the
+                array of a device, as of `encode`.
             weight: factor of the decoded elements.
 
         Raises:
             WireError: as of `decode`.
             TypeError: ``frame`` holds no bytes, or ``out`` is no such array.
+            SpecError: ``out`` is on a device that has no kernels for this codec.
         """
+        if isinstance(out, CodedArray):
+            out.decode_add(self, as_bytes(frame), float(weight))
+            return
         _check_out(out, np.float32)
         self.core.decode_frame_add(as_bytes(frame), float(weight), out)
 

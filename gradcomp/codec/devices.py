@@ -6,16 +6,18 @@ device can be given one of another device, so annotations say `FloatArray` for b
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from gradcomp import _core
-from gradcomp.codec.arrays import ByteArray, FloatArray
+from gradcomp.codec.arrays import ByteArray, CodedArray, FloatArray
+from gradcomp.codec.codec import Codec
 from gradcomp.codec.items import ToDecode, ToEncode
-from gradcomp.codec.spec import Spec
+from gradcomp.codec.spec import Spec, parse
+from gradcomp.errors import SpecError
 from gradcomp.stopwatch import timed
 
 __all__ = ["HOST", "Device", "DeviceArray", "Encoded", "device_of"]
@@ -43,6 +45,10 @@ class Device(Protocol):
         """See `decode_batch_add`; ``out`` holds zeros. Frames are checked before the call returns."""
         ...
 
+    def add(self, codec: Codec, frame: ByteArray, out: FloatArray, weight: float) -> None:
+        """See `Codec.decode_add`; ``out`` may hold anything."""
+        ...
+
     def to_host(self, array: FloatArray) -> FloatArray:
         """The elements on the host: a copy, unless they are there already."""
         ...
@@ -52,7 +58,7 @@ class Device(Protocol):
         ...
 
 
-class DeviceArray(ABC):
+class DeviceArray(CodedArray):
     """Contiguous float32 elements in a device's memory, with these attributes of numpy's arrays.
 
     ``device``, ``shape``, ``size`` and ``nbytes``.
@@ -66,6 +72,34 @@ class DeviceArray(ABC):
     @abstractmethod
     def reshape(self, shape: int | tuple[int, ...]) -> FloatArray:
         """A view of another shape; -1 for a flat one."""
+
+    def encode(self, codec: Codec, seed: int, step: int, tensor_id: int) -> ByteArray:
+        """See `Codec.encode`; waits for the device.
+
+        Raises:
+            SpecError: the device has no kernels for the codec.
+        """
+        self._check(codec)
+        array: Any = self
+        frame, _ = self.device.encode([ToEncode(codec, array, seed, step, tensor_id)])()
+        return frame
+
+    def decode_add(self, codec: Codec, frame: ByteArray, weight: float) -> None:
+        """See `Codec.decode_add`; the frame is checked before the call returns.
+
+        Raises:
+            SpecError: the device has no kernels for the codec.
+        """
+        self._check(codec)
+        array: Any = self
+        self.device.add(codec, frame, array, weight)
+
+    def _check(self, codec: Codec) -> None:
+        if not self.device.takes(parse(codec.spec), self.shape):
+            raise SpecError(
+                f"the device has no kernels for '{codec.spec}' and a tensor of shape {self.shape}: "
+                "copy the tensor to the host, for example with .cpu(); docs/gpu.md lists the specs"
+            )
 
 
 class _Host:
@@ -84,6 +118,9 @@ class _Host:
 
     def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
         _core.decode_batch_add(tensors, weight)
+
+    def add(self, codec: Codec, frame: ByteArray, out: FloatArray, weight: float) -> None:
+        codec.decode_add(frame, out, weight)
 
     def to_host(self, array: FloatArray) -> FloatArray:
         return array

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from gradcomp import _core
-from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.arrays import ByteArray, FloatArray
+from gradcomp.codec.codec import Codec
 from gradcomp.codec.devices import DeviceArray, Encoded
 from gradcomp.codec.items import ToDecode, ToEncode
 from gradcomp.codec.spec import Spec
@@ -64,6 +65,10 @@ class CoreDevice:
         self.log.append(f"decode {len(tensors)}")
         own = [tensor._replace(out=self._elements(tensor.out)) for tensor in tensors]
         _core.decode_batch_add(own, weight)
+
+    def add(self, codec: Codec, frame: ByteArray, out: Any, weight: float) -> None:
+        self.log.append("add")
+        codec.decode_add(frame, self._elements(out), weight)
 
     def to_host(self, array: Any) -> FloatArray:
         return self._elements(array).copy()

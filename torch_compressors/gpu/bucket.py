@@ -121,7 +121,8 @@ def current(device: torch.device) -> contextlib.AbstractContextManager[object]:
 
 def upload(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
     """Copy an array to a device without waiting for it; the pinned copy outlives the transfer."""
-    host = torch.from_numpy(array)
+    # PyTorch warns of arrays that cannot be written to, such as frames of bytes.
+    host = torch.from_numpy(array if array.flags.writeable else array.copy())
     if device.type == "cpu":
         return host.clone()
     return host.pin_memory().to(device, non_blocking=True)

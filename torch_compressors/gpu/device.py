@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradcomp import ToDecode, ToEncode, decode_batch_add
+from gradcomp import Codec, ToDecode, ToEncode, decode_batch_add
 from gradcomp.adapter_api import (
     ByteArray,
     Encoded,
@@ -30,6 +30,7 @@ from torch_compressors.devices import TensorArray
 from torch_compressors.gpu import codecs
 from torch_compressors.gpu.add import ToAdd, ToAddHalf, add_half, add_kept
 from torch_compressors.gpu.bucket import Kept, Momentum, Payload, ToLaunch, upload
+from torch_compressors.shared.host_copies import to_device
 from torch_compressors.shared.staging import Staging
 
 __all__ = ["TorchDevice"]
@@ -91,14 +92,31 @@ class TorchDevice:
         """Add rank after rank, as the core does; frames without kernels are added on the host."""
         there = [one for one in tensors if one.codec.name in _KEPT | _HALF]
         for rank in range(max((len(tensor.frames) for tensor in there), default=0)):
-            kept = [_to_add(one, rank, self._device) for one in there if one.codec.name in _KEPT]
+            kept: list[ToAdd] = []
+            halves: dict[str, list[ToAddHalf]] = {name: [] for name in sorted(_HALF)}
+            for one in there:
+                of_rank = one.codec, one.frames[rank], one.out, self._device
+                with _named(one, rank):
+                    if one.codec.name in _KEPT:
+                        kept.append(_to_add(*of_rank))
+                    else:
+                        halves[one.codec.name].append(_to_add_half(*of_rank))
             add_kept(kept, weight)
-            for name in sorted(_HALF):
-                half = [
-                    _to_add_half(one, rank, self._device) for one in there if one.codec.name == name
-                ]
+            for name, half in halves.items():
                 add_half(half, weight, bf16=name == "bf16")
         self._add_on_host([one for one in tensors if one.codec.name not in _KEPT | _HALF], weight)
+
+    def add(self, codec: Codec, frame: ByteArray, out: FloatArray, weight: float) -> None:
+        """Add a frame to elements of any value, on the host where it has no kernels."""
+        if codec.name in _KEPT:
+            add_kept([_to_add(codec, frame, out, self._device)], weight)
+        elif codec.name in _HALF:
+            half = [_to_add_half(codec, frame, out, self._device)]
+            add_half(half, weight, bf16=codec.name == "bf16")
+        else:
+            host = self.to_host(out)
+            codec.decode_add(frame, host, weight)
+            _tensor(out).copy_(to_device(torch.from_numpy(host), self._device))
 
     def _add_on_host(self, tensors: Sequence[ToDecode], weight: float) -> None:
         pinned = self._device.type != "cpu"
@@ -176,18 +194,15 @@ def _part(
     )
 
 
-def _to_add(tensor: ToDecode, rank: int, device: torch.device) -> ToAdd:
-    with _named(tensor, rank):
-        indices, values = kept_of_frame(tensor.codec, tensor.frames[rank], tensor.out.size)
-    return ToAdd(
-        _tensor(tensor.out), upload(indices.view(np.int32), device), upload(values, device)
-    )
+def _to_add(codec: Codec, frame: ByteArray, out: FloatArray, device: torch.device) -> ToAdd:
+    indices, values = kept_of_frame(codec, frame, out.size)
+    return ToAdd(_tensor(out), upload(indices.view(np.int32), device), upload(values, device))
 
 
-def _to_add_half(tensor: ToDecode, rank: int, device: torch.device) -> ToAddHalf:
-    with _named(tensor, rank):
-        payload = payload_of_frame(tensor.codec, tensor.frames[rank], tensor.out.size)
-    return ToAddHalf(_tensor(tensor.out), upload(payload, device))
+def _to_add_half(
+    codec: Codec, frame: ByteArray, out: FloatArray, device: torch.device
+) -> ToAddHalf:
+    return ToAddHalf(_tensor(out), upload(payload_of_frame(codec, frame, out.size), device))
 
 
 @contextmanager

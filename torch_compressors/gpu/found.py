@@ -1,4 +1,4 @@
-"""The device of a tensor, if kernels can work there; imports Triton only then."""
+"""The device of a tensor, if kernels can work there; imports Triton only then. Not run on any GPU so far."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from importlib.util import find_spec
 
 import torch
 
-from torch_compressors.devices import TensorDevice
+from gradcomp.errors import GradcompError
+from torch_compressors.devices import TensorArray, TensorDevice
 
-__all__ = ["device_for"]
+__all__ = ["device_array", "device_for"]
 
 
 @cache
@@ -24,3 +25,21 @@ def device_for(device: torch.device) -> TensorDevice | None:
     from torch_compressors.gpu.device import TorchDevice
 
     return TorchDevice(device)
+
+
+def device_array(tensor: torch.Tensor) -> TensorArray:
+    """A tensor on a GPU as an array for ``gradcomp.get_codec(spec)``, without a copy.
+
+    ``encode`` makes the bytes of the host. ``decode_add`` adds to the tensor itself, on the current stream.
+
+    Raises:
+        TypeError: the tensor is not contiguous float32.
+        GradcompError: the tensor is on the host, which needs no such array, or there is no Triton.
+    """
+    device = device_for(tensor.device)
+    if device is None:
+        raise GradcompError(
+            f"there are no kernels for tensors on '{tensor.device}': give codecs a tensor on a GPU of a "
+            "PyTorch that has Triton, or one on the host without device_array, for example tensor.cpu()"
+        )
+    return TensorArray(device, tensor.detach())

@@ -1,0 +1,85 @@
+"""Codecs with single tensors on a device of interpreted kernels, as a process: python single.py
+
+Prints the number of frames that were compared with those of the host; a difference is an error.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import numpy as np
+import pytest
+import torch
+
+from gradcomp import SpecError, WireError, get_codec
+from torch_compressors.gpu import codecs
+from torch_compressors.gpu.device import TorchDevice
+
+SPECS = [
+    "topk(ratio=0.1)",
+    "topk(k=7,values=int8)|rice",
+    "randomk(ratio=0.2)",
+    "fp16",
+    "bf16",
+    "int8",
+    "int4",
+    "sign",
+    "onebit",
+    "terngrad",
+    "qsgd(levels=7,bucket=64)|packed",
+    "uniform(bits=8)|packed",
+]
+SHAPES = [(1,), (300,), (13, 40), (4, 5, 17)]
+
+OTHERS = ["identity", "qsgd(norm=l2)", "blocktopk(k=3)", "randomk(ratio=0.2,values=int8)"]
+
+
+def main() -> None:
+    """Compare frames, and sums with elements of any value."""
+    codecs.TILE, codecs.BLOCK, codecs.UNROLL = 128, 64, 1
+    device = TorchDevice(torch.device("cpu"))
+    rng = np.random.default_rng(4)
+    compared = 0
+    for spec in SPECS:
+        codec = get_codec(spec)
+        for shape in SHAPES:
+            grad = rng.standard_normal(shape, np.float32)
+            key = {"seed": 3, "step": compared, "tensor_id": 5}
+            expected = codec.encode(grad, **key)
+            frame = codec.encode(device.array(torch.from_numpy(grad)), **key)
+            assert frame.tobytes() == expected.tobytes(), f"{spec} of {shape}"
+            total = rng.standard_normal(shape, np.float32)
+            total.reshape(-1)[::3] = -0.0
+            tensor = torch.from_numpy(total.copy())
+            codec.decode_add(expected, total, 1 / 3)
+            codec.decode_add(bytes(frame), device.array(tensor), 1 / 3)
+            assert tensor.numpy().tobytes() == total.tobytes(), f"{spec} added to {shape}"
+            compared += 1
+    array = device.array(torch.zeros(64))
+    for spec in OTHERS:
+        codec = get_codec(spec)
+        frame = codec.encode(np.zeros(64, np.float32))
+        with pytest.raises(SpecError, match=r"no kernels for '.*\.cpu\(\)"):
+            codec.encode(array)
+        with pytest.raises(SpecError, match=r"no kernels for '.*\.cpu\(\)"):
+            codec.decode_add(frame, array)
+    topk = get_codec("topk(k=3)")
+    with pytest.raises(SpecError, match=r"shape \(0,\)"):
+        topk.encode(device.array(torch.zeros(0)))
+    with pytest.raises(TypeError, match="whole number"):
+        topk.encode(array, seed=-1)
+    with pytest.raises(TypeError, match="leave it out"):
+        topk.encode(array, out=np.empty(999, np.uint8))
+    for spec in ("topk(k=3)", "fp16", "int8"):
+        frame = get_codec(spec).encode(np.ones(64, np.float32))
+        frame[-1] ^= 1
+        with pytest.raises(WireError):
+            get_codec(spec).decode_add(frame, array)
+    assert not array.tensor.any()
+    print(f"{compared} frames compared")
+
+
+if __name__ == "__main__":
+    main()
