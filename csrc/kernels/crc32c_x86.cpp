@@ -1,40 +1,24 @@
 #if defined(__x86_64__)
 
 #include "base/bytes.hpp"
+#include "kernels/cpu_x86.hpp"
 #include "kernels/crc32c_tables.hpp"
 #include "kernels/x86.hpp"
 
 namespace gradcomp {
 
-// The instruction takes three cycles but starts one per cycle: three lanes keep it busy.
-GRADCOMP_SSE42 std::uint32_t crc32c_sse42(std::uint32_t crc, const std::uint8_t* data,
-                                          std::size_t size) {
-  if (size >= 3 * kCrcLaneBytes) {
-    const Crc32cTables& tables = crc32c_tables();
-    do {
-      std::uint64_t lane0 = crc;
-      std::uint64_t lane1 = 0;
-      std::uint64_t lane2 = 0;
-      for (std::size_t i = 0; i < kCrcLaneBytes; i += 8) {
-        lane0 = _mm_crc32_u64(lane0, load<std::uint64_t>(data + i));
-        lane1 = _mm_crc32_u64(lane1, load<std::uint64_t>(data + kCrcLaneBytes + i));
-        lane2 = _mm_crc32_u64(lane2, load<std::uint64_t>(data + 2 * kCrcLaneBytes + i));
-      }
-      crc =
-          tables.shift_lane(static_cast<std::uint32_t>(lane0)) ^ static_cast<std::uint32_t>(lane1);
-      crc = tables.shift_lane(crc) ^ static_cast<std::uint32_t>(lane2);
-      data += 3 * kCrcLaneBytes;
-      size -= 3 * kCrcLaneBytes;
-    } while (size >= 3 * kCrcLaneBytes);
-  }
-  std::uint64_t wide = crc;
-  for (; size >= 8; size -= 8, data += 8) wide = _mm_crc32_u64(wide, load<std::uint64_t>(data));
-  crc = static_cast<std::uint32_t>(wide);
-  for (; size > 0; --size, ++data) crc = _mm_crc32_u8(crc, *data);
-  return crc;
+namespace {
+
+GRADCOMP_SSE42 inline std::uint32_t crc_word(std::uint32_t crc, std::uint64_t word) {
+  return static_cast<std::uint32_t>(_mm_crc32_u64(crc, word));
+}
+GRADCOMP_SSE42 inline std::uint32_t crc_byte(std::uint32_t crc, std::uint8_t byte) {
+  return _mm_crc32_u8(crc, byte);
 }
 
-namespace {
+#define GRADCOMP_LEVEL GRADCOMP_SSE42
+#include "kernels/crc32c_loop.hpp"
+#undef GRADCOMP_LEVEL
 
 // x^exponent modulo the polynomial, in the reflected form that a carry-less multiply of reflected
 // operands needs (one bit to the left). Gopal et al.: "Fast CRC Computation for Generic Polynomials
@@ -93,21 +77,23 @@ GRADCOMP_VPCLMUL std::uint32_t crc32c_fold(std::uint32_t crc, const std::uint8_t
     folded = _mm_xor_si128(_mm_xor_si128(low, high), next);
   }
   _mm_store_si128(reinterpret_cast<__m128i*>(last), folded);
-  return crc32c_sse42(0, last, 16);
+  return crc32c_lanes(0, last, 16);
 }
 
 }  // namespace
 
+std::uint32_t crc32c_sse42(std::uint32_t crc, const std::uint8_t* data, std::size_t size) {
+  return crc32c_lanes(crc, data, size);
+}
+
 std::uint32_t crc32c_avx512(std::uint32_t crc, const std::uint8_t* data, std::size_t size) {
-  static const bool folds =
-      __builtin_cpu_supports("vpclmulqdq") != 0 && __builtin_cpu_supports("pclmul") != 0;
-  if (folds && size >= 512) {
+  if (cpu_x86().folds && size >= 512) {
     const std::size_t blocks = size / 256;
     crc = crc32c_fold(crc, data, blocks);
     data += 256 * blocks;
     size -= 256 * blocks;
   }
-  return crc32c_sse42(crc, data, size);
+  return crc32c_lanes(crc, data, size);
 }
 
 }  // namespace gradcomp

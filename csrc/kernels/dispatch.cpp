@@ -1,23 +1,12 @@
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 
+#include "kernels/cpu_x86.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {
 namespace {
-
-#if defined(__x86_64__)
-// Clang's __builtin_cpu_supports does not know this name.
-bool has_f16c() noexcept {
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
-}
-#endif
 
 struct Levels {
   const Kernels* tables[3];
@@ -27,15 +16,8 @@ struct Levels {
   Levels() noexcept {
     add(kScalarKernels);
 #if defined(__x86_64__)
-    // These builtins also check that the OS saves the wider registers.
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && has_f16c() && __builtin_cpu_supports("sse4.2")) {
-      add(kAvx2Kernels);
-      if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-        add(kAvx512Kernels);
-      }
-    }
+    if (cpu_x86().avx2) add(kAvx2Kernels);
+    if (cpu_x86().avx512) add(kAvx512Kernels);
 #endif
   }
 

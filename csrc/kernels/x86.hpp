@@ -17,12 +17,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#define GRADCOMP_SSE42 __attribute__((target("sse4.2")))
+#define GRADCOMP_SSE42 __attribute__((target("sse4.2,crc32")))
 #define GRADCOMP_AVX2 __attribute__((target("avx2,f16c")))
 #define GRADCOMP_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c")))
 
 #define GRADCOMP_VPCLMUL \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,vpclmulqdq,pclmul,sse4.2")))
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,vpclmulqdq,pclmul,sse4.2,crc32")))
 
 namespace gradcomp {
 

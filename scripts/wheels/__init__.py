@@ -1,1 +1,1 @@
-"""Wheels of the engines: unchanged releases with the fixes that their builds need."""
+"""Wheels of the engines, unchanged releases with the fixes that they need, and of gradcomp itself."""
