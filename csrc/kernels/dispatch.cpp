@@ -4,6 +4,7 @@
 
 #include "kernels/cpu_x86.hpp"
 #include "kernels/kernels.hpp"
+#include "kernels/neon.hpp"
 
 namespace gradcomp {
 namespace {
@@ -18,6 +19,8 @@ struct Levels {
 #if defined(__x86_64__)
     if (cpu_x86().avx2) add(kAvx2Kernels);
     if (cpu_x86().avx512) add(kAvx512Kernels);
+#elif defined(__aarch64__)
+    add(neon_kernels());
 #endif
   }
 

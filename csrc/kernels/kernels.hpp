@@ -1,5 +1,5 @@
-// Inner loops, once per instruction set (a "level": scalar, avx2 or avx512), behind one table. All
-// levels give the same bits.
+// Inner loops, once per instruction set (a "level": scalar, avx2 or avx512; on ARM scalar or neon),
+// behind one table. All levels give the same bits.
 #pragma once
 
 #include <cstddef>
@@ -248,8 +248,8 @@ extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
 #endif
 
-// Best level of this machine, or the level that GRADCOMP_SIMD=scalar|avx2|avx512 names if the
-// machine has it. Decided at first use.
+// Best level of this machine, or the level that GRADCOMP_SIMD=scalar|avx2|avx512|neon names if
+// the machine has it. Decided at first use.
 const Kernels& kernels() noexcept;
 
 // Names of the levels that this machine can run, worst first.
