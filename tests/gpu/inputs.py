@@ -41,7 +41,7 @@ def gradient(rng: np.random.Generator, family: str, n: int) -> Floats:
         case "not finite":
             # The first has a payload that differs in each part of the significand.
             bits = np.array([0x7FABCDEF, 0xFF800001, 0xFFC12345, 0x7F800000, 0xFF800000], np.uint32)
-            places = rng.integers(0, n, 1 + n // 50)
+            places = rng.integers(0, n, (1 + n // 50) * (n > 0))
             normal.view(np.uint32)[places] = rng.choice(bits, places.size)
             return normal
         case "denormals":

@@ -1,0 +1,179 @@
+"""The operations that are timed: bytes that they move, targets, and the same by PyTorch's operators."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+
+from gpulab.clock import Work
+from torch_compressors.gpu import codecs
+from torch_compressors.gpu.add import ToAdd, add_kept
+from torch_compressors.gpu.bucket import ToLaunch
+
+__all__ = ["OPERATIONS", "Operation"]
+
+BETA, GAMMA = 0.9, 0.7
+RATIO = 0.01
+FRAMES = 8
+
+Make = Callable[[int, torch.device], Work]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation on a gradient, with error feedback.
+
+    Attributes:
+        bytes: read and written per element; tests/gpu/test_traffic.py counts those of kernels.
+        target: least fraction of the bandwidth of a copy, at 25M elements and more; None: none.
+        make: for so many elements on a device, the work.
+        others: the same by PyTorch's operators, or another library.
+        library: of `others`, if it is not PyTorch.
+        graph: whether the work can be recorded in a CUDA graph.
+    """
+
+    name: str
+    bytes: float
+    target: float | None
+    make: Make
+    others: Make | None = None
+    library: str = "torch"
+    graph: bool = True
+
+    def other(self, numel: int, device: torch.device) -> Work | None:
+        """The same by others, where they are installed."""
+        if self.others is None or find_spec(self.library) is None:
+            return None
+        return self.others(numel, device)
+
+
+def _gradient(numel: int, device: torch.device) -> torch.Tensor:
+    generator = torch.Generator(device).manual_seed(numel)
+    return torch.randn(numel, generator=generator, device=device)
+
+
+def _encodes(spec: str, *, lopsided: bool = False) -> Make:
+    """Kernels of a codec; in a lopsided gradient all kept elements lie together."""
+
+    def make(numel: int, device: torch.device) -> Work:
+        encoder = codecs.encoder(spec, [numel], device)
+        grad = _gradient(numel, device)
+        if lopsided:
+            grad[: numel - numel // 10] *= 1e-3
+        # The residual is corrected by nothing: else the gradient would no longer be lopsided.
+        beta = 0.0 if lopsided else BETA
+        tensor = ToLaunch(grad, torch.zeros_like(grad), beta, GAMMA)
+        return lambda: encoder.launch([tensor])
+
+    return make
+
+
+def _adds(numel: int, device: torch.device) -> Work:
+    acc, frames = _frames(numel, device)
+
+    def work() -> None:
+        acc.zero_()
+        for indices, values in frames:
+            add_kept([ToAdd(acc, indices, values)], 1 / FRAMES)
+
+    return work
+
+
+def _frames(
+    numel: int, device: torch.device
+) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
+    """An average, and kept elements of some ranks."""
+    kept = max(1, int(RATIO * numel))
+    frames = []
+    for rank in range(FRAMES):
+        generator = torch.Generator().manual_seed(rank)
+        # One place in each run of 1 / RATIO elements: distinct and ascending.
+        places = torch.randint(numel // kept, (kept,), generator=generator)
+        indices = (places + (numel // kept) * torch.arange(kept)).to(torch.int32)
+        frames.append((indices.to(device), torch.randn(kept, generator=generator).to(device)))
+    return torch.zeros(numel, device=device), frames
+
+
+def _torch_adds(numel: int, device: torch.device) -> Work:
+    acc, frames = _frames(numel, device)
+
+    def work() -> None:
+        acc.zero_()
+        for indices, values in frames:
+            acc.index_add_(0, indices, values, alpha=1 / FRAMES)
+
+    return work
+
+
+def _corrected(
+    encode: Callable[[torch.Tensor], object],
+) -> Make:
+    """Error feedback by PyTorch's operators; ``encode`` subtracts from the residual."""
+
+    def make(numel: int, device: torch.device) -> Work:
+        grad = _gradient(numel, device)
+        residual = torch.zeros_like(grad)
+
+        def work() -> None:
+            residual.mul_(BETA).add_(grad, alpha=GAMMA)
+            encode(residual)
+
+        return work
+
+    return make
+
+
+def _torch_topk(residual: torch.Tensor) -> object:
+    kept = max(1, int(RATIO * residual.numel()))
+    _, indices = torch.topk(residual.abs(), kept, sorted=False)
+    values = residual[indices]
+    residual.index_fill_(0, indices, 0.0)
+    return values, indices
+
+
+def _torch_half(residual: torch.Tensor) -> object:
+    half = residual.half()
+    residual.sub_(half)
+    return half
+
+
+def _torch_sign(residual: torch.Tensor) -> object:
+    """Without the packing of bits, for which PyTorch has no operator."""
+    scale = residual.abs().mean()
+    signs = residual.sign()
+    residual.sub_(signs * scale)
+    return signs.to(torch.int8), scale
+
+
+def _bitsandbytes(residual: torch.Tensor) -> object:
+    functional = importlib.import_module("bitsandbytes.functional")
+    symbols, state = functional.quantize_blockwise(residual)
+    residual.sub_(functional.dequantize_blockwise(symbols, state))
+    return symbols, state
+
+
+OPERATIONS = (
+    Operation("fp16", 14, 0.85, _encodes("fp16"), _corrected(_torch_half)),
+    Operation("qsgd(levels=127)", 13, 0.70, _encodes("qsgd(levels=127)")),
+    Operation("int8", 13, None, _encodes("int8"), _corrected(_bitsandbytes), "bitsandbytes"),
+    Operation(
+        "topk(ratio=0.01)", 13.5, 0.70, _encodes("topk(ratio=0.01)"), _corrected(_torch_topk)
+    ),
+    Operation(
+        "topk(ratio=0.01), guess failed",
+        32,
+        0.60,
+        _encodes("topk(ratio=0.01)", lopsided=True),
+        _corrected(_torch_topk),
+    ),
+    Operation("randomk(ratio=0.01)", 12.3, None, _encodes("randomk(ratio=0.01)")),
+    Operation("sign", 20, 0.60, _encodes("sign"), _corrected(_torch_sign)),
+    Operation("terngrad", 20.4, None, _encodes("terngrad")),
+    Operation(
+        f"add {FRAMES} frames of topk(ratio=0.01)", 9.8, 0.60, _adds, _torch_adds, graph=False
+    ),
+)

@@ -1,0 +1,151 @@
+"""Speeds of kernels as fractions of a copy's, of copies to and from the host, and of whole frames."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpulab.clock import Clock, Work
+from gpulab.operations import BETA, GAMMA, OPERATIONS, Operation
+from gradcomp import ToDecode, ToEncode, encode_batch, get_codec
+from torch_compressors.devices import TensorArray, TensorDevice
+from torch_compressors.gpu.device import TorchDevice
+
+__all__ = ["copies", "frames", "kernels"]
+
+Row = dict[str, Any]
+
+CACHE = 256 * 2**20
+"""Bytes that no cache holds: works on smaller tensors take turns on that many."""
+
+SPEC = "topk(ratio=0.01)"
+RANKS = 8
+
+
+def copies(clock: Clock, numel: int = 2**28) -> Row:
+    """Bandwidth of copies, in GB/s: on the device read plus written, to and from the host one way."""
+    device = clock.device
+    source = torch.zeros(numel, device=device)
+    to = torch.empty_like(source)
+    bytes_ = 4 * numel
+    row: Row = {"device": 2 * bytes_ / clock.launched([lambda: to.copy_(source)]) / 1e6}
+    pinned = device.type != "cpu"
+    part = source[: max(1, numel // 4)]
+    for name, host in (
+        ("pinned", torch.empty(part.shape, pin_memory=pinned)),
+        ("pageable", torch.empty(part.shape)),
+    ):
+        for way, work in (
+            ("to the host", _copy(host, part, name == "pinned")),
+            ("to the device", _copy(part, host, name == "pinned")),
+        ):
+            row[f"{name}, {way}"] = 4 * part.numel() / clock.launched([work]) / 1e6
+    return row
+
+
+def _copy(to: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> Work:
+    return lambda: to.copy_(source, non_blocking=non_blocking)
+
+
+def kernels(clock: Clock, numels: Sequence[int], copied: float) -> list[Row]:
+    """Times of all operations, in ms; ``copied`` is the device's bandwidth of a copy in GB/s."""
+    return [_operation(clock, one, numel, copied) for one in OPERATIONS for numel in numels]
+
+
+def _operation(clock: Clock, one: Operation, numel: int, copied: float) -> Row:
+    turns = max(1, math.ceil(CACHE / (one.bytes * numel)))
+    works = [one.make(numel, clock.device) for _ in range(turns)]
+    row: Row = {"name": one.name, "numel": numel, "bytes": one.bytes, "target": one.target}
+    row["launched"] = clock.launched(works)
+    row["graph"] = clock.in_graph(works) if one.graph else None
+    best = row["launched"] if row["graph"] is None else row["graph"]
+    row["fraction"] = one.bytes * numel / best / 1e6 / copied
+    others = [work for _ in works if (work := one.other(numel, clock.device)) is not None]
+    row["library"] = one.library if others else None
+    row["other"] = clock.launched(others) if others else None
+    return row
+
+
+def frames(clock: Clock, numels: Sequence[int], tensors: int = 50) -> list[Row]:
+    """A bucket of some tensors, with error feedback, to frames on the host, in ms of the host's clock.
+
+    ``launched`` is until the call returns, ``done`` until the frames are there; ``host`` is the same
+    by the core, from the gradients on the device on. ``added`` is until the frames of 8 ranks are
+    added to averages on the device.
+    """
+    device = TorchDevice(clock.device)
+    return [_frames(clock, device, numel, tensors) for numel in numels]
+
+
+def _frames(clock: Clock, device: TensorDevice, numel: int, tensors: int) -> Row:
+    items = _bucket(device, clock.device, numel, tensors)
+    waits: list[Work] = []
+    return {
+        "name": f"residual|{SPEC}",
+        "numel": numel,
+        "tensors": tensors,
+        "launched": clock.host(lambda: waits.append(device.encode(items)), lambda: waits.pop()()),
+        "done": clock.host(lambda: device.encode(items)()),
+        "host": clock.host(_on_host(items, clock)),
+        "added": clock.host(_adds(device, items, clock)),
+    }
+
+
+def _bucket(device: TensorDevice, place: torch.device, numel: int, tensors: int) -> list[ToEncode]:
+    codec = get_codec(SPEC)
+    each = max(1, numel // tensors)
+    items = []
+    for number in range(tensors):
+        grad = torch.randn(each, device=place)
+        arrays = (device.array(grad), device.array(torch.zeros_like(grad)))
+        items.append(ToEncode(codec, arrays[0], 0, 0, number, arrays[1], BETA, GAMMA))
+    return items
+
+
+def _adds(device: TensorDevice, items: Sequence[ToEncode], clock: Clock) -> Work:
+    """The frames of one rank stand for those of all."""
+    data, sizes = device.encode(items)()
+    begins = np.cumsum([0, *sizes])
+    out = [
+        ToDecode(
+            str(i),
+            item.codec,
+            [data[begins[i] : begins[i + 1]]] * RANKS,
+            device.zeros(item.grad.size),
+        )
+        for i, item in enumerate(items)
+    ]
+
+    def work() -> None:
+        device.decode_add(out, 1 / RANKS)
+        clock.synchronize()
+
+    return work
+
+
+def _tensor(array: object) -> torch.Tensor:
+    assert isinstance(array, TensorArray)  # of a device
+    return array.tensor
+
+
+def _on_host(items: Sequence[ToEncode], clock: Clock) -> Work:
+    """The gradients are copied to pinned memory; residuals are on the host."""
+    grads = [_tensor(item.grad) for item in items]
+    pinned = grads[0].device.type != "cpu"
+    hosts = [torch.empty(grad.shape, pin_memory=pinned) for grad in grads]
+    own = [
+        item._replace(grad=host.numpy(), residual=np.zeros(host.numel(), np.float32))
+        for item, host in zip(items, hosts, strict=True)
+    ]
+
+    def work() -> None:
+        for host, grad in zip(hosts, grads, strict=True):
+            host.copy_(grad, non_blocking=True)
+        clock.synchronize()
+        encode_batch(own)
+
+    return work

@@ -1,0 +1,1 @@
+"""Tests of kernels, most of which run as processes of their own."""

@@ -1,0 +1,393 @@
+"""Comparisons of kernels with the C++ core: of payloads, residuals and momenta, byte by byte.
+
+A name is a group of comparisons, or a launch such as feedback:fp16. `main` prints the number of cases,
+then those that differ. interpreted.py runs it without a GPU; compiled.py is for one, and has not run yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from gpu.inputs import FAMILIES, Floats, gradient
+from gradcomp import ToEncode, encode_batch, get_codec
+from gradcomp.codec.codec import derive_stream
+from gradcomp.codec.correction import Correction
+from torch_compressors.gpu import add, codecs
+from torch_compressors.gpu.bucket import Kept, Momentum, ToLaunch
+
+CPU = torch.device("cpu")
+SEED, STEP = 5, 7
+
+
+class Case(NamedTuple):
+    """One tensor in a launch."""
+
+    name: str
+    grad: Floats
+    residual: Floats
+    momentum: Floats
+
+
+class Mode(NamedTuple):
+    """Error feedback around the codec of a launch."""
+
+    residual: bool = False
+    correction: dict[str, Any] | None = None
+
+
+# Factors are no powers of two, so that contraction would show.
+FACTORS = {"factor": 0.9, "scale": 0.7}
+MODES = {
+    "plain": Mode(),
+    "feedback": Mode(True),
+    "correction": Mode(True, {**FACTORS, "masking": True}),
+    "nesterov": Mode(True, {**FACTORS, "masking": True, "nesterov": True}),
+    "unmasked": Mode(True, {**FACTORS, "masking": False}),
+    "unmasked nesterov": Mode(True, {**FACTORS, "masking": False, "nesterov": True}),
+}
+
+
+def cases(rng: np.random.Generator, sizes: list[int], count: int) -> list[Case]:
+    """``count`` tensors: all families, sizes at random among ``sizes``."""
+    made = []
+    for i in range(count):
+        family = FAMILIES[i % len(FAMILIES)]
+        n = sizes[int(rng.integers(len(sizes)))]
+        if family == "a tenth of it large":
+            n = max(sizes)
+        # Without a residual of its own, a gradient's ties, zeros and payloads reach the codec.
+        state = rng.standard_normal((2, n)).astype(np.float32) * np.float32(i % 3 > 0)
+        made.append(Case(f"{family}, {n} elements", gradient(rng, family, n), *state))
+    return made
+
+
+def tie() -> Case:
+    """A sum at a tie of rounding, which another order rounds to another float32."""
+    grad = np.zeros(32, np.float32)
+    grad[[0, 16, 1, 9]] = [2.0**60, 2.0**36, 2.0**7, 2.0**7]
+    return Case("a tie", grad, np.zeros_like(grad), np.zeros_like(grad))
+
+
+class Result(NamedTuple):
+    """A tensor after a step: bytes that travel, residual and momentum."""
+
+    sent: bytes
+    residual: bytes
+    momentum: bytes
+
+
+def of_core(spec: str, sent: str, mode: Mode, tensors: list[Case]) -> list[Result]:
+    """The C++ core's results; residuals with ``spec``, payloads with ``sent``."""
+    states = []
+    for text in dict.fromkeys((spec, sent)):
+        codec = get_codec(text)
+        states = [(case.residual.copy(), case.momentum.copy()) for case in tensors]
+        items = [
+            ToEncode(
+                *(codec, case.grad, SEED, STEP, i),
+                residual if mode.residual else None,
+                *(0.9, 0.7),
+                None if mode.correction is None else Correction(momentum, **mode.correction),
+            )
+            for i, (case, (residual, momentum)) in enumerate(zip(tensors, states, strict=True))
+        ]
+        data, sizes = encode_batch(items)
+        if text == sent:
+            header = 32 if "seeded" in codec.caps else 24
+            ends = np.cumsum(sizes)
+            payloads = [
+                bytes(data[end - size + header : end - 4])
+                for end, size in zip(ends, sizes, strict=True)
+            ]
+        if text == spec:
+            after = states
+    return [
+        Result(payload, residual.tobytes(), momentum.tobytes())
+        for payload, (residual, momentum) in zip(payloads, after, strict=True)
+    ]
+
+
+def of_kernels(
+    spec: str, mode: Mode, tensors: list[Case], device: torch.device = CPU, steps: int = 1
+) -> Iterator[list[Result]]:
+    """The kernels' results in each of some launches of one encoder, all with the same input."""
+    encoder = codecs.encoder(spec, [case.grad.size for case in tensors], device)
+    grads = [torch.from_numpy(case.grad).to(device) for case in tensors]
+    for _ in range(steps):
+        states = [
+            tuple(torch.tensor(array, device=device) for array in (case.residual, case.momentum))
+            for case in tensors
+        ]
+        launched = encoder.launch(
+            [
+                ToLaunch(
+                    grad,
+                    residual if mode.residual else None,
+                    *(0.9, 0.7),
+                    None if mode.correction is None else Momentum(momentum, **mode.correction),
+                    derive_stream(SEED, STEP, i),
+                )
+                for i, (grad, (residual, momentum)) in enumerate(zip(grads, states, strict=True))
+            ]
+        )
+        yield [
+            Result(_sent(result), _bytes(residual), _bytes(momentum))
+            for result, (residual, momentum) in zip(launched, states, strict=True)
+        ]
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.cpu().numpy().tobytes()
+
+
+def _sent(result: Any) -> bytes:
+    if not isinstance(result, Kept):
+        return _bytes(result.data)
+    # A payload with index coding raw32.
+    head = np.array([result.indices.numel(), 0], np.uint32).tobytes()
+    return head + _bytes(result.indices) + _bytes(result.values)
+
+
+def _of_nvidia(case: Case) -> Case:
+    """The case with the bits of NVIDIA's own NaN, which keep them in arithmetic on all processors.
+
+    An operand's payload survives on x86 alone: see torch_compressors/gpu/kernels/correct.py.
+    """
+    nan = np.uint32(0x7FFFFFFF).view(np.float32)
+    return case._replace(grad=np.where(np.isnan(case.grad), nan, case.grad))
+
+
+def differences(
+    spec: str,
+    mode: str,
+    tensors: list[Case],
+    sent: str = "",
+    device: torch.device = CPU,
+    steps: int = 1,
+) -> Iterator[str]:
+    """The tensors whose results differ, in any of some launches."""
+    if device != CPU and mode != "plain":
+        tensors = [_of_nvidia(case) for case in tensors]
+    want = of_core(spec, sent or spec, MODES[mode], tensors)
+    for got in of_kernels(spec, MODES[mode], tensors, device, steps):
+        for case, expected, actual in zip(tensors, want, got, strict=True):
+            for field, a, b in zip(Result._fields, expected, actual, strict=True):
+                if a != b:
+                    yield f"{spec}, {mode}, {case.name}: {field} differs"
+
+
+SIZES = [0, 1, 2, 7, 8, 15, 16, 17, 31, 33, 64, 100, 127, 128, 129, 200, 255, 256, 257, 300, 520]
+"""Around multiples of the small tiles of these tests."""
+
+
+class Tally:
+    """Counts cases on a device and collects the differing ones."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.count = 0
+        self.faults: list[str] = []
+
+    def compare(
+        self, spec: str, mode: str, tensors: list[Case], sent: str = "", steps: int = 1
+    ) -> None:
+        """One launch of all tensors."""
+        self.count += len(tensors)
+        self.faults += differences(spec, mode, tensors, sent, self.device, steps)
+
+
+def small_tiles() -> None:
+    """Tiles so small that tensors of a few hundred elements have several."""
+    codecs.TILE, codecs.BLOCK = 128, 64
+
+
+VALUES = ("fp32", "fp16", "bf16", "int8", "sign", "means", "2bit")
+
+
+def topk(tally: Tally, rng: np.random.Generator, each: int) -> None:
+    small_tiles()
+    for i, values in enumerate(VALUES):
+        for mode in MODES:
+            ratio = (0.01, 0.05, 0.3, 0.9)[i % 4]
+            spec = f"topk(ratio={ratio},values={values})"
+            sent = f"topk(ratio={ratio})|raw32"
+            tally.compare(spec, mode, cases(rng, SIZES, each), sent)
+
+
+def topk_state(tally: Tally, rng: np.random.Generator, each: int) -> None:
+    """Later steps find the state of earlier ones; real tiles; large tensors are sampled."""
+    small_tiles()
+    tally.compare("topk(k=9)", "feedback", cases(rng, SIZES, each), "topk(k=9)|raw32", steps=2)
+    codecs.TILE, codecs.BLOCK = 2048, 1024
+    for n in (2047, 2049, 9000, 40001):
+        spec = "topk(ratio=0.01)"
+        tally.compare(spec, "feedback", cases(rng, [n], len(FAMILIES)), spec + "|raw32")
+
+
+def half(tally: Tally, rng: np.random.Generator, each: int) -> None:
+    small_tiles()
+    for spec in ("fp16", "fp16(overflow=saturate)", "bf16"):
+        for mode in ("plain", "feedback", "unmasked"):
+            tally.compare(spec, mode, cases(rng, SIZES, each))
+
+
+def quantized(tally: Tally, rng: np.random.Generator, each: int) -> None:
+    small_tiles()
+    specs = (
+        *("qsgd(levels=127,bucket=64)", "qsgd(levels=7,bucket=256)"),
+        *("int8(bucket=64)", "int8(bucket=256,rounding=stochastic)"),
+        *("uniform(bits=8)", "uniform(bits=2,rounding=stochastic)"),
+        *("int4(bucket=64)", "int4(bucket=16,rounding=stochastic)"),
+    )
+    for spec in specs:
+        for mode in ("plain", "feedback", "unmasked"):
+            tally.compare(spec, mode, cases(rng, SIZES, each))
+
+
+def signs(tally: Tally, rng: np.random.Generator, each: int) -> None:
+    small_tiles()
+    codecs.UNROLL = 1
+    for spec in ("sign", "onebit"):
+        for mode in ("plain", "feedback", "unmasked"):
+            tally.compare(spec, mode, cases(rng, SIZES, each))
+    tally.compare("sign", "plain", [tie()])
+    # Several chunks.
+    codecs.UNROLL = 8
+    tally.compare("sign", "feedback", cases(rng, [65537], 1))
+
+
+def ternary(tally: Tally, rng: np.random.Generator, each: int) -> None:
+    small_tiles()
+    codecs.UNROLL = 1
+    sizes = [*SIZES, 1279, 1280, 1281, 2600]
+    for spec in ("terngrad", "terngrad(clip=0)"):
+        for mode in ("plain", "feedback", "unmasked"):
+            tally.compare(spec, mode, cases(rng, sizes, each))
+
+
+def randomk(tally: Tally, rng: np.random.Generator, each: int) -> None:
+    small_tiles()
+    for spec in ("randomk(ratio=0.1)", "randomk(k=1)", "randomk(ratio=0.9)"):
+        for mode in ("plain", "feedback", "unmasked", "unmasked nesterov"):
+            tally.compare(spec, mode, cases(rng, [*SIZES, 5000], each))
+    tally.compare("randomk(ratio=0.1,unbiased=true)", "plain", cases(rng, SIZES, each))
+
+
+def added(tally: Tally, rng: np.random.Generator, each: int) -> None:
+    """Frames of several ranks are added to averages, in their order."""
+    add.BLOCK = 64
+    for spec in ("topk(ratio=0.2)|raw32", "fp16", "bf16"):
+        for weight in (1.0, 1 / 3):
+            tally.count += each
+            ranks = [cases(rng, SIZES, each) for _ in range(2)]
+            tally.faults += _added(spec, weight, ranks, tally.device)
+
+
+def _added(
+    spec: str, weight: float, ranks: list[list[Case]], device: torch.device
+) -> Iterator[str]:
+    codec = get_codec(spec)
+    sizes = [case.grad.size for case in ranks[0]]
+    wants = [np.zeros(n, np.float32) for n in sizes]
+    accs = [torch.zeros(n, device=device) for n in sizes]
+    for rank in ranks:
+        grads = [np.resize(case.grad, n) for case, n in zip(rank, sizes, strict=True)]
+        frames = [codec.encode(grad) for grad in grads]
+        for frame, want in zip(frames, wants, strict=True):
+            codec.decode_add(frame, want, weight)
+        payloads = [torch.from_numpy(frame[24:-4].copy()).to(device) for frame in frames]
+        if "topk" in spec:
+            parts = [payload[8:].clone().view(2, -1) for payload in payloads]
+            kept = [
+                add.ToAdd(
+                    acc, part[0].clone().view(torch.int32), part[1].clone().view(torch.float32)
+                )
+                for acc, part in zip(accs, parts, strict=True)
+            ]
+            add.add_kept(kept, weight)
+        else:
+            halves = [add.ToAddHalf(*pair) for pair in zip(accs, payloads, strict=True)]
+            add.add_half(halves, weight, bf16=spec == "bf16")
+    for case, want, acc in zip(ranks[0], wants, accs, strict=True):
+        if _sums(want) != _sums(acc.cpu().numpy()):
+            yield f"{spec}, weight {weight}, {case.name}: the average differs"
+
+
+def _sums(array: np.ndarray) -> bytes:
+    """The bytes. A sum of two NaN is one of them, and the order of operands is the compiler's choice."""
+    return np.where(np.isnan(array), np.float32(np.nan), array).tobytes()
+
+
+def large(tally: Tally, rng: np.random.Generator, each: int) -> None:
+    """Tensors of ``each`` thousand elements beside an empty one; launches that race would differ."""
+    n = 1000 * each
+    for spec in LARGE:
+        tensors = [*cases(rng, [n], 2), *cases(rng, [0], 1), *cases(rng, [n // 3 + 1], 1)]
+        sent = f"{spec}|raw32" if spec.startswith("topk") else spec
+        tally.compare(spec, "feedback", tensors, sent, steps=5)
+
+
+LARGE = (
+    *("topk(ratio=0.01)", "randomk(ratio=0.01)", "fp16", "bf16"),
+    *(
+        "qsgd(levels=127)",
+        "int8",
+        "int4",
+        "uniform(bits=4)",
+        "sign",
+        "onebit",
+        "terngrad",
+    ),
+)
+
+GROUPS: dict[str, tuple[Callable[[Tally, np.random.Generator, int], None], int]] = {
+    "topk": (topk, 30),
+    "topk_state": (topk_state, 24),
+    "half": (half, 120),
+    "quantized": (quantized, 42),
+    "signs": (signs, 180),
+    "ternary": (ternary, 180),
+    "randomk": (randomk, 84),
+    "added": (added, 180),
+    "large": (large, 25000),
+}
+"""Comparisons, and the number of tensors in a launch; of `large` thousands of elements, on GPUs."""
+
+
+def one(tally: Tally, rng: np.random.Generator, name: str) -> None:
+    """A launch in a mode, given as MODE:SPEC, or frames of a spec, as added:SPEC."""
+    small_tiles()
+    codecs.UNROLL = 1
+    add.BLOCK = 64
+    mode, _, spec = name.partition(":")
+    tensors = [*cases(rng, [*SIZES, 1300], 2 * len(FAMILIES)), tie()]
+    if mode == "added":
+        tally.count += len(tensors)
+        tally.faults += _added(spec, 1 / 3, [tensors, tensors], tally.device)
+    else:
+        tally.compare(spec, mode, tensors)
+
+
+def main(names: list[str], share: float, device: torch.device) -> int:
+    """Run groups with a share of their cases, and single launches; 1 if any bit differs.
+
+    Without names, all groups, of which `large` only on GPUs.
+    """
+    np.seterr(all="ignore")
+    status = 0
+    for name in names or [group for group in GROUPS if group != "large" or device != CPU]:
+        tally = Tally(device)
+        rng = np.random.default_rng(len(name))
+        if name in GROUPS:
+            compare, each = GROUPS[name]
+            compare(tally, rng, max(len(FAMILIES), int(each * share)))
+        else:
+            one(tally, rng, name)
+        print(f"{name}: {tally.count} cases, {len(tally.faults)} differences")
+        print(*tally.faults[:20], sep="\n", flush=True)
+        status |= bool(tally.faults)
+    return status

@@ -1,0 +1,50 @@
+"""benchmarks/gpu.py without a GPU, and its parts for one on CPU tensors."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from gpu.processes import ROOT, run
+
+BENCHMARK = [sys.executable, str(ROOT / "benchmarks" / "gpu.py")]
+
+
+def benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*BENCHMARK, *arguments]
+    return subprocess.run(command, text=True, capture_output=True, timeout=500, check=False)
+
+
+def test_without_a_gpu_it_says_so_and_compares_bits(tmp_path: Path) -> None:
+    done = benchmark("--quick", "--output", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("No GPU: bits by Triton's interpreter on small sizes")
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert {row["name"] for row in results["bits"]} == {"half", "added"}
+    cases = sum(row["cases"] for row in results["bits"])
+    assert cases > 200
+    assert done.stdout.endswith(f"bits: equal in {cases} cases\n")
+    assert "targets" not in done.stdout
+
+
+def test_a_wrong_part_is_refused() -> None:
+    done = benchmark("--parts", "bits,speed")
+    assert done.returncode == 2
+    assert "got 'speed'; there are bits, speeds, steps" in done.stderr
+
+
+def test_its_parts_for_a_gpu_work_on_cpu_tensors(tmp_path: Path) -> None:
+    done = run("benchmarked.py", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "results.png").stat().st_size > 10_000
+    kernels = re.findall(r"^\| (\S.*?) \| 0\.005M \|", done.stdout, re.M)
+    assert {"fp16", "sign", "topk(ratio=0.01), guess failed"} <= set(kernels)
+    # An operation beside PyTorch's own.
+    assert re.search(r"^\| topk\(ratio=0\.01\) \| 0\.005M \| .* \| torch \|$", done.stdout, re.M)
+    assert len(re.findall(r"^\| residual\\\|topk.* \| 3 \|", done.stdout, re.M)) == 2
+    for ranks in ("1 process on gloo", "2 processes on gloo"):
+        assert f"DDP, {ranks} (there is no GPU):" in done.stdout
+    assert len(re.findall(r"^\| .* \| equal \|$", done.stdout, re.M)) == 18
