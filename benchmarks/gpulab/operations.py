@@ -72,6 +72,13 @@ def _encodes(spec: str, *, lopsided: bool = False) -> Make:
     return make
 
 
+def _rotates(numel: int, device: torch.device) -> Work:
+    """The rotation alone, without error feedback."""
+    encoder = codecs.RotatedUniform({"bits": 4, "rounding": "nearest"}, [numel], device)
+    table, mode = encoder.bucket.table([ToLaunch(_gradient(numel, device))])
+    return lambda: encoder.rotate(table, mode)
+
+
 def _adds(numel: int, device: torch.device) -> Work:
     acc, frames = _frames(numel, device)
 
@@ -173,6 +180,8 @@ OPERATIONS = (
     Operation("randomk(ratio=0.01)", 12.3, None, _encodes("randomk(ratio=0.01)")),
     Operation("sign", 20, 0.60, _encodes("sign"), _corrected(_torch_sign)),
     Operation("terngrad", 20.4, None, _encodes("terngrad")),
+    Operation("rotate|uniform(bits=4)", 40.5, None, _encodes("rotate|uniform(bits=4)")),
+    Operation("rotate, without error feedback", 8, 0.70, _rotates),
     Operation(
         f"add {FRAMES} frames of topk(ratio=0.01)", 9.8, 0.60, _adds, _torch_adds, graph=False
     ),

@@ -80,8 +80,8 @@ def _synchronize(device: torch.device) -> None:
 
 def main(rank: int, ranks: int, backend: str, device: torch.device, folder: Path, job: str) -> None:
     """Run the job and write this rank's results to the folder."""
-    # Equal parameters then mean equal averages.
-    torch.use_deterministic_algorithms(True)
+    # Equal parameters then mean equal averages; hooks may use operators that know no fixed order.
+    torch.use_deterministic_algorithms(True, warn_only=True)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(

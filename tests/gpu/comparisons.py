@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from gpu.inputs import FAMILIES, Floats, gradient
-from gradcomp import ToEncode, encode_batch, get_codec
+from gradcomp import ToEncode, _core, encode_batch, get_codec
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.correction import Correction
 from torch_compressors.gpu import add, codecs
@@ -70,6 +70,14 @@ def tie() -> Case:
     grad = np.zeros(32, np.float32)
     grad[[0, 16, 1, 9]] = [2.0**60, 2.0**36, 2.0**7, 2.0**7]
     return Case("a tie", grad, np.zeros_like(grad), np.zeros_like(grad))
+
+
+def overflow_beside_rest() -> Case:
+    """As the first tensor after `rotate`: the scale of a block is NaN, that of the rest is not."""
+    block = np.array([2.0**110, 2.0**110, 0, 0], np.float32)
+    _core.rotate_back(block, derive_stream(SEED, STEP, 0))
+    grad = np.concatenate([block, np.array([1, 3], np.float32)])
+    return Case("a scale beside the rest's", grad, np.zeros_like(grad), np.zeros_like(grad))
 
 
 class Result(NamedTuple):
@@ -269,6 +277,21 @@ def ternary(tally: Tally, rng: np.random.Generator, each: int) -> None:
             tally.compare(spec, mode, cases(rng, sizes, each))
 
 
+def rotated(tally: Tally, rng: np.random.Generator, each: int) -> None:
+    """Tensors below the 4096 elements of a block have one of 2^k, and a rest unless that is all."""
+    codecs.UNROLL = 1
+    specs = (
+        *("rotate|uniform(bits=4)", "rotate|uniform(bits=1)", "rotate|uniform(bits=8,clip=2.5)"),
+        *("rotate|uniform(bits=2,rounding=stochastic)", "rotate|uniform(bits=4,clip=0.3)"),
+    )
+    for spec in specs:
+        for mode in ("plain", "feedback", "unmasked"):
+            tally.compare(spec, mode, [overflow_beside_rest(), *cases(rng, SIZES, each)])
+    codecs.UNROLL = 8
+    whole = [4095, 4096, 4097, 6000, 8192, 9000]
+    tally.compare(specs[0], "feedback", cases(rng, whole, len(FAMILIES)))
+
+
 def randomk(tally: Tally, rng: np.random.Generator, each: int) -> None:
     small_tiles()
     for spec in ("randomk(ratio=0.1)", "randomk(k=1)", "randomk(ratio=0.9)"):
@@ -338,6 +361,7 @@ LARGE = (
         "int8",
         "int4",
         "uniform(bits=4)",
+        "rotate|uniform(bits=4)",
         "sign",
         "onebit",
         "terngrad",
@@ -351,6 +375,7 @@ GROUPS: dict[str, tuple[Callable[[Tally, np.random.Generator, int], None], int]]
     "quantized": (quantized, 42),
     "signs": (signs, 180),
     "ternary": (ternary, 180),
+    "rotated": (rotated, 70),
     "randomk": (randomk, 84),
     "added": (added, 180),
     "large": (large, 25000),
@@ -364,7 +389,7 @@ def one(tally: Tally, rng: np.random.Generator, name: str) -> None:
     codecs.UNROLL = 1
     add.BLOCK = 64
     mode, _, spec = name.partition(":")
-    tensors = [*cases(rng, [*SIZES, 1300], 2 * len(FAMILIES)), tie()]
+    tensors = [overflow_beside_rest(), *cases(rng, [*SIZES, 1300], 2 * len(FAMILIES)), tie()]
     if mode == "added":
         tally.count += len(tensors)
         tally.faults += _added(spec, 1 / 3, [tensors, tensors], tally.device)

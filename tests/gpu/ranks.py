@@ -30,7 +30,7 @@ def main() -> None:
     others = {
         "conv": "residual(lr=scale)|fp16",
         "fc": "residual(beta=0.9)|topk(ratio=0.1,values=bf16)",
-        "bias": "residual|int8",
+        "bias": "residual|rotate|uniform(bits=4)",
     }
     configs = [
         configured(

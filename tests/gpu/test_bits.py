@@ -10,7 +10,7 @@ from gpu.processes import interpret
 
 GROUPS = (
     *("topk", "topk_state", "half", "quantized"),
-    *("signs", "ternary", "randomk", "added"),
+    *("signs", "ternary", "rotated", "randomk", "added"),
 )
 LEAST = dict.fromkeys(GROUPS, 1000) | {"topk_state": 60}
 

@@ -18,6 +18,8 @@ SPECS = {
         *("feedback:qsgd(levels=127)", "feedback:int8", "feedback:int4(rounding=stochastic)"),
         *("feedback:uniform(bits=4,rounding=stochastic)", "feedback:uniform(bits=8)"),
         *("feedback:sign", "feedback:onebit", "feedback:terngrad"),
+        "feedback:rotate|uniform(bits=4)",
+        "nesterov:rotate|uniform(bits=8,rounding=stochastic)",
     ),
     "sparse": (
         *("correction:topk(ratio=0.01)", "feedback:topk(ratio=0.3,values=fp16)"),
@@ -28,7 +30,7 @@ SPECS = {
         "feedback:randomk(ratio=0.01)",
     ),
 }
-KERNELS = {"dense": 10, "sparse": 17}
+KERNELS = {"dense": 14, "sparse": 17}
 """All kernels; the two that add frames are in both."""
 
 

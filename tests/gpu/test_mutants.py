@@ -67,6 +67,26 @@ MUTANTS = {
         "turn = tl.umulhi(draw(stream, k), n)",
         "turn = n * 0",
     ),
+    "a block of a rotation has the signs of the first": (
+        "feedback:rotate|uniform(bits=4)",
+        "j = block * 32 + tl.arange(0, 32)",
+        "j = block * 0 + tl.arange(0, 32)",
+    ),
+    "widest butterflies first": (
+        "feedback:rotate|uniform(bits=4)",
+        "for level in tl.static_range(LEVELS):",
+        "for level in tl.static_range(11, -1, -1):",
+    ),
+    "the last whole block keeps what the rest covers": (
+        "plain:rotate|uniform(bits=4)",
+        "count = tl.where(shared, rest, 1 << log2)",
+        "count = 1 << log2",
+    ),
+    "a NaN scale stays in its block": (
+        "feedback:rotate|uniform(bits=4)",
+        'tl.where(scale == scale, decoded, float("nan"))',
+        "decoded",
+    ),
     "the product is not weighted": ("added:fp16", "weight * value", "value"),
 }
 

@@ -17,6 +17,7 @@ EXPECTED = {
     "qsgd(levels=127)": 13.0,
     "int8": 13.0,
     "int4": 12.5,
+    "rotate|uniform(bits=4)": 40.5,
     # A good guess: one pass, and a few numbers for each of the kept elements and candidates.
     "topk(ratio=0.01)": 12.0 + 0.013 * 8 + 0.013 * 24 + 0.01 * 32,
 }

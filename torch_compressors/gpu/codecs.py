@@ -29,7 +29,7 @@ from torch_compressors.gpu.bucket import (
     current,
     divide,
 )
-from torch_compressors.gpu.kernels import correct, pack, places, quantize, select, signs
+from torch_compressors.gpu.kernels import correct, pack, places, quantize, rotate, select, signs
 from torch_compressors.gpu.kernels import table as field
 
 __all__ = ["Encoder", "encoder", "takes"]
@@ -298,6 +298,99 @@ class Uniform(Levels):
         )
 
 
+class RotatedUniform(Dense):
+    """`rotate|uniform` with packed levels: kernels/rotate.py.
+
+    The host launches 3 kernels and 1 more with error feedback, and up to 2 for rests, whatever the number
+    of tensors. 40.5 bytes per element with error feedback and 4 bits.
+    """
+
+    def __init__(self, params: Params, sizes: Sequence[int], device: torch.device) -> None:
+        self.bits = level_bits(params)
+        self.random = params["rounding"] == "stochastic"
+        logs = [min(n.bit_length() - 1, rotate.LEVELS.value) if n else 0 for n in sizes]
+        blocks = [n >> log2 for n, log2 in zip(sizes, logs, strict=True)]
+        rests = [int(n > b << log2) for n, b, log2 in zip(sizes, blocks, logs, strict=True)]
+        self.groups = {n: b + rest for n, b, rest in zip(sizes, blocks, rests, strict=True)}
+        super().__init__(params, sizes, device)
+        self.blocks = divide(blocks, 1, device)
+        self.rests = divide(rests, 1, device)
+        self.of_groups = divide([self.groups[n] for n in sizes], 1, device)
+        rooms = [-(-n // VECTOR_BYTES) * VECTOR_BYTES for n in sizes]
+        self.rotated = torch.zeros(sum(rooms), device=device)
+        begins = np.cumsum(rooms) - rooms
+        factors = [_rotation_factor(log2) for log2 in logs]
+        rows = self.bucket.rows
+        rows[:, field.LOG2.value] = logs
+        rows[:, field.FIRST_BLOCK.value] = self.blocks.first
+        rows[:, field.FIRST_GROUP.value] = self.of_groups.first
+        rows[:, field.FACTOR.value] = np.array(factors, np.float32).view(np.int32)
+        rows[:, field.SCALAR.value] = np.float64(self._clip(params)).view(np.int64)
+        rows[:, field.ROTATED.value] = self.rotated.data_ptr() + 4 * begins
+
+    def tile(self, params: Params) -> int:
+        return int(rotate.BLOCK.value)
+
+    def _clip(self, params: Params) -> float:
+        """The outermost level in root mean squares of the group."""
+        if "clip" in params:
+            return float(params["clip"])  # type: ignore[arg-type]
+        best = STOCHASTIC_CLIPS if self.random else NEAREST_CLIPS
+        return float(np.float32(best[self.bits]))
+
+    def payload_bytes(self, numel: int) -> int:
+        return 4 * self.groups[numel] + -(-numel * self.bits // 8)
+
+    def _launch(self, tensors: Sequence[ToLaunch]) -> list[Payload]:
+        table, mode = self.bucket.table(tensors, seeded=True)
+        if self.bucket.tiles.programs:
+            self.rotate(table, mode)
+            self._round(table, mode)
+            if mode.mode != correct.PLAIN.value:
+                self._subtract(table, mode)
+        return self.payloads
+
+    def rotate(self, table: torch.Tensor, mode: Mode) -> None:
+        """Launch the correction and rotation alone: 8 bytes per element without error feedback."""
+        common = {"MODE": mode.mode, "ALIGNED": mode.aligned, **EXACT}
+        blocks, rests = self.blocks, self.rests
+        rotate.rotate_kernel[(blocks.programs,)](table, blocks.tensors, REST=False, **common)
+        if rests.programs:
+            rotate.rotate_kernel[(rests.programs,)](table, rests.tensors, REST=True, **common)
+
+    def _round(self, table: torch.Tensor, mode: Mode) -> None:
+        top = float((1 << self.bits) - 1)
+        rotate.scales_kernel[(self.of_groups.programs,)](
+            table, self.of_groups.tensors, TOP=top, UNROLL=UNROLL, num_warps=1, **EXACT
+        )
+        rotate.levels_kernel[(self.bucket.tiles.programs,)](
+            table,
+            self.bucket.tiles.tensors,
+            TOP=top,
+            BITS=self.bits,
+            RANDOM=self.random,
+            MODE=mode.mode,
+            **EXACT,
+        )
+
+    def _subtract(self, table: torch.Tensor, mode: Mode) -> None:
+        back, common = rotate.rotate_back_kernel, {"ALIGNED": mode.aligned, **EXACT}
+        if self.rests.programs:
+            back[(self.rests.programs,)](table, self.rests.tensors, REST=True, **common)
+        back[(self.blocks.programs,)](table, self.blocks.tensors, REST=False, **common)
+
+
+# Of 0, 1, ... bits: the outermost level with the least squared error for normal values.
+NEAREST_CLIPS = (0, 0.7979, 1.4936, 2.0511, 2.5141, 2.9161, 3.2779, 3.6109, 3.9220)
+STOCHASTIC_CLIPS = (0, 0.6473, 1.2703, 1.8281, 2.3086, 2.7288, 3.1043, 3.4494, 3.7698)
+
+
+def _rotation_factor(log2: int) -> float:
+    """2^(-log2 / 2), rounded to float32."""
+    root = 1.0 if log2 % 2 == 0 else float(np.float32(0.70710678))
+    return math.ldexp(root, -(log2 // 2))
+
+
 class Int8(Bucketed):
     """`int8`, to nearest or at random."""
 
@@ -486,11 +579,13 @@ CODECS: dict[str, Callable[[Params, Sequence[int], torch.device], Encoder]] = {
     "onebit": OneBit,
     "qsgd": Qsgd,
     "randomk": RandomK,
+    "rotate|uniform": RotatedUniform,
     "sign": Sign,
     "terngrad": TernGrad,
     "topk": TopK,
     "uniform": Uniform,
 }
+"""By name of the codec, after that of a transform."""
 
 
 LARGEST_BUCKET = 4096
@@ -517,28 +612,34 @@ def encoder(spec: str, sizes: Sequence[int], device: torch.device) -> Encoder:
     Raises:
         SpecError: there are no kernels for the codec.
     """
-    stage = _stage(spec)
-    if stage is None:
+    found = _stage(spec)
+    if found is None:
         raise SpecError(
             f"{spec!r} has no kernels for a GPU; codecs with kernels: {', '.join(CODECS)}"
         )
-    return CODECS[stage.name](stage.params, sizes, device)
+    name, stage = found
+    return CODECS[name](stage.params, sizes, device)
 
 
-def _stage(spec: str) -> Stage | None:
-    """The codec's own stage, if kernels do all that the spec asks of the device."""
-    stage, *coders = parse(spec).stages
+def _stage(spec: str) -> tuple[str, Stage] | None:
+    """The codec's name in `CODECS` and its own stage, if kernels do all that the spec asks."""
+    stages = parse(spec).stages
+    transforms = [one.name for one in stages if one.kind == "transform"]
+    stage, *coders = stages[len(transforms) :]
+    name = "|".join([*transforms, stage.name])
     params = stage.params
-    if stage.name not in CODECS:
+    if name not in CODECS:
         return None
     taken = True
-    if stage.name in ("int4", "int8", "qsgd"):
+    if name in ("int4", "int8", "qsgd"):
         bucket = bucket_size(params)
         taken = bucket <= LARGEST_BUCKET and bucket & (bucket - 1) == 0
     if stage.name in ("qsgd", "uniform"):
         packed = all(coder.name == "packed" for coder in coders)
         taken = taken and packed and level_bits(params) in (1, 2, 4, 8)
-        taken = taken and params.get("norm", "max") == "max" and "clip" not in params
-    if stage.name == "randomk":
+        taken = taken and params.get("norm", "max") == "max"
+    if name == "uniform":
+        taken = taken and "clip" not in params
+    if name == "randomk":
         taken = params["values"] == "fp32"
-    return stage if taken else None
+    return (name, stage) if taken else None

@@ -88,7 +88,7 @@ def _spread(of_bucket, GROUP: tl.constexpr, BUCKET: tl.constexpr):
 
 
 @triton.jit
-def _store_symbols(to, symbol, ok, begin, n, BITS: tl.constexpr, TILE: tl.constexpr):
+def store_symbols(to, symbol, ok, begin, n, BITS: tl.constexpr, TILE: tl.constexpr):
     """Packs symbols of BITS bits from the bytes at the address `to` on, the first ones lowest."""
     EACH: tl.constexpr = 8 // BITS
     place = BITS * tl.arange(0, EACH)
@@ -143,7 +143,7 @@ def qsgd_kernel(
     level = tl.minimum(((fixed + (words >> 8)) >> 24).to(tl.int32), LEVELS)
     negative = (bits_of(x) >> 31).to(tl.int32)
     symbol = tl.where(live, tl.maximum(2 * level - negative, 0), 0)
-    _store_symbols(out + 4 * buckets, symbol, ok, begin, n, BITS, TILE)
+    store_symbols(out + 4 * buckets, symbol, ok, begin, n, BITS, TILE)
     if MODE != PLAIN:
         decoded = unit * ((symbol >> 1) ^ -(symbol & 1)).to(tl.float32)
         tl.store(elements(row, RESIDUAL, i, ALIGNED), zero_nonfinite(x - decoded), mask=ok)
@@ -214,6 +214,34 @@ def integer_kernel(
 
 
 @triton.jit
+def half_steps(outermost, TOP: tl.constexpr):
+    """Half the distance between levels of which TOP + 1 reach to ``outermost``, each of a group."""
+    half_step = tl.div_rn(outermost, tl.full(outermost.shape, TOP, tl.float32))
+    beyond = half_step * TOP > outermost
+    half_step = tl.where(beyond, float_of(bits_of(half_step) - 1), half_step)
+    # A smaller step has no finite inverse.
+    return tl.where(half_step >= 1.1754943508222875e-38, half_step, 0.0)
+
+
+@triton.jit
+def uniform_symbols(
+    x, inverse, stream, begin, TOP: tl.constexpr, RANDOM: tl.constexpr, TILE: tl.constexpr
+):
+    """Numbers of the levels of elements from ``begin`` on; 0 where ``inverse``, of a step, is 0."""
+    live = inverse > 0
+    at = inverse * tl.where(live, x, 0.0) + 0.5 * TOP
+    at = tl.minimum(tl.maximum(at, 0.0), TOP)
+    if RANDOM:
+        words = rounding_words(stream, begin, TILE)
+        at += (words >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+        symbol = tl.minimum(at, TOP).to(tl.int32)
+    else:
+        # Adding 1.5 * 2^23 leaves the nearest whole number in the lower bits.
+        symbol = (bits_of(at + 12582912.0) & 0xFF).to(tl.int32)
+    return tl.where(live, symbol, 0)
+
+
+@triton.jit
 def uniform_kernel(
     table,
     tensors,
@@ -240,31 +268,20 @@ def uniform_kernel(
     largest = tl.max(tl.reshape(tl.where(ok, magnitude(x), 0), (GROUP, BUCKET)), axis=1)
     finite = largest < INF
     outermost = float_of(tl.where(finite, largest, 0))
-    half_step = tl.div_rn(outermost, tl.full((GROUP,), TOP, tl.float32))
-    beyond = half_step * TOP > outermost
-    half_step = tl.where(beyond, float_of(bits_of(half_step) - 1), half_step)
-    usable = half_step >= 1.1754943508222875e-38  # a smaller step has no finite inverse
+    half_step = half_steps(outermost, TOP)
+    usable = half_step > 0
     half = tl.full((GROUP,), 0.5, tl.float32)
     inverse = tl.where(usable, tl.div_rn(half, tl.where(usable, half_step, 1.0)), 0.0)
     nan = float_of(tl.full((GROUP,), NAN, tl.uint32))
-    half_step = tl.where(finite, tl.where(usable, half_step, 0.0), nan)
+    half_step = tl.where(finite, half_step, nan)
     out = tl.load(row + OUT)
     groups = (n + BUCKET - 1) // BUCKET
     group = begin // BUCKET + tl.arange(0, GROUP)
     tl.store(out.to(tl.pointer_type(tl.float32)) + group, half_step, mask=group < groups)
     inverse = _spread(inverse, GROUP, BUCKET)
-    live = inverse > 0
-    at = inverse * tl.where(live, x, 0.0) + 0.5 * TOP
-    at = tl.minimum(tl.maximum(at, 0.0), TOP)
-    if RANDOM:
-        words = rounding_words(tl.load(row + STREAM), begin, TILE)
-        at += (words >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
-        symbol = tl.minimum(at, TOP).to(tl.int32)
-    else:
-        # Adding 1.5 * 2^23 leaves the nearest whole number in the lower bits.
-        symbol = (bits_of(at + 12582912.0) & 0xFF).to(tl.int32)
-    symbol = tl.where(live, symbol, 0)
-    _store_symbols(out + 4 * groups, symbol, ok, begin, n, BITS, TILE)
+    stream = tl.load(row + STREAM)
+    symbol = uniform_symbols(x, inverse, stream, begin, TOP, RANDOM, TILE)
+    store_symbols(out + 4 * groups, symbol, ok, begin, n, BITS, TILE)
     if MODE != PLAIN:
         decoded = ((2 * symbol).to(tl.float32) - TOP) * _spread(half_step, GROUP, BUCKET)
         tl.store(elements(row, RESIDUAL, i, ALIGNED), zero_nonfinite(x - decoded), mask=ok)

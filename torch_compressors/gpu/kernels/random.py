@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 DRAWS = tl.constexpr(0)
+ROTATION = tl.constexpr(1)
 ROUNDING = tl.constexpr(2)
 
 
@@ -38,6 +39,17 @@ def rounding_word(stream, i):
     a, b, c, d = stream_block(stream, ROUNDING, (u // 4).to(tl.uint32))
     word = _lane(a, b, c, d, u % 4)
     return tl.where(i % 32 >= 16, (word << 16) | (word >> 16), word)
+
+
+@triton.jit
+def rotation_words(stream, block):
+    """The 128 words of signs of a block of a rotation: words 2^40 + 128 * block and up."""
+    j = block * 32 + tl.arange(0, 32)
+    zero = tl.zeros((32,), tl.uint32)
+    # A counter has 4 words, so its upper half is 2^40 / 4 / 2^32.
+    a, b, c, d = tl.philox(stream, j.to(tl.uint32), zero + 64, zero + ROTATION, zero)
+    words = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
+    return tl.reshape(words, (128,))
 
 
 @triton.jit

@@ -6,7 +6,7 @@ Floats are in their field as bits. `torch_compressors.gpu.bucket` fills the rows
 import triton
 import triton.language as tl
 
-FIELDS = tl.constexpr(16)
+FIELDS = tl.constexpr(19)
 
 # Pointers to float32.
 GRAD = tl.constexpr(0)
@@ -25,6 +25,10 @@ RUNS = tl.constexpr(11)  # of 16 elements, in the sample for a guess
 STRIDE = tl.constexpr(12)  # elements between the beginnings of runs
 RANK = tl.constexpr(13)  # of the guess among the sample
 SCALAR = tl.constexpr(14)  # parameter of the codec as float64
+LOG2 = tl.constexpr(15)  # of the elements of a block of a rotation
+FIRST_GROUP = tl.constexpr(16)  # number of the first group of rotated elements in the bucket
+FACTOR = tl.constexpr(17)  # of a rotation
+ROTATED = tl.constexpr(18)  # pointer to float32
 
 
 @triton.jit
