@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 from gpu.processes import ROOT, run
+from gpulab.report import bits_equal, verdict
+from gpulab.steps import _backend
 
 BENCHMARK = [sys.executable, str(ROOT / "benchmarks" / "gpu.py")]
 
@@ -48,3 +50,21 @@ def test_its_parts_for_a_gpu_work_on_cpu_tensors(tmp_path: Path) -> None:
     for ranks in ("1 process on gloo", "2 processes on gloo"):
         assert f"DDP, {ranks} (there is no GPU):" in done.stdout
     assert len(re.findall(r"^\| .* \| equal \|$", done.stdout, re.M)) == 18
+
+
+def test_gloo_stands_in_where_nccl_fails() -> None:
+    backend, reason = _backend(2, "cuda:99")
+    assert backend == "gloo"
+    assert reason.startswith("NCCL refuses 2 processes on one GPU: ")
+
+
+def test_verdict_counts_targets_and_differences() -> None:
+    kernels = [
+        {"numel": numel, "target": target, "fraction": 0.7}
+        for numel, target in ((1_000_000, 0.9), (25_000_000, 0.6), (100_000_000, 0.8))
+    ]
+    frames = [{"numel": 25_000_000, "launched": 0.05, "done": 2.0}]
+    results = {"bits": [{"cases": 7, "differences": 1}], "kernels": kernels, "frames": frames}
+    assert verdict(results) == "bits: DIFFER in 7 cases\ntargets: 2 of 4"
+    assert not bits_equal(results)
+    assert not bits_equal({"steps": [{"equal": True}, {"equal": False}]})
