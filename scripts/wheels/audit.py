@@ -59,7 +59,7 @@ def main() -> None:
     wheel = Path(sys.argv[1])
     tool = Path(sys.executable).parent
     shown = subprocess.run(
-        [tool / "auditwheel", "show", "--json", wheel],
+        [str(tool / "auditwheel"), "show", "--json", str(wheel)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         check=True,
@@ -70,7 +70,7 @@ def main() -> None:
         sys.exit(f"{wheel.name}: {error}")
     processor = wheel.stem.split("-linux_")[1]
     tag = "manylinux_{}_{}_{}".format(*PROMISED, processor)
-    command = [tool / "wheel", "tags", "--remove", "--platform-tag", tag, wheel]
+    command = [str(tool / "wheel"), "tags", "--remove", "--platform-tag", tag, str(wheel)]
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
 
 
