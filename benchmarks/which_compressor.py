@@ -152,13 +152,12 @@ def _draw_errors(axes: Any) -> list[tuple[float, float, str]]:
 def _draw_times(axes: Any) -> list[tuple[float, float, str]]:
     found, points = steps(), []
     for one in CONTENDERS:
-        rows = {rate: found.get((one.name, rate)) for rate in RATES}
-        if one.engine != "horovod" or one.kind == "alone" or "auto" in one.name:
+        rows = {rate: row for rate in RATES if (row := found.get((one.name, rate))) is not None}
+        if one.engine != "horovod" or one.kind == "alone" or "auto" in one.name or not rows:
             continue
         name = one.name.removeprefix("Horovod").strip() or "uncompressed"
         places = []
         for rate, row in rows.items():
-            assert row is not None
             place = row["interface_bytes"] / 1e6, row["median_seconds"]
             axes.plot(*place, RATES[rate][1], color=colour(name))
             places.append(place)
@@ -214,7 +213,8 @@ def table() -> str:
     rows: dict[str, dict[str, Contender]] = {}
     for one in CONTENDERS:
         spec = {"none": "identity", "fp16": "fp16", "ours": one.spec}.get(one.kind)
-        if spec is not None and "policy" not in spec:
+        measured = any(name == one.name for name, _ in found)
+        if measured and spec is not None and "policy" not in spec:
             rows.setdefault(spec, {})[one.engine] = one
     lines = [
         "| spec | MB | " + " | ".join(ENGINES.values()) + " | level |",

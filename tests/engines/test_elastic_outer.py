@@ -130,7 +130,8 @@ def check_exchanges(job: Job, killed: str) -> set[int]:
 def test_a_killed_process_comes_back(job: Job) -> None:
     for name in "abc":
         job.start(name)
-    job.wait_for("c", 3)
+    for name in "abc":
+        job.wait_for(name, 3)
     for _ in range(2):
         job.kill("c")
         job.wait_for("a", job.last("a") + 2)
@@ -145,7 +146,8 @@ def test_a_late_process_joins_again(job: Job) -> None:
     """It stands still for longer than the grace period, and keeps its residual and its change."""
     for name in "abc":
         job.start(name)
-    job.wait_for("b", 3)
+    for name in "ab":
+        job.wait_for(name, 3)
     job.processes["b"].send_signal(signal.SIGSTOP)
     time.sleep(2.5)
     job.processes["b"].send_signal(signal.SIGCONT)
