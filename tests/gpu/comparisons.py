@@ -60,7 +60,7 @@ def cases(rng: np.random.Generator, sizes: list[int], count: int) -> list[Case]:
         # Without a residual of its own, a gradient's ties, zeros, payloads and overflows reach the codec.
         own = i % 3 == 0
         if family == "a tenth of it large":
-            n, own = max(SIZES), True
+            n, own = max(sizes), True
         state = rng.standard_normal((2, n)).astype(np.float32) * np.float32(not own)
         made.append(Case(f"{family}, {n} elements", gradient(rng, family, n), *state))
     return made
@@ -71,6 +71,13 @@ def tie() -> Case:
     grad = np.zeros(32, np.float32)
     grad[[0, 16, 1, 9]] = [2.0**60, 2.0**36, 2.0**7, 2.0**7]
     return Case("a tie", grad, np.zeros_like(grad), np.zeros_like(grad))
+
+
+def two_nans() -> Case:
+    """Of two NaN, a codec of one element leaves one."""
+    grad = np.zeros(200, np.float32)
+    grad[[3, 170]] = np.nan
+    return Case("two NaN", grad, np.zeros_like(grad), np.zeros_like(grad))
 
 
 def overflow_beside_rest() -> Case:
@@ -390,7 +397,8 @@ def one(tally: Tally, rng: np.random.Generator, name: str) -> None:
     codecs.UNROLL = 1
     add.BLOCK = 64
     mode, _, spec = name.partition(":")
-    tensors = [overflow_beside_rest(), *cases(rng, [*SIZES, 1300], 2 * len(FAMILIES)), tie()]
+    tensors = [overflow_beside_rest(), *cases(rng, [*SIZES, 1300], 2 * len(FAMILIES))]
+    tensors += [two_nans(), tie()]
     if mode == "added":
         tally.count += len(tensors)
         tally.faults += _added(spec, 1 / 3, [tensors, tensors], tally.device)
