@@ -14,10 +14,12 @@ from gradcomp.codec.frame import split_frames
 from gradcomp.codec.parts import (
     KeptParts,
     PayloadParts,
+    clip_of_normal,
     frames_of_parts,
     kept_count,
     kept_of_frame,
     payload_of_frame,
+    rotation_of,
 )
 from gradcomp.codec.spec import Spec, Stage, parse
 from gradcomp.exchange.averaging import MEAN
@@ -117,6 +119,7 @@ __all__ = [
     "check_agreement",
     "check_parameters",
     "check_scale",
+    "clip_of_normal",
     "derive_stream",
     "differences",
     "digest_parameters",
@@ -136,6 +139,7 @@ __all__ = [
     "read_digests",
     "read_object",
     "resized",
+    "rotation_of",
     "run_unedited",
     "shared_state",
     "split_frames",

@@ -32,7 +32,7 @@ class Operation:
         target: least fraction of the bandwidth of a copy, at 25M elements and more; None: none.
         make: for so many elements on a device, the work.
         others: the same by PyTorch's operators, or another library.
-        library: of `others`, if it is not PyTorch.
+        package: of `others`.
         graph: whether the work can be recorded in a CUDA graph.
     """
 
@@ -41,12 +41,12 @@ class Operation:
     target: float | None
     make: Make
     others: Make | None = None
-    library: str = "torch"
+    package: str = "torch"
     graph: bool = True
 
     def other(self, numel: int, device: torch.device) -> Work | None:
         """The same by others, where they are installed."""
-        if self.others is None or find_spec(self.library) is None:
+        if self.others is None or find_spec(self.package) is None:
             return None
         return self.others(numel, device)
 

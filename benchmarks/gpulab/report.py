@@ -49,7 +49,7 @@ def _kernels(rows: Sequence[Row]) -> str:
             f"{row['numel'] / 1e6:g}M",
             f"{row['bytes']:g}",
             *(_ms(row["launched"]), _ms(row["graph"]), f"{row['fraction']:.2f}"),
-            *(target, _ms(row["other"]), row["library"] or ""),
+            *(target, _ms(row["other"]), row["package"] or ""),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -65,7 +65,7 @@ def _operation(clock: Clock, one: Operation, numel: int, copied: float) -> Row:
     best = row["launched"] if row["graph"] is None else row["graph"]
     row["fraction"] = one.bytes * numel / best / 1e6 / copied
     others = [work for _ in works if (work := one.other(numel, clock.device)) is not None]
-    row["library"] = one.library if others else None
+    row["package"] = one.package if others else None
     row["other"] = clock.launched(others) if others else None
     return row
 

@@ -5,12 +5,18 @@
 #include "bindings/bindings.hpp"
 #include "bindings/codec.hpp"
 #include "codec/payload.hpp"
+#include "codecs/quantize/uniform.hpp"
 #include "codecs/sparse/keep.hpp"
 #include "stages/registry.hpp"
 #include "wire/parts.hpp"
 
 namespace gradcomp::bindings {
 namespace {
+
+float py_clip_of_normal(unsigned bits, bool stochastic) {
+  if (bits < 1 || bits > 8) throw py::value_error("bits must be from 1 to 8");
+  return clip_of_normal(bits, stochastic);
+}
 
 py::dict parse_frame_header(const Bytes& bytes) {
   Frame frame;
@@ -98,6 +104,7 @@ void bind_frame(py::module_& m) {
         py::arg("out").noconvert());
   m.def("frame_of_payload", &payload_frame, py::arg("codec"), py::arg("payload").noconvert(),
         py::arg("numel"), py::arg("stream"), py::arg("out").noconvert());
+  m.def("clip_of_normal", &py_clip_of_normal, py::arg("bits"), py::arg("stochastic"));
   m.def("kept_count", &kept_count, py::arg("ratio"), py::arg("k"), py::arg("numel"));
   m.def("payload_place", &payload_place, py::arg("codec"), py::arg("frame").noconvert(),
         py::arg("numel"));

@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/chunks.hpp"
@@ -171,6 +172,12 @@ void rotate_back(Floats& x, std::uint64_t stream) {
   });
 }
 
+// Binary logarithm of the elements of a block, and the factor of its elements.
+std::pair<unsigned, float> rotation_of(std::size_t numel) {
+  const Rotation rotation(numel, 0);
+  return {rotation.log2(), rotation.factor()};
+}
+
 }  // namespace
 
 void bind_linalg(py::module_& m) {
@@ -187,6 +194,7 @@ void bind_linalg(py::module_& m) {
   m.def("normalize", &py_normalize, py::arg("vectors").noconvert(), py::arg("rank"));
   m.def("uniform_signed", &uniform_signed, py::arg("stream"), py::arg("count"));
   m.def("rotate", &rotate, py::arg("x").noconvert(), py::arg("stream"), py::arg("out").noconvert());
+  m.def("rotation_of", &rotation_of, py::arg("numel"));
   m.def("rotate_back", &rotate_back, py::arg("x").noconvert(), py::arg("stream"));
 }
 

@@ -23,6 +23,8 @@ class Rotation {
   Rotation(std::size_t n, std::uint64_t stream) noexcept;
 
   std::uint64_t stream() const noexcept { return stream_; }
+  unsigned log2() const noexcept { return log2_; }   // of a block's elements
+  float factor() const noexcept { return factor_; }  // that keeps norms
   std::size_t tiles() const noexcept { return tiles_; }
   std::size_t groups() const noexcept { return tiles_ + (overlap_ != 0 ? 1 : 0); }
   std::size_t tile_begin(std::size_t tile) const noexcept { return tile * kRotationBlock; }

@@ -9,8 +9,11 @@ namespace gradcomp {
 
 namespace {
 
-GRADCOMP_SSE42 inline std::uint32_t crc_word(std::uint32_t crc, std::uint64_t word) {
-  return static_cast<std::uint32_t>(_mm_crc32_u64(crc, word));
+// As wide as the instruction's result: a narrower one costs an instruction in each link of a chain.
+using CrcWord = std::uint64_t;
+
+GRADCOMP_SSE42 inline CrcWord crc_word(CrcWord crc, std::uint64_t word) {
+  return _mm_crc32_u64(crc, word);
 }
 GRADCOMP_SSE42 inline std::uint32_t crc_byte(std::uint32_t crc, std::uint8_t byte) {
   return _mm_crc32_u8(crc, byte);

@@ -332,8 +332,10 @@ void draw_words(std::uint64_t stream, std::uint64_t first, std::uint32_t* out, s
 
 // ---------------------------------------------------------------- CRC-32C
 
+using CrcWord = std::uint32_t;
+
 // Assembly, as compilers name the builtins and their target attribute differently.
-inline std::uint32_t crc_word(std::uint32_t crc, std::uint64_t word) {
+inline CrcWord crc_word(CrcWord crc, std::uint64_t word) {
   __asm__(".arch_extension crc\n\tcrc32cx %w0, %w0, %x1" : "+r"(crc) : "r"(word));
   return crc;
 }

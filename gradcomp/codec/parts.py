@@ -19,10 +19,12 @@ __all__ = [
     "IndexArray",
     "KeptParts",
     "PayloadParts",
+    "clip_of_normal",
     "frames_of_parts",
     "kept_count",
     "kept_of_frame",
     "payload_of_frame",
+    "rotation_of",
 ]
 
 IndexArray = npt.NDArray[np.uint32]
@@ -84,6 +86,16 @@ def frames_of_parts(parts: Sequence[KeptParts | PayloadParts]) -> tuple[ByteArra
 def kept_count(params: Mapping[str, Any], numel: int) -> int:
     """Number of elements that a codec keeps, from its parameters ``ratio`` or ``k``."""
     return _core.kept_count(params.get("ratio", 0.0), params.get("k", 0), numel)
+
+
+def clip_of_normal(bits: int, stochastic: bool) -> float:
+    """Outermost level of `uniform` after a rotation, in root mean squares of the group."""
+    return _core.clip_of_normal(bits, stochastic)
+
+
+def rotation_of(numel: int) -> tuple[int, float]:
+    """Of a rotation: the binary logarithm of a block's elements, and the factor of each of them."""
+    return _core.rotation_of(numel)
 
 
 def kept_of_frame(codec: Codec, frame: Any, numel: int) -> tuple[IndexArray, FloatArray]:

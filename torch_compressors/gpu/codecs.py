@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradcomp.adapter_api import Stage, kept_count, parse
+from gradcomp.adapter_api import Stage, clip_of_normal, kept_count, parse, rotation_of
 from gradcomp.errors import SpecError
 from torch_compressors.gpu.bucket import (
     EXACT,
@@ -308,7 +308,8 @@ class RotatedUniform(Dense):
     def __init__(self, params: Params, sizes: Sequence[int], device: torch.device) -> None:
         self.bits = level_bits(params)
         self.random = params["rounding"] == "stochastic"
-        logs = [min(n.bit_length() - 1, rotate.LEVELS.value) if n else 0 for n in sizes]
+        rotations = [rotation_of(n) for n in sizes]
+        logs = [log2 for log2, _ in rotations]
         blocks = [n >> log2 for n, log2 in zip(sizes, logs, strict=True)]
         rests = [int(n > b << log2) for n, b, log2 in zip(sizes, blocks, logs, strict=True)]
         self.groups = {n: b + rest for n, b, rest in zip(sizes, blocks, rests, strict=True)}
@@ -319,7 +320,7 @@ class RotatedUniform(Dense):
         rooms = [-(-n // VECTOR_BYTES) * VECTOR_BYTES for n in sizes]
         self.rotated = torch.zeros(sum(rooms), device=device)
         begins = np.cumsum(rooms) - rooms
-        factors = [_rotation_factor(log2) for log2 in logs]
+        factors = [factor for _, factor in rotations]
         rows = self.bucket.rows
         rows[:, field.LOG2.value] = logs
         rows[:, field.FIRST_BLOCK.value] = self.blocks.first
@@ -335,8 +336,7 @@ class RotatedUniform(Dense):
         """The outermost level in root mean squares of the group."""
         if "clip" in params:
             return float(params["clip"])  # type: ignore[arg-type]
-        best = STOCHASTIC_CLIPS if self.random else NEAREST_CLIPS
-        return float(np.float32(best[self.bits]))
+        return clip_of_normal(self.bits, self.random)
 
     def payload_bytes(self, numel: int) -> int:
         return 4 * self.groups[numel] + -(-numel * self.bits // 8)
@@ -378,17 +378,6 @@ class RotatedUniform(Dense):
         if self.rests.programs:
             back[(self.rests.programs,)](table, self.rests.tensors, REST=True, **common)
         back[(self.blocks.programs,)](table, self.blocks.tensors, REST=False, **common)
-
-
-# Of 0, 1, ... bits: the outermost level with the least squared error for normal values.
-NEAREST_CLIPS = (0, 0.7979, 1.4936, 2.0511, 2.5141, 2.9161, 3.2779, 3.6109, 3.9220)
-STOCHASTIC_CLIPS = (0, 0.6473, 1.2703, 1.8281, 2.3086, 2.7288, 3.1043, 3.4494, 3.7698)
-
-
-def _rotation_factor(log2: int) -> float:
-    """2^(-log2 / 2), rounded to float32."""
-    root = 1.0 if log2 % 2 == 0 else float(np.float32(0.70710678))
-    return math.ldexp(root, -(log2 // 2))
 
 
 class Int8(Bucketed):

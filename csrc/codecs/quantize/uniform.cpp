@@ -2,7 +2,10 @@
 //
 // The levels of a group are (2k - top) * h with k = 0 ... top and top = 2^bits - 1; the scale on
 // the wire is h, half the distance between two of them.
+#include "codecs/quantize/uniform.hpp"
+
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 #include <limits>
 
@@ -15,11 +18,19 @@
 namespace gradcomp {
 namespace {
 
-// Outermost level, in standard deviations, with the least squared error for normal values.
 constexpr float kNearestClip[9] = {0,       0.7979f, 1.4936f, 2.0511f, 2.5141f,
                                    2.9161f, 3.2779f, 3.6109f, 3.9220f};
 constexpr float kStochasticClip[9] = {0,       0.6473f, 1.2703f, 1.8281f, 2.3086f,
                                       2.7288f, 3.1043f, 3.4494f, 3.7698f};
+
+}  // namespace
+
+float clip_of_normal(unsigned bits, bool stochastic) noexcept {
+  assert(bits <= 8);
+  return (stochastic ? kStochasticClip : kNearestClip)[bits];
+}
+
+namespace {
 
 class Uniform final : public GroupCodec {
  public:
@@ -31,7 +42,7 @@ class Uniform final : public GroupCodec {
     if (recipe.params.has("clip")) {
       clip_ = recipe.params.real("clip");
     } else if (rotated()) {
-      clip_ = static_cast<double>((stochastic_ ? kStochasticClip : kNearestClip)[bits()]);
+      clip_ = static_cast<double>(clip_of_normal(bits(), stochastic_));
     }
   }
 

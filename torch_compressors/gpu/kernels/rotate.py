@@ -69,8 +69,11 @@ def _flip(row, block, x):
 
 
 @triton.jit
-def _block(row, program, REST: tl.constexpr):
-    """Number and first element of the program's block, and the first element that is no block's."""
+def _own_block(table, tensors, REST: tl.constexpr):
+    """Of the program's block or rest: the tensor's row, its number, its elements, those that it has,
+    and the first element that is in no whole block."""
+    program = tl.program_id(0)
+    row = row_of(table, tl.load(tensors + program))
     log2 = whole(row, LOG2)
     n = whole(row, NUMEL)
     blocks = n >> log2
@@ -80,7 +83,8 @@ def _block(row, program, REST: tl.constexpr):
     else:
         block = program - whole(row, FIRST_BLOCK)
         begin = block << log2
-    return block, begin, blocks << log2
+    j = tl.arange(0, BLOCK)
+    return row, block, begin + j, j < (1 << log2), blocks << log2
 
 
 @triton.jit
@@ -89,13 +93,8 @@ def rotate_kernel(table, tensors, REST: tl.constexpr, MODE: tl.constexpr, ALIGNE
 
     16 bytes per element with feedback, 8 without.
     """
-    program = tl.program_id(0)
-    row = row_of(table, tl.load(tensors + program))
+    row, block, i, here, covered = _own_block(table, tensors, REST)
     log2 = whole(row, LOG2)
-    block, begin, covered = _block(row, program, REST)
-    j = tl.arange(0, BLOCK)
-    i = begin + j
-    here = j < (1 << log2)
     to = floats(row, ROTATED) + i
     if REST:
         fresh = here & (i >= covered)
@@ -205,13 +204,8 @@ def rotate_back_kernel(table, tensors, REST: tl.constexpr, ALIGNED: tl.constexpr
 
     12 bytes per element.
     """
-    program = tl.program_id(0)
-    row = row_of(table, tl.load(tensors + program))
+    row, block, i, here, covered = _own_block(table, tensors, REST)
     log2 = whole(row, LOG2)
-    block, begin, covered = _block(row, program, REST)
-    j = tl.arange(0, BLOCK)
-    i = begin + j
-    here = j < (1 << log2)
     to = floats(row, ROTATED) + i
     decoded = _flip(row, block, _hadamard(tl.load(to, mask=here, other=0.0), log2))
     if REST:
