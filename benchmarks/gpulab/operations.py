@@ -75,8 +75,8 @@ def _encodes(spec: str, *, lopsided: bool = False) -> Make:
 def _rotates(numel: int, device: torch.device) -> Work:
     """The rotation alone, without error feedback."""
     encoder = codecs.RotatedUniform({"bits": 4, "rounding": "nearest"}, [numel], device)
-    table, mode = encoder.bucket.table([ToLaunch(_gradient(numel, device))])
-    return lambda: encoder.rotate(table, mode)
+    tensors = [ToLaunch(_gradient(numel, device))]
+    return lambda: encoder.rotate(*encoder.bucket.table(tensors))
 
 
 def _adds(numel: int, device: torch.device) -> Work:
