@@ -507,7 +507,11 @@ def policy_looks_again() -> None:
                 check_same_on_all_ranks(average, name)
             return ""
 
-        horovod_policy.second_look(train, lambda: training.state.stats.decisions, GlooEngine)
+        horovod_policy.second_look(
+            train,
+            lambda: training.state.stats.decisions,
+            horovod_policy.late(GlooEngine, "start"),
+        )
     of_ranks: list[Any] = [None] * hvd.size()
     dist.all_gather_object(of_ranks, [str(one) for one in training.state.stats.decisions])
     assert of_ranks == of_ranks[:1] * hvd.size()
