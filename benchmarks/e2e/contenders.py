@@ -45,8 +45,21 @@ CONTENDERS = (
     Contender("top-k 0.1%", "horovod", "ours", "residual|topk(ratio=0.001)", "plain top-k 0.1%"),
     Contender("top-k 1%", "horovod", "ours", "residual|topk(ratio=0.01)"),
     Contender("top-k 10%", "horovod", "ours", "residual|topk(ratio=0.1)"),
+    Contender(
+        "top-k 0.1% beside", "horovod", "ours", "residual|topk(ratio=0.001) encoder_thread=always"
+    ),
     Contender("DGC 0.1%", "horovod", "ours", _DGC),
+    Contender("DGC 0.1% beside", "horovod", "ours", f"{_DGC} encoder_thread=always"),
     Contender("polar 1/16", "horovod", "ours", "residual|polar(rate=0.0625)"),
+    Contender(
+        "polar 1/16 beside", "horovod", "ours", "residual|polar(rate=0.0625) encoder_thread=always"
+    ),
+    Contender(
+        "PowerSGD 4 beside",
+        "horovod",
+        "ours",
+        "powersgd(rank=4,start_step=0,variant=library) encoder_thread=always",
+    ),
     Contender(
         "PowerSGD 4",
         "horovod",

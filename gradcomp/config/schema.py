@@ -158,6 +158,9 @@ class Compress(StrictModel):
     policy: Literal["always", "auto"] = Field(default="always", description="always or auto")
     # The host until kernels have run on a GPU.
     device: Literal["auto", "host"] = Field(default="host", description="auto or host")
+    encoder_thread: Literal["auto", "always", "never"] = Field(
+        default="auto", description="auto, always or never"
+    )
     ranks_per_node: StrictInt | None = Field(
         default=None,
         ge=1,

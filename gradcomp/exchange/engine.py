@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -63,7 +64,7 @@ class Driver:
     phase of one tensor before all ranks have started it could deadlock.
 
     Args:
-        engine: its collectives.
+        engine: its collectives. It and rounds that start ``beside`` are called from two threads.
         one_behind: a round that a device works for releases those before it, for adapters that do not
             know when all gradients have come. As many requests are then under way on every rank.
     """
@@ -73,6 +74,8 @@ class Driver:
         self._one_behind = one_behind
         self._running: dict[str, _Running] = {}
         self._launched: list[tuple[_Running, Ready]] = []
+        self._thread: ThreadPoolExecutor | None = None
+        self._beside: list[Future[None]] = []
         self._averages: dict[str, FloatArray] = {}
 
     def start(
@@ -81,6 +84,7 @@ class Driver:
         round_: Generator[Request | Ready, Any, Any],
         members: Sequence[str] = (),
         place: int = 0,
+        beside: bool = False,
     ) -> None:
         """Start a round, and its first request.
 
@@ -93,6 +97,9 @@ class Driver:
                 Empty: the round returns one average, of the tensor ``name``.
             place: rounds of lower places advance first; the same on every rank. Best is the order
                 in which rounds start: then replies are read while later ones are under way.
+            beside: a thread of the driver starts the round, one after the other, and waits for the
+                device. Its errors are raised by `release`, which the caller must call before it
+                makes requests of the engine by itself.
 
         Raises:
             ProtocolError: a round of this name is running.
@@ -100,6 +107,17 @@ class Driver:
         if name in self._running:
             raise came_twice(name)
         running = _Running(round_, members, place)
+        if beside:
+            if not self._beside:
+                self.release()
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, "gradcomp-encoder")
+            self._running[name] = running
+            before = self._beside[-1] if self._beside else None
+            self._beside.append(self._thread.submit(self._start_beside, running, before))
+            return
+        if self._beside:
+            self.release()
         request = next(round_)
         if isinstance(request, Ready):
             if self._one_behind:
@@ -110,12 +128,26 @@ class Driver:
             running.handle = self._engine.start(request)
         self._running[name] = running
 
+    def _start_beside(self, running: _Running, before: Future[None] | None) -> None:
+        """Start a round on the thread, unless the one before it has failed."""
+        if before is not None:
+            before.result()
+        running.handle = self._engine.start(advance(running.round, None))
+
     def release(self) -> None:
         """Start the first requests of launched rounds, in the order of their starts.
 
-        Waits for the device. An adapter calls it when the device has had time; every other request
-        calls it first, so that the order of requests is the order of starts on every rank.
+        Waits for the device and for the driver's thread. An adapter calls it when the device has had
+        time; every other request calls it first, so that the order of requests is the order of starts
+        on every rank.
         """
+        beside, self._beside = self._beside, []
+        try:
+            for one in beside:
+                one.result()
+        except BaseException:
+            self._forget()
+            raise
         launched, self._launched = self._launched, []
         for running, ready in launched:
             running.handle = self._engine.start(advance(running.round, ready.wait()))
@@ -152,10 +184,14 @@ class Driver:
             while self._running:
                 self._advance()
         except BaseException:
-            self._launched.clear()
-            self._running.clear()
-            self._averages.clear()
+            self._forget()
             raise
+
+    def _forget(self) -> None:
+        """Forget all rounds of a step that has failed."""
+        self._launched.clear()
+        self._running.clear()
+        self._averages.clear()
 
     def _advance(self) -> None:
         """Advance every round by one phase."""

@@ -176,6 +176,7 @@ class Collector:
         grad: FloatArray,
         dense_bytes: int,
         arrives: Callable[[], None] | None = None,
+        beside: bool = False,
     ) -> None:
         """Add a gradient to its bucket. Other code must not change it before `finish`.
 
@@ -185,6 +186,9 @@ class Collector:
             dense_bytes: the gradient's uncompressed size.
             arrives: waits for the gradient's elements, which a device is still copying to the host.
                 The bucket's round then begins with `Driver.release`. None: they are there.
+            beside: a thread begins the bucket's round while the caller goes on, if this gradient is
+                the bucket's last. The caller must call `settle` before its script can make requests
+                of the engine.
 
         Raises:
             ProtocolError: the tensor was added in this step already.
@@ -206,7 +210,15 @@ class Collector:
         if arrives is not None:
             waiting.arriving.append(arrives)
         if len(waiting.grads) == len(bucket):
-            self._start(bucket)
+            self._start(bucket, beside)
+
+    def settle(self) -> None:
+        """Wait until all rounds that begin ``beside`` have begun; raises their errors."""
+        try:
+            self._driver.release()
+        except BaseException:
+            self._forget()
+            raise
 
     def finish(self, name: str) -> FloatArray:
         """The average of a gradient, flat float32; see `finish_all`."""
@@ -226,10 +238,14 @@ class Collector:
                 self._measure()
             self._driver.finish_all()
         except BaseException:
-            self._waiting.clear()
-            self._measured.clear()
-            self._of_this_step.clear()
+            self._forget()
             raise
+
+    def _forget(self) -> None:
+        """Forget the gradients of a step that has failed."""
+        self._waiting.clear()
+        self._measured.clear()
+        self._of_this_step.clear()
 
     def mean(self, name: str, value: float) -> float:
         """The mean of a number over the ranks, outside of all rounds; every rank must call it."""
@@ -261,7 +277,7 @@ class Collector:
             self._pipeline.record(group, self._clock() - began)
         self._measured.clear()
 
-    def _start(self, bucket: tuple[str, ...]) -> None:
+    def _start(self, bucket: tuple[str, ...], beside: bool = False) -> None:
         waiting = self._waiting.pop(bucket)
         # In the bucket's order, which is the same on every rank; the order of arrival may differ.
         # A tensor whose step lags behind may have an aggregator of another bucket in this step.
@@ -287,7 +303,7 @@ class Collector:
             round_ = _after(arriving, label, begin) if arriving else begin()
             dense_bytes = 0  # counted with the first part
             place = self._places.get(bucket, len(self._places))
-            self._driver.start(label, round_, list(grads), place)
+            self._driver.start(label, round_, list(grads), place, beside)
 
 
 def _after(

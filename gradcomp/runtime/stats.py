@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from threading import Lock
 
 from gradcomp.exchange.link import dense_link_bytes, link_bytes
 from gradcomp.runtime.policy import Decision
@@ -41,6 +42,7 @@ class Stats:
     dense_link_bytes: float = 0.0
     decisions: tuple[Decision, ...] = ()
     profile: Profile | None = field(default=None, repr=False, compare=False)
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     def start_profile(self, *, error: bool = False) -> Profile:
         """Profile all steps from the next one on. To be called between two steps.
@@ -65,8 +67,10 @@ class Stats:
         Args:
             ranks: number of ranks that take part; None for all.
         """
-        self.sent_bytes[kind] += nbytes
-        self.link_bytes += link_bytes(kind, nbytes, self.ranks if ranks is None else ranks)
+        link = link_bytes(kind, nbytes, self.ranks if ranks is None else ranks)
+        with self._lock:  # a thread that encodes counts, too
+            self.sent_bytes[kind] += nbytes
+            self.link_bytes += link
 
     def count_gradients(self, nbytes: int) -> None:
         """Count gradients of ``nbytes`` before compression."""

@@ -22,6 +22,7 @@ from gradcomp.adapter_api import (
 from gradcomp.errors import ConfigError, ProtocolError
 from horovod_compressors.compression import BaseCompression
 from horovod_compressors.nodes import follower_set
+from horovod_compressors.torch.encoder_thread import EncoderThread
 from horovod_compressors.torch.engine import SUMMABLE_DTYPES, HorovodEngine
 from horovod_compressors.torch.join import Attendance, check_takes_part, take_part
 from horovod_compressors.torch.names import ParameterNames, calling_optimizer, check_averaged
@@ -131,6 +132,7 @@ class Compression(TensorControls, BaseCompression):
 
     def _begin(self) -> None:
         self._collector: Collector | None = None
+        self._encoder_thread: EncoderThread | None = None
         self._collector_life = self._life()
         # True from a step's first gradient until the optimizer's first `decompress`.
         self._in_step = False
@@ -232,7 +234,10 @@ class Compression(TensorControls, BaseCompression):
             request = next(context.round)
             assert isinstance(request, AllReduce)  # ensured by `Aggregator.linear`
             return to_device(torch.from_numpy(request.array), tensor.device), context
-        collector.add(resolved, gradient, tensor.nbytes, arrives)
+        assert self._encoder_thread is not None  # made with the collector
+        # The parts of a profiled step add up, without overlap.
+        beside = self.stats.profile is None and self._encoder_thread.takes()
+        collector.add(resolved, gradient, tensor.nbytes, arrives, beside)
         token = torch.ones(1, device="cpu" if self._host_tokens else tensor.device)
         self.stats.count("token", token.nbytes)
         return token, context
@@ -352,6 +357,9 @@ class Compression(TensorControls, BaseCompression):
         shapes = self._names.shapes()
         self._on_device = any(one.device.type != "cpu" for _, one in self._names.tensors())
         self._collector = self.agree(shapes)
+        self._encoder_thread = EncoderThread(
+            self.config, hvd.local_size(), self._on_device, self._collector.settle
+        )
         return self._collector
 
     def _parameters(self) -> Iterable[tuple[str, Any]]:

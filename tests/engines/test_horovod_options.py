@@ -11,6 +11,7 @@ from workers import (
     adasum,
     apart,
     dgc,
+    encoder_thread,
     exchange,
     low_rank,
     options,
@@ -90,6 +91,11 @@ def test_dgc(gloo2: CaseJob, case: str) -> None:
 
 @pytest.mark.parametrize("case", schedules.cases)
 def test_schedules(gloo2: CaseJob, case: str) -> None:
+    gloo2.check(case)
+
+
+@pytest.mark.parametrize("case", encoder_thread.cases)
+def test_encoder_thread(gloo2: CaseJob, case: str) -> None:
     gloo2.check(case)
 
 

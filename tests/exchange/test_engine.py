@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+import threading
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -191,3 +193,74 @@ def test_an_engine_that_fails_ends_the_step_for_all() -> None:
         driver.finish("layer1")
     engine.board.ranks = 1
     names_after(driver, NAMES)
+
+
+def of_thread(names: list[str], name: str, step: int) -> Round:
+    """A round that notes the thread which begins it."""
+    names.append(threading.current_thread().name)
+    return (yield from round_of(name, step, 0))
+
+
+def test_rounds_beside_begin_on_one_thread_in_the_order_of_starts() -> None:
+    driver, engine = alone()
+    threads: list[str] = []
+    for name in reversed(NAMES):
+        driver.start(name, of_thread(threads, name, 0), beside=True)
+    driver.release()
+    assert [one.partition(".")[0] for one in engine.started] == NAMES[::-1]
+    assert len(set(threads)) == 1
+    assert threads[0].startswith("gradcomp-encoder")
+    for name in NAMES:
+        np.testing.assert_array_equal(driver.finish(name), run_rounds([round_of(name, 0, 0)])[0])
+
+
+def test_all_other_requests_wait_for_the_thread() -> None:
+    driver, engine = alone()
+    others: list[Callable[[], object]] = [
+        lambda: driver.post(AllReduce("other", np.ones(1, np.float32))),
+        lambda: driver.run(round_of("layer0", 1, 0)),
+        lambda: driver.start("layer1", round_of("layer1", 0, 0)),
+    ]
+    for other in others:
+        gate = threading.Event()
+        threading.Timer(0.05, gate.set).start()
+        before = len(engine.started)
+        driver.start("layer2", held(gate, round_of("layer2", 0, 0)), beside=True)
+        assert len(engine.started) == before
+        other()
+        assert engine.started[before].startswith("layer2")
+        driver.finish_all()
+
+
+def held(gate: threading.Event, inner: Round) -> Round:
+    """A round that does not begin before the gate is open."""
+    assert gate.wait(PATIENCE)
+    return (yield from inner)
+
+
+@pytest.mark.parametrize("end", ["release", "finish_all"])
+def test_a_round_that_fails_beside_ends_the_step_for_all(end: str) -> None:
+    driver, engine = alone()
+    driver.start("layer0", round_of("layer0", 0, 0), beside=True)
+    driver.start("layer1", failing_round("layer1", 0), beside=True)
+    driver.start("layer2", round_of("layer2", 0, 0), beside=True)
+    with pytest.raises(ArithmeticError, match="in phase 0"):
+        getattr(driver, end)()
+    assert [one.partition(".")[0] for one in engine.started] == ["layer0"]
+    names_after(driver, NAMES)
+
+
+def test_the_thread_ends_with_its_driver() -> None:
+    driver, _ = alone()
+    threads: list[threading.Thread] = []
+
+    def begins() -> Round:
+        threads.append(threading.current_thread())
+        return (yield from round_of("layer0", 0, 0))
+
+    driver.start("layer0", begins(), beside=True)
+    driver.finish("layer0")
+    del driver
+    gc.collect()
+    threads[0].join(PATIENCE)
+    assert not threads[0].is_alive()

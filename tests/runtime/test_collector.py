@@ -22,12 +22,15 @@ def gradient(name: str, step: int, rank: int) -> FloatArray:
     return np.random.default_rng(seed).standard_normal(SHAPES[name], np.float32)
 
 
-def add(collector: Collector, name: str, grad: FloatArray, dense_bytes: int) -> None:
-    collector.add(collector.resolve(name, grad.shape), grad, dense_bytes)
+def add(
+    collector: Collector, name: str, grad: FloatArray, dense_bytes: int, beside: bool = False
+) -> None:
+    resolved = collector.resolve(name, grad.shape)
+    collector.add(resolved, grad, dense_bytes, beside=beside)
 
 
 def train(
-    settings: Config, names: Mapping[int, list[str]], steps: int = 3
+    settings: Config, names: Mapping[int, list[str]], steps: int = 3, beside: bool = False
 ) -> tuple[list[list[dict[str, FloatArray]]], list[Engine]]:
     """The averages of each rank's collector, step by step, and the engines."""
     board = Board()
@@ -41,7 +44,9 @@ def train(
         for step in range(steps):
             collector.begin_step()
             for name in random.permutation(names[step]).tolist():
-                add(collector, name, gradient(name, step, rank), 1)
+                add(collector, name, gradient(name, step, rank), 1, beside)
+            if beside:
+                collector.settle()
             averages = {
                 name: collector.finish(name) for name in random.permutation(names[step]).tolist()
             }
@@ -81,10 +86,11 @@ RAMPS = (
 ALL = {step: list(SHAPES) for step in range(3)}
 
 
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("bucket_bytes", [0, 1, 2000, 4 * 2**20])
 @pytest.mark.parametrize("spec", ["residual|topk(ratio=0.1)", "residual|sign", "int4"])
-def test_averages_are_those_of_single_tensors(spec: str, bucket_bytes: int) -> None:
-    results, _ = train(config_of(spec, bucket_bytes=bucket_bytes), ALL)
+def test_averages_are_those_of_single_tensors(spec: str, bucket_bytes: int, beside: bool) -> None:
+    results, _ = train(config_of(spec, bucket_bytes=bucket_bytes), ALL, beside=beside)
     check_as_in_the_loopback(results, config_of(spec, bucket_bytes=0))
 
 
