@@ -60,6 +60,7 @@ def ddp2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
             "trainers",
             "fsdp",
             "fsdp_features",
+            "fsdp_between",
             "outer",
             "compiled",
             "ddp_features",
@@ -82,7 +83,7 @@ def ddp3(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
 @pytest.fixture(scope="session")
 def ddp4(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Four such ranks."""
-    modules = ["ddp:four", "fsdp:four", "outer:four"]
+    modules = ["ddp:four", "fsdp:four", "fsdp_between:four", "outer:four"]
     return run_cases(modules, 4, "gloo", tmp_path_factory.mktemp("ddp4"), shared)
 
 

@@ -1,4 +1,4 @@
-"""Compressed reduce-scatter of FSDP2, alone and with features of PyTorch; see the cases."""
+"""Compression of FSDP2, in the reduce-scatter and between machines; see the cases."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from launch import HERE, CaseJob, run
-from workers import fsdp, fsdp_features
+from workers import fsdp, fsdp_between, fsdp_features
 
 
 @pytest.mark.parametrize("case", fsdp.cases)
@@ -20,9 +20,24 @@ def test_features(ddp2: CaseJob, case: str) -> None:
     ddp2.check(case)
 
 
-@pytest.mark.parametrize("case", fsdp.four)
+@pytest.mark.parametrize("case", fsdp_between.cases)
+def test_between_machines(ddp2: CaseJob, case: str) -> None:
+    ddp2.check(case)
+
+
+@pytest.mark.parametrize("case", [*fsdp.four, *fsdp_between.four])
 def test_fsdp_on_four_ranks(ddp4: CaseJob, case: str) -> None:
     ddp4.check(case)
+
+
+@pytest.mark.parametrize("spec", ["fp16", "residual|topk(ratio=0.01)"])
+@pytest.mark.parametrize("way", ["kill", "raise", "stop"])
+def test_every_rank_names_the_lost_one(way: str, spec: str) -> None:
+    """Exchanges under way end the backward passes of all others."""
+    job = run(["-m", "workers.fsdp_lost", way, spec], 3, "torchrun", limit=240)
+    assert job.status != 0, job.output
+    named = re.findall(r"ProtocolError: (ranks? [\d, ]+ do(?:es)?) not answer in", job.output)
+    assert named == ["rank 1 does"] * 2, job.output
 
 
 def test_the_example_of_the_documentation(tmp_path: Path) -> None:

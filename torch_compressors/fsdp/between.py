@@ -10,16 +10,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from gradcomp import Config
-from gradcomp.adapter_api import Driver, Pipeline, agreement_line, check_agreement
+from gradcomp.adapter_api import Broadcast, Driver, Pipeline, agreement_line, check_agreement
 from gradcomp.errors import ConfigError
+from torch_compressors.fsdp.reduce_output import LateAverage, ReduceOutput
 from torch_compressors.fsdp.sharded import ShardedControls, sharded_modules
+from torch_compressors.fsdp.units import managed_parameters, wrapped_together
 from torch_compressors.gather import gather_texts
 from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.roll_call import naming_the_absent
@@ -42,8 +48,12 @@ def fsdp_hook(
     it.
 
     A rank's shard of all parameters of a module is compressed as a matrix of one row, [1, numel],
-    under the module's name (see `sharded_modules`). Low-rank specs compress nothing there. Each
-    exchange ends before the backward pass continues.
+    under the module's name (see `sharded_modules`). Low-rank specs compress nothing there.
+
+    An exchange runs while the backward pass goes on to earlier layers; the averages are there when
+    ``backward()`` returns. A module's first exchange ends at once, and so do all others where its
+    gradients are no views of the reduce-scatter's output: see `ReduceOutput`. If this changes
+    later, ``backward()`` raises ConfigError.
 
     Args:
         config: a spec for all modules, or a `gradcomp.Config`; the same on every rank.
@@ -101,13 +111,80 @@ class FSDPCompression(ShardedControls):
         ranks = dist.get_process_group_ranks(group)
         own = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
         limit = message_limit([sum(map(math.prod, shapes.values()))], 0)
-        self._driver = Driver(GlooEngine({"all": own}, limit, "fsdp_hook"))
+        self._engine = GlooEngine({"all": own}, limit, "fsdp_hook")
+        self._driver = Driver(self._engine)
+        self._together = {
+            name: list(modules.values())
+            for modules in wrapped_together(sharded)
+            for name in modules
+        }
+        self._awaits: dict[str, list[DTensor]] = {}
+        """By module, once known: parameters whose gradients may wait for averages, or none."""
+        self._ended: dict[str, ReduceOutput] = {}
+        """Exchanges of this backward pass that ended at once, of modules not yet in `_awaits`."""
+        self._running: dict[str, LateAverage] = {}
         for name, module in sharded.items():
             module.set_all_reduce_hook(partial(self._average, name))
 
     @torch.no_grad()
     def _average(self, name: str, shard: torch.Tensor) -> None:
-        """Average a shard in place; `fully_shard` calls it, in the same order on every rank."""
+        """Average a shard in place, now or before the backward pass ends.
+
+        `fully_shard` calls it, in the same order on every rank. Whether an exchange ends at once is
+        the same on all ranks, too, as it decides about the order of requests.
+        """
+        ends = _at_end_of_backward(self._finish)
+        if name in self._running:  # since a backward pass that has failed, or in an outer one
+            self._finish_exchanges()
         flat = shard.detach().reshape(1, -1).float().cpu().numpy()
-        average = self._driver.run(self._pipeline.round(name, flat, shard.nbytes))
-        shard.copy_(torch.from_numpy(average).view_as(shard))
+        round_ = self._pipeline.round(name, flat, shard.nbytes)
+        parameters = self._awaits.get(name)
+        if parameters and ends:
+            late = LateAverage(name, shard, parameters)
+            self._driver.start(name, round_, place=len(self._running))
+            self._engine.flush()
+            self._running[name] = late
+            return
+        shard.copy_(torch.from_numpy(self._driver.run(round_)).view_as(shard))
+        if parameters is None and ends:
+            self._ended[name] = ReduceOutput(shard)
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        """Complete the backward pass; the autograd engine calls it, once for each exchange."""
+        self._finish_exchanges()
+        if self._ended:
+            self._agree()
+
+    def _finish_exchanges(self) -> None:
+        running, self._running = self._running, {}
+        for name, late in running.items():
+            late.arrive(torch.from_numpy(self._driver.finish(name)))
+
+    def _agree(self) -> None:
+        """Let the ranks agree on the modules whose exchanges may end later from now on."""
+        ended, self._ended = self._ended, {}
+        found = {name: managed_parameters(self._together[name]) for name in ended}
+        own = np.array([ended[name].may_wait(found[name]) for name in ended], np.uint8)
+        self._pipeline.stats.count("check", own.nbytes)
+        of_ranks = self._driver.reply(self._driver.post(Broadcast("fsdp_hook.views", own)))
+        everywhere = of_ranks.reshape(-1, own.size).all(axis=0)
+        for (name, parameters), waits in zip(found.items(), everywhere, strict=True):
+            self._awaits[name] = parameters if waits else []
+
+
+def _at_end_of_backward(call: Callable[[], None]) -> bool:
+    """Let the autograd engine make a call when its present backward pass ends.
+
+    Callbacks run in the order of queueing: that of ``fully_shard``, which may reduce the gradients of
+    further modules, comes first.
+
+    Returns:
+        False: there is no such pass. Schedules of pipelines reduce gradients after it.
+    """
+    engine: Any = torch.autograd.Variable._execution_engine
+    try:
+        engine.queue_callback(call)
+    except RuntimeError:
+        return False
+    return True

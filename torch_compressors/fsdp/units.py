@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,14 @@ from gradcomp.errors import ConfigError
 from torch_compressors.fsdp.sharded import sharded_modules
 from torch_compressors.shared.parameters import uncompiled_name
 
-__all__ = ["ShardedParameter", "Unit", "shard_group", "units_of"]
+__all__ = [
+    "ShardedParameter",
+    "Unit",
+    "managed_parameters",
+    "shard_group",
+    "units_of",
+    "wrapped_together",
+]
 
 
 class ShardedParameter(NamedTuple):
@@ -55,27 +62,34 @@ def units_of(model: torch.nn.Module) -> list[Unit]:
         ConfigError: the model is not sharded, or a parameter is sharded over several dimensions of
             its mesh.
     """
-    sharded = sharded_modules(model)
-    for module in sharded.values():
-        module.reshard()  # after a forward pass the model itself may still be whole
+    together = wrapped_together(sharded_modules(model))
+    of_states = [managed_parameters(modules.values()) for modules in together]
     names: dict[torch.Tensor, str] = {
         parameter: uncompiled_name(name) for name, parameter in model.named_parameters()
     }
-    together: dict[int, list[tuple[str, FSDPModule]]] = {}
-    for name, module in sharded.items():
-        together.setdefault(id(module._get_fsdp_state()), []).append((name, module))
     units = []
-    for of_state in together.values():
-        roots = [module for _, module in of_state]
-        parameters: dict[torch.Tensor, ShardedParameter] = {}
-        for root in roots:
-            for one in _managed(root):
-                # A parameter that is no DTensor is ignored by fully_shard.
-                if isinstance(one, DTensor) and one.numel() and one not in parameters:
-                    parameters[one] = _sharded(names[one], one)
-        if parameters:
-            units.append(Unit(*of_state[0], tuple(parameters.values())))
+    for modules, parameters in zip(together, of_states, strict=True):
+        filled = tuple(_sharded(names[one], one) for one in parameters if one.numel())
+        if filled:
+            units.append(Unit(*next(iter(modules.items())), filled))
     return units
+
+
+def wrapped_together(sharded: Mapping[str, FSDPModule]) -> list[dict[str, FSDPModule]]:
+    """The modules by name; those that one call of ``fully_shard`` has wrapped are together."""
+    together: dict[int, dict[str, FSDPModule]] = {}
+    for name, module in sharded.items():
+        together.setdefault(id(module._get_fsdp_state()), {})[name] = module
+    return list(together.values())
+
+
+def managed_parameters(together: Collection[FSDPModule]) -> list[DTensor]:
+    """This rank's shards of the parameters of modules that were wrapped together."""
+    for module in together:
+        module.reshard()  # after a forward pass the model itself may still be whole
+    # A parameter that is no DTensor is ignored by fully_shard.
+    managed = (one for module in together for one in _managed(module) if isinstance(one, DTensor))
+    return list(dict.fromkeys(managed))
 
 
 def _managed(module: Any) -> Iterator[torch.Tensor]:
