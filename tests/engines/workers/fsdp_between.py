@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import horovod.torch as hvd
 import torch
@@ -237,6 +239,52 @@ def the_backward_pass_does_not_wait() -> None:
         loss.backward()
         for hook in hooks:
             hook.remove()
+
+
+def events(model: Tower, step: int) -> list[str]:
+    """What happens in a backward pass: layers that it reaches, and calls of the engine."""
+    log: list[str] = []
+
+    def seen(what: str) -> Any:
+        stock: Any = getattr(GlooEngine, what)
+
+        def call(engine: GlooEngine, *arguments: Any) -> Any:
+            log.append(" ".join([what, *(one.name for one in arguments if what == "start")]))
+            return stock(engine, *arguments)
+
+        return mock.patch.object(GlooEngine, what, call)
+
+    def reached(number: int, layer: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        output.register_hook(lambda grad: log.append(f"layer {number}"))
+
+    hooks = [
+        layer.register_forward_hook(partial(reached, number))
+        for number, layer in enumerate(model.layers)
+    ]
+    with seen("start"), seen("flush"), seen("finish"):
+        model(tokens(step)).backward()
+    for hook in hooks:
+        hook.remove()
+    return log
+
+
+@cases
+def exchanges_are_under_way() -> None:
+    """Each one is on the network before the next layer's backward pass, and none is awaited."""
+    mesh = machines()
+    model = tower(mesh)
+    for config in (Config.from_spec("fp16"), configured(SPEC, exchange="sra")):
+        fsdp_hook(config, model, mesh.get_group("replicate"))
+        model.zero_grad()
+        backward(model, 0)
+        found = events(model, 1)
+        before = found[: found.index("layer 3")]
+        assert [re.sub(r"(layers\.\d).*", r"\1", one) for one in before] == [
+            *("layer 0", "start layers.0", "flush"),
+            *("layer 1", "start layers.1", "flush"),
+            *("layer 2", "start layers.2", "flush"),
+        ], found
+        assert "finish" in found
 
 
 @cases
