@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gradcomp.errors import StateError
 from gradcomp.runtime.checkpoint import Checkpoints
 from gradcomp.runtime.checkpointed import Checkpointed
-from gradcomp.runtime.policy import Decision
+from gradcomp.runtime.decision import Decision
 from gradcomp.runtime.stats import Stats
 
 if TYPE_CHECKING:

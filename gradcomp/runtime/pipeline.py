@@ -27,8 +27,9 @@ from gradcomp.exchange.select import (
     scatter_refusal,
 )
 from gradcomp.runtime.buckets import make_buckets
+from gradcomp.runtime.decision import Decision, PolicyGroup
 from gradcomp.runtime.loss_scale import check_sends_nan
-from gradcomp.runtime.policy import Decision, Policy, PolicyGroup
+from gradcomp.runtime.policy import Policy
 from gradcomp.runtime.resolve import Resolved, Resolver
 from gradcomp.runtime.state import RankState, State
 from gradcomp.runtime.stats import Stats
@@ -564,7 +565,7 @@ class Pipeline:
         - ``rounds``: number of averages so far, by tensor name;
         - ``specs``: canonical spec of the last round, by tensor name;
         - ``loss_scale``: see `set_loss_scale`;
-        - ``decisions`` of the policy ``auto``; see `gradcomp.runtime.policy.Decision`.
+        - ``decisions`` of the policy ``auto``; see `gradcomp.runtime.decision.Decision`.
 
         Keys of arrays, each by tensor name:
 

@@ -14,7 +14,7 @@ import numpy as np
 from gradcomp.codec.spec import parse
 from gradcomp.errors import SpecError, StateError
 from gradcomp.exchange.state_kinds import STATE_KINDS
-from gradcomp.runtime.policy import CANDIDATES, CONTENDERS, DENSE, PolicyGroup
+from gradcomp.runtime.decision import CANDIDATES, CONTENDERS, DENSE, PolicyGroup
 
 __all__ = ["STATE_VERSION", "checked_states"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from gradcomp.exchange.link import dense_link_bytes, link_bytes
-from gradcomp.runtime.policy import Decision
+from gradcomp.runtime.decision import Decision
 from gradcomp.runtime.profile import Profile
 
 __all__ = ["Stats"]

@@ -18,21 +18,18 @@ from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
 from gradcomp.exchange.rounds import AllReduce, Request
 from gradcomp.runtime.collector import Collector
-from gradcomp.runtime.loopback import run_rounds
-from gradcomp.runtime.policy import (
-    _LAPS,
-    _MEASURING,
-    _WINDOW,
+from gradcomp.runtime.decision import (
     CHOSEN,
     COMPRESSED,
     CONTENDERS,
     DENSE,
     HALF,
     Decision,
-    Policy,
     PolicyGroup,
     alternatives,
 )
+from gradcomp.runtime.loopback import run_rounds
+from gradcomp.runtime.policy import _LAPS, _MEASURING, _WINDOW, Policy
 from support.pipelines import configured
 from support.thread_engine import RANKS, Board, Engine, on_all_ranks
 

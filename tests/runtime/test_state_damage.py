@@ -16,7 +16,7 @@ import torch
 from gradcomp import Loopback, Pipeline, StateError
 from gradcomp.adapter_api import STATE_KINDS
 from gradcomp.gossip import make_gossip, make_topology
-from gradcomp.runtime.policy import Decision, PolicyGroup
+from gradcomp.runtime.decision import Decision, PolicyGroup
 
 SPECS = [
     "residual|topk(ratio=0.1)",

@@ -19,7 +19,7 @@ from workers.harness import Cases
 from gradcomp import Config
 from gradcomp.exchange.rounds import Request
 from gradcomp.runtime import policy
-from gradcomp.runtime.policy import Decision
+from gradcomp.runtime.decision import Decision
 from horovod_compressors.torch import Compression, compression
 from horovod_compressors.torch.engine import HorovodEngine
 from support.pipelines import configured

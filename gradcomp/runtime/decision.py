@@ -1,0 +1,128 @@
+"""The choices of the policy ``auto``: groups of tensors, their candidates, and decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from gradcomp.codec.spec import Spec, parse
+from gradcomp.exchange.memory import MOMENTUM_CORRECTION
+
+__all__ = [
+    "CANDIDATES",
+    "CHOSEN",
+    "COMPRESSED",
+    "CONTENDERS",
+    "DENSE",
+    "HALF",
+    "Decision",
+    "PolicyGroup",
+    "alternatives",
+]
+
+COMPRESSED, DENSE, HALF = "compressed", "dense", "fp16"
+
+CHOSEN = "as chosen"
+"""In the race of whole steps: each group travels as its exchanges were fastest."""
+
+CANDIDATES = (DENSE, HALF, COMPRESSED)
+"""Among equally fast candidates the first wins."""
+
+CONTENDERS = (DENSE, HALF, CHOSEN)
+"""Of the race of whole steps; the first of equals wins there, too."""
+
+
+class PolicyGroup(NamedTuple):
+    """Tensors that share a decision.
+
+    Attributes:
+        spec: canonical spec; if all its schedules have ended, their last values.
+        exchange: the exchange in the configuration.
+        size: size class: half the number of binary digits of the number of elements, rounded down.
+            A class spans a factor of 4.
+    """
+
+    spec: str
+    exchange: str
+    size: int
+
+    @classmethod
+    def of(cls, spec: Spec, exchange: str, numel: int) -> PolicyGroup:
+        """The group of a tensor."""
+        return cls(spec.canonical, exchange, numel.bit_length() // 2)
+
+    @property
+    def ways(self) -> list[str]:
+        """The candidates of the group, in the order of `CANDIDATES`."""
+        others = alternatives(parse(self.spec))
+        return [name for name in CANDIDATES if name in {*others, COMPRESSED}]
+
+    def __str__(self) -> str:
+        low, high = (max(1, 2 ** (2 * size - 1)) for size in (self.size, self.size + 1))
+        return f"'{self.spec}' on tensors of {low} to {high - 1} elements"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The policy's choice for a group, and the measurements behind it.
+
+    Attributes:
+        choice: ``"compressed"``, ``"dense"`` or ``"fp16"``.
+        seconds: time of all exchanges of the group in a step, by choice. Exchanges run one after
+            the other, encoding and decoding included. The minimum over some steps, then the mean
+            over the ranks.
+        step_seconds: time of a whole step, from the first gradient to the last average, by
+            contender: with all groups of this trial dense, all in float16, and as chosen by their
+            exchanges. The median over some steps, then the mean over the ranks. None if dense
+            exchanges were fastest for all groups.
+    """
+
+    group: PolicyGroup
+    choice: str
+    seconds: Mapping[str, float]
+    step_seconds: Mapping[str, float] | None
+
+    def __str__(self) -> str:
+        text = f"{self.group}: {self.choice} (exchanges of a step: {_times(self.seconds)}"
+        if self.step_seconds is not None:
+            text += f"; a whole step: {_times(self.step_seconds)}"
+        return text + ")"
+
+    def to_state(self) -> dict[str, Any]:
+        """Plain data for a checkpoint."""
+        return {
+            **self.group._asdict(),
+            "choice": self.choice,
+            "seconds": dict(self.seconds),
+            "step_seconds": None if self.step_seconds is None else dict(self.step_seconds),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Decision:
+        """The inverse of `to_state`."""
+        laps = state["step_seconds"]
+        return cls(
+            PolicyGroup(*(state[key] for key in PolicyGroup._fields)),
+            state["choice"],
+            dict(state["seconds"]),
+            None if laps is None else dict(laps),
+        )
+
+
+def _times(seconds: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {1e3 * value:.3f} ms" for name, value in seconds.items())
+
+
+@lru_cache(maxsize=1024)
+def alternatives(spec: Spec) -> dict[str, Spec]:
+    """The replacements of a spec, by choice.
+
+    With momentum correction the replacement keeps it, and there is no float16.
+    """
+    memory = spec.memory
+    if memory is not None and memory.name == MOMENTUM_CORRECTION:
+        return {DENSE: parse(f"{memory.text}|identity")}
+    others = {DENSE: parse("identity"), HALF: parse("fp16")}
+    return {name: other for name, other in others.items() if other.canonical != spec.canonical}
