@@ -6,13 +6,15 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from gradcomp.cli import show
-from gradcomp.cli.options import JsonOption
+from gradcomp.cli.options import JsonOption, load
+from gradcomp.config.schema import Config
 from gradcomp.errors import GradcompError
 from gradcomp.tools.advise import links as measuring
 from gradcomp.tools.advise import rank as ranking
@@ -21,6 +23,7 @@ from gradcomp.tools.advise.cache import SpeedCache, machine_key
 from gradcomp.tools.advise.calibrate import ticks
 from gradcomp.tools.advise.model import read_model
 from gradcomp.tools.advise.predict import Job
+from gradcomp.tools.advise.prior import PriorMaker, prior_text
 from gradcomp.tools.advise.wire import ENGINES
 from gradcomp.tools.model_shapes import MODELS
 from gradcomp.tools.step_model import Link
@@ -54,6 +57,16 @@ def advise(
             help="A spec to compare, in place of the usual ones; repeatable.",
         ),
     ],
+    config: Annotated[
+        list[str],
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            default_factory=list,
+            show_default=False,
+            help="A file of the training's configuration, whose specs are compared; repeatable.",
+        ),
+    ],
     ranks: Annotated[
         int | None, typer.Option(help="Ranks that average together; not with --measure.")
     ] = None,
@@ -79,6 +92,10 @@ def advise(
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure the links, under horovodrun or torchrun.")
     ] = False,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write compress.prior for this configuration."),
+    ] = None,
     recalibrate: Annotated[
         bool, typer.Option("--recalibrate", help="Measure the speeds of codecs anew.")
     ] = False,
@@ -86,6 +103,9 @@ def advise(
 ) -> None:
     """Rank specs and exchange patterns for a job by their predicted steps."""
     shapes = read_model(model)
+    trained = load(config, []) if config else None
+    if save is not None:
+        _check_save(trained, compute)
     measured = None
     if measure:
         _refuse_beside_measure(ranks=ranks, bandwidth=bandwidth, engine=engine)
@@ -119,11 +139,16 @@ def advise(
         cores=own_cores,
         copy_byte=ranking.copy_byte(cache),
     )
-    found = ranking.candidates(specs or ranking.SPECS, ranks, per_node)
-    unknown = ranking.to_calibrate(cache, found)
+    configured = [] if trained is None else [spec.canonical for spec in trained.specs]
+    found = ranking.candidates(specs or configured or ranking.SPECS, ranks, per_node)
+    prior = None if save is None or trained is None else PriorMaker.of(trained, job)
+    also = [] if prior is None else prior.candidates
+    unknown = ranking.to_calibrate(cache, list(dict.fromkeys([*found, *also])))
     with show.progress("measuring codecs on this machine", ticks * len(unknown)) as advance:
         ranking.calibrate(cache, unknown, advance)
     advices = ranking.advise(job, found, cache)
+    if save is not None and prior is not None:
+        _write(save, prior_text(prior.predictions(cache)))
     if as_json:
         show.output_json(_json(job, engine, advices, measured))
         return
@@ -135,7 +160,41 @@ def advise(
         show.wrap(_LEGEND),
         "",
         *_best(advices[0], engine, per_node),
+        *([] if prior is None else ["", _saved(f"{save}", len(prior.groups), config)]),
     )
+
+
+def _check_save(trained: Config | None, compute: float) -> None:
+    """Refuse what would make a wrong prior, before any rank measures."""
+    if trained is None:
+        raise GradcompError(
+            "--save predicts for a configuration: give its files, each with --config"
+        )
+    if trained.compress.policy != "auto":
+        raise GradcompError(
+            f"compress.policy is {trained.compress.policy}, and --save predicts for auto: set "
+            "policy: auto in a file of --config"
+        )
+    if not compute > 0:
+        raise GradcompError(
+            f"--compute is {compute:g}, and --save needs it above 0, as exchanges that computation "
+            "hides cost nothing: give a step's time on one rank alone, in ms"
+        )
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise GradcompError(
+            f"--save {path}: cannot be written ({error.strerror}); give a path in a folder that is "
+            "there"
+        ) from None
+
+
+def _saved(path: str, groups: int, config: Sequence[str]) -> str:
+    files = ", ".join([*config, path])
+    return show.wrap(f"{path}: predictions for {groups} groups of tensors; train with {files}.")
 
 
 def _given(name: str, value: Any) -> Any:

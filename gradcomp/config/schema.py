@@ -32,6 +32,7 @@ from gradcomp.codec.spec import Spec, Stage
 from gradcomp.config.compose import VERSION, KeyPath, compose
 from gradcomp.config.fields import ExpandedPath, StrictModel
 from gradcomp.config.messages import CombinationError, config_error
+from gradcomp.config.prior import Prediction, Prior
 from gradcomp.config.regex_check import regex_refusal
 from gradcomp.config.sections import RESERVED_SECTIONS
 from gradcomp.config.spec_schedule import (
@@ -156,6 +157,10 @@ class Compress(StrictModel):
     average: Average = Field(default="ranks", description=AVERAGE_FORM)
     clip: Clip = Field(default="none", description=CLIP_FORM)
     policy: Literal["always", "auto"] = Field(default="always", description="always or auto")
+    prior: Prior | None = Field(
+        default=None,
+        description="a mapping {ranks: ..., groups: [...]}, as `gradcomp advise --save` writes it",
+    )
     # The host until kernels have run on a GPU.
     device: Literal["auto", "host"] = Field(default="host", description="auto or host")
     encoder_thread: Literal["auto", "always", "never"] = Field(
@@ -211,6 +216,15 @@ class Compress(StrictModel):
         if memory is None or memory.name != MOMENTUM_CORRECTION:
             return specs.parse("identity")
         return specs.parse(f"{memory.text}|identity")
+
+    @model_validator(mode="after")
+    def _used(self) -> Compress:
+        if self.prior is not None and self.policy != "auto":
+            raise CombinationError(
+                "prior spares trials of policy: auto, and the policy is always: set policy: auto, or "
+                "leave prior out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _exchangeable(self) -> Compress:
@@ -438,5 +452,7 @@ def _model_at(path: Sequence[str]) -> type[BaseModel]:
         "rules": Rule,
         "match": Match,
         "use": SpecPhase,
+        "prior": Prior,
+        "groups": Prediction,
     }
     return models[path[-1]] if path else Config

@@ -25,8 +25,10 @@ from gradcomp.exchange.select import EXCHANGES, FLAT_EXCHANGES
 __all__ = [
     "EXCHANGE_FORM",
     "SCHEDULE_FORM",
+    "SPEC_FORM",
     "Exchange",
     "Resolution",
+    "SpecField",
     "SpecPhase",
     "SpecSchedule",
     "corrects_momentum",

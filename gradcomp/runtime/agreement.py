@@ -44,6 +44,8 @@ def agreement_line(
     compared = f" with {options}" if options else ""
     if config.stats.error:
         compared += " with stats.error"
+    if config.compress.prior is not None:
+        compared += f" with compress.prior {config.compress.prior.digest}"
     if config.check_replicas_every:
         compared += f" with check_replicas_every {config.check_replicas_every}"
     values = (

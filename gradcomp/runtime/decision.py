@@ -59,14 +59,19 @@ class PolicyGroup(NamedTuple):
         others = alternatives(parse(self.spec))
         return [name for name in CANDIDATES if name in {*others, COMPRESSED}]
 
+    @property
+    def numels(self) -> range:
+        """The numbers of elements of its tensors."""
+        return range(*(max(1, 2 ** (2 * size - 1)) for size in (self.size, self.size + 1)))
+
     def __str__(self) -> str:
-        low, high = (max(1, 2 ** (2 * size - 1)) for size in (self.size, self.size + 1))
-        return f"'{self.spec}' on tensors of {low} to {high - 1} elements"
+        low, high = self.numels[0], self.numels[-1]
+        return f"'{self.spec}' on tensors of {low} to {high} elements"
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The policy's choice for a group, and the measurements behind it.
+    """The policy's choice for a group, and the figures behind it.
 
     Attributes:
         choice: ``"compressed"``, ``"dense"`` or ``"fp16"``.
@@ -75,20 +80,34 @@ class Decision:
             over the ranks.
         step_seconds: time of a whole step, from the first gradient to the last average, by
             contender: with all groups of this trial dense, all in float16, and as chosen by their
-            exchanges. The median over some steps, then the mean over the ranks. None if dense
-            exchanges were fastest for all groups.
+            exchanges. The median over some steps, then the mean over the ranks. None if there
+            was no race, as where dense exchanges were fastest for all groups.
+        predicted: by choice, from ``compress.prior``; None if it was not used.
     """
 
     group: PolicyGroup
     choice: str
     seconds: Mapping[str, float]
     step_seconds: Mapping[str, float] | None
+    predicted: Mapping[str, float] | None = None
+
+    @property
+    def left_out(self) -> list[str]:
+        """The choices that were not tried, as their predictions were too long."""
+        tried = {*self.seconds, self.choice}
+        return [name for name in self.predicted or () if name not in tried]
 
     def __str__(self) -> str:
-        text = f"{self.group}: {self.choice} (exchanges of a step: {_times(self.seconds)}"
+        parts = []
+        if self.predicted is not None:
+            parts.append(f"predicted: {_times(self.predicted)}")
+        if self.left_out:
+            parts.append(f"left out: {', '.join(self.left_out)}")
+        if self.seconds:
+            parts.append(f"exchanges of a step: {_times(self.seconds)}")
         if self.step_seconds is not None:
-            text += f"; a whole step: {_times(self.step_seconds)}"
-        return text + ")"
+            parts.append(f"a whole step: {_times(self.step_seconds)}")
+        return f"{self.group}: {self.choice} ({'; '.join(parts)})"
 
     def to_state(self) -> dict[str, Any]:
         """Plain data for a checkpoint."""
@@ -96,19 +115,24 @@ class Decision:
             **self.group._asdict(),
             "choice": self.choice,
             "seconds": dict(self.seconds),
-            "step_seconds": None if self.step_seconds is None else dict(self.step_seconds),
+            "step_seconds": _copy(self.step_seconds),
+            "predicted": _copy(self.predicted),
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Decision:
-        """The inverse of `to_state`."""
-        laps = state["step_seconds"]
+        """The inverse of `to_state`; earlier releases had no predictions."""
         return cls(
             PolicyGroup(*(state[key] for key in PolicyGroup._fields)),
             state["choice"],
             dict(state["seconds"]),
-            None if laps is None else dict(laps),
+            _copy(state["step_seconds"]),
+            _copy(state.get("predicted")),
         )
+
+
+def _copy(seconds: Mapping[str, float] | None) -> dict[str, float] | None:
+    return None if seconds is None else dict(seconds)
 
 
 def _times(seconds: Mapping[str, float]) -> str:

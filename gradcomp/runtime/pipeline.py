@@ -30,6 +30,7 @@ from gradcomp.runtime.buckets import make_buckets
 from gradcomp.runtime.decision import Decision, PolicyGroup
 from gradcomp.runtime.loss_scale import check_sends_nan
 from gradcomp.runtime.policy import Policy
+from gradcomp.runtime.prior import predictions
 from gradcomp.runtime.resolve import Resolved, Resolver
 from gradcomp.runtime.state import RankState, State
 from gradcomp.runtime.stats import Stats
@@ -70,8 +71,8 @@ class Pipeline:
 
     Raises:
         SpecError: the spec is wrong.
-        ConfigError: with two_level, the ranks do not form equal nodes; or a spec cannot travel in a
-            reduce-scatter.
+        ConfigError: with two_level, the ranks do not form equal nodes; a spec cannot travel in a
+            reduce-scatter; or ``compress.prior`` has two entries of one group.
         ValueError: ``rank`` is not in its range.
     """
 
@@ -102,7 +103,8 @@ class Pipeline:
                 )
         self.ranks_per_node = compress.ranks_per_node or ranks_per_node if compress.two_level else 1
         self._state = RankState(rank, world_size, self.ranks_per_node)
-        self._policy = Policy() if compress.policy == "auto" else None
+        predicted = predictions(compress.prior, world_size)
+        self._policy = Policy(predicted) if compress.policy == "auto" else None
         self._script_step: int | None = None
         self._begin(None)
 
@@ -532,11 +534,11 @@ class Pipeline:
         idle = self._policy.idle
         groups = [one.group for one in resolved if one.group is not None]
         yield from self._policy.begin_step(groups, ended, now)
-        if not (idle and self._policy.idle):
+        if before != self._policy.decisions.keys() or not (idle and self._policy.idle):
             self._resolver.forget()
         self.stats.decisions = tuple(self._policy.decisions.values())
         if before and not self.stats.decisions and self.rank == 0:
-            _log.info("policy auto: steps take another time than before; a second look")
+            _log.info("policy auto: a second look")
         return tuple(one for one in self.stats.decisions if one.group not in before)
 
     def record(self, group: PolicyGroup, seconds: float) -> None:
@@ -547,7 +549,7 @@ class Pipeline:
     def decide_again(self) -> None:
         """Forget the decisions of the policy ``auto``, and measure anew; on all ranks at once."""
         if self._policy is not None:
-            self._policy.restart()
+            self._policy.measure_anew()
             self._resolver.forget()
             self.stats.decisions = ()
             self._fresh = True

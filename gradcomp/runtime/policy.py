@@ -6,6 +6,7 @@ agree on every figure before they use it, so they decide alike.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any
@@ -22,6 +23,7 @@ from gradcomp.runtime.decision import (
     Decision,
     PolicyGroup,
 )
+from gradcomp.runtime.prior import Predictions, worth_a_trial
 
 __all__ = ["Policy"]
 
@@ -42,14 +44,27 @@ so that steps that change again and again do not cost one trial after the other.
 _CHANGED = 1.5
 """Factor by which steps are shorter or longer if conditions have changed, and not only by noise."""
 
-_MEASURING = [(name, turn > 0) for name in CANDIDATES for turn in range(1 + _REPEATS)]
+_TRUST = 500
+"""Decided steps, times the slowest candidate's prediction over the least one's, after which groups that
+left it out are measured in full. If predictions are right, the trial's 42 steps then take less than a
+tenth of the time until then."""
 
 
 class _Trial:
-    """Measures some groups: first each candidate's exchanges, then whole steps."""
+    """Measures some groups: first each candidate's exchanges, then whole steps.
 
-    def __init__(self, groups: Iterable[PolicyGroup]) -> None:
-        self.groups = sorted(groups)
+    Args:
+        ways: the groups, in order, and the candidates of each.
+    """
+
+    def __init__(self, ways: Mapping[PolicyGroup, list[str]]) -> None:
+        self.ways = ways
+        self.groups = list(ways)
+        tried = {name for names in ways.values() for name in names}
+        self.measurements = [
+            (name, turn > 0) for name in CANDIDATES if name in tried for turn in range(1 + _REPEATS)
+        ]
+        self.contenders = [name for name in CONTENDERS if name in {*tried, CHOSEN}]
         self.position = -1
         self.exchanges: dict[tuple[PolicyGroup, str], list[float]] = {}
         self.laps: dict[str, list[float]] = {}
@@ -59,35 +74,39 @@ class _Trial:
 
     @property
     def measuring(self) -> bool:
-        return 0 <= self.position < len(_MEASURING)
+        return 0 <= self.position < len(self.measurements)
 
     @property
     def turn(self) -> tuple[str, bool]:
         """The candidate or contender of this step, and whether it counts."""
-        return (_MEASURING + self.race)[self.position]
+        return (self.measurements + self.race)[self.position]
 
     @property
     def decided(self) -> bool:
         """Whether all has been measured."""
-        return self.position == len(_MEASURING) + len(self.race)
+        return self.position == len(self.measurements) + len(self.race)
 
     def choice(self, group: PolicyGroup) -> str:
         name, _ = self.turn
-        return name if self.measuring else self.raced(name, group)
+        return self.way(name, group)
 
-    def raced(self, name: str, group: PolicyGroup) -> str:
-        """The way of a group under a contender of the race."""
+    def way(self, name: str, group: PolicyGroup) -> str:
+        """How a group travels in a turn; a group without this candidate takes its first one."""
         if name == CHOSEN:
             return self.chosen[group]
-        return name if name in group.ways else DENSE
+        names = self.ways[group]
+        return name if name in names else names[0]
 
-    def begin_race(self) -> None:
-        """Let the contenders race that differ."""
+    def begin_race(self) -> bool:
+        """Let the contenders race that differ; whether there are at least two."""
         ways: dict[tuple[str, ...], str] = {}
-        for name in CONTENDERS:
-            ways.setdefault(tuple(self.raced(name, group) for group in self.groups), name)
+        for name in self.contenders:
+            ways.setdefault(tuple(self.way(name, group) for group in self.groups), name)
+        if len(ways) == 1:
+            return False
         self.laps = {name: [] for name in ways.values()}
         self.race = [(name, turn > 0) for name in 2 * [*self.laps] for turn in range(1 + _LAPS)]
+        return True
 
 
 class _Watch:
@@ -118,9 +137,15 @@ class _Watch:
 
 
 class Policy:
-    """Chooses the fastest of dense, float16 and the configured spec for each group of tensors."""
+    """Chooses the fastest of dense, float16 and the configured spec for each group of tensors.
 
-    def __init__(self) -> None:
+    Args:
+        prior: predictions, the same on every rank; see `gradcomp.runtime.prior`.
+    """
+
+    def __init__(self, prior: Predictions | None = None) -> None:
+        self._prior = self._predicted = prior or {}
+        self._trusted = math.inf
         self.decisions: dict[PolicyGroup, Decision] = {}
         self._trial: _Trial | None = None
         self._watch = _Watch()
@@ -162,17 +187,18 @@ class Policy:
             now: time of the first gradient of this step, by the same clock.
         """
         groups = set(groups)
-        if groups <= self.decisions.keys():
+        ways = self._undecided(groups)
+        if not ways:
             began = None if self._trial is not None or not groups else self._began
             self._trial, self._began = None, now
-            if began is None or not (yield from self._watch.changed(ended - began)):
+            if began is None or not (yield from self._doubtful(ended - began)):
                 return
-            self.decisions.clear()
+            self._forget()
+            ways = self._undecided(groups)
         self._watch.reset()
-        undecided = sorted(groups - self.decisions.keys())
         trial = self._trial
-        if trial is None or trial.groups != undecided:
-            trial = self._trial = _Trial(undecided)
+        if trial is None or trial.groups != list(ways):
+            trial = self._trial = _Trial(ways)
         elif not trial.measuring:
             name, counts = trial.turn
             if counts:
@@ -180,51 +206,101 @@ class Policy:
                 trial.laps[name].append(ended - self._began)
         trial.position += 1
         self._began = now
-        if trial.position == len(_MEASURING):
+        if trial.position == len(trial.measurements):
             yield from self._choose(trial)
         elif trial.decided:
             yield from self._decide(trial)
 
+    def _undecided(self, groups: set[PolicyGroup]) -> dict[PolicyGroup, list[str]]:
+        """The groups to measure and their candidates; others with a single one are decided at once."""
+        found = {}
+        for group in sorted(groups - self.decisions.keys()):
+            predicted = self._predicted.get(group)
+            names = group.ways if predicted is None else worth_a_trial(group.ways, predicted)
+            if len(names) == 1:
+                self._add([Decision(group, names[0], {}, None, predicted)])
+            else:
+                found[group] = names
+        return found
+
+    def _add(self, decisions: Iterable[Decision]) -> None:
+        self.decisions.update((one.group, one) for one in decisions)
+        self._watch.reset()
+        ratios = [
+            max(one.predicted.values()) / min(one.predicted.values())
+            for one in self.decisions.values()
+            if one.predicted is not None and one.left_out
+        ]
+        self._trusted = _TRUST * max(ratios, default=math.inf)
+
+    def _doubtful(self, seconds: float) -> Generator[Request, Any, bool]:
+        """Whether all is to be measured anew, after one more decided step of some seconds."""
+        self._trusted -= 1
+        return (yield from self._watch.changed(seconds)) or self._trusted <= 0
+
+    def _forget(self) -> None:
+        """Drop all decisions, and predictions with them, which the coming trial replaces."""
+        self.decisions.clear()
+        self._predicted = {}
+        self._trusted = math.inf
+
     def _choose(self, trial: _Trial) -> Generator[Request, Any, None]:
-        names = {group: group.ways for group in trial.groups}
         figures = [
             min(trial.exchanges.get((group, name), [0.0]))
-            for group in trial.groups
-            for name in names[group]
+            for group, names in trial.ways.items()
+            for name in names
         ]
         agreed = iter((yield from _mean("exchanges", figures)))
-        for group in trial.groups:
-            seconds = trial.seconds[group] = {name: next(agreed) for name in names[group]}
-            fastest = min(seconds, key=seconds.__getitem__)
-            gains = seconds[fastest] < _GAIN * seconds[DENSE]
-            trial.chosen[group] = fastest if gains else DENSE
-        if set(trial.chosen.values()) == {DENSE}:
+        for group, names in trial.ways.items():
+            seconds = trial.seconds[group] = {name: next(agreed) for name in names}
+            trial.chosen[group] = _fastest(seconds)
+        if set(trial.chosen.values()) == {DENSE} or not trial.begin_race():
             self._end(trial, None)
-        else:
-            trial.begin_race()
 
     def _decide(self, trial: _Trial) -> Generator[Request, Any, None]:
         figures = [statistics.median(laps) for laps in trial.laps.values()]
         seconds = dict(zip(trial.laps, (yield from _mean("steps", figures)), strict=True))
-        fastest = min(seconds, key=seconds.__getitem__)
-        best = fastest if seconds[fastest] < _GAIN * seconds[DENSE] else DENSE
-        trial.chosen = {group: trial.raced(best, group) for group in trial.groups}
+        best = _fastest(seconds)
+        trial.chosen = {group: trial.way(best, group) for group in trial.groups}
         self._end(trial, seconds)
 
     def _end(self, trial: _Trial, step_seconds: Mapping[str, float] | None) -> None:
-        for group in trial.groups:
-            self.decisions[group] = Decision(
-                group, trial.chosen[group], trial.seconds[group], step_seconds
+        self._add(
+            Decision(
+                group,
+                trial.chosen[group],
+                trial.seconds[group],
+                step_seconds,
+                self._predicted.get(group),
             )
+            for group in trial.groups
+        )
         self._trial = None
         self._began = None
 
     def restart(self, decisions: Iterable[Decision] = ()) -> None:
-        """Replace all decisions; other groups are measured from the next step on."""
-        self.decisions = {one.group: one for one in decisions}
+        """Replace all decisions; other groups are decided from the next step on.
+
+        Ranks that know different things about the link then begin with the same predictions again.
+        """
+        self._predicted = self._prior
+        self.decisions = {}
         self._trial = None
         self._watch = _Watch()
         self._began = None
+        self._add(decisions)
+
+    def measure_anew(self) -> None:
+        """Drop all decisions and predictions; all groups are measured from the next step on."""
+        self.restart()
+        self._forget()
+
+
+def _fastest(seconds: Mapping[str, float]) -> str:
+    """The fastest; without a gain that is worth it dense, if that is among them."""
+    name = min(seconds, key=seconds.__getitem__)
+    dense = seconds.get(DENSE, math.inf)
+    return name if seconds[name] < _GAIN * dense else DENSE
 
 
 def _mean(label: str, figures: list[float]) -> Generator[Request, Any, list[float]]:

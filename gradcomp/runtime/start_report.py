@@ -112,6 +112,14 @@ class StartReport:
             _log.log(level, "gradcomp: %s", coverage)
             for rule, choice in self._pipeline.automatic.items():
                 _log.info("gradcomp: %s: exchange %s, as %s", rule, *choice)
+        prior, ranks = self._pipeline.config.compress.prior, self._pipeline.world_size
+        if prior is not None and prior.ranks != ranks:
+            _log.warning(
+                "gradcomp: compress.prior is of %d ranks and has no effect on %d: predict these with "
+                "gradcomp advise --save",
+                prior.ranks,
+                ranks,
+            )
 
     def unlisted(self, resolved: Resolved) -> None:
         """Report on a tensor that is not among the model's, if it is not compressed."""

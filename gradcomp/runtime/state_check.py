@@ -14,7 +14,7 @@ import numpy as np
 from gradcomp.codec.spec import parse
 from gradcomp.errors import SpecError, StateError
 from gradcomp.exchange.state_kinds import STATE_KINDS
-from gradcomp.runtime.decision import CANDIDATES, CONTENDERS, DENSE, PolicyGroup
+from gradcomp.runtime.decision import CANDIDATES, CONTENDERS, PolicyGroup
 
 __all__ = ["STATE_VERSION", "checked_states"]
 
@@ -136,10 +136,11 @@ def _spec(key: str, value: Any) -> None:
 def _decisions(key: str, value: Any) -> None:
     if not isinstance(value, list | tuple):
         raise _wrong(key, value, "a list of decisions")
-    fields = {*PolicyGroup._fields, "choice", "seconds", "step_seconds"}
+    fields = {*PolicyGroup._fields, "choice", "seconds", "step_seconds", "predicted"}
     for number, one in enumerate(value):
         where = f"{key}[{number}]"
-        if not isinstance(one, Mapping) or set(one) != fields:
+        # Earlier releases had no predictions.
+        if not isinstance(one, Mapping) or {*one, "predicted"} != fields:
             raise _wrong(where, one, f"a mapping with the keys {', '.join(sorted(fields))}")
         _spec(f"{where}.spec", one["spec"])
         if not isinstance(one["exchange"], str):
@@ -147,18 +148,21 @@ def _decisions(key: str, value: Any) -> None:
         _integer(0, 64)(f"{where}.size", one["size"])
         if not isinstance(one["choice"], str) or one["choice"] not in CANDIDATES:
             raise _wrong(f"{where}.choice", one["choice"], f"one of {', '.join(CANDIDATES)}")
-        seconds = one["seconds"]
-        if not isinstance(seconds, Mapping) or not set(seconds) <= set(CANDIDATES):
-            raise _wrong(f"{where}.seconds", seconds, f"times by {', '.join(CANDIDATES)}")
-        for choice, time in seconds.items():
-            _seconds(f"{where}.seconds.{choice}", time)
-        laps = one["step_seconds"]
-        if laps is not None:
-            if not isinstance(laps, Mapping) or not {DENSE} <= set(laps) <= set(CONTENDERS):
-                expected = f"times by {', '.join(CONTENDERS)}, or None"
-                raise _wrong(f"{where}.step_seconds", laps, expected)
-            for name, time in laps.items():
-                _seconds(f"{where}.step_seconds.{name}", time)
+        _times(f"{where}.seconds", one["seconds"], CANDIDATES)
+        for name, names in (("step_seconds", CONTENDERS), ("predicted", CANDIDATES)):
+            times = one.get(name)
+            if times is None:
+                continue
+            _times(f"{where}.{name}", times, names)
+            if not times or min(times.values()) <= 0:
+                raise _wrong(f"{where}.{name}", times, "times above 0, or None")
+
+
+def _times(key: str, value: Any, names: Sequence[str]) -> None:
+    if not isinstance(value, Mapping) or not set(value) <= set(names):
+        raise _wrong(key, value, f"times by {', '.join(names)}")
+    for name, time in value.items():
+        _seconds(f"{key}.{name}", time)
 
 
 def _seconds(key: str, value: Any) -> None:

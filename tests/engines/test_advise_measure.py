@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 from launch import HERE
 
+from gradcomp import load_config
 from gradcomp.tools.model_shapes import model_shapes
 
 ADVISE = ["gradcomp", "advise", "resnet20", "--measure", "--spec", "fp16", "--json"]
+ADVISE += ["--compute", "5", "--config", "config.yaml", "--save", "prior.yaml"]
+CONFIG = "version: 1\ncompress: {default: residual|sign, policy: auto}\n"
 JOBS = {
     "horovod": [
         *(sys.executable, str(HERE / "horovodrun.py"), "-np", "2", "--gloo"),
@@ -26,11 +29,13 @@ JOBS = {
 
 @pytest.mark.parametrize("engine", JOBS)
 def test_measured_links(engine: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
     done = subprocess.run(
         JOBS[engine],
         capture_output=True,
         text=True,
         timeout=500,
+        cwd=tmp_path,
         env={**os.environ, "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
         check=False,
     )
@@ -47,3 +52,9 @@ def test_measured_links(engine: str, tmp_path: Path) -> None:
     (alone,) = (row for row in found["candidates"] if row["spec"] == "identity")
     elements = sum(map(math.prod, model_shapes("resnet20").values()))
     assert alone["link_bytes"] == 4 * elements  # of a ring of two
+    prior = load_config([tmp_path / "config.yaml", tmp_path / "prior.yaml"]).compress.prior
+    assert prior is not None
+    assert prior.ranks == 2
+    # A step takes the computation at least.
+    assert all(min(one.dense, one.fp16 or 0, one.compressed) > 0.005 for one in prior.groups)
+    assert len(prior.groups) == 3

@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gradcomp import Config, ConfigError, Loopback, Pipeline
 from gradcomp.codec.arrays import FloatArray
@@ -19,6 +22,7 @@ from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
 from gradcomp.exchange.rounds import AllReduce, Request
 from gradcomp.runtime.collector import Collector
 from gradcomp.runtime.decision import (
+    CANDIDATES,
     CHOSEN,
     COMPRESSED,
     CONTENDERS,
@@ -29,12 +33,16 @@ from gradcomp.runtime.decision import (
     alternatives,
 )
 from gradcomp.runtime.loopback import run_rounds
-from gradcomp.runtime.policy import _LAPS, _MEASURING, _WINDOW, Policy
+from gradcomp.runtime.policy import _LAPS, _REPEATS, _TRUST, _WINDOW, Policy
+from gradcomp.runtime.prior import Predictions
 from support.pipelines import configured
 from support.thread_engine import RANKS, Board, Engine, on_all_ranks
 
 SPEC = parse("residual|topk(ratio=0.1)")
-STEPS = len(_MEASURING) + 2 * len(CONTENDERS) * (1 + _LAPS)
+MEASURED = len(CANDIDATES) * (1 + _REPEATS)
+"""Steps of a trial in which exchanges are timed."""
+
+STEPS = MEASURED + 2 * len(CONTENDERS) * (1 + _LAPS)
 """Most steps of a trial; the step after them knows the decision."""
 
 
@@ -52,8 +60,8 @@ GROUPS = [PolicyGroup.of(SPEC, "auto", 5000), PolicyGroup.of(SPEC, "auto", 100_0
 class Trial:
     """Policies of several ranks, whose steps take the time that a function of the choices says."""
 
-    def __init__(self, ranks: int = 2) -> None:
-        self.policies = [Policy() for _ in range(ranks)]
+    def __init__(self, ranks: int = 2, prior: Predictions | None = None) -> None:
+        self.policies = [Policy(prior) for _ in range(ranks)]
         self.now = [100.0 * rank for rank in range(ranks)]
         self.between = 8.0  # from the last average to the next step's first gradient
 
@@ -62,7 +70,7 @@ class Trial:
         exchange: Callable[[int, PolicyGroup, str], float],
         whole: Callable[[dict[PolicyGroup, str]], float] = lambda _: 1.0,
         groups: list[PolicyGroup] = GROUPS,
-    ) -> None:
+    ) -> dict[PolicyGroup, str]:
         run_rounds(
             [
                 one.begin_step(groups, now, now + self.between)
@@ -75,6 +83,7 @@ class Trial:
             for group in one.measured:
                 one.record(group, exchange(rank, group, choices[0][group]))
             self.now[rank] += self.between + whole(choices[0])
+        return choices[0]
 
     def decided(self) -> list[dict[PolicyGroup, Decision]]:
         return [one.decisions for one in self.policies]
@@ -174,7 +183,7 @@ def settle(trial: Trial, link: float, steps: int) -> list[set[str]]:
 def test_steps_that_change_get_a_second_look() -> None:
     trial = Trial()
     # Dense on a fast link, for which the exchanges of a step are enough.
-    settle(trial, 0.5, len(_MEASURING) + 1 + 2 * _WINDOW)
+    settle(trial, 0.5, MEASURED + 1 + 2 * _WINDOW)
     assert {one.choice for one in trial.decided()[0].values()} == {DENSE}
     # The link gets slower: at the end of a window the decisions are dropped, and made anew.
     found = settle(trial, 5.0, _WINDOW + STEPS + 2)
@@ -187,7 +196,7 @@ def test_steps_that_change_get_a_second_look() -> None:
 
 def test_steps_that_vary_little_are_left_alone() -> None:
     trial = Trial()
-    settle(trial, 0.5, len(_MEASURING) + 1)
+    settle(trial, 0.5, MEASURED + 1)
     for link in (0.5, 0.9, 0.2, 0.5):  # 1.2 to 1.9 s, beside the usual 1.5
         assert settle(trial, link, _WINDOW) == [{DENSE}] * _WINDOW
 
@@ -195,7 +204,7 @@ def test_steps_that_vary_little_are_left_alone() -> None:
 @pytest.mark.parametrize("compressed", [1.2, 1.0, 0.98])
 def test_no_race_where_nothing_gains_more_than_noise(compressed: float) -> None:
     trial = Trial()
-    for _ in range(len(_MEASURING) + 1):
+    for _ in range(MEASURED + 1):
         trial.step(lambda rank, group, name: compressed if name == COMPRESSED else 1.0)
     for one in trial.policies:
         assert {decision.choice for decision in one.decisions.values()} == {DENSE}
@@ -261,6 +270,140 @@ def test_the_sizes_of_a_group_are_what_it_says(numel: int) -> None:
     assert int(low) <= numel <= int(high)
     for other in (int(low), int(high)):
         assert PolicyGroup.of(SPEC, "auto", other) == PolicyGroup.of(SPEC, "auto", numel)
+
+
+# ----------------------------------------------------------------------------------- predictions
+
+SLOW_LINK = {DENSE: 30.0, HALF: 15.0, COMPRESSED: 1.0}
+FAST_LINK = {DENSE: 1.0, HALF: 4.0, COMPRESSED: 10.0}
+
+
+def test_a_prediction_without_rivals_is_the_decision_from_the_first_step_on() -> None:
+    trial = Trial(prior=dict.fromkeys(GROUPS, SLOW_LINK))
+    for _ in range(STEPS):
+        assert trial.step(lambda *_: 1.0) == dict.fromkeys(GROUPS, COMPRESSED)
+        assert all(one.measured == () for one in trial.policies)
+    for decisions in trial.decided():
+        for one in decisions.values():
+            assert (one.seconds, one.step_seconds) == ({}, None)
+            assert str(one).endswith(
+                "compressed (predicted: dense 30000.000 ms, fp16 15000.000 ms, compressed 1000.000 ms; "
+                "left out: dense, fp16)"
+            )
+            assert Decision.from_state(one.to_state()) == one
+
+
+def test_rivals_that_are_left_race_without_the_others() -> None:
+    small, large = GROUPS
+    # The small group may be fastest in any way.
+    trial = Trial(prior={large: {DENSE: 4.0, HALF: 2.0, COMPRESSED: 1.0}})
+    taken = set()
+    for _ in range(STEPS + 1):
+        choices = trial.step(
+            lambda rank, group, name: {DENSE: 3.0, HALF: 2.0, COMPRESSED: 1.0}[name],
+            lambda choices: 1.0 + (choices[large] != COMPRESSED),
+        )
+        taken.add((choices[small], choices[large]))
+    assert {name for name, _ in taken} == {DENSE, HALF, COMPRESSED}
+    assert {name for _, name in taken} == {HALF, COMPRESSED}
+    (decisions, _) = trial.decided()
+    assert {one.choice for one in decisions.values()} == {COMPRESSED}
+    assert decisions[large].seconds == {HALF: 2.0, COMPRESSED: 1.0}
+    assert decisions[large].step_seconds == {DENSE: 2.0, HALF: 2.0, CHOSEN: 1.0}
+    assert "left out: dense; exchanges of a step: fp16 2000.000 ms" in str(decisions[large])
+    assert decisions[small].predicted is None
+    assert decisions[small].seconds.keys() == {DENSE, HALF, COMPRESSED}
+
+
+@pytest.mark.parametrize(("half", "race"), [(2.0, {HALF, CHOSEN}), (0.5, None)])
+def test_a_trial_without_dense_is_shorter(half: float, race: set[str] | None) -> None:
+    trial = Trial(prior={key: {DENSE: 9.0, HALF: 2.0, COMPRESSED: 1.0} for key in GROUPS})
+    steps = 2 * (1 + _REPEATS) + (4 * (1 + _LAPS) if race else 0)
+    for _ in range(steps):
+        trial.step(
+            lambda rank, group, name: {HALF: half, COMPRESSED: 1.0}[name],
+            lambda choices: 1.0 + (HALF in choices.values()),
+        )
+        assert trial.decided() == [{}, {}]
+    trial.step(lambda *_: 0)
+    for decisions in trial.decided():
+        for one in decisions.values():
+            assert one.choice == (COMPRESSED if race else HALF)
+            assert (one.step_seconds and one.step_seconds.keys()) == race
+
+
+def test_steps_of_another_length_are_measured_without_predictions() -> None:
+    trial = Trial(prior=dict.fromkeys(GROUPS, FAST_LINK))
+    assert settle(trial, 0.5, _WINDOW + 2)[-1] == {DENSE}
+    found = settle(trial, 5.0, _WINDOW + STEPS + 2)
+    assert set() in found
+    assert found[-1] == {COMPRESSED}
+    for decisions in trial.decided():
+        for one in decisions.values():
+            assert (one.predicted, one.seconds.keys()) == (None, {DENSE, HALF, COMPRESSED})
+
+
+def test_a_wrong_prediction_is_corrected_on_a_link_that_never_changes() -> None:
+    prior = {key: {DENSE: 4.0, HALF: 3.5, COMPRESSED: 1.0} for key in GROUPS}
+    trial = Trial(prior=prior)
+    found = settle(trial, 0.5, 4 * _TRUST)
+    assert found == [{COMPRESSED}] * 4 * _TRUST
+    found = settle(trial, 0.5, MEASURED + 2)
+    assert found[-1] == {DENSE}
+    assert found[:-2] == [set()] * (len(found) - 2)
+    assert settle(trial, 0.5, 5 * _TRUST) == [{DENSE}] * 5 * _TRUST, "it is looked at once"
+
+
+SECONDS = st.floats(1e-3, 1e3)
+
+
+def figures(draw: Callable[..., Any]) -> dict[PolicyGroup, dict[str, float]]:
+    return {group: {name: draw(SECONDS) for name in CANDIDATES} for group in GROUPS}
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_nothing_hopeless_is_tried_and_all_ranks_agree(data: st.DataObject) -> None:
+    prior, real = figures(data.draw), figures(data.draw)
+    prior = {group: prior[group] for group in GROUPS if data.draw(st.booleans())}
+    trial = Trial(prior=prior)
+    for _ in range(STEPS + 1):
+        choices = trial.step(
+            lambda rank, group, name: real[group][name] * (1 + rank),
+            lambda choices: sum(real[group][name] for group, name in choices.items()),
+        )
+        for group, predicted in prior.items():
+            assert predicted[choices[group]] <= 3 * min(predicted.values())
+    first, second = trial.decided()
+    assert first == second
+    assert first.keys() == set(GROUPS)
+    for group, one in first.items():
+        assert one.predicted == prior.get(group)
+        assert set(one.left_out) == {
+            name
+            for name, value in prior.get(group, {}).items()
+            if value > 3 * min(prior[group].values())
+        }
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_close_predictions_and_those_of_other_groups_change_nothing(data: st.DataObject) -> None:
+    real = figures(data.draw)
+    other = PolicyGroup.of(SPEC, "gather", 5000)
+    close = {name: data.draw(st.floats(1.0, 3.0)) for name in CANDIDATES}
+    with_prior, without = Trial(prior={other: SLOW_LINK, GROUPS[0]: close}), Trial()
+    for _ in range(STEPS + 1):
+        one, two = (
+            trial.step(
+                lambda rank, group, name: real[group][name],
+                lambda choices: sum(real[group][name] for group, name in choices.items()),
+            )
+            for trial in (with_prior, without)
+        )
+        assert one == two
+    (left, _), (right, _) = with_prior.decided(), without.decided()
+    assert {group: replace(one, predicted=None) for group, one in left.items()} == right
 
 
 # ------------------------------------------------------------------------- in a job's own machinery
@@ -415,6 +558,61 @@ def test_a_resumed_run_keeps_the_decision_and_measures_nothing() -> None:
     assert other.choices() == dict.fromkeys(job.choices(), DENSE)
 
 
+def predicted(spec: str, ranks: int, **seconds: float) -> dict[str, Any]:
+    """A prior for all groups of `SHAPES`."""
+    return {
+        "ranks": ranks,
+        "groups": [
+            {"use": spec, "numel": 4**size, "dense": 9.0, "fp16": 9.0, "compressed": 9.0, **seconds}
+            for size in {*SIZES.values()}
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("fastest", "spec"), [("compressed", SPEC.canonical), ("fp16", "fp16"), ("dense", "identity")]
+)
+def test_predictions_without_rivals_leave_the_same_bits_as_that_spec(
+    fastest: str, spec: str
+) -> None:
+    prior = predicted(SPEC.canonical, RANKS, **{fastest: 1.0})
+    steps = 6
+    job = Job(config(prior=prior), 10 * MB, 1000 * MB)
+    averages = job.train(steps)[0]
+    assert set(job.choices().values()) == {fastest}
+    fixed = Job(config(spec, policy="always"), 10 * MB, 1000 * MB).train(steps)[0]
+    for one, two in zip(averages, fixed, strict=True):
+        assert all(one[name].tobytes() == two[name].tobytes() for name in SHAPES)
+
+
+def test_predictions_end_when_the_ranks_decide_again() -> None:
+    prior = predicted(SPEC.canonical, RANKS, dense=1.0)
+    job = Job(config(prior=prior), 10 * MB, 1000 * MB)
+    job.train(2)
+    states = [one.state_dict() for one in job.pipelines]
+    assert set(job.choices().values()) == {DENSE}
+    for pipeline in job.pipelines:
+        pipeline.decide_again()
+    job.train(STEPS + 1)
+    assert set(job.choices().values()) == {COMPRESSED}
+    # A run that resumes has the decisions of its checkpoint, and knows that they were predicted.
+    resumed = Job(config(prior=prior), 10 * MB, 1000 * MB)
+    for pipeline, state in zip(resumed.pipelines, states, strict=True):
+        pipeline.load_state_dict(pickle.loads(pickle.dumps(state)))
+    assert all("left out: fp16, compressed" in str(one) for one in pipeline.stats.decisions)
+    resumed.train(2)
+    assert set(resumed.choices().values()) == {DENSE}
+
+
+def test_predictions_for_other_ranks_have_no_effect() -> None:
+    prior = predicted(SPEC.canonical, RANKS + 1, dense=1.0)
+    job = Job(config(prior=prior), 10 * MB, 1000 * MB)
+    job.train(STEPS)
+    assert job.choices() == {}
+    job.train(1)
+    assert set(job.choices().values()) == {COMPRESSED}
+
+
 def test_another_number_of_ranks_measures_anew() -> None:
     job = Job(config(), 10 * MB, 1000 * MB)
     job.train(STEPS + 1)
@@ -453,7 +651,7 @@ def test_momentum_correction_stays_when_tensors_go_dense() -> None:
     spec = "momentum_correction(masking=false)|topk(ratio=0.1)"
     settings = config(spec, rules=[{"match": {}, "use": spec}])
     job = Job(settings, 1000 * MB, 10 * MB)
-    results = job.train(len(_MEASURING) + 3)[0]
+    results = job.train(MEASURED + 3)[0]
     assert set(job.choices().values()) == {DENSE}
     loop = Loopback(
         config(spec, policy="always", rules=[{"match": {}, "use": "momentum_correction|identity"}]),

@@ -7,6 +7,7 @@ import math
 import pickle
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from gradcomp import Loopback, Pipeline, StateError
 from gradcomp.adapter_api import STATE_KINDS
 from gradcomp.gossip import make_gossip, make_topology
 from gradcomp.runtime.decision import Decision, PolicyGroup
+from support.pipelines import configured
 
 SPECS = [
     "residual|topk(ratio=0.1)",
@@ -36,6 +38,7 @@ DECISION = Decision(
     "dense",
     {"dense": 1.0},
     {"dense": 2.0, "as chosen": 1.0},
+    {"dense": 1.5, "compressed": 9.0},
 )
 
 
@@ -81,13 +84,13 @@ def is_harmless(path: tuple[Any, ...], value: object) -> bool:
             return same(value, {}) or same(value, {"a": 1})
         case ("specs",) | ("decisions", _, "seconds"):
             return isinstance(value, dict) and value == {}
-        case ("decisions", _, "step_seconds"):
+        case ("decisions", _, "step_seconds" | "predicted"):
             return value is None
         case ("decisions", _, "exchange"):
             return isinstance(value, str)
         case ("loss_scale",):
             return isinstance(value, float) and value == 1.5
-        case ("decisions", _, "seconds", _) | ("decisions", _, "step_seconds", _):
+        case ("decisions", _, "seconds" | "step_seconds" | "predicted", _):
             return isinstance(value, float) and value == 1.5
         case (kind,) if kind in STATE_KINDS:
             return isinstance(value, dict) and value == {}
@@ -155,6 +158,15 @@ def test_the_message_names_the_key_the_value_and_the_remedy() -> None:
         pipeline.load_state_dict(state)
     for text in ("rounds of 'a.weight'", "-3", f"[0, {2**48})", "load an earlier checkpoint"):
         assert text in str(caught.value)
+
+
+def test_decisions_of_earlier_releases_are_taken() -> None:
+    config = configured(SPECS[0], policy="auto")
+    state = {**Pipeline(config, 0, 2).state_dict(), "decisions": [DECISION.to_state()]}
+    del state["decisions"][0]["predicted"]
+    pipeline = Pipeline(config, 0, 2)
+    pipeline.load_state_dict(state)
+    assert pipeline.stats.decisions == (replace(DECISION, predicted=None),)
 
 
 def test_damage_in_one_state_of_a_list_is_refused() -> None:

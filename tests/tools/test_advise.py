@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradcomp import load_config
+from gradcomp import Pipeline, load_config
 from gradcomp.codec.spec import parse
 from gradcomp.errors import GradcompError
 from gradcomp.exchange.link import dense_link_bytes
@@ -24,6 +24,7 @@ from gradcomp.tools.advise.cache import SpeedCache
 from gradcomp.tools.advise.calibrate import RequestLaw, Speeds, config_of, measure_speeds
 from gradcomp.tools.advise.laws import Features, Law, Point, fit_law
 from gradcomp.tools.advise.predict import UNCOMPRESSED, Job, predict
+from gradcomp.tools.advise.prior import PriorMaker
 from gradcomp.tools.advise.rank import candidates
 from gradcomp.tools.advise.wire import ENGINES
 from gradcomp.tools.model_shapes import model_shapes
@@ -323,9 +324,100 @@ def test_models_from_files_and_functions(cache: Path, tmp_path: Path) -> None:
     assert "513,000 elements" in done.stdout, done.stderr
 
 
+CONFIG = "version: 1\ncompress: {default: residual|topk(ratio=0.01), policy: auto}\n"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "compress.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def saved(config: Path, cache: Path, *arguments: str) -> Pipeline:
+    """A rank of a job with the predictions that the command has written."""
+    path = config.with_name("prior.yaml")
+    given = ("resnet20", "--ranks", "4", "--config", str(config), "--save", str(path))
+    text = gradcomp(*given, *arguments, cache=cache).stdout
+    assert "predictions for 3 groups of tensors; train with" in " ".join(text.split())
+    return Pipeline(load_config([config, path]), 0, 4)
+
+
+def decided(pipeline: Pipeline) -> dict[str, list[str]]:
+    """The choices of the first step, by the names of those left out."""
+    resolved = pipeline.resolve_all(SHAPES).values()
+    with pytest.raises(StopIteration) as stop:
+        next(pipeline.begin_step(resolved, 0.0, 0.0))
+    return {one.choice: one.left_out for one in stop.value.value}
+
+
+def test_saved_predictions_decide_what_is_clear(cache: Path, config: Path) -> None:
+    slow = saved(config, cache, "--bandwidth", "10", "--compute", "1")
+    assert decided(slow) == {"compressed": ["dense", "fp16"]}
+    assert len(slow.stats.decisions) == 3
+    # Computation hides all exchanges, so that they must be measured.
+    fast = saved(config, cache, "--bandwidth", "10000", "--compute", "2000")
+    assert decided(fast) == {}
+
+
+def test_predictions_are_those_of_a_job_with_one_group_alone(
+    gathered: Speeds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = SpeedCache()
+    cache.keep_speeds(*GATHERED, gathered)
+    text = f"compress.rules=[{{match: {{name: blocks.8.conv2.weight}}, use: {GATHERED[0]}}}]"
+    settings = ["version=1", "compress.default=identity", "compress.policy=auto", text]
+    one = job("torch", compute=0.1)
+    prior = PriorMaker.of(load_config([], settings), one)
+    (group,) = prior.groups
+    names = prior.groups[group]
+    assert names == ["blocks.8.conv2.weight"]
+    assert [one.exchange for one in prior.candidates] == ["gather", "reduce"]
+    cache.keep_speeds("fp16", "reduce", measure_speeds("fp16", "reduce"))
+    (entry,) = prior.predictions(cache)["groups"]
+    alone = replace(one, shapes={names[0]: SHAPES[names[0]]}, costs=replace(one.costs, copies=0))
+    expected = {
+        "dense": predict(alone, UNCOMPRESSED),
+        "fp16": predict(alone, "fp16", "reduce", cache.speeds("fp16", "reduce")),
+        "compressed": predict(alone, *GATHERED, gathered),
+    }
+    for way, step in expected.items():
+        assert entry[way] == pytest.approx(step.seconds, rel=1e-3)
+
+
+def test_groups_between_nodes_need_nodes() -> None:
+    settings = ["version=1", "compress.default=fp16", "compress.exchange=two_level"]
+    settings.append("compress.policy=auto")
+    config = load_config([], settings)
+    assert not PriorMaker.of(config, job(ranks=4)).groups
+    nodes = PriorMaker.of(config, replace(job(ranks=4), ranks_per_node=2))
+    assert [one.exchange for one in nodes.candidates] == ["two_level(reduce)"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments", "message"),
+    [
+        (CONFIG, [], "--compute is 0, and --save needs it above 0"),
+        (CONFIG.replace("auto", "always"), ["--compute", "9"], "compress.policy is always, and"),
+        (CONFIG, ["--compute", "9", "--save", "nowhere/prior.yaml"], "cannot be written (No such"),
+    ],
+)
+def test_wrong_predictions(
+    settings: str, arguments: list[str], message: str, config: Path, cache: Path
+) -> None:
+    config.write_text(settings)
+    path = str(config.with_name("prior.yaml"))
+    common = ["resnet20", "--ranks", "2", "--bandwidth", "1", "--config", str(config)]
+    done = gradcomp(*common, "--save", path, *arguments, cache=cache, code=2)
+    assert message in done.stderr
+    assert not Path(path).exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["resnet20", "--ranks", "2", "--bandwidth", "1", "--save", "x"], "each with --config"),
         (["resnet21", "--ranks", "2", "--bandwidth", "1"], "model 'resnet21': expected one of"),
         (["os:getcwd", "--ranks", "2", "--bandwidth", "1"], "which has no named_parameters()"),
         (["os:nothing", "--ranks", "2", "--bandwidth", "1"], "expected one of"),

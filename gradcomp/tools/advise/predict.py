@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gradcomp.config.schema import Config
 from gradcomp.errors import GradcompError
 from gradcomp.exchange.select import pattern_between_nodes
 from gradcomp.runtime.pipeline import Pipeline
@@ -15,7 +16,7 @@ from gradcomp.tools.advise.wire import EngineCosts, Wire
 from gradcomp.tools.step_model import Link, StepTime
 from gradcomp.tools.synthetic import LATE_STEP
 
-__all__ = ["UNCOMPRESSED", "Job", "predict"]
+__all__ = ["UNCOMPRESSED", "Job", "late_pipeline", "predict"]
 
 UNCOMPRESSED = "identity"
 """The spec of "do not compress": the engine alone, without gradcomp."""
@@ -83,16 +84,35 @@ class Job:
         return max(1.0, 1.0 / self.cores)
 
 
-def predict(job: Job, spec: str, exchange: str = "auto", speeds: Speeds | None = None) -> StepTime:
+def predict(
+    job: Job,
+    spec: str,
+    exchange: str = "auto",
+    speeds: Speeds | None = None,
+    config: Config | None = None,
+) -> StepTime:
     """The step under a spec and an exchange, after all warm-ups.
 
     Args:
         speeds: of the spec and exchange; None if it is `UNCOMPRESSED`.
+        config: gives all tensors of the job that spec and exchange, and has their buckets; by default
+            small ones travel uncompressed.
 
     Raises:
         ConfigError, SpecError: the spec or exchange is wrong, or does not fit the ranks.
     """
-    return _Timeline(job, spec, exchange, speeds).run()
+    if config is None:
+        config = config_of(spec, exchange, job.ranks_per_node)
+    return _Timeline(job, config, exchange, speeds).run()
+
+
+def late_pipeline(config: Config, job: Job) -> Pipeline:
+    """A rank's compression after all warm-ups."""
+    pipeline = Pipeline(config, 0, job.ranks, job.ranks_per_node)
+    pipeline.set_epoch(LATE_STEP)
+    rounds = dict.fromkeys(job.shapes, LATE_STEP)
+    pipeline.load_state_dict({**pipeline.state_dict(), "rounds": rounds})
+    return pipeline
 
 
 @dataclass
@@ -110,7 +130,7 @@ class _Timeline:
     """One rank's step. ``now`` is the time of the thread that trains."""
 
     job: Job
-    spec: str
+    config: Config
     exchange: str
     speeds: Speeds | None
     now: float = 0.0
@@ -172,11 +192,7 @@ class _Timeline:
         job = self.job
         if self.speeds is None:
             return
-        config = config_of(self.spec, self.exchange, job.ranks_per_node)
-        pipeline = Pipeline(config, 0, job.ranks, job.ranks_per_node)
-        pipeline.set_epoch(LATE_STEP)
-        rounds = dict.fromkeys(job.shapes, LATE_STEP)
-        pipeline.load_state_dict({**pipeline.state_dict(), "rounds": rounds})
+        pipeline = late_pipeline(self.config, job)
         resolved = {
             name: one
             for name, one in pipeline.resolve_all(job.shapes).items()

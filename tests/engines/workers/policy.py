@@ -17,6 +17,7 @@ from workers import harness
 from workers.harness import Cases
 
 from gradcomp import Config
+from gradcomp.errors import ProtocolError
 from gradcomp.exchange.rounds import Request
 from gradcomp.runtime import policy
 from gradcomp.runtime.decision import Decision
@@ -33,8 +34,13 @@ BANDWIDTH = 2.5e6
 """Bytes per second of the slow link."""
 
 
-def config(spec: str) -> Config:
-    return configured(spec, policy="auto", bucket_bytes=10**6)
+def config(spec: str, prior: Any = None) -> Config:
+    return configured(spec, policy="auto", bucket_bytes=10**6, prior=prior)
+
+
+def prior(spec: str, numel: int, **seconds: float) -> dict[str, Any]:
+    """Predictions for the group of tensors of some elements."""
+    return {"ranks": hvd.size(), "groups": [{"use": spec, "numel": numel, **seconds}]}
 
 
 @contextlib.contextmanager
@@ -62,9 +68,9 @@ def slow_link() -> Iterator[None]:
 class Training:
     """A model whose gradients come in an order of the rank's own."""
 
-    def __init__(self, spec: str, shapes: dict[str, tuple[int, ...]]) -> None:
+    def __init__(self, spec: str, shapes: dict[str, tuple[int, ...]], prior: Any = None) -> None:
         self.params = harness.parameters(shapes)
-        self.compression = Compression(config(spec), self.params.items())
+        self.compression = Compression(config(spec, prior), self.params.items())
         self.opt = harness.optimizer(self.params, self.compression)
         self.order = np.random.default_rng(hvd.rank())
         self.sent: dict[str, Any] = dict.fromkeys(self.params, 0)
@@ -193,6 +199,36 @@ def a_slow_link_makes_compression_pay_and_a_resumed_run_remembers() -> str:
     assert resumed.compression.stats.decisions == (decision,)
     assert resumed.compression.stats.ratio > 20
     return log
+
+
+@cases
+def a_prediction_for_a_slow_link_spares_the_slow_steps() -> str:
+    spec, shapes = "residual|topk(ratio=0.01)", {"a": (256, 256), "b": (250, 256), "c": (50,)}
+    with slow_link():
+        training = Training(spec, shapes, prior(spec, 2**16, dense=0.3, fp16=0.15, compressed=0.01))
+        log = training.train(1)
+        assert training.choices() == ["compressed"], log
+        check_log(log, "compressed (predicted: dense 300.000 ms", "left out: dense, fp16)")
+        for _ in range(STEPS - 1):
+            before = training.compression.stats.total_bytes
+            assert training.train(1) == "", "it is decided once"
+            assert training.compression.stats.total_bytes - before < 20_000
+        training.check_nothing_is_lost()
+    assert training.compression.stats.ratio > 20, "of all steps, the first one included"
+    return log
+
+
+@cases
+def predictions_that_differ() -> None:
+    params = harness.parameters({"w": harness.MATRIX})
+    of_rank = prior("fp16", 5120, dense=1.0 + hvd.rank(), compressed=1.0)
+    opt = harness.optimizer(params, Compression(config("fp16", of_rank), params.items()))
+    harness.refused(
+        lambda: harness.averages(opt, params, harness.gradients(params, 0)),
+        ProtocolError,
+        "the ranks run different compression",
+        "with compress.prior ",
+    )
 
 
 @cases
