@@ -188,6 +188,7 @@ def _rendezvous(lab: Lab, ranks: int) -> Iterator[list[dict[str, str]]]:
 _SSH = """#!/bin/sh
 while [ "$1" = -o ]; do shift 2; done
 [ "$1" = -x ] && shift
+[ "$1" = -- ] && shift
 host=$1
 shift
 exec ip netns exec "gradcomp$((${host##*.} - 10))" \\
