@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from netlab.lab import INTERFACE, Lab
 
-__all__ = ["ENGINES", "JobError", "hosts_of", "run"]
+__all__ = ["ENGINES", "JobError", "hosts_of", "run", "stand_in_for_ssh"]
 
 ENGINES = ("horovod", "mpi", "torch", "byteps")
 
@@ -197,8 +197,8 @@ exec ip netns exec "gradcomp$((${host##*.} - 10))" \\
 
 
 @contextmanager
-def _ssh() -> Iterator[Path]:
-    """A folder with the program."""
+def stand_in_for_ssh() -> Iterator[Path]:
+    """A folder with a program ``ssh``, whose hosts are namespaces of the lab."""
     with tempfile.TemporaryDirectory() as folder:
         ssh = Path(folder, "ssh")
         ssh.write_text(_SSH, encoding="utf-8")
@@ -217,7 +217,7 @@ _EXPORTED = ("PATH", "PYTHONPATH", "OMP_NUM_THREADS")
 
 def _run_mpi(lab: Lab, ranks: int, command: Sequence[str], logs: Path, timeout: float) -> None:
     """By mpirun, which runs on this machine and reaches the hosts as it would by ssh."""
-    with _ssh() as folder:
+    with stand_in_for_ssh() as folder:
         parameters = {
             "plm_rsh_agent": str(folder / "ssh"),
             "oob_tcp_if_include": lab.network,
@@ -237,7 +237,7 @@ def _run_mpi(lab: Lab, ranks: int, command: Sequence[str], logs: Path, timeout: 
 
 def _run_byteps(lab: Lab, ranks: int, command: Sequence[str], logs: Path, timeout: float) -> None:
     """By the launcher for several machines."""
-    with _ssh() as folder:
+    with stand_in_for_ssh() as folder:
         hostfile = Path(folder, "hosts")
         lines = [f"{lab.address(ranks)} slots=0"]
         lines += [f"{lab.address(rank)} slots=1" for rank in range(ranks)]
