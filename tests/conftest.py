@@ -21,9 +21,9 @@ settings.load_profile("any machine")
 
 
 _WAITING = (
-    *("test_chaos", "test_ddp_failures", "test_elastic_outer", "test_horovod_elastic"),
-    *("test_horovod_failures", "test_horovod_functions", "test_tensorflow_elastic"),
-    *("test_torchft", "test_torchrun_elastic"),
+    *("test_chaos", "test_ddp_failures", "test_elastic_examples", "test_elastic_outer"),
+    *("test_horovod_elastic", "test_horovod_failures", "test_horovod_functions"),
+    *("test_tensorflow_elastic", "test_torchft", "test_torchrun_elastic"),
 )
 """Files of tests/engines whose jobs mostly wait: for processes that come and go, or for a rank that stopped."""
 
