@@ -145,10 +145,7 @@ def put_into_graph(
         inputs = [begun, *(tensor for _, tensor in part)]
         added.append(operation(partial(take, [grad for grad, _ in part]), inputs, tf.float32))
     dtypes = [tf.float32] * len(all_grads)
-    # TensorFlow removes a stateless operation without results.
-    averages = tf.numpy_function(
-        partial(last, all_grads), [begun, *added], dtypes, stateful=not dtypes
-    )
+    averages = operation(partial(last, all_grads), [begun, *added], dtypes)
     with tf.control_dependencies(averages if dtypes else [averages]):
         tf.raw_ops.AssignVariableOp(resource=turn, value=0.0)
     if not dtypes:  # the result is then the operation
