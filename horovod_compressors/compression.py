@@ -138,6 +138,9 @@ class BaseCompression(Controls, metaclass=_Codecs):
     OVERWRITE: ClassVar[bool]
     """Whether averages may overwrite gradients."""
 
+    BLOCKING: ClassVar[bool] = False
+    """Whether the engine runs requests in groups; see `Collector`."""
+
     def __init__(self, config: str | Config, process_set: Any) -> None:
         self.config = Config.from_spec(config) if isinstance(config, str) else config
         self.process_set = process_set
@@ -346,4 +349,5 @@ class BaseCompression(Controls, metaclass=_Codecs):
             shapes,
             overwrite=self.OVERWRITE,
             parameters=self._parameters,
+            blocking=self.BLOCKING,
         )

@@ -54,6 +54,8 @@ class Collector:
         clock: returns seconds, for policies that measure.
         overwrite: averages may overwrite the gradients.
         parameters: for ``check_replicas_every``; None if the adapter cannot read parameters.
+        blocking: the engine runs requests in groups, so a step's comparison is finished before
+            other requests start.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Collector:
         clock: Callable[[], float] = time.perf_counter,
         overwrite: bool = False,
         parameters: Parameters | None = None,
+        blocking: bool = False,
     ) -> None:
         self._driver = driver
         self._overwrite = overwrite
@@ -77,6 +80,7 @@ class Collector:
         self._measured: dict[PolicyGroup, dict[str, _Waiting]] = {}
         self._of_this_step: set[str] = set()
         self._replicas = ReplicaDigests(pipeline.config.check_replicas_every, parameters)
+        self._blocking = blocking
         self._comparing: Any = None
         self._report = StartReport(pipeline)
         self._report.begin(self._resolved)
@@ -118,7 +122,7 @@ class Collector:
         text = pipeline.step_text(self._replicas.take())
         pipeline.stats.count("check", text.nbytes)
         self._comparing = self._driver.post(Broadcast("step.check", text))
-        if pipeline.fresh:
+        if pipeline.fresh or self._blocking:
             self.check()
         self._replicas.begin(pipeline.next_step)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import horovod.tensorflow as hvd
@@ -15,11 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from gradcomp import Config
-from gradcomp.adapter_api import Collector, FloatArray, RankGroup, exchange_pattern
+from gradcomp.adapter_api import Collector, FloatArray, RankGroup, as_float32, exchange_pattern
 from gradcomp.errors import ConfigError
 from horovod_compressors.compression import BaseCompression
-from horovod_compressors.tensorflow.collectives import start
-from horovod_compressors.tensorflow.engine import HorovodEngine
+from horovod_compressors.tensorflow.engine import HorovodEngine, gather_bytes
 from horovod_compressors.tensorflow.resets import life, telling_lost_ranks
 from horovod_compressors.tensorflow.seam import (
     Call,
@@ -28,12 +27,14 @@ from horovod_compressors.tensorflow.seam import (
     keras_2_loss_scale,
     keras_3_under_construction,
 )
-from horovod_compressors.tensorflow.step import Gradient, Step, new_turn, put_into_graph
 
 __all__ = ["Compression"]
 
 SUMMABLE_DTYPES = frozenset({tf.float16, tf.float32, tf.float64})
 """Dtypes of gradients that Horovod can all-reduce; it knows no bfloat16."""
+
+# Horovod's eager collectives of one kind have one name, so only one may run at a time.
+_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,21 @@ class _Averaged:
         return average if self.ranks is None else average * tf.cast(self.ranks, dtype)
 
 
+class _Tensor(NamedTuple):
+    """One gradient of a graph."""
+
+    name: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
 class Compression(BaseCompression):
     """A compressor for the ``compression`` argument of the stock ``hvd.DistributedGradientTape``,
     and of the stock ``hvd.DistributedOptimizer`` of Keras 2.
 
-    Horovod all-reduces lists of gradients. In the graph of each list, operations take the compressed
-    gradients as they come, and one returns their averages; Horovod all-reduces the others. Averages
-    equal those of ``horovod_compressors.torch``.
+    Horovod all-reduces lists of gradients. In the graph of each list, one operation averages all
+    compressed gradients, and Horovod all-reduces the others. Averages equal those of
+    ``horovod_compressors.torch``.
 
     Args:
         config: a spec such as ``"residual|topk(ratio=0.01)"`` for all tensors, or a
@@ -79,6 +88,7 @@ class Compression(BaseCompression):
     HOROVOD = hvd
     OPTIONS = ("variables", "process_set")
     OVERWRITE = False  # arrays of TensorFlow's tensors must not change
+    BLOCKING = True
 
     def __init__(
         self,
@@ -97,12 +107,10 @@ class Compression(BaseCompression):
 
     _rate: Callable[[], Any] | None = None
     _scale: Callable[[], Any] | None = None
-    _turn: Any = None  # see `step`; graphs of all lives share it
 
     def _begin(self) -> None:
         self._collectors: dict[tuple[str, ...], Collector] = {}
         self._collectors_life = self._life()
-        self._step = Step()
         # The averages of each graph's gradients, by the ids of their tensors, which live as long as
         # the graph; None for gradients that Horovod averages.
         self._traced: WeakKeyDictionary[Any, dict[int, _Averaged | None]] = WeakKeyDictionary()
@@ -200,10 +208,7 @@ class Compression(BaseCompression):
         if not self._elastic:
             with tf.init_scope():
                 self._collector_of(shapes)
-        if self._turn is None:
-            self._turn = new_turn()
-        dense: list[Gradient] = []
-        compressed: list[tuple[Gradient, Any]] = []
+        dense, compressed, inputs = [], [], []
         result: dict[int, _Averaged | None] = {}
         for name, variable, grad in zip(names, call.variables, call.grads, strict=True):
             if grad is None:
@@ -212,73 +217,56 @@ class Compression(BaseCompression):
             if isinstance(grad, tf.IndexedSlices):
                 self._check_sparse(name, shape)
                 continue
-            one = Gradient(name, shape, grad.dtype.size * int(np.prod(shape, dtype=np.int64)))
+            one = _Tensor(name, shape, grad.dtype.size * int(np.prod(shape, dtype=np.int64)))
             resolved = self.pipeline.resolve(name, shape)
             if grad.dtype in SUMMABLE_DTYPES and self.pipeline.always_dense(resolved):
                 dense.append(one)
                 result[id(grad)] = None
             else:
-                compressed.append((one, grad))
-        parts = self._parts(shapes, compressed)
-        settings: list[tuple[Callable[[float], None], Any]] = []
+                compressed.append(one)
+                inputs.append(grad)
         with graph.as_default(), tf.name_scope("gradcomp"), tf.device("CPU:0"):
+            settings: list[tuple[Callable[[float], None], Any]] = []
             if self._rate is not None and self.config.scales_lr:
                 settings.append((self.set_lr, tf.cast(self._rate(), tf.float32)))
             if self._scale is not None:
                 settings.append((self.set_loss_scale, tf.cast(self._scale(), tf.float32)))
-            begin = partial(self._begin_step, shapes, [setter for setter, _ in settings], dense)
-            values = [value for _, value in settings]
-            averages = put_into_graph(
-                graph, self._turn, parts, begin, values, self._add, self._end_step
-            )
+            setters = [setter for setter, _ in settings]
+            step = partial(self._average, shapes, setters, dense, compressed)
+            values = [*(value for _, value in settings), *inputs]
+            averages = tf.numpy_function(step, values, [tf.float32] * len(inputs))
+            if not inputs:  # the result is then the operation, which only counts dense gradients
+                averages = []
             ranks = None if call.op == hvd.Average else self._size()
-            for (_, grad), average in zip(chain(*parts), averages, strict=True):
+            for one, grad, average in zip(compressed, inputs, averages, strict=True):
+                average.set_shape(one.shape)
                 result[id(grad)] = _Averaged(average, ranks)
         return result
 
-    def _parts(
-        self, shapes: Mapping[str, tuple[int, ...]], grads: Sequence[tuple[Gradient, Any]]
-    ) -> list[list[tuple[Gradient, Any]]]:
-        """Gradients by bucket, or one by one if buckets differ between steps."""
-        if self.pipeline.varies:
-            return [[one] for one in grads]
-        buckets = self.pipeline.buckets(self.pipeline.resolve_all(shapes))
-        bucket_of = {name: names for names in buckets for name in names}
-        parts: dict[tuple[str, ...], list[tuple[Gradient, Any]]] = {}
-        for one in grads:
-            name = one[0].name
-            parts.setdefault(bucket_of.get(name, (name,)), []).append(one)
-        return list(parts.values())
-
-    # Called by the operations in graphs.
-
-    def _begin_step(
+    def _average(
         self,
         shapes: Mapping[str, tuple[int, ...]],
         setters: Sequence[Callable[[float], None]],
-        dense: Sequence[Gradient],
+        dense: Sequence[_Tensor],
+        compressed: Sequence[_Tensor],
         *values: Any,
-    ) -> None:
-        """Begin a step; the setters take the values."""
-        with self._telling():
+    ) -> list[FloatArray]:
+        """The operation in the graph: one step. The setters take the first values, gradients follow."""
+        grads = values[len(setters) :]
+        with _lock, telling_lost_ranks() if self._elastic else nullcontext():
             collector = self._collector_of(shapes)
-            self._step.check_ended()
-            for setter, value in zip(setters, values, strict=True):
+            for setter, value in zip(setters, values, strict=False):
                 setter(float(value))
             self._report(collector.begin_step())
             for one in dense:
                 self.pipeline.count_dense(one.name, one.nbytes)
-            self._step.begin(collector)
-
-    def _add(self, grads: Sequence[Gradient], values: Sequence[Any]) -> None:
-        self._step.add(grads, values)  # another one after a reset
-
-    def _end_step(self, grads: Sequence[Gradient]) -> list[FloatArray]:
-        with self._telling():
-            return self._step.end(grads)
-
-    def _telling(self) -> AbstractContextManager[None]:
-        return telling_lost_ranks() if self._elastic else nullcontext()
+            for one, grad in zip(compressed, grads, strict=True):
+                resolved = collector.resolve(one.name, one.shape)
+                collector.add(resolved, as_float32(np.asarray(grad)), one.nbytes)
+            collector.check()
+            averages = [collector.finish(one.name).reshape(one.shape) for one in compressed]
+            collector.end_step()
+            return averages
 
     def _collector_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Collector:
         if self._collectors_life is not self._life():
@@ -321,11 +309,10 @@ class Compression(BaseCompression):
             yield name, np.ascontiguousarray(variable.numpy())
 
     def _collectives(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> HorovodEngine:
-        return HorovodEngine(prefix, process_sets)
+        return HorovodEngine(process_sets)
 
     def _gather_text(self, text: bytearray, name: str) -> bytes:
-        texts = start("allgather", name, self.process_set, np.frombuffer(text, np.uint8))
-        return bytes(texts.result())
+        return gather_bytes(text, self.process_set)
 
 
 def _misplaced() -> ConfigError:

@@ -2,62 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import horovod.tensorflow as hvd
 import numpy as np
+import tensorflow as tf
 
 from gradcomp.adapter_api import (
     AllGather,
     AllReduce,
     AllToAll,
+    Broadcast,
     RankGroup,
     Request,
     split_frames,
 )
-from horovod_compressors.tensorflow.collectives import start
 
-__all__ = ["HorovodEngine"]
+__all__ = ["HorovodEngine", "gather_bytes"]
+
+
+@dataclass
+class _Pending:
+    """A request; its reply once it has run."""
+
+    request: Any
+    reply: Any = None
+    done: bool = False
 
 
 class HorovodEngine:
-    """Asynchronous collectives of arrays.
+    """Collectives of the eager API, which block: requests wait in a queue for the first `finish`.
+
+    Ranks must start the same requests in the same order, also requests of groups that they are
+    outside of. They must call `finish` at the same points.
 
     Args:
-        prefix: prefix of the collectives' names; the same on every rank.
         process_sets: the process set of each group that this rank is in.
     """
 
-    def __init__(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> None:
-        self._prefix = prefix
+    def __init__(self, process_sets: Mapping[RankGroup, Any]) -> None:
         self._process_sets = process_sets
+        self._queue: list[_Pending] = []
 
-    def start(self, request: Request) -> tuple[Request, Future[Any]] | None:
-        """Start a request without waiting, unless this rank is outside its group."""
-        process_set = self._process_sets.get(request.group)
-        if process_set is None:
-            return None
-        name = f"{self._prefix}.{request.name}"
-        if isinstance(request, AllReduce):
-            return request, start("allreduce", name, process_set, request.array)
-        if isinstance(request, AllToAll):
-            splits = np.array(request.splits, np.int32)
-            return request, start("alltoall", name, process_set, request.data, splits)
+    def start(self, request: Request) -> _Pending:
+        """Put a request in the queue."""
+        pending = _Pending(request)
+        self._queue.append(pending)
+        return pending
+
+    def finish(self, handle: _Pending) -> Any:
+        """The reply to a request; runs the whole queue if the request is still waiting."""
+        if not handle.done:
+            queue, self._queue = self._queue, []
+            for group, process_set in self._process_sets.items():
+                _run([one for one in queue if one.request.group == group], process_set)
+            for pending in queue:
+                pending.done = True
+        return handle.reply
+
+
+def _run(queue: Sequence[_Pending], process_set: Any) -> None:
+    """Run the requests of a group: all gathers at once, then all sums of a dtype."""
+    gathers = _of(queue, AllGather, Broadcast)
+    if gathers:
         # Horovod's own broadcast needs the size on every rank.
-        data = request.frame if isinstance(request, AllGather) else request.data
-        return request, start("allgather", name, process_set, data)
+        frames = [_tensor(_bytes_of(one.request)) for one in gathers]
+        replies = hvd.grouped_allgather(frames, process_set=process_set)
+        for one, reply in zip(gathers, replies, strict=True):
+            one.reply = _array(reply)
+            if isinstance(one.request, AllGather):
+                one.reply = split_frames(one.reply, process_set.size(), one.request.count)
+    sums: dict[Any, list[_Pending]] = {}
+    for one in _of(queue, AllReduce):
+        sums.setdefault(one.request.array.dtype, []).append(one)
+    for of_dtype in sums.values():
+        arrays = [_tensor(one.request.array) for one in of_dtype]
+        averages = hvd.grouped_allreduce(arrays, op=hvd.Average, process_set=process_set)
+        for one, average in zip(of_dtype, averages, strict=True):
+            one.reply = _array(average)
+    for one in _of(queue, AllToAll):
+        splits = tf.constant(one.request.splits, tf.int32)
+        received, sizes = hvd.alltoall(
+            _tensor(one.request.data), splits=splits, process_set=process_set
+        )
+        one.reply = np.split(_array(received), np.cumsum(sizes.numpy())[:-1])
 
-    def finish(self, handle: tuple[Request, Future[Any]] | None) -> Any:
-        """Wait for a started request; returns its reply, or None outside its group."""
-        if handle is None:
-            return None
-        request, result = handle
-        reply = result.result()
-        if isinstance(request, AllToAll):
-            received, sizes = reply
-            return np.split(received, np.cumsum(sizes)[:-1])
-        if isinstance(request, AllGather):
-            size = self._process_sets[request.group].size()
-            return split_frames(reply, size, request.count)
-        return reply
+
+def _of(queue: Sequence[_Pending], *kinds: type) -> list[_Pending]:
+    return [one for one in queue if isinstance(one.request, kinds)]
+
+
+def _bytes_of(request: AllGather | Broadcast) -> Any:
+    return request.frame if isinstance(request, AllGather) else request.data
+
+
+def gather_bytes(data: Any, process_set: Any) -> bytes:
+    """The bytes of all ranks, one after the other in rank order."""
+    return bytes(
+        _array(hvd.allgather(_tensor(np.frombuffer(data, np.uint8)), process_set=process_set))
+    )
+
+
+def _tensor(array: Any) -> Any:
+    # Shares the array's memory, which does not change while a collective runs; TensorFlow's own
+    # conversion copies.
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+
+
+def _array(tensor: Any) -> Any:
+    return np.asarray(memoryview(tensor))

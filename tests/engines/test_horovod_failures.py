@@ -70,17 +70,3 @@ def test_stopped_rank_is_named_in_tensorflow() -> None:
     job = run(["-m", "workers.tf_stopping"], 3, "gloo", environment, limit=180)
     assert job.status != 0, job.output
     assert "gradcomp: rank 1 does not answer (stopped, or ended)" in job.output, job.output
-
-
-@pytest.mark.parametrize(
-    ("way", "why"),
-    [("kill", r"Process 1 exit with status code 137"), ("raise", RAISED)],
-    ids=["kill", "raise"],
-)
-def test_rank_that_ends_in_tensorflow(way: str, why: str) -> None:
-    job = run(["-m", "workers.tf_dying", way], 2, "gloo", limit=180)
-    assert job.output.count("the end of rank 1") == 1, job.output
-    assert job.status != 0, job.output
-    assert re.search(why, job.output), job.output
-    for abort in ("Fatal Python error", "terminate called"):
-        assert abort not in job.output, job.output

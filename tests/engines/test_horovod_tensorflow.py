@@ -27,17 +27,6 @@ def test_option(tf2: CaseJob, case: str) -> None:
     tf2.check(case)
 
 
-@pytest.mark.parametrize("case", cases_in("tf_overlap"))
-def test_overlap(tf2: CaseJob, case: str) -> None:
-    tf2.check(case)
-
-
-def test_graphs_with_one_thread() -> None:
-    finished = run(["-W", "error", "-m", "workers.tf_one_thread"], 2, "gloo", limit=180)
-    assert finished.status == 0, finished.output
-    assert finished.output.count("is done") == 2, finished.output
-
-
 @pytest.mark.parametrize("case", cases_in("tf_process_sets"))
 def test_process_set(tf3: CaseJob, case: str) -> None:
     tf3.check(case)

@@ -111,10 +111,10 @@ def tf_keras_residuals_follow_the_learning_rate() -> None:
     class ByHand(Compression):
         step = 0
 
-        def _begin_step(self, *values: Any) -> Any:
+        def _average(self, *values: Any) -> Any:
             self.set_lr(float(np.float32(rates[self.step])))
             self.step += 1
-            return super()._begin_step(*values)
+            return super()._average(*values)
 
     def weights(library: Any, rate: Any, made: Any = Compression, spec: str = SCALED) -> Any:
         def make(model: Any) -> Any:
