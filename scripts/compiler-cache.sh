@@ -1,3 +1,5 @@
-# shellcheck shell=bash disable=SC2154 # root and cache are set by scripts/setup and scripts/test, which read this
-# ccache keeps the results of compilers beside the built engines, so a fresh clone compiles what has changed.
-export CCACHE_DIR=$cache/ccache CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE=2G
+# shellcheck shell=bash
+# Read by scripts/setup and scripts/test, in the root of the checkout. ccache keeps the results of compilers beside the
+# built engines, so a fresh clone compiles what has changed.
+export CCACHE_DIR=${GRADCOMP_CACHE:-$HOME/.cache/gradcomp}/ccache CCACHE_BASEDIR=$PWD
+export CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE=2G

@@ -74,7 +74,7 @@ class Driver:
         self._one_behind = one_behind
         self._running: dict[str, _Running] = {}
         self._launched: list[tuple[_Running, Ready]] = []
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, "gradcomp-encoder")  # it starts at its first use
         self._beside: list[Future[None]] = []
         self._averages: dict[str, FloatArray] = {}
 
@@ -107,17 +107,13 @@ class Driver:
         if name in self._running:
             raise came_twice(name)
         running = _Running(round_, members, place)
+        if beside != bool(self._beside):
+            self.release()  # those that began otherwise come first
         if beside:
-            if not self._beside:
-                self.release()
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, "gradcomp-encoder")
-            self._running[name] = running
             before = self._beside[-1] if self._beside else None
+            self._running[name] = running
             self._beside.append(self._thread.submit(self._start_beside, running, before))
             return
-        if self._beside:
-            self.release()
         request = next(round_)
         if isinstance(request, Ready):
             if self._one_behind:

@@ -74,9 +74,10 @@ class Stats:
 
     def count_gradients(self, nbytes: int) -> None:
         """Count gradients of ``nbytes`` before compression."""
-        self.dense_bytes += nbytes
-        nbytes *= self.local_steps
-        self.dense_link_bytes += dense_link_bytes(nbytes, self.ranks, self.scatters)
+        link = dense_link_bytes(nbytes * self.local_steps, self.ranks, self.scatters)
+        with self._lock:
+            self.dense_bytes += nbytes
+            self.dense_link_bytes += link
 
     @property
     def total_bytes(self) -> int:

@@ -49,7 +49,7 @@ class Job:
     def wait_for(self, name: str, round_: int) -> None:
         deadline = time.monotonic() + LIMIT
         while not any(row["round"] >= round_ for row in self.rows(name)):
-            assert time.monotonic() < deadline, self.errors()
+            assert time.monotonic() < deadline, self.stacks()
             assert self.processes[name].poll() is None, self.errors()
             time.sleep(0.02)
 
@@ -69,6 +69,14 @@ class Job:
 
     def errors(self) -> str:
         return "\n".join(path.read_text() for path in self._folder.glob("*.err"))
+
+    def stacks(self) -> str:
+        """Errors, and where each process is."""
+        for process in self.processes.values():
+            process.send_signal(signal.SIGUSR1)
+        time.sleep(2)
+        logged = {name: self.rows(name)[-1:] for name in self.processes}
+        return f"{logged}\n{self.errors()}"
 
     def stop(self) -> None:
         for process in self.processes.values():

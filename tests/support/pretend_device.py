@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.library import Library
+from torch import library
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_map
 
@@ -178,7 +178,7 @@ def _empty_strided(
     return Tensor(torch.empty_strided(size, stride, dtype=dtype))
 
 
-_operators = Library("aten", "IMPL")
+_operators = library.Library("aten", "IMPL")
 _operators.impl("empty.memory_format", _empty, "PrivateUse1")
 _operators.impl("empty_strided", _empty_strided, "PrivateUse1")
 

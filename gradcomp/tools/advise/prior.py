@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from gradcomp.codec.spec import parse
-from gradcomp.config.schema import Config, load_config
+from gradcomp.config.schema import Config
 from gradcomp.exchange.select import EXCHANGES, exchange_pattern, pattern_between_nodes
 from gradcomp.runtime.decision import DENSE, HALF, PolicyGroup
 from gradcomp.tools.advise.cache import SpeedCache
@@ -65,15 +65,9 @@ class PriorMaker:
     def predictions(self, cache: SpeedCache) -> dict[str, Any]:
         """The value of ``compress.prior``, by speeds of the cache."""
         bucket_bytes = self.config.compress.bucket_bytes
-        half = load_config(
-            [],
-            [
-                "version=1",
-                f"compress.default={_FP16}",
-                f"compress.rules=[{{match: {{}}, use: {_FP16}}}]",
-                f"compress.bucket_bytes={bucket_bytes}",
-            ],
-        )
+        everywhere = [{"match": {}, "use": _FP16}]
+        compress = {"default": _FP16, "rules": everywhere, "bucket_bytes": bucket_bytes}
+        half = Config.from_mapping({"version": 1, "compress": compress})
         return {"ranks": self.job.ranks, "groups": [*self._entries(cache, half)]}
 
     def _entries(self, cache: SpeedCache, half: Config) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,9 @@ of exchanges after which the job ends.
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import signal
 import sys
 import time
 from typing import Any
@@ -22,6 +24,7 @@ SHAPE = (80, 64)
 
 def main(port: int, name: str, log: str, spec: str) -> None:
     """Train until the job ends."""
+    faulthandler.register(signal.SIGUSR1)  # so that a test that waits in vain can tell where
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, is_master=False)
     generator = torch.Generator().manual_seed(hash(name) % 2**31)

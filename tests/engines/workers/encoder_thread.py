@@ -36,6 +36,13 @@ def config(spec: str, **compress: Any) -> Config:
     return config_of(spec, bucket_bytes=20_000, **{"encoder_thread": "always", **compress})
 
 
+def prepared() -> tuple[dict[str, torch.nn.Parameter], Compression, torch.optim.Optimizer]:
+    """Parameters, and their compression and optimizer with a thread."""
+    params = harness.parameters(SHAPES)
+    compression = Compression(config("residual|topk(ratio=0.01)"), params.items())
+    return params, compression, harness.optimizer(params, compression)
+
+
 class Started:
     """The names of threads that started requests, and of the requests."""
 
@@ -92,9 +99,7 @@ def ranks_with_and_without_a_thread_agree() -> None:
 @cases
 def the_pass_ends_with_all_first_requests() -> None:
     """Nothing is left to the thread when the script goes on; the rest is the optimizer's."""
-    params = harness.parameters(SHAPES)
-    compression = Compression(config("residual|topk(ratio=0.01)"), params.items())
-    opt = harness.optimizer(params, compression)
+    params, _, opt = prepared()
     for step in range(3):
         started = Started()
         with started.patch():
@@ -109,9 +114,7 @@ def the_pass_ends_with_all_first_requests() -> None:
 @cases
 def the_backward_pass_goes_on_beside_the_thread() -> None:
     """The last gradient waits for the first request, whose start waits for the last gradient."""
-    params = harness.parameters(SHAPES)
-    compression = Compression(config("residual|topk(ratio=0.01)"), params.items())
-    opt = harness.optimizer(params, compression)
+    params, _, opt = prepared()
     harness.averages(opt, params, harness.gradients(params, 0))  # the ranks agree
     begun, last = threading.Event(), threading.Event()
     met: list[bool] = []
@@ -140,9 +143,7 @@ def the_backward_pass_goes_on_beside_the_thread() -> None:
 @cases
 def an_error_of_the_thread_ends_the_pass() -> None:
     """It is raised by backward(), and no later round of the pass begins."""
-    params = harness.parameters(SHAPES)
-    compression = Compression(config("residual|topk(ratio=0.01)"), params.items())
-    opt = harness.optimizer(params, compression)
+    params, _, opt = prepared()
     harness.averages(opt, params, harness.gradients(params, 0))
     begun: list[str] = []
 
@@ -159,9 +160,7 @@ def an_error_of_the_thread_ends_the_pass() -> None:
 
 @cases
 def a_profiled_step_has_no_thread() -> None:
-    params = harness.parameters(SHAPES)
-    compression = Compression(config("residual|topk(ratio=0.01)"), params.items())
-    opt = harness.optimizer(params, compression)
+    params, compression, opt = prepared()
     compression.stats.start_profile()
     started = Started()
     with started.patch():

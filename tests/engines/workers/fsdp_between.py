@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -218,15 +218,21 @@ def averages_are_those_of_exchanges_that_end_at_once() -> None:
         check_steps(config, ALL)
 
 
-@cases
-def the_backward_pass_does_not_wait() -> None:
-    """Rank 1 begins its backward pass when that of rank 0 has reached layer 3."""
+def overlapping() -> Iterator[Tower]:
+    """A model after its first backward pass, for exchanges of one phase and of several."""
     mesh = machines()
     model = tower(mesh)
     for config in (Config.from_spec("fp16"), configured(SPEC, exchange="sra")):
         fsdp_hook(config, model, mesh.get_group("replicate"))
         model.zero_grad()
         backward(model, 0)
+        yield model
+
+
+@cases
+def the_backward_pass_does_not_wait() -> None:
+    """Rank 1 begins its backward pass when that of rank 0 has reached layer 3."""
+    for model in overlapping():
         word = torch.zeros(1)
 
         def reached(layer: nn.Module, inputs: Any, output: torch.Tensor, word: Any = word) -> None:
@@ -271,12 +277,7 @@ def events(model: Tower, step: int) -> list[str]:
 @cases
 def exchanges_are_under_way() -> None:
     """Each one is on the network before the next layer's backward pass, and none is awaited."""
-    mesh = machines()
-    model = tower(mesh)
-    for config in (Config.from_spec("fp16"), configured(SPEC, exchange="sra")):
-        fsdp_hook(config, model, mesh.get_group("replicate"))
-        model.zero_grad()
-        backward(model, 0)
+    for model in overlapping():
         found = events(model, 1)
         before = found[: found.index("layer 3")]
         assert [re.sub(r"(layers\.\d).*", r"\1", one) for one in before] == [

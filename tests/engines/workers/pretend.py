@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
+from unittest import mock
 
 import horovod.torch as hvd
 import torch
@@ -15,6 +16,7 @@ from workers.harness import Cases, refused
 from gradcomp import Config
 from gradcomp.errors import ProtocolError
 from horovod_compressors.torch import Compression
+from horovod_compressors.torch.encoder_thread import EncoderThread
 from support.pipelines import config_of
 from support.pretend_device import DEVICE, on_device, on_host, pretended
 from torch_compressors.ddp import compress_bucket
@@ -97,6 +99,27 @@ def buckets_are_one_behind() -> None:
             assert len(log.to_host) == arrived + 1
             assert log.waits == arrived
         opt.step()
+
+
+@cases
+def a_thread_waits_for_copies() -> None:
+    """It encodes gradients that have arrived; averages are those of gradients on the host.
+
+    Hooks are called outside a backward pass here, so the thread is told to take their gradients.
+    """
+    params, there = given()
+    config = SPECS["gathered"]
+    alone = harness.optimizer(params, Compression(config, params.items()))
+    with pretended(), mock.patch.object(EncoderThread, "takes", return_value=True):
+        opt = harness.optimizer(there, Compression(config, there.items()))
+        for step in range(3):
+            grads = harness.gradients(params, step)
+            expected = harness.averages(alone, params, grads)
+            arrive(opt, there, grads)
+            opt.step()
+            for name, p in there.items():
+                harness.check_equal(on_host(p.grad), expected[name], f"{step}: {name}")
+            opt.zero_grad()
 
 
 @cases
