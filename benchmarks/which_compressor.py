@@ -54,9 +54,9 @@ class Trained(NamedTuple):
 
 
 def colour(name: str) -> str:
-    """The colour of a method."""
+    """The colour of a method, the engine's own or ours."""
     for code, beginnings in FAMILIES.values():
-        if name.startswith(beginnings):
+        if name.removeprefix("our ").startswith(beginnings):
             return code
     raise KeyError(name)
 
@@ -212,23 +212,31 @@ def table() -> str:
     found = steps()
     rows: dict[str, dict[str, Contender]] = {}
     for one in CONTENDERS:
-        spec = {"none": "identity", "fp16": "fp16", "ours": one.spec}.get(one.kind)
         measured = any(name == one.name for name, _ in found)
-        if measured and spec is not None and "policy" not in spec:
-            rows.setdefault(spec, {})[one.engine] = one
+        if measured and one.kind in ("none", "fp16", "ours") and "policy" not in one.spec:
+            rows.setdefault(_row_name(one), {})[one.engine] = one
     lines = [
         "| spec | MB | " + " | ".join(ENGINES.values()) + " | level |",
         "|---|---:|" + "---:|" * len(ENGINES) + "---:|",
     ]
-    names = {"identity": "uncompressed", "fp16": "the engine's own fp16"}
-    for spec, contenders in rows.items():
-        first = found[next(iter(contenders.values())).name, "100mbit"]
+    for name, contenders in rows.items():
+        first = next(iter(contenders.values()))
         cells = [_speeds(found, contenders.get(engine)) for engine in ENGINES]
-        name = names.get(spec, f"`{spec}`".replace("|", r"\|"))
-        megabytes = f"{first['interface_bytes'] / 1e6:.1f}"
-        level = "" if spec == "identity" else accuracy_text(spec)
+        megabytes = f"{found[first.name, '100mbit']['interface_bytes'] / 1e6:.1f}"
+        spec = first.spec.split(" ")[0] if first.kind == "ours" else first.kind
+        level = "" if spec == "none" else accuracy_text(spec)
         lines.append("| " + " | ".join([name, megabytes, *cells, level]) + " |")
     return "\n".join(lines)
+
+
+def _row_name(one: Contender) -> str:
+    """The first cell of a contender's row: ours is named by its spec and the settings beside it."""
+    if one.kind != "ours":
+        return {"none": "uncompressed", "fp16": "the engine's own fp16"}[one.kind]
+    spec, *settings = one.spec.replace("|", r"\|").split(" ")
+    return ", ".join(
+        f"`{text}`" for text in [spec, *(text.replace("=", ": ") for text in settings)]
+    )
 
 
 def _speeds(found: Mapping[tuple[str, str], Mapping[str, Any]], one: Contender | None) -> str:
