@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -50,7 +50,7 @@ class OuterStep(TensorOuterSteps):
         config: a spec for all pseudo-gradients that are not small, or a `gradcomp.Config`.
         model: its trainable parameters must be floating; sums are float32. A module; or with
             ``two_level`` a DistributedDataParallel over the ranks of this node; or an FSDP2 model,
-            see ``process_group``.
+            see ``process_group``; or pairs of name and parameter, whose buffers stay as they are.
         every: number of inner steps per outer step, H, at least 1.
         process_group: the ranks that average; None for all. For an FSDP2 model, the ranks that hold
             the same shards.
@@ -68,7 +68,7 @@ class OuterStep(TensorOuterSteps):
     def __init__(
         self,
         config: str | Config,
-        model: torch.nn.Module,
+        model: torch.nn.Module | Iterable[tuple[str, torch.Tensor]],
         *,
         every: int = 30,
         process_group: dist.ProcessGroup | None = None,
@@ -80,12 +80,15 @@ class OuterStep(TensorOuterSteps):
         world = process_group or dist.group.WORLD
         assert world is not None
         self._world = world
-        _check_shards(model, world)
-        values = ParameterValues(model.named_parameters())
+        module = model if isinstance(model, torch.nn.Module) else None
+        pairs: Any = model if module is None else module.named_parameters()
+        named = list(pairs)
+        _check_shards(named, world)
+        values = ParameterValues(named)
         with naming_the_absent(world, "OuterStep"):
             size = agreed_ranks_per_node(self.config, world, values.shapes)
             chosen.check_same(gather_texts(chosen.text(), world))
-        _check_ddp(model, world, size)
+        _check_ddp(module, world, size)
         pipeline = self._pipeline = Pipeline(self.config, world.rank(), world.size(), size)
         limit = message_limit(
             map(math.prod, values.shapes.values()), self.config.compress.bucket_bytes
@@ -94,7 +97,8 @@ class OuterStep(TensorOuterSteps):
             GlooEngine(exchange_groups(world, size, timeout), limit, "OuterStep"),
             profile_as_configured(pipeline).stats,
         )
-        for tensor in [*(one for _, one in values.named()), *model.buffers()]:
+        buffers = () if module is None else module.buffers()
+        for tensor in [*(one for _, one in values.named()), *buffers]:
             dist.broadcast(tensor.detach(), dist.get_process_group_ranks(world)[0], world)
         self._collector = Collector(
             Driver(engine),
@@ -109,10 +113,10 @@ class OuterStep(TensorOuterSteps):
         return gather_bytes(data, self._world)
 
 
-def _check_shards(model: torch.nn.Module, world: dist.ProcessGroup) -> None:
+def _check_shards(named: Iterable[tuple[str, torch.Tensor]], world: dist.ProcessGroup) -> None:
     """Refuse to average different shards of a parameter."""
     averaging = dist.get_process_group_ranks(world)
-    for name, parameter in model.named_parameters():
+    for name, parameter in named:
         if not is_sharded(parameter):
             continue
         mesh: Any = parameter
@@ -125,7 +129,9 @@ def _check_shards(model: torch.nn.Module, world: dist.ProcessGroup) -> None:
             )
 
 
-def _check_ddp(model: torch.nn.Module, world: dist.ProcessGroup, ranks_per_node: int) -> None:
+def _check_ddp(
+    model: torch.nn.Module | None, world: dist.ProcessGroup, ranks_per_node: int
+) -> None:
     """Refuse a DDP model that averages gradients over more than the ranks of this node."""
     if not isinstance(model, DistributedDataParallel):
         return

@@ -2,7 +2,7 @@
 
 ``torchrun --nproc-per-node 2 -m torch_compressors.run --compression SPEC train.py --epochs 3`` (or
 ``-m pkg.train --epochs 3``) registers `ddp_hook` with every ``DistributedDataParallel`` model that
-the script makes.
+the script makes. With ``--outer H``, the models' optimizers make local steps instead; docs/outer.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the script; see `run_unedited`."""
-    return run_unedited(argv, "torch_compressors", COMPRESSED, PATCHES, is_first_rank, check_config)
+    return run_unedited(
+        argv,
+        "torch_compressors",
+        COMPRESSED,
+        PATCHES,
+        is_first_rank,
+        check_config,
+        local_steps=True,
+    )
 
 
 if __name__ == "__main__":

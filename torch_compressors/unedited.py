@@ -8,12 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from gradcomp import Config
 from gradcomp.adapter_api import Patch, Unedited
 from gradcomp.errors import ConfigError
 from torch_compressors.ddp import DDPCompression, ddp_hook
+from torch_compressors.local import LocalModels
 
 __all__ = ["COMPRESSED", "PATCHES", "check_config", "is_first_rank"]
 
@@ -56,14 +58,17 @@ def _patch_ddp(module: Any, run: Unedited) -> None:
     """Make each DDP model register our hook when it is made, and refuse another one."""
     model_class = module.DistributedDataParallel
     stock = model_class.__init__
+    local = None if run.every is None else LocalModels(run.config, run.every)
 
     @functools.wraps(stock)
     def initialize(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         stock(self, *args, **kwargs)
         if _hooks_of(self):  # mixed_precision=... registers one
             raise ConfigError(_REFUSAL.format(", ".join(map(_name, _hooks_of(self)))))
-        state, hook = ddp_hook(run.config, self)
-        self.register_comm_hook(state, hook)
+        if local is not None:
+            local.take(self)
+        else:
+            self.register_comm_hook(*ddp_hook(run.config, self))
         count = sum(one.requires_grad for one in self.parameters())
         run.replaced(f"DistributedDataParallel of {count} parameters")
 
@@ -82,12 +87,16 @@ _REFUSAL = (
 def _refusing_a_second(register: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(register)
     def register_once(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-        if any(isinstance(state, DDPCompression) for state in _hooks_of(self).values()):
+        if any(_is_ours(hook, state) for hook, state in _hooks_of(self).items()):
             hook = [*args, *kwargs.values()][-1]
             raise ConfigError(_REFUSAL.format(_name(hook)))
         register(self, *args, **kwargs)
 
     return register_once
+
+
+def _is_ours(hook: Any, state: Any) -> bool:
+    return hook is noop_hook or isinstance(state, DDPCompression)
 
 
 def _hooks_of(model: DistributedDataParallel) -> dict[Any, Any]:
@@ -133,7 +142,7 @@ def _reaching(stock: Callable[..., Any], run: Unedited) -> Callable[..., Any]:
     @functools.wraps(stock)
     def start(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         run.silent = True
-        return stock(_Spawned(fn, run.config), *args, **kwargs)
+        return stock(_Spawned(fn, run.config, run.every), *args, **kwargs)
 
     return start
 
@@ -141,9 +150,10 @@ def _reaching(stock: Callable[..., Any], run: Unedited) -> Callable[..., Any]:
 class _Spawned:
     """The function of a started process, to which it travels as a pickle."""
 
-    def __init__(self, function: Callable[..., Any], config: Config) -> None:
+    def __init__(self, function: Callable[..., Any], config: Config, every: int | None) -> None:
         self._function = function
         self._config = config
+        self._every = every
         self._forked = True
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -154,7 +164,8 @@ class _Spawned:
         if self._forked:  # the parent's patches are here
             self._function(index, *args)
             return
-        run = Unedited(self._config, COMPRESSED, functools.partial(is_first_rank, index))
+        first = functools.partial(is_first_rank, index)
+        run = Unedited(self._config, COMPRESSED, first, self._every)
         run.apply(PATCHES)
         self._function(index, *args)
         run.finish(getattr(self._function, "__name__", str(self._function)))

@@ -14,7 +14,7 @@ from horovod.torch.optimizer import DistributedOptimizer
 from gradcomp.errors import ConfigError
 from horovod_compressors.torch.outer import OuterStep
 
-__all__ = ["check_local", "with_local_steps"]
+__all__ = ["check_local", "local_steps_of", "with_local_steps"]
 
 
 def check_local(arguments: Mapping[str, Any]) -> None:
@@ -40,8 +40,7 @@ def with_local_steps(
 ) -> torch.optim.Optimizer:
     """The optimizer itself, whose ``step()`` now also counts steps and averages the ranks' changes.
 
-    It has the methods of ``hvd.DistributedOptimizer``, which have nothing left to do. A step that a
-    GradScaler skips is counted, too: each rank may skip others.
+    It has the methods of ``hvd.DistributedOptimizer``, which have nothing left to do.
 
     Args:
         make: called at the first step, after the script has loaded and broadcast its model.
@@ -52,9 +51,13 @@ def with_local_steps(
     changed: Any = optimizer
     changed._outer = functools.cache(make)
     changed.__class__ = type(inner.__name__, (inner,), members)
-    if not getattr(torch.amp.GradScaler.step, "counts_local_steps", False):
-        torch.amp.GradScaler.step = _counting(torch.amp.GradScaler.step)  # type: ignore[method-assign]
     return optimizer
+
+
+def local_steps_of(optimizer: torch.optim.Optimizer) -> OuterStep | None:
+    """The local steps of an optimizer of `with_local_steps`, begun if they were not."""
+    make = getattr(optimizer, "_outer", None)
+    return None if make is None else make()
 
 
 def _step(self: Any, closure: Any = None) -> Any:
@@ -70,17 +73,3 @@ _METHODS = {
     "skip_synchronize": lambda self: contextlib.nullcontext(),
     "set_backward_passes_per_step": lambda self, passes: None,
 }
-
-
-def _counting(stock: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(stock)
-    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        make = getattr(optimizer, "_outer", None)
-        before = make().inner_steps if make is not None else 0
-        result = stock(self, optimizer, *args, **kwargs)
-        if make is not None and make().inner_steps == before:
-            make().step()
-        return result
-
-    step.counts_local_steps = True  # type: ignore[attr-defined]
-    return step

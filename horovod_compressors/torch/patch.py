@@ -10,8 +10,9 @@ import horovod.torch as hvd
 from gradcomp.adapter_api import Unedited
 from horovod_compressors.torch.compression import Compression
 from horovod_compressors.torch.elastic import with_compressions
-from horovod_compressors.torch.local import check_local, with_local_steps
+from horovod_compressors.torch.local import check_local, local_steps_of, with_local_steps
 from horovod_compressors.torch.outer import OuterStep
+from torch_compressors.shared.skipped_steps import count_skipped_steps
 
 __all__ = ["patch"]
 
@@ -55,5 +56,7 @@ def patch(module: Any, run: Unedited) -> None:
         call.arguments["compression"] = Compression(run.config, names, process_set=process_set)
         return stock(*call.args, **call.kwargs)
 
+    if run.every is not None:
+        count_skipped_steps(local_steps_of)
     module.DistributedOptimizer = distributed_optimizer
     module.elastic.TorchState = with_compressions(module.elastic.TorchState)

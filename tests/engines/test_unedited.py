@@ -22,6 +22,7 @@ KEPT = 100
 
 WORKERS = HERE / "workers"
 DDP_SCRIPT = WORKERS / "stock_ddp_script.py"
+LOCAL_SCRIPT = WORKERS / "stock_local_script.py"
 BYTEPS_SCRIPT = WORKERS / "stock_byteps_script.py"
 
 
@@ -91,6 +92,51 @@ def test_specs_that_need_the_optimizer(
     assert message.startswith("gradcomp: ")
     assert reason in message
     assert "call torch_compressors.ddp_hook(config, model, optimizer) in the script" in message
+
+
+@pytest.fixture(scope="module")
+def local() -> dict[str, Any]:
+    """Parts of a script on two ranks, which average after every third step."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher = ["-m", "torch_compressors.run", "--compression", "residual|int8", "--outer", "3"]
+    finished = run([*torchrun, *launcher, LOCAL_SCRIPT])
+    assert finished.status == 0, finished.output
+    said = "of 6 parameters compresses every 3 steps, as OuterStep does, with residual"
+    assert said in finished.output
+    lines = [json.loads(line) for line in finished.output.splitlines() if line.startswith("{")]
+    return {line["part"]: line.get("found", line.get("error")) for line in lines}
+
+
+@pytest.mark.parametrize("part", ["accumulation", "skipped_steps"])
+def test_local_steps_of_ddp_scripts(local: dict[str, Any], part: str) -> None:
+    """Also with steps that a GradScaler skips on one rank."""
+    assert local[part] == [False, False, True, False, False, True]
+
+
+def test_two_models_of_one_optimizer(local: dict[str, Any]) -> None:
+    assert local["two_models"] == [False, False, True]
+
+
+def test_parameters_that_an_optimizer_gets_later(local: dict[str, Any]) -> None:
+    trained, later = local["later_parameters"]
+    assert trained == [False, False, True, False, False, True]
+    assert later == [True, False, False, True, False, False]
+
+
+def test_buffers_stay_with_their_rank(local: dict[str, Any]) -> None:
+    assert local["buffers"] is False
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("two_optimizers", "'0.weight' has two optimizers, SGD and SGD; with --outer a parameter"),
+        ("zero", "ZeroRedundancyOptimizer steps each parameter on one rank, and with --outer"),
+        ("join", "give all ranks equally many batches, or leave --outer out"),
+    ],
+)
+def test_scripts_that_local_steps_refuse(local: dict[str, Any], part: str, message: str) -> None:
+    assert message in local[part]
 
 
 def run_byteps(folder: Path) -> Finished:
