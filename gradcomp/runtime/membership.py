@@ -36,8 +36,6 @@ def resized(state: State, rank: int, world_size: int) -> State:
         "rank": rank,
         "world_size": world_size,
         "residual": {name: one * factor for name, one in state["residual"].items()},
-        # Starting points of encoders, which are soon found again.
-        "carried": state["carried"] if same else {},
         # Measured with another number of ranks.
         "decisions": state["decisions"] if same else [],
     }

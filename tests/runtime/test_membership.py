@@ -93,6 +93,15 @@ def test_a_changed_job_goes_on_with_equal_replicas(stays: list[int], size: int) 
             assert all(one.tobytes() == of_ranks[0].tobytes() for one in of_ranks)
 
 
+def test_survivors_keep_the_starting_points_of_their_encoders() -> None:
+    before = trained(2)
+    after = changed(before, [1], 3)
+    kept = before.ranks[1].state_dict()["carried"]["basis"]
+    assert kept.any()
+    np.testing.assert_array_equal(after.ranks[0].state_dict()["carried"]["basis"], kept)
+    assert not after.ranks[1].state_dict()["carried"]
+
+
 def test_an_equal_size_changes_nothing() -> None:
     before = trained(2)
     after = changed(before, [0, 1], 2)
