@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import filecmp
+import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -58,3 +62,34 @@ def test_the_api_lists_public_modules(module: str) -> None:
 def test_every_adapter_is_in_the_api() -> None:
     adapters = {path.parent.name for path in ROOT.glob("*_compressors/__init__.py")}
     assert set(API) == adapters | {"gradcomp"}
+
+
+def test_versions_of_the_site_lie_side_by_side(tmp_path: Path) -> None:
+    """`scripts/docs --deploy` of two versions, in a repository of their own."""
+    for path in tracked():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    tools, wanted = ROOT / "build/docs-tools", ROOT / "scripts/requirements-docs.txt"
+    if (tools / "installed").is_file() and filecmp.cmp(tools / "installed", wanted, shallow=False):
+        (tmp_path / "build").mkdir()
+        (tmp_path / "build/docs-tools").symlink_to(tools)
+
+    def run(*command: str) -> str:
+        return subprocess.run(
+            command, cwd=tmp_path, check=True, text=True, stdout=subprocess.PIPE
+        ).stdout
+
+    run("git", "init", "--quiet")
+    run("git", "config", "user.name", "tester")
+    run("git", "config", "user.email", "tester@example.org")
+    project = (tmp_path / "pyproject.toml").read_text()
+    for version in ("0.8.0", "0.9.0"):
+        changed = re.sub(r'(?m)^version = ".*"', f'version = "{version}"', project)
+        (tmp_path / "pyproject.toml").write_text(changed)
+        run("git", "add", "--all")
+        run("git", "commit", "--quiet", "--message", version)
+        assert f"gh-pages has version {version}" in run("./scripts/docs", "--deploy")
+    versions = json.loads(run("git", "show", "gh-pages:versions.json"))
+    aliases = {one["version"]: one["aliases"] for one in versions}
+    assert aliases == {"0.9.0": ["latest"], "0.8.0": []}
+    assert "gradcomp" in run("git", "show", "gh-pages:0.8.0/index.html")
