@@ -199,6 +199,9 @@ def differences(
 SIZES = [0, 1, 2, 7, 8, 15, 16, 17, 31, 33, 64, 100, 127, 128, 129, 200, 255, 256, 257, 300, 520]
 """Around multiples of the small tiles of these tests."""
 
+FEW = [0, 1, 2, 7, 8, 15, 16, 17, 31, 33, 64, 127, 128, 129, 200]
+"""For kernels that the interpreter runs slowly: up to two tiles."""
+
 
 class Tally:
     """Counts cases on a device and collects the differing ones."""
@@ -231,7 +234,7 @@ def topk(tally: Tally, rng: np.random.Generator, each: int) -> None:
             ratio = (0.01, 0.05, 0.3, 0.9)[i % 4]
             spec = f"topk(ratio={ratio},values={values})"
             sent = f"topk(ratio={ratio})|raw32"
-            tally.compare(spec, mode, cases(rng, SIZES, each), sent)
+            tally.compare(spec, mode, cases(rng, FEW, each), sent)
 
 
 def topk_state(tally: Tally, rng: np.random.Generator, each: int) -> None:
@@ -269,7 +272,7 @@ def signs(tally: Tally, rng: np.random.Generator, each: int) -> None:
     codecs.UNROLL = 1
     for spec in ("sign", "onebit"):
         for mode in ("plain", "feedback", "unmasked"):
-            tally.compare(spec, mode, cases(rng, SIZES, each))
+            tally.compare(spec, mode, cases(rng, FEW, each))
     tally.compare("sign", "plain", [tie()])
     # Several chunks.
     codecs.UNROLL = 8
@@ -282,7 +285,7 @@ def ternary(tally: Tally, rng: np.random.Generator, each: int) -> None:
     larger = [1279, 1280, 1281, 2600]
     for spec in ("terngrad", "terngrad(clip=0)"):
         for mode in ("plain", "feedback", "unmasked"):
-            tally.compare(spec, mode, [*cases(rng, SIZES, each), *cases(rng, larger, 4)])
+            tally.compare(spec, mode, [*cases(rng, FEW, each), *cases(rng, larger, 2)])
 
 
 def rotated(tally: Tally, rng: np.random.Generator, each: int) -> None:
@@ -294,7 +297,7 @@ def rotated(tally: Tally, rng: np.random.Generator, each: int) -> None:
     )
     for spec in specs:
         for mode in ("plain", "feedback", "unmasked"):
-            tally.compare(spec, mode, [overflow_beside_rest(), *cases(rng, SIZES, each)])
+            tally.compare(spec, mode, [overflow_beside_rest(), *cases(rng, FEW, each)])
     codecs.UNROLL = 8
     whole = [4095, 4096, 4097, 6000, 8192, 9000]
     tally.compare(specs[0], "feedback", cases(rng, whole, len(FAMILIES)))
@@ -304,8 +307,8 @@ def randomk(tally: Tally, rng: np.random.Generator, each: int) -> None:
     small_tiles()
     for spec in ("randomk(ratio=0.1)", "randomk(k=1)", "randomk(ratio=0.9)"):
         for mode in ("plain", "feedback", "unmasked", "unmasked nesterov"):
-            tally.compare(spec, mode, [*cases(rng, SIZES, each), *cases(rng, [5000], 1)])
-    tally.compare("randomk(ratio=0.1,unbiased=true)", "plain", cases(rng, SIZES, each))
+            tally.compare(spec, mode, [*cases(rng, FEW, each), *cases(rng, [5000], 1)])
+    tally.compare("randomk(ratio=0.1,unbiased=true)", "plain", cases(rng, FEW, each))
 
 
 def added(tally: Tally, rng: np.random.Generator, each: int) -> None:
