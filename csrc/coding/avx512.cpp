@@ -1,5 +1,6 @@
 #if defined(__x86_64__)
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -165,21 +166,47 @@ GRADCOMP_AVX512 void unpack_digits(const std::uint8_t* packed, unsigned width,
 #define GRADCOMP_LEVEL GRADCOMP_AVX512
 #include "coding/contexts_loops.hpp"
 
-// As classify_group(), for 16 elements of a group.
-GRADCOMP_AVX512 inline __m512i quantize(__m512 x, __m512i classes, const DeadZone& zone,
-                                        __m512 thresholds, std::uint8_t* symbols) {
+// Half octaves of the sum of two means, from 0 and the exponent of float32 on. No mean is below 0,
+// so none lies below that of class 0, and less than 32 lie above.
+constexpr std::int32_t kLowestHalf = 2 * 127 + kFirstClass;
+
+// The thresholds of 32 half octaves, by their lower five bits.
+struct Thresholds {
+  __m512 low;
+  __m512 high;
+};
+
+GRADCOMP_AVX512 inline Thresholds load_thresholds(const DeadZone& zone) {
+  constexpr std::size_t kHalves = 2 * kClasses;
+  float of[kHalves];
+  for (std::size_t above = 0; above < kHalves; ++above) {
+    of[(kLowestHalf + above) % kHalves] = zone.threshold[std::min(above, kClasses - 1)];
+  }
+  return {_mm512_loadu_ps(of), _mm512_loadu_ps(of + kClasses)};
+}
+
+GRADCOMP_AVX512 inline __m512i classes_of(__m512i halves) {
+  return _mm512_min_epi32(_mm512_sub_epi32(halves, _mm512_set1_epi32(kLowestHalf)),
+                          _mm512_set1_epi32(kClasses - 1));
+}
+
+// As classify_group(), for 16 elements of a group. The next group waits for the magnitudes, hence
+// thresholds by half octaves: classes take longer.
+GRADCOMP_AVX512 inline __m512i quantize(__m512 x, __m512i halves, const DeadZone& zone,
+                                        const Thresholds& thresholds, std::uint8_t* symbols) {
   const __m512 size = _mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(zone.inverse));
   const __m512i one = _mm512_set1_epi32(1);
   __m512i magnitude = _mm512_cvttps_epi32(_mm512_add_ps(size, _mm512_set1_ps(zone.bias)));
   magnitude = _mm512_min_epi32(_mm512_max_epi32(magnitude, one), _mm512_set1_epi32(kTopMagnitude));
-  const __mmask16 sent =
-      _mm512_cmp_ps_mask(size, _mm512_permutexvar_ps(classes, thresholds), _CMP_NLT_UQ);
+  const __m512 threshold = _mm512_permutex2var_ps(thresholds.low, halves, thresholds.high);
+  const __mmask16 sent = _mm512_cmp_ps_mask(size, threshold, _CMP_NLT_UQ);
   magnitude = _mm512_maskz_mov_epi32(sent, magnitude);
   const __m512i negative = _mm512_srli_epi32(_mm512_castps_si512(x), 31);
   const __m512i symbol = _mm512_maskz_sub_epi32(
       sent, _mm512_add_epi32(_mm512_add_epi32(magnitude, magnitude), negative), one);
+  const __m512i of_class = _mm512_slli_epi32(classes_of(halves), 4);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(symbols),
-                   _mm512_cvtepi32_epi8(_mm512_add_epi32(_mm512_slli_epi32(classes, 4), symbol)));
+                   _mm512_cvtepi32_epi8(_mm512_add_epi32(of_class, symbol)));
   return magnitude;
 }
 
@@ -195,14 +222,10 @@ GRADCOMP_AVX512 inline Means load_means(const Contexts& contexts, std::size_t at
           _mm512_cvtepi16_epi32(_mm256_loadu_si256(means + 1))};
 }
 
-// As find_classes().
-GRADCOMP_AVX512 inline __m512i classes_of(__m512i means, const Contexts& contexts) {
-  const __m512i sum = _mm512_add_epi32(means, _mm512_set1_epi32(contexts.row + kMeanFloor));
-  const __m512i bits = _mm512_castps_si512(_mm512_cvtepi32_ps(sum));
-  const __m512i halves =
-      _mm512_sub_epi32(_mm512_srli_epi32(bits, 22), _mm512_set1_epi32(2 * 127 + kFirstClass));
-  return _mm512_min_epi32(_mm512_max_epi32(halves, _mm512_setzero_si512()),
-                          _mm512_set1_epi32(kClasses - 1));
+// `row`: Contexts::row in all elements.
+GRADCOMP_AVX512 inline __m512i halves_of(__m512i means, __m512i row) {
+  const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(means, _mm512_set1_epi32(kMeanFloor)), row);
+  return _mm512_srli_epi32(_mm512_castps_si512(_mm512_cvtepi32_ps(sum)), 22);
 }
 
 GRADCOMP_AVX512 inline __m256i grown(__m512i mean, __m512i magnitude, __m128i shift) {
@@ -210,31 +233,41 @@ GRADCOMP_AVX512 inline __m256i grown(__m512i mean, __m512i magnitude, __m128i sh
   return _mm512_cvtepi32_epi16(_mm512_add_epi32(mean, _mm512_sra_epi32(difference, shift)));
 }
 
-// As take_note(), for a whole group.
-GRADCOMP_AVX512 inline void note(Contexts& contexts, std::size_t at, const Means& means,
-                                 __m512i low, __m512i high) {
+// As take_note(), for a whole group. Returns the new mean of the row, in all elements.
+GRADCOMP_AVX512 inline __m512i note(const Contexts& contexts, std::size_t at, const Means& means,
+                                    __m512i row, __m512i low, __m512i high) {
   const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(contexts.shift));
   auto* const columns = reinterpret_cast<__m256i*>(contexts.columns + at);
   _mm256_storeu_si256(columns, grown(means.low, low, shift));
   _mm256_storeu_si256(columns + 1, grown(means.high, high, shift));
-  constexpr std::int32_t kCount = kGroup;
-  const std::int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(low, high));
-  contexts.row += ((sum << kMeanBits) / kCount - contexts.row) >> kRowShift;
+  // Two magnitudes fit into a byte.
+  const __m128i halves =
+      _mm_sad_epu8(_mm512_cvtepi32_epi8(_mm512_add_epi32(low, high)), _mm_setzero_si128());
+  const __m128i sum = _mm_add_epi32(halves, _mm_unpackhi_epi64(halves, halves));
+  static_assert(kGroup == 32, "a mean is a sum shifted by 5");
+  const __m512i mean = _mm512_slli_epi32(_mm512_broadcastd_epi32(sum), kMeanBits - 5);
+  return _mm512_add_epi32(row, _mm512_srai_epi32(_mm512_sub_epi32(mean, row), kRowShift));
+}
+
+GRADCOMP_AVX512 inline std::int32_t first_of(__m512i row) {
+  return _mm_cvtsi128_si32(_mm512_castsi512_si128(row));
 }
 
 GRADCOMP_AVX512 void classify(const float* x, std::size_t n, const DeadZone& zone,
                               Contexts& contexts, std::uint8_t* symbols) {
-  const __m512 thresholds = _mm512_loadu_ps(zone.threshold);
+  const Thresholds thresholds = load_thresholds(zone);
   Contexts now = contexts;
+  __m512i row = _mm512_set1_epi32(now.row);
   std::size_t at = 0;
   for (; at + kGroup <= n; at += kGroup) {
     const Means means = load_means(now, at);
-    const __m512i low = quantize(_mm512_loadu_ps(x + at), classes_of(means.low, now), zone,
+    const __m512i low = quantize(_mm512_loadu_ps(x + at), halves_of(means.low, row), zone,
                                  thresholds, symbols + at);
-    const __m512i high = quantize(_mm512_loadu_ps(x + at + kHalf), classes_of(means.high, now),
-                                  zone, thresholds, symbols + at + kHalf);
-    note(now, at, means, low, high);
+    const __m512i high = quantize(_mm512_loadu_ps(x + at + kHalf), halves_of(means.high, row), zone,
+                                  thresholds, symbols + at + kHalf);
+    row = note(now, at, means, row, low, high);
   }
+  now.row = first_of(row);
   if (at < n) classify_group(x + at, at, n - at, zone, now, symbols + at);
   contexts = now;
 }
@@ -301,24 +334,27 @@ GRADCOMP_AVX512 bool decode_row(const std::uint8_t* begin, const std::uint8_t** 
   __m512i low = _mm512_loadu_si512(states);
   __m512i high = _mm512_loadu_si512(states + kHalf);
   Contexts now = contexts;
+  __m512i row = _mm512_set1_epi32(now.row);
   const std::uint8_t* words = *from;
   std::size_t at = 0;
   for (; lanes == kRansLanes && at + kGroup <= n && words >= begin; at += kGroup) {
     const Means means = load_means(now, at);
     __m512i low_magnitudes, high_magnitudes;
-    high = pop_class<kHalf>(high, classes_of(means.high, now), of, &words, levels + at + kHalf,
-                            &high_magnitudes);
-    low =
-        pop_class<kHalf>(low, classes_of(means.low, now), of, &words, levels + at, &low_magnitudes);
-    note(now, at, means, low_magnitudes, high_magnitudes);
+    high = pop_class<kHalf>(high, classes_of(halves_of(means.high, row)), of, &words,
+                            levels + at + kHalf, &high_magnitudes);
+    low = pop_class<kHalf>(low, classes_of(halves_of(means.low, row)), of, &words, levels + at,
+                           &low_magnitudes);
+    row = note(now, at, means, row, low_magnitudes, high_magnitudes);
   }
   for (; lanes == kFewLanes && at + kGroup <= n && words >= begin; at += kGroup) {
     const Means means = load_means(now, at);
-    const __m512i first = pop_half(&low, classes_of(means.low, now), of, &words, levels + at);
+    const __m512i first =
+        pop_half(&low, classes_of(halves_of(means.low, row)), of, &words, levels + at);
     const __m512i second =
-        pop_half(&low, classes_of(means.high, now), of, &words, levels + at + kHalf);
-    note(now, at, means, first, second);
+        pop_half(&low, classes_of(halves_of(means.high, row)), of, &words, levels + at + kHalf);
+    row = note(now, at, means, row, first, second);
   }
+  now.row = first_of(row);
   _mm512_storeu_si512(states, low);
   _mm512_storeu_si512(states + kHalf, high);
   for (; at < n && words >= begin; at += kGroup) {

@@ -18,8 +18,8 @@ constexpr int kMaxPasses = 12;
 // Calls of a search on samples, and its tolerance in begin(), first and with ranks, and in
 // resume().
 constexpr int kSamplePasses = 8;
-constexpr double kFirstTolerance = 0.05;
-constexpr double kRankTolerance = 0.02;
+constexpr double kFirstTolerance = 0.01;
+constexpr double kRankTolerance = 0.005;
 constexpr double kPromiseTolerance = 0.004;
 
 // begin() chooses ranks at most so often, and until the step changes by less than this, which
@@ -42,6 +42,12 @@ constexpr float kLeastStep = 0x1p-100f;
 // A step that takes less than this part of the bytes asked leaves room for send_part().
 constexpr double kUnused = 0.5;
 
+// Bytes by the step: at high rates each halving of the step takes a bit more for each element; at
+// low ones there is less left outside of the dead zone.
+double first_slope(double target, double elements) {
+  return std::min(std::max(elements / (8 * target), 1.0), 4.0);
+}
+
 Status out_of_memory() { return capacity_error("out of memory while encoding"); }
 
 }  // namespace
@@ -55,6 +61,7 @@ void BucketSearch::add(TensorPlan* plan, const BucketTensor* tensor, float large
 
 Status BucketSearch::run(double target, Scratch& scratch) {
   target_ = target;
+  slope_ = first_slope(target, elements_);
   ranked_ = largest_ <= kLargest && largest_ >= 1 / kLargest;
   if (!ranked_) {
     for (Candidate& one : candidates_) one.learned = {};
@@ -127,7 +134,7 @@ Status BucketSearch::begin(Scratch& scratch) {
     one.carried.due = static_cast<float>(learns ? 1 : 1 + i % one.period());
   }
   step_ = find_step(std::sqrt(squares / elements_), least_step_, target_, kFirstTolerance,
-                    kSamplePasses, [&](float step) { return sample_bytes(step); })
+                    kSamplePasses, &slope_, [&](float step) { return sample_bytes(step); })
               .step;
   if (any_directions) choose_ranks();
   return {};
@@ -149,24 +156,30 @@ void BucketSearch::choose_ranks() {
   std::vector<RankChoice> best(candidates_.size());
   for (std::size_t i = 0; i < best.size(); ++i) best[i] = candidates_[i].choice;
   float trial = step_;
+  float finer = 0, coarser = 0;  // trials too fine and too coarse for the rest, the last ones
   bool first = true;
   for (int round = 0; round < kRounds; ++round) {
     for (Candidate& one : candidates_) one.choose_rank(first, trial);
     first = false;
-    const float solved = find_step(static_cast<double>(trial), least_step_, target_, kRankTolerance,
-                                   kSamplePasses, [&](float step) { return sample_bytes(step); })
-                             .step;
+    const float solved =
+        find_step(static_cast<double>(trial), least_step_, target_, kRankTolerance, kSamplePasses,
+                  &slope_, [&](float step) { return sample_bytes(step); })
+            .step;
     const double now = error(solved);
     const bool affordable = std::isfinite(now);
     if (now < least_error) {
       least_error = now;
       step_ = solved;
       for (std::size_t i = 0; i < best.size(); ++i) best[i] = candidates_[i].choice;
-    } else if (affordable) {
-      break;
     }
     if (affordable && std::fabs(solved / trial - 1) < kSettled) break;
-    trial = affordable ? solved : trial * kCoarser;
+    // A finer step makes more pairs, which leave less for the rest.
+    (!affordable || solved > trial ? finer : coarser) = trial;
+    if (finer > 0 && coarser > 0) {
+      trial = std::sqrt(finer * coarser);
+    } else {
+      trial = affordable ? std::sqrt(trial * solved) : trial * kCoarser;
+    }
   }
   for (std::size_t i = 0; i < best.size(); ++i) candidates_[i].choice = best[i];
 }
@@ -190,7 +203,7 @@ Status BucketSearch::resume(Scratch& scratch) {
     }
     GRADCOMP_TRY(take_out(scratch));
     step_ = find_step(static_cast<double>(step), least_step_, promise, kPromiseTolerance,
-                      kSamplePasses, [&](float at) { return promised_bytes(at); })
+                      kSamplePasses, &slope_, [&](float at) { return promised_bytes(at); })
                 .step;
     const float change = std::max(step_, step) / std::min(step_, step);
     if (round == kRetakes || change < kCoarser || !any_pairs()) return {};
@@ -224,7 +237,7 @@ Status BucketSearch::settle(bool* resumed, StepSearch* found, Scratch& scratch) 
   for (int coarser = 0; coarser <= kMaxCoarser;) {
     if (!*resumed) GRADCOMP_TRY(take_out(scratch));
     *found = find_step(static_cast<double>(step_), least_step_, target_, kTolerance, kMaxPasses,
-                       [&](float step) { return bytes(step); });
+                       &slope_, [&](float step) { return bytes(step); });
     if (!any_pairs() || found->value <= (1 + kTolerance) * target_) break;
     if (*resumed) {
       *resumed = false;
@@ -242,7 +255,7 @@ Status BucketSearch::settle(bool* resumed, StepSearch* found, Scratch& scratch) 
   for (Candidate& one : candidates_) one.choice.rank = 0;
   GRADCOMP_TRY(take_out(scratch));
   *found = find_step(static_cast<double>(step_), least_step_, target_, kTolerance, kMaxPasses,
-                     [&](float step) { return bytes(step); });
+                     &slope_, [&](float step) { return bytes(step); });
   return {};
 }
 
@@ -319,7 +332,7 @@ void BucketSearch::place_points(const StepSearch& levels) {
   const double without = cost();
   groups = kAllGroups;
   found = find_step(static_cast<double>(levels.step), least_step_, target_, kTolerance, kMaxPasses,
-                    bytes);
+                    &slope_, bytes);
   if (found.too_low > 0 && missed()) {
     // Many groups change from levels to points at the same step: then only some of them may.
     found.step = found.too_low;

@@ -71,6 +71,7 @@ class BucketSearch {
   std::vector<Candidate> candidates_;
   double elements_ = 0;
   double target_ = 0;      // bytes
+  double slope_ = 1;       // see find_step()
   float largest_ = 0;      // magnitude
   double least_step_ = 0;  // below, a magnitude could be too large for the code
   bool ranked_ = true;     // whether low-rank parts are possible
