@@ -166,8 +166,8 @@ GRADCOMP_AVX512 void unpack_digits(const std::uint8_t* packed, unsigned width,
 #define GRADCOMP_LEVEL GRADCOMP_AVX512
 #include "coding/contexts_loops.hpp"
 
-// Half octaves of the sum of two means, from 0 and the exponent of float32 on. No mean is below 0,
-// so none lies below that of class 0, and less than 32 lie above.
+// Half octave of class 0; see halves_of(). As no mean is below 0, no sum of two lies below it, and
+// all lie less than 32 above.
 constexpr std::int32_t kLowestHalf = 2 * 127 + kFirstClass;
 
 // The thresholds of 32 half octaves, by their lower five bits.
@@ -222,7 +222,8 @@ GRADCOMP_AVX512 inline Means load_means(const Contexts& contexts, std::size_t at
           _mm512_cvtepi16_epi32(_mm256_loadu_si256(means + 1))};
 }
 
-// `row`: Contexts::row in all elements.
+// Half octaves of the sums of both means: of float32, the exponent and a bit. `row`: Contexts::row
+// in all elements.
 GRADCOMP_AVX512 inline __m512i halves_of(__m512i means, __m512i row) {
   const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(means, _mm512_set1_epi32(kMeanFloor)), row);
   return _mm512_srli_epi32(_mm512_castps_si512(_mm512_cvtepi32_ps(sum)), 22);
