@@ -80,15 +80,13 @@ class OuterStep(TensorOuterSteps):
         world = process_group or dist.group.WORLD
         assert world is not None
         self._world = world
-        module = model if isinstance(model, torch.nn.Module) else None
-        pairs: Any = model if module is None else module.named_parameters()
-        named = list(pairs)
+        named = list(model.named_parameters() if isinstance(model, torch.nn.Module) else model)
         _check_shards(named, world)
         values = ParameterValues(named)
         with naming_the_absent(world, "OuterStep"):
             size = agreed_ranks_per_node(self.config, world, values.shapes)
             chosen.check_same(gather_texts(chosen.text(), world))
-        _check_ddp(module, world, size)
+        _check_ddp(model, world, size)
         pipeline = self._pipeline = Pipeline(self.config, world.rank(), world.size(), size)
         limit = message_limit(
             map(math.prod, values.shapes.values()), self.config.compress.bucket_bytes
@@ -97,7 +95,7 @@ class OuterStep(TensorOuterSteps):
             GlooEngine(exchange_groups(world, size, timeout), limit, "OuterStep"),
             profile_as_configured(pipeline).stats,
         )
-        buffers = () if module is None else module.buffers()
+        buffers = model.buffers() if isinstance(model, torch.nn.Module) else ()
         for tensor in [*(one for _, one in values.named()), *buffers]:
             dist.broadcast(tensor.detach(), dist.get_process_group_ranks(world)[0], world)
         self._collector = Collector(
@@ -129,9 +127,7 @@ def _check_shards(named: Iterable[tuple[str, torch.Tensor]], world: dist.Process
             )
 
 
-def _check_ddp(
-    model: torch.nn.Module | None, world: dist.ProcessGroup, ranks_per_node: int
-) -> None:
+def _check_ddp(model: object, world: dist.ProcessGroup, ranks_per_node: int) -> None:
     """Refuse a DDP model that averages gradients over more than the ranks of this node."""
     if not isinstance(model, DistributedDataParallel):
         return

@@ -199,8 +199,14 @@ def differences(
 SIZES = [0, 1, 2, 7, 8, 15, 16, 17, 31, 33, 64, 100, 127, 128, 129, 200, 255, 256, 257, 300, 520]
 """Around multiples of the small tiles of these tests."""
 
-FEW = [0, 1, 2, 7, 8, 15, 16, 17, 31, 33, 64, 127, 128, 129, 200]
-"""For kernels that the interpreter runs slowly: up to two tiles."""
+FEW = [0, 1, 2, 7, 8, 15, 16, 17, 31, 33, 64, 100, 127, 128, 129, 200]
+"""Most sizes for kernels that the interpreter runs slowly; see `mostly_small`."""
+
+
+def mostly_small(rng: np.random.Generator, each: int) -> list[Case]:
+    """Tensors of up to two tiles, and some of more."""
+    larger = [size for size in SIZES if size > max(FEW)]
+    return [*cases(rng, FEW, each - len(larger)), *cases(rng, larger, len(larger))]
 
 
 class Tally:
@@ -234,7 +240,7 @@ def topk(tally: Tally, rng: np.random.Generator, each: int) -> None:
             ratio = (0.01, 0.05, 0.3, 0.9)[i % 4]
             spec = f"topk(ratio={ratio},values={values})"
             sent = f"topk(ratio={ratio})|raw32"
-            tally.compare(spec, mode, cases(rng, FEW, each), sent)
+            tally.compare(spec, mode, cases(rng, SIZES, each), sent)
 
 
 def topk_state(tally: Tally, rng: np.random.Generator, each: int) -> None:
@@ -272,7 +278,7 @@ def signs(tally: Tally, rng: np.random.Generator, each: int) -> None:
     codecs.UNROLL = 1
     for spec in ("sign", "onebit"):
         for mode in ("plain", "feedback", "unmasked"):
-            tally.compare(spec, mode, cases(rng, FEW, each))
+            tally.compare(spec, mode, mostly_small(rng, each))
     tally.compare("sign", "plain", [tie()])
     # Several chunks.
     codecs.UNROLL = 8
@@ -285,7 +291,7 @@ def ternary(tally: Tally, rng: np.random.Generator, each: int) -> None:
     larger = [1279, 1280, 1281, 2600]
     for spec in ("terngrad", "terngrad(clip=0)"):
         for mode in ("plain", "feedback", "unmasked"):
-            tally.compare(spec, mode, [*cases(rng, FEW, each), *cases(rng, larger, 2)])
+            tally.compare(spec, mode, [*mostly_small(rng, each), *cases(rng, larger, 4)])
 
 
 def rotated(tally: Tally, rng: np.random.Generator, each: int) -> None:
@@ -297,7 +303,7 @@ def rotated(tally: Tally, rng: np.random.Generator, each: int) -> None:
     )
     for spec in specs:
         for mode in ("plain", "feedback", "unmasked"):
-            tally.compare(spec, mode, [overflow_beside_rest(), *cases(rng, FEW, each)])
+            tally.compare(spec, mode, [overflow_beside_rest(), *mostly_small(rng, each)])
     codecs.UNROLL = 8
     whole = [4095, 4096, 4097, 6000, 8192, 9000]
     tally.compare(specs[0], "feedback", cases(rng, whole, len(FAMILIES)))
@@ -307,8 +313,8 @@ def randomk(tally: Tally, rng: np.random.Generator, each: int) -> None:
     small_tiles()
     for spec in ("randomk(ratio=0.1)", "randomk(k=1)", "randomk(ratio=0.9)"):
         for mode in ("plain", "feedback", "unmasked", "unmasked nesterov"):
-            tally.compare(spec, mode, [*cases(rng, FEW, each), *cases(rng, [5000], 1)])
-    tally.compare("randomk(ratio=0.1,unbiased=true)", "plain", cases(rng, FEW, each))
+            tally.compare(spec, mode, [*mostly_small(rng, each), *cases(rng, [5000], 1)])
+    tally.compare("randomk(ratio=0.1,unbiased=true)", "plain", mostly_small(rng, each))
 
 
 def added(tally: Tally, rng: np.random.Generator, each: int) -> None:

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 FloatArray = npt.NDArray[np.float32]
 Shape = tuple[int, ...]
 
-LAWS = settings(deadline=None, derandomize=True, database=None, max_examples=40)
+LAWS = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 
 
 # Of one tensor ------------------------------------------------------------------------------------

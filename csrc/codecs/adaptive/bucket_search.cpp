@@ -40,7 +40,7 @@ constexpr float kLargest = 0x1p60f;
 constexpr float kLeastStep = 0x1p-100f;
 
 // A step that takes less than this part of the bytes asked leaves room for send_part().
-constexpr double kUnused = 0.5;
+constexpr double kUnused = 0.9;
 
 // Bytes by the step: at high rates each halving of the step takes a bit more for each element; at
 // low ones there is less left outside of the dead zone.
