@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"
+import gpu.quick_interpreter  # noqa: F401  # before benchmarks/gpu.py hides this package
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import torch

@@ -11,6 +11,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
+import gpu.quick_interpreter  # noqa: F401
 from gradcomp.codec.devices import HOST
 from support.mixed_ranks import RANKS, SHAPES, average, gradients, ranks_of, residuals
 from support.pipelines import configured, rules_of

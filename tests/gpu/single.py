@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import gpu.quick_interpreter  # noqa: F401
 from gradcomp import SpecError, WireError, get_codec
 from torch_compressors.gpu import codecs
 from torch_compressors.gpu.device import TorchDevice

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from triton.runtime import interpreter
 
+import gpu.quick_interpreter  # noqa: F401
 from torch_compressors.gpu import codecs
 from torch_compressors.gpu.bucket import ToLaunch
 
