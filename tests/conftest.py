@@ -22,7 +22,7 @@ settings.load_profile("any machine")
 
 _WAITING = (
     *("test_byteps_apart", "test_chaos", "test_checkpoints", "test_ddp_failures"),
-    *("test_elastic_examples", "test_elastic_outer"),
+    *("test_elastic_examples", "test_elastic_outer", "test_fsdp_failures"),
     *("test_horovod_elastic", "test_horovod_failures", "test_horovod_functions"),
     *("test_tensorflow_elastic", "test_torchft", "test_torchrun_elastic"),
 )

@@ -47,7 +47,8 @@ LAUNCHERS = {
         *("-H", f"localhost:{ranks // 2},127.0.0.1:{ranks // 2}"),
     ],
     "torchrun": lambda ranks: [
-        *(_beside_python("torchrun"), "--standalone", f"--nproc_per_node={ranks}", "--no-python"),
+        *(sys.executable, str(HERE / "torchrun.py"), "--standalone"),
+        *(f"--nproc_per_node={ranks}", "--no-python"),
     ],
     "mpi": lambda ranks: [_on_path("mpirun"), *_MPIRUN, "-np", str(ranks)],
 }
@@ -191,10 +192,6 @@ def _kill(process: subprocess.Popen[str]) -> str:
         with suppress(psutil.NoSuchProcess):
             member.kill()
     return process.communicate()[0]
-
-
-def _beside_python(program: str) -> str:
-    return str(Path(sys.executable).with_name(program))
 
 
 def _on_path(program: str) -> str:

@@ -32,7 +32,7 @@ def test_every_rank_names_the_lost_one(way: str, lost: int, spec: str) -> None:
 @pytest.mark.parametrize(
     ("function", "report"),
     [
-        ("init_process_group", "rank 1 does not arrive in init_process_group within 10 s"),
+        ("init_process_group", "rank 1 does not arrive in init_process_group within 5 s"),
         ("ddp_hook", "rank 1 does not call ddp_hook"),
     ],
 )

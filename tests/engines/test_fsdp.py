@@ -30,16 +30,6 @@ def test_fsdp_on_four_ranks(ddp4: CaseJob, case: str) -> None:
     ddp4.check(case)
 
 
-@pytest.mark.parametrize("spec", ["fp16", "residual|topk(ratio=0.01)"])
-@pytest.mark.parametrize("way", ["kill", "raise", "stop"])
-def test_every_rank_names_the_lost_one(way: str, spec: str) -> None:
-    """Exchanges under way end the backward passes of all others."""
-    job = run(["-m", "workers.fsdp_lost", way, spec], 3, "torchrun", limit=240)
-    assert job.status != 0, job.output
-    named = re.findall(r"ProtocolError: (ranks? [\d, ]+ do(?:es)?) not answer in", job.output)
-    assert named == ["rank 1 does"] * 2, job.output
-
-
 def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     root = HERE.parents[1]
     page = (root / "docs" / "fsdp.md").read_text()

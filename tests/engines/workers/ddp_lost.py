@@ -25,7 +25,7 @@ def main(way: str, spec: str, lost: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     init_process_group()
     model = DistributedDataParallel(layers(), bucket_cap_mb=0.01)
-    state, hook = ddp_hook(spec, model, timeout=timedelta(seconds=10))
+    state, hook = ddp_hook(spec, model, timeout=timedelta(seconds=5))
     model.register_comm_hook(state, hook)
 
     def end(grad: torch.Tensor) -> None:

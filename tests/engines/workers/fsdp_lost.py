@@ -30,7 +30,7 @@ def main(way: str, spec: str) -> None:
     units: list[Any] = [*model, model]
     for unit in units:
         fully_shard(unit, mesh=mesh["shard"])
-    fsdp_hook(spec, model, mesh.get_group("replicate"), timeout=timedelta(seconds=10))
+    fsdp_hook(spec, model, mesh.get_group("replicate"), timeout=timedelta(seconds=5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(1000):
         output = model[:2](torch.randn(4, 80))

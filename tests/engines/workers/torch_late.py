@@ -1,4 +1,4 @@
-"""Rank LATE never comes to a function, and the others wait for it for 10 seconds.
+"""Rank LATE never comes to a function, and the others wait for it for 5 seconds.
 
 python -m workers.torch_late LATE init_process_group|ddp_hook
 """
@@ -11,6 +11,7 @@ import sys
 import time
 from datetime import timedelta
 
+import psutil
 from torch.nn.parallel import DistributedDataParallel
 from workers.dying import layers
 
@@ -18,17 +19,24 @@ from gradcomp.errors import PeerError
 from torch_compressors import ddp_hook, init_process_group
 
 
+def others_end() -> None:
+    """Wait until the launcher has no process but this one."""
+    launcher = psutil.Process(os.getppid())
+    while len(launcher.children()) > 1:
+        time.sleep(0.1)
+
+
 def main(late: int, function: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     rank = int(os.environ["RANK"])
     if rank == late and function == "init_process_group":
-        time.sleep(25)
+        others_end()
         return
     try:
-        init_process_group(timeout=timedelta(seconds=10))
+        init_process_group(timeout=timedelta(seconds=5))
         model = DistributedDataParallel(layers())
         if rank == late:
-            time.sleep(25)
+            others_end()
             return
         ddp_hook("fp16", model)
     except PeerError as error:
