@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 # Before numpy is imported: the tests' small decompositions only lose time to threads of BLAS.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# PyTorch's threads, also those of jobs, would wait for each other where others have the processors.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import settings
