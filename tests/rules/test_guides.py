@@ -76,10 +76,10 @@ def follow(block: Block, folder: Path) -> None:
 
 
 def run(command: str, folder: Path) -> str:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    path = f"{folder}/.venv/bin{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(folder)}
     if shutil.which("ccache"):  # most files of the core are those that set-up has compiled
-        environment |= {"CC": "ccache gcc", "CXX": "ccache g++"}
+        environment |= {"CC": "ccache gcc", "CXX": "ccache g++", "CCACHE_BASEDIR": str(folder)}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
         cwd=folder,
@@ -102,6 +102,8 @@ def build(folder: Path) -> None:
             )
         else:
             shutil.copy(ROOT / name, folder / name)
+    # As in the checkout, so that ccache finds the same command lines.
+    (folder / ".venv").symlink_to(sys.prefix)
     for guide in GUIDES:
         for block in blocks_of(guide):
             if block.language != "sh":
