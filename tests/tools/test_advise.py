@@ -186,8 +186,9 @@ def test_speeds_survive_the_cache(
     assert again.speeds("fp16", "reduce") is None
     assert again.copy_byte == 1e-10
     saved = json.loads(cache.path.read_text())
-    cache.path.write_text(json.dumps(saved | {"key": {**saved["key"], "version": "0.0"}}))
-    assert SpeedCache().speeds(*GATHERED) is None
+    for other in ({"version": "0.0"}, {"measurement": 1}):
+        cache.path.write_text(json.dumps(saved | {"key": {**saved["key"], **other}}))
+        assert SpeedCache().speeds(*GATHERED) is None
     cache.path.write_text("{")
     assert SpeedCache().copy_byte is None
 

@@ -20,14 +20,18 @@ __all__ = ["SpeedCache", "machine_key"]
 
 _CPUINFO = Path("/proc/cpuinfo")
 
+_MEASUREMENT = 2
+"""Number of the way in which speeds are measured; others count as unknown."""
+
 
 def machine_key() -> dict[str, str | int]:
-    """What speeds depend on: version, processor, instruction set, threads."""
+    """What speeds depend on: version, measurement, processor, instruction set, threads."""
     found = None
     with suppress(OSError):
         found = re.search(r"^model name\s*: (.+)$", _CPUINFO.read_text("utf-8"), re.MULTILINE)
     return {
         "version": installed_version(),
+        "measurement": _MEASUREMENT,
         "cpu": found[1].strip() if found else platform.machine(),
         "simd": _core.simd_level(),
         "threads": _core.thread_count(),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import statistics
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -43,6 +45,10 @@ _GROUPS = (2, 4)
 
 _PER_NODE = 2
 _REPEATS = 3
+_COPIES = 10
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's ``mallopt``."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,7 @@ def measure_speeds(spec: str, exchange: str, tick: Callable[[], None] = lambda: 
         exchange: one of `gradcomp.exchange.select.EXCHANGES`.
         tick: called `ticks` times.
     """
+    _keep_memory()
     per_node = _PER_NODE if pattern_between_nodes(exchange) is not None else 1
     config = config_of(spec, exchange, per_node)
     samples = []
@@ -153,6 +160,18 @@ def measure_speeds(spec: str, exchange: str, tick: Callable[[], None] = lambda: 
             for i in range(len(usual) + 1)
         ),
     )
+
+
+def _keep_memory() -> None:
+    """Let the C library keep freed memory, as the allocators of accelerators do.
+
+    Else the averages of all ranks, which are in one process here, go back to the system after each
+    round, and their new pages cost up to four times as much as a decoder.
+    """
+    with suppress(AttributeError, OSError):  # not glibc
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_TRIM_THRESHOLD, 1 << 30)
 
 
 ticks = len(_MODELS)
@@ -253,12 +272,12 @@ def _median(samples: Sequence[_Sample]) -> _Sample:
     )
 
 
-def seconds_of_copy(nbytes: int = 1 << 24) -> float:
+def seconds_of_copy(nbytes: int = 1 << 26) -> float:
     """Seconds that a copy of one byte takes, beyond the caches."""
     source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     np.copyto(target, source)
     best = math.inf
-    for _ in range(_REPEATS):
+    for _ in range(_COPIES):
         began = time.perf_counter()
         np.copyto(target, source)
         best = min(best, time.perf_counter() - began)
