@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gradcomp.config.schema import Config
 from gradcomp.errors import GradcompError
 from gradcomp.exchange.select import pattern_between_nodes
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.tools.advise.calibrate import STAGES, Speeds, config_of
+from gradcomp.tools.advise.cores import Cores
 from gradcomp.tools.advise.laws import Features
 from gradcomp.tools.advise.wire import EngineCosts, Wire
 from gradcomp.tools.step_model import Link, StepTime
@@ -78,11 +79,6 @@ class Job:
                 f"cores is {self.cores:g}; it must be above 0: cores of a node, divided by its ranks"
             )
 
-    @property
-    def slow(self) -> float:
-        """Factor by which a rank's own work takes longer, because ranks share cores."""
-        return max(1.0, 1.0 / self.cores)
-
 
 def predict(
     job: Job,
@@ -140,33 +136,38 @@ class _Timeline:
         """Predict."""
         job = self.job
         self.stages = dict.fromkeys(("model", *STAGES), 0.0)
-        self.wire = Wire(job.link, job.costs, job.ranks_per_node)
+        costs = job.costs if job.ranks > 1 else replace(job.costs, idle_cores=0.0)
+        self.wire = Wire(job.link, costs, Cores(job.cores), job.ranks_per_node)
         names = list(job.shapes)
         nbytes = {name: 4 * math.prod(shape) for name, shape in job.shapes.items()}
         buckets = list(self._buckets())
         of_name = {name: bucket for bucket in buckets for name in bucket.missing}
         dense: list[int] = []
-        self._spend("model", _FORWARD * job.compute)
+        self._compute(_FORWARD * job.compute)
         if buckets and job.costs.tokens and job.ranks > 1:
             self.wire.submit(self.now, "allgather", _STEP_TEXT, job.ranks)
         backward = self._backward()
         copied = min(job.costs.copies, 1) * job.copy_byte
         for group in _groups(reversed(names), nbytes, job.costs):
             for name in group:
-                self._spend("model", backward[name])
-                self._spend("copy", job.slow * copied * nbytes[name])
+                self._compute(backward[name])
+                self._work("copy", copied * nbytes[name])
+                if buckets:
+                    self._work("copy", job.costs.gradient)
             summed = sum(nbytes[name] for name in group if name not in of_name)
             if summed and job.ranks > 1:
                 handle = self.wire.submit(self.now, "allreduce float32", summed, job.ranks)
                 dense.append(handle)
             self._add(group, of_name)
-        if buckets and job.costs.tokens and job.ranks > 1:
-            dense.append(self.wire.submit(self.now, "allreduce float32", 4 * len(names), job.ranks))
+            if job.costs.tokens and job.ranks > 1:
+                for name in group:
+                    if name in of_name:
+                        dense.append(self.wire.submit(self.now, "allreduce float32", 4, job.ranks))
         self._finish(buckets)  # before Horovod's other collectives, as `horovod_compressors` does
         for handle in dense:
             self.now = max(self.now, self.wire.done(handle))
         rest = max(job.costs.copies - 1, 0) * job.copy_byte
-        self._spend("copy", job.slow * rest * sum(nbytes.values()))
+        self._work("copy", rest * sum(nbytes.values()))
         served = self.wire.served
         stages = {
             **self.stages,
@@ -176,8 +177,15 @@ class _Timeline:
         }
         return StepTime(self.now, stages, served.nbytes)
 
-    def _spend(self, stage: str, seconds: float) -> None:
+    def _compute(self, seconds: float) -> None:
+        """The model's own time. An accelerator computes, so ranks and engine do not slow it."""
         self.now += seconds
+        self.stages["model"] += seconds
+
+    def _work(self, stage: str, seconds: float) -> None:
+        """Own work of a rank, on cores that it shares with other ranks and with the engine."""
+        seconds *= Cores(self.job.cores).slow
+        self.now = self.wire.worked(self.now, seconds)
         self.stages[stage] += seconds
 
     def _backward(self) -> dict[str, float]:
@@ -213,7 +221,7 @@ class _Timeline:
             bucket.missing.discard(name)
             if bucket.missing:
                 continue
-            self._work(bucket)
+            self._advance(bucket)
             if not self._sums(bucket):
                 self._submit([bucket])
                 continue
@@ -233,18 +241,18 @@ class _Timeline:
                 if self.job.ranks > 1:
                     self.now = max(self.now, self.wire.done(bucket.handle))
                 bucket.request += 1
-                self._work(bucket)
+                self._advance(bucket)
                 if self.speeds and bucket.request < len(self.speeds.requests):
                     self._submit([bucket])
             pending = [
                 one for one in pending if self.speeds and one.request < len(self.speeds.requests)
             ]
 
-    def _work(self, bucket: _Bucket) -> None:
+    def _advance(self, bucket: _Bucket) -> None:
         """A rank's own work before the bucket's next request, or after its last one."""
         assert self.speeds is not None
         for stage, law in self.speeds.segments[bucket.request].items():
-            self._spend(stage, self.job.slow * law.at(bucket.features, self._groups))
+            self._work(stage, law.at(bucket.features, self._groups))
 
     @property
     def _groups(self) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gradcomp.exchange.link import link_bytes, link_turns
+from gradcomp.tools.advise.cores import Cores
 from gradcomp.tools.step_model import Link
 
 __all__ = ["ENGINES", "EngineCosts", "KindCost", "Wire"]
@@ -33,16 +35,18 @@ class EngineCosts:
     Attributes:
         kinds: by kind of request, as `gradcomp.tools.advise.calibrate.request_kind` gives it.
             A missing kind costs as much as ``allgather``.
-        fuses: requests of one kind that come within the time of one are served together. (All that
-            wait would be, too; but on a link that keeps them waiting, this saves next to nothing.)
+        fuses: when the engine is free, it serves all waiting requests of one kind together, as
+            Horovod does in each of its cycles.
         direct: kinds in which each rank sends to each other one, so that the ranks of a node share
             its link; in others, which are rings, only the first and last of a node use it.
         bucket_bytes: gradients that the engine sends itself travel in buckets of this size, the
             first of ``first_bucket_bytes``; 0: each gradient is a request.
         first_bucket_bytes: see ``bucket_bytes``.
         copies: times that a gradient is copied into buckets and out of them.
-        tokens: each step has two small requests more: a token for compressed gradients, and the
+        tokens: each step has small requests more: a token for each compressed gradient, and the
             comparison of steps.
+        gradient: seconds of Python for each gradient in a step with compression, besides rounds.
+        idle_cores: cores that a rank's engine takes while it has nothing to send.
     """
 
     kinds: Mapping[str, KindCost]
@@ -52,6 +56,8 @@ class EngineCosts:
     first_bucket_bytes: int = 0
     copies: int = 0
     tokens: bool = False
+    gradient: float = 0.0
+    idle_cores: float = 0.0
 
     def of(self, kind: str) -> KindCost:
         """The cost of a kind."""
@@ -81,6 +87,8 @@ ENGINES: dict[str, EngineCosts] = {
         },
         fuses=True,
         tokens=True,
+        gradient=50e-6,
+        idle_cores=0.4,
     ),
     "torch": EngineCosts(
         kinds={
@@ -94,10 +102,19 @@ ENGINES: dict[str, EngineCosts] = {
         bucket_bytes=25 << 20,
         first_bucket_bytes=1 << 20,
         copies=2,
+        gradient=40e-6,
     ),
 }
 """Engines on Gloo. The costs are those of a rank with a core of its own, from the steps of ResNet-50 in
-docs/results/e2e; ``gradcomp advise --measure`` finds those of a job. torch is DDP."""
+docs/results/e2e; ``gradcomp advise --measure`` finds those of a job. torch is DDP.
+
+``gradient`` is the mean of compressed and uncompressed ones in `benchmarks/adapter_python.py`.
+``idle_cores`` are the ``idle_processors`` of 2 ranks on 2 cores in docs/results/e2e/results.json:
+Horovod's ranks communicate in every cycle of a millisecond.
+"""
+
+_NOTHING = 1e-9
+"""Part of own work that is left by rounding only."""
 
 
 @dataclass
@@ -110,7 +127,7 @@ class Served:
     nbytes: float = 0.0
 
 
-@dataclass
+@dataclass(eq=False)
 class _Waiting:
     at: float
     kind: str
@@ -121,22 +138,39 @@ class _Waiting:
 
 
 @dataclass
+class _Serving:
+    """Requests that the engine serves together.
+
+    Attributes:
+        load: the part of this time in which the engine works, as in `Cores.own_speed`.
+    """
+
+    requests: list[_Waiting]
+    begin: float
+    end: float
+    load: float
+
+
+@dataclass
 class Wire:
     """The engine and link of a rank: serves requests in the order of their arrival.
 
     Times are those of one rank; all ranks do the same at the same time.
 
     Attributes:
+        cores: of the rank.
         ranks_per_node: ranks that share the link.
         served: seconds of all requests.
     """
 
     link: Link
     costs: EngineCosts
+    cores: Cores
     ranks_per_node: int = 1
     served: Served = field(default_factory=Served)
-    _queue: list[_Waiting] = field(default_factory=list)
-    _first: int = 0
+    _requests: list[_Waiting] = field(default_factory=list)
+    _waiting: deque[_Waiting] = field(default_factory=deque)
+    _serving: deque[_Serving] = field(default_factory=deque)
     _free: float = 0.0
 
     def submit(self, at: float, kind: str, nbytes: float, ranks: int, group: str = "all") -> int:
@@ -150,34 +184,83 @@ class Wire:
         Returns:
             A number for `done`.
         """
-        self._queue.append(_Waiting(at, kind, nbytes, ranks, group))
-        return len(self._queue) - 1
+        request = _Waiting(at, kind, nbytes, ranks, group)
+        self._requests.append(request)
+        self._waiting.append(request)
+        return len(self._requests) - 1
 
     def done(self, number: int) -> float:
         """The time when a request has its reply."""
-        while self._queue[number].done is None:
+        request = self._requests[number]
+        while request.done is None:
             self._serve()
-        done = self._queue[number].done
-        assert done is not None
-        return done
+        return request.done
+
+    def worked(self, at: float, work: float) -> float:
+        """The time when own work of the rank has ended, which may share cores with the engine.
+
+        Args:
+            at: its begin; no earlier than any time that was returned.
+            work: its seconds without the engine.
+        """
+        idle = self._idle_speed
+        while (serving := self._next(at)) is not None and at + work / idle > serving.begin:
+            if serving.begin > at:
+                work -= idle * (serving.begin - at)
+                self.served.engine += (1.0 - idle) * (serving.begin - at)
+                at = serving.begin
+            own = self.cores.own_speed(serving.load)
+            engine = self.cores.engine_speed(serving.load)
+            beside = min(work / own, (serving.end - at) / engine)
+            self._delay(serving, beside * (1.0 - engine))
+            at, left = at + beside, work - beside * own
+            if left <= _NOTHING * work:
+                return at
+            work = left
+        self.served.engine += work / idle - work
+        return at + work / idle
+
+    @property
+    def _idle_speed(self) -> float:
+        """Speed of own work beside an engine that serves no requests."""
+        return self.cores.own_speed(min(1.0, self.cores.slow * self.costs.idle_cores))
+
+    def _next(self, at: float) -> _Serving | None:
+        """What the engine serves at a time, or else what it serves next."""
+        while self._waiting and (not self._serving or self._serving[-1].end <= at):
+            self._serve()
+        while self._serving and self._serving[0].end <= at:
+            self._serving.popleft()
+        return self._serving[0] if self._serving else None
+
+    def _delay(self, serving: _Serving, seconds: float) -> None:
+        """The engine needs longer, because own work has used its cores."""
+        serving.end += seconds
+        self._free += seconds
+        for one in serving.requests:
+            one.done = serving.end
 
     def _serve(self) -> None:
-        first = self._queue[self._first]
-        batch = [first]
+        first = self._waiting[0]
+        begin = max(self._free, first.at)
+        together = [first]
         if self.costs.fuses and first.kind != "alltoall":
-            until = first.at + self.costs.of(first.kind).request
-            for other in self._queue[self._first + 1 :]:
-                alike = (other.kind, other.group) == (first.kind, first.group)
-                if other.at > until or not alike:
-                    break
-                batch.append(other)
-        self._first += len(batch)
-        begin = max(self._free, batch[-1].at)
-        self._free = begin + self._seconds(first, sum(one.nbytes for one in batch))
-        for one in batch:
+            together = [
+                one
+                for one in self._waiting
+                if one.at <= begin and (one.kind, one.group) == (first.kind, first.group)
+            ]
+        for one in together:
+            self._waiting.remove(one)
+        seconds, work = self._seconds(first, sum(one.nbytes for one in together))
+        self._free = begin + seconds
+        if seconds:
+            self._serving.append(_Serving(together, begin, self._free, work / seconds))
+        for one in together:
             one.done = self._free
 
-    def _seconds(self, one: _Waiting, handed: float) -> float:
+    def _seconds(self, one: _Waiting, handed: float) -> tuple[float, float]:
+        """Seconds of requests, and those in which the engine works."""
         kind, cost, inside = one.kind.split()[0], self.costs.of(one.kind), self._inside(one)
         handed_bytes = link_bytes(kind, handed, one.ranks)
         nbytes = 0.0 if inside else handed_bytes
@@ -193,7 +276,7 @@ class Wire:
         served.wire += wire
         served.engine += before + max(0.0, beside - wire)
         served.nbytes += nbytes
-        return latency + before + max(wire, beside)
+        return latency + before + max(wire, beside), before + beside
 
     def _inside(self, one: _Waiting) -> bool:
         """Whether a request passes no link."""
