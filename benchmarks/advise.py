@@ -175,13 +175,16 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def share(rows: Sequence[Row]) -> str:
-    """The share of cells whose prediction is near."""
-    near = sum(abs(row["error"]) <= NEAR for row in rows)
-    median = statistics.median(abs(row["error"]) for row in rows)
-    return (
-        f"{near} of {len(rows)} cells ({near / len(rows):.0%}) are predicted within {NEAR:.0%}; "
-        f"median of the errors {median:.1%}"
-    )
+    """The share of cells whose prediction is near: of each engine, and of all."""
+    lines = []
+    for engine in [*dict.fromkeys(row["engine"] for row in rows), ""]:
+        errors = [abs(row["error"]) for row in rows if engine in ("", row["engine"])]
+        near = sum(error <= NEAR for error in errors)
+        lines.append(
+            f"{engine or 'all'}: {near} of {len(errors)} cells ({near / len(errors):.0%}) are "
+            f"predicted within {NEAR:.0%}; median of the errors {statistics.median(errors):.1%}"
+        )
+    return "\n".join(lines)
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
