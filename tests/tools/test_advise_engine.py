@@ -10,14 +10,13 @@ from dataclasses import replace
 import pytest
 
 from gradcomp.tools.advise.calibrate import Speeds, measure_speeds
-from gradcomp.tools.advise.cores import Cores
 from gradcomp.tools.advise.predict import UNCOMPRESSED, Job, predict
 from gradcomp.tools.advise.wire import ENGINES, EngineCosts, KindCost, Wire
 from gradcomp.tools.model_shapes import model_shapes
-from gradcomp.tools.step_model import Link
+from gradcomp.tools.step_model import Link, StepTime
 
 GATHERED = ("residual|topk(ratio=0.01)", "gather")
-FAST, ENOUGH = Link(math.inf), Cores(2.0)
+FAST = Link(math.inf)
 
 
 @pytest.fixture(scope="module")
@@ -30,99 +29,125 @@ def costs(request: float, before: float = 0.0, fuses: bool = False) -> EngineCos
     return EngineCosts({"allgather": KindCost(request, before, 0.0)}, fuses)
 
 
-@pytest.mark.parametrize("count", [0.25, 0.5, 1.0, 1.5, 2.0, 8.0])
-@pytest.mark.parametrize("load", [0.0, 0.3, 0.5, 0.8, 1.0])
-def test_own_work_and_engine_use_what_there_is(count: float, load: float) -> None:
-    cores = Cores(count)
-    own, engine = cores.own_speed(load), cores.engine_speed(load) * load
-    assert own + engine == pytest.approx(min(1 + load, max(1.0, min(count, 2.0))))
-    assert own >= engine or own >= 0.5  # neither takes more than its half from the other
-    assert engine >= min(load, 0.5)
-
-
-def test_ranks_share_the_cores_of_a_node() -> None:
-    assert [Cores(count).slow for count in (0.25, 1.0, 4.0)] == [4.0, 1.0, 1.0]
-
-
 @pytest.mark.parametrize("fuses", [True, False])
-def test_waiting_requests_of_a_kind_are_served_together(fuses: bool) -> None:
-    wire = Wire(FAST, costs(1.0, fuses=fuses), ENOUGH)
-    kinds = ["allreduce", "allgather", "allreduce", "allgather", "allreduce"]
-    numbers = [wire.submit(0.0, kind, 8, 2) for kind in kinds[:1]]
-    numbers += [wire.submit(0.5, kind, 8, 2) for kind in kinds[1:]]
+def test_requests_of_a_kind_that_come_together_are_served_together(fuses: bool) -> None:
+    wire = Wire(FAST, costs(1.0, before=0.125, fuses=fuses))
+    kinds = ["allgather", "allreduce", "allgather", "allreduce", "alltoall", "alltoall"]
+    numbers = [wire.submit(0.1 * i, kind, 1, 2) for i, kind in enumerate(kinds)]
     done = [wire.done(number) for number in numbers]
-    # The first one is served alone: the others have come later.
-    assert done == ([1.0, 2.0, 3.0, 2.0, 3.0] if fuses else [1.0, 2.0, 3.0, 4.0, 5.0])
+    together = [1.125, 2.25, 2.375, 2.5, 3.5625, 4.625]
+    assert done == (together if fuses else [1.125, 2.25, 3.375, 4.5, 5.5625, 6.625])
 
 
-def test_a_request_that_comes_later_waits_for_the_next_cycle() -> None:
-    wire = Wire(FAST, costs(1.0, fuses=True), ENOUGH)
-    numbers = [wire.submit(at, "allgather", 8, 2) for at in (0.0, 0.1, 1.5)]
-    assert [wire.done(number) for number in numbers] == [1.0, 2.0, 3.0]
+def test_a_request_that_comes_later_is_served_by_itself() -> None:
+    wire = Wire(FAST, costs(1.0, fuses=True))
+    numbers = [wire.submit(at, "allgather", 8, 2) for at in (0.0, 1.0, 1.5)]
+    assert [wire.done(number) for number in numbers] == [1.0, 1.0, 2.5]
+    assert wire.served.engine == 2.0
 
 
-@pytest.mark.parametrize(
-    ("cores", "own", "engine"),
-    [(0.5, 2.0, 2.0), (1.0, 2.0, 2.0), (1.5, 4 / 3, 4 / 3), (2.0, 1.0, 1.0)],
-)
-def test_engine_and_own_work_delay_each_other(cores: float, own: float, engine: float) -> None:
-    wire = Wire(FAST, costs(1.0), Cores(cores))
-    number = wire.submit(0.0, "allgather", 8, 2)
-    assert wire.worked(0.0, 1.0) == pytest.approx(own)
-    assert wire.done(number) == pytest.approx(engine)
+def step(job: Job, speeds: Speeds) -> StepTime:
+    return predict(job, *GATHERED, speeds)
 
 
-def test_own_work_ends_before_the_engine_or_goes_on_after_it() -> None:
-    for work, own, engine in [(0.25, 0.5, 1.25), (3.0, 4.0, 2.0)]:
-        wire = Wire(FAST, costs(1.0), Cores(1.0))
-        number = wire.submit(0.0, "allgather", 8, 2)
-        assert wire.worked(0.0, work) == pytest.approx(own)
-        assert wire.done(number) == pytest.approx(engine)
+def job(cores: float, engine: EngineCosts, ranks: int = 4, compute: float = 0.0) -> Job:
+    return Job(model_shapes("resnet20"), ranks, FAST, engine, compute, cores=cores)
 
 
-def test_waiting_for_the_link_takes_no_cores() -> None:
-    wire = Wire(Link(8.0), costs(0.0), Cores(0.5))
-    number = wire.submit(0.0, "allgather", 5, 2)
-    assert wire.worked(0.0, 1.0) == 1.0
-    assert wire.done(number) == 5.0
+@pytest.mark.parametrize(("cores", "part"), [(0.5, 1.0), (1.0, 1.0), (1.5, 0.5), (2.0, 0.0)])
+def test_own_work_waits_for_the_engine_on_the_same_cores(
+    cores: float, part: float, gathered: Speeds
+) -> None:
+    # Without computation the engine's work lies beside own work as far as there is any.
+    idle, busy = (step(job(cores, costs(request)), gathered) for request in (0.0, 1e-3))
+    own = sum(idle.stages[stage] for stage in ("encode", "decode", "copy"))
+    assert idle.seconds == pytest.approx(own)
+    served = step(job(2.0, costs(1e-3)), gathered).stages["engine"]
+    assert busy.stages["engine"] == pytest.approx((1 + part) * served)
+    # Computation on an accelerator leaves the cores to the engine.
+    beside = step(job(cores, costs(1e-3), compute=99 * own), gathered)
+    assert beside.stages["engine"] == pytest.approx((1 + part / 100) * served)
 
 
-@pytest.mark.parametrize(("cores", "seconds"), [(0.5, 2.0), (1.0, 1 / 0.6), (2.0, 1.0)])
-def test_an_idle_engine_takes_cores(cores: float, seconds: float) -> None:
-    wire = Wire(FAST, replace(costs(1.0), idle_cores=0.4), Cores(cores))
-    assert wire.worked(0.0, 1.0) == pytest.approx(seconds)
-    assert wire.served.engine == pytest.approx(seconds - 1.0)
+def test_waiting_for_the_link_takes_no_cores(gathered: Speeds) -> None:
+    slow, fast = (
+        step(replace(job(0.5, costs(0.0)), link=link), gathered) for link in (Link(1e6), FAST)
+    )
+    assert slow.stages["engine"] == fast.stages["engine"] == 0
+
+
+@pytest.mark.parametrize(("cores", "part"), [(0.5, 0.8), (1.0, 0.4), (1.5, 0.2), (2.0, 0.0)])
+def test_an_idle_engine_takes_cores(cores: float, part: float, gathered: Speeds) -> None:
+    idle = step(job(cores, replace(costs(0.0), idle_cores=0.4)), gathered)
+    own = sum(idle.stages[stage] for stage in ("encode", "decode", "copy"))
+    assert idle.seconds == pytest.approx((1 + part) * own)
+    assert idle.stages["engine"] == pytest.approx(part * own)
+    alone = step(job(cores, replace(costs(0.0), idle_cores=0.4), ranks=1), gathered)
+    assert alone.stages["engine"] == 0
+
+
+@pytest.mark.parametrize("begin", [0.0, 0.25, 1.0])
+def test_a_wait_without_a_pause_slows_the_engines_work(begin: float) -> None:
+    wire = Wire(Link(8.0), costs(0.0, before=0.25), spins_from=begin, spin=1.0)
+    # A second of the link, after 0.25 s of work.
+    assert wire.done(wire.submit(0.0, "allgather", 1, 2)) == pytest.approx(
+        1.25 + 0.25 * (1.25 - begin) / 1.25
+    )
+
+
+def test_only_the_stock_wait_spins(gathered: Speeds) -> None:
+    one = job(0.5, ENGINES["horovod"])
+    naps = replace(one, costs=replace(one.costs, spins=False))
+    assert predict(one, *GATHERED, gathered) == predict(naps, *GATHERED, gathered)
+    assert predict(one, UNCOMPRESSED).seconds > predict(naps, UNCOMPRESSED).seconds
+    two = (replace(each, cores=2.0) for each in (one, naps))
+    assert len({predict(each, UNCOMPRESSED).seconds for each in two}) == 1
+
+
+def test_ranks_that_share_cores_slow_the_engine() -> None:
+    slowed = ENGINES["horovod"].slowed(2.0).of("allgather")
+    alone = ENGINES["horovod"].of("allgather")
+    assert slowed == KindCost(2 * alone.request, 2 * alone.before_byte, 2 * alone.beside_byte)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_each_gradient_costs_python(engine: str, gathered: Speeds) -> None:
-    shapes = model_shapes("resnet20")
-    job = Job(shapes, 1, FAST, ENGINES[engine], cores=2.0)
-    free = replace(job, costs=replace(job.costs, gradient=0.0))
-    python = predict(job, *GATHERED, gathered).seconds - predict(free, *GATHERED, gathered).seconds
-    assert python == pytest.approx(len(shapes) * job.costs.gradient)
-    assert predict(job, UNCOMPRESSED) == predict(free, UNCOMPRESSED)
+    one = job(2.0, ENGINES[engine], ranks=1)
+    free = replace(one, costs=replace(one.costs, gradient=0.0))
+    python = step(one, gathered).seconds - step(free, gathered).seconds
+    assert python == pytest.approx(len(one.shapes) * one.costs.gradient)
+    assert predict(one, UNCOMPRESSED) == predict(free, UNCOMPRESSED)
+
+
+CORES = (4.0, 2.0, 1.5, 1.0, 0.5, 0.25)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_step_is_no_longer_than_its_stages(engine: str, gathered: Speeds) -> None:
-    for cores in (0.25, 0.5, 1.0, 1.5, 2.0):
-        for rate in (1e6, 1e8, math.inf):
-            for compute in (0.0, 0.3):
-                job = Job(model_shapes("resnet20"), 4, Link(rate), ENGINES[engine], compute)
-                found = predict(replace(job, cores=cores), *GATHERED, gathered)
-                assert found.hidden >= -1e-9
+@pytest.mark.parametrize("compute", [0.0, 0.3])
+def test_a_step_is_no_longer_than_its_stages(engine: str, compute: float, gathered: Speeds) -> None:
+    for cores in CORES[1:5]:
+        for rate in (1e6, math.inf):
+            one = replace(job(cores, ENGINES[engine], compute=compute), link=Link(rate))
+            assert step(one, gathered).hidden >= -1e-9
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_fewer_cores_are_never_faster(engine: str, gathered: Speeds) -> None:
-    job = Job(model_shapes("resnet20"), 4, Link(1e9), ENGINES[engine])
-    steps = [
-        predict(replace(job, cores=cores), *GATHERED, gathered).seconds
-        for cores in (4.0, 2.0, 1.5, 1.0, 0.5, 0.25)
-    ]
+    steps = [step(job(cores, ENGINES[engine]), gathered).seconds for cores in CORES]
     assert steps[0] == steps[1]
     assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("compute", [0.0, 0.05, 0.3])
+def test_a_faster_link_is_never_slower_on_shared_cores(
+    engine: str, compute: float, gathered: Speeds
+) -> None:
+    for cores in (0.5, 1.0):
+        one = job(cores, ENGINES[engine], compute=compute)
+        rates = [10.0**power for power in range(5, 12)]
+        steps = [step(replace(one, link=Link(rate)), gathered).seconds for rate in rates]
+        assert steps == sorted(steps, reverse=True)
 
 
 NEW_PAGES = """

@@ -11,7 +11,6 @@ from gradcomp.errors import GradcompError
 from gradcomp.exchange.select import pattern_between_nodes
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.tools.advise.calibrate import STAGES, Speeds, config_of
-from gradcomp.tools.advise.cores import Cores
 from gradcomp.tools.advise.laws import Features
 from gradcomp.tools.advise.wire import EngineCosts, Wire
 from gradcomp.tools.step_model import Link, StepTime
@@ -79,6 +78,19 @@ class Job:
                 f"cores is {self.cores:g}; it must be above 0: cores of a node, divided by its ranks"
             )
 
+    @property
+    def slow(self) -> float:
+        """Factor by which a rank's own work takes longer, because ranks share cores."""
+        return max(1.0, 1.0 / self.cores)
+
+    @property
+    def shared(self) -> float:
+        """Part of the engine's work that a rank's own work waits for, and the reverse.
+
+        With two cores each has one of its own: 0. With one or less they share it: 1.
+        """
+        return min(1.0, max(0.0, 2.0 - self.cores))
+
 
 def predict(
     job: Job,
@@ -99,7 +111,13 @@ def predict(
     """
     if config is None:
         config = config_of(spec, exchange, job.ranks_per_node)
-    return _Timeline(job, config, exchange, speeds).run()
+    load = 0.0
+    if job.shared:
+        # That of the fastest link counts on all, so that a faster link never makes a step longer.
+        fastest = _Timeline(replace(job, link=Link(math.inf)), config, exchange, speeds)
+        fastest.run()
+        load = fastest.load
+    return _Timeline(job, config, exchange, speeds, load).run()
 
 
 def late_pipeline(config: Config, job: Job) -> Pipeline:
@@ -123,12 +141,16 @@ class _Bucket:
 
 @dataclass
 class _Timeline:
-    """One rank's step. ``now`` is the time of the thread that trains."""
+    """One rank's step. ``now`` is the time of the thread that trains.
+
+    ``engine_load`` is the engine's work beside a second of this thread, which also works itself.
+    """
 
     job: Job
     config: Config
     exchange: str
     speeds: Speeds | None
+    engine_load: float = 0.0
     now: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)
 
@@ -136,8 +158,7 @@ class _Timeline:
         """Predict."""
         job = self.job
         self.stages = dict.fromkeys(("model", *STAGES), 0.0)
-        costs = job.costs if job.ranks > 1 else replace(job.costs, idle_cores=0.0)
-        self.wire = Wire(job.link, costs, Cores(job.cores), job.ranks_per_node)
+        self.wire = Wire(job.link, job.costs, job.ranks_per_node)
         names = list(job.shapes)
         nbytes = {name: 4 * math.prod(shape) for name, shape in job.shapes.items()}
         buckets = list(self._buckets())
@@ -164,6 +185,8 @@ class _Timeline:
                     if name in of_name:
                         dense.append(self.wire.submit(self.now, "allreduce float32", 4, job.ranks))
         self._finish(buckets)  # before Horovod's other collectives, as `horovod_compressors` does
+        if job.costs.spins and not buckets:
+            self.wire.spins_from, self.wire.spin = self.now, job.shared
         for handle in dense:
             self.now = max(self.now, self.wire.done(handle))
         rest = max(job.costs.copies - 1, 0) * job.copy_byte
@@ -184,9 +207,24 @@ class _Timeline:
 
     def _work(self, stage: str, seconds: float) -> None:
         """Own work of a rank, on cores that it shares with other ranks and with the engine."""
-        seconds *= Cores(self.job.cores).slow
-        self.now = self.wire.worked(self.now, seconds)
+        seconds *= self.job.slow
+        waits = seconds * self.job.shared * self.engine_load
+        self.now += seconds + waits
         self.stages[stage] += seconds
+        self.wire.served.engine += waits
+
+    @property
+    def load(self) -> float:
+        """The engine's work in a second of the step's computation and own work.
+
+        It spreads over that time. Where it has nothing to do, an engine takes its idle cores.
+        """
+        own = sum(self.stages.values())
+        if self.job.ranks == 1 or not own:
+            return 0.0
+        busy = self.wire.served.work / own
+        idle = min(1.0, self.job.slow * self.job.costs.idle_cores)
+        return busy + idle * max(0.0, 1.0 - busy)
 
     def _backward(self) -> dict[str, float]:
         """Seconds of the backward pass before each gradient: alike for matrices and kernels."""

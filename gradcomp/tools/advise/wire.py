@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 
 from gradcomp.exchange.link import link_bytes, link_turns
-from gradcomp.tools.advise.cores import Cores
 from gradcomp.tools.step_model import Link
 
 __all__ = ["ENGINES", "EngineCosts", "KindCost", "Wire"]
@@ -18,7 +17,8 @@ class KindCost:
     """An engine's own costs for one kind of request.
 
     Attributes:
-        request: seconds of a request, besides the latency of its messages.
+        request: seconds of a request, besides the latency of its messages. They count as work of
+            the engine unless it fuses: a request of a few bytes keeps Gloo's threads busy.
         before_byte: seconds for each byte on the link, before and after the transfer.
         beside_byte: seconds for each byte on the link, at the same time as the transfer.
     """
@@ -35,8 +35,9 @@ class EngineCosts:
     Attributes:
         kinds: by kind of request, as `gradcomp.tools.advise.calibrate.request_kind` gives it.
             A missing kind costs as much as ``allgather``.
-        fuses: when the engine is free, it serves all waiting requests of one kind together, as
-            Horovod does in each of its cycles.
+        fuses: requests of one kind that come within the time of one are served together, as Horovod
+            does in its cycles; an all-to-all is not. (All that wait would be, too, but then a faster
+            link could lead to more cycles and a longer step.)
         direct: kinds in which each rank sends to each other one, so that the ranks of a node share
             its link; in others, which are rings, only the first and last of a node use it.
         bucket_bytes: gradients that the engine sends itself travel in buckets of this size, the
@@ -47,6 +48,7 @@ class EngineCosts:
             comparison of steps.
         gradient: seconds of Python for each gradient in a step with compression, besides rounds.
         idle_cores: cores that a rank's engine takes while it has nothing to send.
+        spins: the engine's own wait, without compression, polls without a pause.
     """
 
     kinds: Mapping[str, KindCost]
@@ -58,6 +60,7 @@ class EngineCosts:
     tokens: bool = False
     gradient: float = 0.0
     idle_cores: float = 0.0
+    spins: bool = False
 
     def of(self, kind: str) -> KindCost:
         """The cost of a kind."""
@@ -71,7 +74,7 @@ class EngineCosts:
         """The same engine where ranks share cores, so that its work takes longer."""
         return self.with_costs(
             {
-                kind: KindCost(one.request, factor * one.before_byte, factor * one.beside_byte)
+                kind: KindCost(*(factor * cost for cost in astuple(one)))
                 for kind, one in self.kinds.items()
             }
         )
@@ -80,22 +83,23 @@ class EngineCosts:
 ENGINES: dict[str, EngineCosts] = {
     "horovod": EngineCosts(
         kinds={
-            "allreduce float32": KindCost(1.5e-3, 1.9e-9, 1.4e-9),
-            "allreduce float16": KindCost(1.5e-3, 14e-9, 1.5e-9),
-            "allgather": KindCost(1.5e-3, 3e-9, 1.5e-9),
-            "alltoall": KindCost(4e-3, 3e-9, 1.5e-9),
+            "allreduce float32": KindCost(5.5e-3, 0.24e-9, 0.67e-9),
+            "allreduce float16": KindCost(4.3e-3, 1.9e-9, 1.2e-9),
+            "allgather": KindCost(3.4e-3, 0.78e-9, 0.66e-9),
+            "alltoall": KindCost(4.6e-3, 0.94e-9, 0.0),
         },
         fuses=True,
         tokens=True,
-        gradient=50e-6,
+        gradient=55e-6,
         idle_cores=0.4,
+        spins=True,
     ),
     "torch": EngineCosts(
         kinds={
-            "allreduce float32": KindCost(0.5e-3, 0.0, 1.3e-9),
-            "allreduce float16": KindCost(0.5e-3, 0.0, 2.0e-9),
-            "allgather": KindCost(0.5e-3, 1e-9, 1.3e-9),
-            "alltoall": KindCost(0.5e-3, 1e-9, 1.3e-9),
+            "allreduce float32": KindCost(3.7e-3, 0.0, 1.1e-9),
+            "allreduce float16": KindCost(2.3e-3, 0.0, 1.5e-9),
+            "allgather": KindCost(0.75e-3, 0.19e-9, 0.73e-9),
+            "alltoall": KindCost(1.3e-3, 0.2e-9, 0.71e-9),
         },
         fuses=False,
         direct=frozenset({"alltoall", "allgather"}),
@@ -105,29 +109,33 @@ ENGINES: dict[str, EngineCosts] = {
         gradient=40e-6,
     ),
 }
-"""Engines on Gloo. The costs are those of a rank with a core of its own, from the steps of ResNet-50 in
-docs/results/e2e; ``gradcomp advise --measure`` finds those of a job. torch is DDP.
+"""Engines on Gloo; torch is DDP.
 
-``gradient`` is the mean of compressed and uncompressed ones in `benchmarks/adapter_python.py`.
+``kinds`` are the costs of a rank with a core of its own: half of those of 4 ranks on 2 cores, which
+`benchmarks/advise.py` measures by requests. ``gradcomp advise --measure`` finds those of a job.
+``gradient`` is about the mean of compressed and uncompressed ones in `benchmarks/adapter_python.py`.
 ``idle_cores`` are the ``idle_processors`` of 2 ranks on 2 cores in docs/results/e2e/results.json:
-Horovod's ranks communicate in every cycle of a millisecond.
+Horovod's ranks communicate in every cycle of a millisecond. That its wait ``spins`` is in
+docs/horovod.md, and makes the difference of "Horovod fp16" and "our fp16" in docs/results/e2e.
 """
-
-_NOTHING = 1e-9
-"""Part of own work that is left by rounding only."""
 
 
 @dataclass
 class Served:
-    """Seconds that requests have taken, by stage."""
+    """What requests have taken, in seconds by stage.
+
+    Attributes:
+        work: seconds in which the engine works, beside the transfer or not.
+    """
 
     engine: float = 0.0
     wire: float = 0.0
     latency: float = 0.0
     nbytes: float = 0.0
+    work: float = 0.0
 
 
-@dataclass(eq=False)
+@dataclass
 class _Waiting:
     at: float
     kind: str
@@ -138,39 +146,27 @@ class _Waiting:
 
 
 @dataclass
-class _Serving:
-    """Requests that the engine serves together.
-
-    Attributes:
-        load: the part of this time in which the engine works, as in `Cores.own_speed`.
-    """
-
-    requests: list[_Waiting]
-    begin: float
-    end: float
-    load: float
-
-
-@dataclass
 class Wire:
     """The engine and link of a rank: serves requests in the order of their arrival.
 
     Times are those of one rank; all ranks do the same at the same time.
 
     Attributes:
-        cores: of the rank.
         ranks_per_node: ranks that share the link.
         served: seconds of all requests.
+        spins_from: seconds from which on the rank polls for its replies without a pause.
+        spin: seconds by which a second of the engine's work then takes longer.
     """
 
     link: Link
     costs: EngineCosts
-    cores: Cores
     ranks_per_node: int = 1
     served: Served = field(default_factory=Served)
-    _requests: list[_Waiting] = field(default_factory=list)
-    _waiting: deque[_Waiting] = field(default_factory=deque)
-    _serving: deque[_Serving] = field(default_factory=deque)
+    spins_from: float = math.inf
+    spin: float = 0.0
+    _queue: list[_Waiting] = field(default_factory=list)
+    _first: int = 0
+    _open: dict[tuple[str, str], float] = field(default_factory=dict)
     _free: float = 0.0
 
     def submit(self, at: float, kind: str, nbytes: float, ranks: int, group: str = "all") -> int:
@@ -184,99 +180,53 @@ class Wire:
         Returns:
             A number for `done`.
         """
-        request = _Waiting(at, kind, nbytes, ranks, group)
-        self._requests.append(request)
-        self._waiting.append(request)
-        return len(self._requests) - 1
+        self._queue.append(_Waiting(at, kind, nbytes, ranks, group))
+        return len(self._queue) - 1
 
     def done(self, number: int) -> float:
         """The time when a request has its reply."""
-        request = self._requests[number]
-        while request.done is None:
+        while self._queue[number].done is None:
             self._serve()
-        return request.done
-
-    def worked(self, at: float, work: float) -> float:
-        """The time when own work of the rank has ended, which may share cores with the engine.
-
-        Args:
-            at: its begin; no earlier than any time that was returned.
-            work: its seconds without the engine.
-        """
-        idle = self._idle_speed
-        while (serving := self._next(at)) is not None and at + work / idle > serving.begin:
-            if serving.begin > at:
-                work -= idle * (serving.begin - at)
-                self.served.engine += (1.0 - idle) * (serving.begin - at)
-                at = serving.begin
-            own = self.cores.own_speed(serving.load)
-            engine = self.cores.engine_speed(serving.load)
-            beside = min(work / own, (serving.end - at) / engine)
-            self._delay(serving, beside * (1.0 - engine))
-            at, left = at + beside, work - beside * own
-            if left <= _NOTHING * work:
-                return at
-            work = left
-        self.served.engine += work / idle - work
-        return at + work / idle
-
-    @property
-    def _idle_speed(self) -> float:
-        """Speed of own work beside an engine that serves no requests."""
-        return self.cores.own_speed(min(1.0, self.cores.slow * self.costs.idle_cores))
-
-    def _next(self, at: float) -> _Serving | None:
-        """What the engine serves at a time, or else what it serves next."""
-        while self._waiting and (not self._serving or self._serving[-1].end <= at):
-            self._serve()
-        while self._serving and self._serving[0].end <= at:
-            self._serving.popleft()
-        return self._serving[0] if self._serving else None
-
-    def _delay(self, serving: _Serving, seconds: float) -> None:
-        """The engine needs longer, because own work has used its cores."""
-        serving.end += seconds
-        self._free += seconds
-        for one in serving.requests:
-            one.done = serving.end
+        done = self._queue[number].done
+        assert done is not None
+        return done
 
     def _serve(self) -> None:
-        first = self._waiting[0]
-        begin = max(self._free, first.at)
-        together = [first]
-        if self.costs.fuses and first.kind != "alltoall":
-            together = [
-                one
-                for one in self._waiting
-                if one.at <= begin and (one.kind, one.group) == (first.kind, first.group)
-            ]
-        for one in together:
-            self._waiting.remove(one)
-        seconds, work = self._seconds(first, sum(one.nbytes for one in together))
-        self._free = begin + seconds
-        if seconds:
-            self._serving.append(_Serving(together, begin, self._free, work / seconds))
-        for one in together:
-            one.done = self._free
-
-    def _seconds(self, one: _Waiting, handed: float) -> tuple[float, float]:
-        """Seconds of requests, and those in which the engine works."""
-        kind, cost, inside = one.kind.split()[0], self.costs.of(one.kind), self._inside(one)
-        handed_bytes = link_bytes(kind, handed, one.ranks)
-        nbytes = 0.0 if inside else handed_bytes
-        if one.group == "all" and kind in self.costs.direct and one.ranks > 1:
-            outside = one.ranks - self.ranks_per_node
-            nbytes *= self.ranks_per_node * outside / (one.ranks - 1)
-        latency = 0.0 if inside else link_turns(kind, one.ranks) * self.link.latency
+        one = self._queue[self._first]
+        self._first += 1
+        kind, cost, served = one.kind.split()[0], self.costs.of(one.kind), self.served
+        handed, nbytes = self._bytes(kind, one)
+        latency = 0.0 if self._inside(one) else link_turns(kind, one.ranks) * self.link.latency
+        request, fuses = cost.request, self.costs.fuses and kind != "alltoall"
+        if fuses and one.at <= self._open.get((one.kind, one.group), -math.inf):
+            latency = request = 0.0  # it joins an earlier one
+        elif fuses:
+            self._open[one.kind, one.group] = one.at + request
         wire = self.link.seconds(nbytes)
-        before = cost.request + cost.before_byte * handed_bytes
-        beside = cost.beside_byte * handed_bytes
-        served = self.served
+        before, beside = cost.before_byte * handed, cost.beside_byte * handed
+        seconds = latency + request + before + max(wire, beside)
+        # Of an engine that fuses, a request's time is a wait for the next cycle and other ranks.
+        work = before + beside + (0.0 if fuses else request)
+        begin = max(self._free, one.at)
+        end = begin + seconds
+        if seconds and end > self.spins_from:
+            end += self.spin * work * (end - max(begin, self.spins_from)) / seconds
+        one.done = self._free = end
         served.latency += latency
         served.wire += wire
-        served.engine += before + max(0.0, beside - wire)
+        served.engine += request + before + max(0.0, beside - wire)
         served.nbytes += nbytes
-        return latency + before + max(wire, beside), before + beside
+        served.work += work
+
+    def _bytes(self, kind: str, one: _Waiting) -> tuple[float, float]:
+        """Bytes that the engine handles for a request, and those that pass the node's link."""
+        handed = link_bytes(kind, one.nbytes, one.ranks)
+        if self._inside(one):
+            return handed, 0.0
+        if one.group == "all" and kind in self.costs.direct and one.ranks > 1:
+            outside = one.ranks - self.ranks_per_node
+            return handed, handed * self.ranks_per_node * outside / (one.ranks - 1)
+        return handed, handed
 
     def _inside(self, one: _Waiting) -> bool:
         """Whether a request passes no link."""
