@@ -58,15 +58,16 @@ def job(cores: float, engine: EngineCosts, ranks: int = 4, compute: float = 0.0)
 def test_own_work_waits_for_the_engine_on_the_same_cores(
     cores: float, part: float, gathered: Speeds
 ) -> None:
-    # Without computation the engine's work lies beside own work as far as there is any.
-    idle, busy = (step(job(cores, costs(request)), gathered) for request in (0.0, 1e-3))
+    idle, busy, full = (step(job(cores, costs(one)), gathered) for one in (0.0, 1e-6, 1.0))
     own = sum(idle.stages[stage] for stage in ("encode", "decode", "copy"))
     assert idle.seconds == pytest.approx(own)
-    served = step(job(2.0, costs(1e-3)), gathered).stages["engine"]
-    assert busy.stages["engine"] == pytest.approx((1 + part) * served)
+    served = {one: step(job(2.0, costs(one)), gathered).stages["engine"] for one in (1e-6, 1.0)}
+    assert busy.stages["engine"] == pytest.approx((1 + part) * served[1e-6])
+    # It waits no longer than it works itself.
+    assert full.stages["engine"] == pytest.approx(served[1.0] + part * own)
     # Computation on an accelerator leaves the cores to the engine.
-    beside = step(job(cores, costs(1e-3), compute=99 * own), gathered)
-    assert beside.stages["engine"] == pytest.approx((1 + part / 100) * served)
+    beside = step(job(cores, costs(1e-6), compute=99 * own), gathered)
+    assert beside.stages["engine"] == pytest.approx((1 + part / 100) * served[1e-6])
 
 
 def test_waiting_for_the_link_takes_no_cores(gathered: Speeds) -> None:

@@ -215,16 +215,16 @@ class _Timeline:
 
     @property
     def load(self) -> float:
-        """The engine's work in a second of the step's computation and own work.
+        """The engine's work in a second of the step's computation and own work, at most all of it.
 
         It spreads over that time. Where it has nothing to do, an engine takes its idle cores.
         """
         own = sum(self.stages.values())
         if self.job.ranks == 1 or not own:
             return 0.0
-        busy = self.wire.served.work / own
+        busy = min(1.0, self.wire.served.work / own)
         idle = min(1.0, self.job.slow * self.job.costs.idle_cores)
-        return busy + idle * max(0.0, 1.0 - busy)
+        return busy + idle * (1.0 - busy)
 
     def _backward(self) -> dict[str, float]:
         """Seconds of the backward pass before each gradient: alike for matrices and kernels."""
