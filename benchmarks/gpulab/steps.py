@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -73,7 +74,10 @@ def _job(ranks: int, backend: str, device: str, job: str) -> list[list[Row]]:
                 process.kill()
                 process.wait()
         if failed is not None:
-            raise JobError(_last_line(folder / f"log-{failed}"))
+            written = folder / f"log-{failed}"
+            if job != "probe":
+                print(written.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)
+            raise JobError(_last_line(written))
         files = [folder / f"rank-{rank}.json" for rank in range(ranks)]
         return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
@@ -98,8 +102,15 @@ def _wait(processes: list[subprocess.Popen[bytes]], limit: float) -> int | None:
 
 
 def _last_line(log: Path) -> str:
+    """The error's line, after which libraries may have written warnings; else the last one.
+
+    NCCL's error is followed by its reason.
+    """
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it wrote nothing"
+    lines = [re.sub(r"^\[rank\d+\]: ?", "", line) for line in lines]
+    reasons = [line for line in lines if line.startswith("Duplicate GPU")]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (reasons or errors or lines or ["it wrote nothing"])[-1]
 
 
 def _compared(results: list[list[Row]], common: Row) -> list[Row]:

@@ -7,18 +7,13 @@
 #include <vector>
 
 #include "bindings/bindings.hpp"
-#include "bindings/codec.hpp"
+#include "bindings/codec_field.hpp"
 #include "bindings/fields.hpp"
 #include "codec/bucket_codec.hpp"
 #include "codec/feedback.hpp"
 
 namespace gradcomp::bindings {
 namespace {
-
-const CompiledCodec& codec_of(py::handle tensor) {
-  static const Field codec("codec"), core("core");
-  return core.of(codec.of(tensor)).cast<const PyCodec&>().compiled();
-}
 
 Span<float> carried_of(py::handle given, const CompiledCodec& codec) {
   auto array = array_of<Floats>(given);

@@ -1,9 +1,14 @@
 #include "wire/frame.hpp"
 
-#include <algorithm>
+#include <pybind11/stl.h>
+
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "bindings/bindings.hpp"
-#include "bindings/codec.hpp"
+#include "bindings/codec_field.hpp"
+#include "bindings/fields.hpp"
 #include "codec/payload.hpp"
 #include "codecs/quantize/uniform.hpp"
 #include "codecs/sparse/keep.hpp"
@@ -46,39 +51,65 @@ std::size_t leading_frame_size(const Bytes& bytes) {
 
 using Indices = Array<std::uint32_t>;
 
-// Copies a span that ends with the call, so that the array owns its elements.
+// Of a gradcomp KeptParts or PayloadParts, which keeps the arrays.
+FrameParts parts_of(py::handle given) {
+  static const Field indices("indices"), values("values"), payload("payload"), numel("numel"),
+      stream("stream");
+  FrameParts parts;
+  parts.codec = &codec_of(given);
+  parts.n = numel.of(given).cast<std::size_t>();
+  parts.stream = stream.of(given).cast<std::uint64_t>();
+  parts.has_payload = py::hasattr(given, "payload");
+  if (parts.has_payload) {
+    parts.payload = input(array_of<Bytes>(payload.of(given)));
+  } else {
+    parts.kept = {input(array_of<Indices>(indices.of(given))),
+                  input(array_of<Floats>(values.of(given)))};
+  }
+  return parts;
+}
+
+// Returns an array that begins with the frames, one after the other, and their sizes.
+py::tuple frames_from_parts(const std::vector<py::object>& given) {
+  std::vector<FrameParts> parts;
+  std::size_t room = 0;
+  for (const py::object& one : given) {
+    parts.push_back(parts_of(one));
+    room += max_frame_size(*parts.back().codec, parts.back().n);
+  }
+  Bytes out(static_cast<py::ssize_t>(room));
+  const Span<std::uint8_t> to = output(out);
+  std::vector<std::size_t> sizes(parts.size());
+  call_without_gil([&] {
+    return frames_of_parts({parts.data(), parts.size()}, to, {sizes.data(), sizes.size()});
+  });
+  return py::make_tuple(out, sizes);
+}
+
+// An array with a vector's memory.
 template <typename T>
-Array<T> array_from(Span<const T> values) {
-  Array<T> array(static_cast<py::ssize_t>(values.size()));
-  std::copy(values.begin(), values.end(), array.mutable_data());
-  return array;
+Array<T> array_of_vector(std::vector<T>&& vector) {
+  auto* const owned = new std::vector<T>(std::move(vector));
+  const py::capsule owner(owned, [](void* memory) { delete static_cast<std::vector<T>*>(memory); });
+  return Array<T>(static_cast<py::ssize_t>(owned->size()), owned->data(), owner);
 }
 
-std::size_t kept_frame(const PyCodec& codec, const Indices& indices, const Floats& values,
-                       std::size_t n, std::uint64_t stream, Bytes& out) {
-  const KeptParts kept{input(indices), input(values)};
-  const Span<std::uint8_t> to = output(out);
-  std::size_t written = 0;
-  call_without_gil([&] { return frame_of_kept(codec.compiled(), kept, n, stream, to, &written); });
-  return written;
-}
-
-std::size_t payload_frame(const PyCodec& codec, const Bytes& payload, std::size_t n,
-                          std::uint64_t stream, Bytes& out) {
-  const Span<const std::uint8_t> from = input(payload);
-  const Span<std::uint8_t> to = output(out);
-  std::size_t written = 0;
+// For each (codec, frame, numel): the indices and the values of its kept elements.
+std::vector<py::tuple> kept_parts(
+    const std::vector<std::tuple<const PyCodec*, Bytes, std::size_t>>& given) {
+  std::vector<FrameOfKept> frames;
+  for (const auto& [codec, frame, n] : given) {
+    frames.push_back({&codec->compiled(), input(frame), n});
+  }
+  std::vector<OwnedKept> kept(frames.size());
   call_without_gil(
-      [&] { return frame_of_payload(codec.compiled(), from, n, stream, to, &written); });
-  return written;
-}
-
-py::tuple kept_parts(const PyCodec& codec, const Bytes& frame, std::size_t n) {
-  const Span<const std::uint8_t> from = input(frame);
-  KeptParts kept;
-  call_without_gil(
-      [&] { return kept_of_frame(codec.compiled(), from, n, &thread_scratch(), &kept); });
-  return py::make_tuple(array_from(kept.indices), array_from(kept.values));
+      [&] { return kept_of_frames({frames.data(), frames.size()}, {kept.data(), kept.size()}); });
+  std::vector<py::tuple> parts;
+  for (OwnedKept& one : kept) {
+    parts.push_back(py::make_tuple(array_of_vector(std::move(one.indices)),
+                                   array_of_vector(std::move(one.values))));
+  }
+  return parts;
 }
 
 // The place in a frame of its payload, which must have the size that all payloads of n elements
@@ -99,17 +130,12 @@ void bind_frame(py::module_& m) {
   m.attr("WIRE_VERSION") = kFrameVersion;
   m.def("parse_frame", &parse_frame_header, py::arg("frame").noconvert());
   m.def("frame_size", &leading_frame_size, py::arg("data").noconvert());
-  m.def("frame_of_kept", &kept_frame, py::arg("codec"), py::arg("indices").noconvert(),
-        py::arg("values").noconvert(), py::arg("numel"), py::arg("stream"),
-        py::arg("out").noconvert());
-  m.def("frame_of_payload", &payload_frame, py::arg("codec"), py::arg("payload").noconvert(),
-        py::arg("numel"), py::arg("stream"), py::arg("out").noconvert());
+  m.def("frames_of_parts", &frames_from_parts, py::arg("parts"));
   m.def("clip_of_normal", &py_clip_of_normal, py::arg("bits"), py::arg("stochastic"));
   m.def("kept_count", &kept_count, py::arg("ratio"), py::arg("k"), py::arg("numel"));
   m.def("payload_place", &payload_place, py::arg("codec"), py::arg("frame").noconvert(),
         py::arg("numel"));
-  m.def("kept_of_frame", &kept_parts, py::arg("codec"), py::arg("frame").noconvert(),
-        py::arg("numel"));
+  m.def("kept_of_frames", &kept_parts, py::arg("frames"));
 }
 
 }  // namespace gradcomp::bindings

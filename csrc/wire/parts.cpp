@@ -1,7 +1,11 @@
 #include "wire/parts.hpp"
 
 #include <cstring>
+#include <new>
 #include <string>
+
+#include "base/scratch.hpp"
+#include "base/thread_pool.hpp"
 
 namespace gradcomp {
 namespace {
@@ -12,6 +16,19 @@ Status kept_codec(const CompiledCodec& codec, const KeptCodec** kept) {
   return {Code::kSpec, "'" + codec.spec +
                            "' has no parts: only its encoder and decoder know its "
                            "payloads"};
+}
+
+Status own_parts(const FrameOfKept& frame, OwnedKept* owned) {
+  KeptParts kept;
+  GRADCOMP_TRY(kept_of_frame(*frame.codec, frame.bytes, frame.n, &thread_scratch(), &kept));
+  try {
+    owned->indices.assign(kept.indices.begin(), kept.indices.end());
+    owned->values.assign(kept.values.begin(), kept.values.end());
+  } catch (const std::bad_alloc&) {
+    return capacity_error("out of memory: " + std::to_string(kept.values.size()) +
+                          " kept elements of a frame");
+  }
+  return {};
 }
 
 }  // namespace
@@ -52,6 +69,44 @@ Status kept_of_frame(const CompiledCodec& codec, Span<const std::uint8_t> bytes,
   call.stream = frame.stream;
   call.scratch = scratch;
   return unpacker->unpack(frame.payload, call, n, kept);
+}
+
+Status frames_of_parts(Span<const FrameParts> frames, Span<std::uint8_t> out,
+                       Span<std::size_t> sizes) {
+  std::vector<Span<std::uint8_t>> rooms;
+  std::size_t needed = 0;
+  for (const FrameParts& frame : frames) needed += max_frame_size(*frame.codec, frame.n);
+  if (out.size() < needed) {
+    return capacity_error("the output buffer has " + std::to_string(out.size()) +
+                          " bytes; these frames may need " + std::to_string(needed));
+  }
+  std::uint8_t* room = out.data();
+  for (const FrameParts& frame : frames) {
+    rooms.push_back({room, max_frame_size(*frame.codec, frame.n)});
+    room += rooms.back().size();
+  }
+  std::vector<Status> statuses(frames.size());
+  for_tasks(frames.size(), [&](std::size_t i) {
+    const FrameParts& frame = frames[i];
+    statuses[i] = frame.has_payload ? frame_of_payload(*frame.codec, frame.payload, frame.n,
+                                                       frame.stream, rooms[i], &sizes[i])
+                                    : frame_of_kept(*frame.codec, frame.kept, frame.n, frame.stream,
+                                                    rooms[i], &sizes[i]);
+  });
+  std::uint8_t* to = out.data();
+  for (std::size_t i = 0; i < frames.size(); ++i) {
+    GRADCOMP_TRY(statuses[i]);
+    if (to != rooms[i].data()) std::memmove(to, rooms[i].data(), sizes[i]);
+    to += sizes[i];
+  }
+  return {};
+}
+
+Status kept_of_frames(Span<const FrameOfKept> frames, Span<OwnedKept> kept) {
+  std::vector<Status> statuses(frames.size());
+  for_tasks(frames.size(), [&](std::size_t i) { statuses[i] = own_parts(frames[i], &kept[i]); });
+  for (const Status& status : statuses) GRADCOMP_TRY(status);
+  return {};
 }
 
 Status payload_of_frame(const CompiledCodec& codec, Span<const std::uint8_t> bytes, std::size_t n,

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "codec/compiled.hpp"
 #include "codec/kept_codec.hpp"
@@ -23,6 +24,36 @@ Status frame_of_payload(const CompiledCodec& codec, Span<const std::uint8_t> pay
 // The kept units of a frame of n elements, in scratch memory. Every byte is checked.
 Status kept_of_frame(const CompiledCodec& codec, Span<const std::uint8_t> bytes, std::size_t n,
                      Scratch* scratch, KeptParts* kept);
+
+// What a frame is made of: kept units, or a payload.
+struct FrameParts {
+  const CompiledCodec* codec = nullptr;
+  std::size_t n = 0;
+  std::uint64_t stream = 0;
+  bool has_payload = false;
+  KeptParts kept;
+  Span<const std::uint8_t> payload;
+};
+
+// Writes frames to `out` without gaps, on all threads; sizes[i] is the size of frame i. `out` has
+// the sum of max_frame_size().
+Status frames_of_parts(Span<const FrameParts> frames, Span<std::uint8_t> out,
+                       Span<std::size_t> sizes);
+
+struct FrameOfKept {
+  const CompiledCodec* codec = nullptr;
+  Span<const std::uint8_t> bytes;
+  std::size_t n = 0;
+};
+
+// Kept units with memory of their own.
+struct OwnedKept {
+  std::vector<std::uint32_t> indices;
+  std::vector<float> values;
+};
+
+// kept_of_frame() for several frames, on all threads. After an error `kept` must be discarded.
+Status kept_of_frames(Span<const FrameOfKept> frames, Span<OwnedKept> kept);
 
 // Checks the header of a frame of n elements, and its CRC. The bytes of the payload itself are not
 // checked: whoever decodes it must do so.

@@ -1,6 +1,7 @@
 """Frames from their parts, and back: for devices that choose, round and add up elements themselves.
 
-Headers, the coding of indices, checksums and the checks of foreign bytes stay in the core.
+Headers, the coding of indices, checksums and the checks of foreign bytes stay in the core, which reads the
+fields of the named tuples by their names (csrc/bindings/frame.cpp).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = [
     "clip_of_normal",
     "frames_of_parts",
     "kept_count",
-    "kept_of_frame",
+    "kept_of_frames",
     "payload_of_frame",
     "rotation_of",
 ]
@@ -64,23 +65,15 @@ class PayloadParts(NamedTuple):
 def frames_of_parts(parts: Sequence[KeptParts | PayloadParts]) -> tuple[ByteArray, list[int]]:
     """The frames of a bucket's tensors, one after the other, and their sizes, as `encode_batch`.
 
+    All threads of the core work at once.
+
     Raises:
         SpecError: kept elements are given for a codec without such parts.
         WireError: kept elements that the codec could not have sent.
         CapacityError: a payload is larger than any of this codec and size.
     """
-    out = np.empty(sum(part.codec.max_encoded_size(part.numel) for part in parts), np.uint8)
-    sizes: list[int] = []
-    begin = 0
-    for part in parts:
-        core, rest, room = part.codec.core, (part.numel, part.stream), out[begin:]
-        if isinstance(part, KeptParts):
-            written = _core.frame_of_kept(core, part.indices, part.values, *rest, room)
-        else:
-            written = _core.frame_of_payload(core, part.payload, *rest, room)
-        sizes.append(written)
-        begin += written
-    return out[:begin], sizes
+    out, sizes = _core.frames_of_parts(parts)
+    return out[: sum(sizes)], sizes
 
 
 def kept_count(params: Mapping[str, Any], numel: int) -> int:
@@ -98,14 +91,19 @@ def rotation_of(numel: int) -> tuple[int, float]:
     return _core.rotation_of(numel)
 
 
-def kept_of_frame(codec: Codec, frame: Any, numel: int) -> tuple[IndexArray, FloatArray]:
-    """The ascending indices of a frame's kept elements or chunks, and the elements' decoded values.
+def kept_of_frames(
+    frames: Sequence[tuple[Codec, Any, int]],
+) -> list[tuple[IndexArray, FloatArray]]:
+    """For each codec, frame and number of elements: the ascending indices of the frame's kept elements or
+    chunks, and the elements' decoded values. All threads of the core work at once.
 
     Raises:
         WireError: as of `Codec.decode`.
-        SpecError: the codec has no such parts.
+        SpecError: a codec has no such parts.
     """
-    return _core.kept_of_frame(codec.core, as_bytes(frame), numel)
+    return _core.kept_of_frames(
+        [(codec.core, as_bytes(frame), numel) for codec, frame, numel in frames]
+    )
 
 
 def payload_of_frame(codec: Codec, frame: Any, numel: int) -> ByteArray:

@@ -161,7 +161,7 @@ class Compress(StrictModel):
         default=None,
         description="a mapping {ranks: ..., groups: [...]}, as `gradcomp advise --save` writes it",
     )
-    # The host until kernels have run on a GPU.
+    # The host: residuals on a GPU would take as much of its memory as the gradients.
     device: Literal["auto", "host"] = Field(default="host", description="auto or host")
     encoder_thread: Literal["auto", "always", "never"] = Field(
         default="auto", description="auto, always or never"

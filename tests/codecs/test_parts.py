@@ -15,10 +15,11 @@ from gradcomp.codec.parts import (
     PayloadParts,
     frames_of_parts,
     kept_count,
-    kept_of_frame,
+    kept_of_frames,
     payload_of_frame,
 )
 from gradcomp.codec.spec import parse, stages
+from support.codecs import settings_of_the_core
 from support.frames import edited
 
 SIZES = [1, 700, 4096, 70_001]
@@ -41,7 +42,7 @@ def gradient(numel: int) -> np.ndarray:
 
 def chosen(codec: Codec, x: np.ndarray, frame: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The indices of a frame, and the numbers of all elements that it carries."""
-    indices, values = kept_of_frame(codec, frame, x.size)
+    [(indices, values)] = kept_of_frames([(codec, frame, x.size)])
     chunk = int(re.search(r"chunk=(\d+)", codec.spec)[1]) if "chunktopk" in codec.spec else 1
     elements = np.arange(x.size).reshape(-1)
     carried = np.concatenate(
@@ -73,7 +74,7 @@ def test_kept_elements_of_a_frame_are_its_decode(spec: str) -> None:
     codec = get_codec(spec)
     x = gradient(9_999)
     frame = codec.encode(x, seed=5)
-    _, values = kept_of_frame(codec, frame, x.size)
+    [(_, values)] = kept_of_frames([(codec, frame, x.size)])
     _, carried = chosen(codec, x, frame)
     scattered = np.zeros_like(x)
     scattered[carried] = values
@@ -128,7 +129,7 @@ def test_other_codecs_have_no_such_parts(spec: str) -> None:
     with pytest.raises(SpecError, match="has no parts"):
         frames_of_parts([part])
     with pytest.raises(SpecError, match="has no parts"):
-        kept_of_frame(codec, codec.encode(np.ones(8, np.float32)), 8)
+        kept_of_frames([(codec, codec.encode(np.ones(8, np.float32)), 8)])
 
 
 def test_a_payload_that_is_too_large_is_refused() -> None:
@@ -141,17 +142,17 @@ def test_damaged_and_foreign_frames_are_refused() -> None:
     frame = TOPK.encode(gradient(8)).tobytes()
     for position in range(len(frame)):
         with pytest.raises(WireError):
-            kept_of_frame(TOPK, edited(frame, position, "B", frame[position] ^ 1), 8)
+            kept_of_frames([(TOPK, edited(frame, position, "B", frame[position] ^ 1), 8)])
         with pytest.raises(WireError):
-            kept_of_frame(TOPK, frame[:position], 8)
+            kept_of_frames([(TOPK, frame[:position], 8)])
     with pytest.raises(WireError, match="the frame holds 8 elements, not 9"):
-        kept_of_frame(TOPK, frame, 9)
+        kept_of_frames([(TOPK, frame, 9)])
     with pytest.raises(WireError, match="other parameters"):
-        kept_of_frame(get_codec("topk(k=2)|raw32"), frame, 8)
+        kept_of_frames([(get_codec("topk(k=2)|raw32"), frame, 8)])
     # Without a CRC the payload's own checks are the last ones.
     descending = edited(edited(frame[:-4], 5, "B", 0), 32, "<I", 7)
     with pytest.raises(WireError):
-        kept_of_frame(TOPK, descending, 8)
+        kept_of_frames([(TOPK, descending, 8)])
 
 
 @pytest.mark.parametrize("spec", ["fp16", "bf16"])
@@ -176,5 +177,26 @@ def test_the_number_of_kept_elements_is_the_encoder_s(keep: str) -> None:
     codec = get_codec(f"topk({keep})")
     (stage,) = parse(codec.spec).stages
     for numel in (0, 1, 3, 100, 701, 4096):
-        indices, _ = kept_of_frame(codec, codec.encode(gradient(numel)), numel)
+        [(indices, _)] = kept_of_frames([(codec, codec.encode(gradient(numel)), numel)])
         assert kept_count(stage.params, numel) == indices.size
+
+
+def test_several_frames_are_opened_by_all_threads_in_their_order() -> None:
+    codecs = [get_codec("topk(ratio=0.1)"), get_codec("randomk(ratio=0.05)")]
+    given = []
+    for number in range(40):
+        x = gradient(100 + 97 * number)
+        codec = codecs[number % 2]
+        given.append((codec, codec.encode(x, seed=number), x.size))
+    expected = [kept_of_frames([one])[0] for one in given]
+    for setting in settings_of_the_core():
+        opened = kept_of_frames(given)
+        assert len(opened) == len(expected), setting
+        for one, other in zip(opened, expected, strict=True):
+            assert [array.tobytes() for array in one] == [array.tobytes() for array in other], (
+                setting
+            )
+    damaged = given[7][1].copy()
+    damaged[-1] ^= 1
+    with pytest.raises(WireError, match="CRC"):
+        kept_of_frames([*given, (given[7][0], damaged, given[7][2])])

@@ -1,7 +1,7 @@
 """Comparisons of kernels with the C++ core: of payloads, residuals and momenta, byte by byte.
 
 A name is a group of comparisons, or a launch such as feedback:fp16. `main` prints the number of cases,
-then those that differ. interpreted.py runs it without a GPU; compiled.py is for one, and has not run yet.
+then those that differ. interpreted.py runs it without a GPU, compiled.py on one.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def of_kernels(
             tuple(torch.tensor(array, device=device) for array in (case.residual, case.momentum))
             for case in tensors
         ]
-        launched = encoder.launch(
+        encoder.launch(
             [
                 ToLaunch(
                     grad,
@@ -152,7 +152,9 @@ def of_kernels(
         )
         yield [
             Result(_sent(result), _bytes(residual), _bytes(momentum))
-            for result, (residual, momentum) in zip(launched, states, strict=True)
+            for result, (residual, momentum) in zip(
+                encoder.results(encoder.memory), states, strict=True
+            )
         ]
 
 
@@ -227,7 +229,7 @@ class Tally:
 
 def small_tiles() -> None:
     """Tiles so small that tensors of a few hundred elements have several."""
-    codecs.TILE, codecs.BLOCK = 128, 64
+    codecs.TILE, codecs.BLOCK, codecs.SLOTS = 128, 64, 64
 
 
 VALUES = ("fp32", "fp16", "bf16", "int8", "sign", "means", "2bit")
@@ -247,7 +249,7 @@ def topk_state(tally: Tally, rng: np.random.Generator, each: int) -> None:
     """Later steps find the state of earlier ones; real tiles; large tensors are sampled."""
     small_tiles()
     tally.compare("topk(k=9)", "feedback", cases(rng, SIZES, each), "topk(k=9)|raw32", steps=2)
-    codecs.TILE, codecs.BLOCK = 2048, 1024
+    codecs.TILE, codecs.BLOCK, codecs.SLOTS = 2048, 1024, 2048
     for n in (2047, 2049, 9000, 40001):
         spec = "topk(ratio=0.01)"
         tally.compare(spec, "feedback", cases(rng, [n], len(FAMILIES)), spec + "|raw32")
@@ -339,19 +341,17 @@ def _added(
         frames = [codec.encode(grad) for grad in grads]
         for frame, want in zip(frames, wants, strict=True):
             codec.decode_add(frame, want, weight)
-        payloads = [torch.from_numpy(frame[24:-4].copy()).to(device) for frame in frames]
+        payloads = [frame[24:-4] for frame in frames]
         if "topk" in spec:
-            parts = [payload[8:].clone().view(2, -1) for payload in payloads]
+            parts = [payload[8:].reshape(2, -1) for payload in payloads]
             kept = [
-                add.ToAdd(
-                    acc, part[0].clone().view(torch.int32), part[1].clone().view(torch.float32)
-                )
-                for acc, part in zip(accs, parts, strict=True)
+                add.ToAdd(acc, values.view(np.float32), indices.view(np.int32))
+                for acc, (indices, values) in zip(accs, parts, strict=True)
             ]
-            add.add_kept(kept, weight)
+            add.Addition(kept, weight).kept()
         else:
-            halves = [add.ToAddHalf(*pair) for pair in zip(accs, payloads, strict=True)]
-            add.add_half(halves, weight, bf16=spec == "bf16")
+            halves = [add.ToAdd(*pair) for pair in zip(accs, payloads, strict=True)]
+            add.Addition(halves, weight).half(bf16=spec == "bf16")
     for case, want, acc in zip(ranks[0], wants, accs, strict=True):
         if _sums(want) != _sums(acc.cpu().numpy()):
             yield f"{spec}, weight {weight}, {case.name}: the average differs"

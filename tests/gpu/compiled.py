@@ -1,6 +1,6 @@
 """Runs comparisons with compiled kernels on this machine's GPU: python compiled.py SHARE NAME...
 
-See comparisons.py. benchmarks/gpu.py runs it; no test does, as no machine of the tests has a GPU. Not run so far.
+See comparisons.py. benchmarks/gpu.py runs it; no test does, as no machine of the tests has a GPU.
 """
 
 from __future__ import annotations

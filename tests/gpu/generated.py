@@ -10,6 +10,7 @@ import re
 import sys
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -102,10 +103,11 @@ def main(specs: list[str]) -> int:
     for spec in specs:
         mode, _, text = spec.partition(":")
         _launch(text, mode)
-    acc, two = torch.zeros(64), torch.zeros(2, dtype=torch.int32)
-    add.add_kept([add.ToAdd(acc, two, acc[:2])], 0.5)
+    acc = torch.zeros(64)
+    indices, values = np.zeros(2, np.int32), np.zeros(2, np.float32)
+    add.Addition([add.ToAdd(acc, values, indices)], 0.5).kept()
     for bf16 in (True, False):
-        add.add_half([add.ToAddHalf(acc, torch.zeros(128, dtype=torch.uint8))], 0.5, bf16=bf16)
+        add.Addition([add.ToAdd(acc, np.zeros(128, np.uint8))], 0.5).half(bf16=bf16)
     faults = 0
     compiled = 0
     once: set[str] = set()

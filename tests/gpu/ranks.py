@@ -21,7 +21,7 @@ from torch_compressors.gpu.device import TorchDevice
 
 def main() -> None:
     """Compare steps, and steps after checkpoints have moved to ranks on other devices."""
-    codecs.TILE, codecs.BLOCK = 128, 64
+    codecs.TILE, codecs.BLOCK, codecs.SLOTS = 128, 64, 64
     dgc = "momentum_correction(momentum=0.9)|"
     rules = {
         "conv": dgc + "topk(ratio=0.2,values=int8)|rice",

@@ -27,8 +27,18 @@ MUTANTS = {
     ),
     "the histogram is kept": (
         "feedback:topk(ratio=0.05)|raw32",
-        "tl.store(to, tl.zeros_like(count))",
+        "tl.store(bins, tl.zeros_like(count))",
         "pass",
+    ),
+    "ties of spans are not added up": (
+        "feedback:topk(ratio=0.05)|raw32",
+        "_scan(equal + first_span, spans, SCANNED)",
+        "pass",
+    ),
+    "a span begins where the one before does": (
+        "feedback:topk(ratio=0.05)|raw32",
+        "begin = (span - whole(row, FIRST_SPAN)) * SPAN",
+        "begin = tl.maximum(span - whole(row, FIRST_SPAN) - 1, 0) * SPAN",
     ),
     "NaN is below Inf": (
         "feedback:topk(ratio=0.05)|raw32",
@@ -74,8 +84,8 @@ MUTANTS = {
     ),
     "widest butterflies first": (
         "feedback:rotate|uniform(bits=4)",
-        "for level in tl.static_range(LEVELS):",
-        "for level in tl.static_range(11, -1, -1):",
+        "for level in tl.static_range(0, LEVELS, 2):",
+        "for level in tl.static_range(10, -1, -2):",
     ),
     "the last whole block keeps what the rest covers": (
         "plain:rotate|uniform(bits=4)",

@@ -1,4 +1,4 @@
-"""Counts the bytes that kernels read and write, in the interpreter: python traffic.py SPEC...
+"""Counts the bytes that kernels read and write, in the interpreter: python traffic.py NUMEL SPEC...
 
 Prints for each spec, with error feedback around it, one line of JSON: bytes per element by kernel.
 """
@@ -20,8 +20,6 @@ from triton.runtime import interpreter
 import gpu.quick_interpreter  # noqa: F401
 from torch_compressors.gpu import codecs
 from torch_compressors.gpu.bucket import ToLaunch
-
-NUMEL = 16 * 2048
 
 _read: Counter[str] = Counter()
 _kernel = [""]
@@ -52,19 +50,19 @@ def _counting_run(self: Any, *args: Any, **kwargs: Any) -> Any:
     return _run(self, *args, **kwargs)
 
 
-def main(specs: list[str]) -> None:
-    """Launch each spec once for a gradient of normal numbers."""
+def main(numel: int, specs: list[str]) -> None:
+    """Launch each spec once for a gradient of ``numel`` normal numbers."""
     interpreter.InterpreterBuilder.create_masked_load = _counting_load
     interpreter.InterpreterBuilder.create_masked_store = _counting_store
     interpreter.GridExecutor.__call__ = _counting_run
-    gradient = torch.from_numpy(np.random.default_rng(0).standard_normal(NUMEL).astype(np.float32))
+    gradient = torch.from_numpy(np.random.default_rng(0).standard_normal(numel).astype(np.float32))
     for spec in specs:
         _read.clear()
-        codecs.encoder(spec, [NUMEL], torch.device("cpu")).launch(
-            [ToLaunch(gradient, torch.zeros(NUMEL))]
+        codecs.encoder(spec, [numel], torch.device("cpu")).launch(
+            [ToLaunch(gradient, torch.zeros(numel))]
         )
-        print(json.dumps({kernel: read / NUMEL for kernel, read in _read.items()}), flush=True)
+        print(json.dumps({kernel: read / numel for kernel, read in _read.items()}), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(int(sys.argv[1]), sys.argv[2:])

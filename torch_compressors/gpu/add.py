@@ -1,86 +1,90 @@
-"""Adds decoded frames to averages on a device, a launch for each rank's part of a bucket.
+"""Adds decoded frames to averages on a device: one copy and one launch for each rank's part of a bucket.
 
 The core checks frames and takes them apart; the parts come here. Ranks are added in the order of the
-calls, so that all devices and hosts get the same bits. Not run on any GPU so far.
+calls, so that all devices and hosts get the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from torch_compressors.gpu.bucket import EXACT, current, divide, upload
+from torch_compressors.gpu.bucket import EXACT, VECTOR_BYTES, current, spread
 from torch_compressors.gpu.kernels import add as kernels
+from torch_compressors.shared.staging import room
 
-__all__ = ["ToAdd", "ToAddHalf", "add_half", "add_kept"]
+__all__ = ["Addition", "ToAdd"]
 
 BLOCK = 1024
 
 
 class ToAdd(NamedTuple):
-    """Kept elements of one rank's frame of a tensor.
+    """One rank's frame of a tensor, on the host.
 
     Attributes:
-        acc: contiguous float32 of the tensor's size, added to in place.
-        indices: int32, distinct and below its size; the core checked them.
-        values: float32, as many, decoded from their wire type.
+        acc: contiguous float32 of the tensor's size on the device, added to in place.
+        values: kept values as float32, decoded from their wire type; or the payload of `fp16` or `bf16`
+            as uint8.
+        indices: of kept values, distinct and below the tensor's size, as int32; the core checked them.
+            None with a payload.
     """
 
     acc: torch.Tensor
-    indices: torch.Tensor
-    values: torch.Tensor
+    values: npt.NDArray[Any]
+    indices: npt.NDArray[np.int32] | None = None
 
 
-class ToAddHalf(NamedTuple):
-    """One rank's payload of `fp16` or `bf16` for a tensor.
+class Addition:
+    """Parts of one rank's frames, which are copied to the device at once, with the table of their launch.
 
-    Attributes:
-        acc: contiguous float32, added to in place.
-        payload: uint8 of twice as many elements, at an even address.
+    The current stream copies, and the host does not wait.
+
+    Args:
+        tensors: all with indices, or all with a payload. At least one.
     """
 
-    acc: torch.Tensor
-    payload: torch.Tensor
+    def __init__(self, tensors: Sequence[ToAdd], weight: float) -> None:
+        self._device = tensors[0].acc.device
+        counts = [one.acc.numel() if one.indices is None else one.indices.size for one in tensors]
+        programs, first = spread(counts, BLOCK)
+        rows = np.zeros((len(tensors), kernels.FIELDS.value), np.int64)
+        arrays = [rows, programs, *(one.values for one in tensors)]
+        arrays += [one.indices for one in tensors if one.indices is not None]
+        rooms = [-(-array.nbytes // VECTOR_BYTES) * VECTOR_BYTES for array in arrays]
+        ends = np.cumsum(rooms)
+        begins = (ends - rooms).tolist()
+        self._memory = torch.empty(int(ends[-1]), dtype=torch.uint8, device=self._device)
+        places = np.array(begins, np.int64) + self._memory.data_ptr()
+        count = len(tensors)
+        rows[:, kernels.ACC.value] = [one.acc.data_ptr() for one in tensors]
+        rows[:, kernels.VALUES.value] = places[2 : 2 + count]
+        if len(arrays) > 2 + count:
+            rows[:, kernels.INDICES.value] = places[2 + count :]
+        rows[:, kernels.COUNT.value] = counts
+        rows[:, kernels.FIRST.value] = first
+        rows[:, kernels.WEIGHT.value] = np.array(weight, np.float32).view(np.int32)
+        host = room(self._memory.numel(), torch.uint8, self._device)
+        view = host.numpy()
+        for begin, array in zip(begins, arrays, strict=True):
+            view[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
+        self._memory.copy_(host, non_blocking=True)
+        self._table = self._memory[: rows.nbytes].view(torch.int64)
+        self._programs = self._memory[begins[1] : begins[1] + programs.nbytes].view(torch.int32)
 
+    def kept(self) -> None:
+        """Launch ``acc[index] += weight * value``. 16 bytes per kept element."""
+        self._launch(kernels.add_kept_kernel)
 
-def add_kept(tensors: Sequence[ToAdd], weight: float) -> None:
-    """``acc[index] += weight * value``, for all tensors in one launch. 16 bytes per kept element."""
-    if not tensors:
-        return
-    counts = [tensor.indices.numel() for tensor in tensors]
-    pointers = [(t.acc.data_ptr(), t.values.data_ptr(), t.indices.data_ptr()) for t in tensors]
-    _launch(tensors[0].acc.device, pointers, counts, weight, kernels.add_kept_kernel)
+    def half(self, *, bf16: bool) -> None:
+        """Launch ``acc += weight * decode(payload)``. 10 bytes per element."""
+        self._launch(kernels.add_half_kernel, BF16=bf16)
 
-
-def add_half(tensors: Sequence[ToAddHalf], weight: float, *, bf16: bool) -> None:
-    """``acc += weight * decode(payload)``, for all tensors in one launch. 10 bytes per element."""
-    if not tensors:
-        return
-    counts = [tensor.acc.numel() for tensor in tensors]
-    pointers = [(t.acc.data_ptr(), t.payload.data_ptr(), 0) for t in tensors]
-    _launch(tensors[0].acc.device, pointers, counts, weight, kernels.add_half_kernel, BF16=bf16)
-
-
-def _launch(
-    device: torch.device,
-    pointers: Sequence[tuple[int, int, int]],
-    counts: Sequence[int],
-    weight: float,
-    kernel: object,
-    **constants: bool,
-) -> None:
-    work = divide(counts, BLOCK, device)
-    if not work.programs:
-        return
-    rows = np.zeros((len(counts), kernels.FIELDS.value), np.int64)
-    rows[:, : kernels.COUNT.value] = pointers
-    rows[:, kernels.COUNT.value] = counts
-    rows[:, kernels.FIRST.value] = work.first
-    rows[:, kernels.WEIGHT.value] = np.array(weight, np.float32).view(np.int32)
-    with current(device):
-        kernel[(work.programs,)](  # type: ignore[index]
-            upload(rows, device), work.tensors, **constants, B=BLOCK, **EXACT
-        )
+    def _launch(self, kernel: Any, **constants: bool) -> None:
+        programs = self._programs.numel()
+        if programs:
+            with current(self._device):
+                kernel[(programs,)](self._table, self._programs, **constants, B=BLOCK, **EXACT)

@@ -2,14 +2,14 @@
 
 `Bucket` knows the sizes of its tensors and is used in every step; `Bucket.table` gives the device a
 step's pointers and weights. The order of kernels on the current stream is the only synchronization: the
-launches of a bucket and the copies of its results belong on one stream. Not run on any GPU so far.
+launches of a bucket and the copies of its results belong on one stream.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +29,13 @@ __all__ = [
     "Work",
     "current",
     "divide",
+    "spread",
     "upload",
 ]
 
 Whole = npt.NDArray[np.int64]
+Array = TypeVar("Array", torch.Tensor, npt.NDArray[Any])
+"""On the device, or a copy of it on the host."""
 
 EXACT = {"enable_fp_fusion": False}
 """Options of every launch: no arithmetic is contracted."""
@@ -74,22 +77,22 @@ class ToLaunch(NamedTuple):
     stream: int = 0
 
 
-class Kept(NamedTuple):
-    """Elements of a tensor that travel, on the device. The core codes both, values by their wire type.
+class Kept(NamedTuple, Generic[Array]):
+    """Elements of a tensor that travel. The core codes both, values by their wire type.
 
     Attributes:
         indices: int32, ascending.
         values: float32, as many, before they are rounded to the wire type.
     """
 
-    indices: torch.Tensor
-    values: torch.Tensor
+    indices: Array
+    values: Array
 
 
-class Payload(NamedTuple):
-    """A tensor's payload on the device: the uint8 that the core's `encode_payload` makes."""
+class Payload(NamedTuple, Generic[Array]):
+    """A tensor's payload: the uint8 that the core's `encode_payload` makes."""
 
-    data: torch.Tensor
+    data: Array
 
 
 class Mode(NamedTuple):
@@ -130,10 +133,14 @@ def upload(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor
 
 def divide(counts: Sequence[int], each: int, device: torch.device) -> Work:
     """Divide tensors of so many elements into programs of at most ``each``."""
+    tensors, first = spread(counts, each)
+    return Work(tensors.size, upload(tensors, device), first)
+
+
+def spread(counts: Sequence[int], each: int) -> tuple[npt.NDArray[np.int32], Whole]:
+    """As `divide`, on the host: the tensor of each program, and each tensor's first program."""
     programs = -(-np.asarray(counts, np.int64) // each)
-    first = np.cumsum(programs) - programs
-    tensors = np.repeat(np.arange(len(counts), dtype=np.int32), programs)
-    return Work(int(programs.sum()), upload(tensors, device), first)
+    return np.arange(len(counts), dtype=np.int32).repeat(programs), np.cumsum(programs) - programs
 
 
 class Bucket:
@@ -152,12 +159,15 @@ class Bucket:
         self.rows: Whole = np.zeros((len(sizes), field.FIELDS.value), np.int64)
         self.rows[:, field.NUMEL.value] = sizes
         self.rows[:, field.FIRST_TILE.value] = self.tiles.first
-        self._last: tuple[Whole, torch.Tensor] | None = None
+        self._given: tuple[object, ...] | None = None
+        self._mode: Mode | None = None
+        # One place for all steps: graphs read it.
+        self._table = torch.zeros(self.rows.shape, dtype=torch.int64, device=device)
 
     def table(
         self, tensors: Sequence[ToLaunch], *, seeded: bool = False
     ) -> tuple[torch.Tensor, Mode]:
-        """The table on the device, and what the tensors share. Copied only where it changed.
+        """The table on the device, and what the tensors share. Made and copied only where it changed.
 
         Args:
             seeded: the codec draws random numbers; else the table does not change with the step.
@@ -165,26 +175,38 @@ class Bucket:
         Raises:
             ValueError: the tensors are not those of the bucket, or no launch can work on all of them.
         """
-        rows = self.rows.copy()
-        mode = _mode_of(tensors)
-        for tensor, numel, row in zip(tensors, self.sizes, rows, strict=True):
-            arrays = _arrays_of(tensor)
-            for array in arrays:
-                _check(array, numel, self.device)
-            row[: len(arrays)] = [array.data_ptr() for array in arrays]
-            if tensor.momentum is None:
-                weights = (tensor.beta, tensor.gamma)
-            else:
-                weights = (tensor.momentum.factor, tensor.momentum.scale)
-            row[[field.BETA.value, field.GAMMA.value]] = np.array(weights, np.float32).view(
-                np.int32
-            )
+        kinds = {_kind(tensor) for tensor in tensors}
+        arrays = [_arrays_of(tensor) for tensor in tensors]
+        pointers = [[array.data_ptr() for array in each] for each in arrays]
+        sizes = [[array.numel() for array in each] for each in arrays]
+        weights = [_weights_of(tensor) for tensor in tensors]
+        streams = [tensor.stream for tensor in tensors] if seeded else []
+        given = (kinds, pointers, sizes, weights, streams)
+        if self._mode is None or given != self._given:
+            self._check(arrays)
+            mode = _mode_of(kinds, tensors)
+            addresses = np.array(pointers, np.int64)
+            rows = self.rows.copy()
+            rows[:, : addresses.shape[1]] = addresses
+            bits = np.array(weights, np.float32).view(np.int32)
+            rows[:, field.BETA.value : field.GAMMA.value + 1] = bits
             if seeded:
-                row[field.STREAM.value] = np.uint64(tensor.stream).astype(np.int64)
-        aligned = not (rows[:, : field.MOMENTUM.value + 1] % VECTOR_BYTES).any()
-        if self._last is None or not np.array_equal(self._last[0], rows):
-            self._last = rows, upload(rows, self.device)
-        return self._last[1], mode._replace(aligned=aligned)
+                rows[:, field.STREAM.value] = np.array(streams, np.uint64).view(np.int64)
+            self._table.copy_(upload(rows, self.device))
+            self._mode = mode._replace(aligned=not (addresses % VECTOR_BYTES).any())
+            self._given = given
+        return self._table, self._mode
+
+    def _check(self, arrays: Sequence[Sequence[torch.Tensor]]) -> None:
+        for each, numel in zip(arrays, self.sizes, strict=True):
+            for array in each:
+                _check(array, numel, self.device)
+
+
+def _weights_of(tensor: ToLaunch) -> tuple[float, float]:
+    if tensor.momentum is None:
+        return tensor.beta, tensor.gamma
+    return tensor.momentum.factor, tensor.momentum.scale
 
 
 def _arrays_of(tensor: ToLaunch) -> list[torch.Tensor]:
@@ -193,23 +215,27 @@ def _arrays_of(tensor: ToLaunch) -> list[torch.Tensor]:
     return arrays if tensor.momentum is None else [*arrays, tensor.momentum.values]
 
 
-def _mode_of(tensors: Sequence[ToLaunch]) -> Mode:
-    modes = {_mode(tensor) for tensor in tensors}
-    if len(modes) != 1:
+def _mode_of(kinds: set[tuple[bool, ...]], tensors: Sequence[ToLaunch]) -> Mode:
+    if len(kinds) != 1:
         raise ValueError(
-            f"the bucket's tensors have {len(modes)} kinds of error feedback; launch each apart"
+            f"the bucket's tensors have {len(kinds)} kinds of error feedback; launch each apart"
         )
-    return modes.pop()
+    tensor = tensors[0]
+    if tensor.momentum is None:
+        mode = correct.PLAIN if tensor.residual is None else correct.FEEDBACK
+        return Mode(mode.value, False, False)
+    if tensor.residual is None:
+        raise ValueError("momentum correction needs a residual; give one of zeros")
+    mode = correct.NESTEROV if tensor.momentum.nesterov else correct.CORRECTION
+    return Mode(mode.value, tensor.momentum.masking, False)
 
 
-def _mode(tensor: ToLaunch) -> Mode:
-    if tensor.momentum is not None:
-        if tensor.residual is None:
-            raise ValueError("momentum correction needs a residual; give one of zeros")
-        mode = correct.NESTEROV if tensor.momentum.nesterov else correct.CORRECTION
-        return Mode(mode.value, tensor.momentum.masking, False)
-    mode = correct.PLAIN if tensor.residual is None else correct.FEEDBACK
-    return Mode(mode.value, False, False)
+def _kind(tensor: ToLaunch) -> tuple[bool, ...]:
+    """Properties for which kernels are compiled."""
+    momentum = tensor.momentum
+    if momentum is None:
+        return (tensor.residual is None,)
+    return tensor.residual is None, momentum.nesterov, momentum.masking
 
 
 def _check(array: torch.Tensor, numel: int, device: torch.device) -> None:

@@ -1,9 +1,8 @@
 """Codecs on a device: a row for each says what it launches, and what it hands to the core.
 
 `encoder(spec, sizes, device)` is made once for tensors that travel together with one codec.
-`Encoder.launch` only launches and returns arrays on the device: a `Kept` or a `Payload` for each tensor,
-in order. They belong to the encoder and hold until its next launch, which must be on the same stream as
-the copies of them. Not run on any GPU so far.
+`Encoder.launch` only launches. Its results are in the encoder's memory: a `Kept` or a `Payload` for each
+tensor, in order. They hold until the next launch, which must be on the same stream as copies of them.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from gradcomp.errors import SpecError
 from torch_compressors.gpu.bucket import (
     EXACT,
     VECTOR_BYTES,
+    Array,
     Bucket,
     Kept,
     Mode,
@@ -29,6 +29,7 @@ from torch_compressors.gpu.bucket import (
     current,
     divide,
 )
+from torch_compressors.gpu.graphs import Replayed
 from torch_compressors.gpu.kernels import correct, pack, places, quantize, rotate, select, signs
 from torch_compressors.gpu.kernels import table as field
 
@@ -39,23 +40,40 @@ Params = Mapping[str, float | int | bool | str | list[float]]
 TILE = 2048
 CHUNK = 65536
 """Elements that the core sums up in one piece."""
-UNROLL = 8
+PIECE = 8192
+"""Elements that the program of a sum corrects at a time."""
+UNROLL = 32
 """Rows of 16 elements that a program of a sum loads at a time."""
+SLOTS = 2048
+"""Slots of kept elements, or more, that a program looks at."""
+SPAN = 16
+"""Tiles of a program that has work after a NaN or Inf only."""
+WARPS = 8
+"""Of a program that rotates a block: its elements fit into the registers."""
 BLOCK = 1024
 """Kept elements of a program."""
 
 
 class Encoder(ABC):
-    """One codec for tensors of fixed sizes on one device."""
+    """One codec for tensors of fixed sizes on one device.
+
+    Attributes:
+        memory: flat uint8 on the device, with the results of all tensors.
+        seeded: whether the codec draws random numbers.
+    """
+
+    memory: torch.Tensor
+    seeded = True
 
     def __init__(self, params: Params, sizes: Sequence[int], device: torch.device) -> None:
         self.bucket = Bucket(sizes, device, self.tile(params))
+        self._replayed = Replayed(device)
 
     def tile(self, params: Params) -> int:
         """Elements of a program."""
         return TILE
 
-    def launch(self, tensors: Sequence[ToLaunch]) -> list[Kept] | list[Payload]:
+    def launch(self, tensors: Sequence[ToLaunch]) -> None:
         """Correct, encode and subtract, without waiting: results and residuals are the core's.
 
         Args:
@@ -65,21 +83,28 @@ class Encoder(ABC):
             ValueError: a tensor has another size, dtype or device, or is not contiguous.
         """
         with current(self.bucket.device):
-            return self._launch(tensors)
+            table, mode = self.bucket.table(tensors, seeded=self.seeded)
+            if self.bucket.tiles.programs:
+                self._replayed.run(mode, lambda: self._launch(table, mode))
 
     @abstractmethod
-    def _launch(self, tensors: Sequence[ToLaunch]) -> list[Kept] | list[Payload]: ...
+    def _launch(self, table: torch.Tensor, mode: Mode) -> None: ...
+
+    @abstractmethod
+    def results(self, memory: Array) -> list[Kept[Array]] | list[Payload[Array]]:
+        """The tensors' results in the encoder's memory, or in a copy of it on the host."""
 
 
 class TopK(Encoder):
     """`topk` with all value types: kernels/select.py, then kernels/pack.py.
 
-    The host launches 11 kernels, and 2 or 3 more with error feedback, whatever the number of tensors.
-    12 bytes per element with error feedback and O(k); 32 where the guess failed.
+    The host launches 8 kernels, and 2 or 3 more with error feedback, whatever the number of tensors.
+    12 bytes per element with error feedback and O(k); 36 where the guess failed.
     """
 
-    DIGITS = (11, 10, 10)
+    DIGITS = (8, 8, 8, 7)
     SAMPLE = 8192
+    seeded = False
 
     def __init__(self, params: Params, sizes: Sequence[int], device: torch.device) -> None:
         super().__init__(params, sizes, device)
@@ -90,8 +115,11 @@ class TopK(Encoder):
         # Several times the candidates that a tile should have.
         share = 4 * TILE * total / max(elements, 1)
         self.room = min(TILE, max(TILE // 16, 1 << math.ceil(math.log2(max(share, 1)))))
+        self.span = max(1, SLOTS // self.room)
+        self.spans = divide(sizes, self.span * TILE, device)
         self.blocks = divide(self.kept, BLOCK, device)
         rows = self.bucket.rows
+        rows[:, field.FIRST_SPAN.value] = self.spans.first
         rows[:, field.KEPT.value] = self.kept
         rows[:, field.OUT.value] = np.cumsum(self.kept) - self.kept
         rows[:, field.FIRST_BLOCK.value] = self.blocks.first
@@ -105,57 +133,61 @@ class TopK(Encoder):
 
         self.state = zeros(select.STATE.value * len(sizes))
         self.histogram = zeros(len(sizes) << max(self.DIGITS))
-        self.counts, self.above, self.equal = (zeros(tiles) for _ in range(3))
+        self.counts = zeros(tiles)
+        self.above, self.equal = zeros(self.spans.programs), zeros(self.spans.programs)
         self.slot_indices = zeros(tiles * self.room)
         self.slot_values = zeros(tiles * self.room, torch.float32)
-        self.indices = zeros(total)
-        self.values = zeros(total, torch.float32)
-        ends = np.cumsum(self.kept).tolist()
-        self.results = [
-            Kept(self.indices[end - k : end], self.values[end - k : end])
-            for end, k in zip(ends, self.kept, strict=True)
-        ]
+        self.memory = zeros(8 * total, torch.uint8)
+        self.indices, self.values = self._parts(self.memory)
         self.bins = zeros(total if self.type == VALUE_TYPES["2bit"] else 0, torch.int8)
 
-    def _launch(self, tensors: Sequence[ToLaunch]) -> list[Kept]:
-        table, mode = self.bucket.table(tensors)
-        if self.bucket.tiles.programs:
-            self._select(table, mode)
-            if mode.mode != correct.PLAIN.value:
-                self._subtract(table, mode)
-        return self.results
+    def results(self, memory: Array) -> list[Kept[Array]]:
+        indices, values = self._parts(memory)
+        ends = np.cumsum(self.kept).tolist()
+        return [
+            Kept(indices[end - k : end], values[end - k : end])
+            for end, k in zip(ends, self.kept, strict=True)
+        ]
+
+    def _parts(self, memory: Array) -> tuple[Array, Array]:
+        """All indices, and all values."""
+        half = 4 * sum(self.kept)
+        if isinstance(memory, torch.Tensor):
+            return memory[:half].view(torch.int32), memory[half:].view(torch.float32)
+        return memory[:half].view(np.int32), memory[half:].view(np.float32)
+
+    def _launch(self, table: torch.Tensor, mode: Mode) -> None:
+        self._select(table, mode)
+        if mode.mode != correct.PLAIN.value:
+            self._subtract(table, mode)
 
     def _select(self, table: torch.Tensor, mode: Mode) -> None:
-        each = (len(self.kept),)
-        tiles = (self.bucket.tiles.programs,)
-        of = (table, self.bucket.tiles.tensors, self.state)
         slots = (self.counts, self.slot_indices, self.slot_values)
-        sizes = {"ALIGNED": mode.aligned, "TILE": TILE, "ROOM": self.room}
-        select.guess_kernel[each](table, self.state, mode.mode, S=self.SAMPLE, STEPS=12, **EXACT)
-        select.collect_kernel[tiles](*of, *slots, MODE=mode.mode, **sizes, **EXACT)
+        select.guess_kernel[(len(self.kept),)](
+            table, self.state, mode.mode, S=self.SAMPLE, STEPS=16, num_warps=16, **EXACT
+        )
+        select.collect_kernel[(self.bucket.tiles.programs,)](
+            *(table, self.bucket.tiles.tensors, self.state, *slots),
+            MODE=mode.mode,
+            ALIGNED=mode.aligned,
+            TILE=TILE,
+            ROOM=self.room,
+            **EXACT,
+        )
+        spans = (self.spans.programs,)
+        of = (table, self.spans.tensors, self.state, self.counts)
+        sizes = {"SPAN": self.span, "TILE": TILE, "ROOM": self.room, **EXACT}
         shift = 31
         bins = 1 << max(self.DIGITS)
         for bits in self.DIGITS:
             shift -= bits
-            select.digits_kernel[tiles](
-                *of,
-                self.counts,
-                self.slot_values,
-                self.histogram,
-                SHIFT=shift,
-                BITS=bits,
-                BINS=bins,
-                **sizes,
-                **EXACT,
-            )
-            select.pick_kernel[each](
-                table, self.state, self.histogram, BITS=bits, BINS=bins, **EXACT
+            select.digits_kernel[spans](
+                *of, self.slot_values, self.histogram, SHIFT=shift, BITS=bits, BINS=bins, **sizes
             )
         ranks = (self.above, self.equal)
-        select.count_kernel[tiles](*of, self.counts, self.slot_values, *ranks, **sizes, **EXACT)
-        select.scan_kernel[each](table, *ranks, TILE=TILE, B=4096, **EXACT)
-        select.compact_kernel[tiles](
-            *of, *slots, *ranks, self.indices, self.values, **sizes, **EXACT
+        select.count_kernel[spans](*of, self.slot_values, *ranks, SCANNED=1024, **sizes)
+        select.compact_kernel[spans](
+            *of, self.slot_indices, self.slot_values, *ranks, self.indices, self.values, **sizes
         )
 
     def _subtract(self, table: torch.Tensor, mode: Mode) -> None:
@@ -181,14 +213,15 @@ class TopK(Encoder):
             B=BLOCK,
             **EXACT,
         )
-        correct.zero_kernel[(self.bucket.tiles.programs,)](
+        correct.zero_kernel[(self.spans.programs,)](
             table,
-            self.bucket.tiles.tensors,
+            self.spans.tensors,
             self.state,
             FLAGS=select.STATE.value,
             FLAG=select.NOT_FINITE.value,
             MODE=mode.mode,
             ALIGNED=mode.aligned,
+            SPAN=self.span,
             TILE=TILE,
             **EXACT,
         )
@@ -201,12 +234,14 @@ class Dense(Encoder):
         super().__init__(params, sizes, device)
         self.bytes = [self.payload_bytes(n) for n in sizes]
         rooms = [-(-size // VECTOR_BYTES) * VECTOR_BYTES for size in self.bytes]
-        self.data = torch.zeros(sum(rooms), dtype=torch.uint8, device=device)
-        begins = np.cumsum(rooms) - rooms
-        self.bucket.rows[:, field.OUT.value] = self.data.data_ptr() + begins
-        self.payloads = [
-            Payload(self.data[begin : begin + size])
-            for begin, size in zip(begins.tolist(), self.bytes, strict=True)
+        self.memory = torch.zeros(sum(rooms), dtype=torch.uint8, device=device)
+        self.begins = (np.cumsum(rooms) - rooms).tolist()
+        self.bucket.rows[:, field.OUT.value] = self.memory.data_ptr() + np.array(self.begins)
+
+    def results(self, memory: Array) -> list[Payload[Array]]:
+        return [
+            Payload(memory[begin : begin + size])
+            for begin, size in zip(self.begins, self.bytes, strict=True)
         ]
 
     @abstractmethod
@@ -217,6 +252,8 @@ class Dense(Encoder):
 class Half(Dense):
     """`fp16` and `bf16`: one kernel. 14 bytes per element with error feedback."""
 
+    seeded = False
+
     def __init__(self, params: Params, sizes: Sequence[int], device: torch.device) -> None:
         super().__init__(params, sizes, device)
         self.bf16 = "overflow" not in params
@@ -225,20 +262,17 @@ class Half(Dense):
     def payload_bytes(self, numel: int) -> int:
         return 2 * numel
 
-    def _launch(self, tensors: Sequence[ToLaunch]) -> list[Payload]:
-        table, mode = self.bucket.table(tensors)
-        if self.bucket.tiles.programs:
-            quantize.half_kernel[(self.bucket.tiles.programs,)](
-                table,
-                self.bucket.tiles.tensors,
-                BF16=self.bf16,
-                SATURATE=self.saturate,
-                MODE=mode.mode,
-                ALIGNED=mode.aligned,
-                TILE=TILE,
-                **EXACT,
-            )
-        return self.payloads
+    def _launch(self, table: torch.Tensor, mode: Mode) -> None:
+        quantize.half_kernel[(self.bucket.tiles.programs,)](
+            table,
+            self.bucket.tiles.tensors,
+            BF16=self.bf16,
+            SATURATE=self.saturate,
+            MODE=mode.mode,
+            ALIGNED=mode.aligned,
+            TILE=TILE,
+            **EXACT,
+        )
 
 
 class Bucketed(Dense):
@@ -247,25 +281,23 @@ class Bucketed(Dense):
     def __init__(self, params: Params, sizes: Sequence[int], device: torch.device) -> None:
         self.params = params
         self.size = bucket_size(params)
+        self.seeded = params.get("rounding") != "nearest"
         super().__init__(params, sizes, device)
 
     def tile(self, params: Params) -> int:
         return max(TILE, self.size)
 
-    def _run(self, tensors: Sequence[ToLaunch], kernel: Any, **constants: object) -> list[Payload]:
-        table, mode = self.bucket.table(tensors, seeded=True)
-        if self.bucket.tiles.programs:
-            kernel[(self.bucket.tiles.programs,)](
-                table,
-                self.bucket.tiles.tensors,
-                BUCKET=self.size,
-                GROUP=self.tile(self.params) // self.size,
-                MODE=mode.mode,
-                ALIGNED=mode.aligned,
-                **constants,
-                **EXACT,
-            )
-        return self.payloads
+    def _run(self, table: torch.Tensor, mode: Mode, kernel: Any, **constants: object) -> None:
+        kernel[(self.bucket.tiles.programs,)](
+            table,
+            self.bucket.tiles.tensors,
+            BUCKET=self.size,
+            GROUP=self.tile(self.params) // self.size,
+            MODE=mode.mode,
+            ALIGNED=mode.aligned,
+            **constants,
+            **EXACT,
+        )
 
 
 class Levels(Bucketed):
@@ -278,24 +310,18 @@ class Levels(Bucketed):
 class Qsgd(Levels):
     """`qsgd` with norm=max and packed levels."""
 
-    def _launch(self, tensors: Sequence[ToLaunch]) -> list[Payload]:
+    def _launch(self, table: torch.Tensor, mode: Mode) -> None:
         levels, bits = self.params["levels"], level_bits(self.params)
-        return self._run(tensors, quantize.qsgd_kernel, LEVELS=levels, BITS=bits)
+        self._run(table, mode, quantize.qsgd_kernel, LEVELS=levels, BITS=bits)
 
 
 class Uniform(Levels):
     """`uniform` without `rotate` and `clip`, with packed levels."""
 
-    def _launch(self, tensors: Sequence[ToLaunch]) -> list[Payload]:
+    def _launch(self, table: torch.Tensor, mode: Mode) -> None:
         bits = level_bits(self.params)
-        random = self.params["rounding"] == "stochastic"
-        return self._run(
-            tensors,
-            quantize.uniform_kernel,
-            TOP=float((1 << bits) - 1),
-            BITS=bits,
-            RANDOM=random,
-        )
+        top = float((1 << bits) - 1)
+        self._run(table, mode, quantize.uniform_kernel, TOP=top, BITS=bits, RANDOM=self.seeded)
 
 
 class RotatedUniform(Dense):
@@ -341,18 +367,15 @@ class RotatedUniform(Dense):
     def payload_bytes(self, numel: int) -> int:
         return 4 * self.groups[numel] + -(-numel * self.bits // 8)
 
-    def _launch(self, tensors: Sequence[ToLaunch]) -> list[Payload]:
-        table, mode = self.bucket.table(tensors, seeded=True)
-        if self.bucket.tiles.programs:
-            self.rotate(table, mode)
-            self._round(table, mode)
-            if mode.mode != correct.PLAIN.value:
-                self._subtract(table, mode)
-        return self.payloads
+    def _launch(self, table: torch.Tensor, mode: Mode) -> None:
+        self.rotate(table, mode)
+        self._round(table, mode)
+        if mode.mode != correct.PLAIN.value:
+            self._subtract(table, mode)
 
     def rotate(self, table: torch.Tensor, mode: Mode) -> None:
         """Launch the correction and rotation alone: 8 bytes per element without error feedback."""
-        common = {"MODE": mode.mode, "ALIGNED": mode.aligned, **EXACT}
+        common = {"MODE": mode.mode, "ALIGNED": mode.aligned, "num_warps": WARPS, **EXACT}
         blocks, rests = self.blocks, self.rests
         rotate.rotate_kernel[(blocks.programs,)](table, blocks.tensors, REST=False, **common)
         if rests.programs:
@@ -370,11 +393,13 @@ class RotatedUniform(Dense):
             BITS=self.bits,
             RANDOM=self.random,
             MODE=mode.mode,
+            num_warps=2 * WARPS,
             **EXACT,
         )
 
     def _subtract(self, table: torch.Tensor, mode: Mode) -> None:
-        back, common = rotate.rotate_back_kernel, {"ALIGNED": mode.aligned, **EXACT}
+        back = rotate.rotate_back_kernel
+        common = {"ALIGNED": mode.aligned, "num_warps": WARPS, **EXACT}
         if self.rests.programs:
             back[(self.rests.programs,)](table, self.rests.tensors, REST=True, **common)
         back[(self.blocks.programs,)](table, self.blocks.tensors, REST=False, **common)
@@ -388,9 +413,8 @@ class Int8(Bucketed):
     def payload_bytes(self, numel: int) -> int:
         return 4 * -(-numel // self.size) + numel
 
-    def _launch(self, tensors: Sequence[ToLaunch]) -> list[Payload]:
-        random = self.params["rounding"] == "stochastic"
-        return self._run(tensors, quantize.integer_kernel, LIMIT=self.LIMIT, RANDOM=random)
+    def _launch(self, table: torch.Tensor, mode: Mode) -> None:
+        self._run(table, mode, quantize.integer_kernel, LIMIT=self.LIMIT, RANDOM=self.seeded)
 
 
 class Int4(Int8):
@@ -410,6 +434,7 @@ class Summed(Dense):
 
     def __init__(self, params: Params, sizes: Sequence[int], device: torch.device) -> None:
         super().__init__(params, sizes, device)
+        self.seeded = signs.TERNGRAD.value == self.CODEC
         self.chunks = divide(sizes, CHUNK, device)
         self.bucket.rows[:, field.FIRST_BLOCK.value] = self.chunks.first
         clip = np.float64(params.get("clip", 0.0))  # type: ignore[arg-type]
@@ -418,19 +443,18 @@ class Summed(Dense):
         self.sums = torch.zeros(numbers, dtype=torch.float64, device=device)
         self.counts = torch.zeros(numbers, dtype=torch.int32, device=device)
 
-    def _launch(self, tensors: Sequence[ToLaunch]) -> list[Payload]:
-        table, mode = self.bucket.table(tensors, seeded=signs.TERNGRAD.value == self.CODEC)
-        if self.bucket.tiles.programs:
-            common = {"CODEC": self.CODEC, "CHUNK": CHUNK, "num_warps": 1, **EXACT}
-            signs.measure_kernel[(self.chunks.programs,)](
-                *(table, self.chunks.tensors, self.sums, self.counts),
-                MODE=mode.mode,
-                UNROLL=UNROLL,
-                **common,
-            )
-            signs.scale_kernel[(len(tensors),)](table, self.sums, self.counts, **common)
-            self._round((self.bucket.tiles.programs,), table, mode.mode)
-        return self.payloads
+    def _launch(self, table: torch.Tensor, mode: Mode) -> None:
+        common = {"CODEC": self.CODEC, "CHUNK": CHUNK, "UNROLL": UNROLL, **EXACT}
+        signs.measure_kernel[(self.chunks.programs,)](
+            *(table, self.chunks.tensors, self.sums, self.counts),
+            MODE=mode.mode,
+            ALIGNED=mode.aligned,
+            PIECE=PIECE,
+            num_warps=2,
+            **common,
+        )
+        signs.scale_kernel[(len(self.bytes),)](table, self.sums, self.counts, num_warps=1, **common)
+        self._round((self.bucket.tiles.programs,), table, mode.mode)
 
     @abstractmethod
     def _round(self, grid: tuple[int], table: torch.Tensor, mode: int) -> None: ...
@@ -488,9 +512,11 @@ class RandomK(Dense):
         super().__init__(params, sizes, device)
         self.unbiased = bool(params["unbiased"])
         self.blocks = divide(self.kept, BLOCK, device)
+        self.spans = divide(sizes, SPAN * TILE, device)
         rows = self.bucket.rows
         rows[:, field.KEPT.value] = self.kept
         rows[:, field.FIRST_BLOCK.value] = self.blocks.first
+        rows[:, field.FIRST_SPAN.value] = self.spans.first
         for row, n, k in zip(rows, sizes, self.kept, strict=True):
             if k:
                 # Distance between parts in 2^-32 places.
@@ -501,28 +527,32 @@ class RandomK(Dense):
     def payload_bytes(self, numel: int) -> int:
         return 4 * self.sized[numel]
 
-    def _launch(self, tensors: Sequence[ToLaunch]) -> list[Payload]:
-        table, mode = self.bucket.table(tensors, seeded=True)
-        if self.bucket.tiles.programs:
-            tiles = (self.bucket.tiles.programs,)
-            of = (table, self.bucket.tiles.tensors, self.flags)
-            common = {"MODE": mode.mode, "ALIGNED": mode.aligned, "TILE": TILE}
-            feeds_back = mode.mode != correct.PLAIN.value
-            if feeds_back:
-                self.flags.zero_()
-                correct.correct_kernel[tiles](*of, **common, **EXACT)
-            places.gather_kernel[(self.blocks.programs,)](
-                table,
-                self.blocks.tensors,
-                UNBIASED=self.unbiased,
-                MODE=mode.mode,
-                MASKING=mode.masking,
-                B=BLOCK,
+    def _launch(self, table: torch.Tensor, mode: Mode) -> None:
+        tiles = (self.bucket.tiles.programs,)
+        of = (table, self.bucket.tiles.tensors, self.flags)
+        common = {"MODE": mode.mode, "ALIGNED": mode.aligned, "TILE": TILE}
+        feeds_back = mode.mode != correct.PLAIN.value
+        if feeds_back:
+            self.flags.zero_()
+            correct.correct_kernel[tiles](*of, **common, **EXACT)
+        places.gather_kernel[(self.blocks.programs,)](
+            table,
+            self.blocks.tensors,
+            UNBIASED=self.unbiased,
+            MODE=mode.mode,
+            MASKING=mode.masking,
+            B=BLOCK,
+            **EXACT,
+        )
+        if feeds_back:
+            correct.zero_kernel[(self.spans.programs,)](
+                *(table, self.spans.tensors, self.flags),
+                FLAGS=1,
+                FLAG=0,
+                SPAN=SPAN,
+                **common,
                 **EXACT,
             )
-            if feeds_back:
-                correct.zero_kernel[tiles](*of, FLAGS=1, FLAG=0, **common, **EXACT)
-        return self.payloads
 
 
 VALUE_TYPES = {

@@ -1,11 +1,8 @@
-"""A device of torch as gradcomp's `Device`: kernels work on the tensors, the core makes the frames.
-
-Run on CPU tensors with interpreted kernels; not run on any GPU so far.
-"""
+"""A device of torch as gradcomp's `Device`: kernels work on the tensors, the core makes the frames."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,14 +19,14 @@ from gradcomp.adapter_api import (
     Spec,
     derive_stream,
     frames_of_parts,
-    kept_of_frame,
+    kept_of_frames,
     payload_of_frame,
 )
 from gradcomp.errors import WireError
 from torch_compressors.devices import TensorArray
 from torch_compressors.gpu import codecs
-from torch_compressors.gpu.add import ToAdd, ToAddHalf, add_half, add_kept
-from torch_compressors.gpu.bucket import Kept, Momentum, Payload, ToLaunch, upload
+from torch_compressors.gpu.add import Addition, ToAdd
+from torch_compressors.gpu.bucket import Kept, Momentum, Payload, ToLaunch
 from torch_compressors.shared.host_copies import to_device
 from torch_compressors.shared.staging import Staging
 
@@ -62,57 +59,57 @@ class TorchDevice:
 
     def zeros(self, numel: int) -> Any:
         """A new flat array."""
-        return TensorArray(self, torch.zeros(numel, device=self._device))
+        return self._own(torch.zeros(numel, device=self._device))
 
     def encode(self, tensors: Sequence[ToEncode]) -> Encoded:
-        """Launch one encoder for each codec and kind of error feedback."""
+        """Launch one encoder for each codec and kind of error feedback.
+
+        Residuals and momenta are arrays that this device has made.
+        """
         groups: dict[tuple[object, ...], list[int]] = {}
         for place, tensor in enumerate(tensors):
-            correction = tensor.correction
-            mode = None if correction is None else (correction.nesterov, correction.masking)
-            kind = (tensor.codec.spec, tensor.residual is None, mode)
-            groups.setdefault(kind, []).append(place)
-        parts: dict[int, Callable[[], KeptParts | PayloadParts]] = {}
-        with self._staging.beside(_tensors_of(tensors)) as staged:
-            for key, places in groups.items():
-                encoder = self._encoder(key, [tensors[place] for place in places])
-                launched: Sequence[Kept | Payload] = encoder.launch(
-                    [_to_launch(tensors[place]) for place in places]
-                )
-                for place, part in zip(places, launched, strict=True):
-                    parts[place] = _part(tensors[place], part, staged.fetch)
+            groups.setdefault(_kind(tensor), []).append(place)
+        launched = []
+        with self._staging.beside([_tensor(tensor.grad) for tensor in tensors]) as staged:
+            for kind, places in groups.items():
+                own = [tensors[place] for place in places]
+                encoder = self._encoder(kind, tuple(tensor.grad.size for tensor in own))
+                encoder.launch([_to_launch(tensor, encoder.seeded) for tensor in own])
+                launched.append((places, encoder, staged.fetch(encoder.memory)))
 
         def wait() -> tuple[ByteArray, list[int]]:
             staged.wait()
-            return frames_of_parts([parts[place]() for place in range(len(tensors))])
+            parts: dict[int, KeptParts | PayloadParts] = {}
+            for places, encoder, memory in launched:
+                results: Sequence[Kept[Any] | Payload[Any]] = encoder.results(memory.numpy())
+                for place, result in zip(places, results, strict=True):
+                    parts[place] = _part(tensors[place], result)
+            return frames_of_parts([parts[place] for place in range(len(tensors))])
 
         return wait
 
     def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
         """Add rank after rank, as the core does; frames without kernels are added on the host."""
-        there = [one for one in tensors if one.codec.name in _KEPT | _HALF]
-        for rank in range(max((len(tensor.frames) for tensor in there), default=0)):
-            kept: list[ToAdd] = []
-            halves: dict[str, list[ToAddHalf]] = {name: [] for name in sorted(_HALF)}
-            for one in there:
-                of_rank = one.codec, one.frames[rank], one.out, self._device
+        kept = [one for one in tensors if one.codec.name in _KEPT]
+        half = [one for one in tensors if one.codec.name in _HALF]
+        for rank in range(max((len(one.frames) for one in (*kept, *half)), default=0)):
+            parts = {"kept": _kept_of(kept, rank)}
+            for one in half:
                 with _named(one, rank):
-                    if one.codec.name in _KEPT:
-                        kept.append(_to_add(*of_rank))
-                    else:
-                        halves[one.codec.name].append(_to_add_half(*of_rank))
-            add_kept(kept, weight)
-            for name, half in halves.items():
-                add_half(half, weight, bf16=name == "bf16")
+                    payload = payload_of_frame(one.codec, one.frames[rank], one.out.size)
+                parts.setdefault(one.codec.name, []).append(ToAdd(_tensor(one.out), payload))
+            for kind, together in parts.items():
+                _add(kind, together, weight)
         self._add_on_host([one for one in tensors if one.codec.name not in _KEPT | _HALF], weight)
 
     def add(self, codec: Codec, frame: ByteArray, out: FloatArray, weight: float) -> None:
         """Add a frame to elements of any value, on the host where it has no kernels."""
         if codec.name in _KEPT:
-            add_kept([_to_add(codec, frame, out, self._device)], weight)
+            [(indices, values)] = kept_of_frames([(codec, frame, out.size)])
+            _add("kept", [ToAdd(_tensor(out), values, indices.view(np.int32))], weight)
         elif codec.name in _HALF:
-            half = [_to_add_half(codec, frame, out, self._device)]
-            add_half(half, weight, bf16=codec.name == "bf16")
+            payload = payload_of_frame(codec, frame, out.size)
+            _add(codec.name, [ToAdd(_tensor(out), payload)], weight)
         else:
             host = self.to_host(out)
             codec.decode_add(frame, host, weight)
@@ -136,17 +133,28 @@ class TorchDevice:
 
     def from_host(self, array: FloatArray) -> Any:
         """A copy on this device."""
-        return TensorArray(self, torch.from_numpy(array.copy()).to(self._device))
+        return self._own(torch.from_numpy(array.copy()).to(self._device))
 
-    def _encoder(self, kind: tuple[object, ...], tensors: Sequence[ToEncode]) -> codecs.Encoder:
-        """The encoder of some tensors, which keeps its memory from step to step."""
-        sizes = tuple(tensor.grad.size for tensor in tensors)
-        key = (kind, sizes, tuple(tensor.tensor_id for tensor in tensors))
+    def _own(self, tensor: torch.Tensor) -> Any:
+        """An array that encoding may use for as long as it lives."""
+        self._staging.share(tensor)
+        return TensorArray(self, tensor)
+
+    def _encoder(self, kind: tuple[object, ...], sizes: tuple[int, ...]) -> codecs.Encoder:
+        """The encoder of tensors with these sizes, which keeps its memory from step to step."""
+        key = (kind, sizes)
         encoder = self._encoders.get(key)
         if encoder is None:
-            spec = tensors[0].codec.spec
-            encoder = self._encoders[key] = codecs.encoder(spec, sizes, self._device)
+            spec, *_ = kind
+            encoder = self._encoders[key] = codecs.encoder(str(spec), sizes, self._device)
         return encoder
+
+
+def _kind(tensor: ToEncode) -> tuple[object, ...]:
+    """Codec and kind of error feedback: tensors of one kind are launched together."""
+    correction = tensor.correction
+    mode = None if correction is None else (correction.nesterov, correction.masking)
+    return tensor.codec.spec, tensor.residual is None, mode
 
 
 def _tensor(array: object) -> torch.Tensor:
@@ -154,55 +162,52 @@ def _tensor(array: object) -> torch.Tensor:
     return array.tensor
 
 
-def _tensors_of(tensors: Sequence[ToEncode]) -> list[torch.Tensor]:
-    arrays: list[object] = []
-    for tensor in tensors:
-        arrays.append(tensor.grad)
-        if tensor.residual is not None:
-            arrays.append(tensor.residual)
-        if tensor.correction is not None:
-            arrays.append(tensor.correction.momentum)
-    return [_tensor(array) for array in arrays]
-
-
-def _to_launch(tensor: ToEncode) -> ToLaunch:
+def _to_launch(tensor: ToEncode, seeded: bool) -> ToLaunch:
     momentum = None
     if tensor.correction is not None:
         values, factor, scale, nesterov, masking = tensor.correction
         momentum = Momentum(_tensor(values), factor, scale, nesterov, masking)
     residual = None if tensor.residual is None else _tensor(tensor.residual)
-    return ToLaunch(
-        _tensor(tensor.grad), residual, tensor.beta, tensor.gamma, momentum, _stream(tensor)
-    )
+    stream = _stream(tensor) if seeded else 0
+    return ToLaunch(_tensor(tensor.grad), residual, tensor.beta, tensor.gamma, momentum, stream)
 
 
 def _stream(tensor: ToEncode) -> int:
     return derive_stream(tensor.seed, tensor.step, tensor.tensor_id)
 
 
-def _part(
-    tensor: ToEncode, part: Kept | Payload, fetch: Callable[[torch.Tensor], torch.Tensor]
-) -> Callable[[], KeptParts | PayloadParts]:
-    """Start copies of a result; the function makes the core's part of them, when they are there."""
+def _part(tensor: ToEncode, result: Kept[Any] | Payload[Any]) -> KeptParts | PayloadParts:
+    """The core's part of a result on the host."""
     numel, stream = tensor.grad.size, _stream(tensor)
-    if isinstance(part, Payload):
-        data = fetch(part.data)
-        return lambda: PayloadParts(tensor.codec, data.numpy(), numel, stream)
-    indices, values = fetch(part.indices), fetch(part.values)
-    return lambda: KeptParts(
-        tensor.codec, indices.numpy().view(np.uint32), values.numpy(), numel, stream
-    )
+    if isinstance(result, Payload):
+        return PayloadParts(tensor.codec, result.data, numel, stream)
+    indices = result.indices.view(np.uint32)
+    return KeptParts(tensor.codec, indices, result.values, numel, stream)
 
 
-def _to_add(codec: Codec, frame: ByteArray, out: FloatArray, device: torch.device) -> ToAdd:
-    indices, values = kept_of_frame(codec, frame, out.size)
-    return ToAdd(_tensor(out), upload(indices.view(np.int32), device), upload(values, device))
+def _kept_of(tensors: Sequence[ToDecode], rank: int) -> list[ToAdd]:
+    """Kept elements of the frames of one rank."""
+    try:
+        opened = kept_of_frames([(one.codec, one.frames[rank], one.out.size) for one in tensors])
+    except WireError:
+        for one in tensors:  # find the frame
+            with _named(one, rank):
+                kept_of_frames([(one.codec, one.frames[rank], one.out.size)])
+        raise
+    return [
+        ToAdd(_tensor(one.out), values, indices.view(np.int32))
+        for one, (indices, values) in zip(tensors, opened, strict=True)
+    ]
 
 
-def _to_add_half(
-    codec: Codec, frame: ByteArray, out: FloatArray, device: torch.device
-) -> ToAddHalf:
-    return ToAddHalf(_tensor(out), upload(payload_of_frame(codec, frame, out.size), device))
+def _add(kind: str, parts: Sequence[ToAdd], weight: float) -> None:
+    if not parts:
+        return
+    addition = Addition(parts, weight)
+    if kind == "kept":
+        addition.kept()
+    else:
+        addition.half(bf16=kind == "bf16")
 
 
 @contextmanager

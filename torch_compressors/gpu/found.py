@@ -1,4 +1,4 @@
-"""The device of a tensor, if kernels can work there; imports Triton only then. Not run on any GPU so far."""
+"""The device of a tensor, if kernels can work there; imports Triton only then."""
 
 from __future__ import annotations
 

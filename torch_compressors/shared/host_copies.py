@@ -1,6 +1,6 @@
 """Gradients of a device on the host, where no kernel takes them.
 
-Not run on any GPU so far: tests have a device of their own, whose copies are late.
+Tests have a device of their own, whose copies are late.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Copies between a device and the host that nobody waits for: pinned memory, a side stream, events.
 
-On CPU tensors everything is done at once. Not run on any GPU so far.
+On CPU tensors everything is done at once.
 """
 
 from __future__ import annotations
@@ -33,11 +33,17 @@ class Staging:
             yield staged
             return
         self._stream.wait_stream(torch.accelerator.current_stream(self._device))
-        for tensor in tensors:
+        # Gradients of a bucket share their memory.
+        for tensor in {one.untyped_storage().data_ptr(): one for one in tensors}.values():
             tensor.record_stream(self._stream)
         with self._stream:
             yield staged
             staged.end(self._device, self._stream)
+
+    def share(self, tensor: torch.Tensor) -> None:
+        """Keep a tensor's memory, when it is freed, until the side stream has done its work by then."""
+        if self._stream is not None:
+            tensor.record_stream(self._stream)
 
     def join(self) -> None:
         """Let the current stream wait for the side stream."""

@@ -23,6 +23,7 @@ from torch_compressors.gpu.kernels.table import (
     elements,
     real,
     row_of,
+    span_of,
     whole,
 )
 
@@ -74,26 +75,26 @@ def zero_kernel(
     FLAG: tl.constexpr,
     MODE: tl.constexpr,
     ALIGNED: tl.constexpr,
+    SPAN: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Resets NaN and Inf to 0, in residual and momentum, of tensors whose flag is set.
 
     0 bytes per element where all was finite, else 8 of each array.
     """
-    tile = tl.program_id(0)
-    tensor = tl.load(tensors + tile)
+    tensor, row, _, begin, end = span_of(table, tensors, SPAN, TILE)
     if tl.load(flags + tensor * FLAGS + FLAG) == 0:
         return
-    row = row_of(table, tensor)
-    i = (tile - whole(row, FIRST_TILE)) * TILE + tl.arange(0, TILE)
-    ok = i < whole(row, NUMEL)
-    residual = elements(row, RESIDUAL, i, ALIGNED)
-    x = tl.load(residual, mask=ok, other=0.0)
-    tl.store(residual, tl.zeros_like(x), mask=ok & ((bits_of(x) & INF) == INF))
-    if MODE >= CORRECTION:
-        momentum = elements(row, MOMENTUM, i, ALIGNED)
-        m = tl.load(momentum, mask=ok, other=0.0)
-        tl.store(momentum, tl.zeros_like(m), mask=ok & ((bits_of(m) & INF) == INF))
+    for tile in range(begin, end):
+        i = tile * TILE + tl.arange(0, TILE)
+        ok = i < whole(row, NUMEL)
+        residual = elements(row, RESIDUAL, i, ALIGNED)
+        x = tl.load(residual, mask=ok, other=0.0)
+        tl.store(residual, tl.zeros_like(x), mask=ok & ((bits_of(x) & INF) == INF))
+        if MODE >= CORRECTION:
+            momentum = elements(row, MOMENTUM, i, ALIGNED)
+            m = tl.load(momentum, mask=ok, other=0.0)
+            tl.store(momentum, tl.zeros_like(m), mask=ok & ((bits_of(m) & INF) == INF))
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from torch_compressors.gpu.kernels.bits import INF, bits_of, float_of, magnitude
 from torch_compressors.gpu.kernels.correct import CORRECTION, PLAIN
 from torch_compressors.gpu.kernels.random import draw, draw_word
 from torch_compressors.gpu.kernels.table import (
@@ -65,7 +66,10 @@ def gather_kernel(
     source = floats(row, RESIDUAL) + index
     value = tl.load(source, mask=ok, other=0.0)
     if UNBIASED:
-        value = value * double(row, SCALAR).to(tl.float32)
+        # A NaN keeps its payload, as on the host's processors; a GPU's product would have another.
+        quiet = float_of(bits_of(value) | 0x400000)
+        scaled = value * double(row, SCALAR).to(tl.float32)
+        value = tl.where(magnitude(value) > INF, quiet, scaled)
     out = tl.load(row + OUT).to(tl.pointer_type(tl.float32))
     tl.store(out + i.to(tl.int32), value, mask=ok)
     if MODE != PLAIN:

@@ -51,13 +51,26 @@ LEVELS = tl.constexpr(12)  # of butterflies in it
 
 @triton.jit
 def _hadamard(x, log2):
-    """Butterflies of strides 1, 2, 4, ... below 2^log2, in that order."""
-    for level in tl.static_range(LEVELS):
-        pairs = tl.reshape(x, (BLOCK >> (level + 1), 2, 1 << level))
-        a, b = tl.split(tl.permute(pairs, (0, 2, 1)))
-        both = tl.permute(tl.join(a + b, a - b), (0, 2, 1))
-        x = tl.where(level < log2, tl.reshape(both, (BLOCK,)), x)
+    """Butterflies of strides 1, 2, 4, ... below 2^log2, in that order: two strides at a time, as elements
+    change their threads for each step."""
+    for level in tl.static_range(0, LEVELS, 2):
+        if level < log2:
+            x = _butterflies(x, level, level + 1 < log2)
     return x
+
+
+@triton.jit
+def _butterflies(x, LEVEL: tl.constexpr, both):
+    """Sums and differences of elements 2^LEVEL apart; then, if ``both``, of those twice as far apart."""
+    fours = tl.reshape(x, (BLOCK >> (LEVEL + 2), 2, 2, 1 << LEVEL))
+    even, odd = tl.split(tl.permute(fours, (0, 3, 1, 2)))
+    a, c = tl.split(even)
+    b, d = tl.split(odd)
+    a, b = a + b, a - b
+    c, d = c + d, c - d
+    even = tl.join(tl.where(both, a + c, a), tl.where(both, a - c, c))
+    odd = tl.join(tl.where(both, b + d, b), tl.where(both, b - d, d))
+    return tl.reshape(tl.permute(tl.join(even, odd), (0, 2, 3, 1)), (BLOCK,))
 
 
 @triton.jit

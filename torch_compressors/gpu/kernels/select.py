@@ -3,10 +3,13 @@
 Magnitudes compare as integers; of equal ones the lower index is kept. Nothing waits for the device:
 kernels read all decisions from a small state. In one pass over memory, each tile of the residual is
 corrected, and its elements that reach a guess are copied to slots of its own. Where a tensor's guess
-found k elements and no tile overflowed, a radix selection of three digits reads the slots, else the
+found k elements and no tile overflowed, a radix selection of four digits reads the slots, else the
 whole residual: a bad guess costs time, never exactness.
 
-Bytes per element with feedback: 12, and O(k) after a good guess; 32 after a bad one.
+After that pass a program has a *span* of several tiles of one tensor. The last program of a tensor that
+ends draws the conclusion of a launch; no program waits for another.
+
+Bytes per element with feedback: 12, and O(k) after a good guess; 36 after a bad one.
 """
 
 import triton
@@ -15,6 +18,7 @@ import triton.language as tl
 from torch_compressors.gpu.kernels.bits import INF, magnitude
 from torch_compressors.gpu.kernels.correct import PLAIN, corrected
 from torch_compressors.gpu.kernels.table import (
+    FIRST_SPAN,
     FIRST_TILE,
     KEPT,
     NUMEL,
@@ -26,6 +30,7 @@ from torch_compressors.gpu.kernels.table import (
     elements,
     floats,
     row_of,
+    span_of,
     whole,
 )
 
@@ -37,6 +42,7 @@ CANDIDATES = tl.constexpr(2)  # elements that reach the guess
 NOT_FINITE = tl.constexpr(3)  # whether an element is NaN or Inf
 OVERFLOW = tl.constexpr(4)  # whether a tile had more candidates than slots
 GUESS = tl.constexpr(5)  # magnitude bits
+ENDED = tl.constexpr(6)  # programs of the tensor that have ended in a launch
 LARGEST = tl.constexpr(8)  # magnitude bits of the largest kept element, for values=int8
 SCALES = tl.constexpr(8)  # four float32 that decode kept values, as bits
 
@@ -143,11 +149,14 @@ def _collect(
     if MODE != PLAIN:
         tl.store(elements(row, RESIDUAL, i, ALIGNED), x, mask=ok)
     m = magnitude(x)
-    if tl.max(tl.where(ok, m, 0), axis=0) >= INF:
-        tl.atomic_or(state + NOT_FINITE, 1)
     hit = ok & (m >= tl.load(state + GUESS))
+    not_finite = ok & (m >= INF)
+    # Two counts in one reduction; a tile has less than 2^16 elements.
+    both = tl.sum(hit.to(tl.int32) + (not_finite.to(tl.int32) << 16), axis=0)
+    if both >> 16 != 0:
+        tl.atomic_or(state + NOT_FINITE, 1)
+    found = both & 0xFFFF
     at = tl.cumsum(hit.to(tl.int32), axis=0) - 1
-    found = tl.sum(hit.to(tl.int32), axis=0)
     tl.store(counts + tile, tl.minimum(found, ROOM))
     slot = tile.to(tl.int64) * ROOM + at
     fits = hit & (at < ROOM)
@@ -166,6 +175,38 @@ def _from_slots(state, k):
 
 
 @triton.jit
+def _ends_last(row, state, SPAN: tl.constexpr, TILE: tl.constexpr):
+    """Whether all other programs of the tensor have ended. They have written by then all that they write."""
+    tl.debug_barrier()  # all threads of this program have written, too
+    ended = tl.atomic_add(state + ENDED, 1, sem="acq_rel")
+    return ended == _spans(row, SPAN, TILE) - 1
+
+
+@triton.jit
+def _spans(row, SPAN: tl.constexpr, TILE: tl.constexpr):
+    """Number of the tensor's spans."""
+    return (whole(row, NUMEL) + SPAN * TILE - 1) // (SPAN * TILE)
+
+
+@triton.jit
+def _slots(counts, slots, first, begin, end, SPAN: tl.constexpr, ROOM: tl.constexpr):
+    """Pointers to the slots of a span's tiles, [SPAN, ROOM], and which of them are filled."""
+    tile = begin + tl.arange(0, SPAN)
+    count = tl.load(counts + first + tile, mask=tile < end, other=0)
+    at = tl.arange(0, ROOM)
+    slot = (first + tile).to(tl.int64) * ROOM
+    return slots + slot[:, None] + at[None, :], at[None, :] < count[:, None]
+
+
+@triton.jit
+def _tile(row, tile, TILE: tl.constexpr):
+    """A tile's elements, their indices, and which of them exist."""
+    i = tile * TILE + tl.arange(0, TILE)
+    ok = i < whole(row, NUMEL)
+    return tl.load(floats(row, RESIDUAL) + i, mask=ok, other=0.0), i, ok
+
+
+@triton.jit
 def digits_kernel(
     table,
     tensors,
@@ -176,65 +217,56 @@ def digits_kernel(
     SHIFT: tl.constexpr,
     BITS: tl.constexpr,
     BINS: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    SPAN: tl.constexpr,
     TILE: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    """A pass of the radix selection: counts the next digits of magnitudes that begin with the prefix.
+    """A pass of the radix selection: counts the next digits of magnitudes that begin with the prefix, and
+    appends the digit of the k-th largest to it.
 
-    `histogram` has BINS numbers for each tensor, at first zeros.
+    `histogram` has BINS numbers for each tensor, before and after the pass zeros.
     """
-    tile = tl.program_id(0)
-    tensor = tl.load(tensors + tile)
-    row = row_of(table, tensor)
+    tensor, row, first, begin, end = span_of(table, tensors, SPAN, TILE)
     of = state + tensor * STATE
-    bins = histogram + tensor * BINS
     prefix = tl.load(of + PREFIX)
+    here = tl.zeros((1 << BITS,), tl.int32)
     if _from_slots(of, whole(row, KEPT)):
-        values = slot_values + tile.to(tl.int64) * ROOM
-        _digits(values, tl.load(counts + tile), prefix, bins, SHIFT, BITS, ROOM)
+        slots, filled = _slots(counts, slot_values, first, begin, end, SPAN, ROOM)
+        kept = tl.reshape(tl.load(slots, mask=filled, other=0.0), (SPAN * ROOM,))
+        here += _digits(kept, tl.reshape(filled, (SPAN * ROOM,)), prefix, SHIFT, BITS)
     else:
-        begin = (tile - whole(row, FIRST_TILE)) * TILE
-        values = floats(row, RESIDUAL) + begin
-        _digits(values, whole(row, NUMEL) - begin, prefix, bins, SHIFT, BITS, TILE)
+        for tile in range(begin, end):
+            x, _, ok = _tile(row, tile, TILE)
+            here += _digits(x, ok, prefix, SHIFT, BITS)
+    bins = histogram + tensor * BINS + tl.arange(0, 1 << BITS)
+    tl.atomic_add(bins, here, mask=here > 0)
+    if _ends_last(row, of, SPAN, TILE):
+        _pick(of, whole(row, KEPT), bins, BITS)
 
 
 @triton.jit
-def _digits(
-    values, count, prefix, histogram, SHIFT: tl.constexpr, BITS: tl.constexpr, SIZE: tl.constexpr
-):
-    at = tl.arange(0, SIZE)
-    ok = at < count
-    m = magnitude(tl.load(values + at, mask=ok, other=0.0))
+def _digits(x, ok, prefix, SHIFT: tl.constexpr, BITS: tl.constexpr):
+    m = magnitude(x)
     ok = ok & ((m >> (SHIFT + BITS)) == prefix)
     digit = (m >> SHIFT) & ((1 << BITS) - 1)
-    here = tl.histogram(tl.where(ok, digit, 0), 1 << BITS)
-    bins = tl.arange(0, 1 << BITS)
-    absent = SIZE - tl.sum(ok.to(tl.int32), axis=0)
-    here = here - tl.where(bins == 0, absent, 0)
-    tl.atomic_add(histogram + bins, here, mask=here > 0)
+    return tl.histogram(digit, 1 << BITS, mask=ok)
 
 
 @triton.jit
-def pick_kernel(table, state, histogram, BITS: tl.constexpr, BINS: tl.constexpr):
-    """Appends the digit of the k-th largest to the prefix. A program for each tensor.
+def _pick(state, k, bins, BITS: tl.constexpr):
+    """Appends the digit of the k-th largest to the prefix, and sets histogram and ENDED back.
 
-    The last digit leaves in TAKEN the number of larger elements. Sets the histogram back.
+    The last digit leaves in TAKEN the number of larger elements.
     """
-    tensor = tl.program_id(0)
-    of = state + tensor * STATE
-    bins = tl.arange(0, 1 << BITS)
-    to = histogram + tensor * BINS + bins
-    count = tl.load(to)
-    taken = tl.load(of + TAKEN)
+    count = tl.load(bins, cache_modifier=".cg")
+    taken = tl.load(state + TAKEN)
     above = taken + tl.sum(count, axis=0) - tl.cumsum(count, axis=0)
-    k = whole(row_of(table, tensor), KEPT)
     here = (above < k) & (k <= above + count)
-    digit = tl.sum(tl.where(here, bins, 0), axis=0)
-    taken = tl.sum(tl.where(here, above, 0), axis=0)
-    tl.store(of + PREFIX, (tl.load(of + PREFIX) << BITS) | digit)
-    tl.store(of + TAKEN, taken)
-    tl.store(to, tl.zeros_like(count))
+    digit = tl.sum(tl.where(here, tl.arange(0, 1 << BITS), 0), axis=0)
+    tl.store(state + PREFIX, (tl.load(state + PREFIX) << BITS) | digit)
+    tl.store(state + TAKEN, tl.sum(tl.where(here, above, 0), axis=0))
+    tl.store(state + ENDED, 0)
+    tl.store(bins, tl.zeros_like(count))
 
 
 @triton.jit
@@ -246,51 +278,58 @@ def count_kernel(
     slot_values,
     above,
     equal,
-    ALIGNED: tl.constexpr,
+    SPAN: tl.constexpr,
     TILE: tl.constexpr,
     ROOM: tl.constexpr,
+    SCANNED: tl.constexpr,
 ):
-    """Counts, in each tile, the elements above the k-th largest and equal to it."""
-    tile = tl.program_id(0)
-    tensor = tl.load(tensors + tile)
-    row = row_of(table, tensor)
+    """Counts, in all spans of the tensor before each one, elements above the k-th largest and equal to it.
+
+    The last program adds the counts up, SCANNED at a time.
+    """
+    tensor, row, first, begin, end = span_of(table, tensors, SPAN, TILE)
     of = state + tensor * STATE
     least = tl.load(of + PREFIX)
+    span = tl.program_id(0)
     if _from_slots(of, whole(row, KEPT)):
-        values = slot_values + tile.to(tl.int64) * ROOM
-        _count(values, tl.load(counts + tile), least, above + tile, equal + tile, ROOM)
+        slots, filled = _slots(counts, slot_values, first, begin, end, SPAN, ROOM)
+        kept_more, kept_same = _compared(tl.load(slots, mask=filled, other=0.0), filled, least)
+        tl.store(above + span, tl.sum(tl.sum(kept_more, axis=1), axis=0))
+        tl.store(equal + span, tl.sum(tl.sum(kept_same, axis=1), axis=0))
     else:
-        begin = (tile - whole(row, FIRST_TILE)) * TILE
-        values = floats(row, RESIDUAL) + begin
-        _count(values, whole(row, NUMEL) - begin, least, above + tile, equal + tile, TILE)
+        all_more = tl.zeros((TILE,), tl.int32)
+        all_same = tl.zeros((TILE,), tl.int32)
+        for tile in range(begin, end):
+            x, _, ok = _tile(row, tile, TILE)
+            more, same = _compared(x, ok, least)
+            all_more += more
+            all_same += same
+        tl.store(above + span, tl.sum(all_more, axis=0))
+        tl.store(equal + span, tl.sum(all_same, axis=0))
+    if _ends_last(row, of, SPAN, TILE):
+        tl.store(of + ENDED, 0)
+        first_span = whole(row, FIRST_SPAN)
+        spans = _spans(row, SPAN, TILE)
+        _scan(above + first_span, spans, SCANNED)
+        _scan(equal + first_span, spans, SCANNED)
 
 
 @triton.jit
-def _count(values, count, least, above, equal, SIZE: tl.constexpr):
-    at = tl.arange(0, SIZE)
-    ok = at < count
-    m = magnitude(tl.load(values + at, mask=ok, other=0.0))
-    tl.store(above, tl.sum((ok & (m > least)).to(tl.int32), axis=0))
-    tl.store(equal, tl.sum((ok & (m == least)).to(tl.int32), axis=0))
+def _compared(x, ok, least):
+    """Whether elements are above the k-th largest, and equal to it, as int32."""
+    m = magnitude(x)
+    return (ok & (m > least)).to(tl.int32), (ok & (m == least)).to(tl.int32)
 
 
 @triton.jit
-def scan_kernel(table, above, equal, TILE: tl.constexpr, B: tl.constexpr):
-    """Replaces counts by their sums over the tensor's tiles before. A program for each tensor."""
-    row = row_of(table, tl.program_id(0))
-    first = whole(row, FIRST_TILE)
-    tiles = (whole(row, NUMEL) + TILE - 1) // TILE
-    sum_above = first * 0
-    sum_equal = first * 0
-    for begin in range(0, tiles, B):
-        i = begin + tl.arange(0, B)
-        ok = i < tiles
-        a = tl.load(above + first + i, mask=ok, other=0)
-        e = tl.load(equal + first + i, mask=ok, other=0)
-        tl.store(above + first + i, sum_above + tl.cumsum(a, axis=0) - a, mask=ok)
-        tl.store(equal + first + i, sum_equal + tl.cumsum(e, axis=0) - e, mask=ok)
-        sum_above += tl.sum(a, axis=0)
-        sum_equal += tl.sum(e, axis=0)
+def _scan(counts, n, SCANNED: tl.constexpr):
+    """Replaces each of n counts by the sum of those before it."""
+    total = n * 0
+    for begin in range(0, n, SCANNED):
+        i = begin + tl.arange(0, SCANNED)
+        count = tl.load(counts + i, mask=i < n, other=0, cache_modifier=".cg")
+        tl.store(counts + i, total + tl.cumsum(count, axis=0) - count, mask=i < n)
+        total += tl.sum(count, axis=0)
 
 
 @triton.jit
@@ -305,88 +344,55 @@ def compact_kernel(
     equal,
     indices,
     values,
-    ALIGNED: tl.constexpr,
+    SPAN: tl.constexpr,
     TILE: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    """Writes the kept elements in ascending order of index.
-
-    Element e goes to above(e) + min(equal(e), ties), which count the elements before it.
-    """
-    tile = tl.program_id(0)
-    tensor = tl.load(tensors + tile)
-    row = row_of(table, tensor)
+    """Writes the kept elements in ascending order of index."""
+    tensor, row, first, begin, end = span_of(table, tensors, SPAN, TILE)
     of = state + tensor * STATE
     k = whole(row, KEPT)
     least = tl.load(of + PREFIX)
     ties = k - tl.load(of + TAKEN)
     kept = tl.load(row + OUT)
-    to_indices = indices + kept
-    to_values = values + kept
-    more_before = tl.load(above + tile)
-    same_before = tl.load(equal + tile)
-    begin = (tile - whole(row, FIRST_TILE)) * TILE
+    indices += kept
+    values += kept
+    more_before = tl.load(above + tl.program_id(0))
+    same_before = tl.load(equal + tl.program_id(0))
     if _from_slots(of, k):
-        slot = tile.to(tl.int64) * ROOM
-        _compact(
-            slot_values + slot,
-            slot_indices + slot,
-            tl.load(counts + tile),
-            0,
-            least,
-            ties,
-            more_before,
-            same_before,
-            to_indices,
-            to_values,
-            ROOM,
-            True,
-        )
+        SIZE: tl.constexpr = SPAN * ROOM
+        slots, filled = _slots(counts, slot_values, first, begin, end, SPAN, ROOM)
+        kept_values = tl.reshape(tl.load(slots, mask=filled, other=0.0), (SIZE,))
+        here = tl.reshape(filled, (SIZE,))
+        kept_more, kept_same = _compared(kept_values, here, least)
+        keeps, places, _ = _places(kept_more, kept_same, more_before, same_before, ties)
+        index_slots, _ = _slots(counts, slot_indices, first, begin, end, SPAN, ROOM)
+        index = tl.load(tl.reshape(index_slots, (SIZE,)), mask=keeps, other=0)
+        tl.store(indices + places, index, mask=keeps)
+        tl.store(values + places, kept_values, mask=keeps)
     else:
-        _compact(
-            floats(row, RESIDUAL) + begin,
-            slot_indices,
-            whole(row, NUMEL) - begin,
-            begin,
-            least,
-            ties,
-            more_before,
-            same_before,
-            to_indices,
-            to_values,
-            TILE,
-            False,
-        )
+        for tile in range(begin, end):
+            x, i, ok = _tile(row, tile, TILE)
+            more, same = _compared(x, ok, least)
+            keep, to, both = _places(more, same, more_before, same_before, ties)
+            tl.store(indices + to, i, mask=keep)
+            tl.store(values + to, x, mask=keep)
+            more_before += both & 0xFFFF
+            same_before += both >> 16
 
 
 @triton.jit
-def _compact(
-    values,
-    slot_indices,
-    count,
-    begin,
-    least,
-    ties,
-    more_before,
-    same_before,
-    to_indices,
-    to_values,
-    SIZE: tl.constexpr,
-    SLOTS: tl.constexpr,
-):
-    at = tl.arange(0, SIZE)
-    ok = at < count
-    x = tl.load(values + at, mask=ok, other=0.0)
-    m = magnitude(x)
-    more = (ok & (m > least)).to(tl.int32)
-    same = (ok & (m == least)).to(tl.int32)
-    nth_more = more_before + tl.cumsum(more, axis=0) - more
-    nth_same = same_before + tl.cumsum(same, axis=0) - same
+def _places(more, same, more_before, same_before, ties):
+    """Whether elements are kept, their places, and how many are above the k-th largest, and in the upper
+    half equal to it.
+
+    The place of element e is above(e) + min(equal(e), ties), which count the elements before it.
+    """
+    # Two sums in one; there are less than 2^16 elements.
+    both = more + (same << 16)
+    before = tl.cumsum(both, axis=0) - both
+    nth_more = more_before + (before & 0xFFFF)
+    nth_same = same_before + (before >> 16)
     keep = (more == 1) | ((same == 1) & (nth_same < ties))
     to = nth_more + tl.minimum(nth_same, ties)
-    if SLOTS:
-        index = tl.load(slot_indices + at, mask=keep, other=0)
-    else:
-        index = begin + at
-    tl.store(to_indices + to, index, mask=keep)
-    tl.store(to_values + to, x, mask=keep)
+    return keep, to, tl.sum(both, axis=0)

@@ -47,12 +47,15 @@ def measure_kernel(
     counts,
     CODEC: tl.constexpr,
     MODE: tl.constexpr,
+    ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
+    PIECE: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
     """Corrects a chunk in the residual and sums it up. 12 bytes per element with feedback.
 
-    Rows of 16 elements are added one after the other; UNROLL of them are loaded at a time.
+    All threads correct a piece of the chunk, then 16 lanes add its rows of 16 elements, one after the
+    other, from the cache. UNROLL rows are loaded at a time: nothing is stored between their loads.
     """
     chunk = tl.program_id(0)
     row = row_of(table, tl.load(tensors + chunk))
@@ -64,26 +67,27 @@ def measure_kernel(
     second = tl.zeros((16,), tl.float64)
     negatives = tl.zeros((16,), tl.int32)
     largest = tl.zeros((16,), tl.int32)
-    for at in range(begin, end, 16 * UNROLL):
-        for step in tl.static_range(UNROLL):
-            i = at + 16 * step + lane
-            ok = i < end
-            x = corrected(row, i, ok, MODE, True, True, False)
-            if MODE != PLAIN:
-                tl.store(elements(row, RESIDUAL, i, False), x, mask=ok)
-            x = tl.where(ok, x, 0.0)
-            wide = x.to(tl.float64)
-            if CODEC == SIGN:
-                first += tl.abs(wide)
-            elif CODEC == ONEBIT:
-                # A NaN fails both comparisons and goes to both sums.
-                first += tl.where(wide > 0, 0.0, wide)
-                second += tl.where(wide < 0, 0.0, wide)
-                negatives += (x < 0).to(tl.int32)
-            else:
-                first += wide
-                second += wide * wide
-                largest = tl.maximum(largest, magnitude(x))
+    for piece in range(begin, end, PIECE):
+        piece_end = tl.minimum(piece + PIECE, end)
+        if MODE != PLAIN:
+            _correct(row, piece, piece_end, MODE, ALIGNED, PIECE)
+            tl.debug_barrier()  # other threads read the elements
+        for at in range(piece, piece_end, 16 * UNROLL):
+            for step in tl.static_range(UNROLL):
+                i = at + 16 * step + lane
+                x = tl.load(elements(row, RESIDUAL, i, False), mask=i < piece_end, other=0.0)
+                wide = x.to(tl.float64)
+                if CODEC == SIGN:
+                    first += tl.abs(wide)
+                elif CODEC == ONEBIT:
+                    # A NaN fails both comparisons and goes to both sums.
+                    first += tl.where(wide > 0, 0.0, wide)
+                    second += tl.where(wide < 0, 0.0, wide)
+                    negatives += (x < 0).to(tl.int32)
+                else:
+                    first += wide
+                    second += wide * wide
+                    largest = tl.maximum(largest, magnitude(x))
     tl.store(sums + SUMS * chunk, fold(first))
     tl.store(sums + SUMS * chunk + 1, fold(second))
     tl.store(counts + COUNTS * chunk, tl.sum(negatives, axis=0))
@@ -91,8 +95,17 @@ def measure_kernel(
 
 
 @triton.jit
-def scale_kernel(table, sums, counts, CODEC: tl.constexpr, CHUNK: tl.constexpr):
-    """Adds up a tensor's chunks, in order, and writes the head of its payload."""
+def _correct(row, begin, end, MODE: tl.constexpr, ALIGNED: tl.constexpr, PIECE: tl.constexpr):
+    i = begin + tl.arange(0, PIECE)
+    x = corrected(row, i, i < end, MODE, True, True, ALIGNED)
+    tl.store(elements(row, RESIDUAL, i, ALIGNED), x, mask=i < end)
+
+
+@triton.jit
+def scale_kernel(
+    table, sums, counts, CODEC: tl.constexpr, CHUNK: tl.constexpr, UNROLL: tl.constexpr
+):
+    """Adds up a tensor's chunks, in order and UNROLL at a time, and writes the head of its payload."""
     row = row_of(table, tl.program_id(0))
     n = whole(row, NUMEL)
     start = whole(row, FIRST_BLOCK)
@@ -100,11 +113,16 @@ def scale_kernel(table, sums, counts, CODEC: tl.constexpr, CHUNK: tl.constexpr):
     second = tl.zeros((1,), tl.float64)
     negatives = tl.zeros((1,), tl.int32)
     largest = tl.zeros((1,), tl.int32)
-    for chunk in range(start, start + (n + CHUNK - 1) // CHUNK):
-        first += tl.load(sums + SUMS * chunk)
-        second += tl.load(sums + SUMS * chunk + 1)
-        negatives += tl.load(counts + COUNTS * chunk)
-        largest = tl.maximum(largest, tl.load(counts + COUNTS * chunk + 1))
+    end = start + (n + CHUNK - 1) // CHUNK
+    for at in range(start, end, UNROLL):
+        for step in tl.static_range(UNROLL):
+            chunk = at + step
+            here = chunk < end
+            first += tl.load(sums + SUMS * chunk, mask=here, other=0.0)
+            second += tl.load(sums + SUMS * chunk + 1, mask=here, other=0.0)
+            negatives += tl.load(counts + COUNTS * chunk, mask=here, other=0)
+            found = tl.load(counts + COUNTS * chunk + 1, mask=here, other=0)
+            largest = tl.maximum(largest, found)
     head = payload(row, 0, tl.int32) + tl.arange(0, 1)
     count = tl.maximum(n, 1).to(tl.float64)
     if CODEC == SIGN:

@@ -6,7 +6,7 @@ Floats are in their field as bits. `torch_compressors.gpu.bucket` fills the rows
 import triton
 import triton.language as tl
 
-FIELDS = tl.constexpr(19)
+FIELDS = tl.constexpr(20)
 
 # Pointers to float32.
 GRAD = tl.constexpr(0)
@@ -29,6 +29,7 @@ LOG2 = tl.constexpr(15)  # of the elements of a block of a rotation
 FIRST_GROUP = tl.constexpr(16)  # number of the first group of rotated elements in the bucket
 FACTOR = tl.constexpr(17)  # of a rotation
 ROTATED = tl.constexpr(18)  # pointer to float32
+FIRST_SPAN = tl.constexpr(19)  # number of the first span of tiles in the bucket
 
 
 @triton.jit
@@ -74,3 +75,15 @@ def double(row, FIELD: tl.constexpr):
 def payload(row, OFFSET: tl.constexpr, TYPE: tl.constexpr):
     """Pointer into the payload, which begins at a multiple of 16 bytes."""
     return (tl.load(row + OUT) + OFFSET).to(tl.pointer_type(TYPE))
+
+
+@triton.jit
+def span_of(table, tensors, SPAN: tl.constexpr, TILE: tl.constexpr):
+    """Of a program that has a span of tiles: the tensor, its row, its first tile among those of the bucket,
+    the span's first tile among those of the tensor, and the one after its last."""
+    span = tl.program_id(0)
+    tensor = tl.load(tensors + span)
+    row = row_of(table, tensor)
+    tiles = (whole(row, NUMEL) + TILE - 1) // TILE
+    begin = (span - whole(row, FIRST_SPAN)) * SPAN
+    return tensor, row, whole(row, FIRST_TILE), begin, tl.minimum(begin + SPAN, tiles)
