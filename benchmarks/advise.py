@@ -11,7 +11,8 @@ in one process), and the engines' costs, measured by the requests of `--measure`
 limit and of 1 Gbit/s; it knows no step with an exchange.
 
 Finished jobs are kept in OUTPUT, and a later run goes on. It also has the tables and the picture.
-Times hold on a quiet machine only. Exit codes: 0 done; 1 a job failed; 2 no hosts here.
+Times hold on a quiet machine only. Exit codes: 0 done; 1 a job failed; 2 no hosts here, or no
+step of Horovod.
 """
 
 import argparse
@@ -292,6 +293,13 @@ def main() -> int:
     cells = [asdict(cell) for cell, _ in jobs]
     own = [row for row in results.rows if any(cell.items() <= row.items() for cell in cells)]
     rows = compared([row for row in own if row["engine"] in costs], costs, cache)
+    if not rows:
+        print(
+            "advise: the model's time comes from Horovod's steps without an exchange, and there are none: "
+            "name horovod in --engines, too",
+            file=sys.stderr,
+        )
+        return 2
     text = f"{share(rows)}\n\n{table(rows)}\n"
     (arguments.output / "advise.md").write_text(text, encoding="utf-8")
     (arguments.output / "advise.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
