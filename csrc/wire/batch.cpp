@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <memory>
 #include <string>
@@ -15,6 +14,7 @@
 #include "kernels/kernels.hpp"
 #include "wire/averaging.hpp"
 #include "wire/frame.hpp"
+#include "wire/frame_rooms.hpp"
 #include "wire/parts.hpp"
 
 namespace gradcomp {
@@ -158,20 +158,15 @@ std::size_t max_batch_size(Span<const EncodeItem> items) noexcept {
 }
 
 Status encode_batch(Span<const EncodeItem> items, Span<std::uint8_t> out, Span<std::size_t> sizes) {
-  const std::size_t needed = max_batch_size(items);
-  if (out.size() < needed) {
-    return capacity_error("the output buffer has " + std::to_string(out.size()) +
-                          " bytes; these frames may need " + std::to_string(needed));
+  std::vector<std::size_t> largest;
+  for (const EncodeItem& item : items) {
+    largest.push_back(max_frame_size(*item.codec, item.x.size()));
   }
+  FrameRooms rooms;
+  GRADCOMP_TRY(rooms.open(out, {largest.data(), largest.size()}));
   std::vector<BucketCall> bucket_calls(items.size());
   std::vector<std::unique_ptr<BucketWork>> works;
   GRADCOMP_TRY(find_shares(items, {bucket_calls.data(), bucket_calls.size()}, &works));
-  std::vector<Span<std::uint8_t>> rooms;
-  for (std::size_t i = 0, begin = 0; i < items.size(); ++i) {
-    const std::size_t room = max_frame_size(*items[i].codec, items[i].x.size());
-    rooms.push_back({out.data() + begin, room});
-    begin += room;
-  }
   std::vector<Status> statuses(items.size());
   for_items(
       items.size(), [&](std::size_t i) { return items[i].x.size(); },
@@ -184,13 +179,7 @@ Status encode_batch(Span<const EncodeItem> items, Span<std::uint8_t> out, Span<s
         call.bucket = &bucket_calls[i];
         statuses[i] = encode_frame(*items[i].codec, items[i].x, call, rooms[i], &sizes[i]);
       });
-  std::uint8_t* to = out.data();
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    GRADCOMP_TRY(statuses[i]);
-    if (to != rooms[i].data()) std::memmove(to, rooms[i].data(), sizes[i]);
-    to += sizes[i];
-  }
-  return {};
+  return rooms.close({statuses.data(), statuses.size()}, {sizes.data(), sizes.size()});
 }
 
 Status decode_batch_add(Span<const DecodeItem> items, float weight, BatchFault* fault) {

@@ -6,6 +6,7 @@
 
 #include "base/scratch.hpp"
 #include "base/thread_pool.hpp"
+#include "wire/frame_rooms.hpp"
 
 namespace gradcomp {
 namespace {
@@ -73,18 +74,10 @@ Status kept_of_frame(const CompiledCodec& codec, Span<const std::uint8_t> bytes,
 
 Status frames_of_parts(Span<const FrameParts> frames, Span<std::uint8_t> out,
                        Span<std::size_t> sizes) {
-  std::vector<Span<std::uint8_t>> rooms;
-  std::size_t needed = 0;
-  for (const FrameParts& frame : frames) needed += max_frame_size(*frame.codec, frame.n);
-  if (out.size() < needed) {
-    return capacity_error("the output buffer has " + std::to_string(out.size()) +
-                          " bytes; these frames may need " + std::to_string(needed));
-  }
-  std::uint8_t* room = out.data();
-  for (const FrameParts& frame : frames) {
-    rooms.push_back({room, max_frame_size(*frame.codec, frame.n)});
-    room += rooms.back().size();
-  }
+  std::vector<std::size_t> largest;
+  for (const FrameParts& frame : frames) largest.push_back(max_frame_size(*frame.codec, frame.n));
+  FrameRooms rooms;
+  GRADCOMP_TRY(rooms.open(out, {largest.data(), largest.size()}));
   std::vector<Status> statuses(frames.size());
   for_tasks(frames.size(), [&](std::size_t i) {
     const FrameParts& frame = frames[i];
@@ -93,13 +86,7 @@ Status frames_of_parts(Span<const FrameParts> frames, Span<std::uint8_t> out,
                                     : frame_of_kept(*frame.codec, frame.kept, frame.n, frame.stream,
                                                     rooms[i], &sizes[i]);
   });
-  std::uint8_t* to = out.data();
-  for (std::size_t i = 0; i < frames.size(); ++i) {
-    GRADCOMP_TRY(statuses[i]);
-    if (to != rooms[i].data()) std::memmove(to, rooms[i].data(), sizes[i]);
-    to += sizes[i];
-  }
-  return {};
+  return rooms.close({statuses.data(), statuses.size()}, {sizes.data(), sizes.size()});
 }
 
 Status kept_of_frames(Span<const FrameOfKept> frames, Span<OwnedKept> kept) {

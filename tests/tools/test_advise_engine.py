@@ -165,7 +165,6 @@ print(found * resource.getpagesize() / (8 << 22))
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
 def test_averages_reuse_memory_while_speeds_are_measured() -> None:
     command = [sys.executable, "-c", NEW_PAGES]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

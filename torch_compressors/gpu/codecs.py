@@ -393,7 +393,8 @@ class RotatedUniform(Dense):
             BITS=self.bits,
             RANDOM=self.random,
             MODE=mode.mode,
-            num_warps=2 * WARPS,
+            num_warps=2
+            * WARPS,  # with more elements in each, too few threads are on the GPU at once
             **EXACT,
         )
 
@@ -431,10 +432,10 @@ class Summed(Dense):
     """A codec with scales of the whole tensor: a pass that sums, and a pass that rounds."""
 
     CODEC: int
+    seeded = False
 
     def __init__(self, params: Params, sizes: Sequence[int], device: torch.device) -> None:
         super().__init__(params, sizes, device)
-        self.seeded = signs.TERNGRAD.value == self.CODEC
         self.chunks = divide(sizes, CHUNK, device)
         self.bucket.rows[:, field.FIRST_BLOCK.value] = self.chunks.first
         clip = np.float64(params.get("clip", 0.0))  # type: ignore[arg-type]
@@ -450,7 +451,7 @@ class Summed(Dense):
             MODE=mode.mode,
             ALIGNED=mode.aligned,
             PIECE=PIECE,
-            num_warps=2,
+            num_warps=2,  # more would repeat the sums of 16 lanes
             **common,
         )
         signs.scale_kernel[(len(self.bytes),)](table, self.sums, self.counts, num_warps=1, **common)
@@ -492,6 +493,7 @@ class TernGrad(Summed):
     """`terngrad`: 20 bytes per element with error feedback."""
 
     CODEC = signs.TERNGRAD.value
+    seeded = True
 
     def tile(self, params: Params) -> int:
         return 1280
