@@ -22,6 +22,7 @@ from gradcomp.codec.parts import (
     rotation_of,
 )
 from gradcomp.codec.spec import Spec, Stage, parse
+from gradcomp.codec.threads import processors, use_processors
 from gradcomp.exchange.averaging import MEAN
 from gradcomp.exchange.engine import Driver, Engine, JobLinks
 from gradcomp.exchange.nodes import Node
@@ -134,6 +135,7 @@ __all__ = [
     "parse",
     "payload_of_frame",
     "placed",
+    "processors",
     "profile_as_configured",
     "ranks_text",
     "read_digests",
@@ -146,4 +148,5 @@ __all__ = [
     "state_of",
     "take_shared_state",
     "unpack_state",
+    "use_processors",
 ]

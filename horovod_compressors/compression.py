@@ -31,6 +31,7 @@ from gradcomp.adapter_api import (
     shared_state,
     take_shared_state,
     unpack_state,
+    use_processors,
 )
 from gradcomp.errors import ConfigError, GradcompError
 from horovod_compressors.nodes import group_sets, node_problem, ranks_per_node
@@ -339,6 +340,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
         own = agreement_line(self.config, shapes, problem, self._compared_options())
         lines = self.gather(own.encode())
         check_agreement([line.decode(errors="replace") for line in lines])
+        use_processors(self.HOROVOD.local_size())
         if self._elastic and self.pipeline.world_size > 1:
             self._share(shapes)
         sets = group_sets(self.HOROVOD, self.process_set, self.pipeline.ranks_per_node)

@@ -40,6 +40,7 @@ from torch_compressors.devices import TensorArray, TensorDevice
 from torch_compressors.gather import gather_bytes
 from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.gpu.found import device_for
+from torch_compressors.launch import use_own_processors
 from torch_compressors.nodes import agreed_ranks_per_node, exchange_groups, node_size
 from torch_compressors.registered import WrappedModel, registered_with
 from torch_compressors.roll_call import naming_the_absent
@@ -188,6 +189,7 @@ class DDPCompression(ScalerControls):
         limit = message_limit(map(math.prod, shapes.values()), self.config.compress.bucket_bytes)
         with naming_the_absent(world, "ddp_hook"):
             size = agreed_ranks_per_node(self.config, world, shapes, copied)
+            use_own_processors()
             self._gloo = GlooEngine(exchange_groups(world, size, self._timeout), limit)
         self._engine = ProfiledEngine(self._gloo, profile_as_configured(self.pipeline).stats)
         return self._gloo

@@ -19,11 +19,11 @@ from torch.distributed import (  # type: ignore[attr-defined]
     TCPStore,
 )
 
-from gradcomp.adapter_api import ranks_text
+from gradcomp.adapter_api import ranks_text, use_processors
 from gradcomp.errors import ConfigError, PeerError
 from torch_compressors.roll_call import RollCall
 
-__all__ = ["init_process_group", "local_world_size"]
+__all__ = ["init_process_group", "local_world_size", "use_own_processors"]
 
 # Prefix of the keys under which rank 0 publishes its store; each process group has its own key.
 _KEY = "torch_compressors/store"
@@ -123,10 +123,20 @@ def _leave() -> None:
 
 def local_world_size() -> int:
     """Number of ranks on this machine, from the launcher; 1 without one."""
+    return _launched() or 1
+
+
+def use_own_processors() -> None:
+    """Give the core this rank's processors as threads. Without a launcher all ranks may be on this machine."""
+    use_processors(_launched() or dist.get_world_size())
+
+
+def _launched() -> int | None:
+    """Number of ranks on this machine, from the launcher."""
     for name in ("LOCAL_WORLD_SIZE", "HOROVOD_LOCAL_SIZE"):
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
-    return 1
+    return None
 
 
 def _store_of_horovodrun(rank: int, size: int, limit: timedelta) -> Any:

@@ -32,6 +32,7 @@ from gradcomp.adapter_api import (
 from gradcomp.errors import ConfigError
 from torch_compressors.gather import gather_bytes, gather_texts
 from torch_compressors.gloo import GlooEngine, message_limit
+from torch_compressors.launch import use_own_processors
 from torch_compressors.nodes import agreed_ranks_per_node, exchange_groups
 from torch_compressors.roll_call import naming_the_absent
 from torch_compressors.shared.outer import ParameterValues, TensorOuterSteps
@@ -87,6 +88,7 @@ class OuterStep(TensorOuterSteps):
             size = agreed_ranks_per_node(self.config, world, values.shapes)
             chosen.check_same(gather_texts(chosen.text(), world))
         _check_ddp(model, world, size)
+        use_own_processors()
         pipeline = self._pipeline = Pipeline(self.config, world.rank(), world.size(), size)
         limit = message_limit(
             map(math.prod, values.shapes.values()), self.config.compress.bucket_bytes

@@ -25,6 +25,8 @@ ENGINES = ("horovod", "mpi", "torch", "byteps")
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 3.0
 _LAST_LINES = 25
+# The hosts of a laboratory share the processors of this machine.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "GRADCOMP_THREADS": "1"}
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -92,7 +94,7 @@ def _run_all(started: Sequence[_Process], logs: Path, timeout: float) -> None:
             with (logs / f"{one.name}.log").open("wb") as log:
                 process = subprocess.Popen(
                     one.command,
-                    env={"OMP_NUM_THREADS": "1", **os.environ, **one.environment},
+                    env={**_ONE_THREAD, **os.environ, **one.environment},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -210,9 +212,9 @@ _MPI = {
     "HOROVOD_CONTROLLER": "mpi",
     "HOROVOD_CPU_OPERATIONS": "mpi",
     "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
-    "OMP_NUM_THREADS": "1",
+    **_ONE_THREAD,
 }
-_EXPORTED = ("PATH", "PYTHONPATH", "OMP_NUM_THREADS")
+_EXPORTED = ("PATH", "PYTHONPATH", *_ONE_THREAD)
 
 
 def _run_mpi(lab: Lab, ranks: int, command: Sequence[str], logs: Path, timeout: float) -> None:
@@ -248,7 +250,7 @@ def _run_byteps(lab: Lab, ranks: int, command: Sequence[str], logs: Path, timeou
         path = os.pathsep.join([str(folder), os.environ["PATH"]])
         done = subprocess.run(
             launcher,
-            env={"OMP_NUM_THREADS": "1", **os.environ, "PATH": path},
+            env={**_ONE_THREAD, **os.environ, "PATH": path},
             capture_output=True,
             text=True,
             check=False,

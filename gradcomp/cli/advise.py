@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.table import Table
 
 from gradcomp.cli import show
 from gradcomp.cli.options import JsonOption, load
+from gradcomp.codec.threads import processors, use_processors
 from gradcomp.config.schema import Config
 from gradcomp.errors import GradcompError
 from gradcomp.tools.advise import links as measuring
@@ -121,7 +121,8 @@ def advise(
             raise GradcompError(f"--engine is {engine!r}; it must be one of {', '.join(ENGINES)}")
         link, costs = Link(1e6 * bandwidth, 1e-3 * latency), ENGINES[engine]
     per_node = _ranks_per_node(ranks, nodes)
-    own_cores = (len(os.sched_getaffinity(0)) if cores is None else cores) / per_node
+    own_cores = (processors() if cores is None else cores) / per_node
+    use_processors(per_node)
     if measured is not None and per_node == ranks:
         per_node = 1  # the machine's own network was measured in place of links
     cache = SpeedCache()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
+from gradcomp.codec.threads import processors
 from gradcomp.tools.profile_model import ModelProfile
 
 __all__ = ["remarks_on"]
@@ -63,7 +62,7 @@ def _remedies(phase: str, result: ModelProfile) -> list[str]:
     slowest = result.rules[0].rule
     gathered = result.sent_bytes.get("allgather", 0.0) > 0.5 * sum(result.sent_bytes.values())
     remedies = []
-    cores = len(os.sched_getaffinity(0))
+    cores = processors()
     if phase in ("encode", "decode") and result.threads < cores:
         remedies.append(f"GRADCOMP_THREADS={cores} (now {result.threads})")
     if phase in ("decode", "wire") and gathered and result.workers > 2:

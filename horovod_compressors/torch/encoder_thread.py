@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import torch
 
 from gradcomp import Config
+from gradcomp.adapter_api import processors
 
 __all__ = ["EncoderThread"]
 
@@ -30,7 +30,7 @@ class EncoderThread:
         self, config: Config, local_ranks: int, on_device: bool, settle: Callable[[], None]
     ) -> None:
         setting = config.compress.encoder_thread
-        spare = on_device or len(os.sched_getaffinity(0)) >= 2 * local_ranks
+        spare = on_device or processors() >= 2 * local_ranks
         self._used = setting == "always" or (setting == "auto" and spare)
         self._settle = settle
         self._pass = -1

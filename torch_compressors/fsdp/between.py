@@ -28,6 +28,7 @@ from torch_compressors.fsdp.sharded import ShardedControls, sharded_modules
 from torch_compressors.fsdp.units import managed_parameters, wrapped_together
 from torch_compressors.gather import gather_texts
 from torch_compressors.gloo import GlooEngine, message_limit
+from torch_compressors.launch import use_own_processors
 from torch_compressors.roll_call import naming_the_absent
 from torch_compressors.shared.optimizers import check_optional
 from torch_compressors.shared.parameters import uncompiled_name
@@ -105,6 +106,7 @@ class FSDPCompression(ShardedControls):
         shapes = {uncompiled_name(name): tuple(one.shape) for name, one in model.named_parameters()}
         with naming_the_absent(group, "fsdp_hook"):
             check_agreement(gather_texts(agreement_line(self.config, shapes, problem), group))
+        use_own_processors()
         self._pipeline = Pipeline(self.config, group.rank(), group.size(), 1)
         if self._pipeline.measures:
             raise ConfigError("compress.policy: auto is for ddp_hook; use policy: always")

@@ -34,6 +34,7 @@ from torch_compressors.fsdp.sharded import ShardedControls
 from torch_compressors.fsdp.units import Unit, shard_group, units_of
 from torch_compressors.gather import gather_texts
 from torch_compressors.gloo import GlooEngine, message_limit
+from torch_compressors.launch import use_own_processors
 from torch_compressors.roll_call import naming_the_absent
 from torch_compressors.scaler import ScalerControls
 
@@ -98,6 +99,7 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
         with naming_the_absent(group, "fsdp_reduce_scatter"):
             check_agreement(gather_texts(agreement_line(self.config, self._shapes, None), group))
         self._refuse_options()
+        use_own_processors()
         self._pipeline = Pipeline(self.config, group.rank(), group.size(), scatters=True)
         if self._pipeline.measures:
             raise ConfigError("compress.policy: auto is for ddp_hook; use policy: always")

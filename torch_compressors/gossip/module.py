@@ -21,6 +21,7 @@ from torch_compressors.gather import gather_bytes
 from torch_compressors.gossip.agreement import agree, check_equal, setting_text
 from torch_compressors.gossip.checkpoints import average_of, module_state, module_tensors
 from torch_compressors.gossip.transport import check_times, naming_the_lost
+from torch_compressors.launch import use_own_processors
 from torch_compressors.shared.parameters import check_unsharded, uncompiled_name
 
 __all__ = ["DecentralizedModule"]
@@ -62,6 +63,7 @@ class DecentralizedModule(nn.Module, ABC):
         self._attached = False
         self._texts = {name: setting_text(value) for name, value in arguments.items()}
         agree(self._settings, self._control, self._where)
+        use_own_processors()
 
     @property
     def _where(self) -> str:

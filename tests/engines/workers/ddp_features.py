@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from workers.ddp_model import join
 from workers.harness import Cases, check_equal, check_same_on_all_ranks, refused
 
-from gradcomp import ConfigError
+from gradcomp import ConfigError, _core
 from torch_compressors import ddp_hook
 
 cases = Cases()
@@ -182,6 +182,16 @@ def options_of_ddp_together() -> None:
     ):
         model = _wrapped(_made(checkpointed), **options)
         _check(_averages(model, parts=parts), wanted, f"{checkpointed} {options}")
+
+
+@cases
+def a_rank_uses_its_share_of_the_processors() -> None:
+    before = _core.thread_count()
+    with mock.patch("gradcomp.codec.threads.processors", return_value=3 * hvd.local_size() + 1):
+        _wrapped(_made())
+    used = _core.thread_count()
+    _core.set_thread_count(before)
+    assert used == 3, used
 
 
 @cases

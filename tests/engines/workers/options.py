@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import horovod.torch as hvd
 import numpy as np
@@ -31,7 +32,7 @@ from workers.harness import (
     refused,
 )
 
-from gradcomp import Config, Loopback, list_codecs
+from gradcomp import Config, Loopback, _core, list_codecs
 from gradcomp.codec.spec import parse, stages
 from gradcomp.errors import ConfigError, SpecError
 from horovod_compressors.torch import Compression
@@ -743,6 +744,18 @@ def statistics() -> dict[str, Any]:
     assert 4 * 64 <= stats.sent_bytes["check"] <= 4 * 128 + 512
     assert stats.sent_bytes["allgather"] == 4 * frame.stats[0].total_bytes
     return {"ratio": stats.ratio}
+
+
+@cases
+def a_rank_uses_its_share_of_the_processors() -> None:
+    params = parameters(LAYER)
+    opt = optimizer(params, Compression("topk(k=100)"))
+    before = _core.thread_count()
+    with mock.patch("gradcomp.codec.threads.processors", return_value=3 * hvd.local_size() + 1):
+        averages(opt, params, gradients(params, 0))
+    used = _core.thread_count()
+    _core.set_thread_count(before)
+    assert used == 3, used
 
 
 @cases

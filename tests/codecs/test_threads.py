@@ -1,0 +1,55 @@
+"""Processors of the host and threads of the core."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gradcomp import _core
+from gradcomp.codec import threads
+from gradcomp.codec.threads import processors, use_processors
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A host of 12 processors without a limit; yields the file of the limit."""
+    before = _core.thread_count()
+    monkeypatch.delenv("GRADCOMP_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
+    monkeypatch.setattr(threads, "_QUOTA", tmp_path / "cpu.max")
+    yield tmp_path / "cpu.max"
+    _core.set_thread_count(before)
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        ("max 100000\n", 12),
+        ("250000 100000\n", 2),
+        ("50000 100000\n", 1),
+        ("6400000 100000\n", 12),
+        ("", 12),
+    ],
+)
+def test_a_container_limits_processors(host: Path, limit: str, expected: int) -> None:
+    assert processors() == 12
+    host.write_text(limit)
+    assert processors() == expected
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(1, 8), (2, 6), (5, 2), (12, 1), (40, 1)])
+def test_a_rank_uses_its_share_of_the_processors(host: Path, ranks: int, expected: int) -> None:
+    assert not host.exists()
+    use_processors(ranks)
+    assert _core.thread_count() == expected
+
+
+@pytest.mark.usefixtures("host")
+def test_the_variable_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
+    _core.set_thread_count(3)
+    monkeypatch.setenv("GRADCOMP_THREADS", "3")
+    use_processors(1)
+    assert _core.thread_count() == 3
