@@ -14,11 +14,17 @@ __all__ = ["TensorArray", "TensorDevice"]
 class TensorArray(DeviceArray):
     """A contiguous float32 tensor as the array of a device.
 
+    Attributes:
+        computed: recorded when the device has computed the elements; None: code on the current stream
+            finds them.
+
     Raises:
         TypeError: the tensor is of another dtype, or not contiguous.
     """
 
-    def __init__(self, device: Device, tensor: torch.Tensor) -> None:
+    def __init__(
+        self, device: Device, tensor: torch.Tensor, computed: torch.Event | None = None
+    ) -> None:
         if tensor.dtype != torch.float32 or not tensor.is_contiguous():
             raise TypeError(
                 f"a tensor of {tensor.dtype} and strides {tensor.stride()} is no array of a device: "
@@ -26,18 +32,23 @@ class TensorArray(DeviceArray):
             )
         self.device = device
         self.tensor = tensor
+        self.computed = computed
         self.shape = tuple(tensor.shape)
         self.size = tensor.numel()
         self.nbytes = 4 * self.size
 
     def reshape(self, shape: int | tuple[int, ...]) -> Any:
         """A view of another shape; -1 for a flat one."""
-        return TensorArray(self.device, self.tensor.reshape(shape))
+        return TensorArray(self.device, self.tensor.reshape(shape), self.computed)
 
 
 class TensorDevice(Device, Protocol):
     """A device whose arrays are tensors."""
 
-    def array(self, tensor: torch.Tensor) -> FloatArray:
-        """A contiguous float32 tensor of this device, without a copy."""
+    def array(self, tensor: torch.Tensor, beside: bool = False) -> FloatArray:
+        """A contiguous float32 tensor of this device, without a copy.
+
+        Args:
+            beside: another thread, which has a current stream of its own, may encode the array.
+        """
         ...

@@ -13,6 +13,7 @@ from gradcomp import Config
 from gradcomp.adapter_api import (
     AllReduce,
     Collector,
+    FloatArray,
     RankGroup,
     Resolved,
     Round,
@@ -27,6 +28,8 @@ from horovod_compressors.torch.engine import SUMMABLE_DTYPES, HorovodEngine
 from horovod_compressors.torch.join import Attendance, check_takes_part, take_part
 from horovod_compressors.torch.names import ParameterNames, calling_optimizer, check_averaged
 from horovod_compressors.torch.wait import synchronize, wait_first
+from torch_compressors.devices import TensorArray
+from torch_compressors.gpu.found import device_for
 from torch_compressors.shared.host_copies import HostCopies, to_device, to_host
 from torch_compressors.shared.optimizers import check_optimizer
 from torch_compressors.shared.parameters import parameter_bytes
@@ -50,11 +53,23 @@ class _Context:
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
-    copies: HostCopies | None  # of a gradient on a GPU
+    copies: HostCopies | None  # of a gradient on a GPU, where no kernel takes it
     round: Round | None  # a linear round; the driver has all other rounds
 
+    def on_host(self, tensor: torch.Tensor) -> tuple[FloatArray, Callable[[], None] | None]:
+        """The gradient as float32 of the host, and a function that waits for its elements, if needed."""
+        arrives: Callable[[], None] | None = None
+        if tensor.device.type == "cpu":
+            floats = tensor.detach().to(torch.float32).contiguous()
+        else:
+            self.copies = HostCopies({self.name: tensor.detach()})
+            floats, arrives = self.copies.floats(self.name)
+        return floats.view(tensor.shape).numpy(), arrives
+
     def restore(self, average: Any) -> torch.Tensor:
-        """The average with the gradient's shape, dtype and device; a GPU's stream is copying it."""
+        """The average with the gradient's shape, dtype and device; a GPU's stream is computing it."""
+        if isinstance(average, TensorArray):
+            return average.tensor.view(self.shape).to(self.dtype)
         tensor = torch.from_numpy(average).view(self.shape)
         if self.copies is None:
             return tensor.to(self.dtype)
@@ -174,6 +189,22 @@ class Compression(TensorControls, BaseCompression):
             self._attendance = attendance
         return steps
 
+    def _collect(
+        self, collector: Collector, resolved: Resolved, tensor: torch.Tensor, context: _Context
+    ) -> None:
+        """Give a gradient to its bucket, on its device where kernels take it, else on the host."""
+        thread = self._encoder_thread
+        assert thread is not None  # made with the collector
+        # The parts of a profiled step add up, without overlap.
+        beside = self.stats.profile is None and thread.takes()
+        device = None if self.config.compress.device == "host" else device_for(tensor.device)
+        if device is not None and self.pipeline.on_device(resolved, device):
+            floats = tensor.detach().to(torch.float32).contiguous()
+            gradient, arrives = device.array(floats, thread.used), None
+        else:
+            gradient, arrives = context.on_host(tensor)
+        collector.add(resolved, gradient, tensor.nbytes, arrives, beside)
+
     # The interface that Horovod calls.
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -220,24 +251,15 @@ class Compression(TensorControls, BaseCompression):
             self.pipeline.count_dense(name, tensor.nbytes)
             return tensor.contiguous(), _DENSE
         context = _Context(name, tensor.shape, tensor.dtype, tensor.device, None, None)
-        arrives: Callable[[], None] | None = None
-        if tensor.device.type == "cpu":
-            floats = tensor.detach().to(torch.float32).contiguous()
-        else:
-            context.copies = HostCopies({name: tensor.detach()})
-            floats, arrives = context.copies.floats(name)
-        gradient = floats.view(tensor.shape).numpy()
         if route is Route.LINEAR:
+            gradient, arrives = context.on_host(tensor)
             if arrives is not None:
                 arrives()
             context.round = self.pipeline.round(name, gradient, tensor.nbytes, resolved)
             request = next(context.round)
             assert isinstance(request, AllReduce)  # ensured by `Aggregator.linear`
             return to_device(torch.from_numpy(request.array), tensor.device), context
-        assert self._encoder_thread is not None  # made with the collector
-        # The parts of a profiled step add up, without overlap.
-        beside = self.stats.profile is None and self._encoder_thread.takes()
-        collector.add(resolved, gradient, tensor.nbytes, arrives, beside)
+        self._collect(collector, resolved, tensor, context)
         token = torch.ones(1, device="cpu" if self._host_tokens else tensor.device)
         self.stats.count("token", token.nbytes)
         return token, context

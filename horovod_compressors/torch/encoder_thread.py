@@ -24,6 +24,9 @@ class EncoderThread:
         local_ranks: number of ranks on this host.
         on_device: gradients come on a device.
         settle: waits until the thread has begun all rounds.
+
+    Attributes:
+        used: the thread takes the gradients of backward passes.
     """
 
     def __init__(
@@ -31,13 +34,13 @@ class EncoderThread:
     ) -> None:
         setting = config.compress.encoder_thread
         spare = on_device or processors() >= 2 * local_ranks
-        self._used = setting == "always" or (setting == "auto" and spare)
+        self.used = setting == "always" or (setting == "auto" and spare)
         self._settle = settle
         self._pass = -1
 
     def takes(self) -> bool:
         """Whether the thread takes a gradient that comes now: only within a backward pass."""
-        if not self._used:
+        if not self.used:
             return False
         current = torch._C._current_graph_task_id()
         if current == -1:

@@ -18,7 +18,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gloo2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
     """Two ranks on Gloo."""
     modules = ["replicas", "options", "refusals", "apart", "rounds", "low_rank", "exchange", "dgc"]
-    modules += ["schedules", "policy", "uneven", "encoder_thread", "states:save"]
+    modules += ["schedules", "policy", "uneven", "encoder_thread", "horovod_device", "states:save"]
     return run_cases(modules, 2, "gloo", tmp_path_factory.mktemp("gloo2"), shared)
 
 

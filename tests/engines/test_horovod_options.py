@@ -13,6 +13,7 @@ from workers import (
     dgc,
     encoder_thread,
     exchange,
+    horovod_device,
     low_rank,
     options,
     policy,
@@ -91,6 +92,11 @@ def test_dgc(gloo2: CaseJob, case: str) -> None:
 
 @pytest.mark.parametrize("case", schedules.cases)
 def test_schedules(gloo2: CaseJob, case: str) -> None:
+    gloo2.check(case)
+
+
+@pytest.mark.parametrize("case", horovod_device.cases)
+def test_device(gloo2: CaseJob, case: str) -> None:
     gloo2.check(case)
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import torch
 
 from support.pretend_device import DEVICE, on_device, on_host, pretended
+from torch_compressors.shared import staging
 from torch_compressors.shared.host_copies import HostCopies
+from torch_compressors.shared.staging import Staging, computed_by_now
 
 CASES = {
     "neighbours of one buffer": lambda: dict(
@@ -67,7 +69,28 @@ def main() -> None:
                 for name, tensor in given.items():
                     assert torch.equal(on_host(tensor), 2 * expected[name]), f"{case}: {name} back"
                     checks += 1
+    checks += work_beside_another_stream()
     print(f"{checks} checks")
+
+
+def work_beside_another_stream() -> int:
+    """A thread with another current stream finds elements that were computed by an event."""
+    values = torch.randn(64)
+    with pretended():
+        tensor = _buffer().zero_()
+        own = torch.Stream(DEVICE)
+        tensor.record_stream(own)
+        with own:
+            host = staging.room(64, torch.float32, DEVICE).copy_(values)
+            tensor.copy_(host, non_blocking=True)
+            computed = computed_by_now(DEVICE)
+        assert computed is not None
+        with Staging(DEVICE).beside([tensor], [computed]) as staged:
+            found = staged.fetch(tensor)
+        staged.wait()
+        assert torch.equal(found, values), "read before it was computed"
+    assert computed_by_now(torch.device("cpu")) is None
+    return 1
 
 
 if __name__ == "__main__":

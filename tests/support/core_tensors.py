@@ -14,7 +14,9 @@ from torch_compressors.devices import TensorArray
 class CoreTensors(CoreDevice):
     """As `CoreDevice`, for adapters that hand over tensors."""
 
-    def array(self, tensor: torch.Tensor) -> Any:
+    def array(self, tensor: torch.Tensor, beside: bool = False) -> Any:
+        if beside:
+            self.log.append("beside")
         return TensorArray(self, tensor)
 
     def _array(self, elements: FloatArray) -> Any:

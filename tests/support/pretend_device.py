@@ -44,6 +44,9 @@ class Stream:
         given = len(other.work)
         self.work.append(lambda: other.run(given))
 
+    def wait_event(self, event: Event) -> None:
+        self.work.append(event.reach)
+
     def __enter__(self) -> Stream:
         _streams.append(self)
         return self
@@ -62,8 +65,12 @@ class Event:
         self._place = stream, len(stream.work)
 
     def synchronize(self) -> None:
-        assert self._place is not None
         _log.waits += 1
+        self.reach()
+
+    def reach(self) -> None:
+        """Do the work before the event."""
+        assert self._place is not None
         stream, given = self._place
         stream.run(given)
 

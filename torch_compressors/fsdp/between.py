@@ -30,6 +30,7 @@ from torch_compressors.gather import gather_texts
 from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.launch import use_own_processors
 from torch_compressors.roll_call import naming_the_absent
+from torch_compressors.shared.host_copies import to_device, to_host
 from torch_compressors.shared.optimizers import check_optional
 from torch_compressors.shared.parameters import uncompiled_name
 
@@ -138,7 +139,7 @@ class FSDPCompression(ShardedControls):
         ends = _at_end_of_backward(self._finish)
         if name in self._running:  # since a backward pass that has failed, or in an outer one
             self._finish_exchanges()
-        flat = shard.detach().reshape(1, -1).float().cpu().numpy()
+        flat = to_host(shard.detach()).reshape(1, -1).float().numpy()
         round_ = self._pipeline.round(name, flat, shard.nbytes)
         parameters = self._awaits.get(name)
         if parameters and ends:
@@ -147,7 +148,8 @@ class FSDPCompression(ShardedControls):
             self._engine.flush()
             self._running[name] = late
             return
-        shard.copy_(torch.from_numpy(self._driver.run(round_)).view_as(shard))
+        average = torch.from_numpy(self._driver.run(round_))
+        shard.copy_(to_device(average, shard.device).view_as(shard))
         if parameters is None and ends:
             self._ended[name] = ReduceOutput(shard)
 

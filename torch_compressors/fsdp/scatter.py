@@ -37,6 +37,7 @@ from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.launch import use_own_processors
 from torch_compressors.roll_call import naming_the_absent
 from torch_compressors.scaler import ScalerControls
+from torch_compressors.shared.host_copies import to_device, to_host
 
 __all__ = ["ReduceScatterCompression", "fsdp_reduce_scatter"]
 
@@ -186,7 +187,7 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
             )
         ranks, rank = self._pipeline.world_size, self._pipeline.rank
         parameters = [one for one in unit.parameters if one.parameter.requires_grad]
-        host = given.detach().float().cpu().numpy().reshape(ranks, -1)
+        host = to_host(given.detach()).float().numpy().reshape(ranks, -1)
         if host.shape[1] != sum(one.chunk for one in parameters):
             raise ConfigError(
                 f"the gradients of '{unit.name}' have {host.size} elements, and those of its "
@@ -212,11 +213,11 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
             )
         )
         self._collector.check()
-        output.zero_()
-        begin = 0
+        begin, own_rows = 0, torch.zeros(output.shape, device="cpu")
         for one, total in zip(parameters, sums, strict=True):
-            output[begin : begin + total.size].copy_(torch.from_numpy(total))
+            own_rows[begin : begin + total.size].copy_(torch.from_numpy(total))
             begin += one.chunk
+        output.copy_(to_device(own_rows, output.device))
         if op == dist.ReduceOp.AVG:
             output.div_(ranks)
         self._collector.end_step()

@@ -28,7 +28,7 @@ from torch_compressors.gpu import codecs
 from torch_compressors.gpu.add import Addition, ToAdd
 from torch_compressors.gpu.bucket import Kept, Momentum, Payload, ToLaunch
 from torch_compressors.shared.host_copies import to_device
-from torch_compressors.shared.staging import Staging
+from torch_compressors.shared.staging import Staging, computed_by_now
 
 __all__ = ["TorchDevice"]
 
@@ -47,9 +47,9 @@ class TorchDevice:
         self._staging = Staging(device)
         self._encoders: dict[tuple[object, ...], codecs.Encoder] = {}
 
-    def array(self, tensor: torch.Tensor) -> Any:
-        """A tensor of this device as an array; see `TensorArray`."""
-        return TensorArray(self, tensor)
+    def array(self, tensor: torch.Tensor, beside: bool = False) -> Any:
+        """See `TensorDevice`."""
+        return TensorArray(self, tensor, computed_by_now(self._device) if beside else None)
 
     def takes(self, spec: Spec, shape: tuple[int, ...]) -> bool:
         """Whether there are kernels for the codec; all memories that rounds hand over are known."""
@@ -70,7 +70,9 @@ class TorchDevice:
         for place, tensor in enumerate(tensors):
             groups.setdefault(_kind(tensor), []).append(place)
         launched = []
-        with self._staging.beside([_tensor(tensor.grad) for tensor in tensors]) as staged:
+        grads = [_tensor(tensor.grad) for tensor in tensors]
+        computed = [_array(tensor.grad).computed for tensor in tensors]
+        with self._staging.beside(grads, filter(None, computed)) as staged:
             for kind, places in groups.items():
                 own = [tensors[place] for place in places]
                 encoder = self._encoder(kind, tuple(tensor.grad.size for tensor in own))
@@ -157,9 +159,13 @@ def _kind(tensor: ToEncode) -> tuple[object, ...]:
     return tensor.codec.spec, tensor.residual is None, mode
 
 
-def _tensor(array: object) -> torch.Tensor:
+def _array(array: object) -> TensorArray:
     assert isinstance(array, TensorArray)  # other devices' arrays are not given to this one
-    return array.tensor
+    return array
+
+
+def _tensor(array: object) -> torch.Tensor:
+    return _array(array).tensor
 
 
 def _to_launch(tensor: ToEncode, seeded: bool) -> ToLaunch:

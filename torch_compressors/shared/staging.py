@@ -5,13 +5,13 @@ On CPU tensors everything is done at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 
 import torch
 
-__all__ = ["Staged", "Staging", "copies_of", "room"]
+__all__ = ["Staged", "Staging", "computed_by_now", "copies_of", "room"]
 
 
 class Staging:
@@ -22,17 +22,22 @@ class Staging:
         self._stream = None if device.type == "cpu" else torch.Stream(device)
 
     @contextmanager
-    def beside(self, tensors: Sequence[torch.Tensor]) -> Iterator[Staged]:
+    def beside(
+        self, tensors: Sequence[torch.Tensor], after: Iterable[torch.Event] = ()
+    ) -> Iterator[Staged]:
         """Work on the side stream, after all that the current one was given so far.
 
         Args:
             tensors: which the work reads or changes; their memory is kept until it is done.
+            after: further events that the work waits for.
         """
         staged = Staged()
         if self._stream is None:
             yield staged
             return
         self._stream.wait_stream(torch.accelerator.current_stream(self._device))
+        for event in after:
+            self._stream.wait_event(event)
         # Gradients of a bucket share their memory.
         for tensor in {one.untyped_storage().data_ptr(): one for one in tensors}.values():
             tensor.record_stream(self._stream)
@@ -71,6 +76,15 @@ class Staged:
         """Wait for the work and its copies, and for nothing that was launched later."""
         if self._done is not None:
             self._done.synchronize()
+
+
+def computed_by_now(device: torch.device) -> torch.Event | None:
+    """An event after all that the current stream was given so far; None for the host."""
+    if device.type == "cpu":
+        return None
+    event = torch.Event(device)
+    event.record(torch.accelerator.current_stream(device))
+    return event
 
 
 def room(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -9,8 +9,11 @@ from unittest import mock
 
 import horovod.torch as hvd
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from workers import harness
-from workers.ddp_model import Training
+from workers.ddp_model import Training, join
 from workers.harness import Cases, refused
 
 from gradcomp import Config
@@ -20,6 +23,8 @@ from horovod_compressors.torch.encoder_thread import EncoderThread
 from support.pipelines import config_of
 from support.pretend_device import DEVICE, on_device, on_host, pretended
 from torch_compressors.ddp import compress_bucket
+from torch_compressors.fsdp import fsdp_reduce_scatter
+from torch_compressors.fsdp.units import units_of
 
 cases = Cases()
 
@@ -165,6 +170,24 @@ def ranks_with_and_without_a_device_differ() -> None:
     grads = harness.gradients(mine, 0)
     with pretended():
         refused(lambda: arrive(opt, mine, grads), ProtocolError, "gradients on a GPU")
+
+
+@cases
+def shards_on_a_device() -> None:
+    """The sums of a reduce-scatter on the host; both directions are copies of pinned memory."""
+    join()
+    model: Any = torch.nn.Linear(80, 64, bias=False)
+    fully_shard(model, mesh=init_device_mesh("cpu", (hvd.size(),)))
+    state = fsdp_reduce_scatter("topk(ratio=0.1)", model)
+    (unit,) = units_of(model)
+    given = harness.gradients({"w": torch.zeros(64, 80)}, 0)["w"].flatten()
+    own = torch.empty(given.numel() // hvd.size())
+    state.reduce(unit, own, given.clone(), dist.ReduceOp.SUM)  # it may change its input
+    with pretended() as log:
+        there = on_device(torch.empty_like(own))
+        state.reduce(unit, there, on_device(given), dist.ReduceOp.SUM)
+        harness.check_equal(on_host(there), own)
+        assert (log.to_host, log.to_device) == ([given.nbytes], [own.nbytes])
 
 
 class Bucket:
