@@ -12,7 +12,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
@@ -40,15 +40,17 @@ from torch_compressors.devices import TensorArray, TensorDevice
 from torch_compressors.gather import gather_bytes
 from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.gpu.found import device_for
-from torch_compressors.launch import use_own_processors
+from torch_compressors.launch import ranks_here, use_own_processors
 from torch_compressors.nodes import agreed_ranks_per_node, exchange_groups, node_size
 from torch_compressors.registered import WrappedModel, registered_with
 from torch_compressors.roll_call import naming_the_absent
 from torch_compressors.scaler import ScalerControls
+from torch_compressors.shared.encoder_thread import encodes_beside
 from torch_compressors.shared.host_copies import HostCopies
 from torch_compressors.shared.optimizers import check_optional
 from torch_compressors.shared.parameters import parameter_bytes
 from torch_compressors.shared.rates import rates_of
+from torch_compressors.shared.staging import computed_by_now
 
 __all__ = ["DDPCompression", "ddp_hook"]
 
@@ -113,8 +115,6 @@ class _Arrived:
     future: torch.futures.Future[torch.Tensor]
     buffer: torch.Tensor
     grads: dict[str, torch.Tensor]
-    dense: dict[str, Any] = field(default_factory=dict)
-    """The engine's handles of dense gradients, by name."""
     copies: HostCopies | None = None
     """Of gradients on a GPU that go through the host."""
 
@@ -155,6 +155,7 @@ class DDPCompression(ScalerControls):
     def _begin(self) -> None:
         self._gloo: GlooEngine | None = None
         self._arrived: list[_Arrived] = []
+        self._beside = False  # a thread encodes the gradients of this step
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: configuration and state, without model, optimizer and engine."""
@@ -231,25 +232,36 @@ class DDPCompression(ScalerControls):
             if self._optimizer is not None and self.config.scales_lr:
                 self.set_lr(rates_of(self._optimizer, self._model.names))
             self._report(self._collector.begin_step())
+            self._beside = self._encodes_beside(bucket)
         arrived = self._take(bucket)
         self._arrived.append(arrived)
-        # A GPU has worked on the last bucket since the last call: its exchanges begin now.
-        self._release(gloo)
+        if not self._beside:
+            # A GPU has worked on the last bucket since the last call: its exchanges begin now.
+            self._release(gloo)
         if self._clip_norm is None:
             self._start(arrived)
         elif bucket.is_last():
             self._clip(self._clip_norm)
             for one in self._arrived:
                 self._start(one)
-        gloo.flush()
+        self._driver.call_beside(gloo.flush)
         if bucket.is_last():
             self._release(gloo)
             self._finish()
         return arrived.future
 
+    def _encodes_beside(self, bucket: GradBucket) -> bool:
+        """Whether a thread encodes in this step. The parts of a profiled step add up, without overlap."""
+        on_device = bucket.buffer().device.type != "cpu"
+        return (
+            self._clip_norm is None
+            and self.pipeline.stats.profile is None
+            and encodes_beside(self.config, ranks_here(), on_device)
+        )
+
     def _release(self, gloo: GlooEngine) -> None:
         """Start the exchanges of gradients that were on a GPU."""
-        self._driver.release()
+        self._collector.settle()
         gloo.flush()
 
     def _take(self, bucket: GradBucket) -> _Arrived:
@@ -292,12 +304,15 @@ class DDPCompression(ScalerControls):
         for name, grad in arrived.grads.items():
             resolved, route = self._route(name, grad)
             if route is Route.DENSE:
-                self.pipeline.count_dense(name, grad.nbytes)
-                flat = grad.detach().reshape(-1).numpy()
-                arrived.dense[name] = self._engine.start(AllReduce(name, flat))
+                self._start_dense(arrived, name, grad.detach().reshape(-1).numpy())
             else:
                 flat = grad.detach().to(torch.float32).contiguous().numpy()
-                self._collector.add(resolved, flat, grad.nbytes)
+                self._collector.add(resolved, flat, grad.nbytes, beside=self._beside)
+
+    def _start_dense(self, arrived: _Arrived, name: str, grad: FloatArray) -> None:
+        """Start the all-reduce of a gradient that travels uncompressed, in its own dtype."""
+        self.pipeline.count_dense(name, grad.nbytes)
+        self._driver.start(name, _dense(name, grad, arrived.copies), beside=self._beside)
 
     def _route(self, name: str, grad: torch.Tensor) -> tuple[Resolved, Route]:
         resolved = self._collector.resolve(name, tuple(grad.shape))
@@ -315,29 +330,27 @@ class DDPCompression(ScalerControls):
             if dense or device is None or not self.pipeline.on_device(resolved, device):
                 others[name] = arrived.grads[name].detach()
         copies = arrived.copies = HostCopies(others)
+        computed = computed_by_now(arrived.buffer.device) if self._beside else None
         for name, (resolved, route) in routes.items():
             grad = arrived.grads[name].detach()
             if name not in others:
                 assert device is not None  # else it is among the others
-                array = device.array(grad.to(torch.float32).contiguous())
-                self._collector.add(resolved, array, grad.nbytes)
+                array = device.array(grad.to(torch.float32).contiguous(), computed)
+                self._collector.add(resolved, array, grad.nbytes, beside=self._beside)
                 continue
             if route is Route.DENSE:
-                self.pipeline.count_dense(name, grad.nbytes)
-                host = copies.arrays[name].numpy()
-                self._driver.start(name, _dense(name, host, copies))
-                arrived.dense[name] = None
+                self._start_dense(arrived, name, copies.arrays[name].numpy())
             else:
                 floats, arrives = copies.floats(name)
                 shaped = floats.numpy().reshape(resolved.key.shape)
-                self._collector.add(resolved, shaped, grad.nbytes, arrives)
+                self._collector.add(resolved, shaped, grad.nbytes, arrives, self._beside)
 
     def _finish(self) -> None:
         """Run all exchanges to their ends and give DDP the averages."""
         self._collector.check()
         for arrived in self._arrived:
             for name, grad in arrived.grads.items():
-                average = self._average(arrived, name)
+                average: Any = self._collector.finish(name)
                 if isinstance(average, TensorArray):
                     grad.copy_(average.tensor.view(grad.shape))
                     continue
@@ -351,17 +364,11 @@ class DDPCompression(ScalerControls):
         self._arrived.clear()
         self._collector.end_step()
 
-    def _average(self, arrived: _Arrived, name: str) -> Any:
-        if name not in arrived.dense:
-            return self._collector.finish(name)
-        if arrived.copies is not None:
-            return self._driver.finish(name)
-        return self._engine.finish(arrived.dense[name])
 
-
-def _dense(name: str, grad: Any, copies: HostCopies) -> Round:
-    """A round of a dense gradient that is on its way to the host."""
-    yield Ready(name, copies.wait)
+def _dense(name: str, grad: FloatArray, copies: HostCopies | None) -> Round:
+    """A round of a gradient that travels uncompressed, and may be on its way to the host."""
+    if copies is not None:
+        yield Ready(name, copies.wait)
     average: FloatArray = yield AllReduce(name, grad)
     return average
 

@@ -15,8 +15,8 @@ class TensorArray(DeviceArray):
     """A contiguous float32 tensor as the array of a device.
 
     Attributes:
-        computed: recorded when the device has computed the elements; None: code on the current stream
-            finds them.
+        computed: recorded when the device has computed the elements, for a thread that encodes them, which
+            has another current stream; None: the current one has computed them.
 
     Raises:
         TypeError: the tensor is of another dtype, or not contiguous.
@@ -45,10 +45,6 @@ class TensorArray(DeviceArray):
 class TensorDevice(Device, Protocol):
     """A device whose arrays are tensors."""
 
-    def array(self, tensor: torch.Tensor, beside: bool = False) -> FloatArray:
-        """A contiguous float32 tensor of this device, without a copy.
-
-        Args:
-            beside: another thread, which has a current stream of its own, may encode the array.
-        """
+    def array(self, tensor: torch.Tensor, computed: torch.Event | None = None) -> FloatArray:
+        """A contiguous float32 tensor of this device, without a copy; see `TensorArray`."""
         ...

@@ -98,10 +98,30 @@ CONTENDERS = (
         "powersgd(rank=4,start_step=0,variant=library)",
         "DDP PowerSGD 4",
     ),
+    Contender(
+        "DDP with our PowerSGD 4 beside",
+        "torch",
+        "ours",
+        "powersgd(rank=4,start_step=0,variant=library) encoder_thread=always",
+    ),
     Contender("DDP with our DGC 0.1%", "torch", "ours", _DGC),
+    Contender("DDP with our DGC 0.1% beside", "torch", "ours", f"{_DGC} encoder_thread=always"),
     Contender("plain top-k 0.1%", "torch", "topk", "0.001"),
     Contender(
         "DDP with our top-k 0.1%", "torch", "ours", "residual|topk(ratio=0.001)", "plain top-k 0.1%"
+    ),
+    Contender(
+        "DDP with our top-k 0.1% beside",
+        "torch",
+        "ours",
+        "residual|topk(ratio=0.001) encoder_thread=always",
+    ),
+    Contender("DDP with our polar 1/16", "torch", "ours", "residual|polar(rate=0.0625)"),
+    Contender(
+        "DDP with our polar 1/16 beside",
+        "torch",
+        "ours",
+        "residual|polar(rate=0.0625) encoder_thread=always",
     ),
     Contender("BytePS alone", "byteps", "alone"),
     Contender("BytePS", "byteps", "none"),

@@ -98,7 +98,8 @@ def config_of(spec: str) -> Config:
     """The configuration of a contender's spec and settings of the section ``compress``."""
     first, *others = spec.split()
     settings = [f"compress.{setting}" for setting in others]
-    return load_config([], ["version=1", f"compress.default={first}", *settings])
+    alone = "compress.encoder_thread=never"  # unless the settings say otherwise
+    return load_config([], ["version=1", f"compress.default={first}", alone, *settings])
 
 
 def interface_bytes() -> int:

@@ -130,6 +130,19 @@ class Driver:
             before.result()
         running.handle = self._engine.start(advance(running.round, None))
 
+    def call_beside(self, function: Callable[[], None]) -> None:
+        """Let the driver's thread call a function after the rounds that it has begun so far, if any."""
+        if not self._beside:
+            function()
+            return
+        before = self._beside[-1]
+
+        def call() -> None:
+            before.result()
+            function()
+
+        self._beside.append(self._thread.submit(call))
+
     def release(self) -> None:
         """Start the first requests of launched rounds, in the order of their starts.
 

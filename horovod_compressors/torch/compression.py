@@ -34,6 +34,7 @@ from torch_compressors.shared.host_copies import HostCopies, to_device, to_host
 from torch_compressors.shared.optimizers import check_optimizer
 from torch_compressors.shared.parameters import parameter_bytes
 from torch_compressors.shared.rates import rates_of
+from torch_compressors.shared.staging import computed_by_now
 from torch_compressors.shared.state import TensorControls
 
 __all__ = ["Compression"]
@@ -200,7 +201,8 @@ class Compression(TensorControls, BaseCompression):
         device = None if self.config.compress.device == "host" else device_for(tensor.device)
         if device is not None and self.pipeline.on_device(resolved, device):
             floats = tensor.detach().to(torch.float32).contiguous()
-            gradient, arrives = device.array(floats, thread.used), None
+            computed = computed_by_now(tensor.device) if thread.used else None
+            gradient, arrives = device.array(floats, computed), None
         else:
             gradient, arrives = context.on_host(tensor)
         collector.add(resolved, gradient, tensor.nbytes, arrives, beside)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from gradcomp import Config
-from gradcomp.adapter_api import processors
+from torch_compressors.shared.encoder_thread import encodes_beside
 
 __all__ = ["EncoderThread"]
 
@@ -19,10 +19,7 @@ class EncoderThread:
     without a name by the number of handles so far, which the script's next ones find equal on all ranks.
 
     Args:
-        config: its ``compress.encoder_thread`` decides; ``auto`` is a processor to spare, or a device
-            that computes.
-        local_ranks: number of ranks on this host.
-        on_device: gradients come on a device.
+        config, local_ranks, on_device: see `encodes_beside`.
         settle: waits until the thread has begun all rounds.
 
     Attributes:
@@ -32,9 +29,7 @@ class EncoderThread:
     def __init__(
         self, config: Config, local_ranks: int, on_device: bool, settle: Callable[[], None]
     ) -> None:
-        setting = config.compress.encoder_thread
-        spare = on_device or processors() >= 2 * local_ranks
-        self.used = setting == "always" or (setting == "auto" and spare)
+        self.used = encodes_beside(config, local_ranks, on_device)
         self._settle = settle
         self._pass = -1
 

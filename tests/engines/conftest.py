@@ -57,6 +57,7 @@ def ddp2(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> CaseJob:
         [
             "ddp",
             "ddp_device",
+            "ddp_thread",
             "trainers",
             "fsdp",
             "fsdp_features",

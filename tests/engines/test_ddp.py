@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from launch import HERE, CaseJob, run
-from workers import compiled, ddp, ddp_damaged, ddp_device, ddp_features
+from workers import compiled, ddp, ddp_damaged, ddp_device, ddp_features, ddp_thread
 from workers.replicas import SPECS
 
 
@@ -16,7 +16,15 @@ def test_ddp(ddp2: CaseJob, case: str) -> None:
     ddp2.check(case)
 
 
-@pytest.mark.parametrize("case", {**ddp_features.cases, **ddp_device.cases, **compiled.cases})
+FEATURES = {
+    **ddp_features.cases,
+    **ddp_device.cases,
+    **ddp_thread.cases,
+    **compiled.cases,
+}
+
+
+@pytest.mark.parametrize("case", FEATURES)
 def test_features(ddp2: CaseJob, case: str) -> None:
     ddp2.check(case)
 

@@ -14,9 +14,8 @@ from torch_compressors.devices import TensorArray
 class CoreTensors(CoreDevice):
     """As `CoreDevice`, for adapters that hand over tensors."""
 
-    def array(self, tensor: torch.Tensor, beside: bool = False) -> Any:
-        if beside:
-            self.log.append("beside")
+    def array(self, tensor: torch.Tensor, computed: torch.Event | None = None) -> Any:
+        assert computed is None, "the host computes at once"
         return TensorArray(self, tensor)
 
     def _array(self, elements: FloatArray) -> Any:

@@ -28,7 +28,7 @@ from torch_compressors.gpu import codecs
 from torch_compressors.gpu.add import Addition, ToAdd
 from torch_compressors.gpu.bucket import Kept, Momentum, Payload, ToLaunch
 from torch_compressors.shared.host_copies import to_device
-from torch_compressors.shared.staging import Staging, computed_by_now
+from torch_compressors.shared.staging import Staging
 
 __all__ = ["TorchDevice"]
 
@@ -47,9 +47,9 @@ class TorchDevice:
         self._staging = Staging(device)
         self._encoders: dict[tuple[object, ...], codecs.Encoder] = {}
 
-    def array(self, tensor: torch.Tensor, beside: bool = False) -> Any:
+    def array(self, tensor: torch.Tensor, computed: torch.Event | None = None) -> Any:
         """See `TensorDevice`."""
-        return TensorArray(self, tensor, computed_by_now(self._device) if beside else None)
+        return TensorArray(self, tensor, computed)
 
     def takes(self, spec: Spec, shape: tuple[int, ...]) -> bool:
         """Whether there are kernels for the codec; all memories that rounds hand over are known."""

@@ -55,7 +55,7 @@ def launches(device: CoreTensors) -> int:
 
 
 @cases
-def averages_are_those_of_the_loopback() -> None:
+def ranks_of_horovod_with_and_without_a_device() -> None:
     """With a device on some ranks or all, for tensors of all sizes or large ones, with a thread or none."""
     for thread in ("always", "never"):
         for ranks, least in (({0}, 0), ({1}, 6000), ({0, 1}, 6000)):
@@ -63,8 +63,6 @@ def averages_are_those_of_the_loopback() -> None:
                 with on_device(ranks, least) as device:
                     check_steps(config(spec, encoder_thread=thread))
                 assert (launches(device) > 0) == (hvd.rank() in ranks), spec
-                beside = thread == "always" and hvd.rank() in ranks
-                assert ("beside" in device.log) == beside, spec
 
 
 @cases
@@ -76,7 +74,7 @@ def other_specs_stay_on_the_host() -> None:
 
 
 @cases
-def a_device_is_turned_off() -> None:
+def a_device_of_horovod_is_turned_off() -> None:
     """Without `compress.device: auto` nothing is launched."""
     with on_device({0, 1}) as device:
         check_steps(config(ON_DEVICE[0], device="host"))

@@ -56,7 +56,11 @@ def run(rank: int, barrier: Callable[[], Any], reports: str, modules: Sequence[s
     cases: dict[str, Callable[[], Any]] = {}
     for module in modules:
         path, _, attribute = module.partition(":")
-        cases.update(getattr(importlib.import_module(f"workers.{path}"), attribute or "cases"))
+        added = getattr(importlib.import_module(f"workers.{path}"), attribute or "cases")
+        assert not cases.keys() & added, (
+            f"{path} has cases of other modules: {cases.keys() & added}"
+        )
+        cases.update(added)
     report(cases, rank, reports, barrier)
 
 

@@ -262,7 +262,7 @@ def a_late_hook_with_an_optimizer() -> None:
 
 @cases
 @three
-def uneven_data() -> None:
+def uneven_data_of_ddp() -> None:
     """``model.join()``: ranks without data count as zero in averages over all ranks."""
     ranks, own = hvd.size(), hvd.rank()
     steps = [2 + 2 * rank for rank in range(ranks)]
