@@ -21,6 +21,7 @@ from gradcomp.codec.parts import (
     payload_of_frame,
     rotation_of,
 )
+from gradcomp.codec.products import ToApply, ToMultiply
 from gradcomp.codec.spec import Spec, Stage, parse
 from gradcomp.codec.threads import processors, use_processors
 from gradcomp.exchange.averaging import MEAN
@@ -111,6 +112,8 @@ __all__ = [
     "Stage",
     "StartReport",
     "Stats",
+    "ToApply",
+    "ToMultiply",
     "Unedited",
     "Values",
     "agreement_line",

@@ -32,6 +32,11 @@ class Contender:
     spec: str = ""
     device: str = ""
 
+    @property
+    def same(self) -> str:
+        """Runs with equal parameters: of one spec on the GPU and the host, unless products may differ there."""
+        return self.name if self.spec.startswith("powersgd") else self.spec or self.name
+
     def bucket_mb(self, backend: str) -> float:
         """Size of DDP's buckets: on Gloo, PyTorch's PowerSGD works with a single one only."""
         return ONE_BUCKET_MB if (self.kind, backend) == ("powersgd", "gloo") else BUCKET_MB
@@ -63,4 +68,5 @@ CONTENDERS = (
     *_ours("residual|topk(ratio=0.01)"),
     *_ours("residual|int8"),
     *_ours("fp16"),
+    *_ours("powersgd(rank=4,start_step=0)"),
 )

@@ -114,16 +114,16 @@ def _last_line(log: Path) -> str:
 
 
 def _compared(results: list[list[Row]], common: Row) -> list[Row]:
-    """Rows of the slowest rank; equal parameters on all ranks, and on the GPU and the host for ours."""
+    """Rows of the slowest rank; parameters are equal on all ranks, and in runs that are the same."""
     digests: dict[str, set[str]] = {}
     for row in (row for of_rank in results for row in of_rank):
-        digests.setdefault(row["spec"] or row["name"], set()).add(row["digest"])
+        digests.setdefault(row["same"], set()).add(row["digest"])
     return [
         {
             **common,
             "name": rows[0]["name"],
             "ms": max(row["ms"] for row in rows),
-            "equal": len(digests[rows[0]["spec"] or rows[0]["name"]]) == 1,
+            "equal": len(digests[rows[0]["same"]]) == 1,
         }
         for rows in zip(*results, strict=True)
     ]

@@ -67,7 +67,7 @@ def steps(contender: Contender, size: Size, backend: str, device: torch.device) 
         digest.update(parameter.detach().cpu().numpy().tobytes())
     return {
         "name": contender.name,
-        "spec": contender.spec,
+        "same": contender.same,
         "ms": statistics.median(times[size.warmup :]),
         "digest": digest.hexdigest(),
     }

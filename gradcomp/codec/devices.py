@@ -16,6 +16,7 @@ from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, CodedArray, FloatArray
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.items import ToDecode, ToEncode
+from gradcomp.codec.products import ToApply, ToMultiply
 from gradcomp.codec.spec import Spec, parse
 from gradcomp.errors import SpecError
 from gradcomp.stopwatch import timed
@@ -47,6 +48,17 @@ class Device(Protocol):
 
     def add(self, codec: Codec, frame: ByteArray, out: FloatArray, weight: float) -> None:
         """See `Codec.decode_add`; ``out`` may hold anything."""
+        ...
+
+    def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
+        """Start products; the returned function waits until they are in ``out``.
+
+        They are a rank's own, so their last bits may depend on the device.
+        """
+        ...
+
+    def apply(self, matrices: Sequence[ToApply]) -> None:
+        """Update averages and matrices; see `ToApply`."""
         ...
 
     def to_host(self, array: FloatArray) -> FloatArray:
@@ -121,6 +133,25 @@ class _Host:
 
     def add(self, codec: Codec, frame: ByteArray, out: FloatArray, weight: float) -> None:
         codec.decode_add(frame, out, weight)
+
+    @timed("encode")
+    def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
+        for m, grad, beta, factor, transposed, out in matrices:
+            product = _core.multiply_transposed if transposed else _core.multiply
+            product(m, grad, factor, out, beta=beta)
+        return lambda: None
+
+    @timed("decode")
+    def apply(self, matrices: Sequence[ToApply]) -> None:
+        for m, average, begun, p, q, own_p, own_q, safe in matrices:
+            output = {"added" if begun else "assigned": average}
+            if own_p is p and own_q is q:
+                _core.outer(p, q, **output, subtracted=m)
+            else:
+                _core.outer(p, q, **output)
+                _core.outer(own_p, own_q, subtracted=m)
+            if not safe:
+                _core.zero(m.reshape(-1))
 
     def to_host(self, array: FloatArray) -> FloatArray:
         return array

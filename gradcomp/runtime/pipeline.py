@@ -18,7 +18,6 @@ from gradcomp.exchange.automatic import Choice
 from gradcomp.exchange.averaging import MEAN
 from gradcomp.exchange.memory import hands_over
 from gradcomp.exchange.patterns.base import Context, Member
-from gradcomp.exchange.patterns.gather import Gather
 from gradcomp.exchange.rounds import BucketRound, Ready, Request, Round
 from gradcomp.exchange.select import (
     exchange_choice,
@@ -321,17 +320,14 @@ class Pipeline:
     def on_device(self, resolved: Resolved, device: Device) -> bool:
         """Whether the next round takes a gradient in the memory of a device; else give it on the host.
 
-        With ``compress.device: host`` none does. Only `Gather` works on devices: it leaves all
-        arithmetic to the encoder and the decoder. Gradients must be on the host for a step that hands
+        With ``compress.device: host`` none does. Gradients must be on the host for a step that hands
         over state from one spec to another, for a loss scale, and for comparisons with exact averages.
         """
         aggregator = resolved.aggregator
         return (
             self.config.compress.device == "auto"
-            and isinstance(aggregator, Gather)
-            and aggregator.averaging == MEAN
-            # Others look at the whole bucket, of which a device may not take each tensor.
-            and "shares" not in aggregator.codec.caps
+            and aggregator.on_devices
+            and self._state.step(resolved.key.name) >= aggregator.start_step
             and hands_over(resolved.spec.memory)
             and self._state.continues(resolved)
             and not self.compares

@@ -48,9 +48,51 @@ def test_ranks_on_devices_and_on_the_host_average_together(spec: str) -> None:
     assert last.log == ["launch 1", "wait 1", "decode 1"] * 4
 
 
-@pytest.mark.parametrize("spec", SPECS)
+LOW_RANK = {
+    "powersgd(rank=2,start_step=1)": 2,
+    "powersgd(rank=1,start_step=0,variant=paper,iters_per_step=2,values=fp16)": 2,
+    "powersgd(rank=2,start_step=0,iters_per_step=2,warm_start=false)": 1,
+}
+"""Specs, and the number of matrices that shrink enough."""
+
+
+@pytest.mark.parametrize(("spec", "count"), LOW_RANK.items())
+def test_matrices_on_devices_and_on_the_host_average_together(spec: str, count: int) -> None:
+    config = on_devices(spec)
+    devices = [CoreDevice(), HOST, CoreDevice(least=100)]
+    mixed, alone = ranks_of(config), ranks_of(config)
+    for step in range(4):
+        grads = gradients(step)
+        expected = average(alone, [HOST] * RANKS, grads)
+        assert average(mixed, devices, grads) == expected
+        assert [residuals(one) for one in mixed] == [residuals(one) for one in alone]
+    first, _, last = devices
+    assert isinstance(first, CoreDevice)
+    assert isinstance(last, CoreDevice)
+    products = {line for line in first.log if line.startswith("multiply")}
+    assert products == {f"multiply {count}"}  # all matrices of the bucket together
+    assert {line for line in last.log if line.startswith("multiply")} == {"multiply 1"}
+
+
+@pytest.mark.parametrize("spec", ["powersgd(rank=2,start_step=0)", "powersgd(rank=2,start_step=2)"])
+def test_gradients_that_are_not_finite_reset_the_residual_of_a_device(spec: str) -> None:
+    config = on_devices(spec)
+    mixed, alone = ranks_of(config), ranks_of(config)
+    for step in range(5):
+        grads = gradients(step)
+        if step == 2:
+            grads["fc"][0][3, 4] = np.nan
+            grads["conv"][1][0, 0, 0] = np.inf
+        expected = average(alone, [HOST] * RANKS, grads)
+        found = average(mixed, [CoreDevice()] * RANKS, grads)
+        if step != 2:  # the bits of NaN may differ
+            assert found == expected
+        assert [residuals(one) for one in mixed] == [residuals(one) for one in alone]
+
+
+@pytest.mark.parametrize("spec", [*SPECS, *LOW_RANK])
 def test_checkpoints_move_between_devices_and_the_host(spec: str) -> None:
-    config = on_devices(spec, exchange="gather")
+    config = on_devices(spec, **({} if "powersgd" in spec else {"exchange": "gather"}))
     devices: list[Device] = [CoreDevice(), HOST, CoreDevice()]
     elsewhere: list[Device] = [HOST, CoreDevice(), HOST]
     ranks, moved = ranks_of(config), ranks_of(config)

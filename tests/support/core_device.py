@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,9 @@ import numpy as np
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.devices import DeviceArray, Encoded
+from gradcomp.codec.devices import HOST, DeviceArray, Encoded
 from gradcomp.codec.items import ToDecode, ToEncode
+from gradcomp.codec.products import ToApply, ToMultiply
 from gradcomp.codec.spec import Spec
 
 
@@ -69,6 +70,28 @@ class CoreDevice:
     def add(self, codec: Codec, frame: ByteArray, out: Any, weight: float) -> None:
         self.log.append("add")
         codec.decode_add(frame, self._elements(out), weight)
+
+    def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
+        self.log.append(f"multiply {len(matrices)}")
+        HOST.multiply(
+            [
+                work._replace(
+                    m=self._elements(work.m),
+                    grad=None if work.grad is None else self._elements(work.grad),
+                )
+                for work in matrices
+            ]
+        )
+        return lambda: self.log.append(f"wait {len(matrices)}")
+
+    def apply(self, matrices: Sequence[ToApply]) -> None:
+        self.log.append(f"apply {len(matrices)}")
+        HOST.apply(
+            [
+                work._replace(m=self._elements(work.m), average=self._elements(work.average))
+                for work in matrices
+            ]
+        )
 
     def to_host(self, array: Any) -> FloatArray:
         return self._elements(array).copy()

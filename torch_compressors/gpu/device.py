@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,8 @@ from gradcomp.adapter_api import (
     KeptParts,
     PayloadParts,
     Spec,
+    ToApply,
+    ToMultiply,
     derive_stream,
     frames_of_parts,
     kept_of_frames,
@@ -24,7 +26,7 @@ from gradcomp.adapter_api import (
 )
 from gradcomp.errors import WireError
 from torch_compressors.devices import TensorArray
-from torch_compressors.gpu import codecs
+from torch_compressors.gpu import codecs, low_rank
 from torch_compressors.gpu.add import Addition, ToAdd
 from torch_compressors.gpu.bucket import Kept, Momentum, Payload, ToLaunch
 from torch_compressors.shared.host_copies import to_device
@@ -54,8 +56,11 @@ class TorchDevice:
     def takes(self, spec: Spec, shape: tuple[int, ...]) -> bool:
         """Whether there are kernels for the codec; all memories that rounds hand over are known."""
         # An encoder keeps memory for its parameters, so they must not change from step to step.
-        fixed = spec.algorithm is None and not spec.scheduled
-        return fixed and 0 not in shape and codecs.takes(spec.codec)
+        if spec.scheduled or 0 in shape:
+            return False
+        if spec.algorithm is not None:
+            return spec.algorithm.name == "powersgd"
+        return codecs.takes(spec.codec)
 
     def zeros(self, numel: int) -> Any:
         """A new flat array."""
@@ -126,6 +131,56 @@ class TorchDevice:
         decode_batch_add(given, weight)
         for tensor, total in zip(tensors, sums, strict=True):
             _tensor(tensor.out).copy_(total, non_blocking=True)
+
+    def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
+        """See `Device`; torch multiplies."""
+        arrays = [
+            _array(one) for work in matrices for one in (work.m, work.grad) if one is not None
+        ]
+        computed = (array.computed for array in arrays)
+        tensors = [array.tensor for array in arrays]
+        with self._staging.beside(tensors, filter(None, computed)) as staged:
+            products = low_rank.multiply(
+                [
+                    low_rank.Product(
+                        _tensor(work.m),
+                        None if work.grad is None else _tensor(work.grad),
+                        work.beta,
+                        factor,
+                        work.transposed,
+                    )
+                    for work, factor in zip(
+                        matrices, self._factors([work.factor for work in matrices]), strict=True
+                    )
+                ]
+            )
+            fetched = staged.fetch(products)
+
+        def wait() -> None:
+            staged.wait()
+            parts = torch.split(fetched, [work.out.size for work in matrices])
+            for work, part in zip(matrices, parts, strict=True):
+                work.out[:] = part.numpy()
+
+        return wait
+
+    def apply(self, matrices: Sequence[ToApply]) -> None:
+        """See `Device`; products and sums of elements are rounded one by one."""
+        given = [one for work in matrices for one in (work.p, work.q, work.own_p, work.own_q)]
+        factors = iter(self._factors(given))
+        for work in matrices:
+            p, q, own_p, own_q = (next(factors) for _ in range(4))
+            average, m = _tensor(work.average), _tensor(work.m)
+            (average.add_ if work.begun else average.copy_)(low_rank.outer(p, q, average.shape))
+            if work.safe:
+                m.sub_(low_rank.outer(own_p, own_q, m.shape))
+            else:
+                m.zero_()
+
+    def _factors(self, factors: Sequence[FloatArray]) -> Sequence[torch.Tensor]:
+        """Factors of the host on this device, by one copy."""
+        flat = torch.from_numpy(np.concatenate(factors))
+        return torch.split(to_device(flat, self._device), [one.size for one in factors])
 
     def to_host(self, array: FloatArray) -> FloatArray:
         """A copy on the host, of the values after all that was launched."""

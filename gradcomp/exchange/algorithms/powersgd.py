@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
-
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray, split
 from gradcomp.codec.codec import derive_stream
+from gradcomp.codec.devices import HOST, Device, device_of
+from gradcomp.codec.products import ToApply, ToMultiply
 from gradcomp.codec.spec import Spec
 from gradcomp.errors import StateError
 from gradcomp.exchange.algorithms.base import Algorithm
@@ -33,7 +33,7 @@ from gradcomp.exchange.memory import RESIDUAL_LR, array_of
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.patterns.dense import dense_bucket
 from gradcomp.exchange.rates import Rates
-from gradcomp.exchange.rounds import BucketRound, Request, TensorKey
+from gradcomp.exchange.rounds import BucketRound, Ready, Request, TensorKey
 from gradcomp.stopwatch import timed
 
 __all__ = ["PowerSGD"]
@@ -55,6 +55,8 @@ class PowerSGD(Algorithm):
         "matrices travel as averages of thin factors, all factors of a bucket in one request; "
         "first steps, vectors and matrices that would hardly shrink travel dense"
     )
+
+    on_devices = True
 
     replicated_kinds: ClassVar[tuple[str, ...]] = (_P, _Q)
 
@@ -111,19 +113,21 @@ class PowerSGD(Algorithm):
         rows, cols = shape = matrix_shape(member.key.shape)
         key, step = member.key, member.step - self.start_step
         beta = 1.0
+        device = device_of(member.grad)
         if self._scales_lr and self._rates.of(key.name) == 0:
-            residual = np.zeros(key.numel, np.float32)  # the gradient alone; the residual waits
+            residual = device.zeros(key.numel)  # the gradient alone; the residual waits
         else:
-            residual = array_of(self._residuals, key, "residual")
+            residual = array_of(self._residuals, key, "residual", device)
             if self._scales_lr:
                 beta = self._rates.advance(key.name, self._last_rates)
         rank = min(self._rank, rows, cols)
-        grad, average = member.grad.reshape(shape), member.out.reshape(shape)
-        return _Matrix(key, step, rank, grad, residual.reshape(shape), beta, average)
+        average = member.out if device is HOST else device.zeros(key.numel)
+        grad, residual = member.grad.reshape(shape), residual.reshape(shape)
+        return _Matrix(key, step, rank, device, grad, residual, beta, average.reshape(shape))
 
     def _sides_in_turn(
         self, name: str, matrices: Sequence[_Matrix]
-    ) -> Generator[Request, Any, None]:
+    ) -> Generator[Request | Ready, Any, None]:
         """The library's variant: in every iteration one product, from the side of the last one."""
         for iteration in range(self._iterations):
             # Matrices at different steps may need different sides.
@@ -136,43 +140,52 @@ class PowerSGD(Algorithm):
                 known.append(factor)
                 outputs.append(matrix.size(_Q if from_left else _P))
             flat, parts = buffer(outputs)
-            for matrix, from_left, factor, part in zip(matrices, left, known, parts, strict=True):
-                (matrix.multiply_transposed if from_left else matrix.multiply)(factor, part)
+            yield from _multiply(name, matrices, known, left, parts)
             own, mean = yield from average_of_factors(f"{name}.{iteration}", flat, self._codec)
             own_parts, means = split(own, outputs), split(mean, outputs)
-            for matrix, from_left, factor, sent, average in zip(
-                matrices, left, known, own_parts, means, strict=True
-            ):
-                if from_left:
-                    matrix.apply(factor, average, factor, sent)
-                else:
-                    matrix.apply(average, factor, sent, factor)
+            _apply(
+                matrices,
+                [
+                    (factor, average, factor, sent)
+                    if from_left
+                    else (average, factor, sent, factor)
+                    for from_left, factor, sent, average in zip(
+                        left, known, own_parts, means, strict=True
+                    )
+                ],
+            )
+            for matrix, from_left, average in zip(matrices, left, means, strict=True):
                 self._keep(_Q if from_left else _P, matrix, average)
 
-    def _both_sides(self, name: str, matrices: Sequence[_Matrix]) -> Generator[Request, Any, None]:
+    def _both_sides(
+        self, name: str, matrices: Sequence[_Matrix]
+    ) -> Generator[Request | Ready, Any, None]:
         """The paper's variant: P = M Q, then Q = M^T P; P Q^T is applied and subtracted."""
         rows = [matrix.size(_P) for matrix in matrices]
         cols = [matrix.size(_Q) for matrix in matrices]
         for iteration in range(self._iterations):
             flat, parts = buffer(rows)
-            for matrix, part in zip(matrices, parts, strict=True):
+            known = []
+            for matrix in matrices:
                 fresh = iteration == 0 and not self._warm_start
                 factor = self._factor(_Q, matrix, fresh)
                 _orthonormalize(factor, matrix.rank, self._method)
-                matrix.multiply(factor, part)
+                known.append(factor)
+            yield from _multiply(name, matrices, known, [False] * len(matrices), parts)
             _, mean = yield from average_of_factors(f"{name}.p{iteration}", flat, self._codec)
             for matrix, left in zip(matrices, split(mean, rows), strict=True):
                 self._keep(_P, matrix, left)
             flat, parts = buffer(cols)
-            for matrix, part in zip(matrices, parts, strict=True):
-                left = self._factors[_P][matrix.key.name]
+            known = [self._factors[_P][matrix.key.name] for matrix in matrices]
+            for matrix, left in zip(matrices, known, strict=True):
                 _orthonormalize(left, matrix.rank, self._method)
-                matrix.multiply_transposed(left, part)
+            yield from _multiply(name, matrices, known, [True] * len(matrices), parts)
             _, mean = yield from average_of_factors(f"{name}.q{iteration}", flat, self._codec)
-            for matrix, right in zip(matrices, split(mean, cols), strict=True):
-                if iteration == self._iterations - 1:
-                    left = self._factors[_P][matrix.key.name]
-                    matrix.apply(left, right, left, right)
+            means = split(mean, cols)
+            if iteration == self._iterations - 1:
+                pairs = zip(known, means, strict=True)
+                _apply(matrices, [(left, right, left, right) for left, right in pairs])
+            for matrix, right in zip(matrices, means, strict=True):
                 self._keep(_Q, matrix, right)
 
     def _factor(self, kind: str, matrix: _Matrix, fresh: bool) -> FloatArray:
@@ -207,6 +220,7 @@ class _Matrix:
         key: TensorKey,
         step: int,
         rank: int,
+        device: Device,
         grad: FloatArray,
         residual: FloatArray,
         beta: float,
@@ -215,39 +229,65 @@ class _Matrix:
         self.key = key
         self.step = step
         self.rank = rank
+        self.device = device
         self.average = average
         self._sides: tuple[int, ...] = grad.shape
         self._m = residual
         self._grad: FloatArray | None = grad
         self._beta = beta
         self._begun = False
-        self._finite = True
 
     def size(self, kind: str) -> int:
         """Elements of a factor."""
         return self.rank * self._sides[0 if kind == _P else 1]
 
-    @timed("encode")
-    def multiply(self, q: FloatArray, p: FloatArray) -> None:
-        """p = M q; the first product also sets M to beta * residual + gradient."""
-        self._finite &= _core.multiply(self._m, self._grad, q, p, beta=self._beta)
-        self._grad = None
+    def to_multiply(self, factor: FloatArray, transposed: bool, out: FloatArray) -> ToMultiply:
+        """A product; the first one also sets M to beta * residual + gradient."""
+        grad, self._grad = self._grad, None
+        return ToMultiply(self._m, grad, self._beta, factor, transposed, out)
 
-    @timed("encode")
-    def multiply_transposed(self, p: FloatArray, q: FloatArray) -> None:
-        """q = M^T p; as `multiply`."""
-        self._finite &= _core.multiply_transposed(self._m, self._grad, p, q, beta=self._beta)
-        self._grad = None
+    def to_apply(
+        self, p: FloatArray, q: FloatArray, own_p: FloatArray, own_q: FloatArray
+    ) -> ToApply:
+        """Add p q^T to the average, and subtract own_p own_q^T from M.
 
-    @timed("decode")
-    def apply(self, p: FloatArray, q: FloatArray, own_p: FloatArray, own_q: FloatArray) -> None:
-        """Add p q^T to the average, and subtract own_p own_q^T from M."""
-        output = {"added" if self._begun else "assigned": self.average}
-        self._begun = True
-        if own_p is p and own_q is q:
-            _core.outer(p, q, **output, subtracted=self._m)
-        else:
-            _core.outer(p, q, **output)
-            _core.outer(own_p, own_q, subtracted=self._m)
-        if not (self._finite and is_safe(own_p) and is_safe(own_q)):
-            _core.zero(self._m.reshape(-1))
+        Products of an M that is not finite are not finite, so the factors tell.
+        """
+        begun, self._begun = self._begun, True
+        safe = is_safe(own_p) and is_safe(own_q)
+        return ToApply(self._m, self.average, begun, p, q, own_p, own_q, safe)
+
+
+def _multiply(
+    name: str,
+    matrices: Sequence[_Matrix],
+    factors: Sequence[FloatArray],
+    transposed: Sequence[bool],
+    outputs: Sequence[FloatArray],
+) -> Generator[Ready, Any, None]:
+    """Products of all matrices, on each one's device."""
+    of_devices: dict[Device, list[ToMultiply]] = {}
+    for matrix, factor, side, out in zip(matrices, factors, transposed, outputs, strict=True):
+        of_devices.setdefault(matrix.device, []).append(matrix.to_multiply(factor, side, out))
+    own = of_devices.pop(HOST, [])
+    waits = [device.multiply(works) for device, works in of_devices.items()]
+    HOST.multiply(own)
+
+    def wait() -> None:
+        for one in waits:
+            one()
+
+    if waits:
+        yield Ready(name, wait)
+
+
+def _apply(
+    matrices: Sequence[_Matrix],
+    factors: Sequence[tuple[FloatArray, FloatArray, FloatArray, FloatArray]],
+) -> None:
+    """Update all averages and residuals, on each matrix's device."""
+    of_devices: dict[Device, list[ToApply]] = {}
+    for matrix, four in zip(matrices, factors, strict=True):
+        of_devices.setdefault(matrix.device, []).append(matrix.to_apply(*four))
+    for device, works in of_devices.items():
+        device.apply(works)

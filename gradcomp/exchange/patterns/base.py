@@ -58,6 +58,9 @@ class Aggregator(ABC):
     """The round is a single `AllReduce`, and its reply may be scaled. So an engine may use its own
     all-reduce for the request (and fuse it with others), and may sum instead of averaging."""
 
+    on_devices = False
+    """Rounds take gradients in the memory of other devices than the host."""
+
     start_step = 0
     """The first step, counted from 0, in which tensors do not travel dense."""
 
@@ -110,7 +113,7 @@ class Member(NamedTuple):
     """One tensor of a bucket, with the arguments of its aggregator's `round`.
 
     Attributes:
-        grad: its device is where the round works; `Gather` takes those of other devices than the host.
+        grad: its device is where the round works; see `Aggregator.on_devices`.
         out: flat float32 memory for the average, of any content. It may be the gradient's own
             memory, so write to it only after the gradient is encoded.
     """

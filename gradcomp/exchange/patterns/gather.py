@@ -52,6 +52,8 @@ class Gather(BucketAggregator):
         self.memory = memory
         self.seed = rank_seed(seed, rank)
         self.averaging = averaging
+        # Codecs that share look at the whole bucket, of which a device may not take each tensor.
+        self.on_devices = averaging == MEAN and "shares" not in codec.caps
         state = {} if state is None else state
         self._carried = state.setdefault("carried", {})
         self._bases = state.setdefault("basis", {})

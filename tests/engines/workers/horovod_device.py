@@ -21,8 +21,13 @@ cases = Cases()
 
 SHAPES = {"a": (64, 80), "b": (70, 90), "c": (33,), "d": (90, 70)}
 
-ON_DEVICE = ("residual|topk(ratio=0.05)", "dgc(ratio=0.05,warmup_epochs=0)", "residual|int8")
-ON_HOST = ("powersgd(rank=2,start_step=0)", "residual|adaptive(rate=0.5)", "residual|fp16")
+ON_DEVICE = (
+    "residual|topk(ratio=0.05)",
+    "dgc(ratio=0.05,warmup_epochs=0)",
+    "residual|int8",
+    "powersgd(rank=2,start_step=1)",
+)
+ON_HOST = ("atomo(rank=1)", "residual|adaptive(rate=0.5)", "residual|fp16")
 
 
 def config(spec: str, **compress: object) -> Config:
@@ -51,7 +56,7 @@ def check_steps(used: Config, steps: int = 3) -> None:
 
 def launches(device: CoreTensors) -> int:
     """Number of launches of the device."""
-    return sum(line.startswith("launch") for line in device.log)
+    return sum(line.startswith(("launch", "multiply")) for line in device.log)
 
 
 @cases

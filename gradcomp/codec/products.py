@@ -1,0 +1,52 @@
+"""Products of matrices and thin factors, which a device computes.
+
+A factor of r vectors for the rows or columns of a matrix is flat, one vector after the other.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gradcomp.codec.arrays import FloatArray
+
+__all__ = ["ToApply", "ToMultiply"]
+
+
+class ToMultiply(NamedTuple):
+    """One product: ``out = M q``, or ``M^T p``.
+
+    Attributes:
+        m: [rows, cols], of the device.
+        grad: as m; M becomes ``beta * M + grad`` before the product. None: M stays as it is.
+        factor: of the host: q, or p where ``transposed``.
+        out: of the host, flat, for the product.
+    """
+
+    m: FloatArray
+    grad: FloatArray | None
+    beta: float
+    factor: FloatArray
+    transposed: bool
+    out: FloatArray
+
+
+class ToApply(NamedTuple):
+    """The average gains ``p q^T``, and M loses ``own_p own_q^T``.
+
+    Elements are sums over the vectors in their order, in float32: the same bits on every device.
+
+    Attributes:
+        m, average: [rows, cols], of the device.
+        begun: add to the average; else replace its contents.
+        p, q, own_p, own_q: of the host.
+        safe: False: M becomes 0 instead.
+    """
+
+    m: FloatArray
+    average: FloatArray
+    begun: bool
+    p: FloatArray
+    q: FloatArray
+    own_p: FloatArray
+    own_q: FloatArray
+    safe: bool
