@@ -17,5 +17,6 @@ def encodes_beside(config: Config, local_ranks: int, on_device: bool) -> bool:
         on_device: gradients come on a device.
     """
     setting = config.compress.encoder_thread
-    spare = on_device or processors() >= 2 * local_ranks
-    return setting == "always" or (setting == "auto" and spare)
+    if setting != "auto":
+        return setting == "always"
+    return on_device or processors() >= 2 * local_ranks

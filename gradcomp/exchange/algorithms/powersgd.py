@@ -121,9 +121,8 @@ class PowerSGD(Algorithm):
             if self._scales_lr:
                 beta = self._rates.advance(key.name, self._last_rates)
         rank = min(self._rank, rows, cols)
-        average = member.out if device is HOST else device.zeros(key.numel)
         grad, residual = member.grad.reshape(shape), residual.reshape(shape)
-        return _Matrix(key, step, rank, device, grad, residual, beta, average.reshape(shape))
+        return _Matrix(key, step, rank, grad, residual, beta, member)
 
     def _sides_in_turn(
         self, name: str, matrices: Sequence[_Matrix]
@@ -220,22 +219,21 @@ class _Matrix:
         key: TensorKey,
         step: int,
         rank: int,
-        device: Device,
         grad: FloatArray,
         residual: FloatArray,
         beta: float,
-        average: FloatArray,
+        member: Member,
     ) -> None:
         self.key = key
         self.step = step
         self.rank = rank
-        self.device = device
-        self.average = average
+        self.device = device_of(grad)
+        self._member = member
         self._sides: tuple[int, ...] = grad.shape
         self._m = residual
         self._grad: FloatArray | None = grad
         self._beta = beta
-        self._begun = False
+        self._average: FloatArray | None = None
 
     def size(self, kind: str) -> int:
         """Elements of a factor."""
@@ -253,9 +251,18 @@ class _Matrix:
 
         Products of an M that is not finite are not finite, so the factors tell.
         """
-        begun, self._begun = self._begun, True
+        begun = self._average is not None
         safe = is_safe(own_p) and is_safe(own_q)
         return ToApply(self._m, self.average, begun, p, q, own_p, own_q, safe)
+
+    @property
+    def average(self) -> FloatArray:
+        """The average so far; at first memory of any content, which the thread that decodes takes."""
+        if self._average is None:
+            here = self.device is HOST
+            out = self._member.out if here else self.device.zeros(self.key.numel)
+            self._average = out.reshape(self._sides)
+        return self._average
 
 
 def _multiply(
