@@ -30,19 +30,21 @@ def on_devices(spec: str, **compress: str) -> Config:
     return config_of(spec, **{"device": "auto", **compress})
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_ranks_on_devices_and_on_the_host_average_together(spec: str) -> None:
-    config = on_devices(spec, exchange="gather")
-    devices = [CoreDevice(), HOST, CoreDevice(least=100)]
+def compared(config: Config) -> tuple[CoreDevice, CoreDevice]:
+    """Average on devices and the host, and on the host alone; returns a device, and one for large tensors."""
+    first, last = CoreDevice(), CoreDevice(least=100)
     mixed, alone = ranks_of(config), ranks_of(config)
     for step in range(4):
         grads = gradients(step)
         expected = average(alone, [HOST] * RANKS, grads)
-        assert average(mixed, devices, grads) == expected
+        assert average(mixed, [first, HOST, last], grads) == expected
         assert [residuals(one) for one in mixed] == [residuals(one) for one in alone]
-    first, _, last = devices
-    assert isinstance(first, CoreDevice)
-    assert isinstance(last, CoreDevice)
+    return first, last
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_ranks_on_devices_and_on_the_host_average_together(spec: str) -> None:
+    first, last = compared(on_devices(spec, exchange="gather"))
     # One launch, one wait and one decoding for all tensors of a bucket that the device takes.
     assert first.log == ["launch 3", "wait 3", "decode 3"] * 4
     assert last.log == ["launch 1", "wait 1", "decode 1"] * 4
@@ -58,17 +60,7 @@ LOW_RANK = {
 
 @pytest.mark.parametrize(("spec", "count"), LOW_RANK.items())
 def test_matrices_on_devices_and_on_the_host_average_together(spec: str, count: int) -> None:
-    config = on_devices(spec)
-    devices = [CoreDevice(), HOST, CoreDevice(least=100)]
-    mixed, alone = ranks_of(config), ranks_of(config)
-    for step in range(4):
-        grads = gradients(step)
-        expected = average(alone, [HOST] * RANKS, grads)
-        assert average(mixed, devices, grads) == expected
-        assert [residuals(one) for one in mixed] == [residuals(one) for one in alone]
-    first, _, last = devices
-    assert isinstance(first, CoreDevice)
-    assert isinstance(last, CoreDevice)
+    first, last = compared(on_devices(spec))
     products = {line for line in first.log if line.startswith("multiply")}
     assert products == {f"multiply {count}"}  # all matrices of the bucket together
     assert {line for line in last.log if line.startswith("multiply")} == {"multiply 1"}
