@@ -23,7 +23,7 @@ from gradcomp.codec.parts import (
 )
 from gradcomp.codec.products import ToApply, ToMultiply
 from gradcomp.codec.spec import Spec, Stage, parse
-from gradcomp.codec.threads import processors, use_processors
+from gradcomp.codec.threads import threads, use_processors
 from gradcomp.exchange.averaging import MEAN
 from gradcomp.exchange.engine import Driver, Engine, JobLinks
 from gradcomp.exchange.nodes import Node
@@ -138,7 +138,6 @@ __all__ = [
     "parse",
     "payload_of_frame",
     "placed",
-    "processors",
     "profile_as_configured",
     "ranks_text",
     "read_digests",
@@ -150,6 +149,7 @@ __all__ = [
     "split_frames",
     "state_of",
     "take_shared_state",
+    "threads",
     "unpack_state",
     "use_processors",
 ]

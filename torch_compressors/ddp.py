@@ -40,7 +40,7 @@ from torch_compressors.devices import TensorArray, TensorDevice
 from torch_compressors.gather import gather_bytes
 from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.gpu.found import device_for
-from torch_compressors.launch import ranks_here, use_own_processors
+from torch_compressors.launch import use_own_processors
 from torch_compressors.nodes import agreed_ranks_per_node, exchange_groups, node_size
 from torch_compressors.registered import WrappedModel, registered_with
 from torch_compressors.roll_call import naming_the_absent
@@ -232,7 +232,8 @@ class DDPCompression(ScalerControls):
             if self._optimizer is not None and self.config.scales_lr:
                 self.set_lr(rates_of(self._optimizer, self._model.names))
             self._report(self._collector.begin_step())
-            self._beside = self._encodes_beside(bucket)
+            # The parts of a profiled step add up, without overlap.
+            self._beside = self._has_thread and self.pipeline.stats.profile is None
         arrived = self._take(bucket)
         self._arrived.append(arrived)
         if not self._beside:
@@ -250,14 +251,11 @@ class DDPCompression(ScalerControls):
             self._finish()
         return arrived.future
 
-    def _encodes_beside(self, bucket: GradBucket) -> bool:
-        """Whether a thread encodes in this step. The parts of a profiled step add up, without overlap."""
-        on_device = bucket.buffer().device.type != "cpu"
-        return (
-            self._clip_norm is None
-            and self.pipeline.stats.profile is None
-            and encodes_beside(self.config, ranks_here(), on_device)
-        )
+    @cached_property
+    def _has_thread(self) -> bool:
+        """Whether a thread encodes. Gradients that are clipped together start at the end of the pass."""
+        on_device = any(one.device.type != "cpu" for one in self._model.names)
+        return self._clip_norm is None and encodes_beside(self.config, on_device)
 
     def _release(self, gloo: GlooEngine) -> None:
         """Start the exchanges of gradients that were on a GPU."""

@@ -23,7 +23,7 @@ from gradcomp.adapter_api import ranks_text, use_processors
 from gradcomp.errors import ConfigError, PeerError
 from torch_compressors.roll_call import RollCall
 
-__all__ = ["init_process_group", "local_world_size", "ranks_here", "use_own_processors"]
+__all__ = ["init_process_group", "local_world_size", "use_own_processors"]
 
 # Prefix of the keys under which rank 0 publishes its store; each process group has its own key.
 _KEY = "torch_compressors/store"
@@ -122,26 +122,16 @@ def _leave() -> None:
 
 
 def local_world_size() -> int:
-    """Number of ranks on this machine, from the launcher; 1 without one."""
-    return _launched() or 1
-
-
-def ranks_here() -> int:
-    """Number of ranks on this machine; without a launcher, as many as there may be."""
-    return _launched() or dist.get_world_size()
+    """Number of ranks on this machine, from the launcher; without one all of the job may be here."""
+    for name in ("LOCAL_WORLD_SIZE", "HOROVOD_LOCAL_SIZE"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return dist.get_world_size()
 
 
 def use_own_processors() -> None:
     """Give the core this rank's processors as threads."""
-    use_processors(ranks_here())
-
-
-def _launched() -> int | None:
-    """Number of ranks on this machine, from the launcher."""
-    for name in ("LOCAL_WORLD_SIZE", "HOROVOD_LOCAL_SIZE"):
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return None
+    use_processors(local_world_size())
 
 
 def _store_of_horovodrun(rank: int, size: int, limit: timedelta) -> Any:

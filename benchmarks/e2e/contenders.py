@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-__all__ = ["BASELINES", "CONTENDERS", "FP16", "Contender", "alone", "chosen"]
+__all__ = ["BASELINES", "CONTENDERS", "EVERY", "FP16", "Contender", "alone", "chosen"]
 
 
 @dataclass(frozen=True)
@@ -45,21 +45,8 @@ CONTENDERS = (
     Contender("top-k 0.1%", "horovod", "ours", "residual|topk(ratio=0.001)", "plain top-k 0.1%"),
     Contender("top-k 1%", "horovod", "ours", "residual|topk(ratio=0.01)"),
     Contender("top-k 10%", "horovod", "ours", "residual|topk(ratio=0.1)"),
-    Contender(
-        "top-k 0.1% beside", "horovod", "ours", "residual|topk(ratio=0.001) encoder_thread=always"
-    ),
     Contender("DGC 0.1%", "horovod", "ours", _DGC),
-    Contender("DGC 0.1% beside", "horovod", "ours", f"{_DGC} encoder_thread=always"),
     Contender("polar 1/16", "horovod", "ours", "residual|polar(rate=0.0625)"),
-    Contender(
-        "polar 1/16 beside", "horovod", "ours", "residual|polar(rate=0.0625) encoder_thread=always"
-    ),
-    Contender(
-        "PowerSGD 4 beside",
-        "horovod",
-        "ours",
-        "powersgd(rank=4,start_step=0,variant=library) encoder_thread=always",
-    ),
     Contender(
         "PowerSGD 4",
         "horovod",
@@ -98,31 +85,12 @@ CONTENDERS = (
         "powersgd(rank=4,start_step=0,variant=library)",
         "DDP PowerSGD 4",
     ),
-    Contender(
-        "DDP with our PowerSGD 4 beside",
-        "torch",
-        "ours",
-        "powersgd(rank=4,start_step=0,variant=library) encoder_thread=always",
-    ),
     Contender("DDP with our DGC 0.1%", "torch", "ours", _DGC),
-    Contender("DDP with our DGC 0.1% beside", "torch", "ours", f"{_DGC} encoder_thread=always"),
     Contender("plain top-k 0.1%", "torch", "topk", "0.001"),
     Contender(
         "DDP with our top-k 0.1%", "torch", "ours", "residual|topk(ratio=0.001)", "plain top-k 0.1%"
     ),
-    Contender(
-        "DDP with our top-k 0.1% beside",
-        "torch",
-        "ours",
-        "residual|topk(ratio=0.001) encoder_thread=always",
-    ),
     Contender("DDP with our polar 1/16", "torch", "ours", "residual|polar(rate=0.0625)"),
-    Contender(
-        "DDP with our polar 1/16 beside",
-        "torch",
-        "ours",
-        "residual|polar(rate=0.0625) encoder_thread=always",
-    ),
     Contender("BytePS alone", "byteps", "alone"),
     Contender("BytePS", "byteps", "none"),
     Contender("BytePS onebit", "byteps", "own", "onebit compressor_onebit_scaling=true"),
@@ -137,6 +105,25 @@ CONTENDERS = (
     ),
 )
 
+_THREADS = {"beside": "always", "apart": "never"}
+"""Of each of ours there are two more, by the thread that encodes, such as "top-k 0.1% beside"."""
+
+
+def _with_threads(one: Contender) -> list[Contender]:
+    """A contender, and those with a thread for certain and without."""
+    if one.kind != "ours" or one.engine == "byteps":
+        return [one]
+    return [one] + [
+        replace(
+            one, name=f"{one.name} {word}", spec=f"{one.spec} encoder_thread={setting}", same_as=""
+        )
+        for word, setting in _THREADS.items()
+    ]
+
+
+EVERY = tuple(found for one in CONTENDERS for found in _with_threads(one))
+"""All contenders, in the order of tables."""
+
 BASELINES = ("Horovod", "Horovod fp16")
 """Speed-ups are over the faster one of them."""
 
@@ -150,17 +137,17 @@ def alone(engine: str) -> str:
 
 
 def chosen(names: list[str] | None, engines: list[str] | None) -> list[Contender]:
-    """Contenders by name or by engine; all by default.
+    """Contenders by name or by engine; by default `CONTENDERS`.
 
     Raises:
         ValueError: there is no such contender.
     """
-    known = {contender.name: contender for contender in CONTENDERS}
+    known = {contender.name: contender for contender in EVERY}
     for name in names or ():
         if name not in known:
             raise ValueError(f"there is no contender {name!r}; there are {', '.join(known)}")
     return [
         contender
-        for contender in CONTENDERS
+        for contender in (EVERY if names else CONTENDERS)
         if (not names or contender.name in names) and (not engines or contender.engine in engines)
     ]

@@ -12,7 +12,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from e2e.contenders import BASELINES, CONTENDERS, FP16, Contender, alone
+from e2e.contenders import BASELINES, EVERY, FP16, Contender, alone
 from gradcomp.stopwatch import PHASES
 from netlab import bits_per_second
 
@@ -56,7 +56,7 @@ def _baseline(rows: Sequence[Row], rate: str, names: Sequence[str] = BASELINES) 
 
 def _own_baseline(rows: Sequence[Row], rate: str, engine: str) -> float | None:
     """Seconds of the faster of an engine's own methods, float32 and fp16."""
-    own = [one.name for one in CONTENDERS if one.engine == engine and one.dense]
+    own = [one.name for one in EVERY if one.engine == engine and one.dense]
     return _baseline(rows, rate, own)
 
 
@@ -65,7 +65,7 @@ def _times(baseline: float | None, row: Row) -> str:
 
 
 def _present(rows: Sequence[Row]) -> list[Contender]:
-    return [c for c in CONTENDERS if any(row["contender"] == c.name for row in rows)]
+    return [c for c in EVERY if any(row["contender"] == c.name for row in rows)]
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -98,8 +98,7 @@ def config_of(spec: str) -> Config:
     """The configuration of a contender's spec and settings of the section ``compress``."""
     first, *others = spec.split()
     settings = [f"compress.{setting}" for setting in others]
-    alone = "compress.encoder_thread=never"  # unless the settings say otherwise
-    return load_config([], ["version=1", f"compress.default={first}", alone, *settings])
+    return load_config([], ["version=1", f"compress.default={first}", *settings])
 
 
 def interface_bytes() -> int:

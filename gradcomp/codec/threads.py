@@ -8,13 +8,13 @@ from pathlib import Path
 
 from gradcomp import _core
 
-__all__ = ["processors", "use_processors"]
+__all__ = ["processors", "threads", "use_processors"]
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """A container's limit of processor time, and the period of the limit, in microseconds."""
 
 _MOST = 8
-"""Threads beyond which codecs gain little, as they wait for the host's memory."""
+"""Threads of a rank at most: a choice, which leaves processors to loaders of data."""
 
 
 def processors() -> int:
@@ -36,3 +36,8 @@ def use_processors(ranks: int) -> None:
     """
     if not os.environ.get("GRADCOMP_THREADS"):
         _core.set_thread_count(max(1, min(processors() // ranks, _MOST)))
+
+
+def threads() -> int:
+    """Number of threads of the core: after `use_processors` a rank's share, or ``GRADCOMP_THREADS``."""
+    return _core.thread_count()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from gradcomp.codec.arrays import FloatArray
@@ -110,9 +111,8 @@ class Driver:
         if beside != bool(self._beside):
             self.release()  # those that began otherwise come first
         if beside:
-            before = self._beside[-1] if self._beside else None
             self._running[name] = running
-            self._beside.append(self._thread.submit(self._start_beside, running, before))
+            self._submit(partial(self._start_first, running))
             return
         request = next(round_)
         if isinstance(request, Ready):
@@ -124,24 +124,26 @@ class Driver:
             running.handle = self._engine.start(request)
         self._running[name] = running
 
-    def _start_beside(self, running: _Running, before: Future[None] | None) -> None:
-        """Start a round on the thread, unless the one before it has failed."""
-        if before is not None:
-            before.result()
+    def _start_first(self, running: _Running) -> None:
         running.handle = self._engine.start(advance(running.round, None))
 
-    def call_beside(self, function: Callable[[], None]) -> None:
-        """Let the driver's thread call a function after the rounds that it has begun so far, if any."""
-        if not self._beside:
-            function()
-            return
-        before = self._beside[-1]
+    def _submit(self, function: Callable[[], None]) -> None:
+        """Let the thread call a function, unless the one before it has failed."""
+        before = self._beside[-1] if self._beside else None
 
         def call() -> None:
-            before.result()
+            if before is not None:
+                before.result()
             function()
 
         self._beside.append(self._thread.submit(call))
+
+    def call_beside(self, function: Callable[[], None]) -> None:
+        """Call a function after all rounds that the driver's thread begins, on that thread; without any, now."""
+        if self._beside:
+            self._submit(function)
+        else:
+            function()
 
     def release(self) -> None:
         """Start the first requests of launched rounds, in the order of their starts.

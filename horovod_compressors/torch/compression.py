@@ -381,9 +381,7 @@ class Compression(TensorControls, BaseCompression):
         shapes = self._names.shapes()
         self._on_device = any(one.device.type != "cpu" for _, one in self._names.tensors())
         self._collector = self.agree(shapes)
-        self._encoder_thread = EncoderThread(
-            self.config, hvd.local_size(), self._on_device, self._collector.settle
-        )
+        self._encoder_thread = EncoderThread(self.config, self._on_device, self._collector.settle)
         return self._collector
 
     def _parameters(self) -> Iterable[tuple[str, Any]]:

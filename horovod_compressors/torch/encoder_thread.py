@@ -19,17 +19,15 @@ class EncoderThread:
     without a name by the number of handles so far, which the script's next ones find equal on all ranks.
 
     Args:
-        config, local_ranks, on_device: see `encodes_beside`.
+        config, on_device: see `encodes_beside`.
         settle: waits until the thread has begun all rounds.
 
     Attributes:
         used: the thread takes the gradients of backward passes.
     """
 
-    def __init__(
-        self, config: Config, local_ranks: int, on_device: bool, settle: Callable[[], None]
-    ) -> None:
-        self.used = encodes_beside(config, local_ranks, on_device)
+    def __init__(self, config: Config, on_device: bool, settle: Callable[[], None]) -> None:
+        self.used = encodes_beside(config, on_device)
         self._settle = settle
         self._pass = -1
 

@@ -11,6 +11,8 @@ import pytest
 from gradcomp import _core
 from gradcomp.codec import threads
 from gradcomp.codec.threads import processors, use_processors
+from support.pipelines import config_of
+from torch_compressors.shared.encoder_thread import encodes_beside
 
 
 @pytest.fixture
@@ -45,6 +47,24 @@ def test_a_rank_uses_its_share_of_the_processors(host: Path, ranks: int, expecte
     assert not host.exists()
     use_processors(ranks)
     assert _core.thread_count() == expected
+
+
+@pytest.mark.parametrize(
+    ("setting", "ranks", "on_device", "expected"),
+    [
+        ("auto", 6, False, True),
+        ("auto", 7, False, False),
+        ("auto", 7, True, True),
+        ("always", 7, False, True),
+        ("never", 1, True, False),
+    ],
+)
+@pytest.mark.usefixtures("host")
+def test_a_thread_encodes_where_a_processor_is_to_spare(
+    setting: str, ranks: int, on_device: bool, expected: bool
+) -> None:
+    use_processors(ranks)
+    assert encodes_beside(config_of("topk(k=3)", encoder_thread=setting), on_device) is expected
 
 
 @pytest.mark.usefixtures("host")

@@ -17,11 +17,15 @@ def test_products_of_a_device() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "fault"),
     [
-        ("total += torch.mul(x, y, out=one)", "total.addcmul_(x, y)", "a matrix of"),
+        ("out += torch.mul(x, y, out=one)", "out.addcmul_(x, y)", "a matrix of"),
         ("zip(left[1:], right[1:], strict=True)", "zip(left[2:], right[2:])", "a matrix of"),
         ("if beta != 1:", "if beta < 0:", "Not equal"),
-        ("if work.safe:", "if True:", "a matrix of"),
-        ("average.add_ if work.begun", "average.add_ if True", "a matrix of"),
+        ("if not work.safe:", "if False:", "a matrix of"),
+        (
+            "to = torch.empty_like(average) if work.begun else average",
+            "to = average",
+            "a matrix of",
+        ),
         ("m if transposed else m.t()", "m.abs() if transposed else m.t()", "Not equal"),
     ],
 )

@@ -46,6 +46,9 @@ def test_contenders_are_chosen_by_name_and_engine() -> None:
     assert chosen(None, None) == list(CONTENDERS)
     assert {one.engine for one in chosen(None, ["torch"])} == {"torch"}
     assert [one.name for one in chosen(["DDP", "Horovod"], None)] == ["Horovod", "DDP"]
+    beside, apart = chosen(["top-k 0.1% beside", "top-k 0.1% apart"], None)
+    assert beside.spec == "residual|topk(ratio=0.001) encoder_thread=always"
+    assert apart.spec == "residual|topk(ratio=0.001) encoder_thread=never"
     with pytest.raises(ValueError, match="there is no contender 'ours'; there are Horovod alone, "):
         chosen(["ours"], None)
     names = [one.name for one in CONTENDERS]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -25,3 +28,15 @@ class CoreTensors(CoreDevice):
         assert array.device is self
         elements: FloatArray = array.tensor.numpy()
         return elements
+
+
+@contextmanager
+def found_by(adapter: str, here: bool, least: int = 0) -> Iterator[CoreTensors]:
+    """Let the module of an adapter find a device on this rank, or none.
+
+    Args:
+        least: the device takes tensors of at least as many elements.
+    """
+    device = CoreTensors(least)
+    with mock.patch(f"{adapter}.device_for", return_value=device if here else None):
+        yield device

@@ -213,11 +213,14 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
             )
         )
         self._collector.check()
-        begin, own_rows = 0, torch.zeros(output.shape, device="cpu")
+        on_host = output.device.type == "cpu"
+        begin, own_rows = 0, output if on_host else torch.empty(output.shape, device="cpu")
+        own_rows.zero_()
         for one, total in zip(parameters, sums, strict=True):
             own_rows[begin : begin + total.size].copy_(torch.from_numpy(total))
             begin += one.chunk
-        output.copy_(to_device(own_rows, output.device))
+        if not on_host:
+            output.copy_(to_device(own_rows, output.device))
         if op == dist.ReduceOp.AVG:
             output.div_(ranks)
         self._collector.end_step()

@@ -134,32 +134,24 @@ class TorchDevice:
 
     def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
         """See `Device`; torch multiplies."""
-        arrays = [
-            _array(one) for work in matrices for one in (work.m, work.grad) if one is not None
-        ]
-        computed = (array.computed for array in arrays)
-        tensors = [array.tensor for array in arrays]
-        with self._staging.beside(tensors, filter(None, computed)) as staged:
-            products = low_rank.multiply(
-                [
-                    low_rank.Product(
-                        _tensor(work.m),
-                        None if work.grad is None else _tensor(work.grad),
-                        work.beta,
-                        factor,
-                        work.transposed,
-                    )
-                    for work, factor in zip(
-                        matrices, self._factors([work.factor for work in matrices]), strict=True
-                    )
-                ]
-            )
+        grads = [_array(work.grad) for work in matrices if work.grad is not None]
+        tensors = [grad.tensor for grad in grads] + [_tensor(work.m) for work in matrices]
+        computed = filter(None, (grad.computed for grad in grads))
+        sizes = [work.out.size for work in matrices]
+        with self._staging.beside(tensors, computed) as staged:
+            factors = self._factors([work.factor for work in matrices])
+            products = torch.empty(sum(sizes), device=self._device)
+            parts = torch.split(products, sizes)
+            for work, factor, part in zip(matrices, factors, parts, strict=True):
+                m = _tensor(work.m)
+                if work.grad is not None:
+                    low_rank.take_up(m, _tensor(work.grad), work.beta)
+                low_rank.multiply(m, factor, work.transposed, part)
             fetched = staged.fetch(products)
 
         def wait() -> None:
             staged.wait()
-            parts = torch.split(fetched, [work.out.size for work in matrices])
-            for work, part in zip(matrices, parts, strict=True):
+            for work, part in zip(matrices, torch.split(fetched, sizes), strict=True):
                 work.out[:] = part.numpy()
 
         return wait
@@ -171,11 +163,16 @@ class TorchDevice:
         for work in matrices:
             p, q, own_p, own_q = (next(factors) for _ in range(4))
             average, m = _tensor(work.average), _tensor(work.m)
-            (average.add_ if work.begun else average.copy_)(low_rank.outer(p, q, average.shape))
-            if work.safe:
-                m.sub_(low_rank.outer(own_p, own_q, m.shape))
-            else:
+            to = torch.empty_like(average) if work.begun else average
+            gain = low_rank.outer(p, q, to)
+            if work.begun:
+                average.add_(gain)
+            if not work.safe:
                 m.zero_()
+            elif work.own_p is work.p and work.own_q is work.q:
+                m.sub_(gain)
+            else:
+                m.sub_(low_rank.outer(own_p, own_q, torch.empty_like(m)))
 
     def _factors(self, factors: Sequence[FloatArray]) -> Sequence[torch.Tensor]:
         """Factors of the host on this device, by one copy."""

@@ -33,7 +33,7 @@ from gradcomp.exchange.memory import RESIDUAL_LR, array_of
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.patterns.dense import dense_bucket
 from gradcomp.exchange.rates import Rates
-from gradcomp.exchange.rounds import BucketRound, Ready, Request, TensorKey
+from gradcomp.exchange.rounds import BucketRound, Ready, Request
 from gradcomp.stopwatch import timed
 
 __all__ = ["PowerSGD"]
@@ -122,7 +122,7 @@ class PowerSGD(Algorithm):
                 beta = self._rates.advance(key.name, self._last_rates)
         rank = min(self._rank, rows, cols)
         grad, residual = member.grad.reshape(shape), residual.reshape(shape)
-        return _Matrix(key, step, rank, grad, residual, beta, member)
+        return _Matrix(member, step, rank, grad, residual, beta)
 
     def _sides_in_turn(
         self, name: str, matrices: Sequence[_Matrix]
@@ -216,15 +216,14 @@ class _Matrix:
 
     def __init__(
         self,
-        key: TensorKey,
+        member: Member,
         step: int,
         rank: int,
         grad: FloatArray,
         residual: FloatArray,
         beta: float,
-        member: Member,
     ) -> None:
-        self.key = key
+        self.key = member.key
         self.step = step
         self.rank = rank
         self.device = device_of(grad)

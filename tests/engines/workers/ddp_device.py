@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from unittest import mock
+from contextlib import AbstractContextManager
 
 import horovod.torch as hvd
 import torch
@@ -14,18 +12,14 @@ from workers.ddp_model import Training
 from workers.harness import Cases
 
 from gradcomp import Loopback
-from support.core_tensors import CoreTensors
+from support.core_tensors import CoreTensors, found_by
 
 cases = Cases()
 
 
-@contextmanager
-def on_device(ranks: set[int], least: int = 0) -> Iterator[CoreTensors]:
+def on_device(ranks: set[int], least: int = 0) -> AbstractContextManager[CoreTensors]:
     """Let the hook of these ranks find a device that takes tensors of at least ``least`` elements."""
-    device = CoreTensors(least)
-    found = device if hvd.rank() in ranks else None
-    with mock.patch("torch_compressors.ddp.device_for", return_value=found):
-        yield device
+    return found_by("torch_compressors.ddp", hvd.rank() in ranks, least)
 
 
 @cases

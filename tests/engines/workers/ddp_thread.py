@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 from unittest import mock
 
@@ -13,6 +12,7 @@ from workers.ddp import MIXED, mixed
 from workers.ddp_device import on_device
 from workers.ddp_model import Training
 from workers.harness import Cases, refused
+from workers.threads import Started, meeting, on_thread
 
 from gradcomp import Loopback
 from gradcomp.errors import ProtocolError
@@ -21,29 +21,6 @@ from torch_compressors.gloo import GlooEngine
 
 cases = Cases()
 
-THREAD = "gradcomp-encoder"
-
-
-class Started:
-    """The names of the threads that start requests."""
-
-    def __init__(self) -> None:
-        self.threads: list[str] = []
-
-    def patch(self) -> Any:
-        start = GlooEngine.start
-
-        def noted(engine: GlooEngine, request: Request) -> Any:
-            self.threads.append(threading.current_thread().name)
-            return start(engine, request)
-
-        return mock.patch.object(GlooEngine, "start", noted)
-
-    @property
-    def beside(self) -> int:
-        """Number of requests from the thread."""
-        return sum(name.startswith(THREAD) for name in self.threads)
-
 
 @cases
 def a_thread_encodes_for_ddp() -> None:
@@ -51,7 +28,7 @@ def a_thread_encodes_for_ddp() -> None:
     for setting in ("always", "always" if hvd.rank() == 0 else "never"):
         for bucket_mb in (0.005, 0.05, 25):
             config = mixed(encoder_thread=setting)
-            started = Started()
+            started = Started(GlooEngine)
             with started.patch():
                 training = Training(config, MIXED, bucket_mb=bucket_mb)
                 training.check_steps(Loopback(config, hvd.size()), range(4))
@@ -76,7 +53,7 @@ def other_dtypes_and_clipping_with_a_thread() -> None:
     for options in ({"dtype": torch.bfloat16}, {"dtype": torch.float64}, {"clip_norm": 0.5}):
         results = []
         for setting in ("never", "always"):
-            started = Started()
+            started = Started(GlooEngine)
             with started.patch():
                 training = Training(mixed(encoder_thread=setting), MIXED, **options)
                 results.append(
@@ -97,26 +74,8 @@ def the_backward_pass_of_ddp_goes_on() -> None:
     training = Training(mixed(encoder_thread="always"), MIXED)
     for step in range(2):  # DDP makes its buckets anew after the first step
         training.averages(harness.gradients(training.params, step))
-    begun, last = threading.Event(), threading.Event()
-    met: list[bool] = []
-    start = GlooEngine.start
-
-    def waits(engine: GlooEngine, request: Request) -> Any:
-        if threading.current_thread().name.startswith(THREAD):
-            begun.set()
-            met.append(last.wait(60))
-        return start(engine, request)
-
-    def comes_last(gradient: torch.Tensor) -> None:
-        met.append(begun.wait(60))
-        last.set()
-
-    # Autograd begins with the newest term.
-    next(iter(training.params.values())).register_hook(comes_last)
-    with mock.patch.object(GlooEngine, "start", waits):
+    with meeting(GlooEngine, next(iter(training.params.values()))):
         training.averages(harness.gradients(training.params, 2))
-    assert len(met) >= 3
-    assert all(met)
 
 
 @cases
@@ -126,7 +85,7 @@ def errors_of_the_thread_of_ddp() -> None:
     training.averages(grads)
 
     def fails(engine: GlooEngine, request: Request) -> Any:
-        if threading.current_thread().name.startswith(THREAD):
+        if on_thread():
             raise ProtocolError("the thread has failed")
         return start(engine, request)
 

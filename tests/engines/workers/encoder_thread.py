@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 from unittest import mock
 
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from workers import harness
 from workers.harness import Cases, refused
+from workers.threads import Started, meeting
 
 from gradcomp import Config, Loopback
 from gradcomp.exchange.rounds import Request
@@ -43,29 +43,6 @@ def prepared() -> tuple[dict[str, torch.nn.Parameter], Compression, torch.optim.
     return params, compression, harness.optimizer(params, compression)
 
 
-class Started:
-    """The names of threads that started requests, and of the requests."""
-
-    def __init__(self) -> None:
-        self.threads: list[str] = []
-        self.requests: list[str] = []
-
-    def patch(self) -> Any:
-        start = HorovodEngine.start
-
-        def noted(engine: HorovodEngine, request: Request) -> Any:
-            self.threads.append(threading.current_thread().name)
-            self.requests.append(request.name)
-            return start(engine, request)
-
-        return mock.patch.object(HorovodEngine, "start", noted)
-
-    @property
-    def beside(self) -> int:
-        """Number of requests from the encoder's thread."""
-        return sum(name.startswith("gradcomp-encoder") for name in self.threads)
-
-
 @cases
 def averages_are_those_of_the_loopback() -> None:
     for spec in SPECS:
@@ -75,7 +52,7 @@ def averages_are_those_of_the_loopback() -> None:
             opt = harness.optimizer(params, Compression(configured, params.items()))
             loopback = Loopback(configured, hvd.size())
             order = np.random.default_rng(hvd.rank())
-            started = Started()
+            started = Started(HorovodEngine)
             with started.patch():
                 for step in range(3):
                     harness.check_step(opt, params, loopback, step, order)
@@ -89,7 +66,7 @@ def ranks_with_and_without_a_thread_agree() -> None:
     params = harness.parameters(SHAPES)
     opt = harness.optimizer(params, Compression(configured, params.items()))
     loopback = Loopback(configured, hvd.size())
-    started = Started()
+    started = Started(HorovodEngine)
     with started.patch():
         for step in range(3):
             harness.check_step(opt, params, loopback, step, np.random.default_rng(hvd.rank()))
@@ -101,11 +78,11 @@ def the_pass_ends_with_all_first_requests() -> None:
     """Nothing is left to the thread when the script goes on; the rest is the optimizer's."""
     params, _, opt = prepared()
     for step in range(3):
-        started = Started()
+        started = Started(HorovodEngine)
         with started.patch():
             harness.backward(params, harness.gradients(params, step))
             in_pass = list(started.requests)
-            assert started.beside >= 2, started.threads
+            assert started.beside >= 2
             opt.step()
         assert [one for one in started.requests if one not in in_pass] == []
         opt.zero_grad()
@@ -116,28 +93,9 @@ def the_backward_pass_goes_on_beside_the_thread() -> None:
     """The last gradient waits for the first request, whose start waits for the last gradient."""
     params, _, opt = prepared()
     harness.averages(opt, params, harness.gradients(params, 0))  # the ranks agree
-    begun, last = threading.Event(), threading.Event()
-    met: list[bool] = []
-    start = HorovodEngine.start
-
-    def waits(engine: HorovodEngine, request: Request) -> Any:
-        if threading.current_thread().name.startswith("gradcomp-encoder"):
-            begun.set()
-            met.append(last.wait(60))
-        return start(engine, request)
-
-    def comes_last(gradient: torch.Tensor) -> None:
-        met.append(begun.wait(60))
-        last.set()
-
-    # Autograd begins with the newest term.
-    first_term = next(iter(params.values()))
-    first_term.register_hook(comes_last)
-    with mock.patch.object(HorovodEngine, "start", waits):
+    with meeting(HorovodEngine, next(iter(params.values()))):
         harness.backward(params, harness.gradients(params, 1))
     opt.step()
-    assert len(met) >= 3
-    assert all(met)
 
 
 @cases
@@ -162,7 +120,7 @@ def an_error_of_the_thread_ends_the_pass() -> None:
 def a_profiled_step_has_no_thread() -> None:
     params, compression, opt = prepared()
     compression.stats.start_profile()
-    started = Started()
+    started = Started(HorovodEngine)
     with started.patch():
         harness.averages(opt, params, harness.gradients(params, 0))
     assert started.requests

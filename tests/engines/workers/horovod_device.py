@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from unittest import mock
+from contextlib import AbstractContextManager
 
 import horovod.torch as hvd
 import numpy as np
@@ -14,7 +12,7 @@ from workers.harness import Cases
 
 from gradcomp import Config, Loopback
 from horovod_compressors.torch import Compression
-from support.core_tensors import CoreTensors
+from support.core_tensors import CoreTensors, found_by
 from support.pipelines import config_of
 
 cases = Cases()
@@ -34,13 +32,9 @@ def config(spec: str, **compress: object) -> Config:
     return config_of(spec, bucket_bytes=20_000, **{"device": "auto", **compress})
 
 
-@contextmanager
-def on_device(ranks: set[int], least: int = 0) -> Iterator[CoreTensors]:
+def on_device(ranks: set[int], least: int = 0) -> AbstractContextManager[CoreTensors]:
     """Let these ranks find a device that takes tensors of at least ``least`` elements."""
-    device = CoreTensors(least)
-    found = device if hvd.rank() in ranks else None
-    with mock.patch("horovod_compressors.torch.compression.device_for", return_value=found):
-        yield device
+    return found_by("horovod_compressors.torch.compression", hvd.rank() in ranks, least)
 
 
 def check_steps(used: Config, steps: int = 3) -> None:
