@@ -100,4 +100,14 @@ TEST_CASE("the pool runs every task once, also from several threads at a time") 
   for (std::thread& caller : callers) caller.join();
 }
 
+TEST_CASE("short jobs that follow each other at once get their own tasks, and no others") {
+  const ThreadScope thread_scope;
+  for (std::size_t job = 0; job < 20000; ++job) {
+    set_thread_count(2 + job % 7);
+    std::vector<std::atomic<std::size_t>> runs(1 + job % 5);
+    for_tasks(runs.size(), [&](std::size_t task) { runs[task] += job + 1; });
+    for (const std::atomic<std::size_t>& found : runs) REQUIRE(found == job + 1);
+  }
+}
+
 }  // namespace gradcomp::test
