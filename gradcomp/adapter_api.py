@@ -18,7 +18,7 @@ from gradcomp.codec.parts import (
     frames_of_parts,
     kept_count,
     kept_of_frames,
-    payload_of_frame,
+    payloads_of_frames,
     rotation_of,
 )
 from gradcomp.codec.products import ToApply, ToMultiply
@@ -136,7 +136,7 @@ __all__ = [
     "moved",
     "pack_state",
     "parse",
-    "payload_of_frame",
+    "payloads_of_frames",
     "placed",
     "profile_as_configured",
     "ranks_text",

@@ -10,8 +10,9 @@ from importlib.util import find_spec
 import torch
 
 from gpulab.clock import Work
+from gradcomp import get_codec
 from torch_compressors.gpu import codecs
-from torch_compressors.gpu.add import Addition, ToAdd
+from torch_compressors.gpu.add import KEPT, Addition, Form, ToAdd, form_of
 from torch_compressors.gpu.bucket import ToLaunch
 
 __all__ = ["OPERATIONS", "Operation"]
@@ -77,18 +78,32 @@ def _rotates(numel: int, device: torch.device) -> Work:
     return lambda: encoder.rotate(*encoder.bucket.table(tensors))
 
 
-def _adds(numel: int, device: torch.device) -> Work:
+def _adds_kept(numel: int, device: torch.device) -> Work:
     """The launches alone: parts of the frames are on the device."""
     acc, frames = _frames(numel, device)
-    additions = [
-        Addition([ToAdd(acc, values.cpu().numpy(), indices.cpu().numpy())], 1 / FRAMES)
-        for indices, values in frames
-    ]
+    parts = [ToAdd(acc, values.cpu().numpy(), indices.cpu().numpy()) for indices, values in frames]
+    return _added(parts, KEPT)
+
+
+def _adds(spec: str) -> Make:
+    """Launches that add payloads."""
+
+    def make(numel: int, device: torch.device) -> Work:
+        payload = get_codec(spec).encode_payload(_gradient(numel, device).cpu().numpy())
+        form = form_of(spec)
+        assert form is not None
+        return _added([ToAdd(torch.zeros(numel, device=device), payload)] * FRAMES, form)
+
+    return make
+
+
+def _added(parts: list[ToAdd], form: Form) -> Work:
+    additions = [Addition([part], 1 / FRAMES) for part in parts]
 
     def work() -> None:
-        acc.zero_()
+        parts[0].acc.zero_()
         for addition in additions:
-            addition.kept()
+            addition.launch(form)
 
     return work
 
@@ -185,5 +200,9 @@ OPERATIONS = (
     Operation("terngrad", 20.4, None, _encodes("terngrad")),
     Operation("rotate|uniform(bits=4)", 40.5, None, _encodes("rotate|uniform(bits=4)")),
     Operation("rotate, without error feedback", 8, 0.70, _rotates),
-    Operation(f"add {FRAMES} frames of topk(ratio=0.01)", 9.8, 0.60, _adds, _torch_adds),
+    Operation(f"add {FRAMES} frames of topk(ratio=0.01)", 9.8, 0.60, _adds_kept, _torch_adds),
+    Operation(f"add {FRAMES} frames of int8", 76, None, _adds("int8")),
+    Operation(f"add {FRAMES} frames of sign", 69, None, _adds("sign")),
+    Operation(f"add {FRAMES} frames of terngrad", 69.6, None, _adds("terngrad")),
+    Operation(f"add {FRAMES} frames of uniform(bits=4)", 72, None, _adds("uniform(bits=4)")),
 )

@@ -9,7 +9,6 @@
 #include "bindings/bindings.hpp"
 #include "bindings/codec_field.hpp"
 #include "bindings/fields.hpp"
-#include "codec/payload.hpp"
 #include "codecs/quantize/uniform.hpp"
 #include "codecs/sparse/keep.hpp"
 #include "stages/registry.hpp"
@@ -94,13 +93,19 @@ Array<T> array_of_vector(std::vector<T>&& vector) {
   return Array<T>(static_cast<py::ssize_t>(owned->size()), owned->data(), owner);
 }
 
-// For each (codec, frame, numel): the indices and the values of its kept elements.
-std::vector<py::tuple> kept_parts(
-    const std::vector<std::tuple<const PyCodec*, Bytes, std::size_t>>& given) {
-  std::vector<FrameOfKept> frames;
+using GivenFrames = std::vector<std::tuple<const PyCodec*, Bytes, std::size_t>>;
+
+std::vector<CodedFrame> coded_frames(const GivenFrames& given) {
+  std::vector<CodedFrame> frames;
   for (const auto& [codec, frame, n] : given) {
     frames.push_back({&codec->compiled(), input(frame), n});
   }
+  return frames;
+}
+
+// For each (codec, frame, numel): the indices and the values of its kept elements.
+std::vector<py::tuple> kept_parts(const GivenFrames& given) {
+  const std::vector<CodedFrame> frames = coded_frames(given);
   std::vector<OwnedKept> kept(frames.size());
   call_without_gil(
       [&] { return kept_of_frames({frames.data(), frames.size()}, {kept.data(), kept.size()}); });
@@ -112,16 +117,19 @@ std::vector<py::tuple> kept_parts(
   return parts;
 }
 
-// The place in a frame of its payload, which must have the size that all payloads of n elements
-// have.
-std::size_t payload_place(const PyCodec& codec, const Bytes& bytes, std::size_t n) {
-  const Span<const std::uint8_t> from = input(bytes);
-  Frame frame;
-  call_without_gil([&]() -> Status {
-    GRADCOMP_TRY(payload_of_frame(codec.compiled(), from, n, &frame));
-    return check_payload_size(frame.payload, codec.codec().max_encoded_size(n), n);
+// For each (codec, frame, numel): the places in the frame where its payload begins and ends.
+std::vector<py::tuple> payload_places(const GivenFrames& given) {
+  const std::vector<CodedFrame> frames = coded_frames(given);
+  std::vector<Span<const std::uint8_t>> payloads(frames.size());
+  call_without_gil([&] {
+    return payloads_of_frames({frames.data(), frames.size()}, {payloads.data(), payloads.size()});
   });
-  return static_cast<std::size_t>(frame.payload.data() - from.data());
+  std::vector<py::tuple> places;
+  for (std::size_t i = 0; i < frames.size(); ++i) {
+    const std::uint8_t* const frame = frames[i].bytes.data();
+    places.push_back(py::make_tuple(payloads[i].data() - frame, payloads[i].end() - frame));
+  }
+  return places;
 }
 
 }  // namespace
@@ -133,8 +141,7 @@ void bind_frame(py::module_& m) {
   m.def("frames_of_parts", &frames_from_parts, py::arg("parts"));
   m.def("clip_of_normal", &py_clip_of_normal, py::arg("bits"), py::arg("stochastic"));
   m.def("kept_count", &kept_count, py::arg("ratio"), py::arg("k"), py::arg("numel"));
-  m.def("payload_place", &payload_place, py::arg("codec"), py::arg("frame").noconvert(),
-        py::arg("numel"));
+  m.def("payload_places", &payload_places, py::arg("frames"));
   m.def("kept_of_frames", &kept_parts, py::arg("frames"));
 }
 

@@ -57,6 +57,13 @@ class Codec {
   // Overwrites y. `in` is untrusted, down to every byte. After an error the caller must discard y.
   virtual Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const = 0;
 
+  // Whether decode() takes the payload of n elements, without decoding it; for codecs whose
+  // payloads others may decode, as devices do.
+  virtual Status check(Span<const std::uint8_t> in, const Call& call, std::size_t n) const {
+    (void)in, (void)call, (void)n;
+    return {Code::kSpec, "only this codec's decoder can check its payloads"};
+  }
+
   // acc += weight * decode(in), one rounding for the product and one for the sum, in index order.
   // After an error acc is unchanged.
   virtual Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,

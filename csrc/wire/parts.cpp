@@ -19,7 +19,7 @@ Status kept_codec(const CompiledCodec& codec, const KeptCodec** kept) {
                            "payloads"};
 }
 
-Status own_parts(const FrameOfKept& frame, OwnedKept* owned) {
+Status own_parts(const CodedFrame& frame, OwnedKept* owned) {
   KeptParts kept;
   GRADCOMP_TRY(kept_of_frame(*frame.codec, frame.bytes, frame.n, &thread_scratch(), &kept));
   try {
@@ -30,6 +30,16 @@ Status own_parts(const FrameOfKept& frame, OwnedKept* owned) {
                           " kept elements of a frame");
   }
   return {};
+}
+
+Status checked_payload(const CodedFrame& coded, Span<const std::uint8_t>* payload) {
+  Frame frame;
+  GRADCOMP_TRY(payload_of_frame(*coded.codec, coded.bytes, coded.n, &frame));
+  Call call;
+  call.stream = frame.stream;
+  call.scratch = &thread_scratch();
+  *payload = frame.payload;
+  return coded.codec->codec->check(frame.payload, call, coded.n);
 }
 
 }  // namespace
@@ -89,9 +99,17 @@ Status frames_of_parts(Span<const FrameParts> frames, Span<std::uint8_t> out,
   return rooms.close({statuses.data(), statuses.size()}, {sizes.data(), sizes.size()});
 }
 
-Status kept_of_frames(Span<const FrameOfKept> frames, Span<OwnedKept> kept) {
+Status kept_of_frames(Span<const CodedFrame> frames, Span<OwnedKept> kept) {
   std::vector<Status> statuses(frames.size());
   for_tasks(frames.size(), [&](std::size_t i) { statuses[i] = own_parts(frames[i], &kept[i]); });
+  for (const Status& status : statuses) GRADCOMP_TRY(status);
+  return {};
+}
+
+Status payloads_of_frames(Span<const CodedFrame> frames, Span<Span<const std::uint8_t>> payloads) {
+  std::vector<Status> statuses(frames.size());
+  for_tasks(frames.size(),
+            [&](std::size_t i) { statuses[i] = checked_payload(frames[i], &payloads[i]); });
   for (const Status& status : statuses) GRADCOMP_TRY(status);
   return {};
 }

@@ -40,7 +40,8 @@ struct FrameParts {
 Status frames_of_parts(Span<const FrameParts> frames, Span<std::uint8_t> out,
                        Span<std::size_t> sizes);
 
-struct FrameOfKept {
+// A frame of n elements.
+struct CodedFrame {
   const CompiledCodec* codec = nullptr;
   Span<const std::uint8_t> bytes;
   std::size_t n = 0;
@@ -53,7 +54,11 @@ struct OwnedKept {
 };
 
 // kept_of_frame() for several frames, on all threads. After an error `kept` must be discarded.
-Status kept_of_frames(Span<const FrameOfKept> frames, Span<OwnedKept> kept);
+Status kept_of_frames(Span<const CodedFrame> frames, Span<OwnedKept> kept);
+
+// The payloads of frames, whose every byte is checked, on all threads. After an error `payloads`
+// must be discarded.
+Status payloads_of_frames(Span<const CodedFrame> frames, Span<Span<const std::uint8_t>> payloads);
 
 // Checks the header of a frame of n elements, and its CRC. The bytes of the payload itself are not
 // checked: whoever decodes it must do so.

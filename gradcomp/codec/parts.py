@@ -24,7 +24,7 @@ __all__ = [
     "frames_of_parts",
     "kept_count",
     "kept_of_frames",
-    "payload_of_frame",
+    "payloads_of_frames",
     "rotation_of",
 ]
 
@@ -106,13 +106,14 @@ def kept_of_frames(
     )
 
 
-def payload_of_frame(codec: Codec, frame: Any, numel: int) -> ByteArray:
-    """The payload of a frame, as a view; for codecs that make any bytes of one size, such as ``fp16``.
+def payloads_of_frames(frames: Sequence[tuple[Codec, Any, int]]) -> list[ByteArray]:
+    """For each codec, frame and number of elements: the frame's payload, as a view. All threads of the core
+    work at once.
 
     Raises:
-        WireError: the header, the CRC or the payload's size is wrong. The payload's bytes themselves
-            are not checked: every payload of this size must be one that the decoder takes.
+        WireError: as of `Codec.decode`: every byte is checked.
+        SpecError: only a codec's own decoder can check its payloads.
     """
-    data = as_bytes(frame)
-    begin = _core.payload_place(codec.core, data, numel)
-    return data[begin : begin + codec.max_payload_size(numel)]
+    given = [(codec.core, as_bytes(frame), numel) for codec, frame, numel in frames]
+    places = _core.payload_places(given)
+    return [data[begin:end] for (_, data, _), (begin, end) in zip(given, places, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from gradcomp.codec.parts import (
     frames_of_parts,
     kept_count,
     kept_of_frames,
-    payload_of_frame,
+    payloads_of_frames,
 )
 from gradcomp.codec.spec import parse, stages
 from support.codecs import settings_of_the_core
@@ -155,21 +156,73 @@ def test_damaged_and_foreign_frames_are_refused() -> None:
         kept_of_frames([(TOPK, descending, 8)])
 
 
-@pytest.mark.parametrize("spec", ["fp16", "bf16"])
-def test_payloads_of_one_size_are_views_of_their_frames(spec: str) -> None:
+CHECKED = (
+    *("fp16", "bf16", "sign", "onebit", "terngrad", "int8", "int4", "fp8", "blockwise8"),
+    *(
+        "qsgd(levels=127)",
+        "qsgd(levels=2)",
+        "dither(partition=natural,levels=5)",
+        "uniform(bits=3)",
+    ),
+    *("rotate|uniform(bits=4)", "qsgd(levels=127)|rans"),
+)
+"""Codecs whose payloads can be checked without decoding them."""
+
+
+@pytest.mark.parametrize("spec", CHECKED)
+def test_payloads_are_views_of_their_frames(spec: str) -> None:
     codec = get_codec(spec)
-    x = gradient(700)
-    frame = codec.encode(x)
-    payload = payload_of_frame(codec, frame, x.size)
-    assert np.shares_memory(payload, frame)
-    assert payload.tobytes() == codec.encode_payload(x).tobytes()
+    frames = [codec.encode(gradient(numel), seed=3) for numel in (701, 64, 0)]
+    sizes = (701, 64, 0)
+    payloads = payloads_of_frames(
+        [(codec, frame, numel) for frame, numel in zip(frames, sizes, strict=True)]
+    )
+    for payload, frame, numel in zip(payloads, frames, sizes, strict=True):
+        assert payload.tobytes() == codec.encode_payload(gradient(numel), seed=3).tobytes()
+        assert numel == 0 or np.shares_memory(payload, frame)
+
+
+@pytest.mark.parametrize("spec", CHECKED)
+def test_payloads_are_checked_as_by_the_decoder(spec: str) -> None:
+    codec = get_codec(spec)
+    numel = 701
+    sent = codec.encode(gradient(numel), seed=3).tobytes()
+    frame = edited(sent[:-4], 5, "B", sent[5] & ~1)  # without its CRC
+    refused = 0
+    for position in range(
+        len(frame) - len(codec.encode_payload(gradient(numel), seed=3)), len(frame)
+    ):
+        for value in (0, 0x80, 0xFF):
+            damaged = edited(frame, position, "B", value)
+            error = fault(lambda damaged=damaged: codec.decode(damaged))
+            assert (
+                fault(lambda damaged=damaged: payloads_of_frames([(codec, damaged, numel)]))
+                == error
+            )
+            refused += error is not None
+    # Any bytes of the right size are a payload of these.
+    assert (refused > 0) == (spec not in ("fp16", "bf16", "blockwise8"))
+
+
+def fault(work: Callable[[], object]) -> str | None:
+    try:
+        work()
+    except WireError as error:
+        return str(error)
+    return None
+
+
+def test_wrong_frames_have_no_payload() -> None:
+    codec, frame = get_codec("fp16"), get_codec("fp16").encode(gradient(700))
     with pytest.raises(WireError, match="CRC"):
-        payload_of_frame(codec, edited(frame.tobytes(), 30, "B", frame[30] ^ 1), x.size)
+        payloads_of_frames([(codec, edited(frame.tobytes(), 30, "B", frame[30] ^ 1), 700)])
     with pytest.raises(WireError, match="the frame holds 700 elements, not 699"):
-        payload_of_frame(codec, frame, 699)
+        payloads_of_frames([(codec, frame, 699)])
     shorter = edited(edited(frame.tobytes()[:-6], 5, "B", 0), 12, "<I", 1398)
     with pytest.raises(WireError, match="has 1398 bytes; for 700 elements it must have 1400"):
-        payload_of_frame(codec, shorter, x.size)
+        payloads_of_frames([(codec, shorter, 700)])
+    with pytest.raises(SpecError, match="only this codec's decoder can check its payloads"):
+        payloads_of_frames([(TOPK, TOPK.encode(gradient(700)), 700)])
 
 
 @pytest.mark.parametrize("keep", ["ratio=0.07", "ratio=0.5", "ratio=1e-6", "k=1", "k=700"])

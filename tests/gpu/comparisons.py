@@ -6,6 +6,7 @@ then those that differ. interpreted.py runs it without a GPU, compiled.py on one
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -319,13 +320,25 @@ def randomk(tally: Tally, rng: np.random.Generator, each: int) -> None:
     tally.compare("randomk(ratio=0.1,unbiased=true)", "plain", mostly_small(rng, each))
 
 
+ADDED = (
+    *("topk(ratio=0.2)|raw32", "fp16", "bf16", "sign", "onebit", "terngrad"),
+    *("int8", "int8(bucket=16)", "int4", "int4(bucket=64,rounding=stochastic)"),
+    *("qsgd(levels=127)", "qsgd(levels=7,bucket=64)", "qsgd(levels=1)"),
+    *(f"uniform(bits={bits})" for bits in (1, 2, 4, 8)),
+)
+
+
 def added(tally: Tally, rng: np.random.Generator, each: int) -> None:
-    """Frames of several ranks are added to averages, in their order."""
+    """Frames of several ranks are added to averages, in their order; all specs of a kernel have ``each``."""
     add.BLOCK = 64
-    for spec in ("topk(ratio=0.2)|raw32", "fp16", "bf16"):
+    kernels = Counter(_form(spec).kernel for spec in ADDED)
+    for spec in ADDED:
+        count = -(-each // kernels[_form(spec).kernel])
         for weight in (1.0, 1 / 3):
-            tally.count += each
-            ranks = [cases(rng, SIZES, each) for _ in range(2)]
+            tally.count += count
+            ranks = [
+                [*cases(rng, SIZES, count - 4), *cases(rng, [1280, 3000], 4)] for _ in range(2)
+            ]
             tally.faults += _added(spec, weight, ranks, tally.device)
 
 
@@ -342,19 +355,25 @@ def _added(
         for frame, want in zip(frames, wants, strict=True):
             codec.decode_add(frame, want, weight)
         payloads = [frame[24:-4] for frame in frames]
-        if "topk" in spec:
+        form = _form(spec)
+        if form is add.KEPT:
             parts = [payload[8:].reshape(2, -1) for payload in payloads]
-            kept = [
+            tensors = [
                 add.ToAdd(acc, values.view(np.float32), indices.view(np.int32))
                 for acc, (indices, values) in zip(accs, parts, strict=True)
             ]
-            add.Addition(kept, weight).kept()
         else:
-            halves = [add.ToAdd(*pair) for pair in zip(accs, payloads, strict=True)]
-            add.Addition(halves, weight).half(bf16=spec == "bf16")
+            tensors = [add.ToAdd(*pair) for pair in zip(accs, payloads, strict=True)]
+        add.Addition(tensors, weight).launch(form)
     for case, want, acc in zip(ranks[0], wants, accs, strict=True):
         if _sums(want) != _sums(acc.cpu().numpy()):
             yield f"{spec}, weight {weight}, {case.name}: the average differs"
+
+
+def _form(spec: str) -> add.Form:
+    form = add.form_of(spec)
+    assert form is not None
+    return form
 
 
 def _sums(array: np.ndarray) -> bytes:
@@ -394,7 +413,7 @@ GROUPS: dict[str, tuple[Callable[[Tally, np.random.Generator, int], None], int]]
     "ternary": (ternary, 180),
     "rotated": (rotated, 70),
     "randomk": (randomk, 84),
-    "added": (added, 180),
+    "added": (added, 510),
     "large": (large, 25000),
 }
 """Comparisons, and the number of tensors in a launch; of `large` thousands of elements, on GPUs."""

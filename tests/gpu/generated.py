@@ -17,6 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from gpu.comparisons import ADDED
 from torch_compressors.gpu import add, codecs
 from torch_compressors.gpu.bucket import Momentum, ToLaunch
 
@@ -105,9 +106,11 @@ def main(specs: list[str]) -> int:
         _launch(text, mode)
     acc = torch.zeros(64)
     indices, values = np.zeros(2, np.int32), np.zeros(2, np.float32)
-    add.Addition([add.ToAdd(acc, values, indices)], 0.5).kept()
-    for bf16 in (True, False):
-        add.Addition([add.ToAdd(acc, np.zeros(128, np.uint8))], 0.5).half(bf16=bf16)
+    add.Addition([add.ToAdd(acc, values, indices)], 0.5).launch(add.KEPT)
+    for spec in ADDED:
+        form = add.form_of(spec)
+        if form not in (None, add.KEPT):
+            add.Addition([add.ToAdd(acc, np.zeros(1024, np.uint8))], 0.5).launch(form)
     faults = 0
     compiled = 0
     once: set[str] = set()

@@ -33,11 +33,16 @@ def main() -> None:
         "fc": "residual(beta=0.9)|topk(ratio=0.1,values=bf16)",
         "bias": "residual|rotate|uniform(bits=4)",
     }
+    payloads = {
+        "conv": "residual|sign",
+        "fc": "residual|int8(bucket=64)",
+        "bias": "residual|qsgd(levels=7)",
+    }
     configs = [
         configured(
             next(iter(use.values())), rules=rules_of(use, "{}"), exchange="gather", device="auto"
         )
-        for use in (rules, others)
+        for use in (rules, others, payloads)
     ]
     compared = launched = 0
     for config in configs:

@@ -98,6 +98,32 @@ MUTANTS = {
         "decoded",
     ),
     "the product is not weighted": ("added:fp16", "weight * value", "value"),
+    "one bit for all elements of a byte": ("added:sign", "(i % 8)) & 1", "(i * 0)) & 1"),
+    "both means are the first": ("added:onebit", "tl.load(scales + 1)", "tl.load(scales)"),
+    "the last block is whole": (
+        "added:terngrad",
+        "tl.minimum(256, (n - begin + 4) // 5)",
+        "tl.minimum(256, n)",
+    ),
+    "a whole block is one byte short": ("added:terngrad", "begin, 256, ok)", "begin, 255, ok)"),
+    "levels without a sign": ("added:int8", "(byte ^ 0x80) - 0x80", "byte"),
+    "the other half of a byte": ("added:int4", "i % 2 * 4", "(i + 1) % 2 * 4"),
+    "the scale of the next bucket": (
+        "added:int8(bucket=64)",
+        "_float(payload, bucket, ok)",
+        "_float(payload, bucket + STRIDE, ok)",
+    ),
+    "symbols begin a bucket early": (
+        "added:qsgd(levels=127,bucket=64)",
+        "((n + BUCKET - 1) // BUCKET)",
+        "(n // BUCKET)",
+    ),
+    "one unit for all buckets": (
+        "added:qsgd(levels=7,bucket=64)",
+        "norm = _float(payload, 4 * (i // BUCKET), ok)",
+        "norm = _float(payload, i * 0, ok)",
+    ),
+    "levels off by one": ("added:uniform(bits=4)", "2 * symbol - TOP", "2 * symbol + 1 - TOP"),
 }
 
 

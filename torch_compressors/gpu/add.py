@@ -7,6 +7,7 @@ calls, so that all devices and hosts get the same bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,12 +15,55 @@ import numpy.typing as npt
 import torch
 
 from torch_compressors.gpu.bucket import EXACT, VECTOR_BYTES, current, spread
+from torch_compressors.gpu.codecs import bucket_size, level_bits, stage_of
 from torch_compressors.gpu.kernels import add as kernels
 from torch_compressors.shared.staging import room
 
-__all__ = ["Addition", "ToAdd"]
+__all__ = ["KEPT", "Addition", "Form", "ToAdd", "form_of"]
 
 BLOCK = 1024
+
+
+class Form(NamedTuple):
+    """The kernel that adds what frames of a codec hold, and its constants."""
+
+    kernel: Any
+    constants: tuple[tuple[str, int], ...] = ()
+
+
+KEPT = Form(kernels.add_kept_kernel)
+
+
+@lru_cache(maxsize=256)
+def form_of(spec: str) -> Form | None:
+    """The form of a codec's frames; None where none is added on devices.
+
+    Args:
+        spec: a codec's, without a memory.
+    """
+    found = stage_of(spec)
+    if found is None:
+        return None
+    name, stage = found
+    bucket = ("BUCKET", bucket_size(stage.params))
+    match name:
+        case "topk" | "randomk":
+            return KEPT
+        case "fp16" | "bf16":
+            return Form(kernels.add_half_kernel, (("BF16", name == "bf16"),))
+        case "sign" | "onebit":
+            return Form(kernels.add_bits_kernel, (("ONE_BIT", name == "onebit"),))
+        case "terngrad":
+            return Form(kernels.add_ternary_kernel)
+        case "int8" | "int4":
+            return Form(kernels.add_integer_kernel, (("EACH", 1 if name == "int8" else 2), bucket))
+        case "qsgd":
+            levels, bits = ("LEVELS", int(stage.params["levels"])), level_bits(stage.params)  # type: ignore[arg-type]
+            return Form(kernels.add_qsgd_kernel, (levels, ("BITS", bits), bucket))
+        case "uniform":
+            return Form(kernels.add_uniform_kernel, (("BITS", level_bits(stage.params)), bucket))
+        case _:
+            return None
 
 
 class ToAdd(NamedTuple):
@@ -27,8 +71,8 @@ class ToAdd(NamedTuple):
 
     Attributes:
         acc: contiguous float32 of the tensor's size on the device, added to in place.
-        values: kept values as float32, decoded from their wire type; or the payload of `fp16` or `bf16`
-            as uint8.
+        values: kept values as float32, decoded from their wire type; or a payload as uint8, which the core
+            has checked.
         indices: of kept values, distinct and below the tensor's size, as int32; the core checked them.
             None with a payload.
     """
@@ -75,16 +119,10 @@ class Addition:
         self._table = self._memory[: rows.nbytes].view(torch.int64)
         self._programs = self._memory[begins[1] : begins[1] + programs.nbytes].view(torch.int32)
 
-    def kept(self) -> None:
-        """Launch ``acc[index] += weight * value``. 16 bytes per kept element."""
-        self._launch(kernels.add_kept_kernel)
-
-    def half(self, *, bf16: bool) -> None:
-        """Launch ``acc += weight * decode(payload)``. 10 bytes per element."""
-        self._launch(kernels.add_half_kernel, BF16=bf16)
-
-    def _launch(self, kernel: Any, **constants: bool) -> None:
+    def launch(self, form: Form) -> None:
+        """Launch ``acc[index] += weight * value`` of kept elements, or ``acc += weight * decode(payload)``."""
         programs = self._programs.numel()
         if programs:
+            constants = {**dict(form.constants), "B": BLOCK, **EXACT}
             with current(self._device):
-                kernel[(programs,)](self._table, self._programs, **constants, B=BLOCK, **EXACT)
+                form.kernel[(programs,)](self._table, self._programs, **constants)

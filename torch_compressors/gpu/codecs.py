@@ -33,7 +33,7 @@ from torch_compressors.gpu.graphs import Replayed
 from torch_compressors.gpu.kernels import correct, pack, places, quantize, rotate, select, signs
 from torch_compressors.gpu.kernels import table as field
 
-__all__ = ["Encoder", "encoder", "takes"]
+__all__ = ["Encoder", "bucket_size", "encoder", "level_bits", "stage_of", "takes"]
 
 Params = Mapping[str, float | int | bool | str | list[float]]
 
@@ -620,7 +620,7 @@ def takes(spec: str) -> bool:
         spec: a codec's, without a memory, as `gradcomp.get_codec` takes it. Index coders run on the
             host, so any of them will do; the same holds for memories that `ToLaunch` can describe.
     """
-    return _stage(spec) is not None
+    return stage_of(spec) is not None
 
 
 def encoder(spec: str, sizes: Sequence[int], device: torch.device) -> Encoder:
@@ -633,7 +633,7 @@ def encoder(spec: str, sizes: Sequence[int], device: torch.device) -> Encoder:
     Raises:
         SpecError: there are no kernels for the codec.
     """
-    found = _stage(spec)
+    found = stage_of(spec)
     if found is None:
         raise SpecError(
             f"{spec!r} has no kernels for a GPU; codecs with kernels: {', '.join(CODECS)}"
@@ -642,7 +642,7 @@ def encoder(spec: str, sizes: Sequence[int], device: torch.device) -> Encoder:
     return CODECS[name](stage.params, sizes, device)
 
 
-def _stage(spec: str) -> tuple[str, Stage] | None:
+def stage_of(spec: str) -> tuple[str, Stage] | None:
     """The codec's name in `CODECS` and its own stage, if kernels do all that the spec asks."""
     stages = parse(spec).stages
     transforms = [one.name for one in stages if one.kind == "transform"]

@@ -22,20 +22,17 @@ from gradcomp.adapter_api import (
     derive_stream,
     frames_of_parts,
     kept_of_frames,
-    payload_of_frame,
+    payloads_of_frames,
 )
 from gradcomp.errors import WireError
 from torch_compressors.devices import TensorArray
 from torch_compressors.gpu import codecs, low_rank
-from torch_compressors.gpu.add import Addition, ToAdd
+from torch_compressors.gpu.add import KEPT, Addition, Form, ToAdd, form_of
 from torch_compressors.gpu.bucket import Kept, Momentum, Payload, ToLaunch
 from torch_compressors.shared.host_copies import to_device
 from torch_compressors.shared.staging import Staging
 
 __all__ = ["TorchDevice"]
-
-_KEPT, _HALF = frozenset({"topk", "randomk"}), frozenset({"fp16", "bf16"})
-"""Names of codecs whose frames are added by kernels: as kept elements, or as 16-bit payloads."""
 
 
 class TorchDevice:
@@ -97,26 +94,22 @@ class TorchDevice:
 
     def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
         """Add rank after rank, as the core does; frames without kernels are added on the host."""
-        kept = [one for one in tensors if one.codec.name in _KEPT]
-        half = [one for one in tensors if one.codec.name in _HALF]
-        for rank in range(max((len(one.frames) for one in (*kept, *half)), default=0)):
-            parts = {"kept": _kept_of(kept, rank)}
-            for one in half:
-                with _named(one, rank):
-                    payload = payload_of_frame(one.codec, one.frames[rank], one.out.size)
-                parts.setdefault(one.codec.name, []).append(ToAdd(_tensor(one.out), payload))
-            for kind, together in parts.items():
-                _add(kind, together, weight)
-        self._add_on_host([one for one in tensors if one.codec.name not in _KEPT | _HALF], weight)
+        groups: dict[Form | None, list[ToDecode]] = {}
+        for one in tensors:
+            groups.setdefault(form_of(one.codec.spec), []).append(one)
+        for form, own in groups.items():
+            if form is None:
+                self._add_on_host(own, weight)
+                continue
+            for rank in range(len(own[0].frames)):
+                Addition(_opened(form, own, rank), weight).launch(form)
 
     def add(self, codec: Codec, frame: ByteArray, out: FloatArray, weight: float) -> None:
         """Add a frame to elements of any value, on the host where it has no kernels."""
-        if codec.name in _KEPT:
-            [(indices, values)] = kept_of_frames([(codec, frame, out.size)])
-            _add("kept", [ToAdd(_tensor(out), values, indices.view(np.int32))], weight)
-        elif codec.name in _HALF:
-            payload = payload_of_frame(codec, frame, out.size)
-            _add(codec.name, [ToAdd(_tensor(out), payload)], weight)
+        form = form_of(codec.spec)
+        if form is not None:
+            [part] = _open(form, [(codec, frame, out.size)], [out])
+            Addition([part], weight).launch(form)
         else:
             host = self.to_host(out)
             codec.decode_add(frame, host, weight)
@@ -243,29 +236,30 @@ def _part(tensor: ToEncode, result: Kept[Any] | Payload[Any]) -> KeptParts | Pay
     return KeptParts(tensor.codec, indices, result.values, numel, stream)
 
 
-def _kept_of(tensors: Sequence[ToDecode], rank: int) -> list[ToAdd]:
-    """Kept elements of the frames of one rank."""
+def _opened(form: Form, tensors: Sequence[ToDecode], rank: int) -> list[ToAdd]:
+    """Parts of the frames of one rank."""
+    frames = [(one.codec, one.frames[rank], one.out.size) for one in tensors]
     try:
-        opened = kept_of_frames([(one.codec, one.frames[rank], one.out.size) for one in tensors])
+        return _open(form, frames, [one.out for one in tensors])
     except WireError:
-        for one in tensors:  # find the frame
+        for one, frame in zip(tensors, frames, strict=True):  # find the frame
             with _named(one, rank):
-                kept_of_frames([(one.codec, one.frames[rank], one.out.size)])
+                _open(form, [frame], [one.out])
         raise
-    return [
-        ToAdd(_tensor(one.out), values, indices.view(np.int32))
-        for one, (indices, values) in zip(tensors, opened, strict=True)
-    ]
 
 
-def _add(kind: str, parts: Sequence[ToAdd], weight: float) -> None:
-    if not parts:
-        return
-    addition = Addition(parts, weight)
-    if kind == "kept":
-        addition.kept()
-    else:
-        addition.half(bf16=kind == "bf16")
+def _open(
+    form: Form, frames: Sequence[tuple[Codec, ByteArray, int]], outs: Sequence[FloatArray]
+) -> list[ToAdd]:
+    """Parts of frames, which are added to ``outs``."""
+    if form is KEPT:
+        kept = kept_of_frames(frames)
+        return [
+            ToAdd(_tensor(out), values, indices.view(np.int32))
+            for out, (indices, values) in zip(outs, kept, strict=True)
+        ]
+    payloads = payloads_of_frames(frames)
+    return [ToAdd(_tensor(out), payload) for out, payload in zip(outs, payloads, strict=True)]
 
 
 @contextmanager

@@ -30,17 +30,21 @@ class Half : public Codec {
     return {};
   }
 
-  Status decode(Span<const std::uint8_t> in, const Call&, Span<float> y) const final {
-    GRADCOMP_TRY(check_payload_size(in, 2 * y.size(), y.size()));
+  Status check(Span<const std::uint8_t> in, const Call&, std::size_t n) const final {
+    return check_payload_size(in, 2 * n, n);
+  }
+
+  Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const final {
+    GRADCOMP_TRY(check(in, call, y.size()));
     for_ranges(y.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
       widen(in.data() + 2 * begin, y.data() + begin, end - begin);
     });
     return {};
   }
 
-  Status decode_add(Span<const std::uint8_t> in, const Call&, float weight,
+  Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                     Span<float> acc) const final {
-    GRADCOMP_TRY(check_payload_size(in, 2 * acc.size(), acc.size()));
+    GRADCOMP_TRY(check(in, call, acc.size()));
     for_ranges(acc.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
       add(in.data() + 2 * begin, weight, acc.data() + begin, end - begin);
     });

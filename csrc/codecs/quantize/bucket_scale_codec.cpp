@@ -35,7 +35,7 @@ Status BucketScaleCodec::encode(Span<const float> x, const Call& call, Span<std:
   return {};
 }
 
-Status BucketScaleCodec::check(Span<const std::uint8_t> in, std::size_t n) const {
+Status BucketScaleCodec::check(Span<const std::uint8_t> in, const Call&, std::size_t n) const {
   GRADCOMP_TRY(check_payload_size(in, max_encoded_size(n), n));
   const std::uint8_t* codes = in.data() + kScaleBytes;
   for (std::size_t begin = 0; begin < n; begin += bucket_, codes += stride()) {
@@ -47,8 +47,9 @@ Status BucketScaleCodec::check(Span<const std::uint8_t> in, std::size_t n) const
   return {};
 }
 
-Status BucketScaleCodec::decode(Span<const std::uint8_t> in, const Call&, Span<float> y) const {
-  GRADCOMP_TRY(check(in, y.size()));
+Status BucketScaleCodec::decode(Span<const std::uint8_t> in, const Call& call,
+                                Span<float> y) const {
+  GRADCOMP_TRY(check(in, call, y.size()));
   for_blocks(y.size(), bucket_, [&](std::size_t bucket, std::size_t begin, std::size_t count) {
     const std::uint8_t* from = in.data() + bucket * stride();
     expand(from + kScaleBytes, load<float>(from), y.data() + begin, count);
@@ -56,9 +57,9 @@ Status BucketScaleCodec::decode(Span<const std::uint8_t> in, const Call&, Span<f
   return {};
 }
 
-Status BucketScaleCodec::decode_add(Span<const std::uint8_t> in, const Call&, float weight,
+Status BucketScaleCodec::decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                                     Span<float> acc) const {
-  GRADCOMP_TRY(check(in, acc.size()));
+  GRADCOMP_TRY(check(in, call, acc.size()));
   for_blocks(acc.size(), bucket_, [&](std::size_t bucket, std::size_t begin, std::size_t count) {
     const std::uint8_t* from = in.data() + bucket * stride();
     expand_add(from + kScaleBytes, load<float>(from), weight, acc.data() + begin, count);

@@ -23,6 +23,7 @@ class BucketScaleCodec : public Codec {
   std::size_t max_encoded_size(std::size_t n) const noexcept final;
   Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
                 std::size_t* written) const final;
+  Status check(Span<const std::uint8_t> in, const Call& call, std::size_t n) const final;
   Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const final;
   Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                     Span<float> acc) const final;
@@ -41,7 +42,6 @@ class BucketScaleCodec : public Codec {
   virtual void expand_add(const std::uint8_t* codes, float scale, float weight, float* acc,
                           std::size_t n) const = 0;
 
-  Status check(Span<const std::uint8_t> in, std::size_t n) const;
   std::size_t stride() const noexcept { return kScaleBytes + code_bytes(bucket_); }
 
   std::size_t bucket_;

@@ -272,6 +272,11 @@ Status DitheredCodec::read(Span<const std::uint8_t> in, const Call& call, std::s
                     " levels have symbols up to " + std::to_string(2 * levels_));
 }
 
+Status DitheredCodec::check(Span<const std::uint8_t> in, const Call& call, std::size_t n) const {
+  Span<const std::uint8_t> symbols;
+  return read(in, call, n, &symbols);
+}
+
 // Calls fn(bucket, begin, end) for the part of each bucket in each range of elements.
 template <typename Fn>
 void DitheredCodec::for_buckets(std::size_t n, const Fn& fn) const {

@@ -28,6 +28,7 @@ class DitheredCodec final : public Codec {
   std::size_t max_encoded_size(std::size_t n) const noexcept override;
   Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
                 std::size_t* written) const override;
+  Status check(Span<const std::uint8_t> in, const Call& call, std::size_t n) const override;
   Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const override;
   Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                     Span<float> acc) const override;

@@ -110,6 +110,12 @@ Status GroupCodec::unpack(Span<const std::uint8_t> in, const Call& call, std::si
   return coder_.decode({in.data() + head, in.size() - head}, bits_, *symbols);
 }
 
+Status GroupCodec::check(Span<const std::uint8_t> in, const Call& call, std::size_t n) const {
+  if (n < min_numel_) return check_payload_size(in, 4 * n, n);
+  Span<std::uint8_t> symbols;
+  return unpack(in, call, n, &symbols);
+}
+
 void GroupCodec::decode_group(float scale, const std::uint8_t* symbols, std::size_t count,
                               float* v) const {
   alignas(64) float table[256];

@@ -22,6 +22,7 @@ class GroupCodec : public Codec {
   std::size_t max_encoded_size(std::size_t n) const noexcept final;
   Status encode(Span<const float> x, const Call& call, Span<std::uint8_t> out,
                 std::size_t* written) const final;
+  Status check(Span<const std::uint8_t> in, const Call& call, std::size_t n) const final;
   Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const final;
   Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                     Span<float> acc) const final;

@@ -114,8 +114,28 @@ class TernGrad final : public Codec {
     return {};
   }
 
-  Status decode(Span<const std::uint8_t> in, const Call&, Span<float> y) const override {
-    GRADCOMP_TRY(check(in, y.size()));
+  Status check(Span<const std::uint8_t> in, const Call&, std::size_t n) const override {
+    GRADCOMP_TRY(check_payload_size(in, max_encoded_size(n), n));
+    std::uint8_t highest = 0;
+    for (std::size_t i = kHead; i < in.size(); ++i) highest = std::max(highest, in[i]);
+    if (highest >= kByteValues) {
+      return wire_error("a byte of " + std::to_string(highest) + " is not five ternary digits");
+    }
+    const std::size_t tail = n % kBlock;
+    const std::size_t bytes = packed_bytes(tail);
+    std::uint8_t levels[kBlock];
+    unpack(in.data() + in.size() - bytes, levels, bytes);
+    for (std::size_t i = tail; i < kDigits * bytes; ++i) {
+      if (levels[i] != 0) {
+        return wire_error("the digits beyond the last of " + std::to_string(n) +
+                          " elements are not 0");
+      }
+    }
+    return {};
+  }
+
+  Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const override {
+    GRADCOMP_TRY(check(in, call, y.size()));
     const auto scale = load<float>(in.data());
     for_levels(in, y.size(), [&](const std::uint8_t* levels, std::size_t begin, std::size_t count) {
       kernels().scale_levels(levels, scale, y.data() + begin, count);
@@ -123,9 +143,9 @@ class TernGrad final : public Codec {
     return {};
   }
 
-  Status decode_add(Span<const std::uint8_t> in, const Call&, float weight,
+  Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                     Span<float> acc) const override {
-    GRADCOMP_TRY(check(in, acc.size()));
+    GRADCOMP_TRY(check(in, call, acc.size()));
     const auto scale = load<float>(in.data());
     for_levels(in, acc.size(),
                [&](const std::uint8_t* levels, std::size_t begin, std::size_t count) {
@@ -161,26 +181,6 @@ class TernGrad final : public Codec {
       const double variance = total.squares / static_cast<double>(n) - mean * mean;
       const double bound = clip_ * std::sqrt(variance > 0 ? variance : 0.0);
       if (bound < static_cast<double>(*scale)) *scale = static_cast<float>(bound);
-    }
-    return {};
-  }
-
-  static Status check(Span<const std::uint8_t> in, std::size_t n) {
-    GRADCOMP_TRY(check_payload_size(in, kHead + packed_bytes(n), n));
-    std::uint8_t highest = 0;
-    for (std::size_t i = kHead; i < in.size(); ++i) highest = std::max(highest, in[i]);
-    if (highest >= kByteValues) {
-      return wire_error("a byte of " + std::to_string(highest) + " is not five ternary digits");
-    }
-    const std::size_t tail = n % kBlock;
-    const std::size_t bytes = packed_bytes(tail);
-    std::uint8_t levels[kBlock];
-    unpack(in.data() + in.size() - bytes, levels, bytes);
-    for (std::size_t i = tail; i < kDigits * bytes; ++i) {
-      if (levels[i] != 0) {
-        return wire_error("the digits beyond the last of " + std::to_string(n) +
-                          " elements are not 0");
-      }
     }
     return {};
   }

@@ -23,8 +23,16 @@ class SignBitCodec : public Codec {
 
   bool fuses_feedback() const noexcept final { return true; }
 
-  Status decode(Span<const std::uint8_t> in, const Call&, Span<float> y) const final {
-    GRADCOMP_TRY(check(in, y.size()));
+  Status check(Span<const std::uint8_t> in, const Call&, std::size_t n) const final {
+    GRADCOMP_TRY(check_payload_size(in, max_encoded_size(n), n));
+    if (n % 8 != 0 && in[in.size() - 1] >> n % 8 != 0) {
+      return wire_error("the bits beyond the last of " + std::to_string(n) + " elements are not 0");
+    }
+    return {};
+  }
+
+  Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const final {
+    GRADCOMP_TRY(check(in, call, y.size()));
     const Values values = read(in.data());
     for_ranges(y.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
       kernels().select_bits(in.data() + head_ + begin / 8, values.others, values.negative,
@@ -33,9 +41,9 @@ class SignBitCodec : public Codec {
     return {};
   }
 
-  Status decode_add(Span<const std::uint8_t> in, const Call&, float weight,
+  Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                     Span<float> acc) const final {
-    GRADCOMP_TRY(check(in, acc.size()));
+    GRADCOMP_TRY(check(in, call, acc.size()));
     const Values values = read(in.data());
     for_ranges(acc.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
       kernels().select_bits_add(in.data() + head_ + begin / 8, weight * values.others,
@@ -61,14 +69,6 @@ class SignBitCodec : public Codec {
 
  private:
   virtual Values read(const std::uint8_t* head) const = 0;
-
-  Status check(Span<const std::uint8_t> in, std::size_t n) const {
-    GRADCOMP_TRY(check_payload_size(in, max_encoded_size(n), n));
-    if (n % 8 != 0 && in[in.size() - 1] >> n % 8 != 0) {
-      return wire_error("the bits beyond the last of " + std::to_string(n) + " elements are not 0");
-    }
-    return {};
-  }
 
   std::size_t head_;
 };

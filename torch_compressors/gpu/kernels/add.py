@@ -10,7 +10,7 @@ from torch_compressors.gpu.kernels.bits import float_from_bfloat, float_from_hal
 
 FIELDS = tl.constexpr(6)
 ACC = tl.constexpr(0)  # pointer to float32
-VALUES = tl.constexpr(1)  # pointer to kept values, or to a payload
+VALUES = tl.constexpr(1)  # pointer to kept values, or to a payload, which is aligned to 16 bytes
 INDICES = tl.constexpr(2)  # pointer to int32
 COUNT = tl.constexpr(3)  # elements to add
 FIRST = tl.constexpr(4)  # number of the tensor's first block in the launch
@@ -41,16 +41,135 @@ def add_kept_kernel(table, tensors, B: tl.constexpr):
 
 
 @triton.jit
-def add_half_kernel(table, tensors, BF16: tl.constexpr, B: tl.constexpr):
-    """Adds a payload of fp16 or bf16. 10 bytes per element."""
-    row, block = _row(table, tensors)
-    i = block * B + tl.arange(0, B)
-    ok = i < tl.load(row + COUNT).to(tl.int32)
-    half = tl.load(tl.load(row + VALUES).to(tl.pointer_type(tl.uint16)) + i, mask=ok, other=0)
-    if BF16:
-        value = float_from_bfloat(half)
-    else:
-        value = float_from_half(half)
+def _elements(row, block, B: tl.constexpr):
+    """Payload, number of elements, and the elements of a program."""
+    return tl.load(row + VALUES), tl.load(row + COUNT).to(tl.int32), block * B + tl.arange(0, B)
+
+
+@triton.jit
+def _add(row, i, ok, value):
     weight = tl.load(row + WEIGHT).to(tl.int32).to(tl.float32, bitcast=True)
     to = tl.load(row + ACC).to(tl.pointer_type(tl.float32)) + i
     tl.store(to, tl.load(to, mask=ok, other=0.0) + weight * value, mask=ok)
+
+
+@triton.jit
+def _byte(payload, at, ok):
+    """The byte at a place, as int32."""
+    return tl.load(payload.to(tl.pointer_type(tl.uint8)) + at, mask=ok, other=0).to(tl.int32)
+
+
+@triton.jit
+def _float(payload, at, ok):
+    """The float32 that begins at a byte, a multiple of 4."""
+    return tl.load(payload.to(tl.pointer_type(tl.float32)) + at // 4, mask=ok, other=0.0)
+
+
+@triton.jit
+def add_half_kernel(table, tensors, BF16: tl.constexpr, B: tl.constexpr):
+    """Adds a payload of fp16 or bf16. 10 bytes per element."""
+    row, block = _row(table, tensors)
+    payload, n, i = _elements(row, block, B)
+    ok = i < n
+    half = tl.load(payload.to(tl.pointer_type(tl.uint16)) + i, mask=ok, other=0)
+    if BF16:
+        _add(row, i, ok, float_from_bfloat(half))
+    else:
+        _add(row, i, ok, float_from_half(half))
+
+
+@triton.jit
+def add_bits_kernel(table, tensors, ONE_BIT: tl.constexpr, B: tl.constexpr):
+    """Adds a payload of sign, or of onebit. 8.1 bytes per element."""
+    row, block = _row(table, tensors)
+    payload, n, i = _elements(row, block, B)
+    ok = i < n
+    HEAD: tl.constexpr = 8 if ONE_BIT else 4
+    negative = (_byte(payload, HEAD + i // 8, ok) >> (i % 8)) & 1
+    scales = payload.to(tl.pointer_type(tl.float32))
+    if ONE_BIT:
+        _add(row, i, ok, tl.where(negative != 0, tl.load(scales), tl.load(scales + 1)))
+    else:
+        _add(row, i, ok, tl.where(negative != 0, -tl.load(scales), tl.load(scales)))
+
+
+@triton.jit
+def add_ternary_kernel(table, tensors, B: tl.constexpr):
+    """Adds a payload of terngrad. 8.2 bytes per element.
+
+    Byte j of a block of 1280 elements has the elements j, j + 256, ...; the last block is shorter.
+    """
+    row, block = _row(table, tensors)
+    payload, n, i = _elements(row, block, B)
+    ok = i < n
+    begin = i // 1280 * 1280
+    if (block + 1) * B <= n // 1280 * 1280:  # no division by a size that is not known here
+        _add(row, i, ok, _ternary(payload, i, begin, 256, ok))
+    else:
+        size = tl.where(ok, tl.minimum(256, (n - begin + 4) // 5), 1)
+        _add(row, i, ok, _ternary(payload, i, begin, size, ok))
+
+
+@triton.jit
+def _ternary(payload, i, begin, size, ok):
+    part = (i - begin) // size
+    byte = _byte(payload, 4 + begin // 5 + (i - begin) % size, ok)
+    power = tl.where(part == 0, 1, tl.where(part == 1, 3, tl.where(part == 2, 9, 27)))
+    digit = byte // tl.where(part == 4, 81, power) % 3
+    scale = tl.load(payload.to(tl.pointer_type(tl.float32)))
+    return scale * (digit - 3 * (digit >> 1)).to(tl.float32)
+
+
+@triton.jit
+def add_integer_kernel(table, tensors, EACH: tl.constexpr, BUCKET: tl.constexpr, B: tl.constexpr):
+    """Adds a payload of int8 (EACH level a byte) or int4 (EACH two). 9 or 8.5 bytes per element."""
+    row, block = _row(table, tensors)
+    payload, n, i = _elements(row, block, B)
+    ok = i < n
+    STRIDE: tl.constexpr = 4 + BUCKET // EACH
+    bucket = i // BUCKET * STRIDE
+    byte = _byte(payload, bucket + 4 + i % BUCKET // EACH, ok)
+    if EACH == 1:
+        level = (byte ^ 0x80) - 0x80
+    else:
+        level = (((byte >> (i % 2 * 4)) & 0xF) ^ 0x8) - 0x8
+    _add(row, i, ok, _float(payload, bucket, ok) * level.to(tl.float32))
+
+
+@triton.jit
+def _symbol(payload, i, n, ok, BITS: tl.constexpr, BUCKET: tl.constexpr):
+    """The symbol of an element, after the scales of all buckets."""
+    EACH: tl.constexpr = 8 // BITS
+    head = 4 * ((n + BUCKET - 1) // BUCKET)
+    byte = _byte(payload, head + i // EACH, ok)
+    return (byte >> (i % EACH * BITS)) & ((1 << BITS) - 1)
+
+
+@triton.jit
+def add_qsgd_kernel(
+    table,
+    tensors,
+    LEVELS: tl.constexpr,
+    BITS: tl.constexpr,
+    BUCKET: tl.constexpr,
+    B: tl.constexpr,
+):
+    """Adds a payload of qsgd. 9 bytes per element with 8 bits."""
+    row, block = _row(table, tensors)
+    payload, n, i = _elements(row, block, B)
+    ok = i < n
+    symbol = _symbol(payload, i, n, ok, BITS, BUCKET)
+    norm = _float(payload, 4 * (i // BUCKET), ok)
+    unit = tl.div_rn(norm, tl.full((B,), LEVELS, tl.float32))
+    _add(row, i, ok, unit * ((symbol >> 1) ^ -(symbol & 1)).to(tl.float32))
+
+
+@triton.jit
+def add_uniform_kernel(table, tensors, BITS: tl.constexpr, BUCKET: tl.constexpr, B: tl.constexpr):
+    """Adds a payload of uniform. 8.5 bytes per element with 4 bits."""
+    row, block = _row(table, tensors)
+    payload, n, i = _elements(row, block, B)
+    ok = i < n
+    symbol = _symbol(payload, i, n, ok, BITS, BUCKET)
+    TOP: tl.constexpr = (1 << BITS) - 1
+    _add(row, i, ok, (2 * symbol - TOP).to(tl.float32) * _float(payload, 4 * (i // BUCKET), ok))
