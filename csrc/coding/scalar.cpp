@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "coding/digits_pack.hpp"
+#include "coding/rans.hpp"
 #include "coding/rans_step.hpp"
 #include "kernels/coding.hpp"
 
@@ -66,6 +67,12 @@ void classify(const float* x, std::size_t n, const DeadZone& zone, Contexts& con
   }
 }
 
+void count_classified(const std::uint8_t* symbols, std::size_t n, std::uint32_t* counts) {
+  std::uint32_t found[256];
+  count_symbols({symbols, n}, found);
+  for (std::size_t s = 0; s < 256; ++s) counts[s] += found[s];
+}
+
 bool decode_row(const std::uint8_t* begin, const std::uint8_t** from, const ClassTables& tables,
                 std::uint32_t* states, std::size_t lanes, Contexts& contexts, std::int8_t* levels,
                 std::size_t n) {
@@ -78,7 +85,7 @@ bool decode_row(const std::uint8_t* begin, const std::uint8_t** from, const Clas
 
 }  // namespace
 
-const CodingKernels kScalarCodingKernels = {rans_encode,   rans_decode, pack_digits,
-                                            unpack_digits, classify,    decode_row};
+const CodingKernels kScalarCodingKernels = {
+    rans_encode, rans_decode, pack_digits, unpack_digits, classify, count_classified, decode_row};
 
 }  // namespace gradcomp

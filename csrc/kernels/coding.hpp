@@ -57,6 +57,9 @@ struct CodingKernels {
   // symbol. All x * zone.inverse are below 2^30.
   void (*classify)(const float* x, std::size_t n, const DeadZone& zone, Contexts& contexts,
                    std::uint8_t* symbols);
+  // Adds the occurrences of symbols of classify(), most of which are 0 of a class below
+  // kLowClasses.
+  void (*count_classified)(const std::uint8_t* symbols, std::size_t n, std::uint32_t* counts);
   // Decodes the n elements of a row, signed and up to kTopMagnitude, from words that end at *from.
   // Element j has the state j % lanes, lanes <= 32. False if it would need words before `begin`.
   // Reads up to 64 bytes before `begin` and up to 32 beyond *from.

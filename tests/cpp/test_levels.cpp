@@ -320,6 +320,35 @@ TEST_CASE("digits are packed alike on every level") {
   }
 }
 
+TEST_CASE("classified symbols are counted alike on every level") {
+  Stream random(12);
+  for (std::uint64_t zeros : {0u, 60u, 90u, 99u, 100u}) {  // percent
+    for (std::uint64_t classes : {1u, 8u, 16u}) {
+      for (std::size_t n : {0u, 1u, 31u, 64u, 65u, 1000u, 20000u}) {
+        Bytes symbols(n);
+        std::uint32_t expected[256] = {};
+        expected[16] = 7;  // adds to what is there
+        for (std::uint8_t& symbol : symbols) {
+          const std::uint64_t level = random.below(100) < zeros ? 0 : random.below(kClassSymbols);
+          symbol = static_cast<std::uint8_t>(random.below(classes) * kClassSymbols + level);
+          ++expected[symbol];
+        }
+        for (const std::string& name : level_names()) {
+          LevelScope scope(name);
+          CAPTURE(name);
+          CAPTURE(zeros);
+          CAPTURE(classes);
+          CAPTURE(n);
+          std::uint32_t counts[256] = {};
+          counts[16] = 7;
+          kernels().coding->count_classified(symbols.data(), n, counts);
+          CHECK(std::equal(counts, counts + 256, expected));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("digits survive coding, and damaged ones do no harm") {
   Stream random(4);
   for (unsigned top : {1u, 2u, 4u, 16u, 17u, 256u}) {

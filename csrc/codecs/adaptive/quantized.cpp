@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "codecs/adaptive/payload.hpp"
-#include "coding/rans.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {
@@ -44,8 +43,8 @@ double few_excesses(const std::uint64_t* counts) {
 }
 
 void add_counts(const std::uint8_t* symbols, std::size_t n, std::uint64_t* counts) {
-  std::uint32_t found[256];
-  count_symbols({symbols, n}, found);
+  std::uint32_t found[256] = {};
+  kernels().coding->count_classified(symbols, n, found);
   for (std::size_t s = 0; s < kSymbols; ++s) counts[s] += found[s];
 }
 
