@@ -1,6 +1,5 @@
 #if defined(__x86_64__)
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -351,48 +350,35 @@ GRADCOMP_AVX2 inline __m256i pop_class(__m256i state, __m256i classes, const Cla
   return _mm256_blendv_epi8(state, _mm256_or_si256(_mm256_slli_epi32(state, 16), words), empty);
 }
 
-GRADCOMP_AVX2 inline std::uint32_t sum_of_bytes(__m256i bytes) {
-  const __m256i sums = _mm256_sad_epu8(bytes, _mm256_setzero_si256());
-  const __m128i both =
-      _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
-  return static_cast<std::uint32_t>(_mm_cvtsi128_si32(both) + _mm_extract_epi32(both, 2));
-}
+struct Zeros {
+  static constexpr std::size_t kBytes = 32;
+  __m256i of[kLowClasses] = {};
 
-// Zeros of low classes are counted in bytes of vectors, others one by one.
+  // A bit for each symbol that is not 0 of a low class.
+  GRADCOMP_AVX2 static std::uint64_t others(const std::uint8_t* symbols) {
+    const __m256i found = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(symbols));
+    const __m256i bits = _mm256_and_si256(found, _mm256_set1_epi8(static_cast<char>(kOtherBits)));
+    const __m256i low = _mm256_cmpeq_epi8(bits, _mm256_setzero_si256());
+    return ~static_cast<std::uint32_t>(_mm256_movemask_epi8(low));
+  }
+  GRADCOMP_AVX2 void add(const std::uint8_t* symbols) {
+    const __m256i found = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(symbols));
+    for (std::size_t c = 0; c < kLowClasses; ++c) {
+      const __m256i zero = _mm256_set1_epi8(static_cast<char>(kClassSymbols * c));
+      of[c] = _mm256_sub_epi8(of[c], _mm256_cmpeq_epi8(found, zero));
+    }
+  }
+  GRADCOMP_AVX2 std::uint32_t count(std::size_t c) const {
+    const __m256i sums = _mm256_sad_epu8(of[c], _mm256_setzero_si256());
+    const __m128i both =
+        _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    return static_cast<std::uint32_t>(_mm_cvtsi128_si32(both) + _mm_extract_epi32(both, 2));
+  }
+};
+
 GRADCOMP_AVX2 void count_classified(const std::uint8_t* symbols, std::size_t n,
                                     std::uint32_t* counts) {
-  constexpr std::size_t kBytes = 32;
-  constexpr int kMany = kBytes / 4;  // others, for which vectors take longer
-  std::uint32_t parts[4][256] = {};  // adding twice in a row to one counter would wait
-  std::size_t i = 0;
-  while (i + kBytes <= n) {
-    __m256i zeros[kLowClasses] = {};
-    const std::size_t end = std::min(n, i + 255 * kBytes);  // bytes do not overflow
-    for (; i + kBytes <= end; i += kBytes) {
-      const __m256i found = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(symbols + i));
-      const __m256i bits = _mm256_and_si256(found, _mm256_set1_epi8(static_cast<char>(kOtherBits)));
-      const __m256i low = _mm256_cmpeq_epi8(bits, _mm256_setzero_si256());
-      auto others = ~static_cast<std::uint32_t>(_mm256_movemask_epi8(low));
-      if (__builtin_popcount(others) > kMany) {
-        for (std::size_t j = 0; j < kBytes; ++j) ++parts[j % 4][symbols[i + j]];
-        continue;
-      }
-      for (std::size_t c = 0; c < kLowClasses; ++c) {
-        const __m256i zero = _mm256_set1_epi8(static_cast<char>(kClassSymbols * c));
-        zeros[c] = _mm256_sub_epi8(zeros[c], _mm256_cmpeq_epi8(found, zero));
-      }
-      for (unsigned part = 0; others != 0; others &= others - 1, ++part) {
-        ++parts[part % 4][symbols[i + static_cast<std::size_t>(__builtin_ctz(others))]];
-      }
-    }
-    for (std::size_t c = 0; c < kLowClasses; ++c) {
-      parts[0][kClassSymbols * c] += sum_of_bytes(zeros[c]);
-    }
-  }
-  for (; i < n; ++i) ++parts[i % 4][symbols[i]];
-  for (std::size_t s = 0; s < 256; ++s) {
-    counts[s] += parts[0][s] + parts[1][s] + parts[2][s] + parts[3][s];
-  }
+  count_by_zeros<Zeros>(symbols, n, counts);
 }
 
 GRADCOMP_AVX2 bool decode_row(const std::uint8_t* begin, const std::uint8_t** from,

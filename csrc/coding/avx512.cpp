@@ -327,42 +327,32 @@ GRADCOMP_AVX512 inline __m512i pop_half(__m512i* state, __m512i classes, const _
   return _mm512_inserti64x4(first, _mm512_castsi512_si256(second), 1);
 }
 
-// Zeros of low classes are counted in bytes of vectors, others one by one.
+struct Zeros {
+  static constexpr std::size_t kBytes = 64;
+  __m512i of[kLowClasses] = {};
+
+  // A bit for each symbol that is not 0 of a low class.
+  GRADCOMP_AVX512 static std::uint64_t others(const std::uint8_t* symbols) {
+    return _mm512_test_epi8_mask(_mm512_loadu_si512(symbols),
+                                 _mm512_set1_epi8(static_cast<char>(kOtherBits)));
+  }
+  GRADCOMP_AVX512 void add(const std::uint8_t* symbols) {
+    const __m512i found = _mm512_loadu_si512(symbols);
+    for (std::size_t c = 0; c < kLowClasses; ++c) {
+      const __m512i zero = _mm512_set1_epi8(static_cast<char>(kClassSymbols * c));
+      const __mmask64 same = _mm512_cmpeq_epi8_mask(found, zero);
+      of[c] = _mm512_mask_add_epi8(of[c], same, of[c], _mm512_set1_epi8(1));
+    }
+  }
+  GRADCOMP_AVX512 std::uint32_t count(std::size_t c) const {
+    const __m512i sums = _mm512_sad_epu8(of[c], _mm512_setzero_si512());
+    return static_cast<std::uint32_t>(_mm512_reduce_add_epi64(sums));
+  }
+};
+
 GRADCOMP_AVX512 void count_classified(const std::uint8_t* symbols, std::size_t n,
                                       std::uint32_t* counts) {
-  constexpr std::size_t kBytes = 64;
-  constexpr int kMany = kBytes / 4;  // others, for which vectors take longer
-  std::uint32_t parts[4][256] = {};  // adding twice in a row to one counter would wait
-  std::size_t i = 0;
-  while (i + kBytes <= n) {
-    __m512i zeros[kLowClasses] = {};
-    const std::size_t end = std::min(n, i + 255 * kBytes);  // bytes do not overflow
-    for (; i + kBytes <= end; i += kBytes) {
-      const __m512i found = _mm512_loadu_si512(symbols + i);
-      std::uint64_t others =
-          _mm512_test_epi8_mask(found, _mm512_set1_epi8(static_cast<char>(kOtherBits)));
-      if (__builtin_popcountll(others) > kMany) {
-        for (std::size_t j = 0; j < kBytes; ++j) ++parts[j % 4][symbols[i + j]];
-        continue;
-      }
-      for (std::size_t c = 0; c < kLowClasses; ++c) {
-        const __m512i zero = _mm512_set1_epi8(static_cast<char>(kClassSymbols * c));
-        const __mmask64 same = _mm512_cmpeq_epi8_mask(found, zero);
-        zeros[c] = _mm512_mask_add_epi8(zeros[c], same, zeros[c], _mm512_set1_epi8(1));
-      }
-      for (unsigned part = 0; others != 0; others &= others - 1, ++part) {
-        ++parts[part % 4][symbols[i + static_cast<std::size_t>(__builtin_ctzll(others))]];
-      }
-    }
-    for (std::size_t c = 0; c < kLowClasses; ++c) {
-      parts[0][kClassSymbols * c] += static_cast<std::uint32_t>(
-          _mm512_reduce_add_epi64(_mm512_sad_epu8(zeros[c], _mm512_setzero_si512())));
-    }
-  }
-  for (; i < n; ++i) ++parts[i % 4][symbols[i]];
-  for (std::size_t s = 0; s < 256; ++s) {
-    counts[s] += parts[0][s] + parts[1][s] + parts[2][s] + parts[3][s];
-  }
+  count_by_zeros<Zeros>(symbols, n, counts);
 }
 
 GRADCOMP_AVX512 bool decode_row(const std::uint8_t* begin, const std::uint8_t** from,

@@ -54,6 +54,37 @@ GRADCOMP_LEVEL inline void classify_group(const float* x, std::size_t at, std::s
   take_note(contexts, at, count, magnitudes);
 }
 
+// As CodingKernels::count_classified. `Zeros` counts those of low classes in the bytes of vectors,
+// 255 times at most; others are counted one by one.
+template <typename Zeros>
+GRADCOMP_LEVEL inline void count_by_zeros(const std::uint8_t* symbols, std::size_t n,
+                                          std::uint32_t* counts) {
+  constexpr std::size_t kBytes = Zeros::kBytes;
+  constexpr int kMany = kBytes / 4;  // others, for which vectors take longer
+  std::uint32_t parts[4][256] = {};  // adding twice in a row to one counter would wait
+  std::size_t i = 0;
+  while (i + kBytes <= n) {
+    Zeros zeros;
+    const std::size_t end = n - i < 255 * kBytes ? n : i + 255 * kBytes;
+    for (; i + kBytes <= end; i += kBytes) {
+      std::uint64_t others = Zeros::others(symbols + i);
+      if (__builtin_popcountll(others) > kMany) {
+        for (std::size_t j = 0; j < kBytes; ++j) ++parts[j % 4][symbols[i + j]];
+        continue;
+      }
+      zeros.add(symbols + i);
+      for (unsigned part = 0; others != 0; others &= others - 1, ++part) {
+        ++parts[part % 4][symbols[i + static_cast<std::size_t>(__builtin_ctzll(others))]];
+      }
+    }
+    for (std::size_t c = 0; c < kLowClasses; ++c) parts[0][kClassSymbols * c] += zeros.count(c);
+  }
+  for (; i < n; ++i) ++parts[i % 4][symbols[i]];
+  for (std::size_t s = 0; s < 256; ++s) {
+    counts[s] += parts[0][s] + parts[1][s] + parts[2][s] + parts[3][s];
+  }
+}
+
 // Decodes the next element, which is of this class, with its sign.
 GRADCOMP_LEVEL inline int pop_level(const ClassTables& tables, std::size_t in_class,
                                     const std::uint8_t** from, std::uint32_t* state) {
