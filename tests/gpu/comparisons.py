@@ -330,7 +330,7 @@ ADDED = (
 
 def added(tally: Tally, rng: np.random.Generator, each: int) -> None:
     """Frames of several ranks are added to averages, in their order; all specs of a kernel have ``each``."""
-    add.BLOCK = 64
+    add.BLOCK = 256
     kernels = Counter(_form(spec).kernel for spec in ADDED)
     for spec in ADDED:
         count = -(-each // kernels[_form(spec).kernel])
