@@ -1,4 +1,4 @@
-"""Processor time that threads of the core save, by the size of a bucket's tensors.
+"""Time of a step that threads of the core save, by the size of a bucket's tensors.
 
   python benchmarks/thread_steps.py --threads 2
 
