@@ -74,15 +74,16 @@ class Pool {
     std::unique_lock<std::mutex> exclusive(busy_, std::try_to_lock);
     if (!exclusive.owns_lock()) return false;
     while (workers_ + 1 < threads && start_worker()) ++workers_;
-    const std::uint32_t job = Ticket(ticket_.load()).job() + 1;
+    const std::uint32_t last = Ticket(ticket_.load()).job();
     // A thread that reads a field of this job cannot take a task with the last job's ticket.
-    ticket_.store(Ticket(job, Ticket::kClosed).word());
+    ticket_.store(Ticket(last, Ticket::kClosed).word());
     task_.store(task);
     context_.store(context);
     count_.store(count);
     threads_.store(threads);
     left_.store(count);
-    ticket_.store(Ticket(job, 0).word());
+    // Threads look for a new number, and find its tasks.
+    ticket_.store(Ticket(last + 1, 0).word());
     wake(&next_job_);
     while (take_task(0)) {
     }

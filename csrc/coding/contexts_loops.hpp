@@ -69,7 +69,10 @@ GRADCOMP_LEVEL inline void count_by_zeros(const std::uint8_t* symbols, std::size
     for (; i + kBytes <= end; i += kBytes) {
       std::uint64_t others = Zeros::others(symbols + i);
       if (__builtin_popcountll(others) > kMany) {
-        for (std::size_t j = 0; j < kBytes; ++j) ++parts[j % 4][symbols[i + j]];
+        for (std::size_t j = 0; j < kBytes; j += 8) {
+          const auto eight = load<std::uint64_t>(symbols + i + j);
+          for (unsigned k = 0; k < 8; ++k) ++parts[k % 4][eight >> 8 * k & 0xFF];
+        }
         continue;
       }
       zeros.add(symbols + i);

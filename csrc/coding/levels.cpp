@@ -78,12 +78,18 @@ void pack(Span<const std::uint8_t> symbols, unsigned bits, std::uint8_t* out) {
   }
 }
 
-// `in` has the packed size. False if the padding is not zero.
-bool unpack(Span<const std::uint8_t> in, unsigned bits, Span<std::uint8_t> symbols) {
+// Whether the bits beyond n packed symbols are zero. `in` has the packed size.
+bool padded(Span<const std::uint8_t> in, unsigned bits, std::size_t n) {
+  const std::size_t used = n * bits % 8;
+  return used == 0 || in[in.size() - 1] >> used == 0;
+}
+
+// `in` has the packed size, and is padded().
+void unpack(Span<const std::uint8_t> in, unsigned bits, Span<std::uint8_t> symbols) {
   const std::size_t n = symbols.size();
   if (bits == 8) {
     if (n > 0) std::memcpy(symbols.data(), in.data(), n);
-    return true;
+    return;
   }
   const Lanes lanes(bits);
   const std::uint8_t* from = in.data();
@@ -97,12 +103,9 @@ bool unpack(Span<const std::uint8_t> in, unsigned bits, Span<std::uint8_t> symbo
         std::min<std::size_t>(bits, static_cast<std::size_t>(in.end() - from));
     std::memcpy(&word, from, bytes);
     from += bytes;
-    const std::size_t count = std::min<std::size_t>(8, n - i);
-    if (word >> count * bits != 0) return false;
     word = lanes.open(word);
-    std::memcpy(symbols.data() + i, &word, count);
+    std::memcpy(symbols.data() + i, &word, std::min<std::size_t>(8, n - i));
   }
-  return true;
 }
 
 // Code of symbol + 1, for every symbol.
@@ -159,7 +162,11 @@ bool decode_chunk(LevelCoding coding, Span<const std::uint8_t> in, unsigned bits
   const std::uint32_t mode = load<std::uint32_t>(in.data()) >> 24;
   const Span<const std::uint8_t> body{in.data() + kChunkHeader, in.size() - kChunkHeader};
   const std::size_t packed = packed_bytes(symbols.size(), bits);
-  if (mode == kModePacked) return body.size() == packed && unpack(body, bits, symbols);
+  if (mode == kModePacked) {
+    if (body.size() != packed || !padded(body, bits, symbols.size())) return false;
+    unpack(body, bits, symbols);
+    return true;
+  }
   if (mode != kModeCoded || body.size() >= packed) return false;
   return coding == LevelCoding::kRans ? rans_decode(body, bits, symbols)
                                       : elias_decode(body, bits, symbols);
@@ -192,24 +199,26 @@ std::size_t LevelCoder::encode(Span<const std::uint8_t> symbols, unsigned bits,
   return written;
 }
 
+Status LevelCoder::check_fixed(Span<const std::uint8_t> in, unsigned bits, std::size_t n) const {
+  if (in.size() != packed_bytes(n, bits)) {
+    return wire_error("packed levels of " + std::to_string(in.size()) + " bytes; " +
+                      std::to_string(n) + " of " + std::to_string(bits) + " bits have " +
+                      std::to_string(packed_bytes(n, bits)));
+  }
+  if (padded(in, bits, n)) return {};
+  return wire_error("the padding of packed levels is not zero");
+}
+
 Status LevelCoder::decode(Span<const std::uint8_t> in, unsigned bits,
                           Span<std::uint8_t> symbols) const {
   const std::size_t n = symbols.size();
   if (fixed_size()) {
-    if (in.size() != packed_bytes(n, bits)) {
-      return wire_error("packed levels of " + std::to_string(in.size()) + " bytes; " +
-                        std::to_string(n) + " of " + std::to_string(bits) + " bits have " +
-                        std::to_string(packed_bytes(n, bits)));
-    }
-    std::vector<std::uint8_t> failed(range_count(n), 0);
-    for_ranges(n, failed.size(), [&](std::size_t range, std::size_t begin, std::size_t end) {
-      const std::size_t from = begin / 8 * bits;
-      const std::size_t size = packed_bytes(end - begin, bits);
-      failed[range] =
-          !unpack({in.data() + from, size}, bits, {symbols.data() + begin, end - begin});
+    GRADCOMP_TRY(check_fixed(in, bits, n));
+    for_ranges(n, [&](std::size_t, std::size_t begin, std::size_t end) {
+      unpack({in.data() + begin / 8 * bits, packed_bytes(end - begin, bits)}, bits,
+             {symbols.data() + begin, end - begin});
     });
-    if (std::count(failed.begin(), failed.end(), 1) == 0) return {};
-    return wire_error("the padding of packed levels is not zero");
+    return {};
   }
   // Start of each chunk.
   const std::size_t chunks = (n + kChunk - 1) / kChunk;

@@ -36,6 +36,8 @@ class LevelCoder {
   std::size_t max_bytes(std::size_t count, unsigned bits) const;
   // Returns the number of bytes written. Touches no byte beyond max_bytes(symbols.size(), bits).
   std::size_t encode(Span<const std::uint8_t> symbols, unsigned bits, std::uint8_t* out) const;
+  // Whether decode() takes n symbols; for codes of fixed_size().
+  Status check_fixed(Span<const std::uint8_t> in, unsigned bits, std::size_t n) const;
   // Reads symbols.size() symbols. Fails unless each is below 2^bits and they fill `in` exactly.
   Status decode(Span<const std::uint8_t> in, unsigned bits, Span<std::uint8_t> symbols) const;
 

@@ -20,7 +20,7 @@ inline constexpr unsigned kTopMagnitude = 7;
 inline constexpr std::size_t kClassSymbols = 16;
 inline constexpr std::size_t kLowClasses = 8;
 // Bits that 0 of a low class does not have.
-inline constexpr unsigned char kOtherBits = 0x8F;
+inline constexpr std::uint8_t kOtherBits = 0x8F;
 
 // State before an element is coded: means of magnitudes, with 12 fractional bits.
 struct Contexts {

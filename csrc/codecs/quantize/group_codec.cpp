@@ -97,21 +97,34 @@ Status GroupCodec::encode(Span<const float> x, const Call& call, Span<std::uint8
   return {};
 }
 
-Status GroupCodec::unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n,
-                          Span<std::uint8_t>* symbols) const {
+Status GroupCodec::find_levels(Span<const std::uint8_t> in, std::size_t n,
+                               Span<const std::uint8_t>* levels) const {
   const std::size_t head = 4 * groups(n);
   if (in.size() < head) {
     return wire_error("the payload has " + std::to_string(in.size()) + " bytes; the scales of " +
                       std::to_string(n) + " elements alone have " + std::to_string(head));
   }
+  *levels = {in.data() + head, in.size() - head};
+  return {};
+}
+
+Status GroupCodec::unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+                          Span<std::uint8_t>* symbols) const {
+  Span<const std::uint8_t> levels;
+  GRADCOMP_TRY(find_levels(in, n, &levels));
   const Span<std::uint8_t> buffer = call.scratch->get<std::uint8_t>(kSymbolSlot, n + 1);
   if (buffer.empty()) return capacity_error("out of memory while decoding levels");
   *symbols = {buffer.data(), n};
-  return coder_.decode({in.data() + head, in.size() - head}, bits_, *symbols);
+  return coder_.decode(levels, bits_, *symbols);
 }
 
 Status GroupCodec::check(Span<const std::uint8_t> in, const Call& call, std::size_t n) const {
   if (n < min_numel_) return check_payload_size(in, 4 * n, n);
+  if (coder_.fixed_size()) {  // all symbols of so many bits are levels
+    Span<const std::uint8_t> levels;
+    GRADCOMP_TRY(find_levels(in, n, &levels));
+    return coder_.check_fixed(levels, bits_, n);
+  }
   Span<std::uint8_t> symbols;
   return unpack(in, call, n, &symbols);
 }

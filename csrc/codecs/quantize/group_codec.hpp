@@ -53,6 +53,9 @@ class GroupCodec : public Codec {
   // Decodes a tile of a rotation, of one or two groups; `scales` has the scales of all groups.
   void decode_tile(const Rotation& rotation, std::size_t tile, const std::uint8_t* scales,
                    const std::uint8_t* symbols, float* v) const;
+  // Finds the coded levels, which follow the scales.
+  Status find_levels(Span<const std::uint8_t> in, std::size_t n,
+                     Span<const std::uint8_t>* levels) const;
   Status unpack(Span<const std::uint8_t> in, const Call& call, std::size_t n,
                 Span<std::uint8_t>* symbols) const;
   // Calls sink(begin, values, count) for runs of decoded elements, on all threads. place(begin,
