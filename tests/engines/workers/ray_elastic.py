@@ -5,10 +5,9 @@ Argument: a folder, for the rows of `workers.elastic_horovod`.
 
 from __future__ import annotations
 
-import importlib
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import ray
 from horovod.ray import ElasticRayExecutor
@@ -18,13 +17,8 @@ from workers.elastic_horovod import main as train
 STEPS = 15
 """Steps with each number of slots, at least."""
 SLOTS = (1, 2, 1)
-
-
-@ray.remote  # type: ignore[untyped-decorator]
-def prepare() -> None:
-    """Import Horovod's worker in a process of Ray."""
-    importlib.import_module("horovod.ray.worker")
-    time.sleep(1)  # so that two calls take two processes
+START_SECONDS = 120
+"""Longest start of a worker, on a busy machine."""
 
 
 class Changing(RayHostDiscovery):  # type: ignore[misc]
@@ -53,16 +47,27 @@ class Changing(RayHostDiscovery):  # type: ignore[misc]
         return {host: min(slots, SLOTS[self._phase]) for host, slots in hosts.items()}
 
 
+class Executor(ElasticRayExecutor):  # type: ignore[misc]
+    """Horovod's executor, which waits until a new worker has started.
+
+    Horovod gives a worker 10 s to answer, the start of its process and imports included. Processes
+    of Ray that ran a task are not taken for workers, so they cannot be started before.
+    """
+
+    def _create_remote_worker(self, *arguments: Any) -> Any:
+        worker = super()._create_remote_worker(*arguments)
+        ray.get(worker.env_vars.remote(), timeout=START_SECONDS)
+        return worker
+
+
 def main(folder: Path) -> None:
     (folder / "last").write_text("1000000")
     rows = folder / "rows"
     rows.mkdir()
     ray.init(num_cpus=2, include_dashboard=False)
-    # Horovod gives a new worker 10 s to answer, imports included: Ray keeps these processes for them.
-    ray.get([prepare.remote() for _ in range(2)])
-    settings = ElasticRayExecutor.create_settings(1, 2, nics={"lo"})
+    settings = Executor.create_settings(1, 2, nics={"lo"})
     settings.discovery = Changing(rows)
-    executor = ElasticRayExecutor(settings, override_discovery=False)
+    executor = Executor(settings, override_discovery=False)
     executor.start()
     executor.run(lambda: train(rows))
     ray.shutdown()
