@@ -90,20 +90,19 @@ def _adds(spec: str) -> Make:
 
     def make(numel: int, device: torch.device) -> Work:
         payload = get_codec(spec).encode_payload(_gradient(numel, device).cpu().numpy())
-        form = form_of(spec)
-        assert form is not None
-        return _added([ToAdd(torch.zeros(numel, device=device), payload)] * FRAMES, form)
+        part = ToAdd(torch.zeros(numel, device=device), payload)
+        return _added([part] * FRAMES, form_of(spec))
 
     return make
 
 
 def _added(parts: list[ToAdd], form: Form) -> Work:
-    additions = [Addition([part], 1 / FRAMES) for part in parts]
+    additions = [Addition(form, [part], 1 / FRAMES) for part in parts]
 
     def work() -> None:
         parts[0].acc.zero_()
         for addition in additions:
-            addition.launch(form)
+            addition.launch()
 
     return work
 
@@ -205,4 +204,7 @@ OPERATIONS = (
     Operation(f"add {FRAMES} frames of sign", 69, None, _adds("sign")),
     Operation(f"add {FRAMES} frames of terngrad", 69.6, None, _adds("terngrad")),
     Operation(f"add {FRAMES} frames of uniform(bits=4)", 72, None, _adds("uniform(bits=4)")),
+    Operation(
+        f"add {FRAMES} frames of rotate|uniform(bits=4)", 72, None, _adds("rotate|uniform(bits=4)")
+    ),
 )

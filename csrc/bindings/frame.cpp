@@ -117,17 +117,20 @@ std::vector<py::tuple> kept_parts(const GivenFrames& given) {
   return parts;
 }
 
-// For each (codec, frame, numel): the places in the frame where its payload begins and ends.
+// For each (codec, frame, numel): the places in the frame where its payload begins and ends, and
+// the stream of its random numbers.
 std::vector<py::tuple> payload_places(const GivenFrames& given) {
   const std::vector<CodedFrame> frames = coded_frames(given);
-  std::vector<Span<const std::uint8_t>> payloads(frames.size());
+  std::vector<Frame> opened(frames.size());
   call_without_gil([&] {
-    return payloads_of_frames({frames.data(), frames.size()}, {payloads.data(), payloads.size()});
+    return payloads_of_frames({frames.data(), frames.size()}, {opened.data(), opened.size()});
   });
   std::vector<py::tuple> places;
   for (std::size_t i = 0; i < frames.size(); ++i) {
     const std::uint8_t* const frame = frames[i].bytes.data();
-    places.push_back(py::make_tuple(payloads[i].data() - frame, payloads[i].end() - frame));
+    const Span<const std::uint8_t> payload = opened[i].payload;
+    places.push_back(
+        py::make_tuple(payload.data() - frame, payload.end() - frame, opened[i].stream));
   }
   return places;
 }

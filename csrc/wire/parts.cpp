@@ -32,14 +32,12 @@ Status own_parts(const CodedFrame& frame, OwnedKept* owned) {
   return {};
 }
 
-Status checked_payload(const CodedFrame& coded, Span<const std::uint8_t>* payload) {
-  Frame frame;
-  GRADCOMP_TRY(payload_of_frame(*coded.codec, coded.bytes, coded.n, &frame));
+Status open_checked(const CodedFrame& coded, Frame* opened) {
+  GRADCOMP_TRY(payload_of_frame(*coded.codec, coded.bytes, coded.n, opened));
   Call call;
-  call.stream = frame.stream;
+  call.stream = opened->stream;
   call.scratch = &thread_scratch();
-  *payload = frame.payload;
-  return coded.codec->codec->check(frame.payload, call, coded.n);
+  return coded.codec->codec->check(opened->payload, call, coded.n);
 }
 
 }  // namespace
@@ -106,10 +104,10 @@ Status kept_of_frames(Span<const CodedFrame> frames, Span<OwnedKept> kept) {
   return {};
 }
 
-Status payloads_of_frames(Span<const CodedFrame> frames, Span<Span<const std::uint8_t>> payloads) {
+Status payloads_of_frames(Span<const CodedFrame> frames, Span<Frame> opened) {
   std::vector<Status> statuses(frames.size());
   for_tasks(frames.size(),
-            [&](std::size_t i) { statuses[i] = checked_payload(frames[i], &payloads[i]); });
+            [&](std::size_t i) { statuses[i] = open_checked(frames[i], &opened[i]); });
   for (const Status& status : statuses) GRADCOMP_TRY(status);
   return {};
 }

@@ -56,9 +56,9 @@ struct OwnedKept {
 // kept_of_frame() for several frames, on all threads. After an error `kept` must be discarded.
 Status kept_of_frames(Span<const CodedFrame> frames, Span<OwnedKept> kept);
 
-// The payloads of frames, whose every byte is checked, on all threads. After an error `payloads`
+// Frames with their payloads, whose every byte is checked, on all threads. After an error `opened`
 // must be discarded.
-Status payloads_of_frames(Span<const CodedFrame> frames, Span<Span<const std::uint8_t>> payloads);
+Status payloads_of_frames(Span<const CodedFrame> frames, Span<Frame> opened);
 
 // Checks the header of a frame of n elements, and its CRC. The bytes of the payload itself are not
 // checked: whoever decodes it must do so.

@@ -17,6 +17,7 @@ from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes
 from gradcomp.codec.codec import Codec
 
 __all__ = [
+    "FramePayload",
     "IndexArray",
     "KeptParts",
     "PayloadParts",
@@ -106,9 +107,21 @@ def kept_of_frames(
     )
 
 
-def payloads_of_frames(frames: Sequence[tuple[Codec, Any, int]]) -> list[ByteArray]:
-    """For each codec, frame and number of elements: the frame's payload, as a view. All threads of the core
-    work at once.
+class FramePayload(NamedTuple):
+    """The payload in a frame.
+
+    Attributes:
+        data: a view of the frame.
+        stream: the key of the random numbers that decoding takes; 0 for codecs that are not ``seeded``.
+    """
+
+    data: ByteArray
+    stream: int
+
+
+def payloads_of_frames(frames: Sequence[tuple[Codec, Any, int]]) -> list[FramePayload]:
+    """For each codec, frame and number of elements: the frame's payload. All threads of the core work at
+    once.
 
     Raises:
         WireError: as of `Codec.decode`: every byte is checked.
@@ -116,4 +129,7 @@ def payloads_of_frames(frames: Sequence[tuple[Codec, Any, int]]) -> list[ByteArr
     """
     given = [(codec.core, as_bytes(frame), numel) for codec, frame, numel in frames]
     places = _core.payload_places(given)
-    return [data[begin:end] for (_, data, _), (begin, end) in zip(given, places, strict=True)]
+    return [
+        FramePayload(data[begin:end], stream)
+        for (_, data, _), (begin, end, stream) in zip(given, places, strict=True)
+    ]

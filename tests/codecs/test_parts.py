@@ -178,8 +178,10 @@ def test_payloads_are_views_of_their_frames(spec: str) -> None:
         [(codec, frame, numel) for frame, numel in zip(frames, sizes, strict=True)]
     )
     for payload, frame, numel in zip(payloads, frames, sizes, strict=True):
-        assert payload.tobytes() == codec.encode_payload(gradient(numel), seed=3).tobytes()
-        assert numel == 0 or np.shares_memory(payload, frame)
+        assert payload.data.tobytes() == codec.encode_payload(gradient(numel), seed=3).tobytes()
+        assert numel == 0 or np.shares_memory(payload.data, frame)
+        seeded = "seeded" in codec.caps
+        assert payload.stream == (derive_stream(3, 0, 0) if seeded else 0)
 
 
 @pytest.mark.parametrize("spec", CHECKED)

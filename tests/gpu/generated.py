@@ -106,11 +106,11 @@ def main(specs: list[str]) -> int:
         _launch(text, mode)
     acc = torch.zeros(64)
     indices, values = np.zeros(2, np.int32), np.zeros(2, np.float32)
-    add.Addition([add.ToAdd(acc, values, indices)], 0.5).launch(add.KEPT)
+    add.Addition(add.KEPT, [add.ToAdd(acc, values, indices)], 0.5).launch()
     for spec in ADDED:
         form = add.form_of(spec)
-        if form not in (None, add.KEPT):
-            add.Addition([add.ToAdd(acc, np.zeros(1024, np.uint8))], 0.5).launch(form)
+        if form is not add.KEPT:
+            add.Addition(form, [add.ToAdd(acc, np.zeros(1024, np.uint8))], 0.5).launch()
     faults = 0
     compiled = 0
     once: set[str] = set()

@@ -13,7 +13,8 @@ ROOT = HERE.parents[1]
 
 def run(script: str, *arguments: str, first: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run a script of this directory; ``first`` is where packages are looked for first."""
-    paths = [str(first), str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    folders = [first, *(ROOT / name for name in ("", "scripts", "tests", "tests/golden"))]
+    paths = [*map(str, folders), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     environment.pop("TRITON_INTERPRET", None)
     # The script's own directory would come before all others.

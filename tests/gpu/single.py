@@ -15,6 +15,7 @@ import torch
 
 import gpu.quick_interpreter  # noqa: F401
 from gradcomp import SpecError, WireError, get_codec
+from support.frames import HEAD, edited, sealed
 from torch_compressors.gpu import codecs
 from torch_compressors.gpu.device import TorchDevice
 
@@ -31,6 +32,7 @@ SPECS = [
     "terngrad",
     "qsgd(levels=7,bucket=64)|packed",
     "uniform(bits=8)|packed",
+    "rotate|uniform(bits=4)",
 ]
 SHAPES = [(1,), (300,), (13, 40), (4, 5, 17)]
 
@@ -79,7 +81,27 @@ def main() -> None:
         with pytest.raises(WireError):
             get_codec(spec).decode_add(frame, array)
     assert not array.tensor.any()
+    compared += foreign_scales(device)
     print(f"{compared} frames compared")
+
+
+def foreign_scales(device: TorchDevice) -> int:
+    """Compare sums with frames whose scales no encoder makes; a block of 256 elements has a rest of 44."""
+    compared = 0
+    for spec in ("rotate|uniform(bits=4)", "uniform(bits=4)"):
+        codec = get_codec(spec)
+        frame = codec.encode(np.ones(300, np.float32)).tobytes()
+        head = HEAD + 8 * ("seeded" in codec.caps)
+        for group in range(2 if head > HEAD else 1):
+            for scale in (np.inf, -np.inf, np.nan, 2.0**101, -(2.0**100), -3.0, -0.0):
+                body = edited(frame[:-4], head + 4 * group, "<f", scale)
+                total = np.ones(300, np.float32)
+                tensor = torch.from_numpy(total.copy())
+                codec.decode_add(sealed(body), total, 1 / 3)
+                codec.decode_add(sealed(body), device.array(tensor), 1 / 3)
+                assert np.array_equal(tensor.numpy(), total, equal_nan=True), f"{spec}, {scale}"
+                compared += 1
+    return compared
 
 
 if __name__ == "__main__":

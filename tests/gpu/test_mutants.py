@@ -115,8 +115,8 @@ MUTANTS = {
     ),
     "symbols begin a bucket early": (
         "added:qsgd(levels=127,bucket=64)",
-        "((n + BUCKET - 1) // BUCKET)",
-        "(n // BUCKET)",
+        "(n + BUCKET - 1) // BUCKET, ok",
+        "n // BUCKET, ok",
     ),
     "one unit for all buckets": (
         "added:qsgd(levels=7,bucket=64)",
@@ -124,6 +124,21 @@ MUTANTS = {
         "norm = _float(payload, i * 0, ok)",
     ),
     "levels off by one": ("added:uniform(bits=4)", "2 * symbol - TOP", "2 * symbol + 1 - TOP"),
+    "a rest's own elements alone": (
+        "added:rotate|uniform(bits=4)",
+        "beside = here & (i >= tl.where(covered < n, begin, n))",
+        "beside = here & (i < 0)",
+    ),
+    "a rest's shared elements are added": (
+        "added:rotate|uniform(bits=4)",
+        "here = here & (i >= covered)",
+        "here = here",
+    ),
+    "a NaN scale stays in its block, added": (
+        "added:rotate|uniform(bits=4)",
+        'x = tl.where(neighbour == neighbour, x, float("nan"))',
+        "x = x",
+    ),
 }
 
 

@@ -17,6 +17,8 @@ import torch
 from torch_compressors.gpu.bucket import EXACT, VECTOR_BYTES, current, spread
 from torch_compressors.gpu.codecs import bucket_size, level_bits, stage_of
 from torch_compressors.gpu.kernels import add as kernels
+from torch_compressors.gpu.kernels import rotate
+from torch_compressors.gpu.rotations import WARPS, Rotations
 from torch_compressors.shared.staging import room
 
 __all__ = ["KEPT", "Addition", "Form", "ToAdd", "form_of"]
@@ -25,26 +27,32 @@ BLOCK = 1024
 
 
 class Form(NamedTuple):
-    """The kernel that adds what frames of a codec hold, and its constants."""
+    """The kernel that adds what frames of a codec hold, and its constants.
+
+    Attributes:
+        constants: beside B, elements of a program, or in its place.
+        rotated: two launches, of rests and of blocks; see kernels/rotate.py.
+    """
 
     kernel: Any
     constants: tuple[tuple[str, int], ...] = ()
+    rotated: bool = False
 
 
 KEPT = Form(kernels.add_kept_kernel)
 
 
 @lru_cache(maxsize=256)
-def form_of(spec: str) -> Form | None:
-    """The form of a codec's frames; None where none is added on devices.
+def form_of(spec: str) -> Form:
+    """The form of a codec's frames.
 
     Args:
         spec: a codec's, without a memory.
+
+    Raises:
+        SpecError: there are no kernels for the codec.
     """
-    found = stage_of(spec)
-    if found is None:
-        return None
-    name, stage = found
+    name, stage = stage_of(spec)
     bucket = ("BUCKET", bucket_size(stage.params))
     match name:
         case "topk" | "randomk":
@@ -62,8 +70,12 @@ def form_of(spec: str) -> Form | None:
             return Form(kernels.add_qsgd_kernel, (levels, ("BITS", bits), bucket))
         case "uniform":
             return Form(kernels.add_uniform_kernel, (("BITS", level_bits(stage.params)), bucket))
+        case "rotate|uniform":
+            block = (("B", rotate.BLOCK.value), ("num_warps", WARPS))
+            constants = (("BITS", level_bits(stage.params)), *block)
+            return Form(kernels.add_rotated_kernel, constants, rotated=True)
         case _:
-            return None
+            raise AssertionError(f"{name} has kernels that encode, but none that adds")
 
 
 class ToAdd(NamedTuple):
@@ -75,11 +87,13 @@ class ToAdd(NamedTuple):
             has checked.
         indices: of kept values, distinct and below the tensor's size, as int32; the core checked them.
             None with a payload.
+        stream: key of the frame's random numbers, for codecs that take them to decode.
     """
 
     acc: torch.Tensor
     values: npt.NDArray[Any]
     indices: npt.NDArray[np.int32] | None = None
+    stream: int = 0
 
 
 class Addition:
@@ -88,41 +102,66 @@ class Addition:
     The current stream copies, and the host does not wait.
 
     Args:
-        tensors: all with indices, or all with a payload. At least one.
+        form: of all tensors.
+        tensors: with indices for `KEPT`, else with payloads. At least one.
     """
 
-    def __init__(self, tensors: Sequence[ToAdd], weight: float) -> None:
+    def __init__(self, form: Form, tensors: Sequence[ToAdd], weight: float) -> None:
+        self._form = form
         self._device = tensors[0].acc.device
         counts = [one.acc.numel() if one.indices is None else one.indices.size for one in tensors]
-        programs, first = spread(counts, BLOCK)
         rows = np.zeros((len(tensors), kernels.FIELDS.value), np.int64)
-        arrays = [rows, programs, *(one.values for one in tensors)]
-        arrays += [one.indices for one in tensors if one.indices is not None]
+        rows[:, kernels.ACC.value] = [one.acc.data_ptr() for one in tensors]
+        rows[:, kernels.COUNT.value] = counts
+        rows[:, kernels.WEIGHT.value] = np.array(weight, np.float32).view(np.int32)
+        if form.rotated:
+            launches = self._rotate(rows, [one.stream for one in tensors])
+        else:
+            programs, rows[:, kernels.FIRST.value] = spread(counts, BLOCK)
+            launches = [programs]
+        own = [one.values for one in tensors]
+        own += [one.indices for one in tensors if one.indices is not None]
+        arrays = [rows, *launches, *own]
         rooms = [-(-array.nbytes // VECTOR_BYTES) * VECTOR_BYTES for array in arrays]
         ends = np.cumsum(rooms)
         begins = (ends - rooms).tolist()
         self._memory = torch.empty(int(ends[-1]), dtype=torch.uint8, device=self._device)
-        places = np.array(begins, np.int64) + self._memory.data_ptr()
-        count = len(tensors)
-        rows[:, kernels.ACC.value] = [one.acc.data_ptr() for one in tensors]
-        rows[:, kernels.VALUES.value] = places[2 : 2 + count]
-        if len(arrays) > 2 + count:
-            rows[:, kernels.INDICES.value] = places[2 + count :]
-        rows[:, kernels.COUNT.value] = counts
-        rows[:, kernels.FIRST.value] = first
-        rows[:, kernels.WEIGHT.value] = np.array(weight, np.float32).view(np.int32)
+        places = np.array(begins[-len(own) :], np.int64) + self._memory.data_ptr()
+        rows[:, kernels.VALUES.value] = places[: len(tensors)]
+        if len(own) > len(tensors):
+            rows[:, kernels.INDICES.value] = places[len(tensors) :]
         host = room(self._memory.numel(), torch.uint8, self._device)
         view = host.numpy()
         for begin, array in zip(begins, arrays, strict=True):
             view[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
         self._memory.copy_(host, non_blocking=True)
         self._table = self._memory[: rows.nbytes].view(torch.int64)
-        self._programs = self._memory[begins[1] : begins[1] + programs.nbytes].view(torch.int32)
+        self._launches = [
+            self._memory[begin : begin + programs.nbytes].view(torch.int32)
+            for begin, programs in zip(begins[1:], launches, strict=False)
+        ]
 
-    def launch(self, form: Form) -> None:
+    def launch(self) -> None:
         """Launch ``acc[index] += weight * value`` of kept elements, or ``acc += weight * decode(payload)``."""
-        programs = self._programs.numel()
-        if programs:
-            constants = {**dict(form.constants), "B": BLOCK, **EXACT}
-            with current(self._device):
-                form.kernel[(programs,)](self._table, self._programs, **constants)
+        constants = {"B": BLOCK, **dict(self._form.constants), **EXACT}
+        with current(self._device):
+            for number, programs in enumerate(self._launches):
+                if self._form.rotated:
+                    constants["REST"] = number == 0
+                if programs.numel():
+                    self._form.kernel[(programs.numel(),)](self._table, programs, **constants)
+
+    def _rotate(
+        self, rows: npt.NDArray[np.int64], streams: Sequence[int]
+    ) -> list[npt.NDArray[np.int32]]:
+        """Fill in the fields of rotations; the tensors of the programs of both launches."""
+        rotations = Rotations(rows[:, kernels.COUNT.value].tolist())
+        shared = rotations.rests << rotations.log2
+        self._shared = torch.empty(int(shared.sum()), device=self._device)
+        rows[:, kernels.STREAM.value] = np.array(streams, np.uint64).view(np.int64)
+        rows[:, kernels.LOG2.value] = rotations.log2
+        rows[:, kernels.FACTOR.value] = rotations.factors
+        rows[:, kernels.SHARED.value] = self._shared.data_ptr() + 4 * (np.cumsum(shared) - shared)
+        rests, _ = spread(rotations.rests, 1)
+        blocks, rows[:, kernels.FIRST.value] = spread(rotations.blocks, 1)
+        return [rests, blocks]

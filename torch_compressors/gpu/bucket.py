@@ -131,16 +131,16 @@ def upload(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor
     return host.pin_memory().to(device, non_blocking=True)
 
 
-def divide(counts: Sequence[int], each: int, device: torch.device) -> Work:
+def divide(counts: npt.ArrayLike, each: int, device: torch.device) -> Work:
     """Divide tensors of so many elements into programs of at most ``each``."""
     tensors, first = spread(counts, each)
     return Work(tensors.size, upload(tensors, device), first)
 
 
-def spread(counts: Sequence[int], each: int) -> tuple[npt.NDArray[np.int32], Whole]:
+def spread(counts: npt.ArrayLike, each: int) -> tuple[npt.NDArray[np.int32], Whole]:
     """As `divide`, on the host: the tensor of each program, and each tensor's first program."""
     programs = -(-np.asarray(counts, np.int64) // each)
-    return np.arange(len(counts), dtype=np.int32).repeat(programs), np.cumsum(programs) - programs
+    return np.arange(programs.size, dtype=np.int32).repeat(programs), np.cumsum(programs) - programs
 
 
 class Bucket:

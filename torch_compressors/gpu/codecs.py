@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradcomp.adapter_api import Stage, clip_of_normal, kept_count, parse, rotation_of
+from gradcomp.adapter_api import Stage, clip_of_normal, kept_count, parse
 from gradcomp.errors import SpecError
 from torch_compressors.gpu.bucket import (
     EXACT,
@@ -32,6 +32,7 @@ from torch_compressors.gpu.bucket import (
 from torch_compressors.gpu.graphs import Replayed
 from torch_compressors.gpu.kernels import correct, pack, places, quantize, rotate, select, signs
 from torch_compressors.gpu.kernels import table as field
+from torch_compressors.gpu.rotations import WARPS, Rotations
 
 __all__ = ["Encoder", "bucket_size", "encoder", "level_bits", "stage_of", "takes"]
 
@@ -48,8 +49,6 @@ SLOTS = 2048
 """Slots of kept elements, or more, that a program looks at."""
 SPAN = 16
 """Tiles of a program that has work after a NaN or Inf only."""
-WARPS = 8
-"""Of a program that rotates a block: its elements fit into the registers."""
 BLOCK = 1024
 """Kept elements of a program."""
 
@@ -334,24 +333,21 @@ class RotatedUniform(Dense):
     def __init__(self, params: Params, sizes: Sequence[int], device: torch.device) -> None:
         self.bits = level_bits(params)
         self.random = params["rounding"] == "stochastic"
-        rotations = [rotation_of(n) for n in sizes]
-        logs = [log2 for log2, _ in rotations]
-        blocks = [n >> log2 for n, log2 in zip(sizes, logs, strict=True)]
-        rests = [int(n > b << log2) for n, b, log2 in zip(sizes, blocks, logs, strict=True)]
-        self.groups = {n: b + rest for n, b, rest in zip(sizes, blocks, rests, strict=True)}
+        rotations = Rotations(sizes)
+        groups: list[int] = (rotations.blocks + rotations.rests).tolist()
+        self.groups = dict(zip(sizes, groups, strict=True))
         super().__init__(params, sizes, device)
-        self.blocks = divide(blocks, 1, device)
-        self.rests = divide(rests, 1, device)
-        self.of_groups = divide([self.groups[n] for n in sizes], 1, device)
+        self.blocks = divide(rotations.blocks, 1, device)
+        self.rests = divide(rotations.rests, 1, device)
+        self.of_groups = divide(groups, 1, device)
         rooms = [-(-n // VECTOR_BYTES) * VECTOR_BYTES for n in sizes]
         self.rotated = torch.zeros(sum(rooms), device=device)
         begins = np.cumsum(rooms) - rooms
-        factors = [factor for _, factor in rotations]
         rows = self.bucket.rows
-        rows[:, field.LOG2.value] = logs
+        rows[:, field.LOG2.value] = rotations.log2
         rows[:, field.FIRST_BLOCK.value] = self.blocks.first
         rows[:, field.FIRST_GROUP.value] = self.of_groups.first
-        rows[:, field.FACTOR.value] = np.array(factors, np.float32).view(np.int32)
+        rows[:, field.FACTOR.value] = rotations.factors
         rows[:, field.SCALAR.value] = np.float64(self._clip(params)).view(np.int64)
         rows[:, field.ROTATED.value] = self.rotated.data_ptr() + 4 * begins
 
@@ -620,7 +616,7 @@ def takes(spec: str) -> bool:
         spec: a codec's, without a memory, as `gradcomp.get_codec` takes it. Index coders run on the
             host, so any of them will do; the same holds for memories that `ToLaunch` can describe.
     """
-    return stage_of(spec) is not None
+    return _find_stage(spec) is not None
 
 
 def encoder(spec: str, sizes: Sequence[int], device: torch.device) -> Encoder:
@@ -633,17 +629,26 @@ def encoder(spec: str, sizes: Sequence[int], device: torch.device) -> Encoder:
     Raises:
         SpecError: there are no kernels for the codec.
     """
-    found = stage_of(spec)
+    name, stage = stage_of(spec)
+    return CODECS[name](stage.params, sizes, device)
+
+
+def stage_of(spec: str) -> tuple[str, Stage]:
+    """The codec's name in `CODECS` and its own stage.
+
+    Raises:
+        SpecError: there are no kernels for the codec.
+    """
+    found = _find_stage(spec)
     if found is None:
         raise SpecError(
             f"{spec!r} has no kernels for a GPU; codecs with kernels: {', '.join(CODECS)}"
         )
-    name, stage = found
-    return CODECS[name](stage.params, sizes, device)
+    return found
 
 
-def stage_of(spec: str) -> tuple[str, Stage] | None:
-    """The codec's name in `CODECS` and its own stage, if kernels do all that the spec asks."""
+def _find_stage(spec: str) -> tuple[str, Stage] | None:
+    """As `stage_of`, if kernels do all that the spec asks."""
     stages = parse(spec).stages
     transforms = [one.name for one in stages if one.kind == "transform"]
     stage, *coders = stages[len(transforms) :]

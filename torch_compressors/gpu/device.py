@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradcomp import Codec, ToDecode, ToEncode, decode_batch_add
+from gradcomp import Codec, ToDecode, ToEncode
 from gradcomp.adapter_api import (
     ByteArray,
     Encoded,
@@ -93,37 +93,19 @@ class TorchDevice:
         return wait
 
     def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
-        """Add rank after rank, as the core does; frames without kernels are added on the host."""
-        groups: dict[Form | None, list[ToDecode]] = {}
+        """Add rank after rank, as the core does."""
+        groups: dict[Form, list[ToDecode]] = {}
         for one in tensors:
             groups.setdefault(form_of(one.codec.spec), []).append(one)
         for form, own in groups.items():
-            if form is None:
-                self._add_on_host(own, weight)
-                continue
             for rank in range(len(own[0].frames)):
-                Addition(_opened(form, own, rank), weight).launch(form)
+                Addition(form, _opened(form, own, rank), weight).launch()
 
     def add(self, codec: Codec, frame: ByteArray, out: FloatArray, weight: float) -> None:
-        """Add a frame to elements of any value, on the host where it has no kernels."""
+        """See `Device`."""
         form = form_of(codec.spec)
-        if form is not None:
-            [part] = _open(form, [(codec, frame, out.size)], [out])
-            Addition([part], weight).launch(form)
-        else:
-            host = self.to_host(out)
-            codec.decode_add(frame, host, weight)
-            _tensor(out).copy_(to_device(torch.from_numpy(host), self._device))
-
-    def _add_on_host(self, tensors: Sequence[ToDecode], weight: float) -> None:
-        pinned = self._device.type != "cpu"
-        sums = [torch.zeros(tensor.out.size, pin_memory=pinned) for tensor in tensors]
-        given = [
-            tensor._replace(out=total.numpy()) for tensor, total in zip(tensors, sums, strict=True)
-        ]
-        decode_batch_add(given, weight)
-        for tensor, total in zip(tensors, sums, strict=True):
-            _tensor(tensor.out).copy_(total, non_blocking=True)
+        [part] = _open(form, [(codec, frame, out.size)], [out])
+        Addition(form, [part], weight).launch()
 
     def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
         """See `Device`; torch multiplies."""
@@ -258,8 +240,10 @@ def _open(
             ToAdd(_tensor(out), values, indices.view(np.int32))
             for out, (indices, values) in zip(outs, kept, strict=True)
         ]
-    payloads = payloads_of_frames(frames)
-    return [ToAdd(_tensor(out), payload) for out, payload in zip(outs, payloads, strict=True)]
+    return [
+        ToAdd(_tensor(out), payload.data, stream=payload.stream)
+        for out, payload in zip(outs, payloads_of_frames(frames), strict=True)
+    ]
 
 
 @contextmanager

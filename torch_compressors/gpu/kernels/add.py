@@ -7,14 +7,21 @@ import triton
 import triton.language as tl
 
 from torch_compressors.gpu.kernels.bits import float_from_bfloat, float_from_half
+from torch_compressors.gpu.kernels.rotate import block_or_rest, flip, hadamard
 
-FIELDS = tl.constexpr(6)
+FIELDS = tl.constexpr(10)
 ACC = tl.constexpr(0)  # pointer to float32
 VALUES = tl.constexpr(1)  # pointer to kept values, or to a payload, which is aligned to 16 bytes
 INDICES = tl.constexpr(2)  # pointer to int32
 COUNT = tl.constexpr(3)  # elements to add
 FIRST = tl.constexpr(4)  # number of the tensor's first block in the launch
 WEIGHT = tl.constexpr(5)  # bits of float32
+
+# Of a rotation.
+STREAM = tl.constexpr(6)
+LOG2 = tl.constexpr(7)  # of the elements of a block
+FACTOR = tl.constexpr(8)  # bits of float32
+SHARED = tl.constexpr(9)  # pointer to float32 for a block's elements, if the tensor has a rest
 
 
 @triton.jit
@@ -137,11 +144,10 @@ def add_integer_kernel(table, tensors, EACH: tl.constexpr, BUCKET: tl.constexpr,
 
 
 @triton.jit
-def _symbol(payload, i, n, ok, BITS: tl.constexpr, BUCKET: tl.constexpr):
-    """The symbol of an element, after the scales of all buckets."""
+def _symbol(payload, i, scales, ok, BITS: tl.constexpr):
+    """The symbol of an element, after so many scales."""
     EACH: tl.constexpr = 8 // BITS
-    head = 4 * ((n + BUCKET - 1) // BUCKET)
-    byte = _byte(payload, head + i // EACH, ok)
+    byte = _byte(payload, 4 * scales + i // EACH, ok)
     return (byte >> (i % EACH * BITS)) & ((1 << BITS) - 1)
 
 
@@ -158,7 +164,7 @@ def add_qsgd_kernel(
     row, block = _row(table, tensors)
     payload, n, i = _elements(row, block, B)
     ok = i < n
-    symbol = _symbol(payload, i, n, ok, BITS, BUCKET)
+    symbol = _symbol(payload, i, (n + BUCKET - 1) // BUCKET, ok, BITS)
     norm = _float(payload, 4 * (i // BUCKET), ok)
     unit = tl.div_rn(norm, tl.full((B,), LEVELS, tl.float32))
     _add(row, i, ok, unit * ((symbol >> 1) ^ -(symbol & 1)).to(tl.float32))
@@ -170,6 +176,46 @@ def add_uniform_kernel(table, tensors, BITS: tl.constexpr, BUCKET: tl.constexpr,
     row, block = _row(table, tensors)
     payload, n, i = _elements(row, block, B)
     ok = i < n
-    symbol = _symbol(payload, i, n, ok, BITS, BUCKET)
+    symbol = _symbol(payload, i, (n + BUCKET - 1) // BUCKET, ok, BITS)
     TOP: tl.constexpr = (1 << BITS) - 1
     _add(row, i, ok, (2 * symbol - TOP).to(tl.float32) * _float(payload, 4 * (i // BUCKET), ok))
+
+
+@triton.jit
+def add_rotated_kernel(table, tensors, BITS: tl.constexpr, REST: tl.constexpr, B: tl.constexpr):
+    """Adds a block of a payload of rotate|uniform; or a tensor's rest, in an earlier launch, which leaves
+    the elements that it shares with the last block for it. 8.5 bytes per element with 4 bits.
+
+    B is kernels/rotate.py's BLOCK.
+    """
+    row, number = _row(table, tensors)
+    payload = tl.load(row + VALUES)
+    n = tl.load(row + COUNT).to(tl.int32)
+    log2 = tl.load(row + LOG2).to(tl.int32)
+    block, i, here, covered = block_or_rest(number, n, log2, REST)
+    scales = (n >> log2) + tl.where(covered < n, 1, 0)
+    TOP: tl.constexpr = (1 << BITS) - 1
+    symbol = _symbol(payload, i, scales, here, BITS)
+    x = (2 * symbol - TOP).to(tl.float32) * _scale(payload, block)
+    begin = n - (1 << log2)  # of the elements that a rest shares with the last block
+    shared = tl.load(row + SHARED).to(tl.pointer_type(tl.float32)) + (i - begin)
+    if not REST:
+        beside = here & (i >= tl.where(covered < n, begin, n))
+        x = tl.where(beside, tl.load(shared, mask=beside, other=0.0), x)
+    x = hadamard(tl.where(here, x, 0.0), log2)
+    factor = tl.load(row + FACTOR).to(tl.int32).to(tl.float32, bitcast=True)
+    x = flip(tl.load(row + STREAM), factor, block, x)
+    if REST:
+        tl.store(shared, x, mask=here & (i < covered))
+        neighbour = _scale(payload, block - 1)
+        x = tl.where(neighbour == neighbour, x, float("nan"))
+        here = here & (i >= covered)
+    _add(row, i, here, x)
+
+
+@triton.jit
+def _scale(payload, group):
+    """A group's scale; NaN for one that no encoder makes, as in the core."""
+    scale = tl.load(payload.to(tl.pointer_type(tl.float32)) + group)
+    usable = tl.abs(scale) <= 1.2676506002282294e30  # 2^100
+    return tl.where(usable, scale, float("nan"))

@@ -50,7 +50,7 @@ LEVELS = tl.constexpr(12)  # of butterflies in it
 
 
 @triton.jit
-def _hadamard(x, log2):
+def hadamard(x, log2):
     """Butterflies of strides 1, 2, 4, ... below 2^log2, in that order: two strides at a time, as elements
     change their threads for each step."""
     for level in tl.static_range(0, LEVELS, 2):
@@ -74,30 +74,40 @@ def _butterflies(x, LEVEL: tl.constexpr, both):
 
 
 @triton.jit
-def _flip(row, block, x):
+def flip(stream, factor, block, x):
     """The factor of the rotation, and its random signs."""
-    words = rotation_words(tl.load(row + STREAM), block)
+    words = rotation_words(stream, block)
     signs = (words[:, None] >> tl.arange(0, 32)[None, :].to(tl.uint32)) << 31
-    return float_of(bits_of(x * real(row, FACTOR)) ^ tl.reshape(signs, (BLOCK,)))
+    return float_of(bits_of(x * factor) ^ tl.reshape(signs, (BLOCK,)))
 
 
 @triton.jit
-def _own_block(table, tensors, REST: tl.constexpr):
-    """Of the program's block or rest: the tensor's row, its number, its elements, those that it has,
-    and the first element that is in no whole block."""
-    program = tl.program_id(0)
-    row = row_of(table, tl.load(tensors + program))
-    log2 = whole(row, LOG2)
-    n = whole(row, NUMEL)
+def _flip(row, block, x):
+    return flip(tl.load(row + STREAM), real(row, FACTOR), block, x)
+
+
+@triton.jit
+def block_or_rest(block, n, log2, REST: tl.constexpr):
+    """Of a block of n elements, or of their rest: its number, its elements, those that it has, and the
+    first element that is in no whole block."""
     blocks = n >> log2
     if REST:
         block = blocks
         begin = n - (1 << log2)
     else:
-        block = program - whole(row, FIRST_BLOCK)
         begin = block << log2
     j = tl.arange(0, BLOCK)
-    return row, block, begin + j, j < (1 << log2), blocks << log2
+    return block, begin + j, j < (1 << log2), blocks << log2
+
+
+@triton.jit
+def _own_block(table, tensors, REST: tl.constexpr):
+    """The row of the program's tensor, and its block or rest, as of `block_or_rest`."""
+    program = tl.program_id(0)
+    row = row_of(table, tl.load(tensors + program))
+    number = program - whole(row, FIRST_BLOCK)
+    block, i, here, covered = block_or_rest(number, whole(row, NUMEL), whole(row, LOG2), REST)
+    return row, block, i, here, covered
 
 
 @triton.jit
@@ -123,7 +133,7 @@ def rotate_kernel(table, tensors, REST: tl.constexpr, MODE: tl.constexpr, ALIGNE
     if MODE != PLAIN:
         tl.store(residual, x, mask=fresh)
     turned = tl.where(here, turned, 0.0)
-    tl.store(to, _hadamard(_flip(row, block, turned), log2), mask=here)
+    tl.store(to, hadamard(_flip(row, block, turned), log2), mask=here)
 
 
 @triton.jit
@@ -220,7 +230,7 @@ def rotate_back_kernel(table, tensors, REST: tl.constexpr, ALIGNED: tl.constexpr
     row, block, i, here, covered = _own_block(table, tensors, REST)
     log2 = whole(row, LOG2)
     to = floats(row, ROTATED) + i
-    decoded = _flip(row, block, _hadamard(tl.load(to, mask=here, other=0.0), log2))
+    decoded = _flip(row, block, hadamard(tl.load(to, mask=here, other=0.0), log2))
     if REST:
         done = here & (i >= covered)
         tl.store(to, decoded, mask=here & (i < covered))
