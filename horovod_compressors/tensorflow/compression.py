@@ -33,8 +33,15 @@ __all__ = ["Compression"]
 SUMMABLE_DTYPES = frozenset({tf.float16, tf.float32, tf.float64})
 """Dtypes of gradients that Horovod can all-reduce; it knows no bfloat16."""
 
-# Horovod's eager collectives of one kind have one name, so only one may run at a time.
+PARTS = 4
+"""Operations that take the gradients of a large model: what one sends travels beside the computation of the
+next. Each takes ``bucket_bytes`` or more, as every request costs time."""
+
+# Compressions take turns: collectives must begin in one order on all ranks.
 _lock = threading.Lock()
+
+# The collection of a graph's operations, each of which waits for the one before it.
+_OPERATIONS = "gradcomp"
 
 
 @dataclass(frozen=True)
@@ -57,12 +64,50 @@ class _Tensor(NamedTuple):
     nbytes: int
 
 
+class _Step(NamedTuple):
+    """A step of a graph.
+
+    Attributes:
+        shapes: of all variables; see `VariableNames.shapes`.
+        setters: take settings of the step.
+        dense: gradients that Horovod averages.
+        compressed: gradients that the graph's operations average, in the order of their averages.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    setters: Sequence[Callable[[float], None]]
+    dense: Sequence[_Tensor]
+    compressed: Sequence[_Tensor]
+
+
+class _Collecting(NamedTuple):
+    collector: Collector
+    engine: HorovodEngine
+
+
+def _parts(tensors: Sequence[_Tensor], least: int) -> list[list[int]]:
+    """Places of tensors in parts of about as many bytes, last tensors first, as in a backward pass.
+
+    Args:
+        least: bytes of a part.
+    """
+    share = max(sum(one.nbytes for one in tensors) / PARTS, least)
+    parts: list[list[int]] = [[]]
+    total = 0
+    for place in reversed(range(len(tensors))):
+        if parts[-1] and total >= share * len(parts):
+            parts.append([])
+        parts[-1].append(place)
+        total += tensors[place].nbytes
+    return parts
+
+
 class Compression(BaseCompression):
     """A compressor for the ``compression`` argument of the stock ``hvd.DistributedGradientTape``,
     and of the stock ``hvd.DistributedOptimizer`` of Keras 2.
 
-    Horovod all-reduces lists of gradients. In the graph of each list, one operation averages all
-    compressed gradients, and Horovod all-reduces the others. Averages equal those of
+    Horovod all-reduces lists of gradients. In the graph of each list, a few operations take the
+    compressed gradients, part after part, and Horovod all-reduces the others. Averages equal those of
     ``horovod_compressors.torch``.
 
     Args:
@@ -109,7 +154,7 @@ class Compression(BaseCompression):
     _scale: Callable[[], Any] | None = None
 
     def _begin(self) -> None:
-        self._collectors: dict[tuple[str, ...], Collector] = {}
+        self._collecting: dict[tuple[str, ...], _Collecting] = {}
         self._collectors_life = self._life()
         # The averages of each graph's gradients, by the ids of their tensors, which live as long as
         # the graph; None for gradients that Horovod averages.
@@ -231,50 +276,79 @@ class Compression(BaseCompression):
                 settings.append((self.set_lr, tf.cast(self._rate(), tf.float32)))
             if self._scale is not None:
                 settings.append((self.set_loss_scale, tf.cast(self._scale(), tf.float32)))
-            setters = [setter for setter, _ in settings]
-            step = partial(self._average, shapes, setters, dense, compressed)
-            values = [*(value for _, value in settings), *inputs]
-            averages = tf.numpy_function(step, values, [tf.float32] * len(inputs))
-            if not inputs:  # the result is then the operation, which only counts dense gradients
-                averages = []
+            step = _Step(shapes, [setter for setter, _ in settings], dense, compressed)
+            averages = self._put(step, [value for _, value in settings], inputs, graph)
             ranks = None if call.op == hvd.Average else self._size()
             for one, grad, average in zip(compressed, inputs, averages, strict=True):
                 average.set_shape(one.shape)
                 result[id(grad)] = _Averaged(average, ranks)
         return result
 
-    def _average(
-        self,
-        shapes: Mapping[str, tuple[int, ...]],
-        setters: Sequence[Callable[[float], None]],
-        dense: Sequence[_Tensor],
-        compressed: Sequence[_Tensor],
-        *values: Any,
+    def _put(
+        self, step: _Step, settings: Sequence[Any], inputs: Sequence[Any], graph: Any
+    ) -> Sequence[Any]:
+        """Put the operations of a step into the current graph; the averages of its inputs.
+
+        Each operation takes a part of the gradients, once the backward pass has computed them. Operations
+        follow one another, also those of other steps: so all ranks have one order.
+        """
+        # Parts of a profiled step add up, without overlap; a reset of an elastic job cuts no step in two.
+        whole = self._elastic or self.stats.profile is not None
+        places = list(range(len(inputs)))
+        parts = [places] if whole else _parts(step.compressed, self.config.compress.bucket_bytes)
+        operations = graph.get_collection_ref(_OPERATIONS)
+        averages: Sequence[Any] = []
+        for number, places in enumerate(parts):
+            begins, ends = number == 0, number == len(parts) - 1
+            values = [*(settings if begins else ()), *(inputs[place] for place in places)]
+            results = [tf.float32] * len(inputs) if ends else []
+            before = [one for one in operations if one.graph is graph]  # not of a graph around it
+            with tf.control_dependencies(before):
+                done = tf.numpy_function(
+                    partial(self._take, step, places, begins, ends), values, results
+                )
+            if results:
+                averages, done = done, done[0].op
+            operations[:] = [done]
+        return averages
+
+    def _take(
+        self, step: _Step, places: Sequence[int], begins: bool, ends: bool, *values: Any
     ) -> list[FloatArray]:
-        """The operation in the graph: one step. The setters take the first values, gradients follow."""
-        grads = values[len(setters) :]
+        """An operation in the graph: takes values of the step's settings, then gradients.
+
+        The first begins the step. The last one waits for all averages, and returns them.
+        """
         with _lock, telling_lost_ranks() if self._elastic else nullcontext():
-            collector = self._collector_of(shapes)
-            for setter, value in zip(setters, values, strict=False):
-                setter(float(value))
-            self._report(collector.begin_step())
-            for one in dense:
-                self.pipeline.count_dense(one.name, one.nbytes)
-            for one, grad in zip(compressed, grads, strict=True):
+            collector, engine = self._collector_of(step.shapes)
+            grads = values
+            if begins:
+                for setter, value in zip(step.setters, values, strict=False):
+                    setter(float(value))
+                grads = values[len(step.setters) :]
+                self._report(collector.begin_step())
+                for one in step.dense:
+                    self.pipeline.count_dense(one.name, one.nbytes)
+            for place, grad in zip(places, grads, strict=True):
+                one = step.compressed[place]
                 resolved = collector.resolve(one.name, one.shape)
                 collector.add(resolved, as_float32(np.asarray(grad)), one.nbytes)
+            engine.send()
+            if not ends:
+                return []
             collector.check()
-            averages = [collector.finish(one.name).reshape(one.shape) for one in compressed]
+            averages = [collector.finish(one.name).reshape(one.shape) for one in step.compressed]
             collector.end_step()
             return averages
 
-    def _collector_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Collector:
+    def _collector_of(self, shapes: Mapping[str, tuple[int, ...]]) -> _Collecting:
         if self._collectors_life is not self._life():
             self._begin()  # the ranks have changed
-        collector = self._collectors.get(tuple(shapes))
-        if collector is None:
-            collector = self._collectors[tuple(shapes)] = self.agree(shapes)
-        return collector
+        collecting = self._collecting.get(tuple(shapes))
+        if collecting is None:
+            collector = self.agree(shapes)
+            collecting = self._collecting[tuple(shapes)] = _Collecting(collector, self._newest)
+        return collecting
 
     def _life(self) -> object:
         """See `BaseCompression`."""
@@ -309,7 +383,8 @@ class Compression(BaseCompression):
             yield name, np.ascontiguousarray(variable.numpy())
 
     def _collectives(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> HorovodEngine:
-        return HorovodEngine(process_sets)
+        self._newest = HorovodEngine(process_sets)
+        return self._newest
 
     def _gather_text(self, text: bytearray, name: str) -> bytes:
         return gather_bytes(text, self.process_set)

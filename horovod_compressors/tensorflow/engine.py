@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,21 +23,25 @@ from gradcomp.adapter_api import (
 
 __all__ = ["HorovodEngine", "gather_bytes"]
 
+# Horovod's eager collectives of one kind have one name, so only one may run at a time: one thread runs
+# those of all engines.
+_thread = ThreadPoolExecutor(1, "gradcomp-horovod")
+
 
 @dataclass
 class _Pending:
     """A request; its reply once it has run."""
 
     request: Any
+    run: Future[None] | None = None
     reply: Any = None
-    done: bool = False
 
 
 class HorovodEngine:
-    """Collectives of the eager API, which block: requests wait in a queue for the first `finish`.
+    """Collectives of the eager API, which block: requests wait in a queue for `send`, and a thread runs them.
 
     Ranks must start the same requests in the same order, also requests of groups that they are
-    outside of. They must call `finish` at the same points.
+    outside of. They must call `send` and `finish` at the same points.
 
     Args:
         process_sets: the process set of each group that this rank is in.
@@ -52,15 +57,25 @@ class HorovodEngine:
         self._queue.append(pending)
         return pending
 
-    def finish(self, handle: _Pending) -> Any:
-        """The reply to a request; runs the whole queue if the request is still waiting."""
-        if not handle.done:
-            queue, self._queue = self._queue, []
-            for group, process_set in self._process_sets.items():
-                _run([one for one in queue if one.request.group == group], process_set)
+    def send(self) -> None:
+        """Let the thread run the requests in the queue, as one group, after those before."""
+        queue, self._queue = self._queue, []
+        if queue:
+            run = _thread.submit(self._run, queue)
             for pending in queue:
-                pending.done = True
+                pending.run = run
+
+    def finish(self, handle: _Pending) -> Any:
+        """The reply to a request; sends the whole queue if the request is still waiting."""
+        if handle.run is None:
+            self.send()
+        assert handle.run is not None  # it was in the queue
+        handle.run.result()
         return handle.reply
+
+    def _run(self, queue: Sequence[_Pending]) -> None:
+        for group, process_set in self._process_sets.items():
+            _run([one for one in queue if one.request.group == group], process_set)
 
 
 def _run(queue: Sequence[_Pending], process_set: Any) -> None:
@@ -100,9 +115,8 @@ def _bytes_of(request: AllGather | Broadcast) -> Any:
 
 def gather_bytes(data: Any, process_set: Any) -> bytes:
     """The bytes of all ranks, one after the other in rank order."""
-    return bytes(
-        _array(hvd.allgather(_tensor(np.frombuffer(data, np.uint8)), process_set=process_set))
-    )
+    own = _tensor(np.frombuffer(data, np.uint8))
+    return bytes(_array(_thread.submit(hvd.allgather, own, process_set=process_set).result()))
 
 
 def _tensor(array: Any) -> Any:

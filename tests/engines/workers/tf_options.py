@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,10 @@ from workers.tf_harness import (
     variables,
 )
 
+from gradcomp.adapter_api import AllGather
 from gradcomp.errors import ConfigError
 from horovod_compressors.tensorflow import Compression, CompressionState, ElasticState
+from horovod_compressors.tensorflow.engine import HorovodEngine
 from support.pipelines import configured
 
 cases = Cases()
@@ -72,6 +75,45 @@ def tf_two_tapes_share_a_compression() -> None:
     check_equal(a.numpy(), b.numpy())
     residual = compression.state_dict()["residual"]
     check_equal(residual["w"], residual["w_2"])
+
+
+@cases
+def tf_exchanges_travel_beside_the_backward_pass() -> None:
+    """The gradient of the first layer comes after the last layer's frames have been sent."""
+    nbytes = 4 * MATRIX[0] * MATRIX[1]
+    config = configured("residual|topk(ratio=0.05)", bucket_bytes=nbytes)
+    weights = variables({"first": MATRIX, "last": MATRIX})
+    sent = threading.Event()
+    in_time = []
+    run = HorovodEngine._run
+
+    def noting(engine: Any, queue: Any) -> None:
+        run(engine, queue)
+        if any(isinstance(one.request, AllGather) for one in queue):
+            sent.set()
+
+    def late(gradient: Any) -> Any:
+        in_time.append(sent.wait(30))
+        return gradient
+
+    @tf.custom_gradient
+    def slow(values: Any) -> Any:
+        return tf.identity(values), lambda gradient: tf.ensure_shape(
+            tf.numpy_function(late, [gradient], tf.float32, stateful=False), MATRIX
+        )
+
+    compression = Compression(config, weights)
+
+    @tf.function
+    def step(grads: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(slow(weights[0]) * grads[0])
+            loss += tf.reduce_sum(weights[1] * grads[1])
+        return hvd.DistributedGradientTape(tape, compression=compression).gradient(loss, weights)
+
+    with mock.patch.object(HorovodEngine, "_run", noting):
+        step([tf.constant(grad) for grad in gradients(weights, 0)])
+    assert in_time == [True]
 
 
 @cases
