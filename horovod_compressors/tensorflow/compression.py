@@ -293,9 +293,10 @@ class Compression(BaseCompression):
         follow one another, also those of other steps: so all ranks have one order.
         """
         # Parts of a profiled step add up, without overlap; a reset of an elastic job cuts no step in two.
-        whole = self._elastic or self.stats.profile is not None
-        places = list(range(len(inputs)))
-        parts = [places] if whole else _parts(step.compressed, self.config.compress.bucket_bytes)
+        if self._elastic or self.stats.profile is not None:
+            parts = [list(range(len(inputs)))]
+        else:
+            parts = _parts(step.compressed, self.config.compress.bucket_bytes)
         operations = graph.get_collection_ref(_OPERATIONS)
         averages: Sequence[Any] = []
         for number, places in enumerate(parts):
