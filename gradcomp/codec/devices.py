@@ -43,11 +43,11 @@ class Device(Protocol):
         ...
 
     def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
-        """See `decode_batch_add`; ``out`` holds zeros. Frames are checked before the call returns."""
+        """See `decode_batch_add`. Frames are checked before the call returns."""
         ...
 
     def add(self, codec: Codec, frame: ByteArray, out: FloatArray, weight: float) -> None:
-        """See `Codec.decode_add`; ``out`` may hold anything."""
+        """See `Codec.decode_add`."""
         ...
 
     def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
