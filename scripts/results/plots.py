@@ -16,7 +16,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from rich.filesize import decimal
 
 # Run as a file, Python finds modules beside it only: the packages of scripts/ are one level up.
@@ -198,6 +198,8 @@ def _draw_bytes(axes: Axes, curves: Sequence[_Curve], colours: Sequence[str]) ->
     high = max(curve.sent for curve in curves)
     # The longest bar takes two fifths of the scale: the rest is for the numbers beside it.
     axes.set_xlim(low, low * (high / low) ** 2.5)
+    axes.xaxis.set_major_locator(LogLocator(numticks=5))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(_BYTES)
     _tidy(axes)
 
