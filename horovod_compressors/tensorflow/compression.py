@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from gradcomp import Config
 from gradcomp.adapter_api import Collector, FloatArray, RankGroup, as_float32, exchange_pattern
-from gradcomp.errors import ConfigError
+from gradcomp.errors import ConfigError, ProtocolError
 from horovod_compressors.compression import BaseCompression
 from horovod_compressors.tensorflow.engine import HorovodEngine, gather_bytes
 from horovod_compressors.tensorflow.resets import life, telling_lost_ranks
@@ -37,7 +37,7 @@ PARTS = 4
 """Operations that take the gradients of a large model: what one sends travels beside the computation of the
 next. Each takes ``bucket_bytes`` or more, as every request costs time."""
 
-# Compressions take turns: collectives must begin in one order on all ranks.
+# Graphs that run in several threads take turns.
 _lock = threading.Lock()
 
 # The collection of a graph's operations, each of which waits for the one before it.
@@ -156,6 +156,7 @@ class Compression(BaseCompression):
     def _begin(self) -> None:
         self._collecting: dict[tuple[str, ...], _Collecting] = {}
         self._collectors_life = self._life()
+        self._unfinished = False  # a part of a step's gradients has been sent
         # The averages of each graph's gradients, by the ids of their tensors, which live as long as
         # the graph; None for gradients that Horovod averages.
         self._traced: WeakKeyDictionary[Any, dict[int, _Averaged | None]] = WeakKeyDictionary()
@@ -322,8 +323,14 @@ class Compression(BaseCompression):
         """
         with _lock, telling_lost_ranks() if self._elastic else nullcontext():
             collector, engine = self._collector_of(step.shapes)
+            unfinished, self._unfinished = self._unfinished, False
             grads = values
             if begins:
+                if unfinished:
+                    raise ProtocolError(
+                        "the last backward pass has failed after a part of its gradients was sent: start the job "
+                        "again from its newest checkpoint"
+                    )
                 for setter, value in zip(step.setters, values, strict=False):
                     setter(float(value))
                 grads = values[len(step.setters) :]
@@ -336,6 +343,7 @@ class Compression(BaseCompression):
                 collector.add(resolved, as_float32(np.asarray(grad)), one.nbytes)
             engine.send()
             if not ends:
+                self._unfinished = True
                 return []
             collector.check()
             averages = [collector.finish(one.name).reshape(one.shape) for one in step.compressed]

@@ -97,7 +97,7 @@ MUTANTS = {
         'tl.where(scale == scale, decoded, float("nan"))',
         "decoded",
     ),
-    "the product is not weighted": ("added:fp16", "weight * value", "value"),
+    "the product is not weighted": ("added:fp16", "real(row, WEIGHT) * value", "value"),
     "one bit for all elements of a byte": ("added:sign", "(i % 8)) & 1", "(i * 0)) & 1"),
     "both means are the first": ("added:onebit", "tl.load(scales + 1)", "tl.load(scales)"),
     "the last block is whole": (

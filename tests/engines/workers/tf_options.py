@@ -117,6 +117,39 @@ def tf_exchanges_travel_beside_the_backward_pass() -> None:
 
 
 @cases
+def tf_a_backward_pass_that_was_cut_off() -> None:
+    """All ranks send the last layer's gradient, and fail before the first layer's."""
+    nbytes = 4 * MATRIX[0] * MATRIX[1]
+    config = configured("residual|topk(ratio=0.05)", bucket_bytes=nbytes)
+    weights = variables({"first": MATRIX, "last": MATRIX})
+    averages = averages_of(weights, Compression(config, weights))
+    first, last = gradients(weights, 0)
+    sent = threading.Event()
+    send = HorovodEngine.send
+
+    def noting(engine: Any) -> None:
+        send(engine)
+        sent.set()
+
+    def failing(gradient: Any) -> Any:
+        assert sent.wait(30)
+        raise ValueError("no gradient")
+
+    with mock.patch.object(HorovodEngine, "send", noting):
+        step = tf.function(
+            lambda: averages(
+                [tf.numpy_function(failing, [first], tf.float32, stateful=False), last]
+            )
+        )
+        refused(step, tf.errors.OpError, "no gradient")
+    refused(
+        lambda: averages([tf.constant(first), tf.constant(last)]),
+        tf.errors.OpError,
+        "newest checkpoint",
+    )
+
+
+@cases
 def tf_op_sum() -> None:
     weights = variables({"matrix": MATRIX, "bias": (64,)})
     compression = Compression("residual|topk(ratio=0.05)", weights)

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from torch_compressors.gpu.kernels.bits import float_from_bfloat, float_from_half
 from torch_compressors.gpu.kernels.rotate import block_or_rest, flip, hadamard
+from torch_compressors.gpu.kernels.table import floats, real, whole
 
 FIELDS = tl.constexpr(10)
 ACC = tl.constexpr(0)  # pointer to float32
@@ -28,7 +29,7 @@ SHARED = tl.constexpr(9)  # pointer to float32 for a block's elements, if the te
 def _row(table, tensors):
     block = tl.program_id(0)
     row = table + tl.load(tensors + block).to(tl.int64) * FIELDS
-    return row, block - tl.load(row + FIRST).to(tl.int32)
+    return row, block - whole(row, FIRST)
 
 
 @triton.jit
@@ -39,25 +40,22 @@ def add_kept_kernel(table, tensors, B: tl.constexpr):
     """
     row, block = _row(table, tensors)
     i = block * B + tl.arange(0, B)
-    ok = i < tl.load(row + COUNT).to(tl.int32)
+    ok = i < whole(row, COUNT)
     index = tl.load(tl.load(row + INDICES).to(tl.pointer_type(tl.int32)) + i, mask=ok, other=0)
-    value = tl.load(tl.load(row + VALUES).to(tl.pointer_type(tl.float32)) + i, mask=ok, other=0.0)
-    weight = tl.load(row + WEIGHT).to(tl.int32).to(tl.float32, bitcast=True)
-    to = tl.load(row + ACC).to(tl.pointer_type(tl.float32)) + index
-    tl.store(to, tl.load(to, mask=ok, other=0.0) + weight * value, mask=ok)
+    value = tl.load(floats(row, VALUES) + i, mask=ok, other=0.0)
+    _add(row, index, ok, value)
 
 
 @triton.jit
 def _elements(row, block, B: tl.constexpr):
     """Payload, number of elements, and the elements of a program."""
-    return tl.load(row + VALUES), tl.load(row + COUNT).to(tl.int32), block * B + tl.arange(0, B)
+    return tl.load(row + VALUES), whole(row, COUNT), block * B + tl.arange(0, B)
 
 
 @triton.jit
 def _add(row, i, ok, value):
-    weight = tl.load(row + WEIGHT).to(tl.int32).to(tl.float32, bitcast=True)
-    to = tl.load(row + ACC).to(tl.pointer_type(tl.float32)) + i
-    tl.store(to, tl.load(to, mask=ok, other=0.0) + weight * value, mask=ok)
+    to = floats(row, ACC) + i
+    tl.store(to, tl.load(to, mask=ok, other=0.0) + real(row, WEIGHT) * value, mask=ok)
 
 
 @triton.jit
@@ -190,21 +188,19 @@ def add_rotated_kernel(table, tensors, BITS: tl.constexpr, REST: tl.constexpr, B
     """
     row, number = _row(table, tensors)
     payload = tl.load(row + VALUES)
-    n = tl.load(row + COUNT).to(tl.int32)
-    log2 = tl.load(row + LOG2).to(tl.int32)
+    n, log2 = whole(row, COUNT), whole(row, LOG2)
     block, i, here, covered = block_or_rest(number, n, log2, REST)
     scales = (n >> log2) + tl.where(covered < n, 1, 0)
     TOP: tl.constexpr = (1 << BITS) - 1
     symbol = _symbol(payload, i, scales, here, BITS)
     x = (2 * symbol - TOP).to(tl.float32) * _scale(payload, block)
     begin = n - (1 << log2)  # of the elements that a rest shares with the last block
-    shared = tl.load(row + SHARED).to(tl.pointer_type(tl.float32)) + (i - begin)
+    shared = floats(row, SHARED) + (i - begin)
     if not REST:
         beside = here & (i >= tl.where(covered < n, begin, n))
         x = tl.where(beside, tl.load(shared, mask=beside, other=0.0), x)
     x = hadamard(tl.where(here, x, 0.0), log2)
-    factor = tl.load(row + FACTOR).to(tl.int32).to(tl.float32, bitcast=True)
-    x = flip(tl.load(row + STREAM), factor, block, x)
+    x = flip(tl.load(row + STREAM), real(row, FACTOR), block, x)
     if REST:
         tl.store(shared, x, mask=here & (i < covered))
         neighbour = _scale(payload, block - 1)
