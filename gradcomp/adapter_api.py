@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes, as_float32
 from gradcomp.codec.codec import derive_stream
-from gradcomp.codec.devices import Device, DeviceArray, Encoded
+from gradcomp.codec.devices import Device, DeviceArray, Encoded, device_of
 from gradcomp.codec.frame import split_frames
+from gradcomp.codec.items import ToAddShared
 from gradcomp.codec.parts import (
     KeptParts,
     PayloadParts,
@@ -112,6 +113,7 @@ __all__ = [
     "Stage",
     "StartReport",
     "Stats",
+    "ToAddShared",
     "ToApply",
     "ToMultiply",
     "Unedited",
@@ -125,6 +127,7 @@ __all__ = [
     "check_scale",
     "clip_of_normal",
     "derive_stream",
+    "device_of",
     "differences",
     "digest_parameters",
     "exchange_pattern",

@@ -11,13 +11,14 @@
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,6 +38,7 @@ from gradcomp.adapter_api import (
 )
 from gradcomp.errors import ConfigError
 from torch_compressors.devices import TensorArray, TensorDevice
+from torch_compressors.direct import DirectEngine, direct_group
 from torch_compressors.gather import gather_bytes
 from torch_compressors.gloo import GlooEngine, message_limit
 from torch_compressors.gpu.found import device_for
@@ -45,12 +47,13 @@ from torch_compressors.nodes import agreed_ranks_per_node, exchange_groups, node
 from torch_compressors.registered import WrappedModel, registered_with
 from torch_compressors.roll_call import naming_the_absent
 from torch_compressors.scaler import ScalerControls
+from torch_compressors.shared.direct import DeviceMessage
 from torch_compressors.shared.encoder_thread import encodes_beside
 from torch_compressors.shared.host_copies import HostCopies
 from torch_compressors.shared.optimizers import check_optional
 from torch_compressors.shared.parameters import parameter_bytes
 from torch_compressors.shared.rates import rates_of
-from torch_compressors.shared.staging import computed_by_now
+from torch_compressors.shared.staging import computed_by_now, copies_of
 
 __all__ = ["DDPCompression", "ddp_hook"]
 
@@ -155,6 +158,7 @@ class DDPCompression(ScalerControls):
     def _begin(self) -> None:
         self._gloo: GlooEngine | None = None
         self._arrived: list[_Arrived] = []
+        self._direct = False  # messages travel from device to device
         self._beside = False  # a thread encodes the gradients of this step
 
     def __getstate__(self) -> dict[str, Any]:
@@ -192,8 +196,25 @@ class DDPCompression(ScalerControls):
             size = agreed_ranks_per_node(self.config, world, shapes, copied)
             use_own_processors()
             self._gloo = GlooEngine(exchange_groups(world, size, self._timeout), limit)
-        self._engine = ProfiledEngine(self._gloo, profile_as_configured(self.pipeline).stats)
+            group = self._direct_group(world)
+        self._direct = group is not None
+        engine = self._gloo if group is None else DirectEngine(self._gloo, group)
+        self._engine = ProfiledEngine(engine, profile_as_configured(self.pipeline).stats)
         return self._gloo
+
+    def _direct_group(self, world: dist.ProcessGroup) -> dist.ProcessGroup | None:
+        """A group for messages from device to device, if all ranks can take part."""
+        places = {one.device for one in self._model.names}
+        place = next(iter(places)) if len(places) == 1 else torch.device("cpu")
+        wants = self.config.compress.device == "direct"
+        has_kernels = wants and device_for(place) is not None
+        return direct_group(world, place, wants, has_kernels, self._timeout)
+
+    def _device(self, place: torch.device) -> TensorDevice | None:
+        """The device that compresses gradients; None for the host."""
+        if self.config.compress.device == "host":
+            return None
+        return device_for(place, direct=True) if self._direct else device_for(place)
 
     def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
         return gather_bytes(data, self._model.world)
@@ -255,7 +276,9 @@ class DDPCompression(ScalerControls):
     def _has_thread(self) -> bool:
         """Whether a thread encodes. Gradients that are clipped together start at the end of the pass."""
         on_device = any(one.device.type != "cpu" for one in self._model.names)
-        return self._clip_norm is None and encodes_beside(self.config, on_device)
+        # Nothing waits for messages from device to device.
+        waits = not self._direct or self.config.compress.encoder_thread == "always"
+        return waits and self._clip_norm is None and encodes_beside(self.config, on_device)
 
     def _release(self, gloo: GlooEngine) -> None:
         """Start the exchanges of gradients that were on a GPU."""
@@ -294,8 +317,7 @@ class DDPCompression(ScalerControls):
 
     def _start(self, arrived: _Arrived) -> None:
         """Start the exchanges of a bucket's gradients; those on a GPU follow with `_release`."""
-        host = self.config.compress.device == "host"
-        device = None if host else device_for(arrived.buffer.device)
+        device = self._device(arrived.buffer.device)
         if device is not None or arrived.buffer.device.type != "cpu":
             self._launch(arrived, device)
             return
@@ -312,6 +334,20 @@ class DDPCompression(ScalerControls):
         self.pipeline.count_dense(name, grad.nbytes)
         self._driver.start(name, _dense(name, grad, arrived.copies), beside=self._beside)
 
+    def _start_together(self, grads: Mapping[str, torch.Tensor]) -> None:
+        """Start one all-reduce on the device of all gradients of a bucket that travel uncompressed."""
+        for name, grad in grads.items():
+            self.pipeline.count_dense(name, grad.nbytes)
+        first = next(iter(grads))
+        staging = copies_of(grads[first].device)
+        with staging.beside(list(grads.values())):
+            message = DeviceMessage(
+                torch.cat([grad.reshape(-1) for grad in grads.values()]), staging
+            )
+        sizes = [grad.numel() for grad in grads.values()]
+        round_ = _together(f"{first}+{len(grads) - 1}", message, sizes)
+        self._driver.start(first, round_, list(grads), beside=self._beside)
+
     def _route(self, name: str, grad: torch.Tensor) -> tuple[Resolved, Route]:
         resolved = self._collector.resolve(name, tuple(grad.shape))
         return resolved, self._collector.route(resolved, sums_dtype=grad.dtype in _OWN_DTYPES)
@@ -322,15 +358,21 @@ class DDPCompression(ScalerControls):
         Rounds start in the same order as on ranks without a GPU.
         """
         routes = {name: self._route(name, grad) for name, grad in arrived.grads.items()}
-        others = {}
+        others, together = {}, {}
         for name, (resolved, route) in routes.items():
             dense = route is Route.DENSE
-            if dense or device is None or not self.pipeline.on_device(resolved, device):
+            if dense and self._direct:
+                together[name] = arrived.grads[name].detach()
+            elif dense or device is None or not self.pipeline.on_device(resolved, device):
                 others[name] = arrived.grads[name].detach()
         copies = arrived.copies = HostCopies(others)
+        if together:
+            self._start_together(together)
         computed = computed_by_now(arrived.buffer.device) if self._beside else None
         for name, (resolved, route) in routes.items():
             grad = arrived.grads[name].detach()
+            if name in together:
+                continue
             if name not in others:
                 assert device is not None  # else it is among the others
                 array = device.array(grad.to(torch.float32).contiguous(), computed)
@@ -350,7 +392,9 @@ class DDPCompression(ScalerControls):
             for name, grad in arrived.grads.items():
                 average: Any = self._collector.finish(name)
                 if isinstance(average, TensorArray):
-                    grad.copy_(average.tensor.view(grad.shape))
+                    average = average.tensor
+                if isinstance(average, torch.Tensor):
+                    grad.copy_(average.view(grad.shape))
                     continue
                 result = torch.from_numpy(average)
                 to = grad if arrived.copies is None else arrived.copies.arrays[name]
@@ -369,6 +413,12 @@ def _dense(name: str, grad: FloatArray, copies: HostCopies | None) -> Round:
         yield Ready(name, copies.wait)
     average: FloatArray = yield AllReduce(name, grad)
     return average
+
+
+def _together(label: str, message: Any, sizes: list[int]) -> Generator[AllReduce, Any, Any]:
+    """A round of gradients that travel uncompressed from device to device, one after the other."""
+    average = yield AllReduce(label, message)
+    return torch.split(average.data, sizes)
 
 
 def _fills(parameter: torch.Tensor) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 from gradcomp.adapter_api import Device, DeviceArray, FloatArray
 
-__all__ = ["TensorArray", "TensorDevice"]
+__all__ = ["TensorArray", "TensorDevice", "tensor_of"]
 
 
 class TensorArray(DeviceArray):
@@ -48,3 +48,9 @@ class TensorDevice(Device, Protocol):
     def array(self, tensor: torch.Tensor, computed: torch.Event | None = None) -> FloatArray:
         """A contiguous float32 tensor of this device, without a copy; see `TensorArray`."""
         ...
+
+
+def tensor_of(array: object) -> torch.Tensor:
+    """The tensor of an array that a device of torch has made."""
+    assert isinstance(array, TensorArray)  # other devices' arrays are not given to those of torch
+    return array.tensor

@@ -57,16 +57,17 @@ class Contender:
             model.register_comm_hook(*ddp_hook(config, model))
 
 
-def _ours(spec: str) -> list[Contender]:
-    return [Contender(f"{spec}, {where}", "ours", spec, where) for where in ("auto", "host")]
+def _ours(spec: str, *more: str) -> list[Contender]:
+    devices = (*more, "auto", "host")
+    return [Contender(f"{spec}, {where}", "ours", spec, where) for where in devices]
 
 
 CONTENDERS = (
     Contender("no hook", "none"),
     Contender("torch fp16_compress_hook", "fp16"),
     Contender("torch powerSGD_hook, rank 4", "powersgd"),
-    *_ours("residual|topk(ratio=0.01)"),
-    *_ours("residual|int8"),
+    *_ours("residual|topk(ratio=0.01)", "direct"),
+    *_ours("residual|int8", "direct"),
     *_ours("fp16"),
     *_ours("powersgd(rank=4,start_step=0)"),
 )

@@ -43,7 +43,7 @@ def ddp_steps(device: str, *, quick: bool) -> list[Row]:
 
 
 def _backend(ranks: int, device: str) -> tuple[str, str]:
-    """NCCL, or Gloo and the reason for it: most versions of NCCL want a GPU for each process."""
+    """NCCL, or Gloo and the reason for it."""
     if device == "cpu":
         return "gloo", "there is no GPU"
     try:
@@ -63,9 +63,11 @@ def _job(ranks: int, backend: str, device: str, job: str) -> list[list[Row]]:
         for rank in range(ranks):
             command = [sys.executable, str(HERE / "worker.py"), str(rank), str(ranks)]
             command += [backend, device, name, job]
+            # NCCL wants a GPU for each process of a host: each is one of its own here, behind sockets.
+            own = {**environment, "NCCL_HOSTID": f"rank-{rank}"}
             with (folder / f"log-{rank}").open("w") as log:
                 processes.append(
-                    subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+                    subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=own)
                 )
         try:
             failed = _wait(processes, LIMIT[job])

@@ -15,7 +15,7 @@ import numpy as np
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, CodedArray, FloatArray
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.items import ToDecode, ToEncode
+from gradcomp.codec.items import ToAddShared, ToDecode, ToEncode
 from gradcomp.codec.products import ToApply, ToMultiply
 from gradcomp.codec.spec import Spec, parse
 from gradcomp.errors import SpecError
@@ -48,6 +48,38 @@ class Device(Protocol):
 
     def add(self, codec: Codec, frame: ByteArray, out: FloatArray, weight: float) -> None:
         """See `Codec.decode_add`."""
+        ...
+
+    def shares(self, tensors: Sequence[ToEncode]) -> bool:
+        """Whether these tensors travel from device to device: all ranks give the same answer."""
+        ...
+
+    def share(self, name: str, tensors: Sequence[ToEncode]) -> ByteArray:
+        """Start encoding a bucket for the devices of all ranks; see `encode`.
+
+        Args:
+            name: of the bucket, for messages.
+
+        Returns:
+            A message in the device's memory, for an engine that reads it there. Its size is the same on all
+            ranks.
+
+        Raises:
+            ProtocolError: a rank's message of the bucket's last step was none of these tensors'.
+        """
+        ...
+
+    def add_shared(
+        self,
+        name: str,
+        tensors: Sequence[ToAddShared],
+        messages: Sequence[ByteArray],
+        weight: float,
+    ) -> None:
+        """Add the messages of all ranks, in rank order; see `decode_batch_add`.
+
+        The device checks them later: see `share`.
+        """
         ...
 
     def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
@@ -133,6 +165,21 @@ class _Host:
 
     def add(self, codec: Codec, frame: ByteArray, out: FloatArray, weight: float) -> None:
         codec.decode_add(frame, out, weight)
+
+    def shares(self, tensors: Sequence[ToEncode]) -> bool:
+        return False
+
+    def share(self, name: str, tensors: Sequence[ToEncode]) -> ByteArray:
+        raise NotImplementedError
+
+    def add_shared(
+        self,
+        name: str,
+        tensors: Sequence[ToAddShared],
+        messages: Sequence[ByteArray],
+        weight: float,
+    ) -> None:
+        raise NotImplementedError
 
     @timed("encode")
     def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:

@@ -12,7 +12,7 @@ from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.correction import Correction
 
-__all__ = ["ToDecode", "ToEncode"]
+__all__ = ["ToAddShared", "ToDecode", "ToEncode"]
 
 
 class ToEncode(NamedTuple):
@@ -70,3 +70,16 @@ class ToDecode(NamedTuple):
     senders: Sequence[int] | None = None
     over_senders: bool = False
     clips: bool = False
+
+
+class ToAddShared(NamedTuple):
+    """One tensor of a bucket that devices have shared; see `Device.share`.
+
+    Attributes:
+        out: in the memory of the device; the decoded tensors of all ranks are added to it.
+        streams: key of each rank's random numbers, in rank order; 0 for codecs that are not ``seeded``.
+    """
+
+    codec: Codec
+    out: FloatArray
+    streams: Sequence[int]

@@ -162,7 +162,9 @@ class Compress(StrictModel):
         description="a mapping {ranks: ..., groups: [...]}, as `gradcomp advise --save` writes it",
     )
     # The host: residuals on a GPU would take as much of its memory as the gradients.
-    device: Literal["auto", "host"] = Field(default="host", description="auto or host")
+    device: Literal["auto", "direct", "host"] = Field(
+        default="host", description="auto, direct or host"
+    )
     encoder_thread: Literal["auto", "always", "never"] = Field(
         default="auto", description="auto, always or never"
     )

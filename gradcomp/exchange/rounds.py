@@ -68,6 +68,9 @@ class AllGather:
 
     ``frame`` holds ``count`` frames, one after the other. If ranks send different numbers of
     frames, ``count`` lists the numbers in rank order.
+
+    Engines that an adapter has made for it also take messages of `gradcomp.codec.devices.Device.share` for
+    ``frame``, and reply with such messages.
     """
 
     kind: ClassVar[str] = "allgather"

@@ -325,7 +325,7 @@ class Pipeline:
         """
         aggregator = resolved.aggregator
         return (
-            self.config.compress.device == "auto"
+            self.config.compress.device != "host"
             and aggregator.on_devices
             and self._state.step(resolved.key.name) >= aggregator.start_step
             and hands_over(resolved.spec.memory)

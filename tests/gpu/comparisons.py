@@ -17,9 +17,11 @@ from gpu.inputs import FAMILIES, Floats, gradient
 from gradcomp import ToEncode, _core, encode_batch, get_codec
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.correction import Correction
+from gradcomp.codec.items import ToAddShared
 from gradcomp.codec.parts import kept_of_frames, payloads_of_frames
 from torch_compressors.gpu import add, codecs
 from torch_compressors.gpu.bucket import Kept, Momentum, ToLaunch
+from torch_compressors.gpu.direct import DirectDevice
 
 CPU = torch.device("cpu")
 SEED, STEP = 5, 7
@@ -378,6 +380,57 @@ def _added(
             yield f"{spec}, weight {weight}, {case.name}: the average differs"
 
 
+KEPT = [f"topk(ratio=0.2,values={values})|raw32" for values in ("fp32", "fp16", "bf16")]
+PAYLOADS = [spec for spec in ADDED if not spec.startswith("topk")]
+
+
+def shared(tally: Tally, rng: np.random.Generator, each: int) -> None:
+    """Messages of two ranks from device to device; the last bucket has all specs with payloads."""
+    small_tiles()
+    add.BLOCK = 256
+    for specs in (*([spec] * each for spec in KEPT), PAYLOADS * 3):
+        tally.count += 2 * len(specs)
+        ranks = [mostly_small(rng, len(specs)) for _ in range(2)]
+        tally.faults += _shared(specs, ranks, tally.device)
+
+
+def _shared(specs: list[str], ranks: list[list[Case]], device: torch.device) -> Iterator[str]:
+    weight = 1 / 3
+    codecs_ = [get_codec(spec) for spec in specs]
+    sizes = [case.grad.size or 1 for case in ranks[0]]  # no message has an empty tensor
+    wants = [np.zeros(n, np.float32) for n in sizes]
+    messages = []
+    for number, rank in enumerate(ranks):
+        direct = DirectDevice(device)
+        grads = [np.resize(case.grad, n) for case, n in zip(rank, sizes, strict=True)]
+        tensors = [
+            ToEncode(codec, grad, SEED + number, STEP, i)
+            for i, (codec, grad) in enumerate(zip(codecs_, grads, strict=True))
+        ]
+        for codec, want, tensor in zip(codecs_, wants, tensors, strict=True):
+            frame, _ = encode_batch([tensor])
+            codec.decode_add(frame, want, weight)
+        there = [one._replace(grad=direct.from_host(one.grad)) for one in tensors]
+        assert direct.shares(there)
+        messages.append(direct.share("bucket", there))
+    accs = [direct.zeros(n) for n in sizes]
+    direct.add_shared(
+        "bucket",
+        [
+            ToAddShared(
+                codec, acc, [derive_stream(SEED + rank, STEP, i) for rank in range(len(ranks))]
+            )
+            for i, (codec, acc) in enumerate(zip(codecs_, accs, strict=True))
+        ],
+        messages,
+        weight,
+    )
+    direct.share("bucket", there)  # would raise the error of a damaged message
+    for spec, case, want, acc in zip(specs, ranks[0], wants, accs, strict=True):
+        if _sums(want) != _sums(direct.to_host(acc)):
+            yield f"{spec}, shared, {case.name}: the average differs"
+
+
 def _sums(array: np.ndarray) -> bytes:
     """The bytes. A sum of two NaN is one of them, and the order of operands is the compiler's choice."""
     return np.where(np.isnan(array), np.float32(np.nan), array).tobytes()
@@ -416,23 +469,27 @@ GROUPS: dict[str, tuple[Callable[[Tally, np.random.Generator, int], None], int]]
     "rotated": (rotated, 70),
     "randomk": (randomk, 84),
     "added": (added, 510),
+    "shared": (shared, 170),
     "large": (large, 25000),
 }
 """Comparisons, and the number of tensors in a launch; of `large` thousands of elements, on GPUs."""
 
 
 def one(tally: Tally, rng: np.random.Generator, name: str) -> None:
-    """A launch in a mode, given as MODE:SPEC, or frames of a spec, as added:SPEC."""
+    """A launch in a mode, given as MODE:SPEC, or frames or messages of a spec, as added:SPEC or shared:SPEC."""
     small_tiles()
     codecs.UNROLL = 1
     add.BLOCK = 64
     mode, _, spec = name.partition(":")
     tensors = [overflow_beside_rest(), *cases(rng, [*SIZES, 1300], 2 * len(FAMILIES))]
     tensors += [two_nans(), tie()]
+    others = [*tensors[1:], tensors[0]]  # an average with two NaN does not show which was there
     if mode == "added":
         tally.count += len(tensors)
-        others = [*tensors[1:], tensors[0]]  # an average with two NaN does not show which was there
         tally.faults += _added(spec, 1 / 3, [tensors, others], tally.device)
+    elif mode == "shared":
+        tally.count += len(tensors)
+        tally.faults += _shared([spec] * len(tensors), [tensors, others], tally.device)
     else:
         tally.compare(spec, mode, tensors)
 

@@ -25,6 +25,7 @@ TYPES = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",
     torch.int8: "*i8",
+    torch.int16: "*i16",
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.uint8: "*u8",
@@ -111,6 +112,13 @@ def main(specs: list[str]) -> int:
         form = add.form_of(spec)
         if form is not add.KEPT:
             add.Addition(form, [add.ToAdd(acc, np.zeros(1024, np.uint8))], 0.5).launch()
+    damaged = torch.zeros((1, 4), dtype=torch.int32)
+    for values in ("fp32", "fp16", "bf16"):
+        codec = f"topk(ratio=0.1,values={values})"
+        form = add.form_of_shared(codec)
+        tensor = add.SharedTensor(acc, codecs.Place(16, 0, 4), [0])
+        add.SharedAddition(form).launch([tensor], [torch.zeros(64).byte()], 0.5, damaged)
+        codecs.encoder(codec, [5000, 16], torch.device("cpu")).shared()
     faults = 0
     compiled = 0
     once: set[str] = set()

@@ -17,6 +17,7 @@ from support.mixed_ranks import RANKS, SHAPES, average, gradients, ranks_of, res
 from support.pipelines import configured, rules_of
 from torch_compressors.gpu import codecs
 from torch_compressors.gpu.device import TorchDevice
+from torch_compressors.gpu.direct import DirectDevice
 
 
 def main() -> None:
@@ -66,6 +67,35 @@ def main() -> None:
                     raise AssertionError(f"{config.compress}: states differ in step {step}")
                 compared += 1
     print(f"{compared} steps compared, {launched} tensors on a device")
+    print(f"{compare_direct()} steps compared, from device to device")
+
+
+def compare_direct() -> int:
+    """Ranks whose devices send each other messages; where one codec cannot, its bucket goes through the host."""
+    uses = [
+        ["residual|topk(ratio=0.2)|rice", "residual|topk(ratio=0.1,values=fp16)", "residual|bf16"],
+        ["residual|rotate|uniform(bits=4)", "residual(lr=scale)|sign", "residual|int8(bucket=64)"],
+        ["residual|topk(ratio=0.2,values=int8)", "residual|qsgd(levels=7)", "residual|terngrad"],
+        ["momentum_correction(momentum=0.9)|topk(ratio=0.2)"] * 3,
+    ]
+    for number, specs in enumerate(uses):
+        use = dict(zip(SHAPES, specs, strict=True))
+        rules = rules_of(use, "{}")
+        config = configured(specs[0], rules=rules, exchange="gather", device="direct")
+        devices = [DirectDevice(torch.device("cpu")) for _ in range(RANKS)]
+        direct, alone = ranks_of(config), ranks_of(config)
+        for step in range(3):
+            for rank in (*direct, *alone):
+                rank.set_lr(0.1 / (1 + step))
+            grads = gradients(step)
+            if average(direct, devices, grads) != average(alone, [HOST] * RANKS, grads):
+                raise AssertionError(f"{specs}: averages differ in step {step}")
+            if [residuals(one) for one in direct] != [residuals(one) for one in alone]:
+                raise AssertionError(f"{specs}: states differ in step {step}")
+        through_host = direct[0].stats.sent_bytes == alone[0].stats.sent_bytes
+        if through_host is not (number == 2):
+            raise AssertionError(f"{specs}: {direct[0].stats}")
+    return 3 * len(uses)
 
 
 if __name__ == "__main__":

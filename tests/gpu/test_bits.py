@@ -10,7 +10,7 @@ from gpu.processes import interpret
 
 GROUPS = (
     *("topk", "topk_state", "half", "quantized"),
-    *("signs", "ternary", "rotated", "randomk", "added"),
+    *("signs", "ternary", "rotated", "randomk", "added", "shared"),
 )
 LEAST = dict.fromkeys(GROUPS, 1000) | {"topk_state": 60}
 

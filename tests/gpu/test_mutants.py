@@ -106,6 +106,11 @@ MUTANTS = {
         "tl.minimum(256, n)",
     ),
     "a whole block is one byte short": ("added:terngrad", "begin, 256, ok)", "begin, 255, ok)"),
+    "kept values of another rank": (
+        "shared:topk(ratio=0.1)|raw32",
+        "places[:, 0] + message.data_ptr()",
+        "places[:, 0] + messages[0].data_ptr()",
+    ),
     "levels without a sign": ("added:int8", "(byte ^ 0x80) - 0x80", "byte"),
     "the other half of a byte": ("added:int4", "i % 2 * 4", "(i + 1) % 2 * 4"),
     "the scale of the next bucket": (

@@ -11,7 +11,7 @@ from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.devices import HOST, DeviceArray, Encoded
-from gradcomp.codec.items import ToDecode, ToEncode
+from gradcomp.codec.items import ToAddShared, ToDecode, ToEncode
 from gradcomp.codec.products import ToApply, ToMultiply
 from gradcomp.codec.spec import Spec
 
@@ -61,6 +61,21 @@ class CoreDevice:
             return out[: sum(sizes)], sizes
 
         return wait
+
+    def shares(self, tensors: Sequence[ToEncode]) -> bool:
+        return False
+
+    def share(self, name: str, tensors: Sequence[ToEncode]) -> ByteArray:
+        raise NotImplementedError
+
+    def add_shared(
+        self,
+        name: str,
+        tensors: Sequence[ToAddShared],
+        messages: Sequence[ByteArray],
+        weight: float,
+    ) -> None:
+        raise NotImplementedError
 
     def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
         self.log.append(f"decode {len(tensors)}")

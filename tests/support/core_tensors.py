@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -10,12 +10,45 @@ from unittest import mock
 import torch
 
 from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.frame import split_frames
+from gradcomp.codec.items import ToAddShared, ToDecode, ToEncode
 from support.core_device import CoreDevice
 from torch_compressors.devices import TensorArray
+from torch_compressors.shared.direct import DeviceMessage
+from torch_compressors.shared.staging import Staging
 
 
 class CoreTensors(CoreDevice):
-    """As `CoreDevice`, for adapters that hand over tensors."""
+    """As `CoreDevice`, for adapters that hand over tensors.
+
+    Messages from device to device are the core's frames, so codecs must give all ranks' frames one size.
+    """
+
+    def __init__(self, least: int = 0, direct: bool = False) -> None:
+        super().__init__(least)
+        self.direct = direct
+        self._staging = Staging(torch.device("cpu"))
+
+    def shares(self, tensors: Sequence[ToEncode]) -> bool:
+        return self.direct and all(isinstance(tensor.grad, TensorArray) for tensor in tensors)
+
+    def share(self, name: str, tensors: Sequence[ToEncode]) -> Any:
+        self.log.append(f"share {len(tensors)}")
+        frames, _ = self.encode(tensors)()
+        return DeviceMessage(torch.from_numpy(frames.copy()), self._staging)
+
+    def add_shared(
+        self, name: str, tensors: Sequence[ToAddShared], messages: Sequence[Any], weight: float
+    ) -> None:
+        self.log.append(f"add {len(messages)} messages")
+        of_ranks = [split_frames(one.data.numpy(), len(tensors)) for one in messages]
+        self.decode_add(
+            [
+                ToDecode(name, tensor.codec, frames, tensor.out)
+                for tensor, *frames in zip(tensors, *of_ranks, strict=True)
+            ],
+            weight,
+        )
 
     def array(self, tensor: torch.Tensor, computed: torch.Event | None = None) -> Any:
         assert computed is None, "the host computes at once"
@@ -38,5 +71,10 @@ def found_by(adapter: str, here: bool, least: int = 0) -> Iterator[CoreTensors]:
         least: the device takes tensors of at least as many elements.
     """
     device = CoreTensors(least)
-    with mock.patch(f"{adapter}.device_for", return_value=device if here else None):
+
+    def find(place: torch.device, *, direct: bool = False) -> CoreTensors | None:
+        device.direct = direct
+        return device if here else None
+
+    with mock.patch(f"{adapter}.device_for", find):
         yield device

@@ -1,7 +1,8 @@
 """Adds decoded frames to averages on a device: one copy and one launch for each rank's part of a bucket.
 
-The core checks frames and takes them apart; the parts come here. Ranks are added in the order of the
-calls, so that all devices and hosts get the same bits.
+Frames come from the core, which checks them and takes them apart (`Addition`), or in messages that stay on
+devices (`SharedAddition`). Ranks are added in the order of the calls, so that all devices and hosts get the same
+bits.
 """
 
 from __future__ import annotations
@@ -15,13 +16,22 @@ import numpy.typing as npt
 import torch
 
 from torch_compressors.gpu.bucket import EXACT, VECTOR_BYTES, current, spread
-from torch_compressors.gpu.codecs import bucket_size, level_bits, stage_of
+from torch_compressors.gpu.codecs import VALUE_TYPES, Place, bucket_size, level_bits, stage_of
 from torch_compressors.gpu.kernels import add as kernels
 from torch_compressors.gpu.kernels import rotate
 from torch_compressors.gpu.rotations import WARPS, Rotations
 from torch_compressors.shared.staging import room
 
-__all__ = ["KEPT", "Addition", "Form", "ToAdd", "form_of"]
+__all__ = [
+    "KEPT",
+    "Addition",
+    "Form",
+    "SharedAddition",
+    "SharedTensor",
+    "ToAdd",
+    "form_of",
+    "form_of_shared",
+]
 
 BLOCK = 1024
 
@@ -40,6 +50,17 @@ class Form(NamedTuple):
 
 
 KEPT = Form(kernels.add_kept_kernel)
+
+
+def form_of_shared(spec: str) -> Form:
+    """The form of a codec's results in messages of `Encoder.shared`; see `form_of`."""
+    form = form_of(spec)
+    if form is not KEPT:
+        return form
+    _, stage = stage_of(spec)
+    return Form(
+        kernels.add_shared_kept_kernel, (("TYPE", VALUE_TYPES[str(stage.params["values"])]),)
+    )
 
 
 @lru_cache(maxsize=256)
@@ -96,6 +117,100 @@ class ToAdd(NamedTuple):
     stream: int = 0
 
 
+class Layout(NamedTuple):
+    """A launch of a form, or two.
+
+    Attributes:
+        rows: the table on the host, but for the pointers to what is added.
+        programs: for each launch, the tensor of each program.
+        scratch: memory that the launches share; it lives as long as they do.
+    """
+
+    rows: npt.NDArray[np.int64]
+    programs: list[npt.NDArray[np.int32]]
+    scratch: torch.Tensor | None
+
+
+def lay_out(
+    form: Form,
+    accs: Sequence[torch.Tensor],
+    counts: Sequence[int],
+    streams: Sequence[int],
+    weight: float,
+) -> Layout:
+    """The launches for tensors of one form.
+
+    Args:
+        accs: contiguous float32, to which kernels add.
+        counts: elements to add to each.
+        streams: key of each frame's random numbers, for codecs that take them to decode.
+    """
+    rows = np.zeros((len(accs), kernels.FIELDS.value), np.int64)
+    rows[:, kernels.ACC.value] = [acc.data_ptr() for acc in accs]
+    rows[:, kernels.NUMEL.value] = [acc.numel() for acc in accs]
+    rows[:, kernels.COUNT.value] = counts
+    rows[:, kernels.WEIGHT.value] = np.array(weight, np.float32).view(np.int32)
+    if not form.rotated:
+        programs, rows[:, kernels.FIRST.value] = spread(counts, BLOCK)
+        return Layout(rows, [programs], None)
+    rotations = Rotations(counts)
+    elements = rotations.rests << rotations.log2
+    scratch = torch.empty(int(elements.sum()), device=accs[0].device)
+    rows[:, kernels.STREAM.value] = np.array(streams, np.uint64).view(np.int64)
+    rows[:, kernels.LOG2.value] = rotations.log2
+    rows[:, kernels.FACTOR.value] = rotations.factors
+    rows[:, kernels.SHARED.value] = scratch.data_ptr() + 4 * (np.cumsum(elements) - elements)
+    rests, _ = spread(rotations.rests, 1)
+    blocks, rows[:, kernels.FIRST.value] = spread(rotations.blocks, 1)
+    return Layout(rows, [rests, blocks], scratch)
+
+
+class OnDevice(NamedTuple):
+    """Arrays in one piece of memory of a device, and their places there.
+
+    Attributes:
+        memory: flat uint8.
+        begins: of each array, in bytes; multiples of 16.
+    """
+
+    memory: torch.Tensor
+    begins: list[int]
+
+    @classmethod
+    def empty(cls, arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> OnDevice:
+        """Memory for arrays."""
+        rooms = [-(-array.nbytes // VECTOR_BYTES) * VECTOR_BYTES for array in arrays]
+        ends = np.cumsum(rooms)
+        memory = torch.empty(int(ends[-1]), dtype=torch.uint8, device=device)
+        return cls(memory, (ends - rooms).tolist())
+
+    def fill(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Start one copy of all arrays to the device."""
+        host = room(self.memory.numel(), torch.uint8, self.memory.device)
+        view = host.numpy()
+        for begin, array in zip(self.begins, arrays, strict=True):
+            view[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
+        self.memory.copy_(host, non_blocking=True)
+
+    def part(self, number: int, array: npt.NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
+        """An array's copy, flat."""
+        begin = self.begins[number]
+        return self.memory[begin : begin + array.nbytes].view(dtype)
+
+
+def launch(
+    form: Form, table: torch.Tensor, programs: Sequence[torch.Tensor], *arguments: torch.Tensor
+) -> None:
+    """Launch a form's kernels on the current stream."""
+    constants = {"B": BLOCK, **dict(form.constants), **EXACT}
+    with current(table.device):
+        for number, tensors in enumerate(programs):
+            if form.rotated:
+                constants["REST"] = number == 0
+            if tensors.numel():
+                form.kernel[(tensors.numel(),)](table, tensors, *arguments, **constants)
+
+
 class Addition:
     """Parts of one rank's frames, which are copied to the device at once, with the table of their launch.
 
@@ -108,60 +223,103 @@ class Addition:
 
     def __init__(self, form: Form, tensors: Sequence[ToAdd], weight: float) -> None:
         self._form = form
-        self._device = tensors[0].acc.device
         counts = [one.acc.numel() if one.indices is None else one.indices.size for one in tensors]
-        rows = np.zeros((len(tensors), kernels.FIELDS.value), np.int64)
-        rows[:, kernels.ACC.value] = [one.acc.data_ptr() for one in tensors]
-        rows[:, kernels.COUNT.value] = counts
-        rows[:, kernels.WEIGHT.value] = np.array(weight, np.float32).view(np.int32)
-        if form.rotated:
-            launches = self._rotate(rows, [one.stream for one in tensors])
-        else:
-            programs, rows[:, kernels.FIRST.value] = spread(counts, BLOCK)
-            launches = [programs]
+        streams = [one.stream for one in tensors]
+        self._layout = lay_out(form, [one.acc for one in tensors], counts, streams, weight)
+        rows, programs, _ = self._layout
         own = [one.values for one in tensors]
         own += [one.indices for one in tensors if one.indices is not None]
-        arrays = [rows, *launches, *own]
-        rooms = [-(-array.nbytes // VECTOR_BYTES) * VECTOR_BYTES for array in arrays]
-        ends = np.cumsum(rooms)
-        begins = (ends - rooms).tolist()
-        self._memory = torch.empty(int(ends[-1]), dtype=torch.uint8, device=self._device)
-        places = np.array(begins[-len(own) :], np.int64) + self._memory.data_ptr()
+        arrays: list[npt.NDArray[Any]] = [rows, *programs, *own]
+        there = OnDevice.empty(arrays, tensors[0].acc.device)
+        places = np.array(there.begins[-len(own) :], np.int64) + there.memory.data_ptr()
         rows[:, kernels.VALUES.value] = places[: len(tensors)]
         if len(own) > len(tensors):
             rows[:, kernels.INDICES.value] = places[len(tensors) :]
-        host = room(self._memory.numel(), torch.uint8, self._device)
-        view = host.numpy()
-        for begin, array in zip(begins, arrays, strict=True):
-            view[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
-        self._memory.copy_(host, non_blocking=True)
-        self._table = self._memory[: rows.nbytes].view(torch.int64)
-        self._launches = [
-            self._memory[begin : begin + programs.nbytes].view(torch.int32)
-            for begin, programs in zip(begins[1:], launches, strict=False)
+        there.fill(arrays)
+        self._table = there.part(0, rows, torch.int64)
+        self._programs = [
+            there.part(1 + number, array, torch.int32) for number, array in enumerate(programs)
         ]
 
     def launch(self) -> None:
         """Launch ``acc[index] += weight * value`` of kept elements, or ``acc += weight * decode(payload)``."""
-        constants = {"B": BLOCK, **dict(self._form.constants), **EXACT}
-        with current(self._device):
-            for number, programs in enumerate(self._launches):
-                if self._form.rotated:
-                    constants["REST"] = number == 0
-                if programs.numel():
-                    self._form.kernel[(programs.numel(),)](self._table, programs, **constants)
+        launch(self._form, self._table, self._programs)
 
-    def _rotate(
-        self, rows: npt.NDArray[np.int64], streams: Sequence[int]
-    ) -> list[npt.NDArray[np.int32]]:
-        """Fill in the fields of rotations; the tensors of the programs of both launches."""
-        rotations = Rotations(rows[:, kernels.COUNT.value].tolist())
-        shared = rotations.rests << rotations.log2
-        self._shared = torch.empty(int(shared.sum()), device=self._device)
-        rows[:, kernels.STREAM.value] = np.array(streams, np.uint64).view(np.int64)
-        rows[:, kernels.LOG2.value] = rotations.log2
-        rows[:, kernels.FACTOR.value] = rotations.factors
-        rows[:, kernels.SHARED.value] = self._shared.data_ptr() + 4 * (np.cumsum(shared) - shared)
-        rests, _ = spread(rotations.rests, 1)
-        blocks, rows[:, kernels.FIRST.value] = spread(rotations.blocks, 1)
-        return [rests, blocks]
+
+class SharedTensor(NamedTuple):
+    """One tensor that all ranks have shared.
+
+    Attributes:
+        acc: as of `ToAdd`.
+        place: of the tensor's result in each rank's message.
+        streams: as of `gradcomp`'s `ToAddShared`.
+    """
+
+    acc: torch.Tensor
+    place: Place
+    streams: Sequence[int]
+
+
+class SharedAddition:
+    """Additions of the results of tensors in all ranks' messages; one for all steps of a bucket.
+
+    Args:
+        form: of all tensors, from `form_of_shared`.
+    """
+
+    def __init__(self, form: Form) -> None:
+        self._form = form
+        self._given: object = None
+        self._tables: list[torch.Tensor] = []
+        self._programs: list[torch.Tensor] = []
+        self._scratch: list[torch.Tensor | None] = []
+
+    def launch(
+        self,
+        tensors: Sequence[SharedTensor],
+        messages: Sequence[torch.Tensor],
+        weight: float,
+        damaged: torch.Tensor,
+    ) -> None:
+        """Add rank after rank, on the current stream.
+
+        Args:
+            damaged: int32 [ranks, 4], whose first column becomes 1 where kept elements are none of the tensor.
+        """
+        given = (
+            [(one.acc.data_ptr(), one.place) for one in tensors],
+            [message.data_ptr() for message in messages],
+            weight,
+            [one.streams for one in tensors] if self._form.rotated else [],
+        )
+        if given != self._given:
+            self._prepare(tensors, messages, weight)
+            self._given = given
+        for rank, table in enumerate(self._tables):
+            checks = self._form.kernel is kernels.add_shared_kept_kernel
+            launch(self._form, table, self._programs, *((damaged[rank],) if checks else ()))
+
+    def _prepare(
+        self, tensors: Sequence[SharedTensor], messages: Sequence[torch.Tensor], weight: float
+    ) -> None:
+        """Copy tables to the device; mostly those of the last step are still there."""
+        accs = [one.acc for one in tensors]
+        counts = [one.place.elements for one in tensors]
+        places = np.array([(one.place.values, one.place.indices) for one in tensors], np.int64)
+        layouts = [
+            lay_out(self._form, accs, counts, [one.streams[rank] for one in tensors], weight)
+            for rank in range(len(messages))
+        ]
+        for (rows, _, _), message in zip(layouts, messages, strict=True):
+            rows[:, kernels.VALUES.value] = places[:, 0] + message.data_ptr()
+            rows[:, kernels.INDICES.value] = places[:, 1] + message.data_ptr()
+        self._scratch = [layout.scratch for layout in layouts]
+        tables = np.stack([layout.rows for layout in layouts])
+        programs = layouts[0].programs
+        arrays: list[npt.NDArray[Any]] = [tables, *programs]
+        there = OnDevice.empty(arrays, accs[0].device)
+        there.fill(arrays)
+        self._tables = list(there.part(0, tables, torch.int64).view(len(messages), -1))
+        self._programs = [
+            there.part(1 + number, array, torch.int32) for number, array in enumerate(programs)
+        ]

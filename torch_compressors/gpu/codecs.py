@@ -1,4 +1,4 @@
-"""Codecs on a device: a row for each says what it launches, and what it hands to the core.
+"""Codecs on a device: a row for each says what it launches, and what it hands to the core or to other devices.
 
 `encoder(spec, sizes, device)` is made once for tensors that travel together with one codec.
 `Encoder.launch` only launches. Its results are in the encoder's memory: a `Kept` or a `Payload` for each
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,7 +34,17 @@ from torch_compressors.gpu.kernels import correct, pack, places, quantize, rotat
 from torch_compressors.gpu.kernels import table as field
 from torch_compressors.gpu.rotations import WARPS, Rotations
 
-__all__ = ["Encoder", "bucket_size", "encoder", "level_bits", "stage_of", "takes"]
+__all__ = [
+    "VALUE_TYPES",
+    "Encoder",
+    "Place",
+    "bucket_size",
+    "encoder",
+    "level_bits",
+    "shares",
+    "stage_of",
+    "takes",
+]
 
 Params = Mapping[str, float | int | bool | str | list[float]]
 
@@ -51,6 +61,20 @@ SPAN = 16
 """Tiles of a program that has work after a NaN or Inf only."""
 BLOCK = 1024
 """Kept elements of a program."""
+
+
+class Place(NamedTuple):
+    """Where a tensor's result begins, in bytes.
+
+    Attributes:
+        values: of a payload, a multiple of 16; or of kept values.
+        indices: of kept elements; 0 with a payload.
+        elements: number of kept elements; with a payload that of all elements.
+    """
+
+    values: int
+    indices: int
+    elements: int
 
 
 class Encoder(ABC):
@@ -92,6 +116,17 @@ class Encoder(ABC):
     @abstractmethod
     def results(self, memory: Array) -> list[Kept[Array]] | list[Payload[Array]]:
         """The tensors' results in the encoder's memory, or in a copy of it on the host."""
+
+    @abstractmethod
+    def shared(self) -> list[torch.Tensor]:
+        """The results as other devices get them, one tensor of uint8 after the other; launches only.
+
+        All sizes and `places` follow from the sizes of the tensors.
+        """
+
+    @abstractmethod
+    def places(self) -> list[Place]:
+        """For each tensor, the place of its result among the bytes of `shared`."""
 
 
 class TopK(Encoder):
@@ -136,7 +171,7 @@ class TopK(Encoder):
         self.above, self.equal = zeros(self.spans.programs), zeros(self.spans.programs)
         self.slot_indices = zeros(tiles * self.room)
         self.slot_values = zeros(tiles * self.room, torch.float32)
-        self.memory = zeros(8 * total, torch.uint8)
+        self.memory = zeros(-(-8 * total // VECTOR_BYTES) * VECTOR_BYTES, torch.uint8)
         self.indices, self.values = self._parts(self.memory)
         self.bins = zeros(total if self.type == VALUE_TYPES["2bit"] else 0, torch.int8)
 
@@ -151,9 +186,32 @@ class TopK(Encoder):
     def _parts(self, memory: Array) -> tuple[Array, Array]:
         """All indices, and all values."""
         half = 4 * sum(self.kept)
+        indices, values = memory[:half], memory[half : 2 * half]
         if isinstance(memory, torch.Tensor):
-            return memory[:half].view(torch.int32), memory[half:].view(torch.float32)
-        return memory[:half].view(np.int32), memory[half:].view(np.float32)
+            return indices.view(torch.int32), values.view(torch.float32)
+        return indices.view(np.int32), values.view(np.float32)
+
+    def shared(self) -> list[torch.Tensor]:
+        if self.type == VALUE_TYPES["fp32"]:
+            return [self.memory]
+        total = sum(self.kept)
+        padded = -(-6 * total // VECTOR_BYTES) * VECTOR_BYTES - 4 * total
+        halves = torch.empty(padded, dtype=torch.uint8, device=self.memory.device)
+        bf16 = self.type == VALUE_TYPES["bf16"]
+        with current(self.bucket.device):
+            pack.halves_kernel[(-(-total // BLOCK),)](
+                self.values, halves.view(torch.int16), total, BF16=bf16, B=BLOCK, **EXACT
+            )
+        return [self.memory[: 4 * total], halves]
+
+    def places(self) -> list[Place]:
+        size = 4 if self.type == VALUE_TYPES["fp32"] else 2
+        total = sum(self.kept)
+        begins = (np.cumsum(self.kept) - self.kept).tolist()
+        return [
+            Place(4 * total + size * begin, 4 * begin, k)
+            for begin, k in zip(begins, self.kept, strict=True)
+        ]
 
     def _launch(self, table: torch.Tensor, mode: Mode) -> None:
         self._select(table, mode)
@@ -241,6 +299,15 @@ class Dense(Encoder):
         return [
             Payload(memory[begin : begin + size])
             for begin, size in zip(self.begins, self.bytes, strict=True)
+        ]
+
+    def shared(self) -> list[torch.Tensor]:
+        return [self.memory]
+
+    def places(self) -> list[Place]:
+        return [
+            Place(begin, 0, numel)
+            for begin, numel in zip(self.begins, self.bucket.sizes, strict=True)
         ]
 
     @abstractmethod
@@ -617,6 +684,15 @@ def takes(spec: str) -> bool:
             host, so any of them will do; the same holds for memories that `ToLaunch` can describe.
     """
     return _find_stage(spec) is not None
+
+
+def shares(spec: str) -> bool:
+    """Whether results of a codec with kernels can be added as `Encoder.shared` gives them.
+
+    Elements of `randomk`, and values with scales, are known to their sender and the core alone.
+    """
+    name, stage = stage_of(spec)
+    return name != "randomk" and stage.params.get("values", "fp32") in ("fp32", "fp16", "bf16")
 
 
 def encoder(spec: str, sizes: Sequence[int], device: torch.device) -> Encoder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from gradcomp.adapter_api import (
     KeptParts,
     PayloadParts,
     Spec,
+    ToAddShared,
     ToApply,
     ToMultiply,
     derive_stream,
@@ -25,12 +26,12 @@ from gradcomp.adapter_api import (
     payloads_of_frames,
 )
 from gradcomp.errors import WireError
-from torch_compressors.devices import TensorArray
+from torch_compressors.devices import TensorArray, tensor_of
 from torch_compressors.gpu import codecs, low_rank
 from torch_compressors.gpu.add import KEPT, Addition, Form, ToAdd, form_of
 from torch_compressors.gpu.bucket import Kept, Momentum, Payload, ToLaunch
 from torch_compressors.shared.host_copies import to_device
-from torch_compressors.shared.staging import Staging
+from torch_compressors.shared.staging import Staged, Staging
 
 __all__ = ["TorchDevice"]
 
@@ -68,18 +69,11 @@ class TorchDevice:
 
         Residuals and momenta are arrays that this device has made.
         """
-        groups: dict[tuple[object, ...], list[int]] = {}
-        for place, tensor in enumerate(tensors):
-            groups.setdefault(_kind(tensor), []).append(place)
-        launched = []
-        grads = [_tensor(tensor.grad) for tensor in tensors]
-        computed = [_array(tensor.grad).computed for tensor in tensors]
-        with self._staging.beside(grads, filter(None, computed)) as staged:
-            for kind, places in groups.items():
-                own = [tensors[place] for place in places]
-                encoder = self._encoder(kind, tuple(tensor.grad.size for tensor in own))
-                encoder.launch([_to_launch(tensor, encoder.seeded) for tensor in own])
-                launched.append((places, encoder, staged.fetch(encoder.memory)))
+        with self._beside(tensors) as staged:
+            launched = [
+                (places, encoder, staged.fetch(encoder.memory))
+                for places, encoder in self._launched(tensors)
+            ]
 
         def wait() -> tuple[ByteArray, list[int]]:
             staged.wait()
@@ -91,6 +85,41 @@ class TorchDevice:
             return frames_of_parts([parts[place] for place in range(len(tensors))])
 
         return wait
+
+    def _beside(self, tensors: Sequence[ToEncode]) -> AbstractContextManager[Staged]:
+        """Encode on the side stream, when the gradients are computed."""
+        grads = [tensor_of(tensor.grad) for tensor in tensors]
+        computed = [_array(tensor.grad).computed for tensor in tensors]
+        return self._staging.beside(grads, filter(None, computed))
+
+    def _launched(self, tensors: Sequence[ToEncode]) -> Iterator[tuple[list[int], codecs.Encoder]]:
+        """Launch encoders; the places of each one's tensors."""
+        groups: dict[tuple[object, ...], list[int]] = {}
+        for place, tensor in enumerate(tensors):
+            groups.setdefault(_kind(tensor), []).append(place)
+        for kind, places in groups.items():
+            own = [tensors[place] for place in places]
+            encoder = self._encoder(kind, tuple(tensor.grad.size for tensor in own))
+            encoder.launch([_to_launch(tensor, encoder.seeded) for tensor in own])
+            yield places, encoder
+
+    def shares(self, tensors: Sequence[ToEncode]) -> bool:
+        """No: frames travel through the host. See `DirectDevice`."""
+        return False
+
+    def share(self, name: str, tensors: Sequence[ToEncode]) -> ByteArray:
+        """See `shares`."""
+        raise NotImplementedError
+
+    def add_shared(
+        self,
+        name: str,
+        tensors: Sequence[ToAddShared],
+        messages: Sequence[ByteArray],
+        weight: float,
+    ) -> None:
+        """See `shares`."""
+        raise NotImplementedError
 
     def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
         """Add rank after rank, as the core does."""
@@ -110,7 +139,7 @@ class TorchDevice:
     def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
         """See `Device`; torch multiplies."""
         grads = [_array(work.grad) for work in matrices if work.grad is not None]
-        tensors = [grad.tensor for grad in grads] + [_tensor(work.m) for work in matrices]
+        tensors = [grad.tensor for grad in grads] + [tensor_of(work.m) for work in matrices]
         computed = filter(None, (grad.computed for grad in grads))
         sizes = [work.out.size for work in matrices]
         with self._staging.beside(tensors, computed) as staged:
@@ -118,9 +147,9 @@ class TorchDevice:
             products = torch.empty(sum(sizes), device=self._device)
             parts = torch.split(products, sizes)
             for work, factor, part in zip(matrices, factors, parts, strict=True):
-                m = _tensor(work.m)
+                m = tensor_of(work.m)
                 if work.grad is not None:
-                    low_rank.take_up(m, _tensor(work.grad), work.beta)
+                    low_rank.take_up(m, tensor_of(work.grad), work.beta)
                 low_rank.multiply(m, factor, work.transposed, part)
             fetched = staged.fetch(products)
 
@@ -137,7 +166,7 @@ class TorchDevice:
         factors = iter(self._factors(given))
         for work in matrices:
             p, q, own_p, own_q = (next(factors) for _ in range(4))
-            average, m = _tensor(work.average), _tensor(work.m)
+            average, m = tensor_of(work.average), tensor_of(work.m)
             to = torch.empty_like(average) if work.begun else average
             gain = low_rank.outer(p, q, to)
             if work.begun:
@@ -157,7 +186,7 @@ class TorchDevice:
     def to_host(self, array: FloatArray) -> FloatArray:
         """A copy on the host, of the values after all that was launched."""
         self._staging.join()
-        host: FloatArray = _tensor(array).cpu().numpy().copy()
+        host: FloatArray = tensor_of(array).cpu().numpy().copy()
         return host
 
     def from_host(self, array: FloatArray) -> Any:
@@ -191,18 +220,14 @@ def _array(array: object) -> TensorArray:
     return array
 
 
-def _tensor(array: object) -> torch.Tensor:
-    return _array(array).tensor
-
-
 def _to_launch(tensor: ToEncode, seeded: bool) -> ToLaunch:
     momentum = None
     if tensor.correction is not None:
         values, factor, scale, nesterov, masking = tensor.correction
-        momentum = Momentum(_tensor(values), factor, scale, nesterov, masking)
-    residual = None if tensor.residual is None else _tensor(tensor.residual)
+        momentum = Momentum(tensor_of(values), factor, scale, nesterov, masking)
+    residual = None if tensor.residual is None else tensor_of(tensor.residual)
     stream = _stream(tensor) if seeded else 0
-    return ToLaunch(_tensor(tensor.grad), residual, tensor.beta, tensor.gamma, momentum, stream)
+    return ToLaunch(tensor_of(tensor.grad), residual, tensor.beta, tensor.gamma, momentum, stream)
 
 
 def _stream(tensor: ToEncode) -> int:
@@ -237,11 +262,11 @@ def _open(
     if form is KEPT:
         kept = kept_of_frames(frames)
         return [
-            ToAdd(_tensor(out), values, indices.view(np.int32))
+            ToAdd(tensor_of(out), values, indices.view(np.int32))
             for out, (indices, values) in zip(outs, kept, strict=True)
         ]
     return [
-        ToAdd(_tensor(out), payload.data, stream=payload.stream)
+        ToAdd(tensor_of(out), payload.data, stream=payload.stream)
         for out, payload in zip(outs, payloads_of_frames(frames), strict=True)
     ]
 

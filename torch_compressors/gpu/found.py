@@ -14,14 +14,21 @@ __all__ = ["device_array", "device_for"]
 
 
 @cache
-def device_for(device: torch.device) -> TensorDevice | None:
+def device_for(device: torch.device, *, direct: bool = False) -> TensorDevice | None:
     """The device of tensors on a GPU; None for the host, and where kernels cannot be compiled.
 
     Triton comes with PyTorch's builds for GPUs on Linux, but not with all others.
+
+    Args:
+        direct: messages travel from device to device; see `DirectDevice`.
     """
     if device.type != "cuda" or find_spec("triton") is None:
         return None
     # Not at the top: Triton takes a second, and is not everywhere.
+    if direct:
+        from torch_compressors.gpu.direct import DirectDevice
+
+        return DirectDevice(device)
     from torch_compressors.gpu.device import TorchDevice
 
     return TorchDevice(device)

@@ -6,7 +6,7 @@ On CPU tensors everything is done at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 
 import torch
@@ -44,6 +44,10 @@ class Staging:
         with self._stream:
             yield staged
             staged.end(self._device, self._stream)
+
+    def current(self) -> AbstractContextManager[object]:
+        """Make the side stream the current one."""
+        return nullcontext() if self._stream is None else self._stream
 
     def share(self, tensor: torch.Tensor) -> None:
         """Keep a tensor's memory, when it is freed, until the side stream has done its work by then."""

@@ -10,9 +10,9 @@ from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.batch import decode_batch_add, launch_batch
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.devices import HOST
+from gradcomp.codec.devices import HOST, Device, device_of
 from gradcomp.codec.frame import split_frames
-from gradcomp.codec.items import ToDecode, ToEncode
+from gradcomp.codec.items import ToAddShared, ToDecode, ToEncode
 from gradcomp.errors import WireError
 from gradcomp.exchange.averaging import MEAN, Averaging
 from gradcomp.exchange.memory import Arrays, Memory, MemoryState, Source
@@ -50,6 +50,7 @@ class Gather(BucketAggregator):
         self.bucket = self if "shares" in codec.caps else Gather
         self.codec = codec
         self.memory = memory
+        self._seed_of_job = seed
         self.seed = rank_seed(seed, rank)
         self.averaging = averaging
         # Codecs that share look at the whole bucket, of which a device may not take each tensor.
@@ -65,6 +66,13 @@ class Gather(BucketAggregator):
         # Codecs may look at the rows and columns of a matrix.
         grad = item.grad.reshape(key.shape)
         return item._replace(grad=grad, carried=carried, basis=self.basis(key))
+
+    def streams(self, key: TensorKey, step: int, ranks: int) -> list[int]:
+        """The keys of all ranks' random numbers for a tensor; zeros if the codec draws none."""
+        if "seeded" not in self.codec.caps:
+            return [0] * ranks
+        seeds = [rank_seed(self._seed_of_job, rank) for rank in range(ranks)]
+        return [_core.derive_stream(seed, step, key.tensor_id) for seed in seeds]
 
     def basis(self, key: TensorKey) -> FloatArray | None:
         """The codec's state from earlier averages, flat; None if the codec does not learn."""
@@ -94,6 +102,9 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
         assert isinstance(gather, Gather)  # ensured by `bucket`
         gathers.append(gather)
         tensors.append(gather.to_encode(gather.memory.source(grad, key), key, step))
+    device = device_of(tensors[0].grad)
+    if device.shares(tensors):
+        return (yield from _share(name, members, tensors, device))
     launched = launch_batch(tensors)
     data, _ = HOST.encode(tensors)() if launched is None else (yield Ready(name, launched))
     for gather, member in zip(gathers, members, strict=True):
@@ -121,6 +132,24 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
     for tensor, member, average in zip(tensors, members, averages, strict=True):
         if tensor.basis is not None:
             tensor.codec.learn(average, member.key.shape, tensor.basis)
+    return averages
+
+
+def _share(
+    name: str, members: Sequence[Member], tensors: Sequence[ToEncode], device: Device
+) -> BucketRound:
+    """As `_gather`, from device to device: what travels never comes to the host."""
+    message = device.share(name, tensors)
+    received = []
+    for gather, _, key, _, _ in members:
+        assert isinstance(gather, Gather)  # ensured by `bucket`
+        gather.memory.sent(key)
+    replies: list[ByteArray] = yield AllGather(name, message, len(members))
+    averages = [member.zeros() for member in members]
+    for (gather, _, key, step, _), average in zip(members, averages, strict=True):
+        assert isinstance(gather, Gather)
+        received.append(ToAddShared(gather.codec, average, gather.streams(key, step, len(replies))))
+    device.add_shared(name, received, replies, 1.0 / len(replies))
     return averages
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from unittest import mock
 
 import horovod.torch as hvd
 import torch
@@ -11,10 +12,20 @@ from workers.ddp import MIXED, mixed
 from workers.ddp_model import Training
 from workers.harness import Cases
 
-from gradcomp import Loopback
+from gradcomp import Config, Loopback
 from support.core_tensors import CoreTensors, found_by
+from support.pipelines import configured, rules_of
+from torch_compressors import direct
 
 cases = Cases()
+
+DIRECT = {
+    "a": "residual|topk(ratio=0.05)|raw32",
+    "b": "residual|int8(rounding=stochastic)",
+    "c": "residual|rotate|uniform(bits=4)",
+    "d": "residual|rotate|uniform(bits=4)",
+}
+"""Specs whose frames have one size on all ranks."""
 
 
 def on_device(ranks: set[int], least: int = 0) -> AbstractContextManager[CoreTensors]:
@@ -61,3 +72,35 @@ def other_dtypes_and_clipping_on_a_device() -> None:
         for with_none, with_one in zip(*results, strict=True):
             for name, average in with_none.items():
                 harness.check_equal(with_one[name], average, f"{options}: {name}")
+
+
+@cases
+def messages_from_device_to_device() -> None:
+    """Averages are those of the loopback, also where a rank has no device or not the option, so that none is sent."""
+    shapes: dict[str, tuple[int, ...]]
+    shapes = {f"{name}.{i}": (50 + i, 40) for name in DIRECT for i in range(3)}
+    shapes |= {"dense": (33,), "others": (5, 7)}
+    rules = rules_of(DIRECT, "{}.*")
+
+    def config_of(device: str, thread: str) -> Config:
+        options = {"bucket_bytes": 20000, "exchange": "gather", "encoder_thread": thread}
+        return configured("identity", rules=rules, device=device, seed=3, **options)
+
+    first = hvd.rank() == 0
+    for ranks, device, thread, warning in (
+        ({0, 1}, "direct", "never", None),
+        ({0, 1}, "direct", "always", None),
+        ({0}, "direct", "never", "rank 1: there are no kernels for gradients on 'cpu'"),
+        ({0, 1}, "direct" if first else "auto", "never", "rank 1: compress.device is not direct"),
+    ):
+        config = config_of(device, thread)
+        with on_device(ranks) as found, mock.patch.object(direct, "_log") as log:
+            training = Training(config, shapes)
+            training.check_steps(Loopback(config, hvd.size()), range(3))
+            training.check_replicas()
+        shared = {line for line in found.log if line.startswith(("share", "add"))}
+        assert (shared == set()) is (warning is not None), found.log
+        warnings = [str(call.args[0] % call.args[1:]) for call in log.warning.call_args_list]
+        assert len(warnings) == int(first and warning is not None)
+        for text in warnings:
+            assert str(warning) in text

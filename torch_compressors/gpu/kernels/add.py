@@ -7,10 +7,11 @@ import triton
 import triton.language as tl
 
 from torch_compressors.gpu.kernels.bits import float_from_bfloat, float_from_half
+from torch_compressors.gpu.kernels.pack import FP16, FP32
 from torch_compressors.gpu.kernels.rotate import block_or_rest, flip, hadamard
 from torch_compressors.gpu.kernels.table import floats, real, whole
 
-FIELDS = tl.constexpr(10)
+FIELDS = tl.constexpr(11)
 ACC = tl.constexpr(0)  # pointer to float32
 VALUES = tl.constexpr(1)  # pointer to kept values, or to a payload, which is aligned to 16 bytes
 INDICES = tl.constexpr(2)  # pointer to int32
@@ -23,6 +24,8 @@ STREAM = tl.constexpr(6)
 LOG2 = tl.constexpr(7)  # of the elements of a block
 FACTOR = tl.constexpr(8)  # bits of float32
 SHARED = tl.constexpr(9)  # pointer to float32 for a block's elements, if the tensor has a rest
+
+NUMEL = tl.constexpr(10)  # of the tensor
 
 
 @triton.jit
@@ -43,6 +46,31 @@ def add_kept_kernel(table, tensors, B: tl.constexpr):
     ok = i < whole(row, COUNT)
     index = tl.load(tl.load(row + INDICES).to(tl.pointer_type(tl.int32)) + i, mask=ok, other=0)
     value = tl.load(floats(row, VALUES) + i, mask=ok, other=0.0)
+    _add(row, index, ok, value)
+
+
+@triton.jit
+def add_shared_kept_kernel(table, tensors, damaged, TYPE: tl.constexpr, B: tl.constexpr):
+    """As `add_kept_kernel`, for indices that nobody has checked, and values of 2 or 4 bytes.
+
+    Indices must ascend, and be below the tensor's size: else ``damaged`` becomes 1. Nothing is written
+    elsewhere.
+    """
+    row, block = _row(table, tensors)
+    i = block * B + tl.arange(0, B)
+    ok = i < whole(row, COUNT)
+    indices = tl.load(row + INDICES).to(tl.pointer_type(tl.int32))
+    index = tl.load(indices + i, mask=ok, other=0)
+    before = tl.load(indices + i - 1, mask=ok & (i > 0), other=-1)
+    exists = (index >= 0) & (index < whole(row, NUMEL))
+    wrong = ok & ((index <= before) | (index >= whole(row, NUMEL)))
+    tl.atomic_or(damaged, tl.max(wrong.to(tl.int32), axis=0))
+    ok = ok & exists
+    if TYPE == FP32:
+        value = tl.load(floats(row, VALUES) + i, mask=ok, other=0.0)
+    else:
+        half = tl.load(tl.load(row + VALUES).to(tl.pointer_type(tl.uint16)) + i, mask=ok, other=0)
+        value = float_from_half(half) if TYPE == FP16 else float_from_bfloat(half)
     _add(row, index, ok, value)
 
 

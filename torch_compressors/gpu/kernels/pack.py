@@ -45,6 +45,15 @@ BINS = tl.constexpr(6)
 
 
 @triton.jit
+def halves_kernel(values, out, n, BF16: tl.constexpr, B: tl.constexpr):
+    """Rounds all kept values to 16 bits for other devices. 6 bytes each."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    x = tl.load(values + i, mask=i < n, other=0.0)
+    half = bfloat_bits(x) if BF16 else half_bits(x, True)
+    tl.store(out + i, half.to(tl.int16, bitcast=True), mask=i < n)
+
+
+@triton.jit
 def largest_kernel(table, tensors, state, values, B: tl.constexpr):
     """Finds each tensor's largest kept magnitude: a maximum of integers, so in any order."""
     block = tl.program_id(0)

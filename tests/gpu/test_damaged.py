@@ -1,0 +1,27 @@
+"""Messages from device to device that are none of a bucket's: nothing else is written, and all ranks hear of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu.conftest import Mutate
+from gpu.processes import run
+
+
+def test_damaged_messages_are_noticed() -> None:
+    done = run("damaged.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "15 damaged messages noticed\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("ok = ok & exists", "ok = ok"),
+        ("wrong = ok & ((index <= before)", "wrong = ok & ((index < before)"),
+        ("damaged[:, 0] = (headers != header)", "damaged[:, 0] = (header != header)"),
+    ],
+)
+def test_it_would_notice(before: str, after: str, mutant: Mutate) -> None:
+    done = run("damaged.py", first=mutant(before, after))
+    assert done.returncode != 0, done.stdout

@@ -1,0 +1,144 @@
+"""Messages from device to device: the engine for them, and the agreement of all ranks on it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradcomp.adapter_api import AllGather, AllReduce, Request
+from torch_compressors.gather import gather_texts
+from torch_compressors.gloo import GlooEngine
+from torch_compressors.shared.direct import DeviceMessage
+from torch_compressors.works import keep
+
+__all__ = ["DirectEngine", "direct_group"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A request that is under way.
+
+    Attributes:
+        reply: the sum; or the messages of all ranks, one after the other.
+    """
+
+    request: Request
+    own: DeviceMessage
+    reply: torch.Tensor
+    work: Any
+
+
+class DirectEngine:
+    """Gathers and averages messages of devices over a group of their own engine, and does all else over Gloo.
+
+    As with Gloo, all ranks start the same requests in the same order. The host waits for no message: streams
+    of the device do.
+
+    Args:
+        host: for requests from memory of the host.
+        group: of the same ranks, with an engine for memory of the device, such as NCCL.
+    """
+
+    def __init__(self, host: GlooEngine, group: dist.ProcessGroup) -> None:
+        self._host = host
+        self._group = group
+
+    def start(self, request: Request) -> Any:
+        """Start a request without waiting; see `GlooEngine.start`."""
+        own: Any = None
+        if isinstance(request, AllGather):
+            own = request.frame
+        elif isinstance(request, AllReduce):
+            own = request.array
+        if not isinstance(own, DeviceMessage):
+            return self._host.start(request)
+        with own.behind():
+            if isinstance(request, AllReduce):
+                reply = own.data
+                work = self._group.allreduce([reply])
+            else:
+                reply = own.data.new_empty(own.data.numel() * self._group.size())
+                # Its public function has another name in each version of PyTorch.
+                work = self._group._allgather_base(reply, own.data)
+        return _Running(request, own, reply, keep(work))
+
+    def finish(self, handle: Any) -> Any:
+        """Wait for a started request; for messages of devices, let the current stream wait."""
+        if not isinstance(handle, _Running):
+            return self._host.finish(handle)
+        request, own, reply, work = handle.request, handle.own, handle.reply, handle.work
+        work.wait()
+        if reply.device.type != "cpu":
+            # It is memory of the side stream, and this stream reads it.
+            reply.record_stream(torch.accelerator.current_stream(reply.device))
+        ranks = self._group.size()
+        if isinstance(request, AllReduce):
+            # In the message's own dtype, as the loopback does.
+            reply *= torch.tensor(1.0 / ranks, dtype=reply.dtype)
+            return DeviceMessage(reply, own.staging)
+        return [DeviceMessage(of_rank, own.staging) for of_rank in reply.view(ranks, -1)]
+
+
+def direct_group(
+    world: dist.ProcessGroup,
+    device: torch.device,
+    wants: bool,
+    has_kernels: bool,
+    timeout: timedelta | None,
+) -> dist.ProcessGroup | None:
+    """A group for `DirectEngine`, if all ranks can take part; all ranks call it.
+
+    Args:
+        device: of this rank's gradients.
+        wants: this rank has ``compress.device: direct``.
+        has_kernels: kernels take gradients of the device.
+    """
+    texts = gather_texts(_obstacle(world, device, wants, has_kernels), world)
+    obstacles = {rank: text for rank, text in enumerate(texts) if text}
+    if not obstacles:
+        ranks = dist.get_process_group_ranks(world)
+        engine = _engine(world, device)
+        group: dist.ProcessGroup = dist.new_group(
+            ranks, timeout, engine, use_local_synchronization=True
+        )
+        return group
+    willing = [rank for rank, text in enumerate(texts) if text != _UNWILLING]
+    if world.rank() in willing[:1]:
+        _log.warning(
+            "compress.device: direct is not possible, so messages travel through the hosts: %s",
+            "; ".join(f"rank {rank}: {text}" for rank, text in obstacles.items()),
+        )
+    return None
+
+
+_UNWILLING = "compress.device is not direct there"
+
+
+def _obstacle(
+    world: dist.ProcessGroup, device: torch.device, wants: bool, has_kernels: bool
+) -> str:
+    """Why this rank cannot take part; nothing if it can."""
+    if not wants:
+        return _UNWILLING
+    if not has_kernels:
+        return f"there are no kernels for gradients on '{device}'"
+    engine = _engine(world, device)
+    if device.type == "cuda" and engine in ("", "gloo"):
+        return (
+            f"its process group has {engine or 'no engine'} for GPUs: begin with "
+            "init_process_group('nccl') or 'cpu:gloo,cuda:nccl'"
+        )
+    return ""
+
+
+def _engine(world: dist.ProcessGroup, device: torch.device) -> str:
+    """The engine of a process group for memory of a device."""
+    engines = dict(one.split(":") for one in dist.get_backend_config(world).split(","))
+    return engines.get(device.type, "")
