@@ -18,7 +18,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
@@ -27,6 +26,7 @@ from gradcomp.adapter_api import (
     AllReduce,
     Collector,
     Driver,
+    Engine,
     FloatArray,
     Pipeline,
     ProfiledEngine,
@@ -41,7 +41,7 @@ from torch_compressors.devices import TensorArray, TensorDevice
 from torch_compressors.direct import DirectEngine, direct_group
 from torch_compressors.gather import gather_bytes
 from torch_compressors.gloo import GlooEngine, message_limit
-from torch_compressors.gpu.found import device_for
+from torch_compressors.gpu.found import device_for, direct_device
 from torch_compressors.launch import use_own_processors
 from torch_compressors.nodes import agreed_ranks_per_node, exchange_groups, node_size
 from torch_compressors.registered import WrappedModel, registered_with
@@ -158,7 +158,7 @@ class DDPCompression(ScalerControls):
     def _begin(self) -> None:
         self._gloo: GlooEngine | None = None
         self._arrived: list[_Arrived] = []
-        self._direct = False  # messages travel from device to device
+        self._direct: TensorDevice | None = None  # where messages travel from device to device
         self._beside = False  # a thread encodes the gradients of this step
 
     def __getstate__(self) -> dict[str, Any]:
@@ -196,25 +196,21 @@ class DDPCompression(ScalerControls):
             size = agreed_ranks_per_node(self.config, world, shapes, copied)
             use_own_processors()
             self._gloo = GlooEngine(exchange_groups(world, size, self._timeout), limit)
-            group = self._direct_group(world)
-        self._direct = group is not None
-        engine = self._gloo if group is None else DirectEngine(self._gloo, group)
+            wants = self.config.compress.device == "direct"
+            places = {one.device for one in self._model.names}
+            group = direct_group(world, places, wants, self._timeout)
+        engine: Engine = self._gloo
+        if group is not None:
+            self._direct = direct_device(*places)
+            engine = DirectEngine(self._gloo, group)
         self._engine = ProfiledEngine(engine, profile_as_configured(self.pipeline).stats)
         return self._gloo
-
-    def _direct_group(self, world: dist.ProcessGroup) -> dist.ProcessGroup | None:
-        """A group for messages from device to device, if all ranks can take part."""
-        places = {one.device for one in self._model.names}
-        place = next(iter(places)) if len(places) == 1 else torch.device("cpu")
-        wants = self.config.compress.device == "direct"
-        has_kernels = wants and device_for(place) is not None
-        return direct_group(world, place, wants, has_kernels, self._timeout)
 
     def _device(self, place: torch.device) -> TensorDevice | None:
         """The device that compresses gradients; None for the host."""
         if self.config.compress.device == "host":
             return None
-        return device_for(place, direct=True) if self._direct else device_for(place)
+        return self._direct or device_for(place)
 
     def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
         return gather_bytes(data, self._model.world)
@@ -277,7 +273,7 @@ class DDPCompression(ScalerControls):
         """Whether a thread encodes. Gradients that are clipped together start at the end of the pass."""
         on_device = any(one.device.type != "cpu" for one in self._model.names)
         # Nothing waits for messages from device to device.
-        waits = not self._direct or self.config.compress.encoder_thread == "always"
+        waits = self._direct is None or self.config.compress.encoder_thread == "always"
         return waits and self._clip_norm is None and encodes_beside(self.config, on_device)
 
     def _release(self, gloo: GlooEngine) -> None:
@@ -361,7 +357,7 @@ class DDPCompression(ScalerControls):
         others, together = {}, {}
         for name, (resolved, route) in routes.items():
             dense = route is Route.DENSE
-            if dense and self._direct:
+            if dense and self._direct is not None:
                 together[name] = arrived.grads[name].detach()
             elif dense or device is None or not self.pipeline.on_device(resolved, device):
                 others[name] = arrived.grads[name].detach()

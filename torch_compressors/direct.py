@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from gradcomp.adapter_api import AllGather, AllReduce, Request
 from torch_compressors.gather import gather_texts
 from torch_compressors.gloo import GlooEngine
+from torch_compressors.gpu.found import device_for
 from torch_compressors.shared.direct import DeviceMessage
 from torch_compressors.works import keep
 
@@ -88,23 +90,21 @@ class DirectEngine:
 
 def direct_group(
     world: dist.ProcessGroup,
-    device: torch.device,
+    places: Collection[torch.device],
     wants: bool,
-    has_kernels: bool,
     timeout: timedelta | None,
 ) -> dist.ProcessGroup | None:
     """A group for `DirectEngine`, if all ranks can take part; all ranks call it.
 
     Args:
-        device: of this rank's gradients.
+        places: of this rank's gradients.
         wants: this rank has ``compress.device: direct``.
-        has_kernels: kernels take gradients of the device.
     """
-    texts = gather_texts(_obstacle(world, device, wants, has_kernels), world)
+    texts = gather_texts(_obstacle(world, places, wants), world)
     obstacles = {rank: text for rank, text in enumerate(texts) if text}
     if not obstacles:
         ranks = dist.get_process_group_ranks(world)
-        engine = _engine(world, device)
+        engine = _engine(world, *places)
         group: dist.ProcessGroup = dist.new_group(
             ranks, timeout, engine, use_local_synchronization=True
         )
@@ -121,16 +121,17 @@ def direct_group(
 _UNWILLING = "compress.device is not direct there"
 
 
-def _obstacle(
-    world: dist.ProcessGroup, device: torch.device, wants: bool, has_kernels: bool
-) -> str:
+def _obstacle(world: dist.ProcessGroup, places: Collection[torch.device], wants: bool) -> str:
     """Why this rank cannot take part; nothing if it can."""
     if not wants:
         return _UNWILLING
-    if not has_kernels:
-        return f"there are no kernels for gradients on '{device}'"
-    engine = _engine(world, device)
-    if device.type == "cuda" and engine in ("", "gloo"):
+    if len(places) != 1:
+        return f"its parameters are on {len(places)} devices"
+    (place,) = places
+    if device_for(place) is None:
+        return f"there are no kernels for gradients on '{place}'"
+    engine = _engine(world, place)
+    if place.type == "cuda" and engine in ("", "gloo"):
         return (
             f"its process group has {engine or 'no engine'} for GPUs: begin with "
             "init_process_group('nccl') or 'cpu:gloo,cuda:nccl'"

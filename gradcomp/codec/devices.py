@@ -71,7 +71,7 @@ class Device(Protocol):
 
     def add_shared(
         self,
-        name: str,
+        own: ByteArray,
         tensors: Sequence[ToAddShared],
         messages: Sequence[ByteArray],
         weight: float,
@@ -79,6 +79,9 @@ class Device(Protocol):
         """Add the messages of all ranks, in rank order; see `decode_batch_add`.
 
         The device checks them later: see `share`.
+
+        Args:
+            own: this rank's message, as `share` has returned it.
         """
         ...
 
@@ -174,7 +177,7 @@ class _Host:
 
     def add_shared(
         self,
-        name: str,
+        own: ByteArray,
         tensors: Sequence[ToAddShared],
         messages: Sequence[ByteArray],
         weight: float,

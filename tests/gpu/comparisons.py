@@ -415,7 +415,7 @@ def _shared(specs: list[str], ranks: list[list[Case]], device: torch.device) -> 
         messages.append(direct.share("bucket", there))
     accs = [direct.zeros(n) for n in sizes]
     direct.add_shared(
-        "bucket",
+        messages[-1],
         [
             ToAddShared(
                 codec, acc, [derive_stream(SEED + rank, STEP, i) for rank in range(len(ranks))]

@@ -47,6 +47,7 @@ def main() -> None:
             messages = [
                 device.share("w", [ToEncode(codec, device.from_host(grad))]) for grad in grads
             ]
+            own = messages[-1]
             sent = bytearray(messages[damaged].data.numpy().tobytes())
             there = sent[place + 4 : place + 8] if value is None else value
             sent[place : place + len(there)] = there
@@ -55,7 +56,7 @@ def main() -> None:
             memory = torch.full((NUMEL + 2 * GUARD,), 7.0)
             average = memory[GUARD : GUARD + NUMEL].zero_()
             out = device.array(average)
-            device.add_shared("w", [ToAddShared(codec, out, [0] * 3)], messages, 1 / 3)
+            device.add_shared(own, [ToAddShared(codec, out, [0] * 3)], messages, 1 / 3)
             assert (memory[:GUARD] == 7).all()
             assert (memory[GUARD + NUMEL :] == 7).all()
             with pytest.raises(ProtocolError, match=rf"damaged message of rank {damaged} is in"):

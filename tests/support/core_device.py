@@ -70,7 +70,7 @@ class CoreDevice:
 
     def add_shared(
         self,
-        name: str,
+        own: ByteArray,
         tensors: Sequence[ToAddShared],
         messages: Sequence[ByteArray],
         weight: float,

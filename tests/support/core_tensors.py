@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -24,13 +24,18 @@ class CoreTensors(CoreDevice):
     Messages from device to device are the core's frames, so codecs must give all ranks' frames one size.
     """
 
-    def __init__(self, least: int = 0, direct: bool = False) -> None:
+    def __init__(self, least: int = 0) -> None:
         super().__init__(least)
-        self.direct = direct
+        self._direct = False
         self._staging = Staging(torch.device("cpu"))
 
+    def begin_direct(self, place: torch.device) -> CoreTensors:
+        """Send messages to other devices from now on."""
+        self._direct = True
+        return self
+
     def shares(self, tensors: Sequence[ToEncode]) -> bool:
-        return self.direct and all(isinstance(tensor.grad, TensorArray) for tensor in tensors)
+        return self._direct and all(isinstance(tensor.grad, TensorArray) for tensor in tensors)
 
     def share(self, name: str, tensors: Sequence[ToEncode]) -> Any:
         self.log.append(f"share {len(tensors)}")
@@ -38,13 +43,13 @@ class CoreTensors(CoreDevice):
         return DeviceMessage(torch.from_numpy(frames.copy()), self._staging)
 
     def add_shared(
-        self, name: str, tensors: Sequence[ToAddShared], messages: Sequence[Any], weight: float
+        self, own: Any, tensors: Sequence[ToAddShared], messages: Sequence[Any], weight: float
     ) -> None:
         self.log.append(f"add {len(messages)} messages")
         of_ranks = [split_frames(one.data.numpy(), len(tensors)) for one in messages]
         self.decode_add(
             [
-                ToDecode(name, tensor.codec, frames, tensor.out)
+                ToDecode("", tensor.codec, frames, tensor.out)
                 for tensor, *frames in zip(tensors, *of_ranks, strict=True)
             ],
             weight,
@@ -71,10 +76,10 @@ def found_by(adapter: str, here: bool, least: int = 0) -> Iterator[CoreTensors]:
         least: the device takes tensors of at least as many elements.
     """
     device = CoreTensors(least)
-
-    def find(place: torch.device, *, direct: bool = False) -> CoreTensors | None:
-        device.direct = direct
-        return device if here else None
-
-    with mock.patch(f"{adapter}.device_for", find):
+    found = mock.Mock(return_value=device if here else None)
+    with ExitStack() as patches:
+        for module in (adapter, "torch_compressors.direct"):
+            patches.enter_context(mock.patch(f"{module}.device_for", found))
+        direct = mock.Mock(side_effect=device.begin_direct)
+        patches.enter_context(mock.patch("torch_compressors.ddp.direct_device", direct))
         yield device

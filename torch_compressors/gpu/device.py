@@ -113,7 +113,7 @@ class TorchDevice:
 
     def add_shared(
         self,
-        name: str,
+        own: ByteArray,
         tensors: Sequence[ToAddShared],
         messages: Sequence[ByteArray],
         weight: float,

@@ -12,6 +12,7 @@ codec          as int32, then their values, as fp32, fp16 or bf16
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -36,14 +37,17 @@ HEADER = 16
 """Bytes."""
 
 
-class _Sent(NamedTuple):
-    """A bucket that was shared.
+@dataclass(frozen=True)
+class _Message(DeviceMessage):
+    """This rank's message of a bucket.
 
     Attributes:
-        header: of its message, on the device.
+        bucket: its name.
+        header: of the message, on the device.
         places: of the tensors' results in a message.
     """
 
+    bucket: str
     header: torch.Tensor
     places: list[Place]
 
@@ -61,7 +65,7 @@ class _Received(NamedTuple):
 
 
 class DirectDevice(TorchDevice):
-    """As `TorchDevice`, for jobs in which all ranks have one and an engine between them.
+    """As `TorchDevice`, for one job in which all ranks have one and an engine between them.
 
     Messages are checked on the device; a damaged one is an error of the bucket's next step, for which nobody
     waits. Until then its elements, of which none is outside of its tensor, are in the averages of all ranks.
@@ -69,7 +73,6 @@ class DirectDevice(TorchDevice):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self._sent: dict[str, _Sent] = {}
         self._received: dict[str, _Received] = {}
         self._headers: dict[tuple[tuple[str, int], ...], torch.Tensor] = {}
         self._additions: dict[tuple[str, Form], SharedAddition] = {}
@@ -98,31 +101,30 @@ class DirectDevice(TorchDevice):
                 begin += sum(one.numel() for one in results)
                 parts += results
             message = torch.cat(parts)
-        self._sent[name] = _Sent(header, places)
-        return DeviceMessage(message, self._staging)
+        return _Message(message, self._staging, name, header, places)
 
     def add_shared(
         self,
-        name: str,
+        own: Any,
         tensors: Sequence[ToAddShared],
         messages: Sequence[ByteArray],
         weight: float,
     ) -> None:
         """See `Device`."""
-        header, places = self._sent.pop(name)
+        assert isinstance(own, _Message)  # from `share`
         received = [_data(message) for message in messages]
         damaged = torch.zeros((len(received), 4), dtype=torch.int32, device=self._device)
         headers = torch.stack([message[:HEADER] for message in received])
-        damaged[:, 0] = (headers != header).any(dim=1)
+        damaged[:, 0] = (headers != own.header).any(dim=1)
         groups: dict[Form, list[SharedTensor]] = {}
-        for (codec, out, streams), place in zip(tensors, places, strict=True):
+        for (codec, out, streams), place in zip(tensors, own.places, strict=True):
             shared = SharedTensor(tensor_of(out), place, streams)
             groups.setdefault(form_of_shared(codec.spec), []).append(shared)
-        for form, own in groups.items():
-            addition = self._additions.setdefault((name, form), SharedAddition(form))
-            addition.launch(own, received, weight, damaged)
+        for form, members in groups.items():
+            addition = self._additions.setdefault((own.bucket, form), SharedAddition(form))
+            addition.launch(members, received, weight, damaged)
         with self._staging.beside([damaged]) as staged:
-            self._received[name] = _Received(staged.fetch(damaged), staged)
+            self._received[own.bucket] = _Received(staged.fetch(damaged), staged)
 
     def _header(self, kinds: tuple[tuple[str, int], ...]) -> torch.Tensor:
         """The header of messages with tensors of these codecs and sizes."""

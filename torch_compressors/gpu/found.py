@@ -10,28 +10,28 @@ import torch
 from gradcomp.errors import GradcompError
 from torch_compressors.devices import TensorArray, TensorDevice
 
-__all__ = ["device_array", "device_for"]
+__all__ = ["device_array", "device_for", "direct_device"]
 
 
 @cache
-def device_for(device: torch.device, *, direct: bool = False) -> TensorDevice | None:
+def device_for(device: torch.device) -> TensorDevice | None:
     """The device of tensors on a GPU; None for the host, and where kernels cannot be compiled.
 
     Triton comes with PyTorch's builds for GPUs on Linux, but not with all others.
-
-    Args:
-        direct: messages travel from device to device; see `DirectDevice`.
     """
     if device.type != "cuda" or find_spec("triton") is None:
         return None
     # Not at the top: Triton takes a second, and is not everywhere.
-    if direct:
-        from torch_compressors.gpu.direct import DirectDevice
-
-        return DirectDevice(device)
     from torch_compressors.gpu.device import TorchDevice
 
     return TorchDevice(device)
+
+
+def direct_device(device: torch.device) -> TensorDevice:
+    """A device for messages to those of other ranks, for one job; where `device_for` gives one."""
+    from torch_compressors.gpu.direct import DirectDevice  # as in `device_for`
+
+    return DirectDevice(device)
 
 
 def device_array(tensor: torch.Tensor) -> TensorArray:

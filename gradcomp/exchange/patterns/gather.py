@@ -149,7 +149,7 @@ def _share(
     for (gather, _, key, step, _), average in zip(members, averages, strict=True):
         assert isinstance(gather, Gather)
         received.append(ToAddShared(gather.codec, average, gather.streams(key, step, len(replies))))
-    device.add_shared(name, received, replies, 1.0 / len(replies))
+    device.add_shared(message, received, replies, 1.0 / len(replies))
     return averages
 
 
