@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes, as_float32
 from gradcomp.codec.codec import derive_stream
-from gradcomp.codec.devices import Device, DeviceArray, Encoded, device_of
+from gradcomp.codec.devices import Device, DeviceArray, Encoded, SharedMessages, device_of
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.items import ToAddShared
 from gradcomp.codec.parts import (
@@ -109,6 +109,7 @@ __all__ = [
     "Resolved",
     "Round",
     "Route",
+    "SharedMessages",
     "Spec",
     "Stage",
     "StartReport",

@@ -41,6 +41,10 @@ class TensorArray(DeviceArray):
         """A view of another shape; -1 for a flat one."""
         return TensorArray(self.device, self.tensor.reshape(shape), self.computed)
 
+    def __getitem__(self, elements: slice) -> Any:
+        """A view of consecutive elements of a flat array."""
+        return TensorArray(self.device, self.tensor[elements], self.computed)
+
 
 class TensorDevice(Device, Protocol):
     """A device whose arrays are tensors."""

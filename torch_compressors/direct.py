@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradcomp.adapter_api import AllGather, AllReduce, Request
+from gradcomp.adapter_api import AllGather, AllReduce, AllToAll, Request
 from torch_compressors.gather import gather_texts
 from torch_compressors.gloo import GlooEngine
 from torch_compressors.gpu.found import device_for
@@ -38,7 +38,7 @@ class _Running:
 
 
 class DirectEngine:
-    """Gathers and averages messages of devices over a group of their own engine, and does all else over Gloo.
+    """Exchanges messages of devices over a group of their own engine, and does all else over Gloo.
 
     As with Gloo, all ranks start the same requests in the same order. The host waits for no message: streams
     of the device do.
@@ -59,14 +59,22 @@ class DirectEngine:
             own = request.frame
         elif isinstance(request, AllReduce):
             own = request.array
+        elif isinstance(request, AllToAll):
+            own = request.data
         if not isinstance(own, DeviceMessage):
             return self._host.start(request)
+        ranks = self._group.size()
         with own.behind():
             if isinstance(request, AllReduce):
                 reply = own.data
                 work = self._group.allreduce([reply])
+            elif isinstance(request, AllToAll):
+                splits = list(request.splits)
+                size = splits[self._group.rank()]
+                reply = own.data.new_empty(size * ranks)
+                work = self._group.alltoall_base(reply, own.data, [size] * ranks, splits)
             else:
-                reply = own.data.new_empty(own.data.numel() * self._group.size())
+                reply = own.data.new_empty(own.data.numel() * ranks)
                 # Its public function has another name in each version of PyTorch.
                 work = self._group._allgather_base(reply, own.data)
         return _Running(request, own, reply, keep(work))
@@ -85,7 +93,9 @@ class DirectEngine:
             # In the message's own dtype, as the loopback does.
             reply *= torch.tensor(1.0 / ranks, dtype=reply.dtype)
             return DeviceMessage(reply, own.staging)
-        return [DeviceMessage(of_rank, own.staging) for of_rank in reply.view(ranks, -1)]
+        size = reply.numel() // ranks
+        whole = DeviceMessage(reply, own.staging)
+        return [whole[rank * size : (rank + 1) * size] for rank in range(ranks)]
 
 
 def direct_group(

@@ -21,10 +21,35 @@ from gradcomp.codec.spec import Spec, parse
 from gradcomp.errors import SpecError
 from gradcomp.stopwatch import timed
 
-__all__ = ["HOST", "Device", "DeviceArray", "Encoded", "device_of"]
+__all__ = [
+    "HOST",
+    "Device",
+    "DeviceArray",
+    "Encoded",
+    "SharedMessages",
+    "device_of",
+    "direct_device_of",
+]
 
 Encoded: TypeAlias = Callable[[], tuple[ByteArray, list[int]]]
 """Waits for frames that a device encodes; returns the result of `encode_batch`."""
+
+
+class SharedMessages(Protocol):
+    """Messages in the memory of a device, one for each group of tensors, one after the other.
+
+    Their sizes are the same on all ranks.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all messages in bytes."""
+        ...
+
+    @property
+    def splits(self) -> Sequence[int]:
+        """Size of each message in bytes."""
+        ...
 
 
 class Device(Protocol):
@@ -50,28 +75,31 @@ class Device(Protocol):
         """See `Codec.decode_add`."""
         ...
 
-    def shares(self, tensors: Sequence[ToEncode]) -> bool:
-        """Whether these tensors travel from device to device: all ranks give the same answer."""
+    def direct(self, codec: str) -> bool:
+        """Whether tensors of a codec, given as a spec, travel from device to device.
+
+        All ranks then have such devices, and an engine between them.
+        """
         ...
 
-    def share(self, name: str, tensors: Sequence[ToEncode]) -> ByteArray:
-        """Start encoding a bucket for the devices of all ranks; see `encode`.
+    def share(
+        self, name: str, groups: Sequence[Sequence[ToEncode]], size: int = 0
+    ) -> SharedMessages:
+        """Start encoding groups of tensors for the devices of all ranks; see `encode`.
 
         Args:
-            name: of the bucket, for messages.
-
-        Returns:
-            A message in the device's memory, for an engine that reads it there. Its size is the same on all
-            ranks.
+            name: of what is shared, for messages.
+            size: least size in bytes; what is missing is filled up.
 
         Raises:
-            ProtocolError: a rank's message of the bucket's last step was none of these tensors'.
+            ProtocolError: a rank's message of this name was damaged in the last step.
         """
         ...
 
     def add_shared(
         self,
-        own: ByteArray,
+        own: SharedMessages,
+        group: int,
         tensors: Sequence[ToAddShared],
         messages: Sequence[ByteArray],
         weight: float,
@@ -81,8 +109,22 @@ class Device(Protocol):
         The device checks them later: see `share`.
 
         Args:
-            own: this rank's message, as `share` has returned it.
+            own: what this rank has shared, with the same codecs and sizes.
+            group: of ``own``, which the messages are of.
         """
+        ...
+
+    def decode_shared(
+        self,
+        own: SharedMessages,
+        groups: Sequence[Sequence[ToAddShared]],
+        messages: Sequence[ByteArray],
+    ) -> None:
+        """Decode a message for each group of ``own`` into ``out``, which holds zeros; see `add_shared`."""
+        ...
+
+    def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
+        """``residual += times * lost``, each rounded; then NaN and Inf become 0. ``lost`` is used up."""
         ...
 
     def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
@@ -119,6 +161,10 @@ class DeviceArray(CodedArray):
     @abstractmethod
     def reshape(self, shape: int | tuple[int, ...]) -> FloatArray:
         """A view of another shape; -1 for a flat one."""
+
+    @abstractmethod
+    def __getitem__(self, elements: slice) -> FloatArray:
+        """A view of consecutive elements of a flat array."""
 
     def encode(self, codec: Codec, seed: int, step: int, tensor_id: int) -> ByteArray:
         """See `Codec.encode`; waits for the device.
@@ -169,19 +215,33 @@ class _Host:
     def add(self, codec: Codec, frame: ByteArray, out: FloatArray, weight: float) -> None:
         codec.decode_add(frame, out, weight)
 
-    def shares(self, tensors: Sequence[ToEncode]) -> bool:
+    def direct(self, codec: str) -> bool:
         return False
 
-    def share(self, name: str, tensors: Sequence[ToEncode]) -> ByteArray:
+    def share(
+        self, name: str, groups: Sequence[Sequence[ToEncode]], size: int = 0
+    ) -> SharedMessages:
         raise NotImplementedError
 
     def add_shared(
         self,
-        own: ByteArray,
+        own: SharedMessages,
+        group: int,
         tensors: Sequence[ToAddShared],
         messages: Sequence[ByteArray],
         weight: float,
     ) -> None:
+        raise NotImplementedError
+
+    def decode_shared(
+        self,
+        own: SharedMessages,
+        groups: Sequence[Sequence[ToAddShared]],
+        messages: Sequence[ByteArray],
+    ) -> None:
+        raise NotImplementedError
+
+    def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
         raise NotImplementedError
 
     @timed("encode")
@@ -216,3 +276,11 @@ HOST: Device = _Host()
 def device_of(array: object) -> Device:
     """The device in whose memory an array is; the host for all but `DeviceArray`."""
     return array.device if isinstance(array, DeviceArray) else HOST
+
+
+def direct_device_of(tensors: Sequence[ToEncode]) -> Device | None:
+    """The device from which all of the tensors travel to the other ranks' devices; None if they do not."""
+    device = device_of(tensors[0].grad)
+    if all(device_of(one.grad) is device and device.direct(one.codec.spec) for one in tensors):
+        return device
+    return None

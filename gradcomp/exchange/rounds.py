@@ -69,8 +69,8 @@ class AllGather:
     ``frame`` holds ``count`` frames, one after the other. If ranks send different numbers of
     frames, ``count`` lists the numbers in rank order.
 
-    Engines that an adapter has made for it also take messages of `gradcomp.codec.devices.Device.share` for
-    ``frame``, and reply with such messages.
+    ``frame`` may be what `gradcomp.codec.devices.Device.share` gives, with an engine that replies with such
+    messages. The same holds for the arrays of the other requests.
     """
 
     kind: ClassVar[str] = "allgather"

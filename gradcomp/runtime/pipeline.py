@@ -326,7 +326,10 @@ class Pipeline:
         aggregator = resolved.aggregator
         return (
             self.config.compress.device != "host"
-            and aggregator.on_devices
+            and (
+                aggregator.on_devices
+                or (aggregator.on_direct_devices and device.direct(resolved.spec.codec))
+            )
             and self._state.step(resolved.key.name) >= aggregator.start_step
             and hands_over(resolved.spec.memory)
             and self._state.continues(resolved)

@@ -17,6 +17,7 @@ from gpu.inputs import FAMILIES, Floats, gradient
 from gradcomp import ToEncode, _core, encode_batch, get_codec
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.correction import Correction
+from gradcomp.codec.devices import direct_device_of
 from gradcomp.codec.items import ToAddShared
 from gradcomp.codec.parts import kept_of_frames, payloads_of_frames
 from torch_compressors.gpu import add, codecs
@@ -411,11 +412,12 @@ def _shared(specs: list[str], ranks: list[list[Case]], device: torch.device) -> 
             frame, _ = encode_batch([tensor])
             codec.decode_add(frame, want, weight)
         there = [one._replace(grad=direct.from_host(one.grad)) for one in tensors]
-        assert direct.shares(there)
-        messages.append(direct.share("bucket", there))
+        assert direct_device_of(there) is direct
+        messages.append(direct.share("bucket", [there]))
     accs = [direct.zeros(n) for n in sizes]
     direct.add_shared(
         messages[-1],
+        0,
         [
             ToAddShared(
                 codec, acc, [derive_stream(SEED + rank, STEP, i) for rank in range(len(ranks))]
@@ -425,7 +427,7 @@ def _shared(specs: list[str], ranks: list[list[Case]], device: torch.device) -> 
         messages,
         weight,
     )
-    direct.share("bucket", there)  # would raise the error of a damaged message
+    direct.share("bucket", [there])  # would raise the error of a damaged message
     for spec, case, want, acc in zip(specs, ranks[0], wants, accs, strict=True):
         if _sums(want) != _sums(direct.to_host(acc)):
             yield f"{spec}, shared, {case.name}: the average differs"

@@ -45,7 +45,7 @@ def main() -> None:
             device = DirectDevice(torch.device("cpu"))
             grads = [rng.standard_normal(NUMEL, np.float32) for _ in range(3)]
             messages = [
-                device.share("w", [ToEncode(codec, device.from_host(grad))]) for grad in grads
+                device.share("w", [[ToEncode(codec, device.from_host(grad))]]) for grad in grads
             ]
             own = messages[-1]
             sent = bytearray(messages[damaged].data.numpy().tobytes())
@@ -56,11 +56,11 @@ def main() -> None:
             memory = torch.full((NUMEL + 2 * GUARD,), 7.0)
             average = memory[GUARD : GUARD + NUMEL].zero_()
             out = device.array(average)
-            device.add_shared(own, [ToAddShared(codec, out, [0] * 3)], messages, 1 / 3)
+            device.add_shared(own, 0, [ToAddShared(codec, out, [0] * 3)], messages, 1 / 3)
             assert (memory[:GUARD] == 7).all()
             assert (memory[GUARD + NUMEL :] == 7).all()
             with pytest.raises(ProtocolError, match=rf"damaged message of rank {damaged} is in"):
-                device.share("w", [ToEncode(codec, device.from_host(grads[0]))])
+                device.share("w", [[ToEncode(codec, device.from_host(grads[0]))]])
             noticed += 1
     print(f"{noticed} damaged messages noticed")
 

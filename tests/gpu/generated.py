@@ -115,9 +115,10 @@ def main(specs: list[str]) -> int:
     damaged = torch.zeros((1, 4), dtype=torch.int32)
     for values in ("fp32", "fp16", "bf16"):
         codec = f"topk(ratio=0.1,values={values})"
-        form = add.form_of_shared(codec)
-        tensor = add.SharedTensor(acc, codecs.Place(16, 0, 4), [0])
-        add.SharedAddition(form).launch([tensor], [torch.zeros(64).byte()], 0.5, damaged)
+        tensor = add.SharedTensor(acc, add.Place(16, 0, 4), [0])
+        for assigns in (False, True):
+            form = add.form_of_shared(codec, assigns=assigns)
+            add.SharedAddition(form).launch([tensor], [torch.zeros(64).byte()], 0.5, damaged)
         codecs.encoder(codec, [5000, 16], torch.device("cpu")).shared()
     faults = 0
     compiled = 0

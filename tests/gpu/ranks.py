@@ -6,6 +6,7 @@ Prints the number of averages and states that were compared; the first differenc
 from __future__ import annotations
 
 import os
+from itertools import product
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -78,10 +79,10 @@ def compare_direct() -> int:
         ["residual|topk(ratio=0.2,values=int8)", "residual|qsgd(levels=7)", "residual|terngrad"],
         ["momentum_correction(momentum=0.9)|topk(ratio=0.2)"] * 3,
     ]
-    for number, specs in enumerate(uses):
+    for exchange, (number, specs) in product(("gather", "sra"), enumerate(uses)):
         use = dict(zip(SHAPES, specs, strict=True))
         rules = rules_of(use, "{}")
-        config = configured(specs[0], rules=rules, exchange="gather", device="direct")
+        config = configured(specs[0], rules=rules, exchange=exchange, device="direct")
         devices = [DirectDevice(torch.device("cpu")) for _ in range(RANKS)]
         direct, alone = ranks_of(config), ranks_of(config)
         for step in range(3):
@@ -95,7 +96,7 @@ def compare_direct() -> int:
         through_host = direct[0].stats.sent_bytes == alone[0].stats.sent_bytes
         if through_host is not (number == 2):
             raise AssertionError(f"{specs}: {direct[0].stats}")
-    return 3 * len(uses)
+    return 3 * 2 * len(uses)
 
 
 if __name__ == "__main__":

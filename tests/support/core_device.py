@@ -10,7 +10,7 @@ import numpy as np
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.devices import HOST, DeviceArray, Encoded
+from gradcomp.codec.devices import HOST, DeviceArray, Encoded, SharedMessages
 from gradcomp.codec.items import ToAddShared, ToDecode, ToEncode
 from gradcomp.codec.products import ToApply, ToMultiply
 from gradcomp.codec.spec import Spec
@@ -28,6 +28,9 @@ class CoreArray(DeviceArray):
 
     def reshape(self, shape: int | tuple[int, ...]) -> Any:
         return CoreArray(self.device, self.elements.reshape(shape))
+
+    def __getitem__(self, elements: slice) -> Any:
+        return CoreArray(self.device, self.elements[elements])
 
 
 class CoreDevice:
@@ -62,19 +65,30 @@ class CoreDevice:
 
         return wait
 
-    def shares(self, tensors: Sequence[ToEncode]) -> bool:
+    def direct(self, codec: str) -> bool:
         return False
 
-    def share(self, name: str, tensors: Sequence[ToEncode]) -> ByteArray:
+    def share(
+        self, name: str, groups: Sequence[Sequence[ToEncode]], size: int = 0
+    ) -> SharedMessages:
         raise NotImplementedError
 
     def add_shared(
         self,
-        own: ByteArray,
+        own: Any,
+        group: int,
         tensors: Sequence[ToAddShared],
-        messages: Sequence[ByteArray],
+        messages: Sequence[Any],
         weight: float,
     ) -> None:
+        raise NotImplementedError
+
+    def decode_shared(
+        self, own: Any, groups: Sequence[Sequence[ToAddShared]], messages: Sequence[Any]
+    ) -> None:
+        raise NotImplementedError
+
+    def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
         raise NotImplementedError
 
     def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 
 from gradcomp.codec.arrays import FloatArray
@@ -16,6 +18,13 @@ from support.core_device import CoreDevice
 from torch_compressors.devices import TensorArray
 from torch_compressors.shared.direct import DeviceMessage
 from torch_compressors.shared.staging import Staging
+
+NOTHING = np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True)
+class _Messages(DeviceMessage):
+    splits: list[int]
 
 
 class CoreTensors(CoreDevice):
@@ -34,19 +43,28 @@ class CoreTensors(CoreDevice):
         self._direct = True
         return self
 
-    def shares(self, tensors: Sequence[ToEncode]) -> bool:
-        return self._direct and all(isinstance(tensor.grad, TensorArray) for tensor in tensors)
+    def direct(self, codec: str) -> bool:
+        return self._direct
 
-    def share(self, name: str, tensors: Sequence[ToEncode]) -> Any:
-        self.log.append(f"share {len(tensors)}")
-        frames, _ = self.encode(tensors)()
-        return DeviceMessage(torch.from_numpy(frames.copy()), self._staging)
+    def share(self, name: str, groups: Sequence[Sequence[ToEncode]], size: int = 0) -> Any:
+        self.log.append(f"share {len(groups)}")
+        messages = [self.encode(tensors)()[0] if tensors else NOTHING for tensors in groups]
+        splits = [message.size for message in messages]
+        filling = np.zeros(max(size - sum(splits), 0), np.uint8)
+        data = torch.from_numpy(np.concatenate([*messages, filling]))
+        return _Messages(data, self._staging, splits)
 
     def add_shared(
-        self, own: Any, tensors: Sequence[ToAddShared], messages: Sequence[Any], weight: float
+        self,
+        own: Any,
+        group: int,
+        tensors: Sequence[ToAddShared],
+        messages: Sequence[Any],
+        weight: float,
     ) -> None:
         self.log.append(f"add {len(messages)} messages")
-        of_ranks = [split_frames(one.data.numpy(), len(tensors)) for one in messages]
+        size = own.splits[group]
+        of_ranks = [split_frames(one.data.numpy()[:size], len(tensors)) for one in messages]
         self.decode_add(
             [
                 ToDecode("", tensor.codec, frames, tensor.out)
@@ -54,6 +72,18 @@ class CoreTensors(CoreDevice):
             ],
             weight,
         )
+
+    def decode_shared(
+        self, own: Any, groups: Sequence[Sequence[ToAddShared]], messages: Sequence[Any]
+    ) -> None:
+        for size, tensors, message in zip(own.splits, groups, messages, strict=True):
+            frames = split_frames(message.data.numpy()[:size], len(tensors))
+            for tensor, frame in zip(tensors, frames, strict=True):
+                tensor.codec.decode(frame, self._elements(tensor.out))
+
+    def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
+        elements = self._elements(residual)
+        elements += np.float32(times) * self._elements(lost)
 
     def array(self, tensor: torch.Tensor, computed: torch.Event | None = None) -> Any:
         assert computed is None, "the host computes at once"

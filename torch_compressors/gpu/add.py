@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from torch_compressors.gpu.bucket import EXACT, VECTOR_BYTES, current, spread
-from torch_compressors.gpu.codecs import VALUE_TYPES, Place, bucket_size, level_bits, stage_of
+from torch_compressors.gpu.codecs import VALUE_TYPES, bucket_size, level_bits, stage_of
 from torch_compressors.gpu.kernels import add as kernels
 from torch_compressors.gpu.kernels import rotate
 from torch_compressors.gpu.rotations import WARPS, Rotations
@@ -26,6 +26,7 @@ __all__ = [
     "KEPT",
     "Addition",
     "Form",
+    "Place",
     "SharedAddition",
     "SharedTensor",
     "ToAdd",
@@ -48,18 +49,28 @@ class Form(NamedTuple):
     constants: tuple[tuple[str, int], ...] = ()
     rotated: bool = False
 
+    @property
+    def sparse(self) -> bool:
+        """Whether frames hold kept elements."""
+        return self.kernel in (kernels.add_kept_kernel, kernels.add_shared_kept_kernel)
+
 
 KEPT = Form(kernels.add_kept_kernel)
 
 
-def form_of_shared(spec: str) -> Form:
-    """The form of a codec's results in messages of `Encoder.shared`; see `form_of`."""
+def form_of_shared(spec: str, *, assigns: bool = False) -> Form:
+    """The form of a codec's results in messages of devices; see `form_of`.
+
+    Args:
+        assigns: kept elements are assigned, not added.
+    """
     form = form_of(spec)
     if form is not KEPT:
         return form
     _, stage = stage_of(spec)
     return Form(
-        kernels.add_shared_kept_kernel, (("TYPE", VALUE_TYPES[str(stage.params["values"])]),)
+        kernels.add_shared_kept_kernel,
+        (("TYPE", VALUE_TYPES[str(stage.params["values"])]), ("ASSIGNS", assigns)),
     )
 
 
@@ -246,6 +257,20 @@ class Addition:
         launch(self._form, self._table, self._programs)
 
 
+class Place(NamedTuple):
+    """Where a tensor's result begins in a message, in bytes.
+
+    Attributes:
+        values: of a payload, a multiple of 16; or of kept values.
+        indices: of kept elements; 0 with a payload.
+        elements: as of `Shared`.
+    """
+
+    values: int
+    indices: int
+    elements: int
+
+
 class SharedTensor(NamedTuple):
     """One tensor that all ranks have shared.
 
@@ -296,8 +321,8 @@ class SharedAddition:
             self._prepare(tensors, messages, weight)
             self._given = given
         for rank, table in enumerate(self._tables):
-            checks = self._form.kernel is kernels.add_shared_kept_kernel
-            launch(self._form, table, self._programs, *((damaged[rank],) if checks else ()))
+            checks = (damaged[rank],) if self._form.sparse else ()
+            launch(self._form, table, self._programs, *checks)
 
     def _prepare(
         self, tensors: Sequence[SharedTensor], messages: Sequence[torch.Tensor], weight: float

@@ -37,7 +37,7 @@ from torch_compressors.gpu.rotations import WARPS, Rotations
 __all__ = [
     "VALUE_TYPES",
     "Encoder",
-    "Place",
+    "Shared",
     "bucket_size",
     "encoder",
     "level_bits",
@@ -63,17 +63,17 @@ BLOCK = 1024
 """Kept elements of a program."""
 
 
-class Place(NamedTuple):
-    """Where a tensor's result begins, in bytes.
+class Shared(NamedTuple):
+    """A tensor's result as other devices get it.
 
     Attributes:
-        values: of a payload, a multiple of 16; or of kept values.
-        indices: of kept elements; 0 with a payload.
+        values: uint8: a payload, filled up to a multiple of 16 bytes; or kept values of 2 or 4 bytes.
+        indices: int32 as uint8, of kept elements; None with a payload.
         elements: number of kept elements; with a payload that of all elements.
     """
 
-    values: int
-    indices: int
+    values: torch.Tensor
+    indices: torch.Tensor | None
     elements: int
 
 
@@ -118,15 +118,11 @@ class Encoder(ABC):
         """The tensors' results in the encoder's memory, or in a copy of it on the host."""
 
     @abstractmethod
-    def shared(self) -> list[torch.Tensor]:
-        """The results as other devices get them, one tensor of uint8 after the other; launches only.
+    def shared(self) -> list[Shared]:
+        """The tensors' results as other devices get them; launches only.
 
-        All sizes and `places` follow from the sizes of the tensors.
+        All sizes follow from the sizes of the tensors.
         """
-
-    @abstractmethod
-    def places(self) -> list[Place]:
-        """For each tensor, the place of its result among the bytes of `shared`."""
 
 
 class TopK(Encoder):
@@ -171,7 +167,7 @@ class TopK(Encoder):
         self.above, self.equal = zeros(self.spans.programs), zeros(self.spans.programs)
         self.slot_indices = zeros(tiles * self.room)
         self.slot_values = zeros(tiles * self.room, torch.float32)
-        self.memory = zeros(-(-8 * total // VECTOR_BYTES) * VECTOR_BYTES, torch.uint8)
+        self.memory = zeros(8 * total, torch.uint8)
         self.indices, self.values = self._parts(self.memory)
         self.bins = zeros(total if self.type == VALUE_TYPES["2bit"] else 0, torch.int8)
 
@@ -186,31 +182,27 @@ class TopK(Encoder):
     def _parts(self, memory: Array) -> tuple[Array, Array]:
         """All indices, and all values."""
         half = 4 * sum(self.kept)
-        indices, values = memory[:half], memory[half : 2 * half]
+        indices, values = memory[:half], memory[half:]
         if isinstance(memory, torch.Tensor):
             return indices.view(torch.int32), values.view(torch.float32)
         return indices.view(np.int32), values.view(np.float32)
 
-    def shared(self) -> list[torch.Tensor]:
-        if self.type == VALUE_TYPES["fp32"]:
-            return [self.memory]
+    def shared(self) -> list[Shared]:
         total = sum(self.kept)
-        padded = -(-6 * total // VECTOR_BYTES) * VECTOR_BYTES - 4 * total
-        halves = torch.empty(padded, dtype=torch.uint8, device=self.memory.device)
-        bf16 = self.type == VALUE_TYPES["bf16"]
-        with current(self.bucket.device):
-            pack.halves_kernel[(-(-total // BLOCK),)](
-                self.values, halves.view(torch.int16), total, BF16=bf16, B=BLOCK, **EXACT
-            )
-        return [self.memory[: 4 * total], halves]
-
-    def places(self) -> list[Place]:
-        size = 4 if self.type == VALUE_TYPES["fp32"] else 2
-        total = sum(self.kept)
-        begins = (np.cumsum(self.kept) - self.kept).tolist()
+        values, size = self.values.view(torch.uint8), 4
+        if self.type != VALUE_TYPES["fp32"]:
+            halves, size = torch.empty(total, dtype=torch.int16, device=self.memory.device), 2
+            bf16 = self.type == VALUE_TYPES["bf16"]
+            with current(self.bucket.device):
+                pack.halves_kernel[(-(-total // BLOCK),)](
+                    self.values, halves, total, BF16=bf16, B=BLOCK, **EXACT
+                )
+            values = halves.view(torch.uint8)
+        indices = self.indices.view(torch.uint8)
+        ends = np.cumsum(self.kept).tolist()
         return [
-            Place(4 * total + size * begin, 4 * begin, k)
-            for begin, k in zip(begins, self.kept, strict=True)
+            Shared(values[size * (end - k) : size * end], indices[4 * (end - k) : 4 * end], k)
+            for end, k in zip(ends, self.kept, strict=True)
         ]
 
     def _launch(self, table: torch.Tensor, mode: Mode) -> None:
@@ -301,13 +293,11 @@ class Dense(Encoder):
             for begin, size in zip(self.begins, self.bytes, strict=True)
         ]
 
-    def shared(self) -> list[torch.Tensor]:
-        return [self.memory]
-
-    def places(self) -> list[Place]:
+    def shared(self) -> list[Shared]:
+        ends = [*self.begins[1:], self.memory.numel()]
         return [
-            Place(begin, 0, numel)
-            for begin, numel in zip(self.begins, self.bucket.sizes, strict=True)
+            Shared(self.memory[begin:end], None, numel)
+            for begin, end, numel in zip(self.begins, ends, self.bucket.sizes, strict=True)
         ]
 
     @abstractmethod

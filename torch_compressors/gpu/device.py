@@ -16,6 +16,7 @@ from gradcomp.adapter_api import (
     FloatArray,
     KeptParts,
     PayloadParts,
+    SharedMessages,
     Spec,
     ToAddShared,
     ToApply,
@@ -103,22 +104,35 @@ class TorchDevice:
             encoder.launch([_to_launch(tensor, encoder.seeded) for tensor in own])
             yield places, encoder
 
-    def shares(self, tensors: Sequence[ToEncode]) -> bool:
+    def direct(self, codec: str) -> bool:
         """No: frames travel through the host. See `DirectDevice`."""
         return False
 
-    def share(self, name: str, tensors: Sequence[ToEncode]) -> ByteArray:
-        """See `shares`."""
+    def share(
+        self, name: str, groups: Sequence[Sequence[ToEncode]], size: int = 0
+    ) -> SharedMessages:
+        """See `direct`."""
         raise NotImplementedError
 
     def add_shared(
         self,
-        own: ByteArray,
+        own: Any,
+        group: int,
         tensors: Sequence[ToAddShared],
         messages: Sequence[ByteArray],
         weight: float,
     ) -> None:
-        """See `shares`."""
+        """See `direct`."""
+        raise NotImplementedError
+
+    def decode_shared(
+        self, own: Any, groups: Sequence[Sequence[ToAddShared]], messages: Sequence[ByteArray]
+    ) -> None:
+        """See `direct`."""
+        raise NotImplementedError
+
+    def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
+        """See `direct`."""
         raise NotImplementedError
 
     def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:

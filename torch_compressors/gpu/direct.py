@@ -1,12 +1,13 @@
 """A device whose results travel to other ranks' devices as they are: no frame is made on the host.
 
-A message of a bucket has a fixed size, which follows from its codecs and the sizes of its tensors:
+A message of some tensors has a fixed size, which follows from their codecs and sizes:
 
-=============  =======================================================================================
-16 bytes       digest of codecs and sizes
-for each       payloads, as in frames, each at a multiple of 16 bytes; or the indices of all kept elements
-codec          as int32, then their values, as fp32, fp16 or bf16
-=============  =======================================================================================
+================  =====================================================================================
+16 bytes          digest of codecs and sizes
+for each tensor   the payload as in frames, filled up to a multiple of 16 bytes
+for each tensor   the indices of kept elements, int32
+for each tensor   their values: first those of 4 bytes, then those of 2; filled up to a multiple of 16
+================  =====================================================================================
 """
 
 from __future__ import annotations
@@ -14,49 +15,70 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from gradcomp import ToEncode
-from gradcomp.adapter_api import ByteArray, ToAddShared, device_of
+from gradcomp.adapter_api import ByteArray, FloatArray, ToAddShared
 from gradcomp.errors import ProtocolError
 from torch_compressors.devices import tensor_of
 from torch_compressors.gpu import codecs
-from torch_compressors.gpu.add import Form, SharedAddition, SharedTensor, form_of_shared
-from torch_compressors.gpu.bucket import upload
-from torch_compressors.gpu.codecs import Place
+from torch_compressors.gpu.add import (
+    Form,
+    Place,
+    SharedAddition,
+    SharedTensor,
+    form_of_shared,
+)
+from torch_compressors.gpu.bucket import VECTOR_BYTES, upload
 from torch_compressors.gpu.device import TorchDevice
 from torch_compressors.shared.direct import DeviceMessage
 from torch_compressors.shared.staging import Staged
 
-__all__ = ["DirectDevice"]
+__all__ = ["HEADER", "DirectDevice"]
 
 HEADER = 16
 """Bytes."""
 
+Kinds = tuple[tuple[str, int], ...]
+"""Codecs and sizes of tensors."""
 
-@dataclass(frozen=True)
-class _Message(DeviceMessage):
-    """This rank's message of a bucket.
+
+class _Layout(NamedTuple):
+    """A message.
 
     Attributes:
-        bucket: its name.
-        header: of the message, on the device.
-        places: of the tensors' results in a message.
+        header: of it, on the device.
+        places: of the tensors' results.
+        size: in bytes.
     """
 
-    bucket: str
     header: torch.Tensor
     places: list[Place]
+    size: int
 
 
-class _Received(NamedTuple):
-    """What a device found in the messages of a bucket, on its way to the host.
+@dataclass(frozen=True)
+class _Messages(DeviceMessage):
+    """This rank's messages, one after the other."""
+
+    name: str
+    layouts: list[_Layout]
+
+    @property
+    def splits(self) -> list[int]:
+        """Size of each message in bytes."""
+        return [layout.size for layout in self.layouts]
+
+
+class _Checked(NamedTuple):
+    """What a device found in messages, on its way to the host.
 
     Attributes:
-        damaged: for each rank, whether its message was none of the bucket's.
+        damaged: for each rank, whether its message was another one than it should be.
         arrival: of ``damaged``.
     """
 
@@ -67,66 +89,119 @@ class _Received(NamedTuple):
 class DirectDevice(TorchDevice):
     """As `TorchDevice`, for one job in which all ranks have one and an engine between them.
 
-    Messages are checked on the device; a damaged one is an error of the bucket's next step, for which nobody
-    waits. Until then its elements, of which none is outside of its tensor, are in the averages of all ranks.
+    Messages are checked on the device; a damaged one is an error of the next step, as nobody waits for the
+    check. Until then its elements, of which none is outside of its tensor, are in the averages.
     """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self._received: dict[str, _Received] = {}
-        self._headers: dict[tuple[tuple[str, int], ...], torch.Tensor] = {}
-        self._additions: dict[tuple[str, Form], SharedAddition] = {}
+        self._checked: dict[str, list[_Checked]] = {}
+        self._headers: dict[Kinds, torch.Tensor] = {}
+        self._additions: dict[tuple[str, int, bool, Form], SharedAddition] = {}
+        self._filling = torch.zeros(VECTOR_BYTES, dtype=torch.uint8, device=device)
 
-    def shares(self, tensors: Sequence[ToEncode]) -> bool:
-        """Whether all tensors are here, and other devices can add up what their encoders make."""
-        return all(
-            device_of(tensor.grad) is self and codecs.shares(tensor.codec.spec)
-            for tensor in tensors
-        )
+    def direct(self, codec: str) -> bool:
+        """Whether other devices can add what the codec's encoder makes."""
+        return codecs.takes(codec) and codecs.shares(codec)
 
-    def share(self, name: str, tensors: Sequence[ToEncode]) -> Any:
+    def share(self, name: str, groups: Sequence[Sequence[ToEncode]], size: int = 0) -> Any:
         """See `Device`."""
-        self._check(name)
-        kinds = tuple((tensor.codec.spec, tensor.grad.size) for tensor in tensors)
-        places: list[Any] = [None] * len(tensors)
+        self._raise_found(name)
+        tensors = list(chain.from_iterable(groups))
+        shared: dict[int, codecs.Shared] = {}
+        parts: list[torch.Tensor] = []
+        layouts = []
         with self._beside(tensors):
-            header = self._header(kinds)
-            parts = [header]
-            begin = HEADER
-            for own, encoder in self._launched(tensors):
-                for number, place in zip(own, encoder.places(), strict=True):
-                    values, indices, elements = place
-                    places[number] = Place(begin + values, begin + indices, elements)
-                results = encoder.shared()
-                begin += sum(one.numel() for one in results)
-                parts += results
-            message = torch.cat(parts)
-        return _Message(message, self._staging, name, header, places)
+            for places, encoder in self._launched(tensors):
+                shared.update(zip(places, encoder.shared(), strict=True))
+            first = 0
+            for group in groups:
+                own = [shared[place] for place in range(first, first + len(group))]
+                kinds = tuple((tensor.codec.spec, tensor.grad.size) for tensor in group)
+                layouts.append(self._lay_out(self._header(kinds), own, parts))
+                first += len(group)
+            missing = size - sum(layout.size for layout in layouts)
+            if missing > 0:
+                parts.append(parts[0].new_zeros(missing))
+            data = torch.cat(parts)
+        return _Messages(data, self._staging, name, layouts)
 
     def add_shared(
         self,
         own: Any,
+        group: int,
         tensors: Sequence[ToAddShared],
         messages: Sequence[ByteArray],
         weight: float,
     ) -> None:
         """See `Device`."""
-        assert isinstance(own, _Message)  # from `share`
         received = [_data(message) for message in messages]
-        damaged = torch.zeros((len(received), 4), dtype=torch.int32, device=self._device)
-        headers = torch.stack([message[:HEADER] for message in received])
-        damaged[:, 0] = (headers != own.header).any(dim=1)
-        groups: dict[Form, list[SharedTensor]] = {}
-        for (codec, out, streams), place in zip(tensors, own.places, strict=True):
-            shared = SharedTensor(tensor_of(out), place, streams)
-            groups.setdefault(form_of_shared(codec.spec), []).append(shared)
-        for form, members in groups.items():
-            addition = self._additions.setdefault((own.bucket, form), SharedAddition(form))
-            addition.launch(members, received, weight, damaged)
-        with self._staging.beside([damaged]) as staged:
-            self._received[own.bucket] = _Received(staged.fetch(damaged), staged)
+        damaged = self._compared(received, [own.layouts[group]] * len(received))
+        self._add(own.name, group, own.layouts[group], tensors, received, weight, damaged)
+        self._fetch(own.name, damaged)
 
-    def _header(self, kinds: tuple[tuple[str, int], ...]) -> torch.Tensor:
+    def decode_shared(
+        self, own: Any, groups: Sequence[Sequence[ToAddShared]], messages: Sequence[ByteArray]
+    ) -> None:
+        """See `Device`."""
+        received = [_data(message) for message in messages]
+        damaged = self._compared(received, own.layouts)
+        for group, tensors in enumerate(groups):
+            for codec, out, _ in tensors:
+                if not form_of_shared(codec.spec).sparse:
+                    tensor_of(out).fill_(
+                        -0.0
+                    )  # the sum is then the decoded number, also where it is -0
+            of_group = received[group : group + 1]
+            flag = damaged[group : group + 1]
+            self._add(own.name, group, own.layouts[group], tensors, of_group, None, flag)
+        self._fetch(own.name, damaged)
+
+    def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
+        """See `Device`."""
+        self._staging.join()
+        whole = tensor_of(residual)
+        whole.add_(tensor_of(lost).mul_(times))  # two roundings
+        whole.copy_(torch.where(whole.isfinite(), whole, 0.0))
+
+    def _lay_out(
+        self, header: torch.Tensor, shared: Sequence[codecs.Shared], parts: list[torch.Tensor]
+    ) -> _Layout:
+        """Add the parts of a message."""
+        begins: dict[tuple[int, bool], int] = {}
+        size = HEADER
+        parts.append(header)
+
+        def put(number: int, part: torch.Tensor, *, indices: bool) -> None:
+            nonlocal size
+            begins[number, indices] = size
+            size += part.numel()
+            parts.append(part)
+
+        kept = [number for number, one in enumerate(shared) if one.indices is not None]
+        for number, one in enumerate(shared):
+            if one.indices is None:
+                put(number, one.values, indices=False)
+        for number in kept:
+            indices = shared[number].indices
+            assert indices is not None
+            put(number, indices, indices=True)
+        for each in (4, 2):
+            for number in kept:
+                values, _, elements = shared[number]
+                if values.numel() == each * elements:
+                    put(number, values, indices=False)
+        if size % VECTOR_BYTES:
+            missing = VECTOR_BYTES - size % VECTOR_BYTES
+            parts.append(self._filling[:missing])
+            size += missing
+        places = [
+            Place(begins[number, False], begins.get((number, True), 0), one.elements)
+            for number, one in enumerate(shared)
+        ]
+        return _Layout(header, places, size)
+
+    def _header(self, kinds: Kinds) -> torch.Tensor:
         """The header of messages with tensors of these codecs and sizes."""
         header = self._headers.get(kinds)
         if header is None:
@@ -135,21 +210,56 @@ class DirectDevice(TorchDevice):
             self._headers[kinds] = header
         return header
 
-    def _check(self, name: str) -> None:
-        """Read what was found in the bucket's last messages.
+    def _add(
+        self,
+        name: str,
+        group: int,
+        layout: _Layout,
+        tensors: Sequence[ToAddShared],
+        messages: Sequence[torch.Tensor],
+        weight: float | None,
+        damaged: torch.Tensor,
+    ) -> None:
+        """Add messages; without a weight, kept elements are assigned."""
+        forms: dict[Form, list[SharedTensor]] = {}
+        for (codec, out, streams), place in zip(tensors, layout.places, strict=True):
+            form = form_of_shared(codec.spec, assigns=weight is None)
+            forms.setdefault(form, []).append(SharedTensor(tensor_of(out), place, streams))
+        for form, own in forms.items():
+            key = name, group, weight is None, form
+            addition = self._additions.setdefault(key, SharedAddition(form))
+            addition.launch(own, messages, 1.0 if weight is None else weight, damaged)
+
+    def _compared(
+        self, messages: Sequence[torch.Tensor], layouts: Sequence[_Layout]
+    ) -> torch.Tensor:
+        """For each message, whether its header is another one than that of its layout: int32 [ranks, 4]."""
+        damaged = torch.zeros((len(messages), 4), dtype=torch.int32, device=self._device)
+        found = torch.stack([message[:HEADER] for message in messages])
+        expected = torch.stack([layout.header for layout in layouts])
+        damaged[:, 0] = (found != expected).any(dim=1)
+        return damaged
+
+    def _fetch(self, name: str, damaged: torch.Tensor) -> None:
+        with self._staging.beside([damaged]) as staged:
+            checked = _Checked(staged.fetch(damaged), staged)
+        self._checked.setdefault(name, []).append(checked)
+
+    def _raise_found(self, name: str) -> None:
+        """Read what was found in the messages of this name in the last step.
 
         Raises:
             ProtocolError: a message was damaged.
         """
-        last = self._received.pop(name, None)
-        if last is None:
-            return
-        last.arrival.wait()
-        ranks = [str(rank) for rank, wrong in enumerate(last.damaged[:, 0].tolist()) if wrong]
-        if ranks:
+        wrong: set[int] = set()
+        for damaged, arrival in self._checked.pop(name, ()):
+            arrival.wait()
+            wrong.update(rank for rank, flag in enumerate(damaged[:, 0].tolist()) if flag)
+        if wrong:
+            ranks = ", ".join(map(str, sorted(wrong)))
             raise ProtocolError(
-                f"a damaged message of rank {', '.join(ranks)} is in the averages of the last step of "
-                f"'{name}': it is none of the bucket's, or has indices outside of its tensors. Start from a "
+                f"a damaged message of rank {ranks} is in the averages of the last step, in the exchange "
+                f"'{name}': it is none of these tensors, or has indices outside of them. Start from a "
                 "checkpoint before that step, and see whether all ranks run the same script and versions; "
                 "with compress.device: auto, messages are checked before they are used"
             )

@@ -28,6 +28,10 @@ class DeviceMessage:
         """Size in bytes."""
         return self.data.nbytes
 
+    def __getitem__(self, part: slice) -> DeviceMessage:
+        """A view of consecutive elements."""
+        return DeviceMessage(self.data[part], self.staging)
+
     def behind(self) -> AbstractContextManager[object]:
         """Make the side stream the current one: what is launched there comes after the message."""
         return self.staging.current()

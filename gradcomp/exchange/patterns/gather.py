@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.batch import decode_batch_add, launch_batch
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.devices import HOST, Device, device_of
+from gradcomp.codec.devices import HOST, Device, direct_device_of
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.items import ToAddShared, ToDecode, ToEncode
 from gradcomp.errors import WireError
@@ -67,12 +68,12 @@ class Gather(BucketAggregator):
         grad = item.grad.reshape(key.shape)
         return item._replace(grad=grad, carried=carried, basis=self.basis(key))
 
-    def streams(self, key: TensorKey, step: int, ranks: int) -> list[int]:
-        """The keys of all ranks' random numbers for a tensor; zeros if the codec draws none."""
+    def streams(self, tensor_id: int, step: int, ranks: Iterable[int]) -> list[int]:
+        """The keys of some ranks' random numbers for a tensor; zeros if the codec draws none."""
         if "seeded" not in self.codec.caps:
-            return [0] * ranks
-        seeds = [rank_seed(self._seed_of_job, rank) for rank in range(ranks)]
-        return [_core.derive_stream(seed, step, key.tensor_id) for seed in seeds]
+            return [0 for _ in ranks]
+        seeds = [rank_seed(self._seed_of_job, rank) for rank in ranks]
+        return [_core.derive_stream(seed, step, tensor_id) for seed in seeds]
 
     def basis(self, key: TensorKey) -> FloatArray | None:
         """The codec's state from earlier averages, flat; None if the codec does not learn."""
@@ -102,8 +103,8 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
         assert isinstance(gather, Gather)  # ensured by `bucket`
         gathers.append(gather)
         tensors.append(gather.to_encode(gather.memory.source(grad, key), key, step))
-    device = device_of(tensors[0].grad)
-    if device.shares(tensors):
+    device = direct_device_of(tensors)
+    if device is not None:
         return (yield from _share(name, members, tensors, device))
     launched = launch_batch(tensors)
     data, _ = HOST.encode(tensors)() if launched is None else (yield Ready(name, launched))
@@ -139,17 +140,19 @@ def _share(
     name: str, members: Sequence[Member], tensors: Sequence[ToEncode], device: Device
 ) -> BucketRound:
     """As `_gather`, from device to device: what travels never comes to the host."""
-    message = device.share(name, tensors)
+    shared: Any = device.share(name, [tensors])
     received = []
     for gather, _, key, _, _ in members:
         assert isinstance(gather, Gather)  # ensured by `bucket`
         gather.memory.sent(key)
-    replies: list[ByteArray] = yield AllGather(name, message, len(members))
+    replies: list[ByteArray] = yield AllGather(name, shared, len(members))
     averages = [member.zeros() for member in members]
+    ranks = range(len(replies))
     for (gather, _, key, step, _), average in zip(members, averages, strict=True):
         assert isinstance(gather, Gather)
-        received.append(ToAddShared(gather.codec, average, gather.streams(key, step, len(replies))))
-    device.add_shared(message, received, replies, 1.0 / len(replies))
+        streams = gather.streams(key.tensor_id, step, ranks)
+        received.append(ToAddShared(gather.codec, average, streams))
+    device.add_shared(shared, 0, received, replies, 1.0 / len(replies))
     return averages
 
 

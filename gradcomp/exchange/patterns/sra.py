@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.items import ToEncode
-from gradcomp.exchange.memory import Memory
+from gradcomp.codec.devices import HOST, Device, device_of, direct_device_of
+from gradcomp.codec.items import ToAddShared, ToEncode
+from gradcomp.exchange.memory import Memory, Source
 from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
 from gradcomp.exchange.patterns.chunks import (
     Chunk,
@@ -22,7 +24,7 @@ from gradcomp.exchange.patterns.chunks import (
     scatter_reduce_allgather,
 )
 from gradcomp.exchange.patterns.gather import Gather
-from gradcomp.exchange.rounds import BucketRound
+from gradcomp.exchange.rounds import AllGather, AllToAll, BucketRound
 
 __all__ = ["MIN_CHUNK", "Sra"]
 
@@ -50,6 +52,7 @@ class Sra(BucketAggregator):
 
     def __init__(self, codec: Codec, memory: Memory, context: Context) -> None:
         self._shares = "shares" in codec.caps
+        self.on_direct_devices = not self._shares
         self.bucket = self if self._shares else Sra
         self.codec = codec
         self.memory = memory
@@ -60,82 +63,160 @@ class Sra(BucketAggregator):
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
         """See `BucketAggregator.bucket_round`; the bucket as a whole is cut into chunks."""
         aggregators = [_checked(member) for member in members]
-        numel = sum(member.key.numel for member in members)
-        if self._world_size == 1 or numel < MIN_CHUNK * self._world_size:
+        keys = [member.key for member in members]
+        if self._world_size == 1 or sum(key.numel for key in keys) < MIN_CHUNK * self._world_size:
             gathers = [
                 member._replace(aggregator=aggregator.gather)
                 for member, aggregator in zip(members, aggregators, strict=True)
             ]
             return (yield from self.gather.bucket_round(name, gathers))
-
-        keys = [member.key for member in members]
         chunks = cut(keys, self._world_size, whole_rows=self._shares)
-        sources = [
-            aggregator.memory.source(member.grad, member.key)
-            for aggregator, member in zip(aggregators, members, strict=True)
-        ]
-        seed = self.gather.seed
-        of_chunks = [
+        device = direct_device_of(
             [
-                self._shaped(
-                    piece,
-                    sources[piece.member]
-                    .part(piece.begin, piece.end)
-                    .to_encode(
-                        aggregators[piece.member].codec,
-                        seed,
-                        members[piece.member].step,
-                        piece.tensor_id(_SCATTER),
-                    ),
-                )
-                for piece in chunk
+                ToEncode(aggregator.codec, member.grad)
+                for member, aggregator in zip(members, aggregators, strict=True)
             ]
-            for chunk in chunks
-        ]
+        )
+        if device is not None:
+            bucket = _Bucket(members, aggregators, device)
+            return (yield from self._from_devices(name, chunks, bucket))
+
+        bucket = _Bucket([_on_host(member) for member in members], aggregators, HOST)
+        of_chunks = bucket.scattered(chunks)
         # One call for all, unless a chunk is a bucket of its own for the codec.
         groups = of_chunks if self._shares else [list(chain.from_iterable(of_chunks))]
         data = encode_apart(groups)
-        for aggregator, member in zip(aggregators, members, strict=True):
-            aggregator.memory.sent(member.key)
+        bucket.sent()
 
         def settle(chunk: Chunk, averages: list[FloatArray]) -> ByteArray:
-            tensors = []
-            for piece, average in zip(chunk, averages, strict=True):
-                kept = sources[piece.member].residual is not None
-                item = ToEncode(
-                    aggregators[piece.member].codec,
-                    average,
-                    seed,
-                    members[piece.member].step,
-                    piece.tensor_id(_GATHER),
-                    residual=np.zeros_like(average) if kept else None,
-                    beta=0.0,
-                )
-                tensors.append(self._shaped(piece, item))
+            tensors = bucket.gathered(chunk, averages)
             frames, _ = encode_pieces(tensors)
-            for piece, tensor in zip(chunk, tensors, strict=True):
-                residual = sources[piece.member].residual
-                if residual is not None and tensor.residual is not None:
-                    own = residual[piece.begin : piece.end]
-                    with np.errstate(over="ignore", invalid="ignore"):
-                        own += np.float32(self._world_size) * tensor.residual
-                    _core.zero_nonfinite(own)
+            for residual, lost in bucket.lost(chunk, tensors):
+                with np.errstate(over="ignore", invalid="ignore"):
+                    residual += np.float32(self._world_size) * lost
+                _core.zero_nonfinite(residual)
             return frames
 
         codecs = [aggregator.codec for aggregator in aggregators]
         weight = 1.0 / self._world_size
-        outputs = [member.out for member in members]
+        outputs = [member.out for member in bucket.members]
         return (
             yield from scatter_reduce_allgather(
                 name, chunks, codecs, self._rank, data, weight, settle, outputs
             )
         )
 
-    def _shaped(self, piece: Piece, item: ToEncode) -> ToEncode:
-        """The codec call, with the matrix of the piece's rows for codecs that `share`."""
-        return item._replace(grad=item.grad.reshape(piece.shape)) if self._shares else item
+    def _from_devices(self, name: str, chunks: Sequence[Chunk], bucket: _Bucket) -> BucketRound:
+        """Average from device to device: what travels never comes to the host."""
+        device = bucket.device
+        own = chunks[self._rank]
+        scattered: Any = device.share(f"{name}.scatter", bucket.scattered(chunks))
+        bucket.sent()
+        splits = scattered.splits
+        replies: list[ByteArray] = yield AllToAll(f"{name}.scatter", scattered, splits)
+        sums = [device.zeros(piece.numel) for piece in own]
+        ranks = range(self._world_size)
+        to_add = [
+            bucket.to_add(piece, total, _SCATTER, ranks)
+            for piece, total in zip(own, sums, strict=True)
+        ]
+        device.add_shared(scattered, self._rank, to_add, replies, 1.0 / self._world_size)
+        tensors = bucket.gathered(own, sums)
+        # The engine gathers messages of one size.
+        gathered: Any = device.share(f"{name}.gather", [tensors], max(splits))
+        for residual, lost in bucket.lost(own, tensors):
+            device.add_lost(residual, lost, float(self._world_size))
+        counts = [len(chunk) for chunk in chunks]
+        replies = yield AllGather(f"{name}.gather", gathered, counts)
+        averages = [device.zeros(member.key.numel) for member in bucket.members]
+        decoded = [
+            [
+                bucket.to_add(
+                    piece, averages[piece.member][piece.begin : piece.end], _GATHER, [owner]
+                )
+                for piece in chunk
+            ]
+            for owner, chunk in enumerate(chunks)
+        ]
+        device.decode_shared(scattered, decoded, replies)
+        return averages
+
+
+class _Bucket:
+    """The tensors of a round in the memory of a device, and the codec calls of their pieces."""
+
+    def __init__(
+        self, members: Sequence[Member], aggregators: Sequence[Sra], device: Device
+    ) -> None:
+        self.members = members
+        self.device = device
+        self._aggregators = aggregators
+        self._sources = [
+            aggregator.memory.source(member.grad, member.key)
+            for aggregator, member in zip(aggregators, members, strict=True)
+        ]
+
+    def scattered(self, chunks: Sequence[Chunk]) -> list[list[ToEncode]]:
+        """The pieces of all chunks, with their parts of the memories."""
+        return [
+            [
+                self._piece(
+                    piece, self._sources[piece.member].part(piece.begin, piece.end), _SCATTER
+                )
+                for piece in chunk
+            ]
+            for chunk in chunks
+        ]
+
+    def sent(self) -> None:
+        """Report that all pieces have been encoded."""
+        for aggregator, member in zip(self._aggregators, self.members, strict=True):
+            aggregator.memory.sent(member.key)
+
+    def gathered(self, chunk: Chunk, averages: Sequence[FloatArray]) -> list[ToEncode]:
+        """The averages of a chunk's pieces; residuals become what encoding them loses."""
+        tensors = []
+        for piece, average in zip(chunk, averages, strict=True):
+            kept = self._sources[piece.member].residual is not None
+            lost = self.device.zeros(piece.numel) if kept else None
+            tensors.append(self._piece(piece, Source(average, lost, beta=0.0), _GATHER))
+        return tensors
+
+    def lost(
+        self, chunk: Chunk, tensors: Sequence[ToEncode]
+    ) -> Iterator[tuple[FloatArray, FloatArray]]:
+        """For each piece with a memory its part of the residual, and what `gathered` has lost of it."""
+        for piece, tensor in zip(chunk, tensors, strict=True):
+            residual = self._sources[piece.member].residual
+            if residual is not None and tensor.residual is not None:
+                yield residual[piece.begin : piece.end], tensor.residual
+
+    def to_add(
+        self, piece: Piece, out: FloatArray, phase: int, ranks: Iterable[int]
+    ) -> ToAddShared:
+        """A piece of messages of some ranks."""
+        gather = self._aggregators[piece.member].gather
+        step = self.members[piece.member].step
+        return ToAddShared(gather.codec, out, gather.streams(piece.tensor_id(phase), step, ranks))
+
+    def _piece(self, piece: Piece, source: Source, phase: int) -> ToEncode:
+        gather = self._aggregators[piece.member].gather
+        step = self.members[piece.member].step
+        item = source.to_encode(gather.codec, gather.seed, step, piece.tensor_id(phase))
+        if "shares" in gather.codec.caps:  # it sees the matrix of the piece's rows
+            return item._replace(grad=item.grad.reshape(piece.shape))
+        return item
 
 
 def _checked(member: Member) -> Sra:
     assert isinstance(member.aggregator, Sra)  # ensured by `bucket`
     return member.aggregator
+
+
+def _on_host(member: Member) -> Member:
+    """A member with its arrays on the host, for a bucket that does not travel from device to device."""
+    device = device_of(member.grad)
+    if device is HOST:
+        return member
+    out = np.empty(member.key.numel, np.float32)
+    return member._replace(grad=device.to_host(member.grad), out=out)

@@ -82,18 +82,25 @@ def messages_from_device_to_device() -> None:
     shapes |= {"dense": (33,), "others": (5, 7)}
     rules = rules_of(DIRECT, "{}.*")
 
-    def config_of(device: str, thread: str) -> Config:
-        options = {"bucket_bytes": 20000, "exchange": "gather", "encoder_thread": thread}
+    def config_of(device: str, thread: str, exchange: str) -> Config:
+        options = {"bucket_bytes": 20000, "exchange": exchange, "encoder_thread": thread}
         return configured("identity", rules=rules, device=device, seed=3, **options)
 
     first = hvd.rank() == 0
-    for ranks, device, thread, warning in (
-        ({0, 1}, "direct", "never", None),
-        ({0, 1}, "direct", "always", None),
-        ({0}, "direct", "never", "rank 1: there are no kernels for gradients on 'cpu'"),
-        ({0, 1}, "direct" if first else "auto", "never", "rank 1: compress.device is not direct"),
+    for ranks, device, exchange, thread, warning in (
+        ({0, 1}, "direct", "gather", "never", None),
+        ({0, 1}, "direct", "sra", "never", None),
+        ({0, 1}, "direct", "gather", "always", None),
+        ({0}, "direct", "sra", "never", "rank 1: there are no kernels for gradients on 'cpu'"),
+        (
+            {0, 1},
+            "direct" if first else "auto",
+            "gather",
+            "never",
+            "rank 1: compress.device is not direct",
+        ),
     ):
-        config = config_of(device, thread)
+        config = config_of(device, thread, exchange)
         with on_device(ranks) as found, mock.patch.object(direct, "_log") as log:
             training = Training(config, shapes)
             training.check_steps(Loopback(config, hvd.size()), range(3))

@@ -50,11 +50,13 @@ def add_kept_kernel(table, tensors, B: tl.constexpr):
 
 
 @triton.jit
-def add_shared_kept_kernel(table, tensors, damaged, TYPE: tl.constexpr, B: tl.constexpr):
+def add_shared_kept_kernel(
+    table, tensors, damaged, TYPE: tl.constexpr, ASSIGNS: tl.constexpr, B: tl.constexpr
+):
     """As `add_kept_kernel`, for indices that nobody has checked, and values of 2 or 4 bytes.
 
-    Indices must ascend, and be below the tensor's size: else ``damaged`` becomes 1. Nothing is written
-    elsewhere.
+    With ASSIGNS they are assigned, not added. Indices must ascend, and be below the tensor's size: else
+    ``damaged`` becomes 1. Nothing is written elsewhere.
     """
     row, block = _row(table, tensors)
     i = block * B + tl.arange(0, B)
@@ -71,7 +73,10 @@ def add_shared_kept_kernel(table, tensors, damaged, TYPE: tl.constexpr, B: tl.co
     else:
         half = tl.load(tl.load(row + VALUES).to(tl.pointer_type(tl.uint16)) + i, mask=ok, other=0)
         value = float_from_half(half) if TYPE == FP16 else float_from_bfloat(half)
-    _add(row, index, ok, value)
+    if ASSIGNS:
+        tl.store(floats(row, ACC) + index, value, mask=ok)
+    else:
+        _add(row, index, ok, value)
 
 
 @triton.jit
