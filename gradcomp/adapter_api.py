@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes, as_float32
 from gradcomp.codec.codec import derive_stream
-from gradcomp.codec.devices import Device, DeviceArray, Encoded, SharedMessages, device_of
+from gradcomp.codec.devices import Device, DeviceArray, Encoded, SharingDevice
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.items import ToAddShared
 from gradcomp.codec.parts import (
@@ -109,7 +109,7 @@ __all__ = [
     "Resolved",
     "Round",
     "Route",
-    "SharedMessages",
+    "SharingDevice",
     "Spec",
     "Stage",
     "StartReport",
@@ -128,7 +128,6 @@ __all__ = [
     "check_scale",
     "clip_of_normal",
     "derive_stream",
-    "device_of",
     "differences",
     "digest_parameters",
     "exchange_pattern",

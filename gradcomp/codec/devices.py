@@ -27,8 +27,9 @@ __all__ = [
     "DeviceArray",
     "Encoded",
     "SharedMessages",
+    "SharingDevice",
     "device_of",
-    "direct_device_of",
+    "sharing_device_of",
 ]
 
 Encoded: TypeAlias = Callable[[], tuple[ByteArray, list[int]]]
@@ -36,7 +37,7 @@ Encoded: TypeAlias = Callable[[], tuple[ByteArray, list[int]]]
 
 
 class SharedMessages(Protocol):
-    """Messages in the memory of a device, one for each group of tensors, one after the other.
+    """Messages in the memory of a `SharingDevice`, one for each group of tensors, one after the other.
 
     Their sizes are the same on all ranks.
     """
@@ -75,11 +76,38 @@ class Device(Protocol):
         """See `Codec.decode_add`."""
         ...
 
-    def direct(self, codec: str) -> bool:
-        """Whether tensors of a codec, given as a spec, travel from device to device.
+    def sharing(self, codec: str) -> SharingDevice | None:
+        """This device, if tensors of a codec, given as a spec, travel from it to the devices of other ranks.
 
-        All ranks then have such devices, and an engine between them.
+        None: through the hosts. All ranks give the same answer.
         """
+        ...
+
+    def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
+        """Start products; the returned function waits until they are in ``out``.
+
+        They are a rank's own, so their last bits may depend on the device.
+        """
+        ...
+
+    def apply(self, matrices: Sequence[ToApply]) -> None:
+        """Update averages and matrices; see `ToApply`."""
+        ...
+
+    def to_host(self, array: FloatArray) -> FloatArray:
+        """The elements on the host: a copy, unless they are there already."""
+        ...
+
+    def from_host(self, array: FloatArray) -> FloatArray:
+        """The elements on this device: a copy, unless they are there already."""
+        ...
+
+
+class SharingDevice(Protocol):
+    """A device of a job whose ranks all have such devices, and an engine between them."""
+
+    def zeros(self, numel: int) -> FloatArray:
+        """See `Device.zeros`."""
         ...
 
     def share(
@@ -125,25 +153,6 @@ class Device(Protocol):
 
     def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
         """``residual += times * lost``, each rounded; then NaN and Inf become 0. ``lost`` is used up."""
-        ...
-
-    def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
-        """Start products; the returned function waits until they are in ``out``.
-
-        They are a rank's own, so their last bits may depend on the device.
-        """
-        ...
-
-    def apply(self, matrices: Sequence[ToApply]) -> None:
-        """Update averages and matrices; see `ToApply`."""
-        ...
-
-    def to_host(self, array: FloatArray) -> FloatArray:
-        """The elements on the host: a copy, unless they are there already."""
-        ...
-
-    def from_host(self, array: FloatArray) -> FloatArray:
-        """The elements on this device: a copy, unless they are there already."""
         ...
 
 
@@ -215,34 +224,8 @@ class _Host:
     def add(self, codec: Codec, frame: ByteArray, out: FloatArray, weight: float) -> None:
         codec.decode_add(frame, out, weight)
 
-    def direct(self, codec: str) -> bool:
-        return False
-
-    def share(
-        self, name: str, groups: Sequence[Sequence[ToEncode]], size: int = 0
-    ) -> SharedMessages:
-        raise NotImplementedError
-
-    def add_shared(
-        self,
-        own: SharedMessages,
-        group: int,
-        tensors: Sequence[ToAddShared],
-        messages: Sequence[ByteArray],
-        weight: float,
-    ) -> None:
-        raise NotImplementedError
-
-    def decode_shared(
-        self,
-        own: SharedMessages,
-        groups: Sequence[Sequence[ToAddShared]],
-        messages: Sequence[ByteArray],
-    ) -> None:
-        raise NotImplementedError
-
-    def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
-        raise NotImplementedError
+    def sharing(self, codec: str) -> SharingDevice | None:
+        return None
 
     @timed("encode")
     def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
@@ -278,9 +261,12 @@ def device_of(array: object) -> Device:
     return array.device if isinstance(array, DeviceArray) else HOST
 
 
-def direct_device_of(tensors: Sequence[ToEncode]) -> Device | None:
+def sharing_device_of(tensors: Sequence[ToEncode]) -> SharingDevice | None:
     """The device from which all of the tensors travel to the other ranks' devices; None if they do not."""
     device = device_of(tensors[0].grad)
-    if all(device_of(one.grad) is device and device.direct(one.codec.spec) for one in tensors):
-        return device
-    return None
+    found = None
+    for tensor in tensors:
+        found = device.sharing(tensor.codec.spec) if device_of(tensor.grad) is device else None
+        if found is None:
+            return None
+    return found

@@ -328,7 +328,10 @@ class Pipeline:
             self.config.compress.device != "host"
             and (
                 aggregator.on_devices
-                or (aggregator.on_direct_devices and device.direct(resolved.spec.codec))
+                or (
+                    aggregator.on_sharing_devices
+                    and device.sharing(resolved.spec.codec) is not None
+                )
             )
             and self._state.step(resolved.key.name) >= aggregator.start_step
             and hands_over(resolved.spec.memory)

@@ -17,7 +17,7 @@ from gpu.inputs import FAMILIES, Floats, gradient
 from gradcomp import ToEncode, _core, encode_batch, get_codec
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.correction import Correction
-from gradcomp.codec.devices import direct_device_of
+from gradcomp.codec.devices import sharing_device_of
 from gradcomp.codec.items import ToAddShared
 from gradcomp.codec.parts import kept_of_frames, payloads_of_frames
 from torch_compressors.gpu import add, codecs
@@ -412,7 +412,7 @@ def _shared(specs: list[str], ranks: list[list[Case]], device: torch.device) -> 
             frame, _ = encode_batch([tensor])
             codec.decode_add(frame, want, weight)
         there = [one._replace(grad=direct.from_host(one.grad)) for one in tensors]
-        assert direct_device_of(there) is direct
+        assert sharing_device_of(there) is direct
         messages.append(direct.share("bucket", [there]))
     accs = [direct.zeros(n) for n in sizes]
     direct.add_shared(

@@ -10,8 +10,8 @@ import numpy as np
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.devices import HOST, DeviceArray, Encoded, SharedMessages
-from gradcomp.codec.items import ToAddShared, ToDecode, ToEncode
+from gradcomp.codec.devices import HOST, DeviceArray, Encoded, SharingDevice
+from gradcomp.codec.items import ToDecode, ToEncode
 from gradcomp.codec.products import ToApply, ToMultiply
 from gradcomp.codec.spec import Spec
 
@@ -65,31 +65,8 @@ class CoreDevice:
 
         return wait
 
-    def direct(self, codec: str) -> bool:
-        return False
-
-    def share(
-        self, name: str, groups: Sequence[Sequence[ToEncode]], size: int = 0
-    ) -> SharedMessages:
-        raise NotImplementedError
-
-    def add_shared(
-        self,
-        own: Any,
-        group: int,
-        tensors: Sequence[ToAddShared],
-        messages: Sequence[Any],
-        weight: float,
-    ) -> None:
-        raise NotImplementedError
-
-    def decode_shared(
-        self, own: Any, groups: Sequence[Sequence[ToAddShared]], messages: Sequence[Any]
-    ) -> None:
-        raise NotImplementedError
-
-    def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
-        raise NotImplementedError
+    def sharing(self, codec: str) -> SharingDevice | None:
+        return None
 
     def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
         self.log.append(f"decode {len(tensors)}")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.devices import SharingDevice
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.items import ToAddShared, ToDecode, ToEncode
 from support.core_device import CoreDevice
@@ -43,8 +44,8 @@ class CoreTensors(CoreDevice):
         self._direct = True
         return self
 
-    def direct(self, codec: str) -> bool:
-        return self._direct
+    def sharing(self, codec: str) -> SharingDevice | None:
+        return self if self._direct else None
 
     def share(self, name: str, groups: Sequence[Sequence[ToEncode]], size: int = 0) -> Any:
         self.log.append(f"share {len(groups)}")

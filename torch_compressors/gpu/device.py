@@ -16,9 +16,8 @@ from gradcomp.adapter_api import (
     FloatArray,
     KeptParts,
     PayloadParts,
-    SharedMessages,
+    SharingDevice,
     Spec,
-    ToAddShared,
     ToApply,
     ToMultiply,
     derive_stream,
@@ -104,36 +103,9 @@ class TorchDevice:
             encoder.launch([_to_launch(tensor, encoder.seeded) for tensor in own])
             yield places, encoder
 
-    def direct(self, codec: str) -> bool:
-        """No: frames travel through the host. See `DirectDevice`."""
-        return False
-
-    def share(
-        self, name: str, groups: Sequence[Sequence[ToEncode]], size: int = 0
-    ) -> SharedMessages:
-        """See `direct`."""
-        raise NotImplementedError
-
-    def add_shared(
-        self,
-        own: Any,
-        group: int,
-        tensors: Sequence[ToAddShared],
-        messages: Sequence[ByteArray],
-        weight: float,
-    ) -> None:
-        """See `direct`."""
-        raise NotImplementedError
-
-    def decode_shared(
-        self, own: Any, groups: Sequence[Sequence[ToAddShared]], messages: Sequence[ByteArray]
-    ) -> None:
-        """See `direct`."""
-        raise NotImplementedError
-
-    def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
-        """See `direct`."""
-        raise NotImplementedError
+    def sharing(self, codec: str) -> SharingDevice | None:
+        """None: frames travel through the host. See `DirectDevice`."""
+        return None
 
     def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
         """Add rank after rank, as the core does."""

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from gradcomp import ToEncode
-from gradcomp.adapter_api import ByteArray, FloatArray, ToAddShared
+from gradcomp.adapter_api import ByteArray, FloatArray, SharingDevice, ToAddShared
 from gradcomp.errors import ProtocolError
 from torch_compressors.devices import tensor_of
 from torch_compressors.gpu import codecs
@@ -100,12 +100,12 @@ class DirectDevice(TorchDevice):
         self._additions: dict[tuple[str, int, bool, Form], SharedAddition] = {}
         self._filling = torch.zeros(VECTOR_BYTES, dtype=torch.uint8, device=device)
 
-    def direct(self, codec: str) -> bool:
-        """Whether other devices can add what the codec's encoder makes."""
-        return codecs.takes(codec) and codecs.shares(codec)
+    def sharing(self, codec: str) -> SharingDevice | None:
+        """This device, if others can add what the codec's encoder makes."""
+        return self if codecs.takes(codec) and codecs.shares(codec) else None
 
     def share(self, name: str, groups: Sequence[Sequence[ToEncode]], size: int = 0) -> Any:
-        """See `Device`."""
+        """See `SharingDevice`."""
         self._raise_found(name)
         tensors = list(chain.from_iterable(groups))
         shared: dict[int, codecs.Shared] = {}
@@ -134,7 +134,7 @@ class DirectDevice(TorchDevice):
         messages: Sequence[ByteArray],
         weight: float,
     ) -> None:
-        """See `Device`."""
+        """See `SharingDevice`."""
         received = [_data(message) for message in messages]
         damaged = self._compared(received, [own.layouts[group]] * len(received))
         self._add(own.name, group, own.layouts[group], tensors, received, weight, damaged)
@@ -143,7 +143,7 @@ class DirectDevice(TorchDevice):
     def decode_shared(
         self, own: Any, groups: Sequence[Sequence[ToAddShared]], messages: Sequence[ByteArray]
     ) -> None:
-        """See `Device`."""
+        """See `SharingDevice`."""
         received = [_data(message) for message in messages]
         damaged = self._compared(received, own.layouts)
         for group, tensors in enumerate(groups):
@@ -158,7 +158,7 @@ class DirectDevice(TorchDevice):
         self._fetch(own.name, damaged)
 
     def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
-        """See `Device`."""
+        """See `SharingDevice`."""
         self._staging.join()
         whole = tensor_of(residual)
         whole.add_(tensor_of(lost).mul_(times))  # two roundings

@@ -61,8 +61,8 @@ class Aggregator(ABC):
     on_devices = False
     """Rounds take gradients in the memory of other devices than the host."""
 
-    on_direct_devices = False
-    """Rounds take gradients that travel from device to device; see `Device.direct`."""
+    on_sharing_devices = False
+    """Rounds take gradients in the memory of a `SharingDevice`."""
 
     start_step = 0
     """The first step, counted from 0, in which tensors do not travel dense."""

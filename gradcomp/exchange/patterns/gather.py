@@ -11,7 +11,7 @@ from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.batch import decode_batch_add, launch_batch
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.devices import HOST, Device, direct_device_of
+from gradcomp.codec.devices import HOST, SharingDevice, sharing_device_of
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.items import ToAddShared, ToDecode, ToEncode
 from gradcomp.errors import WireError
@@ -103,7 +103,7 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
         assert isinstance(gather, Gather)  # ensured by `bucket`
         gathers.append(gather)
         tensors.append(gather.to_encode(gather.memory.source(grad, key), key, step))
-    device = direct_device_of(tensors)
+    device = sharing_device_of(tensors)
     if device is not None:
         return (yield from _share(name, members, tensors, device))
     launched = launch_batch(tensors)
@@ -137,7 +137,7 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
 
 
 def _share(
-    name: str, members: Sequence[Member], tensors: Sequence[ToEncode], device: Device
+    name: str, members: Sequence[Member], tensors: Sequence[ToEncode], device: SharingDevice
 ) -> BucketRound:
     """As `_gather`, from device to device: what travels never comes to the host."""
     shared: Any = device.share(name, [tensors])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.devices import HOST, Device, device_of, direct_device_of
+from gradcomp.codec.devices import HOST, SharingDevice, device_of, sharing_device_of
 from gradcomp.codec.items import ToAddShared, ToEncode
 from gradcomp.exchange.memory import Memory, Source
 from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
@@ -52,7 +52,7 @@ class Sra(BucketAggregator):
 
     def __init__(self, codec: Codec, memory: Memory, context: Context) -> None:
         self._shares = "shares" in codec.caps
-        self.on_direct_devices = not self._shares
+        self.on_sharing_devices = not self._shares
         self.bucket = self if self._shares else Sra
         self.codec = codec
         self.memory = memory
@@ -71,17 +71,17 @@ class Sra(BucketAggregator):
             ]
             return (yield from self.gather.bucket_round(name, gathers))
         chunks = cut(keys, self._world_size, whole_rows=self._shares)
-        device = direct_device_of(
+        device = sharing_device_of(
             [
                 ToEncode(aggregator.codec, member.grad)
                 for member, aggregator in zip(members, aggregators, strict=True)
             ]
         )
         if device is not None:
-            bucket = _Bucket(members, aggregators, device)
-            return (yield from self._from_devices(name, chunks, bucket))
+            bucket = _Bucket(members, aggregators, device.zeros)
+            return (yield from self._from_devices(name, chunks, bucket, device))
 
-        bucket = _Bucket([_on_host(member) for member in members], aggregators, HOST)
+        bucket = _Bucket([_on_host(member) for member in members], aggregators, HOST.zeros)
         of_chunks = bucket.scattered(chunks)
         # One call for all, unless a chunk is a bucket of its own for the codec.
         groups = of_chunks if self._shares else [list(chain.from_iterable(of_chunks))]
@@ -106,9 +106,10 @@ class Sra(BucketAggregator):
             )
         )
 
-    def _from_devices(self, name: str, chunks: Sequence[Chunk], bucket: _Bucket) -> BucketRound:
+    def _from_devices(
+        self, name: str, chunks: Sequence[Chunk], bucket: _Bucket, device: SharingDevice
+    ) -> BucketRound:
         """Average from device to device: what travels never comes to the host."""
-        device = bucket.device
         own = chunks[self._rank]
         scattered: Any = device.share(f"{name}.scatter", bucket.scattered(chunks))
         bucket.sent()
@@ -143,13 +144,20 @@ class Sra(BucketAggregator):
 
 
 class _Bucket:
-    """The tensors of a round in the memory of a device, and the codec calls of their pieces."""
+    """The tensors of a round, and the codec calls of their pieces.
+
+    Args:
+        zeros: makes arrays on the tensors' device.
+    """
 
     def __init__(
-        self, members: Sequence[Member], aggregators: Sequence[Sra], device: Device
+        self,
+        members: Sequence[Member],
+        aggregators: Sequence[Sra],
+        zeros: Callable[[int], FloatArray],
     ) -> None:
         self.members = members
-        self.device = device
+        self._zeros = zeros
         self._aggregators = aggregators
         self._sources = [
             aggregator.memory.source(member.grad, member.key)
@@ -178,7 +186,7 @@ class _Bucket:
         tensors = []
         for piece, average in zip(chunk, averages, strict=True):
             kept = self._sources[piece.member].residual is not None
-            lost = self.device.zeros(piece.numel) if kept else None
+            lost = self._zeros(piece.numel) if kept else None
             tensors.append(self._piece(piece, Source(average, lost, beta=0.0), _GATHER))
         return tensors
 
