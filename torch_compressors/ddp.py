@@ -203,6 +203,7 @@ class DDPCompression(ScalerControls):
         if group is not None:
             self._direct = direct_device(*places)
             engine = DirectEngine(self._gloo, group)
+            self.pipeline.begin_sharing()
         self._engine = ProfiledEngine(engine, profile_as_configured(self.pipeline).stats)
         return self._gloo
 

@@ -68,6 +68,6 @@ CONTENDERS = (
     Contender("torch powerSGD_hook, rank 4", "powersgd"),
     *_ours("residual|topk(ratio=0.01)", "direct"),
     *_ours("residual|int8", "direct"),
-    *_ours("fp16"),
+    *_ours("fp16", "direct"),
     *_ours("powersgd(rank=4,start_step=0)"),
 )

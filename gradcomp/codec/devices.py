@@ -52,6 +52,11 @@ class SharedMessages(Protocol):
         """Size of each message in bytes."""
         ...
 
+    @property
+    def numbers(self) -> object:
+        """The payloads of a single message as numbers that an engine can add, for float16."""
+        ...
+
 
 class Device(Protocol):
     """The memory of gradients and residuals, with encoders and decoders that make the core's bits."""
@@ -149,6 +154,12 @@ class SharingDevice(Protocol):
         messages: Sequence[ByteArray],
     ) -> None:
         """Decode a message for each group of ``own`` into ``out``, which holds zeros; see `add_shared`."""
+        ...
+
+    def decode_numbers(
+        self, own: SharedMessages, tensors: Sequence[ToAddShared], numbers: object
+    ) -> None:
+        """Decode the average of all ranks' ``numbers`` into ``out``, which holds zeros."""
         ...
 
     def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:

@@ -23,7 +23,7 @@ from gradcomp.exchange.patterns.base import Aggregator, Context
 from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
 from gradcomp.exchange.patterns.gather import Gather
-from gradcomp.exchange.patterns.reduce import NonlinearReduce, Reduce
+from gradcomp.exchange.patterns.reduce import BucketedReduce, NonlinearReduce, Reduce
 from gradcomp.exchange.patterns.reduce_scatter import ReduceScatter
 from gradcomp.exchange.patterns.sparse_allreduce import SparseAllReduce
 from gradcomp.exchange.patterns.sra import Sra
@@ -276,6 +276,8 @@ def make_aggregator(
     if pattern == "reduce":
         if isinstance(memory, MomentumCorrection) and codec.name == "identity":
             return DenseMomentum(memory)
+        if context.sharing and codec.name == "fp16":
+            return BucketedReduce(codec, memory, context.seed)
         kind = NonlinearReduce if "nonlinear" in codec.caps else Reduce
         return kind(codec, memory, context.seed)
     if pattern == "sra":

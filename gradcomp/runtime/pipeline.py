@@ -75,6 +75,8 @@ class Pipeline:
         ValueError: ``rank`` is not in its range.
     """
 
+    _sharing = False
+
     def __init__(
         self,
         config: Config | str,
@@ -120,6 +122,7 @@ class Pipeline:
             self.ranks_per_node,
             self._state.rates,
             self._scatters,
+            self._sharing,
         )
         self._resolver = Resolver(self.config, context, self._policy)
         if epoch is not None:
@@ -129,6 +132,14 @@ class Pipeline:
         self._depends_on_steps = bool(self.config.check_replicas_every) or any(
             _depends_on_steps(spec, exchange) for _, spec, exchange in compress.choices
         )
+
+    def begin_sharing(self) -> None:
+        """Take gradients in the memory of a `SharingDevice`; before the first round of this process.
+
+        Every rank must call it, or none.
+        """
+        self._sharing = True
+        self._begin(self.epoch)
 
     # Copies and pickles: configuration and state. Statistics begin anew.
 

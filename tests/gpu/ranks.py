@@ -10,10 +10,13 @@ from itertools import product
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+import numpy as np
 import torch
 
 import gpu.quick_interpreter  # noqa: F401
+from gradcomp import ToEncode, get_codec
 from gradcomp.codec.devices import HOST
+from gradcomp.codec.items import ToAddShared
 from support.mixed_ranks import RANKS, SHAPES, average, gradients, ranks_of, residuals
 from support.pipelines import configured, rules_of
 from torch_compressors.gpu import codecs
@@ -69,6 +72,7 @@ def main() -> None:
                 compared += 1
     print(f"{compared} steps compared, {launched} tensors on a device")
     print(f"{compare_direct()} steps compared, from device to device")
+    print(f"{compare_numbers()} sums compared, from device to device")
 
 
 def compare_direct() -> int:
@@ -97,6 +101,41 @@ def compare_direct() -> int:
         if through_host is not (number == 2):
             raise AssertionError(f"{specs}: {direct[0].stats}")
     return 3 * 2 * len(uses)
+
+
+def compare_numbers() -> int:
+    """Payloads of two ranks that an engine adds."""
+    device = DirectDevice(torch.device("cpu"))
+    names = ("fp16", "fp16(overflow=saturate)")
+    compared = 0
+    for step in range(3):
+        grads = gradients(step)
+        fields = {"seed": 1, "step": step, "tensor_id": 2}
+        of_ranks, expected = [], []
+        for rank in range(2):
+            tensors = []
+            for number, name in enumerate(SHAPES):
+                codec, grad = get_codec(names[number % 2]), grads[name][rank]
+                grad[:1] = -0.0
+                payload = codec.encode_payload(grad, **fields)
+                if rank == 0:
+                    expected.append(payload)
+                else:
+                    average = (expected[number] + payload) * np.float16(0.5)
+                    expected[number] = codec.decode_payload(average, grad.size, **fields)
+                tensors.append(ToEncode(codec, device.from_host(grad), **fields))
+            of_ranks.append(device.share("sum", [tensors]))
+        numbers = of_ranks[0].numbers
+        numbers.data.add_(of_ranks[1].numbers.data).mul_(0.5)
+        outs = [device.zeros(tensor.grad.size) for tensor in tensors]
+        to_decode = [
+            ToAddShared(tensor.codec, out, [0]) for tensor, out in zip(tensors, outs, strict=True)
+        ]
+        device.decode_numbers(of_ranks[0], to_decode, numbers)
+        for out, wanted in zip(outs, expected, strict=True):
+            assert device.to_host(out).tobytes() == wanted.tobytes()
+            compared += 1
+    return compared
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.devices import SharingDevice
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.items import ToAddShared, ToDecode, ToEncode
+from gradcomp.codec.parts import payloads_of_frames
 from support.core_device import CoreDevice
 from torch_compressors.devices import TensorArray
 from torch_compressors.shared.direct import DeviceMessage
@@ -26,6 +27,17 @@ NOTHING = np.empty(0, np.uint8)
 @dataclass(frozen=True)
 class _Messages(DeviceMessage):
     splits: list[int]
+    groups: Sequence[Sequence[ToEncode]]
+
+    @property
+    def numbers(self) -> DeviceMessage:
+        (tensors,) = self.groups
+        frames = split_frames(self.data.numpy(), len(tensors))
+        given = [
+            (one.codec, frame, one.grad.size) for one, frame in zip(tensors, frames, strict=True)
+        ]
+        halves = [one.data.view(np.float16) for one in payloads_of_frames(given)]
+        return DeviceMessage(torch.from_numpy(np.concatenate(halves)), self.staging)
 
 
 class CoreTensors(CoreDevice):
@@ -53,7 +65,7 @@ class CoreTensors(CoreDevice):
         splits = [message.size for message in messages]
         filling = np.zeros(max(size - sum(splits), 0), np.uint8)
         data = torch.from_numpy(np.concatenate([*messages, filling]))
-        return _Messages(data, self._staging, splits)
+        return _Messages(data, self._staging, splits, groups)
 
     def add_shared(
         self,
@@ -81,6 +93,13 @@ class CoreTensors(CoreDevice):
             frames = split_frames(message.data.numpy()[:size], len(tensors))
             for tensor, frame in zip(tensors, frames, strict=True):
                 tensor.codec.decode(frame, self._elements(tensor.out))
+
+    def decode_numbers(self, own: Any, tensors: Sequence[ToAddShared], numbers: Any) -> None:
+        self.log.append("decode numbers")
+        halves = numbers.data.numpy()
+        ends = np.cumsum([tensor.out.size for tensor in tensors])
+        for tensor, part in zip(tensors, np.split(halves, ends[:-1]), strict=True):
+            tensor.codec.decode_payload(part, part.size, out=self._elements(tensor.out))
 
     def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
         elements = self._elements(residual)

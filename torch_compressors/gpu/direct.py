@@ -73,6 +73,11 @@ class _Messages(DeviceMessage):
         """Size of each message in bytes."""
         return [layout.size for layout in self.layouts]
 
+    @property
+    def numbers(self) -> DeviceMessage:
+        """The payloads of a message of float16."""
+        return DeviceMessage(self.data[HEADER:].view(torch.float16), self.staging)
+
 
 class _Checked(NamedTuple):
     """What a device found in messages, on its way to the host.
@@ -147,15 +152,15 @@ class DirectDevice(TorchDevice):
         received = [_data(message) for message in messages]
         damaged = self._compared(received, own.layouts)
         for group, tensors in enumerate(groups):
-            for codec, out, _ in tensors:
-                if not form_of_shared(codec.spec).sparse:
-                    tensor_of(out).fill_(
-                        -0.0
-                    )  # the sum is then the decoded number, also where it is -0
-            of_group = received[group : group + 1]
-            flag = damaged[group : group + 1]
-            self._add(own.name, group, own.layouts[group], tensors, of_group, None, flag)
+            self._decode(own, group, tensors, received[group], damaged[group : group + 1])
         self._fetch(own.name, damaged)
+
+    def decode_numbers(self, own: Any, tensors: Sequence[ToAddShared], numbers: object) -> None:
+        """See `SharingDevice`."""
+        (layout,) = own.layouts
+        message = torch.cat([layout.header, _data(numbers).view(torch.uint8)])
+        unused = torch.zeros((1, 4), dtype=torch.int32, device=self._device)
+        self._decode(own, 0, tensors, message, unused)
 
     def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
         """See `SharingDevice`."""
@@ -209,6 +214,20 @@ class DirectDevice(TorchDevice):
             header = upload(np.frombuffer(digest, np.uint8), self._device)
             self._headers[kinds] = header
         return header
+
+    def _decode(
+        self,
+        own: _Messages,
+        group: int,
+        tensors: Sequence[ToAddShared],
+        message: torch.Tensor,
+        damaged: torch.Tensor,
+    ) -> None:
+        for codec, out, _ in tensors:
+            if not form_of_shared(codec.spec).sparse:
+                # Then the sum is the decoded number, also where that is -0.
+                tensor_of(out).fill_(-0.0)
+        self._add(own.name, group, own.layouts[group], tensors, [message], None, damaged)
 
     def _add(
         self,

@@ -30,6 +30,7 @@ class Context(NamedTuple):
         ranks_per_node: number of consecutive ranks in each node.
         rates: the present learning rates; None: unknown.
         scatters: each rank gets sums of its own rows alone, as in a reduce-scatter.
+        sharing: gradients may be in the memory of a `SharingDevice`.
     """
 
     state: MemoryState
@@ -39,6 +40,7 @@ class Context(NamedTuple):
     ranks_per_node: int = 1
     rates: Rates | None = None
     scatters: bool = False
+    sharing: bool = False
 
     @property
     def node(self) -> Node:
@@ -48,7 +50,9 @@ class Context(NamedTuple):
     def of_nodes(self) -> Context:
         """The context of an exchange between nodes, in which each node is one rank."""
         node = self.node
-        return self._replace(rank=node.index, world_size=node.count, ranks_per_node=1)
+        return self._replace(
+            rank=node.index, world_size=node.count, ranks_per_node=1, sharing=False
+        )
 
 
 class Aggregator(ABC):
@@ -134,3 +138,11 @@ class Member(NamedTuple):
             return device.zeros(self.key.numel)
         _core.zero(self.out)
         return self.out
+
+    def on_host(self) -> Member:
+        """The tensor with its arrays on the host, for a bucket of which not all are on one device."""
+        device = device_of(self.grad)
+        if device is HOST:
+            return self
+        out = np.empty(self.key.numel, np.float32)
+        return self._replace(grad=device.to_host(self.grad), out=out)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.codec import Codec
+from gradcomp.codec.devices import sharing_device_of
+from gradcomp.codec.items import ToAddShared, ToEncode
 from gradcomp.exchange.memory import Memory
-from gradcomp.exchange.patterns.base import Aggregator
-from gradcomp.exchange.rounds import AllReduce, Round, TensorKey
+from gradcomp.exchange.patterns.base import Aggregator, BucketAggregator, Member
+from gradcomp.exchange.rounds import AllReduce, BucketRound, Round, TensorKey
 
-__all__ = ["NonlinearReduce", "Reduce"]
+__all__ = ["BucketedReduce", "NonlinearReduce", "Reduce"]
 
 
 class Reduce(Aggregator):
@@ -30,20 +38,8 @@ class Reduce(Aggregator):
         """See `Aggregator.round`."""
         codec = self._codec
         seed, tensor_id = self._seed, key.tensor_id
-        flat, residual, beta, gamma, correction = self._memory.source(grad, key)
-        if residual is None:
-            payload = codec.encode_payload(flat, seed=seed, step=step, tensor_id=tensor_id)
-        else:
-            payload = codec.encode_payload_with_residual(
-                flat,
-                residual,
-                beta,
-                gamma,
-                correction=correction,
-                seed=seed,
-                step=step,
-                tensor_id=tensor_id,
-            )
+        item = self._memory.source(grad, key).to_encode(codec, seed, step, tensor_id)
+        payload = _payload(item)
         self._memory.sent(key)
         average = yield AllReduce(key.name, payload)
         return codec.decode_payload(average, key.numel, seed=seed, step=step, tensor_id=tensor_id)
@@ -68,3 +64,76 @@ class NonlinearReduce(Reduce):
         average = codec.decode_payload(mean, key.numel, seed=seed, step=step, tensor_id=tensor_id)
         self._memory.update(key, average)
         return average
+
+
+class BucketedReduce(BucketAggregator):
+    """As `Reduce`, for float16 where gradients may be on a `SharingDevice`: a bucket is one request."""
+
+    on_sharing_devices = True
+
+    def __init__(self, codec: Codec, memory: Memory, seed: int) -> None:
+        self.bucket = BucketedReduce
+        self.codec = codec
+        self._memory = memory
+        self._seed = seed
+
+    def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
+        """See `BucketAggregator.bucket_round`; averages equal those of `Reduce`."""
+        grads = [ToEncode(_of(member).codec, member.grad) for member in members]
+        device = sharing_device_of(grads)
+        if device is None:
+            return (yield from _reduce(name, [member.on_host() for member in members]))
+        shared = device.share(name, [_encoded(members)])
+        _sent(members)
+        numbers: Any = shared.numbers
+        average = yield AllReduce(name, numbers)
+        averages = [device.zeros(member.key.numel) for member in members]
+        to_decode = [
+            ToAddShared(tensor.codec, out, [0]) for tensor, out in zip(grads, averages, strict=True)
+        ]
+        device.decode_numbers(shared, to_decode, average)
+        return averages
+
+    def to_encode(self, grad: FloatArray, key: TensorKey, step: int) -> ToEncode:
+        """The codec call for a tensor."""
+        source = self._memory.source(grad, key)
+        return source.to_encode(self.codec, self._seed, step, key.tensor_id)
+
+    def sent(self, key: TensorKey) -> None:
+        """Report that a tensor has been encoded."""
+        self._memory.sent(key)
+
+
+def _reduce(name: str, members: Sequence[Member]) -> BucketRound:
+    payloads = [_payload(tensor) for tensor in _encoded(members)]
+    _sent(members)
+    average = yield AllReduce(name, np.concatenate(payloads))
+    ends = np.cumsum([payload.size for payload in payloads])
+    return [
+        _of(member).codec.decode_payload(part, member.key.numel, out=member.out)
+        for member, part in zip(members, np.split(average, ends[:-1]), strict=True)
+    ]
+
+
+def _encoded(members: Sequence[Member]) -> list[ToEncode]:
+    return [_of(member).to_encode(member.grad, member.key, member.step) for member in members]
+
+
+def _sent(members: Sequence[Member]) -> None:
+    for member in members:
+        _of(member).sent(member.key)
+
+
+def _of(member: Member) -> BucketedReduce:
+    assert isinstance(member.aggregator, BucketedReduce)  # ensured by `bucket`
+    return member.aggregator
+
+
+def _payload(item: ToEncode) -> npt.NDArray[Any]:
+    """The bare payload of a codec call."""
+    codec, random = item.codec, {"seed": item.seed, "step": item.step, "tensor_id": item.tensor_id}
+    if item.residual is None:
+        return codec.encode_payload(item.grad, **random)
+    return codec.encode_payload_with_residual(
+        item.grad, item.residual, item.beta, item.gamma, correction=item.correction, **random
+    )

@@ -11,7 +11,7 @@ import numpy as np
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.devices import HOST, SharingDevice, device_of, sharing_device_of
+from gradcomp.codec.devices import HOST, SharingDevice, sharing_device_of
 from gradcomp.codec.items import ToAddShared, ToEncode
 from gradcomp.exchange.memory import Memory, Source
 from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
@@ -81,7 +81,7 @@ class Sra(BucketAggregator):
             bucket = _Bucket(members, aggregators, device.zeros)
             return (yield from self._from_devices(name, chunks, bucket, device))
 
-        bucket = _Bucket([_on_host(member) for member in members], aggregators, HOST.zeros)
+        bucket = _Bucket([member.on_host() for member in members], aggregators, HOST.zeros)
         of_chunks = bucket.scattered(chunks)
         # One call for all, unless a chunk is a bucket of its own for the codec.
         groups = of_chunks if self._shares else [list(chain.from_iterable(of_chunks))]
@@ -219,12 +219,3 @@ class _Bucket:
 def _checked(member: Member) -> Sra:
     assert isinstance(member.aggregator, Sra)  # ensured by `bucket`
     return member.aggregator
-
-
-def _on_host(member: Member) -> Member:
-    """A member with its arrays on the host, for a bucket that does not travel from device to device."""
-    device = device_of(member.grad)
-    if device is HOST:
-        return member
-    out = np.empty(member.key.numel, np.float32)
-    return member._replace(grad=device.to_host(member.grad), out=out)

@@ -24,6 +24,7 @@ DIRECT = {
     "b": "residual|int8(rounding=stochastic)",
     "c": "residual|rotate|uniform(bits=4)",
     "d": "residual|rotate|uniform(bits=4)",
+    "e": "residual|fp16",
 }
 """Specs whose frames have one size on all ranks."""
 
@@ -90,6 +91,7 @@ def messages_from_device_to_device() -> None:
     for ranks, device, exchange, thread, warning in (
         ({0, 1}, "direct", "gather", "never", None),
         ({0, 1}, "direct", "sra", "never", None),
+        ({0, 1}, "direct", "auto", "never", None),
         ({0, 1}, "direct", "gather", "always", None),
         ({0}, "direct", "sra", "never", "rank 1: there are no kernels for gradients on 'cpu'"),
         (
@@ -107,6 +109,7 @@ def messages_from_device_to_device() -> None:
             training.check_replicas()
         shared = {line for line in found.log if line.startswith(("share", "add"))}
         assert (shared == set()) is (warning is not None), found.log
+        assert ("decode numbers" in found.log) is (exchange == "auto"), found.log
         warnings = [str(call.args[0] % call.args[1:]) for call in log.warning.call_args_list]
         assert len(warnings) == int(first and warning is not None)
         for text in warnings:
