@@ -10,6 +10,7 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -24,26 +25,37 @@ NUMEL, KEPT = 300, 30
 GUARD = 64
 """Elements around the average that nobody may write."""
 
-DAMAGED = {
-    "another bucket": (0, np.uint8(1).tobytes()),
-    "an index beyond the tensor": (HEADER + 4 * (KEPT - 1), np.int32(NUMEL).tobytes()),
-    "an index far beyond the tensor": (HEADER + 4 * 3, np.int32(2**31 - 1).tobytes()),
-    "an index below 0": (HEADER, np.int32(-1).tobytes()),
-    "an index like the next": (HEADER + 4 * 4, None),
+RAW, PACKED = "topk(k=30)|raw32", "topk(k=30)"
+UPPER = 4 * 3
+"""Bytes of the upper bits of packed indices: 3 lower bits of each, and 30 + 300 / 8 + 1 bits."""
+
+DAMAGED: dict[str, tuple[str, int, bytes | None]] = {
+    "another bucket": (RAW, 0, b"\1"),
+    "an index beyond the tensor": (
+        *(RAW, HEADER + 4 * (KEPT - 1)),
+        np.int32(NUMEL).tobytes(),
+    ),
+    "an index far beyond the tensor": (RAW, HEADER + 4 * 3, np.int32(2**31 - 1).tobytes()),
+    "an index below 0": (RAW, HEADER, np.int32(-1).tobytes()),
+    "an index like the next": (RAW, HEADER + 4 * 4, None),
+    "no index": (PACKED, HEADER, b"\0" * UPPER),
+    "one index less": (PACKED, HEADER, b"\0"),
+    "all upper bits": (PACKED, HEADER, b"\xff" * UPPER),
+    "all late": (PACKED, HEADER, b"\0" * 8 + b"\xff" * 4),
 }
-"""Places of a message, and what is there instead."""
+"""The codec, a place of a message, and what is there instead; None: the four bytes after them."""
 
 
 def main() -> None:
     """Damage the message of each rank of three, in turn, in every way."""
     codecs.TILE, codecs.BLOCK, codecs.SLOTS = 128, 64, 64
-    codec = get_codec("topk(k=30)")
     rng = np.random.default_rng(6)
     noticed = 0
-    for place, value in DAMAGED.values():
+    for spec, place, value in DAMAGED.values():
+        codec = get_codec(spec)
         for damaged in range(3):
             device = DirectDevice(torch.device("cpu"))
-            grads = [rng.standard_normal(NUMEL, np.float32) for _ in range(3)]
+            grads = [_gradient(rng) for _ in range(3)]
             messages = [
                 device.share("w", [[ToEncode(codec, device.from_host(grad))]]) for grad in grads
             ]
@@ -63,6 +75,13 @@ def main() -> None:
                 device.share("w", [[ToEncode(codec, device.from_host(grads[0]))]])
             noticed += 1
     print(f"{noticed} damaged messages noticed")
+
+
+def _gradient(rng: np.random.Generator) -> npt.NDArray[np.float32]:
+    """Its first elements are kept, so that the first upper bits are set."""
+    gradient = rng.standard_normal(NUMEL, np.float32)
+    gradient[:8] *= 100
+    return gradient
 
 
 if __name__ == "__main__":

@@ -113,13 +113,13 @@ def main(specs: list[str]) -> int:
         if form is not add.KEPT:
             add.Addition(form, [add.ToAdd(acc, np.zeros(1024, np.uint8))], 0.5).launch()
     damaged = torch.zeros((1, 4), dtype=torch.int32)
-    for values in ("fp32", "fp16", "bf16"):
-        codec = f"topk(ratio=0.1,values={values})"
-        tensor = add.SharedTensor(acc, add.Place(16, 0, 4), [0])
+    for codec in ("topk(k=4)", "topk(k=4,values=fp16)", "topk(k=4,values=bf16)|raw32"):
+        tensor = add.SharedTensor(acc, add.Place(32, 16, 4), [0])
         for assigns in (False, True):
             form = add.form_of_shared(codec, assigns=assigns)
             add.SharedAddition(form).launch([tensor], [torch.zeros(64).byte()], 0.5, damaged)
-        codecs.encoder(codec, [5000, 16], torch.device("cpu")).shared()
+        encoder = codecs.encoder(codec, [5000, 16], torch.device("cpu"))
+        encoder.shared(packs=codecs.packs_indices(codec))
     faults = 0
     compiled = 0
     once: set[str] = set()

@@ -111,6 +111,16 @@ MUTANTS = {
         "places[:, 0] + message.data_ptr()",
         "places[:, 0] + messages[0].data_ptr()",
     ),
+    "lower bits in one word": (
+        "shared:topk(ratio=0.1)",
+        "tl.where(beyond, rest << up, 0)",
+        "tl.where(beyond, rest * 0, 0)",
+    ),
+    "each block of words begins at the first index": (
+        "shared:topk(ratio=0.1)",
+        "before += tl.sum(",
+        "before += 0 * tl.sum(",
+    ),
     "levels without a sign": ("added:int8", "(byte ^ 0x80) - 0x80", "byte"),
     "the other half of a byte": ("added:int4", "i % 2 * 4", "(i + 1) % 2 * 4"),
     "the scale of the next bucket": (

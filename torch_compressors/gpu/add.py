@@ -15,9 +15,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from torch_compressors.gpu import packed
 from torch_compressors.gpu.bucket import EXACT, VECTOR_BYTES, current, spread
-from torch_compressors.gpu.codecs import VALUE_TYPES, bucket_size, level_bits, stage_of
+from torch_compressors.gpu.codecs import (
+    VALUE_TYPES,
+    bucket_size,
+    level_bits,
+    packs_indices,
+    stage_of,
+)
 from torch_compressors.gpu.kernels import add as kernels
+from torch_compressors.gpu.kernels import packed as unpacking
 from torch_compressors.gpu.kernels import rotate
 from torch_compressors.gpu.rotations import WARPS, Rotations
 from torch_compressors.shared.staging import room
@@ -43,11 +51,13 @@ class Form(NamedTuple):
     Attributes:
         constants: beside B, elements of a program, or in its place.
         rotated: two launches, of rests and of blocks; see kernels/rotate.py.
+        packed: indices are unpacked before; see kernels/packed.py.
     """
 
     kernel: Any
     constants: tuple[tuple[str, int], ...] = ()
     rotated: bool = False
+    packed: bool = False
 
     @property
     def sparse(self) -> bool:
@@ -68,10 +78,8 @@ def form_of_shared(spec: str, *, assigns: bool = False) -> Form:
     if form is not KEPT:
         return form
     _, stage = stage_of(spec)
-    return Form(
-        kernels.add_shared_kept_kernel,
-        (("TYPE", VALUE_TYPES[str(stage.params["values"])]), ("ASSIGNS", assigns)),
-    )
+    constants = ("TYPE", VALUE_TYPES[str(stage.params["values"])]), ("ASSIGNS", assigns)
+    return Form(kernels.add_shared_kept_kernel, constants, packed=packs_indices(spec))
 
 
 @lru_cache(maxsize=256)
@@ -320,6 +328,8 @@ class SharedAddition:
         if given != self._given:
             self._prepare(tensors, messages, weight)
             self._given = given
+        if self._form.packed:
+            self._unpack()
         for rank, table in enumerate(self._tables):
             checks = (damaged[rank],) if self._form.sparse else ()
             launch(self._form, table, self._programs, *checks)
@@ -339,6 +349,8 @@ class SharedAddition:
             rows[:, kernels.VALUES.value] = places[:, 0] + message.data_ptr()
             rows[:, kernels.INDICES.value] = places[:, 1] + message.data_ptr()
         self._scratch = [layout.scratch for layout in layouts]
+        if self._form.packed:
+            self._prepare_unpacking(tensors, messages, [rows for rows, _, _ in layouts])
         tables = np.stack([layout.rows for layout in layouts])
         programs = layouts[0].programs
         arrays: list[npt.NDArray[Any]] = [tables, *programs]
@@ -348,3 +360,40 @@ class SharedAddition:
         self._programs = [
             there.part(1 + number, array, torch.int32) for number, array in enumerate(programs)
         ]
+
+    def _prepare_unpacking(
+        self,
+        tensors: Sequence[SharedTensor],
+        messages: Sequence[torch.Tensor],
+        of_ranks: Sequence[npt.NDArray[np.int64]],
+    ) -> None:
+        """Lay out the lists of all ranks' tensors, and let the rows' indices be unpacked ones."""
+        counts = [one.place.elements for one in tensors]
+        sizes = [packed.packed_size(one.acc.numel(), one.place.elements) for one in tensors]
+        ranks = len(messages)
+        device = tensors[0].acc.device
+        self._indices = torch.empty(ranks * sum(counts), dtype=torch.int32, device=device)
+        begins = np.cumsum(counts * ranks) - counts * ranks
+        unpacked = self._indices.data_ptr() + 4 * begins
+        for rows, own in zip(of_ranks, np.split(unpacked, ranks), strict=True):
+            rows[:, kernels.INDICES.value] = own
+        words = [message.data_ptr() + one.place.indices for message in messages for one in tensors]
+        programs = sum(-(-size.upper // packed.WORDS) for size in sizes) * ranks
+        self._partial = torch.empty(programs, dtype=torch.int32, device=device)
+        arrays = packed.unpack_table(
+            sizes * ranks, counts * ranks, words, unpacked.tolist(), self._partial.data_ptr()
+        )
+        there = OnDevice.empty(arrays, device)
+        there.fill(arrays)
+        self._lists = there.part(0, arrays[0], torch.int64), there.part(1, arrays[1], torch.int32)
+
+    def _unpack(self) -> None:
+        """Unpack the indices of all ranks; those that are missing become -1, which is none."""
+        table, programs = self._lists
+        self._indices.fill_(-1)
+        grid = (programs.numel(),)
+        with current(table.device):
+            unpacking.count_kernel[grid](table, programs, W=packed.WORDS, **EXACT)
+            unpacking.unpack_kernel[grid](
+                table, programs, W=packed.WORDS, SUMMED=packed.WORDS, **EXACT
+            )

@@ -150,6 +150,7 @@ class Bucket:
         sizes: number of elements of each tensor.
         rows: the fields that do not change, on the host: codecs fill in their own.
         tiles: programs of ``tile`` elements each.
+        last_table: the table of the last step.
     """
 
     def __init__(self, sizes: Sequence[int], device: torch.device, tile: int) -> None:
@@ -162,7 +163,7 @@ class Bucket:
         self._given: tuple[object, ...] | None = None
         self._mode: Mode | None = None
         # One place for all steps: graphs read it.
-        self._table = torch.zeros(self.rows.shape, dtype=torch.int64, device=device)
+        self.last_table = torch.zeros(self.rows.shape, dtype=torch.int64, device=device)
 
     def table(
         self, tensors: Sequence[ToLaunch], *, seeded: bool = False
@@ -192,10 +193,10 @@ class Bucket:
             rows[:, field.BETA.value : field.GAMMA.value + 1] = bits
             if seeded:
                 rows[:, field.STREAM.value] = np.array(streams, np.uint64).view(np.int64)
-            self._table.copy_(upload(rows, self.device))
+            self.last_table.copy_(upload(rows, self.device))
             self._mode = mode._replace(aligned=not (addresses % VECTOR_BYTES).any())
             self._given = given
-        return self._table, self._mode
+        return self.last_table, self._mode
 
     def _check(self, arrays: Sequence[Sequence[torch.Tensor]]) -> None:
         for each, numel in zip(arrays, self.sizes, strict=True):

@@ -30,8 +30,18 @@ from torch_compressors.gpu.bucket import (
     divide,
 )
 from torch_compressors.gpu.graphs import Replayed
-from torch_compressors.gpu.kernels import correct, pack, places, quantize, rotate, select, signs
+from torch_compressors.gpu.kernels import (
+    correct,
+    pack,
+    packed,
+    places,
+    quantize,
+    rotate,
+    select,
+    signs,
+)
 from torch_compressors.gpu.kernels import table as field
+from torch_compressors.gpu.packed import packed_size
 from torch_compressors.gpu.rotations import WARPS, Rotations
 
 __all__ = [
@@ -41,6 +51,7 @@ __all__ = [
     "bucket_size",
     "encoder",
     "level_bits",
+    "packs_indices",
     "shares",
     "stage_of",
     "takes",
@@ -68,7 +79,7 @@ class Shared(NamedTuple):
 
     Attributes:
         values: uint8: a payload, filled up to a multiple of 16 bytes; or kept values of 2 or 4 bytes.
-        indices: int32 as uint8, of kept elements; None with a payload.
+        indices: of kept elements, packed or as int32, as uint8; None with a payload.
         elements: number of kept elements; with a payload that of all elements.
     """
 
@@ -118,10 +129,13 @@ class Encoder(ABC):
         """The tensors' results in the encoder's memory, or in a copy of it on the host."""
 
     @abstractmethod
-    def shared(self) -> list[Shared]:
+    def shared(self, *, packs: bool) -> list[Shared]:
         """The tensors' results as other devices get them; launches only.
 
         All sizes follow from the sizes of the tensors.
+
+        Args:
+            packs: indices are packed; see kernels/packed.py.
         """
 
 
@@ -167,6 +181,11 @@ class TopK(Encoder):
         self.above, self.equal = zeros(self.spans.programs), zeros(self.spans.programs)
         self.slot_indices = zeros(tiles * self.room)
         self.slot_values = zeros(tiles * self.room, torch.float32)
+        self.packed = [packed_size(n, k) for n, k in zip(sizes, self.kept, strict=True)]
+        words = [one.words for one in self.packed]
+        rows[:, field.PACKED.value] = np.cumsum(words) - words
+        rows[:, field.LOW.value] = [one.low_bits for one in self.packed]
+        rows[:, field.UPPER.value] = [one.upper for one in self.packed]
         self.memory = zeros(8 * total, torch.uint8)
         self.indices, self.values = self._parts(self.memory)
         self.bins = zeros(total if self.type == VALUE_TYPES["2bit"] else 0, torch.int8)
@@ -187,7 +206,7 @@ class TopK(Encoder):
             return indices.view(torch.int32), values.view(torch.float32)
         return indices.view(np.int32), values.view(np.float32)
 
-    def shared(self) -> list[Shared]:
+    def shared(self, *, packs: bool) -> list[Shared]:
         total = sum(self.kept)
         values, size = self.values.view(torch.uint8), 4
         if self.type != VALUE_TYPES["fp32"]:
@@ -198,12 +217,23 @@ class TopK(Encoder):
                     self.values, halves, total, BF16=bf16, B=BLOCK, **EXACT
                 )
             values = halves.view(torch.uint8)
-        indices = self.indices.view(torch.uint8)
-        ends = np.cumsum(self.kept).tolist()
+        of_values = torch.split(values, [size * k for k in self.kept])
+        of_indices = self._packed() if packs else torch.split(self.indices, self.kept)
         return [
-            Shared(values[size * (end - k) : size * end], indices[4 * (end - k) : 4 * end], k)
-            for end, k in zip(ends, self.kept, strict=True)
+            Shared(own, indices.view(torch.uint8), k)
+            for own, indices, k in zip(of_values, of_indices, self.kept, strict=True)
         ]
+
+    def _packed(self) -> Sequence[torch.Tensor]:
+        """Each tensor's indices, packed; of the last launch's table."""
+        sizes = [one.words for one in self.packed]
+        # Without lower bits kernels still touch the word after a list.
+        words = torch.zeros(sum(sizes) + 1, dtype=torch.int32, device=self.memory.device)
+        with current(self.bucket.device):
+            packed.pack_kernel[(self.blocks.programs,)](
+                self.bucket.last_table, self.blocks.tensors, self.indices, words, B=BLOCK, **EXACT
+            )
+        return torch.split(words[:-1], sizes)
 
     def _launch(self, table: torch.Tensor, mode: Mode) -> None:
         self._select(table, mode)
@@ -293,7 +323,7 @@ class Dense(Encoder):
             for begin, size in zip(self.begins, self.bytes, strict=True)
         ]
 
-    def shared(self) -> list[Shared]:
+    def shared(self, *, packs: bool) -> list[Shared]:
         ends = [*self.begins[1:], self.memory.numel()]
         return [
             Shared(self.memory[begin:end], None, numel)
@@ -683,6 +713,11 @@ def shares(spec: str) -> bool:
     """
     name, stage = stage_of(spec)
     return name != "randomk" and stage.params.get("values", "fp32") in ("fp32", "fp16", "bf16")
+
+
+def packs_indices(spec: str) -> bool:
+    """Whether a codec's indices are packed for other devices; not with the coder `raw32`."""
+    return all(stage.name != "raw32" for stage in parse(spec).stages)
 
 
 def encoder(spec: str, sizes: Sequence[int], device: torch.device) -> Encoder:

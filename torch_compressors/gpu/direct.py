@@ -5,7 +5,7 @@ A message of some tensors has a fixed size, which follows from their codecs and 
 ================  =====================================================================================
 16 bytes          digest of codecs and sizes
 for each tensor   the payload as in frames, filled up to a multiple of 16 bytes
-for each tensor   the indices of kept elements, int32
+for each tensor   the indices of kept elements: packed (kernels/packed.py), or int32 with ``|raw32``
 for each tensor   their values: first those of 4 bytes, then those of 2; filled up to a multiple of 16
 ================  =====================================================================================
 """
@@ -118,7 +118,8 @@ class DirectDevice(TorchDevice):
         layouts = []
         with self._beside(tensors):
             for places, encoder in self._launched(tensors):
-                shared.update(zip(places, encoder.shared(), strict=True))
+                packs = codecs.packs_indices(tensors[places[0]].codec.spec)
+                shared.update(zip(places, encoder.shared(packs=packs), strict=True))
             first = 0
             for group in groups:
                 own = [shared[place] for place in range(first, first + len(group))]

@@ -6,7 +6,7 @@ Floats are in their field as bits. `torch_compressors.gpu.bucket` fills the rows
 import triton
 import triton.language as tl
 
-FIELDS = tl.constexpr(20)
+FIELDS = tl.constexpr(23)
 
 # Pointers to float32.
 GRAD = tl.constexpr(0)
@@ -30,6 +30,11 @@ FIRST_GROUP = tl.constexpr(16)  # number of the first group of rotated elements 
 FACTOR = tl.constexpr(17)  # of a rotation
 ROTATED = tl.constexpr(18)  # pointer to float32
 FIRST_SPAN = tl.constexpr(19)  # number of the first span of tiles in the bucket
+
+# Of packed indices; see packed.py.
+PACKED = tl.constexpr(20)  # offset of the words
+LOW = tl.constexpr(21)  # lower bits of an index
+UPPER = tl.constexpr(22)  # words of upper bits
 
 
 @triton.jit
