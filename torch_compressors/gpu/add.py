@@ -393,7 +393,7 @@ class SharedAddition:
         self._indices.fill_(-1)
         grid = (programs.numel(),)
         with current(table.device):
-            unpacking.count_kernel[grid](table, programs, W=packed.WORDS, **EXACT)
+            unpacking.count_bits_kernel[grid](table, programs, W=packed.WORDS, **EXACT)
             unpacking.unpack_kernel[grid](
                 table, programs, W=packed.WORDS, SUMMED=packed.WORDS, **EXACT
             )

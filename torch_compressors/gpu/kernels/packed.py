@@ -82,7 +82,7 @@ def _words(table, tensors, W: tl.constexpr):
 
 
 @triton.jit
-def count_kernel(table, tensors, W: tl.constexpr):
+def count_bits_kernel(table, tensors, W: tl.constexpr):
     """Counts the set bits of each block of upper words."""
     row, block, word, _ = _words(table, tensors, W)
     counts = tl.load(row + COUNTS_AT).to(tl.pointer_type(tl.int32))
