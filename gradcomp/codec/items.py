@@ -73,7 +73,7 @@ class ToDecode(NamedTuple):
 
 
 class ToAddShared(NamedTuple):
-    """One tensor of a bucket that devices have shared; see `Device.share`.
+    """One tensor of a bucket that devices have shared; see `SharingDevice.share`.
 
     Attributes:
         out: in the memory of the device; the decoded tensors of all ranks are added to it.

@@ -68,6 +68,7 @@ class Form(NamedTuple):
 KEPT = Form(kernels.add_kept_kernel)
 
 
+@lru_cache(maxsize=256)
 def form_of_shared(spec: str, *, assigns: bool = False) -> Form:
     """The form of a codec's results in messages of devices; see `form_of`.
 

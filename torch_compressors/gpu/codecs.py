@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -715,6 +716,7 @@ def shares(spec: str) -> bool:
     return name != "randomk" and stage.params.get("values", "fp32") in ("fp32", "fp16", "bf16")
 
 
+@lru_cache(maxsize=256)
 def packs_indices(spec: str) -> bool:
     """Whether a codec's indices are packed for other devices; not with the coder `raw32`."""
     return all(stage.name != "raw32" for stage in parse(spec).stages)
@@ -748,6 +750,7 @@ def stage_of(spec: str) -> tuple[str, Stage]:
     return found
 
 
+@lru_cache(maxsize=256)
 def _find_stage(spec: str) -> tuple[str, Stage] | None:
     """As `stage_of`, if kernels do all that the spec asks."""
     stages = parse(spec).stages

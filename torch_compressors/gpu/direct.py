@@ -143,7 +143,8 @@ class DirectDevice(TorchDevice):
         """See `SharingDevice`."""
         received = [_data(message) for message in messages]
         damaged = self._compared(received, [own.layouts[group]] * len(received))
-        self._add(own.name, group, own.layouts[group], tensors, received, weight, damaged)
+        places = own.layouts[group].places
+        self._add(own.name, group, places, tensors, received, weight, damaged)
         self._fetch(own.name, damaged)
 
     def decode_shared(
@@ -153,15 +154,17 @@ class DirectDevice(TorchDevice):
         received = [_data(message) for message in messages]
         damaged = self._compared(received, own.layouts)
         for group, tensors in enumerate(groups):
-            self._decode(own, group, tensors, received[group], damaged[group : group + 1])
+            places, flag = own.layouts[group].places, damaged[group : group + 1]
+            self._decode(own.name, group, places, tensors, received[group], flag)
         self._fetch(own.name, damaged)
 
     def decode_numbers(self, own: Any, tensors: Sequence[ToAddShared], numbers: object) -> None:
         """See `SharingDevice`."""
         (layout,) = own.layouts
-        message = torch.cat([layout.header, _data(numbers).view(torch.uint8)])
+        places = [place._replace(values=place.values - HEADER) for place in layout.places]
+        message = _data(numbers).view(torch.uint8)
         unused = torch.zeros((1, 4), dtype=torch.int32, device=self._device)
-        self._decode(own, 0, tensors, message, unused)
+        self._decode(own.name, 0, places, tensors, message, unused)
 
     def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
         """See `SharingDevice`."""
@@ -218,8 +221,9 @@ class DirectDevice(TorchDevice):
 
     def _decode(
         self,
-        own: _Messages,
+        name: str,
         group: int,
+        places: Sequence[Place],
         tensors: Sequence[ToAddShared],
         message: torch.Tensor,
         damaged: torch.Tensor,
@@ -228,13 +232,13 @@ class DirectDevice(TorchDevice):
             if not form_of_shared(codec.spec).sparse:
                 # Then the sum is the decoded number, also where that is -0.
                 tensor_of(out).fill_(-0.0)
-        self._add(own.name, group, own.layouts[group], tensors, [message], None, damaged)
+        self._add(name, group, places, tensors, [message], None, damaged)
 
     def _add(
         self,
         name: str,
         group: int,
-        layout: _Layout,
+        places: Sequence[Place],
         tensors: Sequence[ToAddShared],
         messages: Sequence[torch.Tensor],
         weight: float | None,
@@ -242,7 +246,7 @@ class DirectDevice(TorchDevice):
     ) -> None:
         """Add messages; without a weight, kept elements are assigned."""
         forms: dict[Form, list[SharedTensor]] = {}
-        for (codec, out, streams), place in zip(tensors, layout.places, strict=True):
+        for (codec, out, streams), place in zip(tensors, places, strict=True):
             form = form_of_shared(codec.spec, assigns=weight is None)
             forms.setdefault(form, []).append(SharedTensor(tensor_of(out), place, streams))
         for form, own in forms.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from gradcomp.exchange.rounds import AllGather, BucketRound, Ready, TensorKey
 __all__ = ["Gather", "frames_of_rank", "rank_seed"]
 
 
+@lru_cache(maxsize=4096)
 def rank_seed(seed: int, rank: int) -> int:
     """The seed of a rank's own random numbers, for a job seeded with ``seed``."""
     return _core.derive_stream(seed, rank, 0)
