@@ -7,7 +7,7 @@ import-linter contract refuses imports of the packages behind this module.
 
 from __future__ import annotations
 
-from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes, as_float32
+from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes, as_float32, room
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.devices import Device, DeviceArray, Encoded, SharingDevice
 from gradcomp.codec.frame import split_frames
@@ -146,6 +146,7 @@ __all__ = [
     "read_digests",
     "read_object",
     "resized",
+    "room",
     "rotation_of",
     "run_unedited",
     "shared_state",

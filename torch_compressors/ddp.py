@@ -408,7 +408,7 @@ def _dense(name: str, grad: FloatArray, copies: HostCopies | None) -> Round:
     """A round of a gradient that travels uncompressed, and may be on its way to the host."""
     if copies is not None:
         yield Ready(name, copies.wait)
-    average: FloatArray = yield AllReduce(name, grad)
+    average: FloatArray = yield AllReduce(name, grad, overwrite=True)
     return average
 
 

@@ -24,6 +24,7 @@ from gradcomp.adapter_api import (
     RankGroup,
     Request,
     ranks_text,
+    room,
 )
 from gradcomp.errors import ProtocolError
 from torch_compressors.roll_call import RollCall, of_group
@@ -55,6 +56,7 @@ class _Fused:
     first: str = ""
     numel: int = 0
     nbytes: int = 0
+    alone: bool = False
     ranks: int = 0
     together: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     work: dist.Work | None = None
@@ -62,6 +64,7 @@ class _Fused:
 
     def add(self, request: AllReduce) -> _Member:
         part = torch.from_numpy(request.array).reshape(-1)
+        self.alone = request.overwrite and not self.parts
         member = _Member(self, self.numel, request)
         self.parts.append(part)
         self.first = self.first or request.name
@@ -70,8 +73,8 @@ class _Fused:
         return member
 
     def launch(self, group: dist.ProcessGroup, answered: _Answered) -> dist.Work:
-        # Always a copy, because a round may still read the array.
-        self.together = torch.cat(self.parts)
+        # A copy, if a round may still read the array.
+        self.together = self.parts[0] if self.alone else torch.cat(self.parts)
         self.ranks = group.size()
         self.parts.clear()
         self.answered = answered
@@ -136,7 +139,8 @@ def message_limit(numels: Iterable[int], bucket_bytes: int) -> int:
 
 def _message(data: ByteArray, mark: ByteArray) -> torch.Tensor:
     size = np.array([data.size], _SIZE).view(np.uint8)
-    return torch.from_numpy(np.concatenate([size, data, mark]))
+    whole = np.concatenate([size, data, mark], out=room(data.size + _EXTRA, np.uint8))
+    return torch.from_numpy(whole)
 
 
 class GlooEngine:
@@ -208,6 +212,8 @@ class GlooEngine:
         self._fused.clear()
 
     def _add(self, request: AllReduce) -> _Member:
+        if request.overwrite and request.nbytes >= _FUSED_BYTES:
+            self.flush()  # it needs no copy if it travels alone
         fused = self._fused.setdefault((request.group, request.array.dtype), _Fused())
         member = fused.add(request)
         if fused.nbytes >= _FUSED_BYTES:
@@ -229,7 +235,7 @@ class GlooEngine:
                 message = _message(parts[peer], sent.mark)
             capacity = self._buffer_size(request.name, rank, peer)
             own_capacity = self._buffer_size(request.name, peer, rank)
-            sent.buffers[peer] = torch.empty(own_capacity, dtype=torch.uint8)
+            sent.buffers[peer] = torch.from_numpy(room(own_capacity, np.uint8))
             with self._answered(request.name, group, peer):
                 sent.receiving[peer] = group.recv([sent.buffers[peer]], peer, _BEGINNING)
                 sent.sending.append(

@@ -19,7 +19,10 @@ def keep(work: dist.Work) -> dist.Work:
     """Keep a reference to a collective that has just been launched; returns it.
 
     Otherwise a thread of PyTorch may release the last reference, with the tensors in it, after the
-    interpreter has ended, which aborts the process.
+    interpreter has ended, which aborts the process. Earlier ones that are done long since have no such
+    thread any more, and their tensors are needed.
     """
+    while len(_last) > 1 and _last[0].is_completed():
+        _last.popleft()
     _last.append(work)
     return work

@@ -9,6 +9,7 @@
 #include "bindings/bindings.hpp"
 #include "bindings/codec_field.hpp"
 #include "bindings/fields.hpp"
+#include "bindings/kept_memory.hpp"
 #include "codec/bucket_codec.hpp"
 #include "codec/feedback.hpp"
 
@@ -75,7 +76,7 @@ py::tuple encode_tensors(const std::vector<py::object>& tensors) {
   items.reserve(tensors.size());
   for (const py::object& tensor : tensors) items.push_back(item_of(tensor, &feedbacks));
   const Span<const EncodeItem> all{items.data(), items.size()};
-  Bytes out(static_cast<py::ssize_t>(max_batch_size(all)));
+  Bytes out = room(max_batch_size(all));
   const Span<std::uint8_t> to = output(out);
   std::vector<std::size_t> sizes(items.size());
   call_without_gil([&] { return gradcomp::encode_batch(all, to, {sizes.data(), sizes.size()}); });

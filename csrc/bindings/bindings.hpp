@@ -14,7 +14,7 @@ void bind_memory(pybind11::module_& m);       // arithmetic of memories
 void bind_settings(pybind11::module_& m);     // instruction set, threads
 void bind_linalg(pybind11::module_& m);       // products and bases of low-rank algorithms
 void bind_polar(pybind11::module_& m);        // gradcomp.polar: polar codes for study
-void bind_buffer_pool(pybind11::module_& m);  // reused memory of averages
+void bind_kept_memory(pybind11::module_& m);  // memory that is used again
 void bind_plugins(pybind11::module_& m);      // plug-ins: codecs in Python, shared libraries
 
 }  // namespace gradcomp::bindings

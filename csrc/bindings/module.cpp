@@ -17,7 +17,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   bind_settings(m);
   bind_linalg(m);
   bind_polar(m);
-  bind_buffer_pool(m);
+  bind_kept_memory(m);
   bind_plugins(m);
 }
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gradcomp import _core
 
-__all__ = ["ByteArray", "CodedArray", "FloatArray", "as_bytes", "as_float32", "split"]
+__all__ = ["ByteArray", "CodedArray", "FloatArray", "as_bytes", "as_float32", "room", "split"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
@@ -31,6 +31,15 @@ class CodedArray(ABC):
     @abstractmethod
     def decode_add(self, codec: Any, frame: ByteArray, weight: float) -> None:
         """See `Codec.decode_add`; this array is ``out``."""
+
+
+def room(numel: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    """A flat array of any content.
+
+    Large ones have the memory of earlier ones to which nothing refers any more: what the system gives,
+    it clears first.
+    """
+    return _core.room(numel * np.dtype(dtype).itemsize).view(dtype)
 
 
 def as_float32(x: Any) -> FloatArray:

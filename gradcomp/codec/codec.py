@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradcomp import _core
-from gradcomp.codec.arrays import ByteArray, CodedArray, FloatArray, as_bytes, as_float32
+from gradcomp.codec.arrays import ByteArray, CodedArray, FloatArray, as_bytes, as_float32, room
 from gradcomp.codec.correction import Correction
 from gradcomp.codec.spec import checked_text, parse, stages
 from gradcomp.errors import CapacityError, WireError
@@ -208,7 +208,7 @@ class Codec:
         Arguments and errors are those of `encode`.
         """
         values = as_float32(x)
-        out = np.empty(self.max_payload_size(values.size), np.uint8)
+        out = room(self.max_payload_size(values.size), np.uint8)
         stream = derive_stream(seed, step, tensor_id)
         return out[: self.core.encode_payload(values, stream, out)].view(self.payload_dtype)
 
@@ -240,7 +240,7 @@ class Codec:
             The payload, a flat array of ``payload_dtype``.
         """
         _check_out(residual, np.float32)
-        out = np.empty(self.max_payload_size(residual.size), np.uint8)
+        out = room(self.max_payload_size(residual.size), np.uint8)
         stream = derive_stream(seed, step, tensor_id)
         written = self.core.encode_payload_with_residual(
             residual, grad, beta, gamma, correction, stream, out

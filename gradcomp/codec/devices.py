@@ -10,10 +10,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
-import numpy as np
-
 from gradcomp import _core
-from gradcomp.codec.arrays import ByteArray, CodedArray, FloatArray
+from gradcomp.codec.arrays import ByteArray, CodedArray, FloatArray, room
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.items import ToAddShared, ToDecode, ToEncode
 from gradcomp.codec.products import ToApply, ToMultiply
@@ -222,7 +220,9 @@ class _Host:
         return True
 
     def zeros(self, numel: int) -> FloatArray:
-        return np.zeros(numel, np.float32)
+        array = room(numel)
+        _core.zero(array)
+        return array
 
     @timed("encode")
     def encode(self, tensors: Sequence[ToEncode]) -> Encoded:

@@ -45,6 +45,8 @@ A rank outside the group makes the request, too, and gets None at once.
 class AllReduce:
     """Average an array over the ranks of a group. Reply: the average, of the same dtype and shape.
 
+    With ``overwrite`` the reply may be the array itself: the round no longer needs its elements.
+
     The sum is formed in the array's own dtype. A float16 sum may overflow to Inf, as in every
     engine that adds half precision.
     """
@@ -53,6 +55,7 @@ class AllReduce:
     name: str
     array: npt.NDArray[Any]
     group: RankGroup = "all"
+    overwrite: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -7,8 +7,7 @@ from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from gradcomp import _core
-from gradcomp.codec.arrays import ByteArray, FloatArray
+from gradcomp.codec.arrays import ByteArray, FloatArray, room
 from gradcomp.codec.codec import get_codec
 from gradcomp.codec.devices import HOST, Device, device_of
 from gradcomp.codec.spec import Spec
@@ -127,7 +126,6 @@ class Pipeline:
         self._resolver = Resolver(self.config, context, self._policy)
         if epoch is not None:
             self._resolver.set_epoch(epoch)
-        self._pool = _core.BufferPool()
         self._fresh = True
         self._depends_on_steps = bool(self.config.check_replicas_every) or any(
             _depends_on_steps(spec, exchange) for _, spec, exchange in compress.choices
@@ -382,6 +380,7 @@ class Pipeline:
         grad: FloatArray,
         dense_bytes: int | None = None,
         resolved: Resolved | None = None,
+        overwrite: bool = False,
     ) -> Round:
         """Start averaging one tensor; the requests it yields are counted in ``stats``.
 
@@ -390,6 +389,7 @@ class Pipeline:
             grad: C-contiguous float32, of the same shape on every rank.
             dense_bytes: the gradient's uncompressed size; None for ``grad.nbytes``.
             resolved: the tensor's decision for this round; None to resolve it here.
+            overwrite: see `bucket_round`.
 
         Returns:
             A generator that returns the average, flat float32.
@@ -398,7 +398,8 @@ class Pipeline:
             resolved = self.resolve(name, grad.shape)
         self.stats.count_gradients(grad.nbytes if dense_bytes is None else dense_bytes)
         whole = self._state.hand_over(resolved, grad)
-        inner = resolved.aggregator.round(whole, resolved.key, self._count(name))
+        out = grad.reshape(-1) if overwrite else room(grad.size)
+        inner = resolved.aggregator.round(whole, resolved.key, self._count(name), out)
         return self._counted(name, {name: grad}, inner)
 
     def bucket_round(
@@ -436,7 +437,7 @@ class Pipeline:
         if len(grads) == 1:
             ((label, grad),) = grads.items()
             if resolved[label].bucket_aggregator is None:
-                return _listed(self.round(label, grad, dense_bytes, resolved[label]))
+                return _listed(self.round(label, grad, dense_bytes, resolved[label], overwrite))
         members: list[Member] = []
         for name, grad in grads.items():
             decision = resolved[name]
@@ -447,7 +448,7 @@ class Pipeline:
                 raise ValueError(f"'{name}' does not belong in this bucket: average it by itself")
             whole = self._state.hand_over(decision, grad)
             on_host = device_of(grad) is HOST
-            out = self._pool.get(grad.size) if on_host and not overwrite else grad.reshape(-1)
+            out = room(grad.size) if on_host and not overwrite else grad.reshape(-1)
             members.append(Member(aggregator, whole, decision.key, self._count(name), out))
         if dense_bytes is None:
             dense_bytes = sum(grad.nbytes for grad in grads.values())

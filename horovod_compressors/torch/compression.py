@@ -257,7 +257,10 @@ class Compression(TensorControls, BaseCompression):
             gradient, arrives = context.on_host(tensor)
             if arrives is not None:
                 arrives()
-            context.round = self.pipeline.round(name, gradient, tensor.nbytes, resolved)
+            # Without a name it is the script's own tensor.
+            context.round = self.pipeline.round(
+                name, gradient, tensor.nbytes, resolved, overwrite=bool(name)
+            )
             request = next(context.round)
             assert isinstance(request, AllReduce)  # ensured by `Aggregator.linear`
             return to_device(torch.from_numpy(request.array), tensor.device), context

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
+from weakref import ReferenceType, ref
 
 import horovod.torch as hvd
+import numpy as np
 import torch
 
-from gradcomp.adapter_api import AllGather, AllToAll, Broadcast, RankGroup, Request, split_frames
+from gradcomp.adapter_api import (
+    AllGather,
+    AllToAll,
+    Broadcast,
+    ByteArray,
+    RankGroup,
+    Request,
+    split_frames,
+)
 from horovod_compressors.torch.wait import synchronize, wait
 
 __all__ = ["SUMMABLE_DTYPES", "HorovodEngine"]
 
 SUMMABLE_DTYPES = frozenset({torch.float16, torch.float32, torch.float64, torch.int32, torch.int64})
 """Dtypes that Horovod can all-reduce; it knows no bfloat16."""
+
+_LARGE_BYTES = 32 << 20
+"""The C library gives memory above this size back to the system, which clears it before the next use."""
 
 
 class HorovodEngine:
@@ -35,6 +48,7 @@ class HorovodEngine:
         self._prefix = prefix
         self._process_sets = process_sets
         self._followers = followers
+        self._replies: dict[str, tuple[torch.Tensor, ReferenceType[ByteArray]]] = {}
 
     def start(self, request: Request) -> tuple[Request, int] | None:
         """Start a request without waiting, unless this rank is outside its group."""
@@ -48,20 +62,21 @@ class HorovodEngine:
             )
         if isinstance(request, AllGather):
             frame = torch.from_numpy(request.frame)
-            handle = hvd.allgather_async(frame, name=name, process_set=process_set)
+            output = self._memory(request.name)
+            handle = hvd.mpi_ops._allgather_async(frame, output, name, process_set)
         elif isinstance(request, Broadcast):
             # Horovod's own broadcast needs the size on every rank.
             data = torch.from_numpy(request.data)
             handle = hvd.allgather_async(data, name=name, process_set=process_set)
         elif isinstance(request, AllToAll):
-            handle = hvd.alltoall_async(
-                torch.from_numpy(request.data),
-                splits=torch.tensor(request.splits, dtype=torch.int32),
-                name=name,
-                process_set=process_set,
+            splits = torch.tensor(request.splits, dtype=torch.int32)
+            data, output = torch.from_numpy(request.data), self._memory(request.name)
+            handle = hvd.mpi_ops._alltoall_async(
+                data, splits, output, splits.new(), name, process_set
             )
         else:
-            handle = hvd.allreduce_async(
+            allreduce = hvd.allreduce_async_ if request.overwrite else hvd.allreduce_async
+            handle = allreduce(
                 torch.from_numpy(request.array),
                 name=name,
                 op=hvd.Average,
@@ -81,8 +96,23 @@ class HorovodEngine:
             return None
         if isinstance(request, AllToAll):
             received, splits = result
-            return [part.numpy() for part in received.split(splits.tolist())]
-        reply = result.numpy()
+            return np.split(self._bytes(request.name, received), np.cumsum(splits.numpy())[:-1])
         if isinstance(request, AllGather):
+            reply = self._bytes(request.name, result)
             return split_frames(reply, process_set.size(), request.count)
-        return reply
+        return result.numpy()
+
+    def _memory(self, name: str) -> torch.Tensor:
+        """A tensor for Horovod to resize: a large reply of the last step, if nothing refers to it."""
+        last, array = self._replies.pop(name, (None, None))
+        if last is None or array is None or array() is not None:
+            return torch.empty(0, dtype=torch.uint8)
+        return last
+
+    def _bytes(self, name: str, reply: torch.Tensor) -> ByteArray:
+        """A reply as an array, and its memory kept for `_memory` if it is large."""
+        # `Tensor.numpy` would fix the tensor's size for ever. All parts of the array refer to this one.
+        array = cast("ByteArray", np.from_dlpack(reply))
+        if reply.nbytes >= _LARGE_BYTES:
+            self._replies[name] = reply, ref(array)
+        return array

@@ -6,10 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from gradcomp import _core
-from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.arrays import FloatArray, room
 from gradcomp.codec.devices import HOST, device_of
 from gradcomp.exchange.memory import MemoryState
 from gradcomp.exchange.nodes import Node
@@ -76,7 +74,7 @@ class Aggregator(ABC):
         return True
 
     @abstractmethod
-    def round(self, grad: FloatArray, key: TensorKey, step: int) -> Round:
+    def round(self, grad: FloatArray, key: TensorKey, step: int, out: FloatArray) -> Round:
         """Average one tensor over the ranks.
 
         Args:
@@ -84,6 +82,7 @@ class Aggregator(ABC):
                 first request is yielded.
             key: the tensor.
             step: number of earlier averages of this tensor; the same on every rank.
+            out: memory for the average, as `Member` has it; not all aggregators use it.
 
         Returns:
             A generator that returns the average, flat float32.
@@ -96,9 +95,9 @@ class BucketAggregator(Aggregator):
     bucket: Hashable
     """Tensors may share a `bucket_round` if their aggregators have equal values of ``bucket``."""
 
-    def round(self, grad: FloatArray, key: TensorKey, step: int) -> Round:
+    def round(self, grad: FloatArray, key: TensorKey, step: int, out: FloatArray) -> Round:
         """See `Aggregator.round`: a bucket of one tensor."""
-        member = Member(self, grad, key, step, np.empty(key.numel, np.float32))
+        member = Member(self, grad, key, step, out)
         (average,) = yield from self.bucket_round(key.name, [member])
         return average
 
@@ -144,5 +143,4 @@ class Member(NamedTuple):
         device = device_of(self.grad)
         if device is HOST:
             return self
-        out = np.empty(self.key.numel, np.float32)
-        return self._replace(grad=device.to_host(self.grad), out=out)
+        return self._replace(grad=device.to_host(self.grad), out=room(self.key.numel))

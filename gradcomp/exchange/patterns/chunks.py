@@ -11,6 +11,7 @@ import numpy as np
 from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.batch import decode_batch_add, encode_batch
 from gradcomp.codec.codec import Codec, derive_stream
+from gradcomp.codec.devices import HOST
 from gradcomp.codec.items import ToDecode, ToEncode
 from gradcomp.errors import WireError
 from gradcomp.exchange.patterns.gather import frames_of_rank
@@ -158,7 +159,7 @@ def scatter_reduce_allgather(
     replies: list[ByteArray] = yield AllToAll(f"{name}.scatter", frames, splits)
     own = chunks[rank]
     of_ranks = [_frames(source, reply, own) for source, reply in enumerate(replies)]
-    sums = [np.zeros(piece.numel, np.float32) for piece in own]
+    sums = [HOST.zeros(piece.numel) for piece in own]
     decode_batch_add(
         [
             ToDecode(piece.key.name, codecs[piece.member], list(of_piece), total)

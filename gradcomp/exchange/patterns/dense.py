@@ -18,7 +18,7 @@ class Dense(Aggregator):
 
     linear = True
 
-    def round(self, grad: FloatArray, key: TensorKey, step: int) -> Round:
+    def round(self, grad: FloatArray, key: TensorKey, step: int, out: FloatArray) -> Round:
         """See `Aggregator.round`."""
         average: FloatArray = yield AllReduce(key.name, grad.reshape(-1))
         return average

@@ -34,15 +34,16 @@ class Reduce(Aggregator):
         self._memory = memory
         self._seed = seed
 
-    def round(self, grad: FloatArray, key: TensorKey, step: int) -> Round:
+    def round(self, grad: FloatArray, key: TensorKey, step: int, out: FloatArray) -> Round:
         """See `Aggregator.round`."""
         codec = self._codec
         seed, tensor_id = self._seed, key.tensor_id
         item = self._memory.source(grad, key).to_encode(codec, seed, step, tensor_id)
         payload = _payload(item)
         self._memory.sent(key)
-        average = yield AllReduce(key.name, payload)
-        return codec.decode_payload(average, key.numel, seed=seed, step=step, tensor_id=tensor_id)
+        average = yield AllReduce(key.name, payload, overwrite=True)
+        random = {"seed": seed, "step": step, "tensor_id": tensor_id}
+        return codec.decode_payload(average, key.numel, out=out, **random)
 
 
 class NonlinearReduce(Reduce):
@@ -54,14 +55,15 @@ class NonlinearReduce(Reduce):
 
     linear = False
 
-    def round(self, grad: FloatArray, key: TensorKey, step: int) -> Round:
+    def round(self, grad: FloatArray, key: TensorKey, step: int, out: FloatArray) -> Round:
         """See `Aggregator.round`."""
         codec = self._codec
         seed, tensor_id = self._seed, key.tensor_id
         corrected = self._memory.compensate(grad, key)
         payload = codec.encode_payload(corrected, seed=seed, step=step, tensor_id=tensor_id)
-        mean = yield AllReduce(key.name, payload)
-        average = codec.decode_payload(mean, key.numel, seed=seed, step=step, tensor_id=tensor_id)
+        mean = yield AllReduce(key.name, payload, overwrite=True)
+        random = {"seed": seed, "step": step, "tensor_id": tensor_id}
+        average = codec.decode_payload(mean, key.numel, out=out, **random)
         self._memory.update(key, average)
         return average
 
@@ -107,7 +109,7 @@ class BucketedReduce(BucketAggregator):
 def _reduce(name: str, members: Sequence[Member]) -> BucketRound:
     payloads = [_payload(tensor) for tensor in _encoded(members)]
     _sent(members)
-    average = yield AllReduce(name, np.concatenate(payloads))
+    average = yield AllReduce(name, np.concatenate(payloads), overwrite=True)
     ends = np.cumsum([payload.size for payload in payloads])
     return [
         _of(member).codec.decode_payload(part, member.key.numel, out=member.out)

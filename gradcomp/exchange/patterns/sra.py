@@ -93,7 +93,8 @@ class Sra(BucketAggregator):
             frames, _ = encode_pieces(tensors)
             for residual, lost in bucket.lost(chunk, tensors):
                 with np.errstate(over="ignore", invalid="ignore"):
-                    residual += np.float32(self._world_size) * lost
+                    lost *= np.float32(self._world_size)
+                    residual += lost
                 _core.zero_nonfinite(residual)
             return frames
 

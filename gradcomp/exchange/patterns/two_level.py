@@ -61,10 +61,10 @@ class TwoLevel(Aggregator):
         """As the pattern between nodes."""
         return self._between.takes(shape)
 
-    def round(self, grad: FloatArray, key: TensorKey, step: int) -> Round:
+    def round(self, grad: FloatArray, key: TensorKey, step: int, out: FloatArray) -> Round:
         """See `Aggregator.round`."""
         average = yield AllReduce(f"{key.name}.node", grad.reshape(-1), "node")
-        inner = self._between.round(average.reshape(key.shape), key, step)
+        inner = self._between.round(average.reshape(key.shape), key, step, out)
         return (yield from _between_nodes(inner, self._node))
 
 

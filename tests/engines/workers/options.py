@@ -703,6 +703,17 @@ def flat_tensors_that_are_not_compressed_are_named() -> None:
 
 
 @cases
+def tensors_of_the_script_do_not_change() -> None:
+    """Averages take the memory of gradients, but not that of other tensors."""
+    own = torch.arange(9000, dtype=torch.float32).reshape(90, 100) * (hvd.rank() + 1)
+    before = own.clone()
+    average = hvd.allreduce(own, name="own", compression=Compression.fp16())
+    assert torch.equal(own, before)
+    mean = before / (hvd.rank() + 1) * (1 + hvd.size()) / 2
+    torch.testing.assert_close(average, mean, rtol=2e-3, atol=0)
+
+
+@cases
 def a_missing_environment_is_named() -> None:
     for name in ("GRADCOMP_COMPRESSION", "GRADCOMP_CONFIG"):
         os.environ.pop(name, None)

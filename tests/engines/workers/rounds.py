@@ -6,10 +6,10 @@ import horovod.torch as hvd
 import numpy as np
 from workers.harness import Cases
 
-from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.codec import get_codec
 from gradcomp.exchange.engine import Driver
-from gradcomp.exchange.rounds import AllGather, AllReduce, Round
+from gradcomp.exchange.rounds import AllGather, AllReduce, AllToAll, Round
 from horovod_compressors.torch.engine import HorovodEngine
 
 cases = Cases()
@@ -37,6 +37,39 @@ def low_rank(name: str, grad: FloatArray, gather: bool) -> Round:
 def gradient(name: str, step: int, rank: int) -> FloatArray:
     seed = [NAMES.index(name), step, rank]
     return np.random.default_rng(seed).standard_normal(SHAPE, np.float32)
+
+
+def frame_of(rank: int, step: int, nbytes: int) -> ByteArray:
+    """A frame of random 16-bit floats, of about so many bytes."""
+    numbers = np.random.default_rng([rank, step]).standard_normal(nbytes // 2, np.float32)
+    return get_codec("bf16").encode(numbers)
+
+
+@cases
+def large_replies_in_memory_of_earlier_ones() -> None:
+    """Replies grow and shrink; those that something still refers to do not change."""
+    engine = HorovodEngine("large", {"all": hvd.global_process_set})
+    size, rank = hvd.size(), hvd.rank()
+    kept, kept_copy, places = None, None, []
+    for step, nbytes in enumerate([40 << 20, 40 << 20, 36 << 20, 44 << 20, 40 << 20, 1000]):
+        frames = [frame_of(one, step, nbytes // size) for one in range(size)]
+        gathered = engine.finish(engine.start(AllGather("frames", frames[rank])))
+        assert [one.tobytes() for one in gathered] == [one.tobytes() for one in frames]
+        splits = [len(frames[rank]) // size] * size
+        sent = frames[rank][: sum(splits)]
+        parts = engine.finish(engine.start(AllToAll("parts", sent, splits)))
+        begin = splits[0] * rank
+        for one, part in zip(frames, parts, strict=True):
+            assert np.array_equal(part, one[begin : begin + splits[0]])
+        places.append(gathered[0].ctypes.data)
+        if step == 3:
+            kept, kept_copy = gathered, [one.copy() for one in gathered]
+        del gathered, parts
+    assert places[0] == places[1] == places[2], "the memory of large replies is not used again"
+    assert kept is not None
+    assert kept_copy is not None
+    assert places[4] != places[3]
+    assert all(np.array_equal(one, copy) for one, copy in zip(kept, kept_copy, strict=True))
 
 
 @cases
