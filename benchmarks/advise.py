@@ -21,7 +21,7 @@ import os
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +110,14 @@ def prediction(row: Row, alone: float, costs: EngineCosts, cache: SpeedCache) ->
         ranks=ranks,
         link=Link(row["measured_bits_per_second"]),
         costs=costs,
-        compute=alone,
+        compute=row["compute_ms"] / 1e3,
         cores=len(os.sched_getaffinity(0)) / ranks,
         copy_byte=copy_byte(cache),
     )
+    # The rest of the step without an exchange copies gradients, beside Horovod's idle threads.
+    waits = job.shared * min(1.0, job.slow * ENGINES["horovod"].idle_cores)
+    copies = max(alone - job.compute, 0.0) / (job.slow * (1.0 + waits))
+    job = replace(job, host_compute=copies)
     speeds = None if spec == UNCOMPRESSED else cache.speeds(spec, exchange)
     return predict(job, spec, exchange, speeds)
 

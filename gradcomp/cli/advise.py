@@ -81,7 +81,10 @@ def advise(
         float, typer.Option(metavar="MS", help="Latency of the link, one way.")
     ] = 0.1,
     compute: Annotated[
-        float, typer.Option(metavar="MS", help="A step's time on one rank alone.")
+        float, typer.Option(metavar="MS", help="A step's time on one rank alone, on an accelerator.")
+    ] = 0.0,
+    host_compute: Annotated[
+        float, typer.Option(metavar="MS", help="Further time, on a core of the host.")
     ] = 0.0,
     cores: Annotated[
         float | None, typer.Option(help="Cores of a node.  [default: those of this machine]")
@@ -105,7 +108,7 @@ def advise(
     shapes = read_model(model)
     trained = load(config, []) if config else None
     if save is not None:
-        _check_save(trained, compute)
+        _check_save(trained, compute + host_compute)
     measured = None
     if measure:
         _refuse_beside_measure(ranks=ranks, bandwidth=bandwidth, engine=engine)
@@ -136,6 +139,7 @@ def advise(
         link=link,
         costs=costs,
         compute=1e-3 * compute,
+        host_compute=1e-3 * host_compute,
         ranks_per_node=per_node,
         cores=own_cores,
         copy_byte=ranking.copy_byte(cache),
@@ -250,6 +254,7 @@ def _json(
         "bits_per_second": rate if math.isfinite(rate) else None,
         "latency": job.link.latency,
         "compute": job.compute,
+        "host_compute": job.host_compute,
         "cores_per_rank": job.cores,
         "machine": machine_key(),
         "measured": None if measured is None else asdict(measured),
@@ -271,10 +276,11 @@ def _title(model: str, job: Job, engine: str, measured: measuring.MeasuredLinks 
     elements = sum(math.prod(shape) for shape in job.shapes.values())
     nodes = job.ranks // job.ranks_per_node
     how = "measured" if measured else f"latency {1e3 * job.link.latency:g} ms"
+    host = f" and {1e3 * job.host_compute:g} on the host" if job.host_compute else ""
     return (
         f"{model}, {elements:,} elements; {engine}, {job.ranks} ranks on {nodes} nodes; links of "
         f"{job.link.bits_per_second / 1e6:.4g} Mbit/s, {how}; {1e3 * job.compute:g} ms of "
-        f"computation, {job.cores:g} cores for a rank. Predicted, after all warm-ups:"
+        f"computation{host}, {job.cores:g} cores for a rank. Predicted, after all warm-ups:"
     )
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 import statistics
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -35,10 +33,13 @@ _SIDE = 128
 _MODELS: Sequence[Mapping[str, tuple[int, ...]]] = (
     {"a": (_SIDE, _SIDE)},
     {f"a{i}": (_SIDE, _SIDE) for i in range(16)},
-    {f"a{i}": (1024, 1024) for i in range(2)},
-    {"a": (16, 65536)},
+    {f"a{i}": (1024, 1024) for i in range(16)},
+    {f"a{i}": (16, 65536) for i in range(4)},
 )
-"""One small tensor; a bucket of them; several large ones, beyond a cache; a long matrix."""
+"""One small tensor; a bucket of them; large ones, a bucket each; long matrices.
+
+Large ones take turns, so that no cache holds what a round reads, as in a step of a real model.
+"""
 
 _GROUPS = (2, 4)
 """Numbers of ranks, or of nodes with `_PER_NODE` ranks each."""
@@ -46,9 +47,6 @@ _GROUPS = (2, 4)
 _PER_NODE = 2
 _REPEATS = 3
 _COPIES = 10
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Parameters of glibc's ``mallopt``."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,6 @@ def measure_speeds(spec: str, exchange: str, tick: Callable[[], None] = lambda: 
         exchange: one of `gradcomp.exchange.select.EXCHANGES`.
         tick: called `ticks` times.
     """
-    _keep_memory()
     per_node = _PER_NODE if pattern_between_nodes(exchange) is not None else 1
     config = config_of(spec, exchange, per_node)
     samples = []
@@ -162,18 +159,6 @@ def measure_speeds(spec: str, exchange: str, tick: Callable[[], None] = lambda: 
     )
 
 
-def _keep_memory() -> None:
-    """Let the C library keep freed memory, as the allocators of accelerators do.
-
-    Else the averages of all ranks, which are in one process here, go back to the system after each
-    round, and their new pages cost up to four times as much as a decoder.
-    """
-    with suppress(AttributeError, OSError):  # not glibc
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_MMAP_THRESHOLD, 32 << 20)
-        mallopt(_TRIM_THRESHOLD, 1 << 30)
-
-
 ticks = len(_MODELS)
 """Number of calls of ``tick`` in `measure_speeds`."""
 
@@ -189,7 +174,8 @@ def _measure(
     world = groups * per_node
     loop = Loopback(config, world)
     loop.begin_at(LATE_STEP, shapes)
-    grads = {name: _gradients(name, shape)[:world] for name, shape in shapes.items()}
+    # Each has memory of its own.
+    grads = {name: [one.copy() for one in _gradients(shape)[:world]] for name, shape in shapes.items()}
     first = loop.ranks[0]
     found: dict[Features, list[_Sample]] = {}
     for step in range(1 + _REPEATS):
@@ -201,9 +187,9 @@ def _measure(
 
 
 @functools.cache
-def _gradients(name: str, shape: tuple[int, ...]) -> list[FloatArray]:
+def _gradients(shape: tuple[int, ...]) -> list[FloatArray]:
     """A tensor's gradients on the ranks of the largest measurement."""
-    rng = np.random.default_rng(len(name))
+    rng = np.random.default_rng(0)
     return synthetic_gradients(rng, shape, max(_GROUPS) * _PER_NODE)
 
 

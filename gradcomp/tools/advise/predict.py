@@ -40,7 +40,9 @@ class Job:
         ranks: number of ranks that average together.
         ranks_per_node: number of them that share a node and its link.
         link: of each node.
-        compute: seconds of a step's forward and backward pass and of the optimizer, alone.
+        compute: seconds of a step's forward and backward pass and of the optimizer, alone, that no core
+            of the host takes.
+        host_compute: further ones, on a core of the host: copies of gradients, for example.
         cores: cores for each rank, perhaps less than 1.
         costs: of the engine.
         copy_byte: seconds of a copy of one byte.
@@ -54,6 +56,7 @@ class Job:
     link: Link
     costs: EngineCosts
     compute: float = 0.0
+    host_compute: float = 0.0
     ranks_per_node: int = 1
     cores: float = 1.0
     copy_byte: float = 0.0
@@ -68,11 +71,12 @@ class Job:
                 f"{self.ranks} ranks do not fill nodes of {self.ranks_per_node}: give a number of "
                 "nodes that divides the ranks"
             )
-        if not 0 <= self.compute < math.inf:
-            raise GradcompError(
-                f"the time of a step's computation is {self.compute:g} s; it must be at least 0 and "
-                "finite"
-            )
+        for compute in (self.compute, self.host_compute):
+            if not 0 <= compute < math.inf:
+                raise GradcompError(
+                    f"the time of a step's computation is {compute:g} s; it must be at least 0 and "
+                    "finite"
+                )
         if not 0 < self.cores < math.inf:
             raise GradcompError(
                 f"cores is {self.cores:g}; it must be above 0: cores of a node, divided by its ranks"
@@ -168,10 +172,12 @@ class _Timeline:
         if buckets and job.costs.tokens and job.ranks > 1:
             self.wire.submit(self.now, "allgather", _STEP_TEXT, job.ranks)
         backward = self._backward()
+        host_byte = job.host_compute / max(sum(nbytes.values()), 1)
         copied = min(job.costs.copies, 1) * job.copy_byte
         for group in _groups(reversed(names), nbytes, job.costs):
             for name in group:
                 self._compute(backward[name])
+                self._work("model", host_byte * nbytes[name])
                 self._work("copy", copied * nbytes[name])
                 if buckets:
                     self._work("copy", job.costs.gradient)

@@ -91,7 +91,7 @@ ENGINES: dict[str, EngineCosts] = {
         fuses=True,
         tokens=True,
         gradient=55e-6,
-        idle_cores=0.4,
+        idle_cores=0.1,
         spins=True,
     ),
     "torch": EngineCosts(
