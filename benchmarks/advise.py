@@ -8,7 +8,7 @@ needs root. 3 models x 3 rates x 6 specs x 2 engines: the stock optimizer of Hor
 Gloo, with gradients of real shapes and a pause in place of computation (benchmarks/e2e). A
 prediction knows the shapes, the rate, the step without any exchange, the speeds of codecs (measured
 in one process), and the engines' costs, measured by the requests of `--measure` on links without a
-limit and of 1 Gbit/s; it knows no step with an exchange.
+limit and of that rate; it knows no step with an exchange.
 
 Finished jobs are kept in OUTPUT, and a later run goes on. It also has the tables and the picture.
 Times hold on a quiet machine only. Exit codes: 0 done; 1 a job failed; 2 no hosts here, or no
@@ -50,7 +50,6 @@ SPECS = (
     ("residual|sign", "gather"),
     ("powersgd(rank=4,start_step=0,variant=library)", "auto"),
 )
-LIMITED = "1gbit"
 NEAR = 0.15
 ALONE = "alone"
 COLORS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#97bbf5")
@@ -68,10 +67,10 @@ def contenders(engine: str, count: int) -> list[Contender]:
     return result
 
 
-def measured_costs(output: Path, engine: str, ranks: int) -> EngineCosts:
-    """The costs of an engine on this machine, measured once."""
+def measured_costs(output: Path, engine: str, ranks: int, limit: str) -> EngineCosts:
+    """The costs of an engine on this machine and links of a rate, measured once."""
     found = {}
-    for rate in (None, LIMITED):
+    for rate in (None, limit):
         path = output / "engines" / f"{engine}-{ranks}-{rate or 'unlimited'}.json"
         if not path.exists():
             print(f"{engine}: requests on links of {rate or 'any rate'} ...", flush=True)
@@ -86,8 +85,8 @@ def measured_costs(output: Path, engine: str, ranks: int) -> EngineCosts:
     kinds = {}
     for kind, fast in found[None]["byte"].items():
         # With a limit, what comes before the transfer is seen apart from what is beside it.
-        wire = 8 / found[LIMITED]["carried"]
-        before = min(max(found[LIMITED]["byte"][kind] - wire, 0.0), fast)
+        wire = 8 / found[limit]["carried"]
+        before = min(max(found[limit]["byte"][kind] - wire, 0.0), fast)
         kinds[kind] = KindCost(found[None]["request"][kind], before, fast - before)
     return ENGINES[engine].with_costs(kinds)
 
@@ -122,8 +121,10 @@ def prediction(row: Row, alone: float, costs: EngineCosts, cache: SpeedCache) ->
     return predict(job, spec, exchange, speeds)
 
 
-def compared(rows: Sequence[Row], costs: dict[str, EngineCosts], cache: SpeedCache) -> list[Row]:
-    """Measured rows with their predictions."""
+def compared(
+    rows: Sequence[Row], costs: dict[tuple[str, str], EngineCosts], cache: SpeedCache
+) -> list[Row]:
+    """Measured rows with their predictions; costs are those of an engine at a rate."""
     # Horovod's step without an exchange is the model's time: DDP's has copies, which are predicted.
     alone = {
         (row["model"], row["rate"]): row["median_seconds"]
@@ -134,7 +135,8 @@ def compared(rows: Sequence[Row], costs: dict[str, EngineCosts], cache: SpeedCac
     for row in rows:
         if row["contender"].endswith(ALONE) or (row["model"], row["rate"]) not in alone:
             continue
-        found = prediction(row, alone[row["model"], row["rate"]], costs[row["engine"]], cache)
+        of_job = costs[row["engine"], row["rate"]]
+        found = prediction(row, alone[row["model"], row["rate"]], of_job, cache)
         result.append(
             row
             | {
@@ -273,8 +275,9 @@ def main() -> int:
     ]
     try:
         costs = {
-            engine: measured_costs(arguments.output, engine, arguments.ranks)
+            (engine, rate): measured_costs(arguments.output, engine, arguments.ranks, rate)
             for engine in arguments.engines
+            for rate in arguments.rates
         }
         for number, (cell, engine) in enumerate(jobs, 1):
             line = f"[{number}/{len(jobs)}] {cell.model}, {cell.rate}, {engine}"
@@ -296,7 +299,7 @@ def main() -> int:
         return 1
     cells = [asdict(cell) for cell, _ in jobs]
     own = [row for row in results.rows if any(cell.items() <= row.items() for cell in cells)]
-    rows = compared([row for row in own if row["engine"] in costs], costs, cache)
+    rows = compared([row for row in own if (row["engine"], row["rate"]) in costs], costs, cache)
     if not rows:
         print(
             "advise: the model's time comes from Horovod's steps without an exchange, and there are none: "

@@ -149,8 +149,10 @@ class Lab:
                 device = INTERFACE if where else _link(host)
                 _quietly([*where, "tc", "qdisc", "del", "dev", device, "root"])
                 if rate is not None:
-                    # At high rates timers come too rarely for small buckets.
-                    burst = max(64 << 10, int(bits_per_second(rate) / 8 * 1e-3))
+                    # At high rates timers come too rarely for small buckets. At low ones a bucket
+                    # holds the largest packet before it is cut, 64 KiB and headers, for which
+                    # real links have network cards.
+                    burst = max(128 << 10, int(bits_per_second(rate) / 8 * 1e-3))
                     shaper = ["tbf", "rate", rate, "burst", f"{burst}b", "latency", "50ms"]
                     _run([*where, "tc", "qdisc", "add", "dev", device, "root", *shaper])
         self.rate = rate

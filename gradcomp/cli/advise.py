@@ -81,7 +81,8 @@ def advise(
         float, typer.Option(metavar="MS", help="Latency of the link, one way.")
     ] = 0.1,
     compute: Annotated[
-        float, typer.Option(metavar="MS", help="A step's time on one rank alone, on an accelerator.")
+        float,
+        typer.Option(metavar="MS", help="A step's time on one rank alone, on an accelerator."),
     ] = 0.0,
     host_compute: Annotated[
         float, typer.Option(metavar="MS", help="Further time, on a core of the host.")

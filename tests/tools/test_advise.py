@@ -133,6 +133,17 @@ def test_computation_takes_at_least_its_time(gathered: Speeds) -> None:
     assert predict(job(compute=0.5), *GATHERED, gathered).seconds >= 0.5
 
 
+def test_computation_on_the_host_shares_its_cores(gathered: Speeds) -> None:
+    """It takes longer where ranks have less than a core each."""
+    assert predict(job(host_compute=0.5), *GATHERED, gathered).seconds >= 0.5
+    for cores, slow in ((1.0, 1), (0.5, 2)):
+        there = replace(job("torch", cores=cores), link=Link(math.inf), ranks=1)
+        own = predict(there, *GATHERED, gathered)
+        added = predict(replace(there, host_compute=0.25), *GATHERED, gathered)
+        assert added.seconds - own.seconds == pytest.approx(slow * 0.25)
+        assert added.stages["model"] == pytest.approx(slow * 0.25)
+
+
 def test_shared_cores_slow_own_work(gathered: Speeds) -> None:
     whole, half = (predict(job(cores=cores), *GATHERED, gathered) for cores in (1.0, 0.5))
     assert half.stages["encode"] == pytest.approx(2 * whole.stages["encode"])
@@ -157,6 +168,7 @@ def test_two_level_passes_fewer_bytes() -> None:
         ({"ranks": 0}, "ranks is 0; it must be at least 1"),
         ({"ranks_per_node": 3}, "4 ranks do not fill nodes of 3"),
         ({"compute": -1.0}, "computation is -1 s; it must be at least 0"),
+        ({"host_compute": math.inf}, "computation is inf s; it must be at least 0 and finite"),
         ({"cores": 0.0}, "cores is 0; it must be above 0"),
         ({"shapes": {}}, "the model has no parameters"),
     ],

@@ -175,7 +175,9 @@ def _measure(
     loop = Loopback(config, world)
     loop.begin_at(LATE_STEP, shapes)
     # Each has memory of its own.
-    grads = {name: [one.copy() for one in _gradients(shape)[:world]] for name, shape in shapes.items()}
+    grads = {
+        name: [one.copy() for one in _gradients(shape)[:world]] for name, shape in shapes.items()
+    }
     first = loop.ranks[0]
     found: dict[Features, list[_Sample]] = {}
     for step in range(1 + _REPEATS):

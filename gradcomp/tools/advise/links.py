@@ -137,7 +137,9 @@ def measure_links(job: JobLinks, tick: Callable[[], None] = lambda: None) -> Mea
 def _reduce(dtype: str) -> Callable[[int, str, int], Request]:
     def make(_: int, name: str, nbytes: int) -> Request:
         # Horovod adds halves up to twice as fast if they are all alike.
-        numbers = np.random.default_rng(0).standard_normal(max(nbytes // np.dtype(dtype).itemsize, 1))
+        numbers = np.random.default_rng(0).standard_normal(
+            max(nbytes // np.dtype(dtype).itemsize, 1)
+        )
         return AllReduce(name, numbers.astype(dtype))
 
     return make

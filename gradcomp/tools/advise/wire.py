@@ -83,10 +83,10 @@ class EngineCosts:
 ENGINES: dict[str, EngineCosts] = {
     "horovod": EngineCosts(
         kinds={
-            "allreduce float32": KindCost(5.5e-3, 0.24e-9, 0.67e-9),
-            "allreduce float16": KindCost(4.3e-3, 1.9e-9, 1.2e-9),
-            "allgather": KindCost(3.4e-3, 0.78e-9, 0.66e-9),
-            "alltoall": KindCost(4.6e-3, 0.94e-9, 0.0),
+            "allreduce float32": KindCost(2.3e-3, 0.26e-9, 0.77e-9),
+            "allreduce float16": KindCost(2.8e-3, 2.6e-9, 2.4e-9),
+            "allgather": KindCost(1.6e-3, 0.36e-9, 0.41e-9),
+            "alltoall": KindCost(2.7e-3, 0.99e-9, 0.0),
         },
         fuses=True,
         tokens=True,
@@ -96,10 +96,10 @@ ENGINES: dict[str, EngineCosts] = {
     ),
     "torch": EngineCosts(
         kinds={
-            "allreduce float32": KindCost(3.7e-3, 0.0, 1.1e-9),
-            "allreduce float16": KindCost(2.3e-3, 0.0, 1.5e-9),
-            "allgather": KindCost(0.75e-3, 0.19e-9, 0.73e-9),
-            "alltoall": KindCost(1.3e-3, 0.2e-9, 0.71e-9),
+            "allreduce float32": KindCost(1.8e-3, 0.02e-9, 0.96e-9),
+            "allreduce float16": KindCost(2.2e-3, 0.0, 1.5e-9),
+            "allgather": KindCost(0.92e-3, 0.23e-9, 0.46e-9),
+            "alltoall": KindCost(0.76e-3, 0.22e-9, 0.62e-9),
         },
         fuses=False,
         direct=frozenset({"alltoall", "allgather"}),
@@ -114,8 +114,9 @@ ENGINES: dict[str, EngineCosts] = {
 ``kinds`` are the costs of a rank with a core of its own: half of those of 4 ranks on 2 cores, which
 `benchmarks/advise.py` measures by requests. ``gradcomp advise --measure`` finds those of a job.
 ``gradient`` is about the mean of compressed and uncompressed ones in `benchmarks/adapter_python.py`.
-``idle_cores`` are the ``idle_processors`` of 2 ranks on 2 cores in docs/results/e2e/results.json:
-Horovod's ranks communicate in every cycle of a millisecond. That its wait ``spins`` is in
+``idle_cores`` fit steps of `benchmarks/advise.py` at 1 Gbit/s. Horovod's ranks communicate in every cycle
+of a millisecond, which takes a third of a core that is idle otherwise (``idle_processors`` in
+docs/results/advise/results.json), but cycles are longer where others want the cores. That its wait ``spins`` is in
 docs/horovod.md, and makes the difference of "Horovod fp16" and "our fp16" in docs/results/e2e.
 """
 
