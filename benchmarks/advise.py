@@ -52,6 +52,7 @@ SPECS = (
 )
 NEAR = 0.15
 ALONE = "alone"
+TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 COLORS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#97bbf5")
 
 
@@ -197,7 +198,7 @@ def share(rows: Sequence[Row]) -> str:
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Predicted against measured steps, one panel for each engine."""
     engines = list(dict.fromkeys(row["engine"] for row in rows))
-    figure = new_figure(5.2 * len(engines), 5.2)
+    figure = new_figure(5.2 * len(engines), 5.8)
     both = [row[key] for row in rows for key in ("predicted", "median_seconds")]
     low, high = 0.8 * min(both), 1.25 * max(both)
     specs = list(dict.fromkeys(row["contender"].split(" ", 1)[1] for row in rows))
@@ -219,6 +220,10 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             axes.scatter(x, y, s=22, color=color, label=spec, zorder=3)
         axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal", title=engine)
         axes.set(xlabel="measured step, s", ylabel="predicted step, s" if i == 0 else "")
+        ticks = [tick for tick in TICKS if low <= tick <= high]
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+            axis.set_ticks([], minor=True)
         if i == 0:
             axes.legend(fontsize=7, loc="upper left", frameon=False)
     figure.savefig(path, dpi=120)
