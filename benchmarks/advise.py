@@ -115,8 +115,8 @@ def prediction(row: Row, alone: float, costs: EngineCosts, cache: SpeedCache) ->
         copy_byte=copy_byte(cache),
     )
     # The rest of the step without an exchange copies gradients, beside Horovod's idle threads.
-    waits = job.shared * min(1.0, job.slow * ENGINES["horovod"].idle_cores)
-    copies = max(alone - job.compute, 0.0) / (job.slow * (1.0 + waits))
+    idle = replace(job, costs=ENGINES["horovod"])
+    copies = max(alone - job.compute, 0.0) / (idle.slow * (1.0 + idle.shared * idle.idle_load))
     job = replace(job, host_compute=copies)
     speeds = None if spec == UNCOMPRESSED else cache.speeds(spec, exchange)
     return predict(job, spec, exchange, speeds)

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from e2e.model import Layer
 from gradcomp import load_config
 
 CASES = (
@@ -35,21 +36,6 @@ WARMUP = 3
 Step = Callable[[], None]
 
 
-class _Fixed(torch.autograd.Function):
-    """Passes its input on; gives the weight a fixed gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor
-    ) -> torch.Tensor:
-        ctx.grad = grad
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *of_output: torch.Tensor) -> tuple[Any, ...]:
-        return of_output[0], ctx.grad, None
-
-
 class Model(torch.nn.Module):
     """One matrix, whose gradient is the same in each step."""
 
@@ -61,7 +47,7 @@ class Model(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The input, a scalar."""
-        passed: torch.Tensor = _Fixed.apply(x, self.weight, self.fixed)  # type: ignore[no-untyped-call]
+        passed: torch.Tensor = Layer.apply(x, self.weight, self.fixed, 0.0)  # type: ignore[no-untyped-call]
         return passed
 
 

@@ -19,8 +19,8 @@ def keep(work: dist.Work) -> dist.Work:
     """Keep a reference to a collective that has just been launched; returns it.
 
     Otherwise a thread of PyTorch may release the last reference, with the tensors in it, after the
-    interpreter has ended, which aborts the process. Earlier ones that are done long since have no such
-    thread any more, and their tensors are needed.
+    interpreter has ended, which aborts the process. Of collectives that are done only the last one is
+    kept, for the others' tensors take memory.
     """
     while len(_last) > 1 and _last[0].is_completed():
         _last.popleft()

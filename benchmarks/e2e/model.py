@@ -11,7 +11,7 @@ import torch
 
 from gradcomp.tools.model_shapes import model_shapes
 
-__all__ = ["Synthetic", "random_numbers"]
+__all__ = ["Layer", "Synthetic", "random_numbers"]
 
 _APART = 8 << 20
 """From the numbers of one rank to the next one's: too far for them to meet in a cache."""
@@ -30,7 +30,7 @@ def _numel(name: str) -> int:
     return sum(map(math.prod, model_shapes(name).values()))
 
 
-class _Layer(torch.autograd.Function):
+class Layer(torch.autograd.Function):
     """Passes its input on; waits in the backward pass, then gives its weight a gradient."""
 
     @staticmethod
@@ -88,7 +88,7 @@ class Synthetic(torch.nn.Module):
         """The input, a scalar, after some time."""
         time.sleep(self.forward_seconds)
         for weight, grad in zip(self.weights, self.grads, strict=True):
-            x = _Layer.apply(  # type: ignore[no-untyped-call]
+            x = Layer.apply(  # type: ignore[no-untyped-call]
                 x, weight, grad, self.layer_seconds if weight.ndim > 1 else 0.0
             )
         return x

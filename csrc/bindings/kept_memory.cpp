@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <iterator>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <vector>
 
@@ -42,11 +43,11 @@ void* allocate(std::size_t nbytes) {
   return block;
 }
 
-// Free and lent blocks together never take more than lent ones alone once have. The interpreter's
-// lock guards it.
+// Free and lent blocks together never take more than lent ones alone once have.
 class KeptMemory {
  public:
   void* take(std::size_t nbytes) {
+    const std::lock_guard<std::mutex> guard(mutex_);
     free_.reserve(free_.size() + lent_blocks_ + 1);  // so that give_back() never allocates
     void* const block = kept(nbytes);
     ++lent_blocks_;
@@ -56,6 +57,7 @@ class KeptMemory {
   }
 
   void give_back(void* block, std::size_t nbytes) noexcept {
+    const std::lock_guard<std::mutex> guard(mutex_);
     --lent_blocks_;
     lent_ -= nbytes;
     kept_ += nbytes;
@@ -83,6 +85,7 @@ class KeptMemory {
     return at;
   }
 
+  std::mutex mutex_;         // interpreters without a lock of their own share the memory, too
   std::vector<Block> free_;  // the oldest first
   std::size_t lent_blocks_ = 0;
   std::size_t lent_ = 0, kept_ = 0, most_ = 0;  // bytes

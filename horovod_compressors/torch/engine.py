@@ -62,6 +62,7 @@ class HorovodEngine:
             )
         if isinstance(request, AllGather):
             frame = torch.from_numpy(request.frame)
+            # The public functions of this and of `AllToAll` make new outputs.
             output = self._memory(request.name)
             handle = hvd.mpi_ops._allgather_async(frame, output, name, process_set)
         elif isinstance(request, Broadcast):
@@ -104,10 +105,10 @@ class HorovodEngine:
 
     def _memory(self, name: str) -> torch.Tensor:
         """A tensor for Horovod to resize: a large reply of the last step, if nothing refers to it."""
-        last, array = self._replies.pop(name, (None, None))
-        if last is None or array is None or array() is not None:
-            return torch.empty(0, dtype=torch.uint8)
-        return last
+        kept = self._replies.pop(name, None)
+        if kept is not None and kept[1]() is None:
+            return kept[0]
+        return torch.empty(0, dtype=torch.uint8)
 
     def _bytes(self, name: str, reply: torch.Tensor) -> ByteArray:
         """A reply as an array, and its memory kept for `_memory` if it is large."""

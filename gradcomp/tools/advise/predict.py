@@ -95,6 +95,11 @@ class Job:
         """
         return min(1.0, max(0.0, 2.0 - self.cores))
 
+    @property
+    def idle_load(self) -> float:
+        """The work of an engine that has nothing to do, in a second of a rank's own work."""
+        return min(1.0, self.slow * self.costs.idle_cores)
+
 
 def predict(
     job: Job,
@@ -229,8 +234,7 @@ class _Timeline:
         if self.job.ranks == 1 or not own:
             return 0.0
         busy = min(1.0, self.wire.served.work / own)
-        idle = min(1.0, self.job.slow * self.job.costs.idle_cores)
-        return busy + idle * (1.0 - busy)
+        return busy + self.job.idle_load * (1.0 - busy)
 
     def _backward(self) -> dict[str, float]:
         """Seconds of the backward pass before each gradient: alike for matrices and kernels."""
