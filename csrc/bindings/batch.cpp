@@ -86,7 +86,7 @@ py::tuple encode_tensors(const std::vector<py::object>& tensors) {
 // For each gradcomp.ToDecode of a list: out += weight * decode(frame), frame after frame.
 void decode_tensors_add(const std::vector<py::object>& tensors, float weight) {
   static const Field name("name"), frames_field("frames"), out_field("out"), basis_field("basis"),
-      senders("senders"), over_senders("over_senders"), clips("clips");
+      senders("senders"), over_senders("over_senders"), clips("clips"), replaces("replaces");
   std::vector<Bytes> kept;  // `frames` of a tensor may be a list, which other threads can change
   std::deque<std::vector<Span<const std::uint8_t>>> frames;  // items point to them
   std::vector<DecodeItem> items;
@@ -104,7 +104,8 @@ void decode_tensors_add(const std::vector<py::object>& tensors, float weight) {
                      output(out),
                      basis.is_none() ? Span<const float>() : input(array_of<Floats>(basis)),
                      over_senders.of(tensor).cast<bool>(),
-                     clips.of(tensor).cast<bool>()});
+                     clips.of(tensor).cast<bool>(),
+                     replaces.of(tensor).cast<bool>()});
   }
   Status status;
   BatchFault fault;

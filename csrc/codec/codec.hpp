@@ -8,6 +8,7 @@
 #include "base/span.hpp"
 #include "base/status.hpp"
 #include "codec/caps.hpp"
+#include "codec/open_payload.hpp"
 
 namespace gradcomp {
 
@@ -68,6 +69,14 @@ class Codec {
   // After an error acc is unchanged.
   virtual Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                             Span<float> acc) const = 0;
+
+  // Prepares the payload of n elements for decoding in pieces, which add the same numbers as
+  // decode_add. Leaves `opened` as it is if the codec decodes whole tensors only.
+  virtual Status open(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+                      OpenPayload* opened) const {
+    (void)in, (void)call, (void)n, (void)opened;
+    return {};
+  }
 
   // y = 0 at the elements that the payload carries, whatever their values; for codecs whose
   // payloads have indices (Symbols::kIndices).

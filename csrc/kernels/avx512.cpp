@@ -163,6 +163,14 @@ GRADCOMP_AVX512 void zero(float* y, std::size_t n) {
   kScalarKernels.zero(y + i, n - i);
 }
 
+GRADCOMP_AVX512 void copy_uncached(const float* x, float* y, std::size_t n) {
+  std::size_t i = until_line(y, n);
+  kScalarKernels.copy_uncached(x, y, i);
+  for (; i + 16 <= n; i += 16) _mm512_stream_ps(y + i, _mm512_loadu_ps(x + i));
+  _mm_sfence();
+  kScalarKernels.copy_uncached(x + i, y + i, n - i);
+}
+
 GRADCOMP_AVX512 void zero_nonfinite(float* x, std::size_t n) {
   std::size_t i = 0;
   for (; i + 16 <= n; i += 16) {

@@ -98,6 +98,8 @@ struct Kernels {
                            float scale, bool nesterov, std::size_t n);
   // y[i] = 0. Large arrays are written past the caches, which would otherwise read them first.
   void (*zero)(float* y, std::size_t n);
+  // y = x, written past the caches.
+  void (*copy_uncached)(const float* x, float* y, std::size_t n);
   // x[i] = 0 where x[i] is NaN or Inf.
   void (*zero_nonfinite)(float* x, std::size_t n);
 

@@ -78,6 +78,8 @@ bool correct_momentum(float* velocity, float* momentum, const float* grad, float
 
 void zero(float* y, std::size_t n) { std::fill_n(y, n, 0.0f); }
 
+void copy_uncached(const float* x, float* y, std::size_t n) { std::copy_n(x, n, y); }
+
 void zero_nonfinite(float* x, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) {
     if ((float_bits(x[i]) & kInfBits) == kInfBits) x[i] = 0.0f;

@@ -5,7 +5,7 @@
 #define GRADCOMP_EACH_KERNEL(X) \
   X(f32_to_f16) X(f16_to_f32) X(f16_add) X(f32_to_bf16) X(bf16_to_f32) X(bf16_add) X(split_planes) \
   X(join_planes) X(compress_bytes) X(expand_bytes) X(f32_add) \
-  X(compensate) X(correct_momentum) X(zero) X(zero_nonfinite) X(collect) X(max_magnitude) \
+  X(compensate) X(correct_momentum) X(zero) X(copy_uncached) X(zero_nonfinite) X(collect) X(max_magnitude) \
   X(sum_magnitudes) X(sum_squares) \
   X(random_words) X(rounding_words) X(pack_negative) X(select_bits) X(select_bits_add) \
   X(sum_by_sign) X(moments) X(quantize) X(quantize_randomly) X(scale_levels) \

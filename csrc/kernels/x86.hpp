@@ -26,10 +26,10 @@
 
 namespace gradcomp {
 
-// Number of floats before y's first whole cache line; n if y is not aligned to floats.
+// Number of floats before y's first whole cache line; n if there are fewer, or y is not aligned.
 inline std::size_t until_line(const float* y, std::size_t n) noexcept {
   const std::uintptr_t before = (0 - reinterpret_cast<std::uintptr_t>(y)) % 64;
-  return before % sizeof(float) == 0 ? before / sizeof(float) : n;
+  return before % sizeof(float) == 0 && before / sizeof(float) < n ? before / sizeof(float) : n;
 }
 
 // Prefetches x[from, from + n), which may lie beyond the end of x.

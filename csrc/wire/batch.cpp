@@ -1,7 +1,9 @@
 #include "wire/batch.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <string>
@@ -21,7 +23,7 @@ namespace gradcomp {
 namespace {
 
 // Slots of own_scratch().
-constexpr std::size_t kCountSlot = 0, kDecodedSlot = 1;
+constexpr std::size_t kCountSlot = 0, kDecodedSlot = 1, kPieceSlot = 2;
 
 Status out_of_memory(std::size_t n) {
   return capacity_error("out of memory: an average of " + std::to_string(n) + " elements");
@@ -79,20 +81,87 @@ Scratch& own_scratch() noexcept {
   return scratch;
 }
 
-// Calls fn(frame, call) for each frame of an item; `at` is the frame that was refused.
+// Calls fn(payload, call) for the frame `at` of an item.
 template <typename Fn>
-Status for_frames(const DecodeItem& item, std::size_t* at, const Fn& fn) {
+Status of_frame(const DecodeItem& item, std::size_t at, Scratch* scratch, const Fn& fn) {
+  Frame frame;
+  GRADCOMP_TRY(payload_of_frame(*item.codec, item.frames[at], item.acc.size(), &frame));
   BucketCall bucket;
   bucket.basis = item.basis;
+  Call call;
+  call.stream = frame.stream;
+  call.scratch = scratch;
+  call.bucket = &bucket;
+  return fn(frame.payload, call);
+}
+
+// Calls fn(payload, call) for each frame of an item; `at` is the frame that was refused.
+template <typename Fn>
+Status for_frames(const DecodeItem& item, std::size_t* at, const Fn& fn) {
   for (*at = 0; *at < item.frames.size(); ++*at) {
-    Frame frame;
-    GRADCOMP_TRY(payload_of_frame(*item.codec, item.frames[*at], item.acc.size(), &frame));
-    Call call;
-    call.stream = frame.stream;
-    call.scratch = &thread_scratch();
-    call.bucket = &bucket;
-    GRADCOMP_TRY(fn(frame.payload, call));
+    GRADCOMP_TRY(of_frame(item, *at, &thread_scratch(), fn));
   }
+  return {};
+}
+
+void zero(Span<float> acc) {
+  for_ranges(acc.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
+    kernels().zero(acc.data() + begin, end - begin);
+  });
+}
+
+// Adds open payloads piece after piece, so that memory is read and written once. With `replaces`
+// the former elements do not count: a large tensor is only written.
+void add_pieces(Span<const OpenPayload> payloads, float weight, bool replaces, Span<float> acc) {
+  const bool uncached = replaces && acc.size() >= kUncachedFrom;
+  const std::size_t size = payloads[0].piece();
+  for_blocks(acc.size(), size, [&](std::size_t, std::size_t begin, std::size_t count) {
+    const Span<float> cached = own_scratch().get<float>(kPieceSlot, uncached ? size : 1);
+    float* const piece = uncached && !cached.empty() ? cached.data() : acc.data() + begin;
+    if (replaces) std::memset(piece, 0, 4 * count);
+    for (const OpenPayload& payload : payloads) payload.add(begin, count, weight, piece);
+    if (piece == cached.data()) kernels().copy_uncached(piece, acc.data() + begin, count);
+  });
+}
+
+// Payloads that are open at once; each keeps working memory of its own.
+constexpr std::size_t kTogether = 4;
+
+Scratch& scratch_of_payload(std::size_t place) noexcept {
+  thread_local std::array<Scratch, kTogether - 1> others;
+  return place == 0 ? thread_scratch() : others[place - 1];
+}
+
+// decode_add of all frames of an item.
+Status add_frames(const DecodeItem& item, float weight, std::size_t* at) {
+  const Codec& codec = *item.codec->codec;
+  std::vector<OpenPayload> opened;
+  bool replaces = item.replaces;
+  const auto add_opened = [&] {
+    if (opened.empty()) return;
+    add_pieces({opened.data(), opened.size()}, weight, replaces, item.acc);
+    replaces = false;
+    opened.clear();
+  };
+  const auto add_whole = [&](Span<const std::uint8_t> payload, const Call& call) {
+    add_opened();
+    if (replaces) zero(item.acc);
+    replaces = false;
+    return codec.decode_add(payload, call, weight, item.acc);
+  };
+  for (*at = 0; *at < item.frames.size(); ++*at) {
+    const auto add = [&](Span<const std::uint8_t> payload, const Call& call) -> Status {
+      OpenPayload one;
+      GRADCOMP_TRY(codec.open(payload, call, item.acc.size(), &one));
+      if (one.unit == 0) return add_whole(payload, call);
+      opened.push_back(std::move(one));
+      if (opened.size() == kTogether) add_opened();
+      return {};
+    };
+    GRADCOMP_TRY(of_frame(item, *at, &scratch_of_payload(opened.size()), add));
+  }
+  add_opened();
+  if (replaces) zero(item.acc);
   return {};
 }
 
@@ -119,8 +188,10 @@ Status find_factors(const DecodeItem& item, std::size_t* at, std::vector<double>
 }
 
 Status decode_item(const DecodeItem& item, float weight, std::size_t* at) {
+  if (!item.clips && !item.over_senders) return add_frames(item, weight, at);
   const Codec& codec = *item.codec->codec;
   const std::size_t n = item.acc.size();
+  if (item.replaces) zero(item.acc);
   std::vector<double> factors;
   if (item.clips) GRADCOMP_TRY(find_factors(item, at, &factors));
   const auto weight_of = [&](std::size_t frame) {

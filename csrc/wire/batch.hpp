@@ -39,6 +39,8 @@ struct DecodeItem {
   // Frames whose L2 norm is above the median of the norms are scaled down to it; then averaged over
   // all frames, unless over_senders.
   bool clips = false;
+  // acc need not hold zeros: its former elements do not count.
+  bool replaces = false;
 };
 
 // Position of a refused frame.
@@ -47,8 +49,9 @@ struct BatchFault {
   std::size_t frame = 0;
 };
 
-// acc += weight * decode(frame), frame after frame, for each item. After an error every acc must be
-// discarded, and `fault` is the first frame that was refused.
+// acc += weight * decode(frame), frame after frame, for each item; piece after piece where the
+// codec can open its payloads. After an error every acc must be discarded, and `fault` is the first
+// frame that was refused.
 Status decode_batch_add(Span<const DecodeItem> items, float weight, BatchFault* fault);
 
 }  // namespace gradcomp

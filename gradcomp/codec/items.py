@@ -60,6 +60,7 @@ class ToDecode(NamedTuple):
             that carry it, whatever its values; for codecs with the capability ``sparse``.
         clips: frames whose L2 norm is above the median of the norms are scaled down to it, the lower
             middle one of an even number. Their mean is added, unless ``over_senders``.
+        replaces: ``out`` need not hold zeros, as its former elements do not count.
     """
 
     name: str
@@ -70,6 +71,7 @@ class ToDecode(NamedTuple):
     senders: Sequence[int] | None = None
     over_senders: bool = False
     clips: bool = False
+    replaces: bool = False
 
 
 class ToAddShared(NamedTuple):

@@ -34,6 +34,18 @@ def _threads(request: pytest.FixtureRequest) -> None:
     _core.set_thread_count(request.param)
 
 
+# Units that pieces of a sum cannot have, frames that are decoded whole or in pieces, units across pieces.
+PIECES = [
+    "int8(bucket=100)",
+    "int4(bucket=17)",
+    "fp8(bucket=65536)",
+    "topk(ratio=0.5)",
+    "topk(ratio=0.001)",
+    "threshold(tau=3.2)",
+    "chunktopk(ratio=0.3,chunk=1000)",
+]
+
+
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if "shares" not in get_codec(spec).caps])
 def test_frames_are_those_of_single_calls(spec: str) -> None:
     codec = get_codec(spec)
@@ -55,6 +67,35 @@ def test_frames_are_those_of_single_calls(spec: str) -> None:
     for frame, out in zip(singles, sums, strict=True):
         expected = np.ones_like(out)
         for _ in range(2):
+            codec.decode_add(frame, expected, 0.25)
+        assert out.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("frames", [0, 1, 4, 6])
+@pytest.mark.parametrize("spec", SPECS + PIECES)
+def test_sums_that_replace_are_those_of_single_calls(spec: str, frames: int) -> None:
+    codec = get_codec(spec)
+    grads = gradients()
+    of_ranks = [
+        [
+            codec.encode(grad * (1 + rank % 2), seed=1, step=2, tensor_id=rank)
+            for rank in range(frames)
+        ]
+        for grad in grads
+    ]
+    sums = [np.full_like(grad, np.nan) for grad in grads]
+    tensors = [
+        ToDecode("w", codec, own, out, replaces=True)
+        for own, out in zip(of_ranks, sums, strict=True)
+    ]
+    decode_batch_add(tensors, 0.25)
+    for own, out in zip(of_ranks, sums, strict=True):
+        expected = np.zeros_like(out)
+        for frame in own:
+            codec.decode_add(frame, expected, 0.25)
+        assert out.tobytes() == expected.tobytes()
+        decode_batch_add([ToDecode("w", codec, own, out)], 0.25)  # adds
+        for frame in own:
             codec.decode_add(frame, expected, 0.25)
         assert out.tobytes() == expected.tobytes()
 

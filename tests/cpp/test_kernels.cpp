@@ -79,6 +79,26 @@ const std::vector<std::size_t> kSizes = {0, 1, 7, 8, 15, 16, 17, 31, 33, 63, 64,
 
 }  // namespace
 
+TEST_CASE("copy_uncached() writes exactly its range, for any length and alignment") {
+  for (const std::string& name : level_names()) {
+    LevelScope scope(name);
+    REQUIRE(scope.selected());
+    for (std::size_t n : kSizes) {
+      for (std::ptrdiff_t offset : {0, 1, 5, 15, 16}) {
+        CAPTURE(name);
+        CAPTURE(n);
+        CAPTURE(offset);
+        const std::vector<float> x = floats(n, 1 + n);
+        std::vector<float> y(static_cast<std::size_t>(offset) + n + 1, 1.0f);
+        std::vector<float> expected = y;
+        std::copy(x.begin(), x.end(), expected.begin() + offset);
+        kernels().copy_uncached(x.data(), y.data() + offset, n);
+        CHECK(same_bits(y, expected));
+      }
+    }
+  }
+}
+
 TEST_CASE("zero() writes exactly its range, for any length and alignment") {
   for (const std::string& name : level_names()) {
     LevelScope scope(name);

@@ -111,6 +111,8 @@ class TorchDevice:
         """Add rank after rank, as the core does."""
         groups: dict[Form, list[ToDecode]] = {}
         for one in tensors:
+            if one.replaces:
+                _array(one.out).tensor.zero_()
             groups.setdefault(form_of(one.codec.spec), []).append(one)
         for form, own in groups.items():
             for rank in range(len(own[0].frames)):

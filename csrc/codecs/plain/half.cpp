@@ -44,10 +44,19 @@ class Half : public Codec {
 
   Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                     Span<float> acc) const final {
-    GRADCOMP_TRY(check(in, call, acc.size()));
-    for_ranges(acc.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
-      add(in.data() + 2 * begin, weight, acc.data() + begin, end - begin);
-    });
+    OpenPayload opened;
+    GRADCOMP_TRY(open(in, call, acc.size(), &opened));
+    add_opened(opened, weight, acc);
+    return {};
+  }
+
+  Status open(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+              OpenPayload* opened) const final {
+    GRADCOMP_TRY(check(in, call, n));
+    opened->unit = 1;
+    opened->add = [this, in](std::size_t begin, std::size_t count, float weight, float* acc) {
+      add(in.data() + 2 * begin, weight, acc, count);
+    };
     return {};
   }
 

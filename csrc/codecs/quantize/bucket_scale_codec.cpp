@@ -1,5 +1,6 @@
 #include "codecs/quantize/bucket_scale_codec.hpp"
 
+#include <algorithm>
 #include <string>
 
 #include "codec/feedback.hpp"
@@ -59,11 +60,23 @@ Status BucketScaleCodec::decode(Span<const std::uint8_t> in, const Call& call,
 
 Status BucketScaleCodec::decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                                     Span<float> acc) const {
-  GRADCOMP_TRY(check(in, call, acc.size()));
-  for_blocks(acc.size(), bucket_, [&](std::size_t bucket, std::size_t begin, std::size_t count) {
-    const std::uint8_t* from = in.data() + bucket * stride();
-    expand_add(from + kScaleBytes, load<float>(from), weight, acc.data() + begin, count);
-  });
+  OpenPayload opened;
+  GRADCOMP_TRY(open(in, call, acc.size(), &opened));
+  add_opened(opened, weight, acc);
+  return {};
+}
+
+Status BucketScaleCodec::open(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+                              OpenPayload* opened) const {
+  GRADCOMP_TRY(check(in, call, n));
+  opened->unit = bucket_;
+  opened->add = [this, in](std::size_t begin, std::size_t count, float weight, float* acc) {
+    const std::uint8_t* from = in.data() + begin / bucket_ * stride();
+    for (std::size_t done = 0; done < count; done += bucket_, from += stride()) {
+      expand_add(from + kScaleBytes, load<float>(from), weight, acc + done,
+                 std::min(count - done, bucket_));
+    }
+  };
   return {};
 }
 

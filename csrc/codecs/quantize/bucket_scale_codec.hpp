@@ -27,6 +27,8 @@ class BucketScaleCodec : public Codec {
   Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const final;
   Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                     Span<float> acc) const final;
+  Status open(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+              OpenPayload* opened) const final;
 
  private:
   virtual std::size_t code_bytes(std::size_t n) const noexcept = 0;

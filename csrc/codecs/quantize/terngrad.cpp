@@ -137,7 +137,9 @@ class TernGrad final : public Codec {
   Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const override {
     GRADCOMP_TRY(check(in, call, y.size()));
     const auto scale = load<float>(in.data());
-    for_levels(in, y.size(), [&](const std::uint8_t* levels, std::size_t begin, std::size_t count) {
+    for_blocks(y.size(), kBlock, [&](std::size_t block, std::size_t begin, std::size_t count) {
+      alignas(64) std::uint8_t levels[kBlock];
+      unpack(in.data() + kHead + kBlockBytes * block, levels, packed_bytes(count));
       kernels().scale_levels(levels, scale, y.data() + begin, count);
     });
     return {};
@@ -145,12 +147,26 @@ class TernGrad final : public Codec {
 
   Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                     Span<float> acc) const override {
-    GRADCOMP_TRY(check(in, call, acc.size()));
-    const auto scale = load<float>(in.data());
-    for_levels(in, acc.size(),
-               [&](const std::uint8_t* levels, std::size_t begin, std::size_t count) {
-                 kernels().scale_levels_add(levels, scale, weight, acc.data() + begin, count);
-               });
+    OpenPayload opened;
+    GRADCOMP_TRY(open(in, call, acc.size(), &opened));
+    add_opened(opened, weight, acc);
+    return {};
+  }
+
+  Status open(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+              OpenPayload* opened) const override {
+    GRADCOMP_TRY(check(in, call, n));
+    opened->unit = kBlock;
+    opened->add = [in](std::size_t begin, std::size_t count, float weight, float* acc) {
+      const auto scale = load<float>(in.data());
+      for (std::size_t done = 0; done < count; done += kBlock) {
+        alignas(64) std::uint8_t levels[kBlock];
+        const std::size_t some = std::min(count - done, kBlock);
+        const std::size_t block = (begin + done) / kBlock;
+        unpack(in.data() + kHead + kBlockBytes * block, levels, packed_bytes(some));
+        kernels().scale_levels_add(levels, scale, weight, acc + done, some);
+      }
+    };
     return {};
   }
 
@@ -183,15 +199,6 @@ class TernGrad final : public Codec {
       if (bound < static_cast<double>(*scale)) *scale = static_cast<float>(bound);
     }
     return {};
-  }
-
-  template <typename Fn>
-  static void for_levels(Span<const std::uint8_t> in, std::size_t n, const Fn& fn) {
-    for_blocks(n, kBlock, [&](std::size_t block, std::size_t begin, std::size_t count) {
-      alignas(64) std::uint8_t levels[kBlock];
-      unpack(in.data() + kHead + kBlockBytes * block, levels, packed_bytes(count));
-      fn(levels, begin, count);
-    });
   }
 
   double clip_;

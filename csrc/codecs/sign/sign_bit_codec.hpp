@@ -43,12 +43,22 @@ class SignBitCodec : public Codec {
 
   Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                     Span<float> acc) const final {
-    GRADCOMP_TRY(check(in, call, acc.size()));
+    OpenPayload opened;
+    GRADCOMP_TRY(open(in, call, acc.size(), &opened));
+    add_opened(opened, weight, acc);
+    return {};
+  }
+
+  Status open(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+              OpenPayload* opened) const final {
+    GRADCOMP_TRY(check(in, call, n));
     const Values values = read(in.data());
-    for_ranges(acc.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
-      kernels().select_bits_add(in.data() + head_ + begin / 8, weight * values.others,
-                                weight * values.negative, acc.data() + begin, end - begin);
-    });
+    const std::uint8_t* const bits = in.data() + head_;
+    opened->unit = 8;
+    opened->add = [values, bits](std::size_t begin, std::size_t count, float weight, float* acc) {
+      kernels().select_bits_add(bits + begin / 8, weight * values.others, weight * values.negative,
+                                acc, count);
+    };
     return {};
   }
 

@@ -62,6 +62,26 @@ void scatter_add(Span<const std::uint32_t> indices, std::size_t unit, const floa
   });
 }
 
+void scatter_add_piece(Span<const std::uint32_t> indices, std::size_t unit, const float* values,
+                       float weight, std::size_t begin, Span<float> acc) {
+  const std::size_t end = begin + acc.size();
+  const auto* const first =
+      std::lower_bound(indices.begin(), indices.end(), static_cast<std::uint32_t>(begin / unit));
+  values += static_cast<std::size_t>(first - indices.begin()) * unit;
+  if (unit == 1) {
+    for (const auto* at = first; at != indices.end() && *at < end; ++at, ++values) {
+      acc[*at - begin] += weight * *values;
+    }
+    return;
+  }
+  for (const auto* at = first; at != indices.end() && *at * unit < end; ++at, values += unit) {
+    const std::size_t from = std::max(*at * unit, begin);
+    const std::size_t to = std::min((*at + std::size_t{1}) * unit, end);
+    kernels().f32_add(reinterpret_cast<const std::uint8_t*>(values + (from - *at * unit)), weight,
+                      acc.data() + (from - begin), to - from);
+  }
+}
+
 void scatter_count(Span<const std::uint32_t> indices, std::size_t unit,
                    Span<std::uint16_t> counts) {
   const auto touch = [&](std::size_t i) {

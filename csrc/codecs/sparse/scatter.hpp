@@ -20,6 +20,9 @@ void scatter(Span<const std::uint32_t> indices, std::size_t unit, const float* v
 // acc += weight * the values at their units
 void scatter_add(Span<const std::uint32_t> indices, std::size_t unit, const float* values,
                  float weight, Span<float> acc);
+// The same for a piece of the tensor: acc[0] is its element `begin`
+void scatter_add_piece(Span<const std::uint32_t> indices, std::size_t unit, const float* values,
+                       float weight, std::size_t begin, Span<float> acc);
 // counts += 1 at the units
 void scatter_count(Span<const std::uint32_t> indices, std::size_t unit, Span<std::uint16_t> counts);
 // y = 0 at the units

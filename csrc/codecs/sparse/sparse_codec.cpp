@@ -12,6 +12,7 @@ namespace gradcomp {
 namespace {
 
 constexpr std::size_t kHeader = 8;
+constexpr std::size_t kFew = 256;  // elements for each kept one
 constexpr std::size_t kIndexSlot = kSelectionSlots;
 constexpr std::size_t kValueSlot = kSelectionSlots + 1;
 
@@ -96,6 +97,19 @@ Status SparseCodec::decode_add(Span<const std::uint8_t> in, const Call& call, fl
   KeptParts kept;
   GRADCOMP_TRY(unpack(in, call, acc.size(), &kept));
   scatter_add(kept.indices, unit_, kept.values.data(), weight, acc);
+  return {};
+}
+
+Status SparseCodec::open(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+                         OpenPayload* opened) const {
+  // If few cache lines are touched, single writes to them are faster than pieces.
+  if (in.size() >= kHeader && load<std::uint32_t>(in.data()) < n / kFew) return {};
+  KeptParts kept;
+  GRADCOMP_TRY(unpack(in, call, n, &kept));
+  opened->unit = 1;
+  opened->add = [this, kept](std::size_t begin, std::size_t count, float weight, float* acc) {
+    scatter_add_piece(kept.indices, unit_, kept.values.data(), weight, begin, {acc, count});
+  };
   return {};
 }
 

@@ -31,6 +31,8 @@ class SparseCodec : public Codec, public KeptCodec {
   Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const final;
   Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                     Span<float> acc) const final;
+  Status open(Span<const std::uint8_t> in, const Call& call, std::size_t n,
+              OpenPayload* opened) const final;
   Status decode_add_count(Span<const std::uint8_t> in, const Call& call, float weight,
                           Span<float> acc, Span<std::uint16_t> counts) const final;
   Status sum_squares(Span<const std::uint8_t> in, const Call& call, std::size_t n,

@@ -138,6 +138,11 @@ class Member(NamedTuple):
         _core.zero(self.out)
         return self.out
 
+    def memory(self) -> tuple[FloatArray, bool]:
+        """Memory for the average, and whether it holds zeros: `out` itself if the gradient is on the host."""
+        device = device_of(self.grad)
+        return (self.out, False) if device is HOST else (device.zeros(self.key.numel), True)
+
     def on_host(self) -> Member:
         """The tensor with its arrays on the host, for a bucket of which not all are on one device."""
         device = device_of(self.grad)

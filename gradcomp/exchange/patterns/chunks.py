@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradcomp.codec.arrays import ByteArray, FloatArray
+from gradcomp.codec.arrays import ByteArray, FloatArray, room
 from gradcomp.codec.batch import decode_batch_add, encode_batch
 from gradcomp.codec.codec import Codec, derive_stream
-from gradcomp.codec.devices import HOST
 from gradcomp.codec.items import ToDecode, ToEncode
 from gradcomp.errors import WireError
 from gradcomp.exchange.patterns.gather import frames_of_rank
@@ -159,10 +158,10 @@ def scatter_reduce_allgather(
     replies: list[ByteArray] = yield AllToAll(f"{name}.scatter", frames, splits)
     own = chunks[rank]
     of_ranks = [_frames(source, reply, own) for source, reply in enumerate(replies)]
-    sums = [HOST.zeros(piece.numel) for piece in own]
+    sums = [room(piece.numel) for piece in own]
     decode_batch_add(
         [
-            ToDecode(piece.key.name, codecs[piece.member], list(of_piece), total)
+            ToDecode(piece.key.name, codecs[piece.member], list(of_piece), total, replaces=True)
             for piece, total, *of_piece in zip(own, sums, *of_ranks, strict=True)
         ],
         weight,

@@ -115,7 +115,8 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
     replies: list[ByteArray] = yield AllGather(name, data, len(members))
     names = [member.key.name for member in members]
     of_ranks = [frames_of_rank(rank, reply, names) for rank, reply in enumerate(replies)]
-    averages = [member.zeros() for member in members]
+    memory = [member.memory() for member in members]
+    averages = [average for average, _ in memory]
     bases = [tensor.basis for tensor in tensors]
     received = [
         ToDecode(
@@ -126,9 +127,10 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
             basis,
             over_senders=gather.averaging.average == "senders",
             clips=gather.averaging.clip == "median_norm",
+            replaces=not zeros,
         )
-        for gather, member, average, basis, *frames in zip(
-            gathers, members, averages, bases, *of_ranks, strict=True
+        for gather, member, (average, zeros), basis, *frames in zip(
+            gathers, members, memory, bases, *of_ranks, strict=True
         )
     ]
     decode_batch_add(received, 1.0 / len(replies))

@@ -87,9 +87,9 @@ class SparseAllReduce(BucketAggregator):
             aggregator.memory.update(member.key, values)
         count = int(np.count_nonzero(own))
         replies: list[ByteArray] = yield AllToAll(f"{name}.scatter", data, nbytes)
-        total = np.zeros(shares.shape[1], np.float32)
+        total = np.empty(shares.shape[1], np.float32)
         frames = [frames_of_rank(rank, reply, [name])[0] for rank, reply in enumerate(replies)]
-        decode_batch_add([ToDecode(name, carrier, frames, total)], 1.0 / ranks)
+        decode_batch_add([ToDecode(name, carrier, frames, total, replaces=True)], 1.0 / ranks)
 
         magnitudes = np.where(np.isfinite(total), np.abs(total), np.float32(np.inf))
         replies = yield AllGather(f"{name}.choice", _EXACT.encode(_description(magnitudes, count)))
@@ -132,10 +132,10 @@ class SparseAllReduce(BucketAggregator):
             ]
         )
         sizes = [member.key.numel for member in members]
-        together = np.zeros(sum(sizes), np.float32)
+        together = np.empty(sum(sizes), np.float32)
         decode_batch_add(
             [
-                ToDecode(member.key.name, aggregator.codec, [frame], part)
+                ToDecode(member.key.name, aggregator.codec, [frame], part, replaces=True)
                 for aggregator, member, frame, part in zip(
                     aggregators,
                     members,
