@@ -46,7 +46,6 @@ class _Message:
         requests: in order, the same on every rank.
         own: this rank's part for itself, of each request.
         mark: the end of the message.
-        sent: whether it is under way.
         replies: of each request, once all ranks' messages are here.
         buffers, receiving, rests: by the rank at the other end.
         sending: with that rank, and the memory that is being sent.
@@ -55,7 +54,6 @@ class _Message:
     requests: list[Exchange] = field(default_factory=list)
     own: list[ByteArray] = field(default_factory=list)
     mark: ByteArray = field(default_factory=lambda: np.empty(0, np.uint8))
-    sent: bool = False
     replies: list[Any] | None = None
     buffers: dict[int, torch.Tensor] = field(default_factory=dict)
     receiving: dict[int, dist.Work] = field(default_factory=dict)

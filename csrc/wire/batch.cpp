@@ -125,7 +125,7 @@ void add_pieces(Span<const OpenPayload> payloads, float weight, bool replaces, S
 }
 
 // Payloads that are open at once; each keeps working memory of its own.
-constexpr std::size_t kTogether = 4;
+constexpr std::size_t kTogether = 8;
 
 Scratch& scratch_of_payload(std::size_t place) noexcept {
   thread_local std::array<Scratch, kTogether - 1> others;
@@ -137,14 +137,14 @@ Status add_frames(const DecodeItem& item, float weight, std::size_t* at) {
   const Codec& codec = *item.codec->codec;
   std::vector<OpenPayload> opened;
   bool replaces = item.replaces;
-  const auto add_opened = [&] {
+  const auto add_waiting = [&] {
     if (opened.empty()) return;
     add_pieces({opened.data(), opened.size()}, weight, replaces, item.acc);
     replaces = false;
     opened.clear();
   };
   const auto add_whole = [&](Span<const std::uint8_t> payload, const Call& call) {
-    add_opened();
+    add_waiting();
     if (replaces) zero(item.acc);
     replaces = false;
     return codec.decode_add(payload, call, weight, item.acc);
@@ -155,12 +155,12 @@ Status add_frames(const DecodeItem& item, float weight, std::size_t* at) {
       GRADCOMP_TRY(codec.open(payload, call, item.acc.size(), &one));
       if (one.unit == 0) return add_whole(payload, call);
       opened.push_back(std::move(one));
-      if (opened.size() == kTogether) add_opened();
+      if (opened.size() == kTogether) add_waiting();
       return {};
     };
     GRADCOMP_TRY(of_frame(item, *at, &scratch_of_payload(opened.size()), add));
   }
-  add_opened();
+  add_waiting();
   if (replaces) zero(item.acc);
   return {};
 }

@@ -26,7 +26,7 @@ from gradcomp.exchange.rounds import (
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.stats import Stats
 
-__all__ = ["Loopback", "run_rounds"]
+__all__ = ["Loopback", "lockstep", "run_rounds"]
 
 _Result = TypeVar("_Result")
 
@@ -135,7 +135,20 @@ class Loopback:
 def run_rounds(
     rounds: Sequence[Generator[Request | Ready, Any, _Result]], ranks_per_node: int = 1
 ) -> list[_Result]:
-    """Run one round per rank to its end, in lockstep; returns their results.
+    """Run one round per rank to its end, in `lockstep`; returns their results."""
+    phases = lockstep(rounds, ranks_per_node)
+    while True:
+        try:
+            next(phases)
+        except StopIteration as stop:
+            results: list[_Result] = stop.value
+            return results
+
+
+def lockstep(
+    rounds: Sequence[Generator[Request | Ready, Any, _Result]], ranks_per_node: int = 1
+) -> Generator[None, None, list[_Result]]:
+    """Advance one round per rank by a phase at a time; returns their results.
 
     Args:
         ranks_per_node: number of consecutive ranks in each node.
@@ -145,6 +158,7 @@ def run_rounds(
     """
     outcomes = [_advance(one, None) for one in rounds]
     while not isinstance(outcomes[0], _Ended):
+        yield
         replies = _replies(outcomes, ranks_per_node)
         outcomes = [_advance(one, reply) for one, reply in zip(rounds, replies, strict=True)]
     _check_equal(outcomes)

@@ -12,7 +12,11 @@ namespace gradcomp {
 namespace {
 
 constexpr std::size_t kHeader = 8;
-constexpr std::size_t kFew = 256;  // elements for each kept one
+
+// Elements for each kept one. Of fewer kept ones single writes are faster than pieces; more of
+// them, of several open payloads, would take more memory than the tensor.
+constexpr std::size_t kFew = 256, kMany = 16;
+
 constexpr std::size_t kIndexSlot = kSelectionSlots;
 constexpr std::size_t kValueSlot = kSelectionSlots + 1;
 
@@ -102,8 +106,10 @@ Status SparseCodec::decode_add(Span<const std::uint8_t> in, const Call& call, fl
 
 Status SparseCodec::open(Span<const std::uint8_t> in, const Call& call, std::size_t n,
                          OpenPayload* opened) const {
-  // If few cache lines are touched, single writes to them are faster than pieces.
-  if (in.size() >= kHeader && load<std::uint32_t>(in.data()) < n / kFew) return {};
+  if (in.size() >= kHeader) {
+    const std::size_t kept = load<std::uint32_t>(in.data()) * unit_;
+    if (kept < n / kFew || kept > n / kMany) return {};
+  }
   KeptParts kept;
   GRADCOMP_TRY(unpack(in, call, n, &kept));
   opened->unit = 1;

@@ -16,8 +16,8 @@ from gradcomp.codec.arrays import FloatArray
 from gradcomp.config.schema import Config, load_config
 from gradcomp.exchange.rounds import AllReduce, Ready, Request
 from gradcomp.exchange.select import pattern_between_nodes
-from gradcomp.runtime.loopback import Loopback, run_rounds
-from gradcomp.runtime.profile import Profile
+from gradcomp.runtime.loopback import Loopback, lockstep
+from gradcomp.runtime.profile import Profile, StepProfile
 from gradcomp.runtime.stats import Stats
 from gradcomp.tools.advise.laws import Features, Law, Point, fit_law
 from gradcomp.tools.synthetic import LATE_STEP, synthetic_gradients
@@ -46,6 +46,7 @@ _GROUPS = (2, 4)
 
 _PER_NODE = 2
 _REPEATS = 3
+_ENDED = object()
 _COPIES = 10
 
 
@@ -174,15 +175,14 @@ def _measure(
     world = groups * per_node
     loop = Loopback(config, world)
     loop.begin_at(LATE_STEP, shapes)
-    # Each has memory of its own.
-    grads = {
-        name: [one.copy() for one in _gradients(shape)[:world]] for name, shape in shapes.items()
-    }
+    grads = {name: [np.empty(shape, "f4") for _ in range(world)] for name, shape in shapes.items()}
     first = loop.ranks[0]
     found: dict[Features, list[_Sample]] = {}
     for step in range(1 + _REPEATS):
-        for names in first.buckets(first.resolve_all(shapes)):
-            sample = _round(loop, names, grads, groups)
+        for name, of_ranks in grads.items():
+            for grad, numbers in zip(of_ranks, _gradients(shapes[name]), strict=False):
+                np.copyto(grad, numbers)  # averages have overwritten it
+        for sample in _step(loop, first.buckets(first.resolve_all(shapes)), grads, groups):
             if step:  # the first one allocates
                 found.setdefault(sample.features, []).append(sample)
     return [_median(samples) for samples in found.values()]
@@ -195,32 +195,44 @@ def _gradients(shape: tuple[int, ...]) -> list[FloatArray]:
     return synthetic_gradients(rng, shape, max(_GROUPS) * _PER_NODE)
 
 
-def _round(
+def _step(
     loop: Loopback,
-    names: Sequence[str],
+    buckets: Sequence[Sequence[str]],
     grads: Mapping[str, Sequence[FloatArray]],
     groups: int,
-) -> _Sample:
-    rounds = [
-        rank.bucket_round(names[0], {name: grads[name][i] for name in names})
-        for i, rank in enumerate(loop.ranks)
-    ]
-    profile = Profile(Stats())
-    requests: list[tuple[str, str, int]] = []
-    rounds[0] = _observed(rounds[0], profile, requests)
-    run_rounds(rounds, loop.ranks[0].ranks_per_node)
-    segments = []
-    for step in profile.steps:
-        phases = step.phases
-        segments.append(
-            {
-                "encode": phases["compensate"] + phases["encode"],
-                "decode": phases["decode"],
-                "copy": phases["copy"],
-            }
+) -> list[_Sample]:
+    """All buckets, phase by phase as in a job: no cache holds what an earlier phase has touched."""
+    observed = []
+    for names in buckets:
+        rounds = [
+            rank.bucket_round(names[0], {name: grads[name][i] for name in names}, overwrite=True)
+            for i, rank in enumerate(loop.ranks)
+        ]
+        profile = Profile(Stats())
+        requests: list[tuple[str, str, int]] = []
+        rounds[0] = _observed(rounds[0], profile, requests)
+        observed.append((lockstep(rounds, loop.ranks[0].ranks_per_node), profile, requests))
+    phases = [one for one, _, _ in observed]
+    while phases:
+        phases = [one for one in phases if next(one, _ENDED) is not _ENDED]
+    return [
+        _Sample(
+            Features.of_bucket(grads[name][0].shape for name in names),
+            groups,
+            tuple(requests),
+            tuple(map(_segment, profile.steps)),
         )
-    features = Features.of_bucket(grads[name][0].shape for name in names)
-    return _Sample(features, groups, tuple(requests), tuple(segments))  # type: ignore[arg-type]
+        for names, (_, profile, requests) in zip(buckets, observed, strict=True)
+    ]
+
+
+def _segment(step: StepProfile) -> dict[Stage, float]:
+    phases = step.phases
+    return {
+        "encode": phases["compensate"] + phases["encode"],
+        "decode": phases["decode"],
+        "copy": phases["copy"],
+    }
 
 
 def _observed(

@@ -261,7 +261,6 @@ class _Timeline:
     def _add(self, group: Sequence[str], of_name: Mapping[str, _Bucket]) -> None:
         """Gradients arrive: buckets that are complete start, their sums together."""
         together: list[_Bucket] = []
-        waiting = 0.0
         for name in group:
             bucket = of_name.get(name)
             if bucket is None:
@@ -270,14 +269,10 @@ class _Timeline:
             if bucket.missing:
                 continue
             self._advance(bucket)
-            if not self._sums(bucket):
-                self._submit([bucket])
-                continue
             together.append(bucket)
-            waiting += self._handed(bucket)
-            if waiting >= _FUSED_BYTES:
+            if self._full(together):
                 self._submit(together)
-                together, waiting = [], 0.0
+                together = []
         self._submit(together)
 
     def _finish(self, buckets: Iterable[_Bucket]) -> None:
@@ -285,13 +280,22 @@ class _Timeline:
         assert not buckets or self.speeds is not None
         pending = list(buckets)
         while pending:
+            together: list[_Bucket] = []
+            last = None
             for bucket in pending:
+                if bucket.handle != last:  # before this rank waits
+                    self._submit(together)
+                    together, last = [], bucket.handle
                 if self.job.ranks > 1:
                     self.now = max(self.now, self.wire.done(bucket.handle))
                 bucket.request += 1
                 self._advance(bucket)
                 if self.speeds and bucket.request < len(self.speeds.requests):
-                    self._submit([bucket])
+                    together.append(bucket)
+                    if self._sums(bucket) or self._full(together):
+                        self._submit(together)
+                        together = []
+            self._submit(together)
             pending = [
                 one for one in pending if self.speeds and one.request < len(self.speeds.requests)
             ]
@@ -314,6 +318,12 @@ class _Timeline:
         assert self.speeds is not None
         kind = self.speeds.requests[bucket.request].kind
         return bool(self.job.costs.bucket_bytes) and kind.startswith("allreduce")
+
+    def _full(self, buckets: Sequence[_Bucket]) -> bool:
+        """Whether buckets of one phase fill a request."""
+        if self._sums(buckets[0]):
+            return sum(map(self._handed, buckets)) >= _FUSED_BYTES
+        return len(buckets) >= self.job.costs.together
 
     def _handed(self, bucket: _Bucket) -> float:
         assert self.speeds is not None

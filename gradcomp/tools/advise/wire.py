@@ -38,6 +38,7 @@ class EngineCosts:
         fuses: requests of one kind that come within the time of one are served together, as Horovod
             does in its cycles; an all-to-all is not. (All that wait would be, too, but then a faster
             link could lead to more cycles and a longer step.)
+        together: exchanges of frames, of gradients that come together, in one request at most.
         direct: kinds in which each rank sends to each other one, so that the ranks of a node share
             its link; in others, which are rings, only the first and last of a node use it.
         bucket_bytes: gradients that the engine sends itself travel in buckets of this size, the
@@ -53,6 +54,7 @@ class EngineCosts:
 
     kinds: Mapping[str, KindCost]
     fuses: bool
+    together: int = 1
     direct: frozenset[str] = frozenset({"alltoall"})
     bucket_bytes: int = 0
     first_bucket_bytes: int = 0
@@ -102,6 +104,7 @@ ENGINES: dict[str, EngineCosts] = {
             "alltoall": KindCost(0.76e-3, 0.22e-9, 0.62e-9),
         },
         fuses=False,
+        together=8,
         direct=frozenset({"alltoall", "allgather"}),
         bucket_bytes=25 << 20,
         first_bucket_bytes=1 << 20,
