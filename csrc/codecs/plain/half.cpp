@@ -2,6 +2,7 @@
 #include "base/chunks.hpp"
 #include "codec/feedback.hpp"
 #include "codec/payload.hpp"
+#include "codec/piece_codec.hpp"
 #include "codecs/codecs.hpp"
 #include "kernels/kernels.hpp"
 
@@ -10,7 +11,7 @@ namespace {
 
 constexpr std::size_t kTile = 4096;  // elements that stay in the first-level cache
 
-class Half : public Codec {
+class Half : public PieceCodec {
  public:
   bool fuses_feedback() const noexcept final { return true; }
 
@@ -39,14 +40,6 @@ class Half : public Codec {
     for_ranges(y.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
       widen(in.data() + 2 * begin, y.data() + begin, end - begin);
     });
-    return {};
-  }
-
-  Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
-                    Span<float> acc) const final {
-    OpenPayload opened;
-    GRADCOMP_TRY(open(in, call, acc.size(), &opened));
-    add_opened(opened, weight, acc);
     return {};
   }
 

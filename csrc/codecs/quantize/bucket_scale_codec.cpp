@@ -58,14 +58,6 @@ Status BucketScaleCodec::decode(Span<const std::uint8_t> in, const Call& call,
   return {};
 }
 
-Status BucketScaleCodec::decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
-                                    Span<float> acc) const {
-  OpenPayload opened;
-  GRADCOMP_TRY(open(in, call, acc.size(), &opened));
-  add_opened(opened, weight, acc);
-  return {};
-}
-
 Status BucketScaleCodec::open(Span<const std::uint8_t> in, const Call& call, std::size_t n,
                               OpenPayload* opened) const {
   GRADCOMP_TRY(check(in, call, n));

@@ -9,13 +9,14 @@
 #include "base/chunks.hpp"
 #include "codec/codec.hpp"
 #include "codec/payload.hpp"
+#include "codec/piece_codec.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {
 
 inline constexpr std::size_t kScaleBytes = 4;
 
-class BucketScaleCodec : public Codec {
+class BucketScaleCodec : public PieceCodec {
  public:
   explicit BucketScaleCodec(std::size_t bucket) : bucket_(bucket) {}
 
@@ -25,8 +26,6 @@ class BucketScaleCodec : public Codec {
                 std::size_t* written) const final;
   Status check(Span<const std::uint8_t> in, const Call& call, std::size_t n) const final;
   Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const final;
-  Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
-                    Span<float> acc) const final;
   Status open(Span<const std::uint8_t> in, const Call& call, std::size_t n,
               OpenPayload* opened) const final;
 

@@ -11,6 +11,7 @@
 #include "base/chunks.hpp"
 #include "codec/feedback.hpp"
 #include "codec/payload.hpp"
+#include "codec/piece_codec.hpp"
 #include "codecs/codecs.hpp"
 #include "codecs/quantize/rounding.hpp"
 #include "kernels/kernels.hpp"
@@ -68,7 +69,7 @@ struct ChunkStatistics {
   std::uint32_t largest;  // magnitude bits
 };
 
-class TernGrad final : public Codec {
+class TernGrad final : public PieceCodec {
  public:
   explicit TernGrad(const Params& params) : clip_(params.real("clip")) {}
 
@@ -142,14 +143,6 @@ class TernGrad final : public Codec {
       unpack(in.data() + kHead + kBlockBytes * block, levels, packed_bytes(count));
       kernels().scale_levels(levels, scale, y.data() + begin, count);
     });
-    return {};
-  }
-
-  Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
-                    Span<float> acc) const override {
-    OpenPayload opened;
-    GRADCOMP_TRY(open(in, call, acc.size(), &opened));
-    add_opened(opened, weight, acc);
     return {};
   }
 

@@ -10,12 +10,13 @@
 #include "codec/codec.hpp"
 #include "codec/feedback.hpp"
 #include "codec/payload.hpp"
+#include "codec/piece_codec.hpp"
 #include "coding/bits.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {
 
-class SignBitCodec : public Codec {
+class SignBitCodec : public PieceCodec {
  public:
   Caps caps() const noexcept final { return {}; }
 
@@ -38,14 +39,6 @@ class SignBitCodec : public Codec {
       kernels().select_bits(in.data() + head_ + begin / 8, values.others, values.negative,
                             y.data() + begin, end - begin);
     });
-    return {};
-  }
-
-  Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
-                    Span<float> acc) const final {
-    OpenPayload opened;
-    GRADCOMP_TRY(open(in, call, acc.size(), &opened));
-    add_opened(opened, weight, acc);
     return {};
   }
 
