@@ -57,6 +57,10 @@ def test_damaged_messages_of_another_rank() -> None:
             found = re.search(rf"^{kind} {re.escape(name)}: (.*)$", job.output, re.MULTILINE)
             assert found, job.output
             assert found[1].startswith(f"rank 1 sent a damaged message in the exchange '{name}'")
+    for name in ddp_damaged.PAIRS:
+        found = re.search(rf"^pair {re.escape(name)}: (.*)$", job.output, re.MULTILINE)
+        assert found, job.output
+        assert found[1].startswith(f"rank 1 sent a damaged message in the exchange '{name}+1'")
 
 
 @pytest.mark.parametrize(

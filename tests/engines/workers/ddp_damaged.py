@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -23,6 +25,13 @@ MESSAGES = {
     "without a mark": (100, 100),
 }
 
+# By name: the sizes of two requests' parts in a message, which 5 bytes follow.
+PAIRS = {
+    "second 2^63": (5, 2**63),
+    "both 2^63": (2**63, 2**63),
+    "short pair": (5, 100),
+}
+
 
 def main() -> None:
     init_process_group()
@@ -31,18 +40,34 @@ def main() -> None:
     for name, (size, count) in MESSAGES.items():
         for make in (AllGather, Broadcast):
             if dist.get_rank() == 1:
-                received = torch.empty(2**16, dtype=torch.uint8)
-                receiving = group.recv([received], 0, 0)
-                head = np.array([2 * size if make is Broadcast and size == LIMIT + 1 else size])
-                message = np.concatenate([head.astype("<u8").view(np.uint8), np.ones(count, "u1")])
-                group.send([torch.from_numpy(message)], 0, 0).wait()
-                receiving.wait()
+                answer(
+                    group, [2 * size if make is Broadcast and size == LIMIT + 1 else size], count
+                )
                 continue
             try:
                 engine.finish(engine.start(make(name, np.zeros(5, np.uint8))))
             except ProtocolError as error:
                 print(f"{make.kind} {name}: {error}", flush=True)
+    for name, sizes in PAIRS.items():
+        if dist.get_rank() == 1:
+            answer(group, sizes, 5)
+            continue
+        first, _ = (engine.start(AllGather(one, np.zeros(5, np.uint8))) for one in (name, "other"))
+        try:
+            engine.finish(first)
+        except ProtocolError as error:
+            print(f"pair {name}: {error}", flush=True)
     dist.barrier()
+
+
+def answer(group: dist.ProcessGroup, sizes: Sequence[int], count: int) -> None:
+    """Receive rank 0's message, and send one that claims some sizes and has ``count`` bytes."""
+    received = torch.empty(2**16, dtype=torch.uint8)
+    receiving = group.recv([received], 0, 0)
+    head = np.array(sizes, "<u8").view(np.uint8)
+    message = np.concatenate([head, np.ones(count, np.uint8)])
+    group.send([torch.from_numpy(message)], 0, 0).wait()
+    receiving.wait()
 
 
 if __name__ == "__main__":
