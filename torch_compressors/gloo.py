@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from gradcomp.adapter_api import AllReduce, RankGroup, Request, ranks_text
 from gradcomp.errors import ProtocolError
-from torch_compressors.gloo_messages import GroupMessages, Part
+from torch_compressors.gloo_messages import NEVER_SENT, GroupMessages, Part
 from torch_compressors.gloo_sums import FUSED_BYTES, FusedSum, Summand
 from torch_compressors.roll_call import RollCall, of_group
 from torch_compressors.works import keep
@@ -23,9 +23,6 @@ __all__ = ["GlooEngine", "message_limit"]
 # Bytes of an element, of a tensor and of a message that `message_limit` allows for. Frames of the
 # built-in codecs have at most 4.2 bytes an element besides headers; plug-ins may have more.
 _ELEMENT, _TENSOR, _MESSAGE = 16, 2**10, 2**16
-
-_NEVER_SENT = 2
-"""The tag of messages that no rank sends."""
 
 
 def message_limit(numels: Iterable[int], bucket_bytes: int) -> int:
@@ -60,7 +57,6 @@ class GlooEngine:
         roll_call: RollCall | None = None,
     ) -> None:
         self._groups = groups
-        self._limit = limit
         self._where = where
         self._roll_call = roll_call or of_group(groups["all"], "fault")
         self._ranks = self._roll_call.ranks
@@ -156,4 +152,4 @@ def _disconnect(group: dist.ProcessGroup) -> None:
     for peer in set(range(group.size())) - {group.rank()}:
         with suppress(RuntimeError):
             unused = torch.empty(1, dtype=torch.uint8)
-            group.recv([unused], peer, _NEVER_SENT).wait(timedelta(milliseconds=1))
+            group.recv([unused], peer, NEVER_SENT).wait(timedelta(milliseconds=1))

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from gradcomp.adapter_api import AllGather, AllToAll, Broadcast, ByteArray, room
 from gradcomp.errors import ProtocolError
 
-__all__ = ["Exchange", "GroupMessages", "Part"]
+__all__ = ["NEVER_SENT", "Exchange", "GroupMessages", "Part"]
 
 Exchange: TypeAlias = AllGather | AllToAll | Broadcast
 
@@ -35,7 +35,7 @@ _SIZE = np.dtype("<u8")
 _MARK_BYTES = 8
 
 # Tags of messages between two ranks. Messages of one tag arrive in the order of sending.
-_BEGINNING, _REST = 0, 1
+_BEGINNING, _REST, NEVER_SENT = 0, 1, 2
 
 
 @dataclass

@@ -83,7 +83,7 @@ py::tuple encode_tensors(const std::vector<py::object>& tensors) {
   return py::make_tuple(out, sizes);
 }
 
-// For each gradcomp.ToDecode of a list: out += weight * decode(frame), frame after frame.
+// For each gradcomp.ToDecode of a list: out += weight * decode(frame), in the order of the frames.
 void decode_tensors_add(const std::vector<py::object>& tensors, float weight) {
   static const Field name("name"), frames_field("frames"), out_field("out"), basis_field("basis"),
       senders("senders"), over_senders("over_senders"), clips("clips"), replaces("replaces");

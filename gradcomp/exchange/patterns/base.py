@@ -132,11 +132,10 @@ class Member(NamedTuple):
 
     def zeros(self) -> FloatArray:
         """`out`, filled with zeros; new memory on other devices than the host, as it costs nothing."""
-        device = device_of(self.grad)
-        if device is not HOST:
-            return device.zeros(self.key.numel)
-        _core.zero(self.out)
-        return self.out
+        out, zeros = self.memory()
+        if not zeros:
+            _core.zero(out)
+        return out
 
     def memory(self) -> tuple[FloatArray, bool]:
         """Memory for the average, and whether it holds zeros: `out` itself if the gradient is on the host."""
