@@ -19,6 +19,7 @@ class Codec:
     spec_hash: int
     caps: list[str]
     carried: int
+    decodes_slowly: bool
     payload_dtype: str
     def max_payload_size(self, numel: int) -> int: ...
     def max_frame_size(self, numel: int) -> int: ...

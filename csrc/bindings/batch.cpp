@@ -32,12 +32,20 @@ void check_basis(const CompiledCodec& codec, std::size_t given, std::size_t n, s
                         " numbers of this tensor, not " + std::to_string(given));
 }
 
+// Memory for the decoded frame of a tensor of n elements.
+void check_decoded(const Floats& decoded, std::size_t n) {
+  const auto size = static_cast<std::size_t>(decoded.size());
+  if (size == n) return;
+  throw py::value_error("an array of " + std::to_string(size) +
+                        " elements for a decoded frame of " + std::to_string(n));
+}
+
 // An item for gradcomp.ToEncode; its feedback, if any, is added to `feedbacks`. The named tuple
 // keeps the arrays.
 EncodeItem item_of(py::handle tensor, std::deque<Feedback>* feedbacks) {
   static const Field seed("seed"), step("step"), tensor_id("tensor_id"), grad_field("grad"),
       residual_field("residual"), beta("beta"), gamma("gamma"), correction_field("correction"),
-      carried_field("carried"), basis_field("basis");
+      carried_field("carried"), basis_field("basis"), decoded_field("decoded");
   const auto grad = array_of<Floats>(grad_field.of(tensor));
   EncodeItem item;
   item.codec = &codec_of(tensor);
@@ -54,6 +62,12 @@ EncodeItem item_of(py::handle tensor, std::deque<Feedback>* feedbacks) {
                               gamma.of(tensor).cast<float>());
     } else {
       feedbacks->emplace_back(output(residual), grad.data(), correction_of(correction, grad));
+    }
+    const py::object decoded = decoded_field.of(tensor);
+    if (!decoded.is_none()) {
+      auto array = array_of<Floats>(decoded);
+      check_decoded(array, item.x.size());
+      feedbacks->back().keep_decoded(output(array));
     }
     item.feedback = &feedbacks->back();
     item.x = input(residual);
@@ -86,7 +100,8 @@ py::tuple encode_tensors(const std::vector<py::object>& tensors) {
 // For each gradcomp.ToDecode of a list: out += weight * decode(frame), in the order of the frames.
 void decode_tensors_add(const std::vector<py::object>& tensors, float weight) {
   static const Field name("name"), frames_field("frames"), out_field("out"), basis_field("basis"),
-      senders("senders"), over_senders("over_senders"), clips("clips"), replaces("replaces");
+      senders("senders"), over_senders("over_senders"), clips("clips"), replaces("replaces"),
+      known_field("known");
   std::vector<Bytes> kept;  // `frames` of a tensor may be a list, which other threads can change
   std::deque<std::vector<Span<const std::uint8_t>>> frames;  // items point to them
   std::vector<DecodeItem> items;
@@ -106,6 +121,12 @@ void decode_tensors_add(const std::vector<py::object>& tensors, float weight) {
                      over_senders.of(tensor).cast<bool>(),
                      clips.of(tensor).cast<bool>(),
                      replaces.of(tensor).cast<bool>()});
+    const py::object known = known_field.of(tensor);
+    if (known.is_none()) continue;
+    const auto decoded = array_of<Floats>(known[py::int_(1)]);
+    check_decoded(decoded, items.back().acc.size());
+    items.back().own = known[py::int_(0)].cast<std::size_t>();
+    items.back().decoded = input(decoded);
   }
   Status status;
   BatchFault fault;

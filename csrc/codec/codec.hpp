@@ -55,6 +55,10 @@ class Codec {
   // touched any element, or not at all.
   virtual bool fuses_feedback() const noexcept { return false; }
 
+  // Whether decoding takes much longer than copying, so that a rank had better keep what its own
+  // payload decodes to; for codecs that do not fuse feedback.
+  virtual bool decodes_slowly() const noexcept { return false; }
+
   // Overwrites y. `in` is untrusted, down to every byte. After an error the caller must discard y.
   virtual Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const = 0;
 

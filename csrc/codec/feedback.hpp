@@ -29,6 +29,10 @@ class Feedback {
   Feedback(Span<float> residual, const float* grad, const Correction& correction)
       : residual_(residual), grad_(grad), corrects_(true), correction_(correction) {}
 
+  // Encoding without fused feedback leaves decode(payload) there, of as many elements.
+  void keep_decoded(Span<float> decoded) { decoded_ = decoded; }
+  Span<float> decoded() const noexcept { return decoded_; }
+
   // Turns the elements [begin, end) of the residual into the corrected gradient. Once for each.
   void correct(std::size_t begin, std::size_t end) const;
   // The same for all elements; later calls do nothing.
@@ -47,6 +51,7 @@ class Feedback {
   float gamma_ = 1;
   bool corrects_ = false;
   Correction correction_;
+  Span<float> decoded_ = {};
   mutable std::atomic<bool> finite_{true};
   mutable bool corrected_ = false;
 };

@@ -124,6 +124,14 @@ void add_pieces(Span<const OpenPayload> payloads, float weight, bool replaces, S
   });
 }
 
+// A payload whose elements are known.
+OpenPayload in_memory(Span<const float> decoded) {
+  return {1, [decoded](std::size_t begin, std::size_t count, float weight, float* acc) {
+            const auto* const bytes = reinterpret_cast<const std::uint8_t*>(decoded.data() + begin);
+            kernels().f32_add(bytes, weight, acc, count);
+          }};
+}
+
 // Payloads that are open at once; each keeps working memory of its own.
 constexpr std::size_t kTogether = 8;
 
@@ -152,7 +160,11 @@ Status add_frames(const DecodeItem& item, float weight, std::size_t* at) {
   for (*at = 0; *at < item.frames.size(); ++*at) {
     const auto add = [&](Span<const std::uint8_t> payload, const Call& call) -> Status {
       OpenPayload one;
-      GRADCOMP_TRY(codec.open(payload, call, item.acc.size(), &one));
+      if (*at == item.own && !item.decoded.empty()) {
+        one = in_memory(item.decoded);
+      } else {
+        GRADCOMP_TRY(codec.open(payload, call, item.acc.size(), &one));
+      }
       if (one.unit == 0) return add_whole(payload, call);
       opened.push_back(std::move(one));
       if (opened.size() == kTogether) add_waiting();

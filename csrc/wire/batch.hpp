@@ -41,6 +41,10 @@ struct DecodeItem {
   bool clips = false;
   // acc need not hold zeros: its former elements do not count.
   bool replaces = false;
+  // Feedback::decoded() of frame number `own`, which then need not be decoded; empty: none is
+  // known.
+  Span<const float> decoded = {};
+  std::size_t own = 0;
 };
 
 // Position of a refused frame.

@@ -32,7 +32,7 @@ class Codec:
     instruction set.
     """
 
-    __slots__ = ("caps", "carried", "core", "name", "payload_dtype", "spec")
+    __slots__ = ("caps", "carried", "core", "decodes_slowly", "name", "payload_dtype", "spec")
 
     def __init__(self, spec: str) -> None:
         parse(spec)  # registers a plug-in that the spec names
@@ -52,6 +52,8 @@ class Codec:
         self.carried: int = self.core.carried
         """Number of float32 values per tensor that the encoder keeps from one step to the next, to
         shorten its search; see `gradcomp.ToEncode`. Decoding never needs them."""
+        self.decodes_slowly: bool = self.core.decodes_slowly
+        """Whether a rank had better keep what its own frame decodes to; see `ToEncode.decoded`."""
         self.payload_dtype: np.dtype[Any] = np.dtype(self.core.payload_dtype)
         """The elements of a payload: float32 or float16 for summable codecs, else uint8."""
 

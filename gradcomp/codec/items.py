@@ -32,6 +32,8 @@ class ToEncode(NamedTuple):
             depend on earlier steps, too. None: the search starts anew.
         basis: C-contiguous float32 of `Codec.basis_size` elements, made by `Codec.learn` from past
             averages. Decoding the frame then needs the same basis. None: without.
+        decoded: with a residual, C-contiguous float32 of as many elements, which receives the decoded
+            frame; for codecs that `Codec.decodes_slowly`. None: the residual alone needs it.
     """
 
     codec: Codec
@@ -45,6 +47,7 @@ class ToEncode(NamedTuple):
     correction: Correction | None = None
     carried: FloatArray | None = None
     basis: FloatArray | None = None
+    decoded: FloatArray | None = None
 
 
 class ToDecode(NamedTuple):
@@ -61,6 +64,8 @@ class ToDecode(NamedTuple):
         clips: frames whose L2 norm is above the median of the norms are scaled down to it, the lower
             middle one of an even number. Their mean is added, unless ``over_senders``.
         replaces: ``out`` need not hold zeros, as its former elements do not count.
+        known: the place of a frame, and its `ToEncode.decoded`: it is checked, but not decoded again.
+            Without effect where ``over_senders`` or ``clips``. None: no frame is known.
     """
 
     name: str
@@ -72,6 +77,7 @@ class ToDecode(NamedTuple):
     over_senders: bool = False
     clips: bool = False
     replaces: bool = False
+    known: tuple[int, FloatArray] | None = None
 
 
 class ToAddShared(NamedTuple):

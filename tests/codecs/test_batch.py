@@ -101,6 +101,76 @@ def test_sums_that_replace_are_those_of_single_calls(spec: str, frames: int) -> 
         assert out.tobytes() == expected.tobytes()
 
 
+SLOW = [
+    *(spec for spec in SPECS if get_codec(spec).decodes_slowly),
+    "adaptive(rate=1,coder=polar)",
+    "rotate|polar(rate=2)",
+]
+
+
+@pytest.mark.parametrize("finite", [True, False])
+@pytest.mark.parametrize("spec", SLOW)
+def test_the_own_frame_is_decoded_once(spec: str, finite: bool) -> None:
+    codec = get_codec(spec)
+    grads = gradients()
+    if not finite:
+        grads[2][5], grads[5][7] = np.nan, np.inf
+    given = [np.full_like(grad, 0.25) for grad in grads]
+    plain, kept = [one.copy() for one in given], [one.copy() for one in given]
+    decoded = [np.full_like(grad, np.nan) for grad in grads]
+    expected, sizes = encode_batch(
+        [
+            ToEncode(codec, grad, 1, 2, i, residual, 0.5)
+            for i, (grad, residual) in enumerate(zip(grads, plain, strict=True))
+        ]
+    )
+    data, _ = encode_batch(
+        [
+            ToEncode(codec, grad, 1, 2, i, residual, 0.5, decoded=own)
+            for i, (grad, residual, own) in enumerate(zip(grads, kept, decoded, strict=True))
+        ]
+    )
+    assert data.tobytes() == expected.tobytes()
+    frames = split_frames(data, len(sizes))
+    for frame, own, before, after in zip(frames, decoded, plain, kept, strict=True):
+        assert after.tobytes() == before.tobytes()
+        assert own.tobytes() == codec.decode(frame).tobytes()
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+@pytest.mark.parametrize("own", [0, 1, 8])
+@pytest.mark.parametrize("spec", [*SLOW, "int8(bucket=128)"])
+def test_a_known_frame_is_taken_from_memory(spec: str, own: int, replaces: bool) -> None:
+    codec = get_codec(spec)
+    for grad in gradients():
+        frames = [codec.encode(grad * (1 + i % 2), seed=1, tensor_id=i) for i in range(9)]
+        sums = [np.ones_like(grad), np.ones_like(grad)]
+        known = own, codec.decode(frames[own])
+        for out, given in zip(sums, (None, known), strict=True):
+            tensor = ToDecode("w", codec, frames, out, replaces=replaces, known=given)
+            decode_batch_add([tensor], 0.25)
+        assert sums[1].tobytes() == sums[0].tobytes()
+        other = np.zeros_like(grad)
+        wrong = own, np.full_like(grad, 3)
+        decode_batch_add([ToDecode("w", codec, [frames[own]], other, known=(0, wrong[1]))], 0.25)
+        np.testing.assert_array_equal(other, np.full_like(grad, 0.75))
+
+
+def test_a_known_frame_is_checked() -> None:
+    codec = get_codec("adaptive(rate=0.5)")
+    (grad,) = (one for one in gradients() if one.size == 700)
+    frame = codec.encode(grad)
+    damaged = frame.copy()
+    damaged[-1] ^= 1
+    tensor = ToDecode("w", codec, [frame, damaged], np.zeros_like(grad), known=(1, grad))
+    with pytest.raises(WireError, match="rank 1 for 'w'"):
+        decode_batch_add([tensor])
+    with pytest.raises(ValueError, match="elements"):
+        decode_batch_add([tensor._replace(frames=[frame], known=(0, grad[:-1]))])
+    with pytest.raises(ValueError, match="elements"):
+        encode_batch([ToEncode(codec, grad, residual=grad * 0, decoded=grad[:-1].copy())])
+
+
 def law(codec: Codec, grad: np.ndarray, residual: np.ndarray) -> tuple[bytes, np.ndarray]:
     """Error feedback step by step: the frame, and the residual after it."""
     corrected = np.float32(0.75) * residual + np.float32(1.5) * grad

@@ -195,6 +195,10 @@ Status BucketSearch::resume(Scratch& scratch) {
   }
   const CarriedState& carried = candidates_.front().carried;
   const double promise = target_ / static_cast<double>(carried.gain);
+  // Samples that are all of the bucket promise exactly what settle() finds.
+  const bool exact = std::all_of(candidates_.begin(), candidates_.end(),
+                                 [](const Candidate& one) { return one.complete(); });
+  const double tolerance = exact ? kTolerance : kPromiseTolerance;
   const auto carried_step = static_cast<double>(carried.step);
   auto step = static_cast<float>(std::max(carried_step * root_mean_square(), least_step_));
   for (int round = 0;; ++round) {
@@ -202,8 +206,8 @@ Status BucketSearch::resume(Scratch& scratch) {
       one.choice.factor_step = short_float(static_cast<double>(step * one.carried.factor_step));
     }
     GRADCOMP_TRY(take_out(scratch));
-    step_ = find_step(static_cast<double>(step), least_step_, promise, kPromiseTolerance,
-                      kSamplePasses, &slope_, [&](float at) { return promised_bytes(at); })
+    step_ = find_step(static_cast<double>(step), least_step_, promise, tolerance, kSamplePasses,
+                      &slope_, [&](float at) { return promised_bytes(at); })
                 .step;
     const float change = std::max(step_, step) / std::min(step_, step);
     if (round == kRetakes || change < kCoarser || !any_pairs()) return {};

@@ -21,8 +21,9 @@ constexpr std::size_t kRuns = 16;
 
 constexpr std::size_t kRanks[] = {0, 1, 2, 4, 8, 16};
 
-// CarriedState::kRankPeriod of a tensor with a learned basis.
+// CarriedState::kRankPeriod of a tensor with a learned basis, and where it is sent as seen from it.
 constexpr std::size_t kLearningPeriod = 4;
+constexpr std::size_t kTurnedPeriod = 8;
 
 // Evenly spaced runs of n elements, as a single row.
 void take_runs(const float* x, std::size_t n, SampledRows* sampled) {
@@ -44,7 +45,8 @@ std::size_t SearchOptions::max_rank(const MatrixShape& shape) const {
 }
 
 std::size_t Candidate::period() const {
-  return tensor->basis.empty() ? CarriedState::kRankPeriod : kLearningPeriod;
+  if (tensor->basis.empty()) return CarriedState::kRankPeriod;
+  return turned ? kTurnedPeriod : kLearningPeriod;
 }
 
 Status Candidate::take_sample(std::size_t rank, Scratch& scratch) {

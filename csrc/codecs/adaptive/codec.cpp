@@ -67,6 +67,8 @@ class Adaptive final : public Codec, public BucketCodec {
 
   const BucketCodec* bucket() const noexcept override { return this; }
 
+  bool decodes_slowly() const noexcept override { return true; }
+
   std::size_t max_encoded_size(std::size_t n) const noexcept override {
     return n < kMinAdaptive ? 4 * n : 3 * n + kMinAdaptive;
   }

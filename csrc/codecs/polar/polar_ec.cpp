@@ -48,6 +48,8 @@ class PolarEc final : public PolarCodec<PolarEc> {
     return caps;
   }
 
+  bool decodes_slowly() const noexcept override { return true; }
+
   std::size_t max_encoded_size(std::size_t n) const noexcept override {
     return n < kMinPolarNumel ? 4 * n : layout(n).max_size();
   }

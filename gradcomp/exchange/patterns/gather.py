@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gradcomp import _core
-from gradcomp.codec.arrays import ByteArray, FloatArray
+from gradcomp.codec.arrays import ByteArray, FloatArray, room
 from gradcomp.codec.batch import decode_batch_add, launch_batch
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.devices import HOST, SharingDevice, sharing_device_of
@@ -54,6 +54,7 @@ class Gather(BucketAggregator):
         self.codec = codec
         self.memory = memory
         self._seed_of_job = seed
+        self._rank = rank
         self.seed = rank_seed(seed, rank)
         self.averaging = averaging
         # Codecs that share look at the whole bucket, of which a device may not take each tensor.
@@ -66,9 +67,18 @@ class Gather(BucketAggregator):
         """The codec call for a tensor."""
         item = source.to_encode(self.codec, self.seed, step, key.tensor_id)
         carried = _kept(self._carried, key, self.codec.carried)
-        # Codecs may look at the rows and columns of a matrix.
-        grad = item.grad.reshape(key.shape)
-        return item._replace(grad=grad, carried=carried, basis=self.basis(key))
+        keeps = self.codec.decodes_slowly and item.residual is not None
+        return item._replace(
+            # Codecs may look at the rows and columns of a matrix.
+            grad=item.grad.reshape(key.shape),
+            carried=carried,
+            basis=self.basis(key),
+            decoded=room(key.numel) if keeps else None,
+        )
+
+    def known(self, tensor: ToEncode) -> tuple[int, FloatArray] | None:
+        """`ToDecode.known` of a tensor that this rank has encoded."""
+        return None if tensor.decoded is None else (self._rank, tensor.decoded)
 
     def streams(self, tensor_id: int, step: int, ranks: Iterable[int]) -> list[int]:
         """The keys of some ranks' random numbers for a tensor; zeros if the codec draws none."""
@@ -117,20 +127,20 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
     of_ranks = [frames_of_rank(rank, reply, names) for rank, reply in enumerate(replies)]
     memory = [member.memory() for member in members]
     averages = [average for average, _ in memory]
-    bases = [tensor.basis for tensor in tensors]
     received = [
         ToDecode(
             member.key.name,
             gather.codec,
             frames,
             average,
-            basis,
+            tensor.basis,
             over_senders=gather.averaging.average == "senders",
             clips=gather.averaging.clip == "median_norm",
             replaces=not zeros,
+            known=gather.known(tensor),
         )
-        for gather, member, (average, zeros), basis, *frames in zip(
-            gathers, members, memory, bases, *of_ranks, strict=True
+        for gather, member, (average, zeros), tensor, *frames in zip(
+            gathers, members, memory, tensors, *of_ranks, strict=True
         )
     ]
     decode_batch_add(received, 1.0 / len(replies))
