@@ -228,7 +228,8 @@ class BaseCompression(Controls, metaclass=_Codecs):
         here = self.process_set.rank(), self.process_set.size()
         before = self._pipeline
         if before is None:
-            self._pipeline = Pipeline(self.config, *here, ranks_per_node(self.HOROVOD, self.config))
+            nodes = ranks_per_node(self.HOROVOD, self.config)
+            self._pipeline = Pipeline(self.config, *here, nodes, elastic=self._elastic)
         else:
             self._pipeline = moved(before, resized(before.state_dict(), *here), before.epoch)
         self._pipeline_life = life
@@ -286,6 +287,8 @@ class BaseCompression(Controls, metaclass=_Codecs):
 
     def gather(self, data: bytes) -> Sequence[bytes]:
         """The bytes of all ranks in rank order, without line breaks; every rank must call it."""
+        if self.process_set.size() == 1:
+            return [data]
         # One line of text per rank; a ragged gather delivers them one after the other.
         name = f"gradcomp.texts.{self.process_set.process_set_id}"
         return self._gather_text(bytearray(data + b"\n"), name).splitlines()

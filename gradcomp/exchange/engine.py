@@ -55,6 +55,7 @@ class _Running:
     members: Sequence[str]
     place: int
     handle: Any = None
+    result: Any = None  # once the round has ended
 
 
 class Driver:
@@ -114,18 +115,29 @@ class Driver:
             self._running[name] = running
             self._submit(partial(self._start_first, running))
             return
-        request = next(round_)
-        if isinstance(request, Ready):
-            if self._one_behind:
-                self.release()
-            self._launched.append((running, request))
+        try:
+            request = next(round_)
+        except StopIteration as stop:
+            running.result = stop.value
         else:
-            self.release()
-            running.handle = self._engine.start(request)
+            if isinstance(request, Ready):
+                if self._one_behind:
+                    self.release()
+                self._launched.append((running, request))
+            else:
+                self.release()
+                running.handle = self._engine.start(request)
         self._running[name] = running
 
     def _start_first(self, running: _Running) -> None:
-        running.handle = self._engine.start(advance(running.round, None))
+        self._resume(running, None)
+
+    def _resume(self, running: _Running, reply: Any) -> None:
+        """Run a round up to its next request, which is started, or to its end."""
+        try:
+            running.handle = self._engine.start(advance(running.round, reply))
+        except StopIteration as stop:
+            running.result = stop.value
 
     def _submit(self, function: Callable[[], None]) -> None:
         """Let the thread call a function, unless the one before it has failed."""
@@ -161,7 +173,7 @@ class Driver:
             raise
         launched, self._launched = self._launched, []
         for running, ready in launched:
-            running.handle = self._engine.start(advance(running.round, ready.wait()))
+            self._resume(running, ready.wait())
 
     def post(self, request: Request) -> Any:
         """Start a request outside of all rounds; returns a handle for `reply`."""
@@ -208,15 +220,15 @@ class Driver:
         """Advance every round by one phase."""
         for name in sorted(self._running, key=lambda name: (self._running[name].place, name)):
             running = self._running[name]
-            reply = self._engine.finish(running.handle)
-            try:
-                running.handle = self._engine.start(advance(running.round, reply))
-            except StopIteration as stop:
-                del self._running[name]
-                if running.members:
-                    self._averages.update(zip(running.members, stop.value, strict=True))
-                else:
-                    self._averages[name] = stop.value
+            if running.result is None:
+                self._resume(running, self._engine.finish(running.handle))
+            if running.result is None:
+                continue
+            del self._running[name]
+            if running.members:
+                self._averages.update(zip(running.members, running.result, strict=True))
+            else:
+                self._averages[name] = running.result
 
 
 def came_twice(name: str) -> ProtocolError:

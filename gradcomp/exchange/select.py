@@ -18,7 +18,13 @@ from gradcomp.exchange.algorithms.powersgd import PowerSGD
 from gradcomp.exchange.algorithms.signsgd_mv import MajorityVote
 from gradcomp.exchange.automatic import Choice, automatic_choice
 from gradcomp.exchange.averaging import MEAN, Averaging
-from gradcomp.exchange.memory import MOMENTUM_CORRECTION, MomentumCorrection, make_memory
+from gradcomp.exchange.memory import (
+    MOMENTUM_CORRECTION,
+    MomentumCorrection,
+    error_feedback,
+    make_memory,
+)
+from gradcomp.exchange.patterns.alone import Alone
 from gradcomp.exchange.patterns.base import Aggregator, Context
 from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
@@ -259,6 +265,15 @@ def make_aggregator(
             scatters, without a `scatter_refusal`.
         averaging: without an `averaging_refusal`.
     """
+    aggregator = _aggregator(spec, context, exchange, averaging)
+    if context.elastic and context.world_size == 1:
+        memory = error_feedback(spec, context.state, context.rates)
+        if memory is not None:
+            return Alone(memory, aggregator)
+    return aggregator
+
+
+def _aggregator(spec: Spec, context: Context, exchange: str, averaging: Averaging) -> Aggregator:
     if context.scatters:
         memory = make_memory(spec.memory, context.state, context.world_size, context.rates)
         return ReduceScatter(get_codec(spec.codec), memory, context)

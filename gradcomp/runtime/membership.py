@@ -60,7 +60,8 @@ def moved(
         epoch: see `Pipeline.set_epoch`; None before the first.
         ranks_per_node: see `Pipeline`.
     """
-    new = Pipeline(pipeline.config, state["rank"], state["world_size"], ranks_per_node)
+    here = state["rank"], state["world_size"], ranks_per_node
+    new = Pipeline(pipeline.config, *here, elastic=pipeline.elastic)
     new.load_state_dict(state)
     if epoch is not None:
         new.set_epoch(epoch)

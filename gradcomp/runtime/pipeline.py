@@ -16,6 +16,7 @@ from gradcomp.errors import ConfigError
 from gradcomp.exchange.automatic import Choice
 from gradcomp.exchange.averaging import MEAN
 from gradcomp.exchange.memory import hands_over
+from gradcomp.exchange.patterns.alone import Alone
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.rounds import BucketRound, Ready, Request, Round
 from gradcomp.exchange.select import (
@@ -47,6 +48,7 @@ _COPIED = frozenset(
         "world_size",
         "ranks_per_node",
         "_scatters",
+        "elastic",
         "_state",
         "_policy",
         "_script_step",
@@ -66,6 +68,8 @@ class Pipeline:
         ranks_per_node: number of consecutive ranks in each of the engine's nodes, for `two_level`;
             ``compress.ranks_per_node`` takes precedence.
         scatters: rounds return sums of this rank's own rows; see `ReduceScatter`.
+        elastic: ranks come and go: one that is alone now does not compress what it would not send;
+            see `Alone`.
 
     Raises:
         SpecError: the spec is wrong.
@@ -83,6 +87,7 @@ class Pipeline:
         world_size: int = 1,
         ranks_per_node: int = 1,
         scatters: bool = False,
+        elastic: bool = False,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank is {rank}; it must be in [0, {world_size}), the world size")
@@ -90,6 +95,7 @@ class Pipeline:
         self.rank = rank
         self.world_size = world_size
         self._scatters = scatters
+        self.elastic = elastic
         compress = self.config.compress
         for label, spec, exchange in compress.choices if scatters else ():
             refusal = scatter_refusal(spec, exchange)
@@ -122,6 +128,7 @@ class Pipeline:
             self._state.rates,
             self._scatters,
             self._sharing,
+            self.elastic,
         )
         self._resolver = Resolver(self.config, context, self._policy)
         if epoch is not None:
@@ -452,7 +459,8 @@ class Pipeline:
             members.append(Member(aggregator, whole, decision.key, self._count(name), out))
         if dense_bytes is None:
             dense_bytes = sum(grad.nbytes for grad in grads.values())
-        self.stats.count_gradients(dense_bytes)
+        if not isinstance(members[0].aggregator, Alone):
+            self.stats.count_gradients(dense_bytes)
         bucket = members[0].aggregator.bucket_round(label, members)
         return self._counted(label, grads, bucket)
 

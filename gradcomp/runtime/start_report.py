@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gradcomp.config.schema import Config
 from gradcomp.exchange.link import costs_more
+from gradcomp.exchange.patterns.alone import Alone
 from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
 from gradcomp.exchange.select import link_remedy
@@ -104,6 +105,15 @@ class StartReport:
 
     def begin(self, resolved: Mapping[str, Resolved]) -> None:
         """Report on the tensors of the model, before the first gradient; empty if unknown."""
+        alone = [one for one in resolved.values() if isinstance(one.aggregator, Alone)]
+        if alone:
+            _log.info(
+                "gradcomp: this rank is alone: it sends nothing, and does not compress %d of %d tensors, "
+                "until other ranks come",
+                len(alone),
+                len(resolved),
+            )
+            return
         if self._silent or not resolved or self._pipeline.stats.dense_bytes:
             return
         if self._compresses:

@@ -71,6 +71,8 @@ class ElasticState(hvd.elastic.TensorFlowKerasState):  # type: ignore[misc]
         return [plain_variable(one) for part in self._parts for one in _variables_of(part)]
 
     def _broadcast(self) -> None:
+        if hvd.size() == 1:
+            return
         low = [one for one in self._variables() if one.dtype == tf.bfloat16]
         others = [one for one in self._variables() if one.dtype != tf.bfloat16]
         hvd.broadcast_variables(others, root_rank=0)

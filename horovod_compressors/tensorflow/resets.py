@@ -69,6 +69,7 @@ def telling_lost_ranks() -> Iterator[None]:
     try:
         yield
     except tf.errors.UnknownError as error:  # of Horovod's collectives
-        raise RuntimeError(f"HorovodAllgather has failed: {error.message}") from error
+        # Without its cause, whose many lines TensorFlow would read and format before the reset begins.
+        raise RuntimeError(f"HorovodAllgather has failed: {error.message}") from None
     except Exception as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error

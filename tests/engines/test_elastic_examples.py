@@ -49,4 +49,6 @@ def test_example_with_one_line_changed(name: str, tmp_path: Path) -> None:
     check_replicas(lives)
     for life in lives:
         for rows in complete(life).values():
-            assert 0 < rows[0]["sent"] <= 0.05 * rows[0]["size"] + 1e-3
+            sent, size = rows[0]["sent"], rows[0]["size"]
+            # A rank that is alone applies all of its gradient.
+            assert 0 < sent <= 0.05 * size + 1e-3 if size > 1 else sent > 0.2

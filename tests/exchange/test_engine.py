@@ -12,7 +12,7 @@ import pytest
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.errors import ProtocolError
 from gradcomp.exchange.engine import Driver
-from gradcomp.exchange.rounds import AllGather, AllReduce, Round
+from gradcomp.exchange.rounds import AllGather, AllReduce, BucketRound, Ready, Round
 from gradcomp.runtime.loopback import run_rounds
 from support.thread_engine import PATIENCE, RANKS, Board, Engine, on_all_ranks
 
@@ -264,3 +264,30 @@ def test_the_thread_ends_with_its_driver() -> None:
     gc.collect()
     threads[0].join(PATIENCE)
     assert not threads[0].is_alive()
+
+
+def nothing_to_send(name: str, *, of_device: bool) -> BucketRound:
+    if of_device:
+        yield Ready(name, lambda: None)
+    yield from ()
+    return [np.full(4, position, np.float32) for position in range(2)]
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("of_device", [False, True])
+def test_rounds_may_end_without_a_request(of_device: bool, beside: bool) -> None:
+    board = Board()
+
+    def rank_main(rank: int) -> list[FloatArray]:
+        driver = Driver(Engine(board, rank))
+        driver.start("before", round_of(NAMES[1], 0, rank))
+        for bucket in "ab":
+            round_ = nothing_to_send(bucket, of_device=of_device)
+            driver.start(bucket, round_, [f"{bucket}0", f"{bucket}1"], beside=beside)
+        driver.start("after", round_of(NAMES[2], 0, rank))
+        return [driver.finish(name) for name in ("a0", "a1", "b0", "b1", "before", "after")]
+
+    for *own, before, after in on_all_ranks(rank_main):
+        assert [average[0] for average in own] == [0, 1, 0, 1]
+        np.testing.assert_array_equal(before, in_lockstep(NAMES[1], 0))
+        np.testing.assert_array_equal(after, in_lockstep(NAMES[2], 0))

@@ -29,6 +29,7 @@ class Context(NamedTuple):
         rates: the present learning rates; None: unknown.
         scatters: each rank gets sums of its own rows alone, as in a reduce-scatter.
         sharing: gradients may be in the memory of a `SharingDevice`.
+        elastic: ranks come and go; see `Alone`.
     """
 
     state: MemoryState
@@ -39,6 +40,7 @@ class Context(NamedTuple):
     rates: Rates | None = None
     scatters: bool = False
     sharing: bool = False
+    elastic: bool = False
 
     @property
     def node(self) -> Node:

@@ -73,9 +73,11 @@ def main(folder: Path) -> None:
     )
 
     @tf.function
-    def step_of_graph(grads: Sequence[Any]) -> None:
-        for weight, average in zip(weights, averaged(weights, grads, in_graph), strict=True):
+    def step_of_graph(grads: Sequence[Any]) -> Any:
+        averages = averaged(weights, grads, in_graph)
+        for weight, average in zip(weights, averages, strict=True):
             weight.assign_sub(average)
+        return averages[0]
 
     @hvd.elastic.run
     def train(state: Any) -> None:
@@ -84,13 +86,13 @@ def main(folder: Path) -> None:
             time.sleep(PAUSE)
             here = state.step, hvd.rank(), hvd.size()
             before, before_added = residual_sum(in_graph, "top"), residual_sum(in_sum, "added")
-            start, start_added = total(weights[0]), total(added[0])
             grads = [gradient(here[0], name, *here[1:]) for name in (*SPECS, "bias")]
-            step_of_graph([tf.constant(grad) for grad in grads])
+            average = step_of_graph([tf.constant(grad) for grad in grads])
             grad = tf.constant(gradient(here[0], "momentum", *here[1:]))
             optimizer.apply([grad], [momentum])
             grad = tf.constant(gradient(here[0], "added", *here[1:]))
-            added[0].assign_sub(averaged(added, [grad], in_sum, op=hvd.Sum)[0])
+            (sum_of_ranks,) = averaged(added, [grad], in_sum, op=hvd.Sum)
+            added[0].assign_sub(sum_of_ranks)
             state.step += 1
             values = [tf.reshape(one, [-1]) for one in (*weights, momentum.value, *added)]
             log_row(
@@ -100,12 +102,13 @@ def main(folder: Path) -> None:
                 step=state.step,
                 rank=hvd.rank(),
                 size=hvd.size(),
-                applied=start - total(weights[0]),
+                # Parameters would round it: a rank that is alone changes all of them.
+                applied=total(average),
                 given=float(grads[0].astype("float64").sum()),
                 before=before,
                 after=residual_sum(in_graph, "top"),
                 sum={
-                    "applied": start_added - total(added[0]),
+                    "applied": total(sum_of_ranks),
                     "owed": total(grad) + before_added - residual_sum(in_sum, "added"),
                 },
             )

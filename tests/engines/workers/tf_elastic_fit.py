@@ -43,9 +43,16 @@ class Log(keras.callbacks.Callback):
         super().__init__()
         self._folder, self._life, self._state = folder, life, state
 
-    def _total(self) -> float:
+    def _top(self) -> Any:
         (top,) = (one for one in self.model.weights if one.path.endswith("/top"))
-        return float(tf.reduce_sum(tf.cast(top.value, tf.float64)))
+        return tf.cast(top.value, tf.float64)
+
+    def _total(self) -> float:
+        return float(tf.reduce_sum(self._top()))
+
+    def _rounding(self) -> float:
+        """About seven standard deviations of what the float32 of all weights may round in a step."""
+        return 2.0**-22 * float(tf.norm(self._top()))
 
     def _residual(self) -> float:
         residual = self._state.compression.state_dict()["residual"]
@@ -71,6 +78,7 @@ class Log(keras.callbacks.Callback):
             rank=hvd.rank(),
             size=hvd.size(),
             applied=self._start - self._total(),
+            rounding=self._rounding(),
             given=float(given.astype("float64").sum()),
             before=self._before,
             after=self._residual(),
