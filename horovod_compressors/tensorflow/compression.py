@@ -19,7 +19,7 @@ from gradcomp.adapter_api import Collector, FloatArray, RankGroup, as_float32, e
 from gradcomp.errors import ConfigError, ProtocolError
 from horovod_compressors.compression import BaseCompression
 from horovod_compressors.tensorflow.engine import HorovodEngine, gather_bytes
-from horovod_compressors.tensorflow.resets import life, telling_lost_ranks
+from horovod_compressors.tensorflow.resets import in_branch, life, telling_lost_ranks
 from horovod_compressors.tensorflow.seam import (
     Call,
     VariableNames,
@@ -306,9 +306,12 @@ class Compression(BaseCompression):
             results = [tf.float32] * len(inputs) if ends else []
             before = [one for one in operations if one.graph is graph]  # not of a graph around it
             with tf.control_dependencies(before):
-                done = tf.numpy_function(
-                    partial(self._take, step, places, begins, ends), values, results
-                )
+                take = partial(self._take, step, places, begins, ends)
+                operation = partial(tf.numpy_function, take, values, results)
+                if self._elastic and results:
+                    done = in_branch(operation, lambda: [tf.cast(x, tf.float32) for x in inputs])
+                else:
+                    done = operation()
             if results:
                 averages, done = done, done[0].op
             operations[:] = [done]

@@ -14,7 +14,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-__all__ = ["life", "prepare", "telling_lost_ranks"]
+__all__ = ["in_branch", "life", "prepare", "telling_lost_ranks"]
 
 _current: object = object()
 
@@ -51,10 +51,20 @@ def _always(stock: Callable[..., Any], reduce: Callable[..., Any]) -> Callable[.
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     @functools.wraps(stock)
     def reducing(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        ours = hasattr(kwargs.get("compression"), "agree")
-        return (reduce if ours else stock)(tensors, *args, **kwargs)
+        if not hasattr(kwargs.get("compression"), "agree"):
+            return stock(tensors, *args, **kwargs)
+        return in_branch(lambda: reduce(tensors, *args, **kwargs), lambda: tensors)
 
     return reducing  # type: ignore[no-any-return]
+
+
+def in_branch(operation: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    """An operation that a lost rank lets fail, in a branch of the graph that is always taken.
+
+    TensorFlow collects the origins of all nodes of the function that has failed, before it raises the
+    error. A branch is a small function; a model's step takes milliseconds.
+    """
+    return tf.cond(hvd.size_op() > 0, operation, otherwise)
 
 
 @contextmanager
