@@ -56,8 +56,7 @@ def check_replicas(lives: list[Life]) -> None:
 def check_steps(lives: list[Life]) -> float:
     """Applied and unsent changes are all changes; returns the largest relative difference.
 
-    The first rank's ``shared`` changes, if logged, are those of all ranks. ``rounding``, if logged, is
-    the error of ``applied`` where this is the difference of parameters.
+    The first rank's ``shared`` changes, if logged, are those of all ranks.
     """
     worst = 0.0
     for life in lives:
@@ -66,9 +65,7 @@ def check_steps(lives: list[Life]) -> float:
             values = [_of(row, name) for row in rows for name in ("given", "before", "applied")]
             what = f"step {step} loses changes"
             all_changes = np.mean(owed, 0) + rows[0].get("shared", 0.0)
-            rounding = rows[0].get("rounding", 0.0)
-            applied = _of(rows[0], "applied")
-            worst = max(worst, _equal(applied, all_changes, values, what, rounding))
+            worst = max(worst, _equal(_of(rows[0], "applied"), all_changes, values, what))
     return worst
 
 
@@ -116,9 +113,9 @@ def _of(row: Row, name: str) -> npt.NDArray[np.float64]:
     return np.atleast_1d(np.asarray(row[name], np.float64))
 
 
-def _equal(one: Any, other: Any, values: Iterable[Any], what: str, rounding: float = 0.0) -> float:
-    """The largest difference above rounding, relative to values; no more than the tolerance."""
+def _equal(one: Any, other: Any, values: Iterable[Any], what: str) -> float:
+    """The largest difference, relative to values; no more than the tolerance."""
     scale = max(itertools.chain([1e-9], (float(np.abs(value).max()) for value in values)))
-    difference = max(float(np.abs(one - other).max()) - rounding, 0.0) / scale
+    difference = float(np.abs(one - other).max()) / scale
     assert difference <= TOLERANCE, f"{what}: {one} != {other}"
     return difference

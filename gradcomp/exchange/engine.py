@@ -113,7 +113,7 @@ class Driver:
             self.release()  # those that began otherwise come first
         if beside:
             self._running[name] = running
-            self._submit(partial(self._start_first, running))
+            self._submit(partial(self._resume, running, None))
             return
         try:
             request = next(round_)
@@ -128,9 +128,6 @@ class Driver:
                 self.release()
                 running.handle = self._engine.start(request)
         self._running[name] = running
-
-    def _start_first(self, running: _Running) -> None:
-        self._resume(running, None)
 
     def _resume(self, running: _Running, reply: Any) -> None:
         """Run a round up to its next request, which is started, or to its end."""

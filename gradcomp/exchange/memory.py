@@ -14,7 +14,7 @@ from gradcomp.codec.codec import Codec
 from gradcomp.codec.correction import Correction
 from gradcomp.codec.devices import HOST, Device, device_of
 from gradcomp.codec.items import ToEncode
-from gradcomp.codec.spec import Spec, Stage
+from gradcomp.codec.spec import Stage
 from gradcomp.errors import StateError
 from gradcomp.exchange.rates import Rates
 from gradcomp.exchange.rounds import TensorKey
@@ -33,7 +33,6 @@ __all__ = [
     "Signum",
     "Source",
     "array_of",
-    "error_feedback",
     "hands_over",
     "make_memory",
 ]
@@ -185,6 +184,7 @@ class Residual:
         _core.subtract_sent(self._residuals[key.name], sent)
         self.sent(key)
 
+    @timed("compensate")
     def release(self, grad: FloatArray, key: TensorKey) -> FloatArray:
         """The gradient with all of the residual, of which nothing is left; flat, perhaps ``grad`` itself."""
         beta = self._beta(key)
@@ -434,24 +434,6 @@ def make_memory(
         last = state.setdefault(RESIDUAL_LR, {})
         return ScaledResidual(*weights, residuals, last, rates or Rates(), params["average"])
     return Residual(*weights, residuals, params["average"])
-
-
-def error_feedback(spec: Spec, state: MemoryState, rates: Rates | None = None) -> Residual | None:
-    """The residual of a spec whose frames stand for the gradient itself; None if there is none.
-
-    That of `PowerSGD`, too, which updates it by itself.
-    """
-    if spec.algorithm is not None and spec.algorithm.name == "powersgd":
-        residuals = state.setdefault("residual", {})
-        if spec.algorithm.params["lr"] != "scale":
-            return Residual(1.0, 1.0, residuals)
-        last = state.setdefault(RESIDUAL_LR, {})
-        return ScaledResidual(1.0, 1.0, residuals, last, rates or Rates())
-    if spec.algorithm is not None or spec.memory is None or spec.memory.name != "residual":
-        return None
-    memory = make_memory(spec.memory, state, 1, rates)
-    assert isinstance(memory, Residual)
-    return memory
 
 
 def hands_over(stage: Stage | None) -> bool:

@@ -21,7 +21,7 @@ from gradcomp.exchange.averaging import MEAN, Averaging
 from gradcomp.exchange.memory import (
     MOMENTUM_CORRECTION,
     MomentumCorrection,
-    error_feedback,
+    Residual,
     make_memory,
 )
 from gradcomp.exchange.patterns.alone import Alone
@@ -267,10 +267,18 @@ def make_aggregator(
     """
     aggregator = _aggregator(spec, context, exchange, averaging)
     if context.elastic and context.world_size == 1:
-        memory = error_feedback(spec, context.state, context.rates)
+        memory = _error_feedback(spec, context, aggregator)
         if memory is not None:
             return Alone(memory, aggregator)
     return aggregator
+
+
+def _error_feedback(spec: Spec, context: Context, aggregator: Aggregator) -> Residual | None:
+    """The residual of a spec whose frames stand for the gradient itself; None if there is none."""
+    if isinstance(aggregator, Algorithm):
+        return aggregator.error_feedback()
+    memory = make_memory(spec.memory, context.state, context.world_size, context.rates)
+    return memory if isinstance(memory, Residual) else None
 
 
 def _aggregator(spec: Spec, context: Context, exchange: str, averaging: Averaging) -> Aggregator:

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar
 
 from gradcomp.codec.spec import Spec
+from gradcomp.exchange.memory import Residual
 from gradcomp.exchange.patterns.base import BucketAggregator, Context
 
 __all__ = ["Algorithm"]
@@ -40,3 +41,7 @@ class Algorithm(BucketAggregator):
             params: parameters of the algorithm's stage.
         """
         return {}
+
+    def error_feedback(self) -> Residual | None:
+        """The algorithm's residual, if averages stand for the gradient itself: see `Alone`."""
+        return None

@@ -29,7 +29,7 @@ from gradcomp.exchange.algorithms.low_rank import (
     matrix_shape,
     values_codec,
 )
-from gradcomp.exchange.memory import RESIDUAL_LR, array_of
+from gradcomp.exchange.memory import RESIDUAL_LR, Residual, ScaledResidual, array_of
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.patterns.dense import dense_bucket
 from gradcomp.exchange.rates import Rates
@@ -94,6 +94,12 @@ class PowerSGD(Algorithm):
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Tensors of two or more dimensions that shrink by more than min_compression_rate."""
         return len(shape) >= 2 and 0 not in shape and self.compression_rate(shape) > self._min_rate
+
+    def error_feedback(self) -> Residual:
+        """See `Algorithm.error_feedback`."""
+        if not self._scales_lr:
+            return Residual(1.0, 1.0, self._residuals)
+        return ScaledResidual(1.0, 1.0, self._residuals, self._last_rates, self._rates)
 
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
         """See `BucketAggregator.bucket_round`."""

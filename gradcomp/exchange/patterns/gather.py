@@ -67,7 +67,7 @@ class Gather(BucketAggregator):
         """The codec call for a tensor."""
         item = source.to_encode(self.codec, self.seed, step, key.tensor_id)
         carried = _kept(self._carried, key, self.codec.carried)
-        keeps = self.codec.decodes_slowly and item.residual is not None
+        keeps = self.codec.decodes_slowly and self.averaging == MEAN and item.residual is not None
         return item._replace(
             # Codecs may look at the rows and columns of a matrix.
             grad=item.grad.reshape(key.shape),
