@@ -81,6 +81,46 @@ EDITS = (
         ),
     ),
     Edit(
+        name="string-header",
+        file="horovod/common/group_table.h",
+        old="#include <queue>\n",
+        new="#include <cstdint>\n#include <queue>\n#include <string>\n",
+        reason="GCC 13's standard library no longer includes these headers in others",
+    ),
+    Edit(
+        name="stdexcept-header",
+        file="horovod/common/common.h",
+        old="#include <memory>\n",
+        new="#include <memory>\n#include <stdexcept>\n",
+        reason="as string-header",
+    ),
+    Edit(
+        name="no-gil",
+        file="horovod/torch/mpi_ops_v2.cc",
+        old="PYBIND11_MODULE(mpi_lib_v2, m) {\n",
+        new=(
+            "struct WithoutGil {\n"
+            "  py::module_& module;\n"
+            "  template <typename Function> void def(const char* name, Function function) {\n"
+            "    module.def(name, function, py::call_guard<py::gil_scoped_release>());\n"
+            "  }\n"
+            "};\n\n"
+            "PYBIND11_MODULE(mpi_lib_v2, module) {\n"
+            "  WithoutGil m{module};\n"
+        ),
+        reason=(
+            "a call waits for a lock that Horovod's thread holds while it releases tensors, for"
+            " which current torch needs the GIL: both would wait for ever"
+        ),
+    ),
+    Edit(
+        name="gil-of-waits",
+        file="horovod/torch/mpi_ops_v2.cc",
+        old='  m.def("horovod_torch_wait_and_clear",',
+        new='  module.def("horovod_torch_wait_and_clear",',
+        reason="as no-gil: this function releases the GIL itself",
+    ),
+    Edit(
         name="release-build",
         file="setup.py",
         old="else 'RelWithDebInfo'\n",
