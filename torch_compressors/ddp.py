@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
@@ -111,6 +111,13 @@ def compress_bucket(
     return state.average(bucket)
 
 
+class _Views(NamedTuple):
+    """Gradients of a bucket by number, in memory that DDP mostly uses again in the next step."""
+
+    buffer: torch.Tensor
+    grads: dict[str, torch.Tensor]
+
+
 @dataclass
 class _Arrived:
     """A bucket of DDP, and its gradients by name: views in the layouts of their parameters."""
@@ -158,6 +165,7 @@ class DDPCompression(ScalerControls):
     def _begin(self) -> None:
         self._gloo: GlooEngine | None = None
         self._arrived: list[_Arrived] = []
+        self._views: dict[int, _Views] = {}
         self._direct: TensorDevice | None = None  # where messages travel from device to device
         self._beside = False  # a thread encodes the gradients of this step
 
@@ -293,6 +301,14 @@ class DDPCompression(ScalerControls):
             [] if buffer.device.type == "cpu" else [buffer.device]
         )
         future = torch.futures.Future[torch.Tensor](devices=devices)
+        names = [self._model.name(parameter) for parameter in bucket.parameters()]
+        known = self._views.get(bucket.index())
+        if known is None or not known.buffer.is_set_to(buffer) or list(known.grads) != names:
+            known = self._views[bucket.index()] = _Views(buffer, self._views_of(bucket, buffer))
+        return _Arrived(future, buffer, known.grads)
+
+    def _views_of(self, bucket: GradBucket, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The gradients of a bucket, by name."""
         grads = {}
         first = buffer.storage_offset()
         for parameter, view in zip(bucket.parameters(), bucket.gradients(), strict=True):
@@ -300,8 +316,8 @@ class DDPCompression(ScalerControls):
             begin = view.storage_offset() - first
             flat = buffer[begin : begin + view.numel()]
             stride = parameter.stride() if _fills(parameter) else view.stride()
-            grads[self._model.name(parameter)] = flat.as_strided(parameter.shape, stride)
-        return _Arrived(future, buffer, grads)
+            grads[self._model.name(parameter)] = flat.as_strided(parameter.shape, stride).detach()
+        return grads
 
     @torch.no_grad()
     def _clip(self, limit: float) -> None:
@@ -321,9 +337,9 @@ class DDPCompression(ScalerControls):
         for name, grad in arrived.grads.items():
             resolved, route = self._route(name, grad)
             if route is Route.DENSE:
-                self._start_dense(arrived, name, grad.detach().reshape(-1).numpy())
+                self._start_dense(arrived, name, grad.reshape(-1).numpy())
             else:
-                flat = grad.detach().to(torch.float32).contiguous().numpy()
+                flat = grad.to(torch.float32).contiguous().numpy()
                 self._collector.add(resolved, flat, grad.nbytes, beside=self._beside)
 
     def _start_dense(self, arrived: _Arrived, name: str, grad: FloatArray) -> None:
@@ -359,15 +375,15 @@ class DDPCompression(ScalerControls):
         for name, (resolved, route) in routes.items():
             dense = route is Route.DENSE
             if dense and self._direct is not None:
-                together[name] = arrived.grads[name].detach()
+                together[name] = arrived.grads[name]
             elif dense or device is None or not self.pipeline.on_device(resolved, device):
-                others[name] = arrived.grads[name].detach()
+                others[name] = arrived.grads[name]
         copies = arrived.copies = HostCopies(others)
         if together:
             self._start_together(together)
         computed = computed_by_now(arrived.buffer.device) if self._beside else None
         for name, (resolved, route) in routes.items():
-            grad = arrived.grads[name].detach()
+            grad = arrived.grads[name]
             if name in together:
                 continue
             if name not in others:
@@ -386,17 +402,22 @@ class DDPCompression(ScalerControls):
         """Run all exchanges to their ends and give DDP the averages."""
         self._collector.check()
         for arrived in self._arrived:
+            there: dict[str, torch.Tensor] = {}
             for name, grad in arrived.grads.items():
                 average: Any = self._collector.finish(name)
                 if isinstance(average, TensorArray):
                     average = average.tensor
                 if isinstance(average, torch.Tensor):
-                    grad.copy_(average.view(grad.shape))
+                    average = average.view(grad.shape)
+                    if not average.is_set_to(grad):  # else already in place
+                        there[name] = average
                     continue
                 result = torch.from_numpy(average)
                 to = grad if arrived.copies is None else arrived.copies.arrays[name]
                 if result.data_ptr() != to.data_ptr():  # else already in place
                     to.copy_(result.view(to.shape))
+            if there:
+                torch._foreach_copy_([arrived.grads[name] for name in there], list(there.values()))
             if arrived.copies is not None:
                 arrived.copies.give_back(arrived.grads)
             arrived.future.set_result(arrived.buffer)

@@ -51,6 +51,7 @@ class DirectEngine:
     def __init__(self, host: GlooEngine, group: dist.ProcessGroup) -> None:
         self._host = host
         self._group = group
+        self._replies: dict[tuple[str, str], torch.Tensor] = {}
 
     def start(self, request: Request) -> Any:
         """Start a request without waiting; see `GlooEngine.start`."""
@@ -71,16 +72,27 @@ class DirectEngine:
             elif isinstance(request, AllToAll):
                 splits = list(request.splits)
                 size = splits[self._group.rank()]
-                reply = own.data.new_empty(size * ranks)
+                reply = self._room(request, own, size * ranks)
                 work = self._group.alltoall_base(reply, own.data, [size] * ranks, splits)
             else:
-                reply = own.data.new_empty(own.data.numel() * ranks)
+                reply = self._room(request, own, own.data.numel() * ranks)
                 # Its public function has another name in each version of PyTorch.
                 work = self._group._allgather_base(reply, own.data)
         return _Running(request, own, reply, keep(work))
 
+    def _room(self, request: Request, own: DeviceMessage, numel: int) -> torch.Tensor:
+        """Memory for a reply, the same in each step, so that what reads it can be replayed."""
+        key = (request.kind, request.name)
+        reply = self._replies.get(key)
+        if reply is None or reply.numel() != numel:
+            reply = self._replies[key] = own.data.new_empty(numel)
+        return reply
+
     def finish(self, handle: Any) -> Any:
-        """Wait for a started request; for messages of devices, let the current stream wait."""
+        """Wait for a started request; for messages of devices, let the current stream wait.
+
+        A reply holds until the next request of its name.
+        """
         if not isinstance(handle, _Running):
             return self._host.finish(handle)
         request, own, reply, work = handle.request, handle.own, handle.reply, handle.work

@@ -13,7 +13,7 @@ from gpulab.clock import Work
 from gradcomp import get_codec
 from torch_compressors.gpu import codecs
 from torch_compressors.gpu.add import KEPT, Addition, Form, ToAdd, form_of
-from torch_compressors.gpu.bucket import ToLaunch
+from torch_compressors.gpu.bucket import Table, ToLaunch
 
 __all__ = ["OPERATIONS", "Operation"]
 
@@ -59,14 +59,14 @@ def _encodes(spec: str, *, lopsided: bool = False) -> Make:
     """Kernels of a codec; in a lopsided gradient all kept elements lie together."""
 
     def make(numel: int, device: torch.device) -> Work:
-        encoder = codecs.encoder(spec, [numel], device)
+        launches = codecs.Launches(codecs.encoder(spec, [numel], device))
         grad = _gradient(numel, device)
         if lopsided:
             grad[: numel - numel // 10] *= 1e-3
         # The residual is corrected by nothing: else the gradient would no longer be lopsided.
         beta = 0.0 if lopsided else BETA
         tensor = ToLaunch(grad, torch.zeros_like(grad), beta, GAMMA)
-        return lambda: encoder.launch([tensor])
+        return lambda: launches.run([tensor])
 
     return make
 
@@ -74,8 +74,9 @@ def _encodes(spec: str, *, lopsided: bool = False) -> Make:
 def _rotates(numel: int, device: torch.device) -> Work:
     """The rotation alone, without error feedback."""
     encoder = codecs.RotatedUniform({"bits": 4, "rounding": "nearest"}, [numel], device)
-    tensors = [ToLaunch(_gradient(numel, device))]
-    return lambda: encoder.rotate(*encoder.bucket.table(tensors))
+    table = Table(encoder.bucket)
+    mode = table.fill([ToLaunch(_gradient(numel, device))])
+    return lambda: encoder.rotate(table.memory, mode)
 
 
 def _adds_kept(numel: int, device: torch.device) -> Work:

@@ -118,8 +118,10 @@ class SharingDevice(Protocol):
     ) -> SharedMessages:
         """Start encoding groups of tensors for the devices of all ranks; see `encode`.
 
+        The messages hold until the next call with this name.
+
         Args:
-            name: of what is shared, for messages.
+            name: of what is shared; each one's tensors are best the same in every step.
             size: least size in bytes; what is missing is filled up.
 
         Raises:
@@ -135,7 +137,7 @@ class SharingDevice(Protocol):
         messages: Sequence[ByteArray],
         weight: float,
     ) -> None:
-        """Add the messages of all ranks, in rank order; see `decode_batch_add`.
+        """Sum up the messages of all ranks, in rank order; see `decode_batch_add`.
 
         The device checks them later: see `share`.
 
@@ -151,13 +153,13 @@ class SharingDevice(Protocol):
         groups: Sequence[Sequence[ToAddShared]],
         messages: Sequence[ByteArray],
     ) -> None:
-        """Decode a message for each group of ``own`` into ``out``, which holds zeros; see `add_shared`."""
+        """Decode a message for each group of ``own`` into ``out``; see `add_shared`."""
         ...
 
     def decode_numbers(
         self, own: SharedMessages, tensors: Sequence[ToAddShared], numbers: object
     ) -> None:
-        """Decode the average of all ranks' ``numbers`` into ``out``, which holds zeros."""
+        """Decode the average of all ranks' ``numbers`` into ``out``."""
         ...
 
     def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:

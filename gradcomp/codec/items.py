@@ -84,7 +84,7 @@ class ToAddShared(NamedTuple):
     """One tensor of a bucket that devices have shared; see `SharingDevice.share`.
 
     Attributes:
-        out: in the memory of the device; the decoded tensors of all ranks are added to it.
+        out: in the memory of the device, of any content; it becomes the sum.
         streams: key of each rank's random numbers, in rank order; 0 for codecs that are not ``seeded``.
     """
 

@@ -231,7 +231,7 @@ class Collector:
         try:
             self.check()
             # Incomplete buckets: some of their parameters have no gradient in this step.
-            for bucket in self._buckets:
+            for bucket in self._buckets if self._waiting else ():
                 if bucket in self._waiting:
                     self._start(bucket)
             if self._measured:

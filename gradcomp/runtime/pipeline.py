@@ -429,8 +429,8 @@ class Pipeline:
             grads: by name, in an order that is the same on every rank; C-contiguous float32.
             dense_bytes: uncompressed size of all gradients; None for the sum of their ``nbytes``.
             overwrite: averages may overwrite the gradients; not all aggregators do so. Otherwise
-                averages reuse the memory of earlier averages to which nothing refers any more. On
-                other devices than the host averages have new memory.
+                averages on the host reuse the memory of earlier averages to which nothing refers
+                any more, and those on other devices have new memory.
             resolved: the tensors' decisions for this round; None to resolve them here.
 
         Returns:
@@ -454,8 +454,7 @@ class Pipeline:
             ):
                 raise ValueError(f"'{name}' does not belong in this bucket: average it by itself")
             whole = self._state.hand_over(decision, grad)
-            on_host = device_of(grad) is HOST
-            out = room(grad.size) if on_host and not overwrite else grad.reshape(-1)
+            out = grad.reshape(-1) if overwrite else _room_beside(grad)
             members.append(Member(aggregator, whole, decision.key, self._count(name), out))
         if dense_bytes is None:
             dense_bytes = sum(grad.nbytes for grad in grads.values())
@@ -637,6 +636,12 @@ def _depends_on_steps(spec: Spec, exchange: str) -> bool:
     if pattern == "dense":
         return False
     return pattern != "reduce" or spec.stateful or "seeded" in get_codec(spec.first_codec).caps
+
+
+def _room_beside(grad: FloatArray) -> FloatArray:
+    """Flat memory of the gradient's size on its device."""
+    device = device_of(grad)
+    return room(grad.size) if device is HOST else device.zeros(grad.size)
 
 
 def _listed(one: Round) -> BucketRound:

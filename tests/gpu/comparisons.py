@@ -137,13 +137,14 @@ def of_kernels(
 ) -> Iterator[list[Result]]:
     """The kernels' results in each of some launches of one encoder, all with the same input."""
     encoder = codecs.encoder(spec, [case.grad.size for case in tensors], device)
+    launches = codecs.Launches(encoder)
     grads = [torch.from_numpy(case.grad).to(device) for case in tensors]
     for _ in range(steps):
         states = [
             tuple(torch.tensor(array, device=device) for array in (case.residual, case.momentum))
             for case in tensors
         ]
-        encoder.launch(
+        launches.run(
             [
                 ToLaunch(
                     grad,

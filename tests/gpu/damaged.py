@@ -6,6 +6,7 @@ Prints the number of damaged messages that were noticed; anything else is an err
 from __future__ import annotations
 
 import os
+from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -18,7 +19,8 @@ import gpu.quick_interpreter  # noqa: F401
 from gradcomp import ProtocolError, ToEncode, get_codec
 from gradcomp.codec.items import ToAddShared
 from torch_compressors.gpu import codecs
-from torch_compressors.gpu.direct import HEADER, DirectDevice
+from torch_compressors.gpu.direct import DirectDevice
+from torch_compressors.gpu.sending import HEADER
 from torch_compressors.shared.direct import DeviceMessage
 
 NUMEL, KEPT = 300, 30
@@ -56,10 +58,10 @@ def main() -> None:
         for damaged in range(3):
             device = DirectDevice(torch.device("cpu"))
             grads = [_gradient(rng) for _ in range(3)]
-            messages = [
-                device.share("w", [[ToEncode(codec, device.from_host(grad))]]) for grad in grads
-            ]
-            own = messages[-1]
+            messages: list[Any] = []
+            for grad in grads:
+                own = device.share("w", [[ToEncode(codec, device.from_host(grad))]])
+                messages.append(DeviceMessage(own.data.clone(), own.staging))
             sent = bytearray(messages[damaged].data.numpy().tobytes())
             there = sent[place + 4 : place + 8] if value is None else value
             sent[place : place + len(there)] = there

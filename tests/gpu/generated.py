@@ -19,7 +19,8 @@ from triton.runtime.jit import JITFunction
 
 from gpu.comparisons import ADDED
 from torch_compressors.gpu import add, codecs
-from torch_compressors.gpu.bucket import Momentum, ToLaunch
+from torch_compressors.gpu.bucket import EXACT, Momentum, Table, ToLaunch
+from torch_compressors.gpu.kernels.add import compare_headers_kernel
 
 TYPES = {
     torch.float32: "*fp32",
@@ -76,7 +77,7 @@ def _launch(spec: str, mode: str) -> None:
         tensors.append(
             ToLaunch(values, None if plain else values, momentum=momentum if corrects else None)
         )
-    encoder.launch(tensors)
+    codecs.Launches(encoder).run(tensors)
 
 
 def _compile(launch: Launch, target: GPUTarget) -> tuple[list[str], Any]:
@@ -117,9 +118,12 @@ def main(specs: list[str]) -> int:
         tensor = add.SharedTensor(acc, add.Place(32, 16, 4), [0])
         for assigns in (False, True):
             form = add.form_of_shared(codec, assigns=assigns)
-            add.SharedAddition(form).launch([tensor], [torch.zeros(64).byte()], 0.5, damaged)
+            addition = add.SharedAddition(form)
+            addition.prepare([tensor], [torch.zeros(64).byte()], 0.5)
+            addition.launch(damaged)
         encoder = codecs.encoder(codec, [5000, 16], torch.device("cpu"))
-        encoder.shared(packs=codecs.packs_indices(codec))
+        encoder.shared(Table(encoder.bucket), packs=codecs.packs_indices(codec))
+    compare_headers_kernel[(1,)](torch.zeros((1, 2), dtype=torch.int64), damaged, **EXACT)
     faults = 0
     compiled = 0
     once: set[str] = set()

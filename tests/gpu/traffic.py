@@ -58,9 +58,8 @@ def main(numel: int, specs: list[str]) -> None:
     gradient = torch.from_numpy(np.random.default_rng(0).standard_normal(numel).astype(np.float32))
     for spec in specs:
         _read.clear()
-        codecs.encoder(spec, [numel], torch.device("cpu")).launch(
-            [ToLaunch(gradient, torch.zeros(numel))]
-        )
+        encoder = codecs.encoder(spec, [numel], torch.device("cpu"))
+        codecs.Launches(encoder).run([ToLaunch(gradient, torch.zeros(numel))])
         print(json.dumps({kernel: read / numel for kernel, read in _read.items()}), flush=True)
 
 

@@ -80,7 +80,7 @@ class CoreTensors(CoreDevice):
         of_ranks = [split_frames(one.data.numpy()[:size], len(tensors)) for one in messages]
         self.decode_add(
             [
-                ToDecode("", tensor.codec, frames, tensor.out)
+                ToDecode("", tensor.codec, frames, tensor.out, replaces=True)
                 for tensor, *frames in zip(tensors, *of_ranks, strict=True)
             ],
             weight,

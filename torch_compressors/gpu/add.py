@@ -299,36 +299,47 @@ class SharedAddition:
 
     Args:
         form: of all tensors, from `form_of_shared`.
+
+    Attributes:
+        version: another number for other launches: while it stays, they can be replayed.
     """
 
     def __init__(self, form: Form) -> None:
+        self.version = 0
         self._form = form
         self._given: object = None
+        self._streams: list[Sequence[int]] = []
         self._tables: list[torch.Tensor] = []
         self._programs: list[torch.Tensor] = []
         self._scratch: list[torch.Tensor | None] = []
 
-    def launch(
-        self,
-        tensors: Sequence[SharedTensor],
-        messages: Sequence[torch.Tensor],
-        weight: float,
-        damaged: torch.Tensor,
+    def prepare(
+        self, tensors: Sequence[SharedTensor], messages: Sequence[torch.Tensor], weight: float
     ) -> None:
+        """Tell kernels about a step's tensors; copies only where it changed."""
+        given = (
+            [(one.acc.data_ptr(), one.place) for one in tensors],
+            [message.data_ptr() for message in messages],
+            weight,
+        )
+        streams = [one.streams for one in tensors] if self._form.rotated else []
+        if given != self._given:
+            self._prepare(tensors, messages, weight)
+            self._given, self._streams = given, streams
+            self.version += 1
+        elif streams != self._streams:
+            self._arrays[0][:, :, kernels.STREAM.value] = np.array(streams, np.uint64).T.view(
+                np.int64
+            )
+            self._there.fill(self._arrays)
+            self._streams = streams
+
+    def launch(self, damaged: torch.Tensor) -> None:
         """Add rank after rank, on the current stream.
 
         Args:
             damaged: int32 [ranks, 4], whose first column becomes 1 where kept elements are none of the tensor.
         """
-        given = (
-            [(one.acc.data_ptr(), one.place) for one in tensors],
-            [message.data_ptr() for message in messages],
-            weight,
-            [one.streams for one in tensors] if self._form.rotated else [],
-        )
-        if given != self._given:
-            self._prepare(tensors, messages, weight)
-            self._given = given
         if self._form.packed:
             self._unpack()
         for rank, table in enumerate(self._tables):
@@ -338,7 +349,6 @@ class SharedAddition:
     def _prepare(
         self, tensors: Sequence[SharedTensor], messages: Sequence[torch.Tensor], weight: float
     ) -> None:
-        """Copy tables to the device; mostly those of the last step are still there."""
         accs = [one.acc for one in tensors]
         counts = [one.place.elements for one in tensors]
         places = np.array([(one.place.values, one.place.indices) for one in tensors], np.int64)
@@ -357,6 +367,7 @@ class SharedAddition:
         arrays: list[npt.NDArray[Any]] = [tables, *programs]
         there = OnDevice.empty(arrays, accs[0].device)
         there.fill(arrays)
+        self._arrays, self._there = arrays, there
         self._tables = list(there.part(0, tables, torch.int64).view(len(messages), -1))
         self._programs = [
             there.part(1 + number, array, torch.int32) for number, array in enumerate(programs)

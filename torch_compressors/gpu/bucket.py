@@ -1,8 +1,8 @@
 """The tensors that a launch works on, and the table that tells kernels about them.
 
-`Bucket` knows the sizes of its tensors and is used in every step; `Bucket.table` gives the device a
-step's pointers and weights. The order of kernels on the current stream is the only synchronization: the
-launches of a bucket and the copies of its results belong on one stream.
+`Bucket` knows the sizes of its tensors; a `Table` gives the device a step's pointers and weights. The
+order of kernels on the current stream is the only synchronization: the launches of a bucket and the copies
+of its results belong on one stream.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ __all__ = [
     "Mode",
     "Momentum",
     "Payload",
+    "Table",
     "ToLaunch",
     "Work",
     "current",
@@ -150,7 +151,6 @@ class Bucket:
         sizes: number of elements of each tensor.
         rows: the fields that do not change, on the host: codecs fill in their own.
         tiles: programs of ``tile`` elements each.
-        last_table: the table of the last step.
     """
 
     def __init__(self, sizes: Sequence[int], device: torch.device, tile: int) -> None:
@@ -160,15 +160,33 @@ class Bucket:
         self.rows: Whole = np.zeros((len(sizes), field.FIELDS.value), np.int64)
         self.rows[:, field.NUMEL.value] = sizes
         self.rows[:, field.FIRST_TILE.value] = self.tiles.first
+
+    def check(self, arrays: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Refuse arrays that are not those of the bucket's tensors.
+
+        Raises:
+            ValueError: naming the array.
+        """
+        for each, numel in zip(arrays, self.sizes, strict=True):
+            for array in each:
+                _check(array, numel, self.device)
+
+
+class Table:
+    """A bucket's table on the device, for tensors that mostly have the same memory in every step.
+
+    Attributes:
+        memory: of the table, int64; one place for all steps, as graphs read it.
+    """
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
         self._given: tuple[object, ...] | None = None
         self._mode: Mode | None = None
-        # One place for all steps: graphs read it.
-        self.last_table = torch.zeros(self.rows.shape, dtype=torch.int64, device=device)
+        self.memory = torch.zeros(bucket.rows.shape, dtype=torch.int64, device=bucket.device)
 
-    def table(
-        self, tensors: Sequence[ToLaunch], *, seeded: bool = False
-    ) -> tuple[torch.Tensor, Mode]:
-        """The table on the device, and what the tensors share. Made and copied only where it changed.
+    def fill(self, tensors: Sequence[ToLaunch], *, seeded: bool = False) -> Mode:
+        """Tell kernels about a step's tensors; returns what these share. Copies only where it changed.
 
         Args:
             seeded: the codec draws random numbers; else the table does not change with the step.
@@ -184,24 +202,19 @@ class Bucket:
         streams = [tensor.stream for tensor in tensors] if seeded else []
         given = (kinds, pointers, sizes, weights, streams)
         if self._mode is None or given != self._given:
-            self._check(arrays)
+            self._bucket.check(arrays)
             mode = _mode_of(kinds, tensors)
             addresses = np.array(pointers, np.int64)
-            rows = self.rows.copy()
+            rows = self._bucket.rows.copy()
             rows[:, : addresses.shape[1]] = addresses
             bits = np.array(weights, np.float32).view(np.int32)
             rows[:, field.BETA.value : field.GAMMA.value + 1] = bits
             if seeded:
                 rows[:, field.STREAM.value] = np.array(streams, np.uint64).view(np.int64)
-            self.last_table.copy_(upload(rows, self.device))
+            self.memory.copy_(upload(rows, self._bucket.device))
             self._mode = mode._replace(aligned=not (addresses % VECTOR_BYTES).any())
             self._given = given
-        return self.last_table, self._mode
-
-    def _check(self, arrays: Sequence[Sequence[torch.Tensor]]) -> None:
-        for each, numel in zip(arrays, self.sizes, strict=True):
-            for array in each:
-                _check(array, numel, self.device)
+        return self._mode
 
 
 def _weights_of(tensor: ToLaunch) -> tuple[float, float]:

@@ -1,8 +1,8 @@
 """Codecs on a device: a row for each says what it launches, and what it hands to the core or to other devices.
 
-`encoder(spec, sizes, device)` is made once for tensors that travel together with one codec.
-`Encoder.launch` only launches. Its results are in the encoder's memory: a `Kept` or a `Payload` for each
-tensor, in order. They hold until the next launch, which must be on the same stream as copies of them.
+`encoder(spec, sizes, device)` is made once for all buckets of tensors with these sizes and one codec, and
+`Launches` once for each bucket. Results are in the encoder's memory: a `Kept` or a `Payload` for each tensor,
+in order. They hold until the encoder's next launch, which must be on the same stream as copies of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from torch_compressors.gpu.bucket import (
     Kept,
     Mode,
     Payload,
+    Table,
     ToLaunch,
     current,
     divide,
@@ -48,6 +49,7 @@ from torch_compressors.gpu.rotations import WARPS, Rotations
 __all__ = [
     "VALUE_TYPES",
     "Encoder",
+    "Launches",
     "Shared",
     "bucket_size",
     "encoder",
@@ -102,25 +104,15 @@ class Encoder(ABC):
 
     def __init__(self, params: Params, sizes: Sequence[int], device: torch.device) -> None:
         self.bucket = Bucket(sizes, device, self.tile(params))
-        self._replayed = Replayed(device)
 
     def tile(self, params: Params) -> int:
         """Elements of a program."""
         return TILE
 
-    def launch(self, tensors: Sequence[ToLaunch]) -> None:
-        """Correct, encode and subtract, without waiting: results and residuals are the core's.
-
-        Args:
-            tensors: of the encoder's sizes, all with the same kind of error feedback.
-
-        Raises:
-            ValueError: a tensor has another size, dtype or device, or is not contiguous.
-        """
-        with current(self.bucket.device):
-            table, mode = self.bucket.table(tensors, seeded=self.seeded)
-            if self.bucket.tiles.programs:
-                self._replayed.run(mode, lambda: self._launch(table, mode))
+    def start(self, table: Table, mode: Mode) -> None:
+        """Launch what corrects, encodes and subtracts the tensors of a table; allocates nothing."""
+        if self.bucket.tiles.programs:
+            self._launch(table.memory, mode)
 
     @abstractmethod
     def _launch(self, table: torch.Tensor, mode: Mode) -> None: ...
@@ -130,14 +122,38 @@ class Encoder(ABC):
         """The tensors' results in the encoder's memory, or in a copy of it on the host."""
 
     @abstractmethod
-    def shared(self, *, packs: bool) -> list[Shared]:
-        """The tensors' results as other devices get them; launches only.
+    def shared(self, table: Table, *, packs: bool) -> list[Shared]:
+        """The tensors' results as other devices get them; launches, and allocates the first time only.
 
-        All sizes follow from the sizes of the tensors.
+        All sizes follow from the sizes of the tensors. Results hold as long as those of the launch.
 
         Args:
+            table: of the last launch.
             packs: indices are packed; see kernels/packed.py.
         """
+
+
+class Launches:
+    """The launches of an encoder for a bucket: their table, and a graph that replays them."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
+        self._table = Table(encoder.bucket)
+        self._replayed = Replayed(encoder.bucket.device)
+
+    def run(self, tensors: Sequence[ToLaunch]) -> None:
+        """Correct, encode and subtract, without waiting: results and residuals are the core's.
+
+        Args:
+            tensors: of the encoder's sizes, all with the same kind of error feedback.
+
+        Raises:
+            ValueError: a tensor has another size, dtype or device, or is not contiguous.
+        """
+        encoder = self.encoder
+        with current(encoder.bucket.device):
+            mode = self._table.fill(tensors, seeded=encoder.seeded)
+            self._replayed.run(mode, lambda: encoder.start(self._table, mode))
 
 
 class TopK(Encoder):
@@ -207,34 +223,40 @@ class TopK(Encoder):
             return indices.view(torch.int32), values.view(torch.float32)
         return indices.view(np.int32), values.view(np.float32)
 
-    def shared(self, *, packs: bool) -> list[Shared]:
-        total = sum(self.kept)
-        values, size = self.values.view(torch.uint8), 4
+    def shared(self, table: Table, *, packs: bool) -> list[Shared]:
+        values, size = self.values, 4
         if self.type != VALUE_TYPES["fp32"]:
-            halves, size = torch.empty(total, dtype=torch.int16, device=self.memory.device), 2
+            values, size = self._halves, 2
             bf16 = self.type == VALUE_TYPES["bf16"]
-            with current(self.bucket.device):
-                pack.halves_kernel[(-(-total // BLOCK),)](
-                    self.values, halves, total, BF16=bf16, B=BLOCK, **EXACT
-                )
-            values = halves.view(torch.uint8)
-        of_values = torch.split(values, [size * k for k in self.kept])
-        of_indices = self._packed() if packs else torch.split(self.indices, self.kept)
+            total = sum(self.kept)
+            pack.halves_kernel[(-(-total // BLOCK),)](
+                self.values, values, total, BF16=bf16, B=BLOCK, **EXACT
+            )
+        of_values = torch.split(values.view(torch.uint8), [size * k for k in self.kept])
+        of_indices = self._packed(table) if packs else torch.split(self.indices, self.kept)
         return [
             Shared(own, indices.view(torch.uint8), k)
             for own, indices, k in zip(of_values, of_indices, self.kept, strict=True)
         ]
 
-    def _packed(self) -> Sequence[torch.Tensor]:
-        """Each tensor's indices, packed; of the last launch's table."""
-        sizes = [one.words for one in self.packed]
-        # Without lower bits kernels still touch the word after a list.
-        words = torch.zeros(sum(sizes) + 1, dtype=torch.int32, device=self.memory.device)
-        with current(self.bucket.device):
-            packed.pack_kernel[(self.blocks.programs,)](
-                self.bucket.last_table, self.blocks.tensors, self.indices, words, B=BLOCK, **EXACT
-            )
-        return torch.split(words[:-1], sizes)
+    @cached_property
+    def _halves(self) -> torch.Tensor:
+        """Memory for kept values of 2 bytes."""
+        return torch.zeros(sum(self.kept), dtype=torch.int16, device=self.bucket.device)
+
+    @cached_property
+    def _words(self) -> torch.Tensor:
+        """Memory for packed indices. Without lower bits kernels still touch the word after a list."""
+        words = sum(one.words for one in self.packed) + 1
+        return torch.zeros(words, dtype=torch.int32, device=self.bucket.device)
+
+    def _packed(self, table: Table) -> Sequence[torch.Tensor]:
+        """Each tensor's indices, packed."""
+        self._words.zero_()
+        packed.pack_kernel[(self.blocks.programs,)](
+            table.memory, self.blocks.tensors, self.indices, self._words, B=BLOCK, **EXACT
+        )
+        return torch.split(self._words[:-1], [one.words for one in self.packed])
 
     def _launch(self, table: torch.Tensor, mode: Mode) -> None:
         self._select(table, mode)
@@ -324,7 +346,7 @@ class Dense(Encoder):
             for begin, size in zip(self.begins, self.bytes, strict=True)
         ]
 
-    def shared(self, *, packs: bool) -> list[Shared]:
+    def shared(self, table: Table, *, packs: bool) -> list[Shared]:
         ends = [*self.begins[1:], self.memory.numel()]
         return [
             Shared(self.memory[begin:end], None, numel)

@@ -33,7 +33,7 @@ from torch_compressors.gpu.bucket import Kept, Momentum, Payload, ToLaunch
 from torch_compressors.shared.host_copies import to_device
 from torch_compressors.shared.staging import Staged, Staging
 
-__all__ = ["TorchDevice"]
+__all__ = ["TorchDevice", "kind_of", "to_launch"]
 
 
 class TorchDevice:
@@ -46,6 +46,7 @@ class TorchDevice:
         self._device = device
         self._staging = Staging(device)
         self._encoders: dict[tuple[object, ...], codecs.Encoder] = {}
+        self._launches: dict[tuple[object, ...], codecs.Launches] = {}
 
     def array(self, tensor: torch.Tensor, computed: torch.Event | None = None) -> Any:
         """See `TensorDevice`."""
@@ -70,10 +71,11 @@ class TorchDevice:
         Residuals and momenta are arrays that this device has made.
         """
         with self._beside(tensors) as staged:
-            launched = [
-                (places, encoder, staged.fetch(encoder.memory))
-                for places, encoder in self._launched(tensors)
-            ]
+            launched = []
+            for places, encoder in self._encoders_of(tensors):
+                own = [tensors[place] for place in places]
+                self._launches_of(encoder, own[0].tensor_id).run([to_launch(one) for one in own])
+                launched.append((places, encoder, staged.fetch(encoder.memory)))
 
         def wait() -> tuple[ByteArray, list[int]]:
             staged.wait()
@@ -92,16 +94,23 @@ class TorchDevice:
         computed = [_array(tensor.grad).computed for tensor in tensors]
         return self._staging.beside(grads, filter(None, computed))
 
-    def _launched(self, tensors: Sequence[ToEncode]) -> Iterator[tuple[list[int], codecs.Encoder]]:
-        """Launch encoders; the places of each one's tensors."""
+    def _encoders_of(self, tensors: Sequence[ToEncode]) -> list[tuple[list[int], codecs.Encoder]]:
+        """An encoder for each codec and kind of error feedback, and the places of its tensors."""
         groups: dict[tuple[object, ...], list[int]] = {}
         for place, tensor in enumerate(tensors):
-            groups.setdefault(_kind(tensor), []).append(place)
-        for kind, places in groups.items():
-            own = [tensors[place] for place in places]
-            encoder = self._encoder(kind, tuple(tensor.grad.size for tensor in own))
-            encoder.launch([_to_launch(tensor, encoder.seeded) for tensor in own])
-            yield places, encoder
+            groups.setdefault(kind_of(tensor), []).append(place)
+        return [
+            (places, self._encoder(kind, tuple(tensors[place].grad.size for place in places)))
+            for kind, places in groups.items()
+        ]
+
+    def _launches_of(self, encoder: codecs.Encoder, first: int) -> codecs.Launches:
+        """The launches of an encoder for the bucket that begins with a tensor, given by its id."""
+        key = (encoder, first)
+        launches = self._launches.get(key)
+        if launches is None:
+            launches = self._launches[key] = codecs.Launches(encoder)
+        return launches
 
     def sharing(self, codec: str) -> SharingDevice | None:
         """None: frames travel through the host. See `DirectDevice`."""
@@ -196,7 +205,7 @@ class TorchDevice:
         return encoder
 
 
-def _kind(tensor: ToEncode) -> tuple[object, ...]:
+def kind_of(tensor: ToEncode) -> tuple[object, ...]:
     """Codec and kind of error feedback: tensors of one kind are launched together."""
     correction = tensor.correction
     mode = None if correction is None else (correction.nesterov, correction.masking)
@@ -208,14 +217,15 @@ def _array(array: object) -> TensorArray:
     return array
 
 
-def _to_launch(tensor: ToEncode, seeded: bool) -> ToLaunch:
+def to_launch(tensor: ToEncode) -> ToLaunch:
+    """A tensor as encoders take it; its gradient and memories are arrays that a device of torch has made."""
     momentum = None
     if tensor.correction is not None:
         values, factor, scale, nesterov, masking = tensor.correction
         momentum = Momentum(tensor_of(values), factor, scale, nesterov, masking)
     residual = None if tensor.residual is None else tensor_of(tensor.residual)
-    stream = _stream(tensor) if seeded else 0
-    return ToLaunch(tensor_of(tensor.grad), residual, tensor.beta, tensor.gamma, momentum, stream)
+    grad, stream = tensor_of(tensor.grad), _stream(tensor)
+    return ToLaunch(grad, residual, tensor.beta, tensor.gamma, momentum, stream)
 
 
 def _stream(tensor: ToEncode) -> int:

@@ -1,24 +1,12 @@
-"""A device whose results travel to other ranks' devices as they are: no frame is made on the host.
-
-A message of some tensors has a fixed size, which follows from their codecs and sizes:
-
-================  =====================================================================================
-16 bytes          digest of codecs and sizes
-for each tensor   the payload as in frames, filled up to a multiple of 16 bytes
-for each tensor   the indices of kept elements: packed (kernels/packed.py), or int32 with ``|raw32``
-for each tensor   their values: first those of 4 bytes, then those of 2; filled up to a multiple of 16
-================  =====================================================================================
-"""
+"""A device whose results travel to other ranks' devices as they are: no frame is made on the host."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 
 from gradcomp import ToEncode
@@ -26,47 +14,26 @@ from gradcomp.adapter_api import ByteArray, FloatArray, SharingDevice, ToAddShar
 from gradcomp.errors import ProtocolError
 from torch_compressors.devices import tensor_of
 from torch_compressors.gpu import codecs
-from torch_compressors.gpu.add import (
-    Form,
-    Place,
-    SharedAddition,
-    SharedTensor,
-    form_of_shared,
-)
-from torch_compressors.gpu.bucket import VECTOR_BYTES, upload
-from torch_compressors.gpu.device import TorchDevice
+from torch_compressors.gpu.add import Form, Place, SharedTensor, form_of_shared
+from torch_compressors.gpu.device import TorchDevice, kind_of, to_launch
+from torch_compressors.gpu.receiving import Receiver, ToSum
+from torch_compressors.gpu.sending import HEADER, Layout, Part, Sender
 from torch_compressors.shared.direct import DeviceMessage
-from torch_compressors.shared.staging import Staged
 
-__all__ = ["HEADER", "DirectDevice"]
-
-HEADER = 16
-"""Bytes."""
-
-Kinds = tuple[tuple[str, int], ...]
-"""Codecs and sizes of tensors."""
-
-
-class _Layout(NamedTuple):
-    """A message.
-
-    Attributes:
-        header: of it, on the device.
-        places: of the tensors' results.
-        size: in bytes.
-    """
-
-    header: torch.Tensor
-    places: list[Place]
-    size: int
+__all__ = ["DirectDevice"]
 
 
 @dataclass(frozen=True)
 class _Messages(DeviceMessage):
-    """This rank's messages, one after the other."""
+    """This rank's messages, one after the other.
+
+    Attributes:
+        receivers: of all ranks' messages of a layout, by its number; or of whole replies, by their kind.
+    """
 
     name: str
-    layouts: list[_Layout]
+    layouts: list[Layout]
+    receivers: dict[int | str, Receiver]
 
     @property
     def splits(self) -> list[int]:
@@ -79,16 +46,13 @@ class _Messages(DeviceMessage):
         return DeviceMessage(self.data[HEADER:].view(torch.float16), self.staging)
 
 
-class _Checked(NamedTuple):
-    """What a device found in messages, on its way to the host.
+@dataclass(frozen=True)
+class _Exchange:
+    """Memory and launches of an exchange, for tensors with these codecs, sizes and kinds of error feedback."""
 
-    Attributes:
-        damaged: for each rank, whether its message was another one than it should be.
-        arrival: of ``damaged``.
-    """
-
-    damaged: torch.Tensor
-    arrival: Staged
+    kinds: object
+    sender: Sender
+    receivers: dict[int | str, Receiver]
 
 
 class DirectDevice(TorchDevice):
@@ -100,10 +64,8 @@ class DirectDevice(TorchDevice):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self._checked: dict[str, list[_Checked]] = {}
-        self._headers: dict[Kinds, torch.Tensor] = {}
-        self._additions: dict[tuple[str, int, bool, Form], SharedAddition] = {}
-        self._filling = torch.zeros(VECTOR_BYTES, dtype=torch.uint8, device=device)
+        self._exchanges: dict[str, _Exchange] = {}
+        self._checked: dict[str, list[Receiver]] = {}
 
     def sharing(self, codec: str) -> SharingDevice | None:
         """This device, if others can add what the codec's encoder makes."""
@@ -112,25 +74,28 @@ class DirectDevice(TorchDevice):
     def share(self, name: str, groups: Sequence[Sequence[ToEncode]], size: int = 0) -> Any:
         """See `SharingDevice`."""
         self._raise_found(name)
+        kinds = (
+            size,
+            [[(kind_of(tensor), tensor.grad.size) for tensor in group] for group in groups],
+        )
+        exchange = self._exchanges.get(name)
+        if exchange is None or exchange.kinds != kinds:
+            exchange = _Exchange(kinds, self._sender(groups, size), {})
+            self._exchanges[name] = exchange
         tensors = list(chain.from_iterable(groups))
-        shared: dict[int, codecs.Shared] = {}
-        parts: list[torch.Tensor] = []
-        layouts = []
+        sender = exchange.sender
         with self._beside(tensors):
-            for places, encoder in self._launched(tensors):
-                packs = codecs.packs_indices(tensors[places[0]].codec.spec)
-                shared.update(zip(places, encoder.shared(packs=packs), strict=True))
-            first = 0
-            for group in groups:
-                own = [shared[place] for place in range(first, first + len(group))]
-                kinds = tuple((tensor.codec.spec, tensor.grad.size) for tensor in group)
-                layouts.append(self._lay_out(self._header(kinds), own, parts))
-                first += len(group)
-            missing = size - sum(layout.size for layout in layouts)
-            if missing > 0:
-                parts.append(parts[0].new_zeros(missing))
-            data = torch.cat(parts)
-        return _Messages(data, self._staging, name, layouts)
+            sender.launch([to_launch(tensor) for tensor in tensors])
+        return _Messages(sender.data, self._staging, name, sender.layouts, exchange.receivers)
+
+    def _sender(self, groups: Sequence[Sequence[ToEncode]], size: int) -> Sender:
+        kinds = [tuple((one.codec.spec, one.grad.size) for one in group) for group in groups]
+        tensors = list(chain.from_iterable(groups))
+        parts = [
+            Part(tensors[places[0]].codec.spec, places, encoder)
+            for places, encoder in self._encoders_of(tensors)
+        ]
+        return Sender(kinds, parts, size, self._device)
 
     def add_shared(
         self,
@@ -141,30 +106,28 @@ class DirectDevice(TorchDevice):
         weight: float,
     ) -> None:
         """See `SharingDevice`."""
-        received = [_data(message) for message in messages]
-        damaged = self._compared(received, [own.layouts[group]] * len(received))
-        places = own.layouts[group].places
-        self._add(own.name, group, places, tensors, received, weight, damaged)
-        self._fetch(own.name, damaged)
+        layout = own.layouts[group]
+        total = ToSum(_forms(tensors, layout.places), (0, len(messages)), weight)
+        headers = [layout.header] * len(messages)
+        self._receive(own, group, [total], messages, headers)
 
     def decode_shared(
         self, own: Any, groups: Sequence[Sequence[ToAddShared]], messages: Sequence[ByteArray]
     ) -> None:
         """See `SharingDevice`."""
-        received = [_data(message) for message in messages]
-        damaged = self._compared(received, own.layouts)
-        for group, tensors in enumerate(groups):
-            places, flag = own.layouts[group].places, damaged[group : group + 1]
-            self._decode(own.name, group, places, tensors, received[group], flag)
-        self._fetch(own.name, damaged)
+        parts = [
+            ToSum(_forms(tensors, layout.places, assigns=True), (number, number + 1), None)
+            for number, (tensors, layout) in enumerate(zip(groups, own.layouts, strict=True))
+        ]
+        headers = [layout.header for layout in own.layouts]
+        self._receive(own, "decoded", parts, messages, headers)
 
     def decode_numbers(self, own: Any, tensors: Sequence[ToAddShared], numbers: object) -> None:
         """See `SharingDevice`."""
         (layout,) = own.layouts
         places = [place._replace(values=place.values - HEADER) for place in layout.places]
-        message = _data(numbers).view(torch.uint8)
-        unused = torch.zeros((1, 4), dtype=torch.int32, device=self._device)
-        self._decode(own.name, 0, places, tensors, message, unused)
+        part = ToSum(_forms(tensors, places, assigns=True), (0, 1), None)
+        self._receive(own, "numbers", [part], [numbers], [])
 
     def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
         """See `SharingDevice`."""
@@ -173,101 +136,21 @@ class DirectDevice(TorchDevice):
         whole.add_(tensor_of(lost).mul_(times))  # two roundings
         whole.copy_(torch.where(whole.isfinite(), whole, 0.0))
 
-    def _lay_out(
-        self, header: torch.Tensor, shared: Sequence[codecs.Shared], parts: list[torch.Tensor]
-    ) -> _Layout:
-        """Add the parts of a message."""
-        begins: dict[tuple[int, bool], int] = {}
-        size = HEADER
-        parts.append(header)
-
-        def put(number: int, part: torch.Tensor, *, indices: bool) -> None:
-            nonlocal size
-            begins[number, indices] = size
-            size += part.numel()
-            parts.append(part)
-
-        kept = [number for number, one in enumerate(shared) if one.indices is not None]
-        for number, one in enumerate(shared):
-            if one.indices is None:
-                put(number, one.values, indices=False)
-        for number in kept:
-            indices = shared[number].indices
-            assert indices is not None
-            put(number, indices, indices=True)
-        for each in (4, 2):
-            for number in kept:
-                values, _, elements = shared[number]
-                if values.numel() == each * elements:
-                    put(number, values, indices=False)
-        if size % VECTOR_BYTES:
-            missing = VECTOR_BYTES - size % VECTOR_BYTES
-            parts.append(self._filling[:missing])
-            size += missing
-        places = [
-            Place(begins[number, False], begins.get((number, True), 0), one.elements)
-            for number, one in enumerate(shared)
-        ]
-        return _Layout(header, places, size)
-
-    def _header(self, kinds: Kinds) -> torch.Tensor:
-        """The header of messages with tensors of these codecs and sizes."""
-        header = self._headers.get(kinds)
-        if header is None:
-            digest = blake2b(repr(kinds).encode(), digest_size=HEADER).digest()
-            header = upload(np.frombuffer(digest, np.uint8), self._device)
-            self._headers[kinds] = header
-        return header
-
-    def _decode(
+    def _receive(
         self,
-        name: str,
-        group: int,
-        places: Sequence[Place],
-        tensors: Sequence[ToAddShared],
-        message: torch.Tensor,
-        damaged: torch.Tensor,
+        own: _Messages,
+        key: int | str,
+        sums: Sequence[ToSum],
+        messages: Sequence[object],
+        headers: Sequence[torch.Tensor],
     ) -> None:
-        for codec, out, _ in tensors:
-            if not form_of_shared(codec.spec).sparse:
-                # Then the sum is the decoded number, also where that is -0.
-                tensor_of(out).fill_(-0.0)
-        self._add(name, group, places, tensors, [message], None, damaged)
-
-    def _add(
-        self,
-        name: str,
-        group: int,
-        places: Sequence[Place],
-        tensors: Sequence[ToAddShared],
-        messages: Sequence[torch.Tensor],
-        weight: float | None,
-        damaged: torch.Tensor,
-    ) -> None:
-        """Add messages; without a weight, kept elements are assigned."""
-        forms: dict[Form, list[SharedTensor]] = {}
-        for (codec, out, streams), place in zip(tensors, places, strict=True):
-            form = form_of_shared(codec.spec, assigns=weight is None)
-            forms.setdefault(form, []).append(SharedTensor(tensor_of(out), place, streams))
-        for form, own in forms.items():
-            key = name, group, weight is None, form
-            addition = self._additions.setdefault(key, SharedAddition(form))
-            addition.launch(own, messages, 1.0 if weight is None else weight, damaged)
-
-    def _compared(
-        self, messages: Sequence[torch.Tensor], layouts: Sequence[_Layout]
-    ) -> torch.Tensor:
-        """For each message, whether its header is another one than that of its layout: int32 [ranks, 4]."""
-        damaged = torch.zeros((len(messages), 4), dtype=torch.int32, device=self._device)
-        found = torch.stack([message[:HEADER] for message in messages])
-        expected = torch.stack([layout.header for layout in layouts])
-        damaged[:, 0] = (found != expected).any(dim=1)
-        return damaged
-
-    def _fetch(self, name: str, damaged: torch.Tensor) -> None:
-        with self._staging.beside([damaged]) as staged:
-            checked = _Checked(staged.fetch(damaged), staged)
-        self._checked.setdefault(name, []).append(checked)
+        receiver = own.receivers.get(key)
+        if receiver is None:
+            receiver = own.receivers[key] = Receiver(len(messages), self._device)
+        received = [_data(message).view(torch.uint8) for message in messages]
+        receiver.launch(sums, received, headers)
+        if headers:
+            self._checked.setdefault(own.name, []).append(receiver)
 
     def _raise_found(self, name: str) -> None:
         """Read what was found in the messages of this name in the last step.
@@ -275,10 +158,7 @@ class DirectDevice(TorchDevice):
         Raises:
             ProtocolError: a message was damaged.
         """
-        wrong: set[int] = set()
-        for damaged, arrival in self._checked.pop(name, ()):
-            arrival.wait()
-            wrong.update(rank for rank, flag in enumerate(damaged[:, 0].tolist()) if flag)
+        wrong = {rank for receiver in self._checked.pop(name, ()) for rank in receiver.damaged()}
         if wrong:
             ranks = ", ".join(map(str, sorted(wrong)))
             raise ProtocolError(
@@ -287,6 +167,17 @@ class DirectDevice(TorchDevice):
                 "checkpoint before that step, and see whether all ranks run the same script and versions; "
                 "with compress.device: auto, messages are checked before they are used"
             )
+
+
+def _forms(
+    tensors: Sequence[ToAddShared], places: Sequence[Place], *, assigns: bool = False
+) -> dict[Form, list[SharedTensor]]:
+    """Tensors by the form of their codecs; with ``assigns`` kept elements are assigned."""
+    forms: dict[Form, list[SharedTensor]] = {}
+    for (codec, out, streams), place in zip(tensors, places, strict=True):
+        form = form_of_shared(codec.spec, assigns=assigns)
+        forms.setdefault(form, []).append(SharedTensor(tensor_of(out), place, streams))
+    return forms
 
 
 def _data(message: object) -> torch.Tensor:

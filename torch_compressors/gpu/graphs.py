@@ -1,4 +1,4 @@
-"""Launches that are the same in every step, in CUDA graphs: the host replays all of them at once."""
+"""Launches that are the same in every step, in a CUDA graph: the host replays all of them at once."""
 
 from __future__ import annotations
 
@@ -10,29 +10,34 @@ __all__ = ["Replayed"]
 
 
 class Replayed:
-    """Launches on one device, by a key that tells different ones apart.
+    """Launches on one device that come again and again.
 
-    Launches of a key have the same kernels, constants and memory each time. The first time they are made
-    one by one, which compiles kernels; then they are recorded. On the CPU nothing is recorded.
+    The first time they are made one by one, which compiles kernels; then they are recorded. On the CPU
+    nothing is recorded.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
+        self._key: Hashable = None
+        self._graph: torch.cuda.CUDAGraph | None = None
 
     def run(self, key: Hashable, launch: Callable[[], None]) -> None:
-        """Make launches on the current stream; ``launch`` allocates nothing and waits for nothing."""
+        """Make launches on the current stream.
+
+        Args:
+            key: equal if kernels, constants and memory are those of the last call; not None.
+            launch: makes them; it waits for nothing and, after its first call, allocates nothing.
+        """
         if self._device.type == "cpu" or torch.cuda.is_current_stream_capturing():
             launch()
             return
-        if key not in self._graphs:
-            self._graphs[key] = None
+        if key != self._key:
+            self._key, self._graph = key, None
             launch()
             return
-        graph = self._graphs[key]
-        if graph is None:
-            graph = self._graphs[key] = self._record(launch)
-        graph.replay()
+        if self._graph is None:
+            self._graph = self._record(launch)
+        self._graph.replay()
 
     def _record(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()

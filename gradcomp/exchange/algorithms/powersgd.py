@@ -264,9 +264,7 @@ class _Matrix:
     def average(self) -> FloatArray:
         """The average so far; at first memory of any content, which the thread that decodes takes."""
         if self._average is None:
-            here = self.device is HOST
-            out = self._member.out if here else self.device.zeros(self.key.numel)
-            self._average = out.reshape(self._sides)
+            self._average = self._member.out.reshape(self._sides)
         return self._average
 
 

@@ -122,8 +122,8 @@ class Member(NamedTuple):
 
     Attributes:
         grad: its device is where the round works; see `Aggregator.on_devices`.
-        out: flat float32 memory for the average, of any content. It may be the gradient's own
-            memory, so write to it only after the gradient is encoded.
+        out: flat float32 memory for the average, of any content, on the gradient's device. It may be
+            the gradient's own memory, so write to it only after the gradient is encoded.
     """
 
     aggregator: BucketAggregator
@@ -133,16 +133,9 @@ class Member(NamedTuple):
     out: FloatArray
 
     def zeros(self) -> FloatArray:
-        """`out`, filled with zeros; new memory on other devices than the host, as it costs nothing."""
-        out, zeros = self.memory()
-        if not zeros:
-            _core.zero(out)
-        return out
-
-    def memory(self) -> tuple[FloatArray, bool]:
-        """Memory for the average, and whether it holds zeros: `out` itself if the gradient is on the host."""
-        device = device_of(self.grad)
-        return (self.out, False) if device is HOST else (device.zeros(self.key.numel), True)
+        """`out`, which must be on the host, filled with zeros."""
+        _core.zero(self.out)
+        return self.out
 
     def on_host(self) -> Member:
         """The tensor with its arrays on the host, for a bucket of which not all are on one device."""

@@ -125,22 +125,21 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
     replies: list[ByteArray] = yield AllGather(name, data, len(members))
     names = [member.key.name for member in members]
     of_ranks = [frames_of_rank(rank, reply, names) for rank, reply in enumerate(replies)]
-    memory = [member.memory() for member in members]
-    averages = [average for average, _ in memory]
+    averages = [member.out for member in members]
     received = [
         ToDecode(
             member.key.name,
             gather.codec,
             frames,
-            average,
+            member.out,
             tensor.basis,
             over_senders=gather.averaging.average == "senders",
             clips=gather.averaging.clip == "median_norm",
-            replaces=not zeros,
+            replaces=True,
             known=gather.known(tensor),
         )
-        for gather, member, (average, zeros), tensor, *frames in zip(
-            gathers, members, memory, tensors, *of_ranks, strict=True
+        for gather, member, tensor, *frames in zip(
+            gathers, members, tensors, *of_ranks, strict=True
         )
     ]
     decode_batch_add(received, 1.0 / len(replies))
@@ -160,14 +159,13 @@ def _share(
         assert isinstance(gather, Gather)  # ensured by `bucket`
         gather.memory.sent(key)
     replies: list[ByteArray] = yield AllGather(name, shared, len(members))
-    averages = [member.zeros() for member in members]
     ranks = range(len(replies))
-    for (gather, _, key, step, _), average in zip(members, averages, strict=True):
+    for gather, _, key, step, out in members:
         assert isinstance(gather, Gather)
         streams = gather.streams(key.tensor_id, step, ranks)
-        received.append(ToAddShared(gather.codec, average, streams))
+        received.append(ToAddShared(gather.codec, out, streams))
     device.add_shared(shared, 0, received, replies, 1.0 / len(replies))
-    return averages
+    return [member.out for member in members]
 
 
 def frames_of_rank(rank: int, data: ByteArray, names: Sequence[str]) -> list[ByteArray]:

@@ -89,12 +89,12 @@ class BucketedReduce(BucketAggregator):
         _sent(members)
         numbers: Any = shared.numbers
         average = yield AllReduce(name, numbers)
-        averages = [device.zeros(member.key.numel) for member in members]
         to_decode = [
-            ToAddShared(tensor.codec, out, [0]) for tensor, out in zip(grads, averages, strict=True)
+            ToAddShared(tensor.codec, member.out, [0])
+            for tensor, member in zip(grads, members, strict=True)
         ]
         device.decode_numbers(shared, to_decode, average)
-        return averages
+        return [member.out for member in members]
 
     def to_encode(self, grad: FloatArray, key: TensorKey, step: int) -> ToEncode:
         """The codec call for a tensor."""

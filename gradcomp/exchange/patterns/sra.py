@@ -116,7 +116,8 @@ class Sra(BucketAggregator):
         bucket.sent()
         splits = scattered.splits
         replies: list[ByteArray] = yield AllToAll(f"{name}.scatter", scattered, splits)
-        sums = [device.zeros(piece.numel) for piece in own]
+        outputs = [member.out for member in bucket.members]
+        sums = [outputs[piece.member][piece.begin : piece.end] for piece in own]
         ranks = range(self._world_size)
         to_add = [
             bucket.to_add(piece, total, _SCATTER, ranks)
@@ -130,18 +131,17 @@ class Sra(BucketAggregator):
             device.add_lost(residual, lost, float(self._world_size))
         counts = [len(chunk) for chunk in chunks]
         replies = yield AllGather(f"{name}.gather", gathered, counts)
-        averages = [device.zeros(member.key.numel) for member in bucket.members]
         decoded = [
             [
                 bucket.to_add(
-                    piece, averages[piece.member][piece.begin : piece.end], _GATHER, [owner]
+                    piece, outputs[piece.member][piece.begin : piece.end], _GATHER, [owner]
                 )
                 for piece in chunk
             ]
             for owner, chunk in enumerate(chunks)
         ]
         device.decode_shared(scattered, decoded, replies)
-        return averages
+        return outputs
 
 
 class _Bucket:

@@ -80,6 +80,19 @@ def add_shared_kept_kernel(
 
 
 @triton.jit
+def compare_headers_kernel(pointers, damaged):
+    """Sets a message's flag: 1 where its header of 16 bytes is another one than it should be, else 0.
+
+    ``pointers`` has both headers of each message, ``damaged`` four numbers, of which the first is the flag.
+    """
+    message = tl.program_id(0)
+    found = tl.load(pointers + 2 * message).to(tl.pointer_type(tl.int64))
+    expected = tl.load(pointers + 2 * message + 1).to(tl.pointer_type(tl.int64))
+    differs = (tl.load(found) != tl.load(expected)) | (tl.load(found + 1) != tl.load(expected + 1))
+    tl.store(damaged + 4 * message, differs.to(tl.int32))
+
+
+@triton.jit
 def _elements(row, block, B: tl.constexpr):
     """Payload, number of elements, and the elements of a program."""
     return tl.load(row + VALUES), whole(row, COUNT), block * B + tl.arange(0, B)

@@ -1,0 +1,123 @@
+"""Sums of messages from devices, and their checks: in a CUDA graph where a step has the memory of the last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from torch_compressors.gpu.add import Form, SharedAddition, SharedTensor
+from torch_compressors.gpu.bucket import EXACT, current, upload
+from torch_compressors.gpu.graphs import Replayed
+from torch_compressors.gpu.kernels.add import compare_headers_kernel
+from torch_compressors.shared.staging import computed_by_now, room
+
+__all__ = ["Receiver", "ToSum"]
+
+FLAGS = 4
+"""Numbers of a message, of which the first says whether it is damaged: 16 bytes."""
+
+
+class ToSum(NamedTuple):
+    """Tensors that become the sum of their results in some messages.
+
+    Attributes:
+        forms: the tensors, by the form of their codecs.
+        messages: numbers of the first message and of the one after the last.
+        weight: of each message; None where the one message is decoded.
+    """
+
+    forms: dict[Form, list[SharedTensor]]
+    messages: tuple[int, int]
+    weight: float | None
+
+
+class Receiver:
+    """Sums of the same tensors in each step.
+
+    Args:
+        count: of messages.
+    """
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self._device = device
+        self._damaged = torch.zeros((count, FLAGS), dtype=torch.int32, device=device)
+        self._found = room(count * FLAGS, torch.int32, device).view(count, FLAGS)
+        self._pointers = torch.zeros((count, 2), dtype=torch.int64, device=device)
+        self._compared: list[tuple[int, int]] = []
+        self._additions: dict[tuple[int, Form], SharedAddition] = {}
+        self._replayed = Replayed(device)
+        self._done: torch.Event | None = None
+
+    def launch(
+        self,
+        sums: Sequence[ToSum],
+        messages: Sequence[torch.Tensor],
+        headers: Sequence[torch.Tensor],
+    ) -> None:
+        """Check messages and sum them up, rank after rank, on the current stream.
+
+        Args:
+            messages: flat uint8; those without a header are not checked.
+            headers: of the messages that have one.
+        """
+        with current(self._device):
+            self._compare(messages, headers)
+            additions = [
+                self._prepared(number, form, tensors, messages, one)
+                for number, one in enumerate(sums)
+                for form, tensors in one.forms.items()
+            ]
+            key = (len(headers), *(addition.version for addition, _ in additions))
+            self._replayed.run(key, lambda: self._launch(len(headers), sums, additions))
+            self._done = computed_by_now(self._device)
+
+    def damaged(self) -> list[int]:
+        """Wait for the last launch; the numbers of messages that were damaged."""
+        if self._done is not None:
+            self._done.synchronize()
+        return [number for number, flag in enumerate(self._found[:, 0].tolist()) if flag]
+
+    def _compare(self, messages: Sequence[torch.Tensor], headers: Sequence[torch.Tensor]) -> None:
+        """Tell the kernel where messages and the headers are that they should have."""
+        pointers = [
+            (message.data_ptr(), header.data_ptr())
+            for message, header in zip(messages, headers, strict=False)
+        ]
+        if pointers and pointers != self._compared:
+            self._pointers.copy_(upload(np.array(pointers, np.int64), self._device))
+            self._compared = pointers
+
+    def _prepared(
+        self,
+        number: int,
+        form: Form,
+        tensors: Sequence[SharedTensor],
+        messages: Sequence[torch.Tensor],
+        one: ToSum,
+    ) -> tuple[SharedAddition, torch.Tensor]:
+        """An addition, and the flags of its messages."""
+        first, end = one.messages
+        addition = self._additions.setdefault((number, form), SharedAddition(form))
+        addition.prepare(tensors, messages[first:end], 1.0 if one.weight is None else one.weight)
+        return addition, self._damaged[first:end]
+
+    def _launch(
+        self,
+        headers: int,
+        sums: Sequence[ToSum],
+        additions: Sequence[tuple[SharedAddition, torch.Tensor]],
+    ) -> None:
+        if headers:
+            compare_headers_kernel[(headers,)](self._pointers, self._damaged, **EXACT)
+        for one in sums:
+            for form, tensors in one.forms.items():
+                # With -0.0 a sum is the decoded number, also where that is -0.0.
+                zero = -0.0 if one.weight is None and not form.sparse else 0.0
+                for tensor in tensors:
+                    tensor.acc.fill_(zero)
+        for addition, damaged in additions:
+            addition.launch(damaged)
+        self._found.copy_(self._damaged, non_blocking=True)
