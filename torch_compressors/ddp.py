@@ -300,7 +300,7 @@ class DDPCompression(ScalerControls):
         devices: list[int | str | torch.device] = (
             [] if buffer.device.type == "cpu" else [buffer.device]
         )
-        future = torch.futures.Future[torch.Tensor](devices=devices)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         names = [self._model.name(parameter) for parameter in bucket.parameters()]
         known = self._views.get(bucket.index())
         if known is None or not known.buffer.is_set_to(buffer) or list(known.grads) != names:

@@ -234,8 +234,9 @@ class Tally:
 
 
 def small_tiles() -> None:
-    """Tiles so small that tensors of a few hundred elements have several."""
+    """Tiles and samples so small that tensors of a few hundred elements have several, or are larger."""
     codecs.TILE, codecs.BLOCK, codecs.SLOTS = 128, 64, 64
+    codecs.TopK.SAMPLE = 256
 
 
 VALUES = ("fp32", "fp16", "bf16", "int8", "sign", "means", "2bit")
@@ -255,7 +256,7 @@ def topk_state(tally: Tally, rng: np.random.Generator, each: int) -> None:
     """Later steps find the state of earlier ones; real tiles; large tensors are sampled."""
     small_tiles()
     tally.compare("topk(k=9)", "feedback", cases(rng, SIZES, each), "topk(k=9)|raw32", steps=2)
-    codecs.TILE, codecs.BLOCK, codecs.SLOTS = 2048, 1024, 2048
+    codecs.TILE, codecs.BLOCK, codecs.SLOTS, codecs.TopK.SAMPLE = 2048, 1024, 2048, 8192
     for n in (2047, 2049, 9000, 40001):
         spec = "topk(ratio=0.01)"
         tally.compare(spec, "feedback", cases(rng, [n], len(FAMILIES)), spec + "|raw32")

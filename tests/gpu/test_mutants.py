@@ -30,6 +30,16 @@ MUTANTS = {
         "tl.store(bins, tl.zeros_like(count))",
         "pass",
     ),
+    "values with scales are subtracted without them": (
+        "feedback:topk(ratio=0.05,values=int8)|raw32",
+        "if MODE != PLAIN and TYPE <= BF16:",
+        "if MODE != PLAIN:",
+    ),
+    "momentum of sent elements is kept": (
+        "correction:topk(ratio=0.05)|raw32",
+        "        if MASKING and MODE >= CORRECTION:\n            tl.store(floats(row, MOMENTUM) + i",
+        "        if MASKING and MODE > CORRECTION:\n            tl.store(floats(row, MOMENTUM) + i",
+    ),
     "ties of spans are not added up": (
         "feedback:topk(ratio=0.05)|raw32",
         "_scan(equal + first_span, spans, SCANNED)",

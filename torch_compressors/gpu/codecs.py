@@ -41,6 +41,7 @@ from torch_compressors.gpu.kernels import (
     rotate,
     select,
     signs,
+    value_types,
 )
 from torch_compressors.gpu.kernels import table as field
 from torch_compressors.gpu.packed import packed_size
@@ -159,7 +160,7 @@ class Launches:
 class TopK(Encoder):
     """`topk` with all value types: kernels/select.py, then kernels/pack.py.
 
-    The host launches 8 kernels, and 2 or 3 more with error feedback, whatever the number of tensors.
+    The host launches 8 kernels, and up to 3 more with error feedback, whatever the number of tensors.
     12 bytes per element with error feedback and O(k); 36 where the guess failed.
     """
 
@@ -289,7 +290,16 @@ class TopK(Encoder):
         ranks = (self.above, self.equal)
         select.count_kernel[spans](*of, self.slot_values, *ranks, SCANNED=1024, **sizes)
         select.compact_kernel[spans](
-            *of, self.slot_indices, self.slot_values, *ranks, self.indices, self.values, **sizes
+            *of,
+            self.slot_indices,
+            self.slot_values,
+            *ranks,
+            self.indices,
+            self.values,
+            TYPE=self.type,
+            MODE=mode.mode,
+            MASKING=mode.masking,
+            **sizes,
         )
 
     def _subtract(self, table: torch.Tensor, mode: Mode) -> None:
@@ -304,17 +314,18 @@ class TopK(Encoder):
             pack.means_kernel[each](table, self.state, self.values, num_warps=1, **EXACT)
         elif self.type == VALUE_TYPES["2bit"]:
             pack.bins_kernel[each](table, self.state, self.values, self.bins, num_warps=1, **EXACT)
-        pack.subtract_kernel[blocks](
-            *of,
-            self.indices,
-            self.values,
-            self.bins,
-            TYPE=self.type,
-            MODE=mode.mode,
-            MASKING=mode.masking,
-            B=BLOCK,
-            **EXACT,
-        )
+        if self.type > VALUE_TYPES["bf16"]:
+            pack.subtract_kernel[blocks](
+                *of,
+                self.indices,
+                self.values,
+                self.bins,
+                TYPE=self.type,
+                MODE=mode.mode,
+                MASKING=mode.masking,
+                B=BLOCK,
+                **EXACT,
+            )
         correct.zero_kernel[(self.spans.programs,)](
             table,
             self.spans.tensors,
@@ -664,13 +675,13 @@ class RandomK(Dense):
 
 
 VALUE_TYPES = {
-    "fp32": pack.FP32.value,
-    "fp16": pack.FP16.value,
-    "bf16": pack.BF16.value,
-    "int8": pack.INT8.value,
-    "sign": pack.SIGN.value,
-    "means": pack.MEANS.value,
-    "2bit": pack.BINS.value,
+    "fp32": value_types.FP32.value,
+    "fp16": value_types.FP16.value,
+    "bf16": value_types.BF16.value,
+    "int8": value_types.INT8.value,
+    "sign": value_types.SIGN.value,
+    "means": value_types.MEANS.value,
+    "2bit": value_types.BINS.value,
 }
 
 

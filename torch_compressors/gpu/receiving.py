@@ -45,6 +45,7 @@ class Receiver:
         self._device = device
         self._damaged = torch.zeros((count, FLAGS), dtype=torch.int32, device=device)
         self._found = room(count * FLAGS, torch.int32, device).view(count, FLAGS)
+        self._flags = self._found.numpy()[:, 0]
         self._pointers = torch.zeros((count, 2), dtype=torch.int64, device=device)
         self._compared: list[tuple[int, int]] = []
         self._additions: dict[tuple[int, Form], SharedAddition] = {}
@@ -78,7 +79,7 @@ class Receiver:
         """Wait for the last launch; the numbers of messages that were damaged."""
         if self._done is not None:
             self._done.synchronize()
-        return [number for number, flag in enumerate(self._found[:, 0].tolist()) if flag]
+        return self._flags.nonzero()[0].tolist()
 
     def _compare(self, messages: Sequence[torch.Tensor], headers: Sequence[torch.Tensor]) -> None:
         """Tell the kernel where messages and the headers are that they should have."""

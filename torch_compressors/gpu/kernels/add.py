@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 
 from torch_compressors.gpu.kernels.bits import float_from_bfloat, float_from_half
-from torch_compressors.gpu.kernels.pack import FP16, FP32
 from torch_compressors.gpu.kernels.rotate import block_or_rest, flip, hadamard
 from torch_compressors.gpu.kernels.table import floats, real, whole
+from torch_compressors.gpu.kernels.value_types import FP16, FP32
 
 FIELDS = tl.constexpr(11)
 ACC = tl.constexpr(0)  # pointer to float32

@@ -1,8 +1,7 @@
 """Kept elements after the choice: the scales of their wire type, and what they leave behind.
 
 Kept values travel to the host as float32, where the core codes them (csrc/coding/values.cpp). Here they
-are decoded as receivers will, to be subtracted from the residual. `TYPE` of a launch is the number of
-the value type in a payload.
+are decoded as receivers will, to be subtracted from the residual. `TYPE` of a launch is one of value_types.py.
 """
 
 import triton
@@ -13,8 +12,6 @@ from torch_compressors.gpu.kernels.bits import (
     NAN,
     bfloat_bits,
     bits_of,
-    float_from_bfloat,
-    float_from_half,
     float_of,
     half_bits,
     magnitude,
@@ -33,15 +30,7 @@ from torch_compressors.gpu.kernels.table import (
     row_of,
     whole,
 )
-
-# As on the wire, where docs/wire-format.md gives them.
-FP32 = tl.constexpr(0)
-FP16 = tl.constexpr(1)
-BF16 = tl.constexpr(2)
-INT8 = tl.constexpr(3)
-SIGN = tl.constexpr(4)
-MEANS = tl.constexpr(5)
-BINS = tl.constexpr(6)
+from torch_compressors.gpu.kernels.value_types import INT8, MEANS, SIGN
 
 
 @triton.jit
@@ -165,7 +154,8 @@ def subtract_kernel(
 ):
     """``residual[index] -= decoded value``; with MASKING ``momentum[index] = 0``. O(k) bytes.
 
-    NaN and Inf that an element leaves become 0 here, those of other elements in `zero_kernel`.
+    For types with scales: others are subtracted by `select.compact_kernel`. NaN and Inf that an element
+    leaves become 0 here, those of other elements in `zero_kernel`.
     """
     block = tl.program_id(0)
     tensor = tl.load(tensors + block)
@@ -175,13 +165,7 @@ def subtract_kernel(
     at = tl.load(row + OUT) + i
     x = tl.load(values + at, mask=ok, other=0.0)
     scales = state + tensor * STATE + SCALES
-    if TYPE == FP32:
-        decoded = x
-    elif TYPE == FP16:
-        decoded = float_from_half(half_bits(x, True))
-    elif TYPE == BF16:
-        decoded = float_from_bfloat(bfloat_bits(x))
-    elif TYPE == INT8:
+    if TYPE == INT8:
         decoded = _int8(x, tl.load(scales))
     elif TYPE == SIGN:
         decoded = float_of(tl.load(scales).to(tl.uint32) ^ (bits_of(x) & 0x80000000))

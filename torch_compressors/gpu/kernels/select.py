@@ -15,12 +15,13 @@ Bytes per element with feedback: 12, and O(k) after a good guess; 36 after a bad
 import triton
 import triton.language as tl
 
-from torch_compressors.gpu.kernels.bits import INF, magnitude
-from torch_compressors.gpu.kernels.correct import PLAIN, corrected
+from torch_compressors.gpu.kernels.bits import INF, magnitude, zero_nonfinite
+from torch_compressors.gpu.kernels.correct import CORRECTION, PLAIN, corrected
 from torch_compressors.gpu.kernels.table import (
     FIRST_SPAN,
     FIRST_TILE,
     KEPT,
+    MOMENTUM,
     NUMEL,
     OUT,
     RANK,
@@ -33,6 +34,7 @@ from torch_compressors.gpu.kernels.table import (
     span_of,
     whole,
 )
+from torch_compressors.gpu.kernels.value_types import BF16, rounded
 
 # Fields of a tensor's state, int32.
 STATE = tl.constexpr(16)  # number of fields
@@ -344,11 +346,17 @@ def compact_kernel(
     equal,
     indices,
     values,
+    TYPE: tl.constexpr,
+    MODE: tl.constexpr,
+    MASKING: tl.constexpr,
     SPAN: tl.constexpr,
     TILE: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    """Writes the kept elements in ascending order of index."""
+    """Writes the kept elements in ascending order of index.
+
+    Values of a type without scales are subtracted from the residual here; others follow (pack.py).
+    """
     tensor, row, first, begin, end = span_of(table, tensors, SPAN, TILE)
     of = state + tensor * STATE
     k = whole(row, KEPT)
@@ -370,6 +378,7 @@ def compact_kernel(
         index = tl.load(tl.reshape(index_slots, (SIZE,)), mask=keeps, other=0)
         tl.store(indices + places, index, mask=keeps)
         tl.store(values + places, kept_values, mask=keeps)
+        _subtract(row, index, kept_values, keeps, TYPE, MODE, MASKING)
     else:
         for tile in range(begin, end):
             x, i, ok = _tile(row, tile, TILE)
@@ -377,8 +386,18 @@ def compact_kernel(
             keep, to, both = _places(more, same, more_before, same_before, ties)
             tl.store(indices + to, i, mask=keep)
             tl.store(values + to, x, mask=keep)
+            _subtract(row, i, x, keep, TYPE, MODE, MASKING)
             more_before += both & 0xFFFF
             same_before += both >> 16
+
+
+@triton.jit
+def _subtract(row, i, x, ok, TYPE: tl.constexpr, MODE: tl.constexpr, MASKING: tl.constexpr):
+    """With error feedback ``residual[i] = x - rounded x``, NaN and Inf as 0; with MASKING ``momentum[i] = 0``."""
+    if MODE != PLAIN and TYPE <= BF16:
+        tl.store(floats(row, RESIDUAL) + i, zero_nonfinite(x - rounded(x, TYPE)), mask=ok)
+        if MASKING and MODE >= CORRECTION:
+            tl.store(floats(row, MOMENTUM) + i, tl.zeros_like(x), mask=ok)
 
 
 @triton.jit
