@@ -36,6 +36,10 @@ from torch_compressors.shared.staging import Staged, Staging
 __all__ = ["TorchDevice", "kind_of", "to_launch"]
 
 
+KNOWN_BUCKETS = 4096
+"""Buckets whose launches a device keeps: callers may give single tensors ever new ids."""
+
+
 class TorchDevice:
     """One device of this process.
 
@@ -109,6 +113,8 @@ class TorchDevice:
         key = (encoder, first)
         launches = self._launches.get(key)
         if launches is None:
+            if len(self._launches) == KNOWN_BUCKETS:
+                self._launches.clear()
             launches = self._launches[key] = codecs.Launches(encoder)
         return launches
 
