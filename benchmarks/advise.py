@@ -7,8 +7,8 @@ Each rank is on a host of its own: a network namespace of this machine (benchmar
 needs root. 3 models x 3 rates x 6 specs x 2 engines: the stock optimizer of Horovod and DDP, both on
 Gloo, with gradients of real shapes and a pause in place of computation (benchmarks/e2e). A
 prediction knows the shapes, the rate, the step without any exchange, the speeds of codecs (measured
-in one process), and the engines' costs, measured by the requests of `--measure` on links without a
-limit and of that rate; it knows no step with an exchange.
+in one process before each job, as a machine's speed may drift), and the engines' costs, measured by
+the requests of `--measure` on links without a limit and of that rate; it knows no step with an exchange.
 
 Finished jobs are kept in OUTPUT, and a later run goes on. It also has the tables and the picture.
 Times hold on a quiet machine only. Exit codes: 0 done; 1 a job failed; 2 no hosts here, or no
@@ -105,14 +105,15 @@ def prediction(row: Row, alone: float, costs: EngineCosts, cache: SpeedCache) ->
     """The prediction for a measured row."""
     spec, exchange = row["contender"].split(" ")[1:]
     ranks = row["ranks"]
+    cores = len(os.sched_getaffinity(0))
     job = Job(
         shapes=model_shapes(row["model"]),
         ranks=ranks,
         link=Link(row["measured_bits_per_second"]),
         costs=costs,
         compute=row["compute_ms"] / 1e3,
-        cores=len(os.sched_getaffinity(0)) / ranks,
-        copy_byte=copy_byte(cache),
+        cores=cores / ranks,
+        copy_byte=copy_byte(cache, min(cores, ranks)),
     )
     # The rest of the step without an exchange copies gradients, beside Horovod's idle threads.
     idle = replace(job, costs=ENGINES["horovod"])
@@ -122,10 +123,25 @@ def prediction(row: Row, alone: float, costs: EngineCosts, cache: SpeedCache) ->
     return predict(job, spec, exchange, speeds)
 
 
+def speeds_of(output: Path, cell: Cell, engine: str, known: Sequence[Candidate]) -> SpeedCache:
+    """The speeds of codecs at the time of a job; measured now if the job has none."""
+    cache = SpeedCache(output / "speeds" / f"{cell.model}-{cell.rate}-{engine}-{cell.ranks}")
+    calibrate(cache, to_calibrate(cache, known))
+    copy_byte(cache, min(len(os.sched_getaffinity(0)), cell.ranks))
+    return cache
+
+
 def compared(
-    rows: Sequence[Row], costs: dict[tuple[str, str], EngineCosts], cache: SpeedCache
+    rows: Sequence[Row],
+    costs: dict[tuple[str, str], EngineCosts],
+    speeds: dict[tuple[str, str, str], SpeedCache],
 ) -> list[Row]:
-    """Measured rows with their predictions; costs are those of an engine at a rate."""
+    """Measured rows with their predictions.
+
+    Args:
+        costs: of an engine at a rate.
+        speeds: of codecs, for each model, rate and engine.
+    """
     # Horovod's step without an exchange is the model's time: DDP's has copies, which are predicted.
     alone = {
         (row["model"], row["rate"]): row["median_seconds"]
@@ -137,6 +153,7 @@ def compared(
         if row["contender"].endswith(ALONE) or (row["model"], row["rate"]) not in alone:
             continue
         of_job = costs[row["engine"], row["rate"]]
+        cache = speeds[row["model"], row["rate"], row["engine"]]
         found = prediction(row, alone[row["model"], row["rate"]], of_job, cache)
         result.append(
             row
@@ -267,11 +284,9 @@ def main() -> int:
         measure_as_rank(arguments.links)
         return 0
     count = 3 if arguments.quick else len(SPECS)
-    results, cache = Results(arguments.output / "results.json"), SpeedCache()
+    results = Results(arguments.output / "results.json")
     known = [Candidate(spec, exchange, "") for spec, exchange in SPECS[1:count]]
-    for one in to_calibrate(cache, known):
-        print(f"speed of {one.spec}, {one.exchange} ...", flush=True)
-        calibrate(cache, [one])
+    speeds = {}
     jobs = [
         (Cell(model, arguments.compute_ms, arguments.ranks, rate), engine)
         for model in arguments.models
@@ -286,6 +301,8 @@ def main() -> int:
         }
         for number, (cell, engine) in enumerate(jobs, 1):
             line = f"[{number}/{len(jobs)}] {cell.model}, {cell.rate}, {engine}"
+            of_job = speeds_of(arguments.output, cell, engine, known)
+            speeds[cell.model, cell.rate, engine] = of_job
             some = contenders(engine, count)
             done = {row["contender"] for row in results.rows if asdict(cell).items() <= row.items()}
             left = [one for one in some if one.name not in done]
@@ -304,7 +321,7 @@ def main() -> int:
         return 1
     cells = [asdict(cell) for cell, _ in jobs]
     own = [row for row in results.rows if any(cell.items() <= row.items() for cell in cells)]
-    rows = compared([row for row in own if (row["engine"], row["rate"]) in costs], costs, cache)
+    rows = compared([row for row in own if (row["engine"], row["rate"]) in costs], costs, speeds)
     if not rows:
         print(
             "advise: the model's time comes from Horovod's steps without an exchange, and there are none: "

@@ -127,6 +127,7 @@ def advise(
     per_node = _ranks_per_node(ranks, nodes)
     own_cores = (processors() if cores is None else cores) / per_node
     use_processors(per_node)
+    copies = min(per_node, processors())
     if measured is not None and per_node == ranks:
         per_node = 1  # the machine's own network was measured in place of links
     cache = SpeedCache()
@@ -143,7 +144,7 @@ def advise(
         host_compute=1e-3 * host_compute,
         ranks_per_node=per_node,
         cores=own_cores,
-        copy_byte=ranking.copy_byte(cache),
+        copy_byte=ranking.copy_byte(cache, copies),
     )
     configured = [] if trained is None else [spec.canonical for spec in trained.specs]
     found = ranking.candidates(specs or configured or ranking.SPECS, ranks, per_node)

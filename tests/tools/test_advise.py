@@ -191,18 +191,19 @@ def test_speeds_survive_the_cache(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     cache = SpeedCache()
     cache.keep_speeds(*GATHERED, gathered)
-    cache.keep_copy_byte(1e-10)
+    cache.keep_copy_byte(2, 1e-10)
     again = SpeedCache()
     assert again.speeds(*GATHERED) == gathered
     assert again.speeds(parse(GATHERED[0]).canonical, "gather") == gathered
     assert again.speeds("fp16", "reduce") is None
-    assert again.copy_byte == 1e-10
+    assert again.copy_byte(2) == 1e-10
+    assert again.copy_byte(1) is None
     saved = json.loads(cache.path.read_text())
     for other in ({"version": "0.0"}, {"measurement": 1}):
         cache.path.write_text(json.dumps(saved | {"key": {**saved["key"], **other}}))
         assert SpeedCache().speeds(*GATHERED) is None
     cache.path.write_text("{")
-    assert SpeedCache().copy_byte is None
+    assert SpeedCache().copy_byte(2) is None
 
 
 def test_a_cache_that_cannot_be_written(

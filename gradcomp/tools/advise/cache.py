@@ -39,17 +39,22 @@ def machine_key() -> dict[str, str | int]:
 
 
 class SpeedCache:
-    """A file in the user's cache directory (``XDG_CACHE_HOME``, or ``~/.cache``).
+    """A file in a directory.
 
     A damaged file, or one of another version or machine, counts as empty. Where the directory cannot
     be written, speeds are measured each time.
+
+    Args:
+        directory: None: that of the user's caches (``XDG_CACHE_HOME``, or ``~/.cache``).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path | None = None) -> None:
         self._key = machine_key()
         digest = hashlib.blake2b(json.dumps(self._key).encode(), digest_size=8).hexdigest()
-        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-        self.path = Path(base, "gradcomp", f"speeds-{digest}.json")
+        if directory is None:
+            base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+            directory = Path(base, "gradcomp")
+        self.path = directory / f"speeds-{digest}.json"
         self._kept: dict[str, Any] = {}
         with suppress(OSError, ValueError):
             saved = json.loads(self.path.read_text("utf-8"))
@@ -72,15 +77,14 @@ class SpeedCache:
         self._kept.setdefault("speeds", {})[_name(spec, exchange)] = speeds.to_json()
         self._write()
 
-    @property
-    def copy_byte(self) -> float | None:
-        """The kept seconds of a copied byte."""
-        kept = self._kept.get("copy_byte")
+    def copy_byte(self, at_once: int) -> float | None:
+        """The kept seconds of a copied byte, with so many copies at once."""
+        kept = self._kept.get(f"copy_byte {at_once}")
         return kept if isinstance(kept, float) and kept > 0 else None
 
-    def keep_copy_byte(self, seconds: float) -> None:
+    def keep_copy_byte(self, at_once: int, seconds: float) -> None:
         """Keep the seconds of a copied byte."""
-        self._kept["copy_byte"] = seconds
+        self._kept[f"copy_byte {at_once}"] = seconds
         self._write()
 
     def _write(self) -> None:

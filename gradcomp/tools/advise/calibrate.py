@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-import math
 import statistics
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from threading import Barrier
 from typing import Any, Literal
 
 import numpy as np
@@ -272,13 +273,24 @@ def _median(samples: Sequence[_Sample]) -> _Sample:
     )
 
 
-def seconds_of_copy(nbytes: int = 1 << 26) -> float:
-    """Seconds that a copy of one byte takes, beyond the caches."""
-    source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
-    np.copyto(target, source)
-    best = math.inf
-    for _ in range(_COPIES):
-        began = time.perf_counter()
+def seconds_of_copy(at_once: int = 1, nbytes: int = 1 << 26) -> float:
+    """Seconds that a copy of one byte takes, beyond the caches.
+
+    Args:
+        at_once: copies that share the memory's bandwidth: cores of a node on which ranks copy.
+    """
+    together = Barrier(at_once)
+
+    def copy(_: int) -> float:
+        source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
         np.copyto(target, source)
-        best = min(best, time.perf_counter() - began)
-    return best / nbytes
+        times = []
+        for _ in range(_COPIES):
+            together.wait()
+            began = time.perf_counter()
+            np.copyto(target, source)
+            times.append(time.perf_counter() - began)
+        return statistics.median(times)
+
+    with ThreadPoolExecutor(at_once) as threads:
+        return statistics.fmean(threads.map(copy, range(at_once))) / nbytes

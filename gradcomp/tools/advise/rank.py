@@ -133,13 +133,17 @@ def calibrate(
         cache.keep_speeds(one.spec, one.exchange, measure_speeds(one.spec, one.exchange, tick))
 
 
-def copy_byte(cache: SpeedCache) -> float:
-    """Seconds of a copied byte on this machine, measured if they are not known."""
-    if cache.copy_byte is None:
-        cache.keep_copy_byte(seconds_of_copy())
-    kept = cache.copy_byte
-    assert kept is not None
-    return kept
+def copy_byte(cache: SpeedCache, at_once: int) -> float:
+    """Seconds of a copied byte on this machine, measured if they are not known.
+
+    Args:
+        at_once: as of `gradcomp.tools.advise.calibrate.seconds_of_copy`.
+    """
+    seconds = cache.copy_byte(at_once)
+    if seconds is None:
+        seconds = seconds_of_copy(at_once)
+        cache.keep_copy_byte(at_once, seconds)
+    return seconds
 
 
 def advise(job: Job, found: Sequence[Candidate], cache: SpeedCache) -> list[Advice]:
