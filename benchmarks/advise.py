@@ -105,15 +105,14 @@ def prediction(row: Row, alone: float, costs: EngineCosts, cache: SpeedCache) ->
     """The prediction for a measured row."""
     spec, exchange = row["contender"].split(" ")[1:]
     ranks = row["ranks"]
-    cores = len(os.sched_getaffinity(0))
     job = Job(
         shapes=model_shapes(row["model"]),
         ranks=ranks,
         link=Link(row["measured_bits_per_second"]),
         costs=costs,
         compute=row["compute_ms"] / 1e3,
-        cores=cores / ranks,
-        copy_byte=copy_byte(cache, min(cores, ranks)),
+        cores=len(os.sched_getaffinity(0)) / ranks,
+        copy_byte=copy_byte(cache, copies_at_once(ranks)),
     )
     # The rest of the step without an exchange copies gradients, beside Horovod's idle threads.
     idle = replace(job, costs=ENGINES["horovod"])
@@ -126,9 +125,17 @@ def prediction(row: Row, alone: float, costs: EngineCosts, cache: SpeedCache) ->
 def speeds_of(output: Path, cell: Cell, engine: str, known: Sequence[Candidate]) -> SpeedCache:
     """The speeds of codecs at the time of a job; measured now if the job has none."""
     cache = SpeedCache(output / "speeds" / f"{cell.model}-{cell.rate}-{engine}-{cell.ranks}")
-    calibrate(cache, to_calibrate(cache, known))
-    copy_byte(cache, min(len(os.sched_getaffinity(0)), cell.ranks))
+    unknown = to_calibrate(cache, known)
+    if unknown:
+        print("speeds of codecs ...", flush=True)
+        calibrate(cache, unknown)
+        copy_byte(cache, copies_at_once(cell.ranks))
     return cache
+
+
+def copies_at_once(ranks: int) -> int:
+    """Cores of this machine on which ranks copy."""
+    return min(len(os.sched_getaffinity(0)), ranks)
 
 
 def compared(

@@ -21,7 +21,13 @@ from gradcomp.exchange.link import dense_link_bytes
 from gradcomp.runtime.loopback import Loopback
 from gradcomp.tools.advise.accuracy import _all, accuracy_text
 from gradcomp.tools.advise.cache import SpeedCache
-from gradcomp.tools.advise.calibrate import RequestLaw, Speeds, config_of, measure_speeds
+from gradcomp.tools.advise.calibrate import (
+    RequestLaw,
+    Speeds,
+    config_of,
+    measure_speeds,
+    seconds_of_copy,
+)
 from gradcomp.tools.advise.laws import Features, Law, Point, fit_law
 from gradcomp.tools.advise.predict import UNCOMPRESSED, Job, predict
 from gradcomp.tools.advise.prior import PriorMaker
@@ -204,6 +210,11 @@ def test_speeds_survive_the_cache(
         assert SpeedCache().speeds(*GATHERED) is None
     cache.path.write_text("{")
     assert SpeedCache().copy_byte(2) is None
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_seconds_of_copies_at_once(at_once: int) -> None:
+    assert seconds_of_copy(at_once, nbytes=1 << 16) > 0
 
 
 def test_a_cache_that_cannot_be_written(

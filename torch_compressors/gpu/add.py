@@ -335,7 +335,7 @@ class SharedAddition:
             self._streams = streams
 
     def launch(self, damaged: torch.Tensor) -> None:
-        """Add rank after rank, on the current stream.
+        """Add rank after rank, on the current stream of the current device.
 
         Args:
             damaged: int32 [ranks, 4], whose first column becomes 1 where kept elements are none of the tensor.
@@ -404,8 +404,5 @@ class SharedAddition:
         table, programs = self._lists
         self._indices.fill_(-1)
         grid = (programs.numel(),)
-        with current(table.device):
-            unpacking.count_bits_kernel[grid](table, programs, W=packed.WORDS, **EXACT)
-            unpacking.unpack_kernel[grid](
-                table, programs, W=packed.WORDS, SUMMED=packed.WORDS, **EXACT
-            )
+        unpacking.count_bits_kernel[grid](table, programs, W=packed.WORDS, **EXACT)
+        unpacking.unpack_kernel[grid](table, programs, W=packed.WORDS, SUMMED=packed.WORDS, **EXACT)

@@ -121,4 +121,5 @@ class Receiver:
                     tensor.acc.fill_(zero)
         for addition, damaged in additions:
             addition.launch(damaged)
-        self._found.copy_(self._damaged, non_blocking=True)
+        if headers:
+            self._found.copy_(self._damaged, non_blocking=True)
