@@ -6,9 +6,10 @@
 Each rank is on a host of its own: a network namespace of this machine (benchmarks/netlab), which
 needs root. 3 models x 3 rates x 6 specs x 2 engines: the stock optimizer of Horovod and DDP, both on
 Gloo, with gradients of real shapes and a pause in place of computation (benchmarks/e2e). A
-prediction knows the shapes, the rate, the step without any exchange, the speeds of codecs (measured
-in one process before each job, as a machine's speed may drift), and the engines' costs, measured by
-the requests of `--measure` on links without a limit and of that rate; it knows no step with an exchange.
+prediction knows the shapes, the rate, the step without any exchange, the speeds of codecs, and the
+engines' costs, measured by the requests of `--measure` on links without a limit and of that rate; it
+knows no step with an exchange. Codecs are measured in one process before and after each job, as a
+machine's speed may drift, and the two predictions are averaged.
 
 Finished jobs are kept in OUTPUT, and a later run goes on. It also has the tables and the picture.
 Times hold on a quiet machine only. Exit codes: 0 done; 1 a job failed; 2 no hosts here, or no
@@ -20,8 +21,9 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -122,14 +124,14 @@ def prediction(row: Row, alone: float, costs: EngineCosts, cache: SpeedCache) ->
     return predict(job, spec, exchange, speeds)
 
 
-def speeds_of(output: Path, cell: Cell, engine: str, known: Sequence[Candidate]) -> SpeedCache:
-    """The speeds of codecs at the time of a job; measured now if the job has none."""
-    cache = SpeedCache(output / "speeds" / f"{cell.model}-{cell.rate}-{engine}-{cell.ranks}")
+def speeds_of(output: Path, when: str, known: Sequence[Candidate], ranks: int) -> SpeedCache:
+    """The speeds of codecs at a point of the sweep; measured now if they are not known."""
+    cache = SpeedCache(output / "speeds" / when)
     unknown = to_calibrate(cache, known)
     if unknown:
-        print("speeds of codecs ...", flush=True)
+        print(f"speeds of codecs, {when} ...", flush=True)
         calibrate(cache, unknown)
-        copy_byte(cache, copies_at_once(cell.ranks))
+        copy_byte(cache, copies_at_once(ranks))
     return cache
 
 
@@ -141,13 +143,13 @@ def copies_at_once(ranks: int) -> int:
 def compared(
     rows: Sequence[Row],
     costs: dict[tuple[str, str], EngineCosts],
-    speeds: dict[tuple[str, str, str], SpeedCache],
+    speeds: Mapping[tuple[str, str, str], Sequence[SpeedCache]],
 ) -> list[Row]:
-    """Measured rows with their predictions.
+    """Measured rows with their predictions: means of those by the speeds before and after the job.
 
     Args:
         costs: of an engine at a rate.
-        speeds: of codecs, for each model, rate and engine.
+        speeds: of codecs before and after a job, for each model, rate and engine.
     """
     # Horovod's step without an exchange is the model's time: DDP's has copies, which are predicted.
     alone = {
@@ -160,15 +162,21 @@ def compared(
         if row["contender"].endswith(ALONE) or (row["model"], row["rate"]) not in alone:
             continue
         of_job = costs[row["engine"], row["rate"]]
-        cache = speeds[row["model"], row["rate"], row["engine"]]
-        found = prediction(row, alone[row["model"], row["rate"]], of_job, cache)
+        found = [
+            prediction(row, alone[row["model"], row["rate"]], of_job, cache)
+            for cache in speeds[row["model"], row["rate"], row["engine"]]
+        ]
+        seconds = statistics.fmean(one.seconds for one in found)
         result.append(
             row
             | {
-                "predicted": found.seconds,
-                "error": found.seconds / row["median_seconds"] - 1,
-                "stages": found.stages,
-                "link_bytes": found.link_bytes,
+                "predicted": seconds,
+                "error": seconds / row["median_seconds"] - 1,
+                "stages": {
+                    stage: statistics.fmean(one.stages[stage] for one in found)
+                    for stage in found[0].stages
+                },
+                "link_bytes": found[0].link_bytes,
             }
         )
     return result
@@ -293,7 +301,7 @@ def main() -> int:
     count = 3 if arguments.quick else len(SPECS)
     results = Results(arguments.output / "results.json")
     known = [Candidate(spec, exchange, "") for spec, exchange in SPECS[1:count]]
-    speeds = {}
+    caches: list[SpeedCache] = []
     jobs = [
         (Cell(model, arguments.compute_ms, arguments.ranks, rate), engine)
         for model in arguments.models
@@ -308,18 +316,17 @@ def main() -> int:
         }
         for number, (cell, engine) in enumerate(jobs, 1):
             line = f"[{number}/{len(jobs)}] {cell.model}, {cell.rate}, {engine}"
-            of_job = speeds_of(arguments.output, cell, engine, known)
-            speeds[cell.model, cell.rate, engine] = of_job
+            when = f"before {cell.model}-{cell.rate}-{engine}-{cell.ranks}"
+            caches.append(speeds_of(arguments.output, when, known, cell.ranks))
             some = contenders(engine, count)
             done = {row["contender"] for row in results.rows if asdict(cell).items() <= row.items()}
             left = [one for one in some if one.name not in done]
-            if not left:
-                print(f"{line}: done before", flush=True)
-                continue
-            print(f"{line} ...", flush=True)
-            logs = arguments.output / "logs"
-            for rows in Sweep(left, logs, arguments.steps, profile=True).run(cell):
-                results.add(rows)
+            print(f"{line} ..." if left else f"{line}: done before", flush=True)
+            if left:
+                logs = arguments.output / "logs"
+                for rows in Sweep(left, logs, arguments.steps, profile=True).run(cell):
+                    results.add(rows)
+        caches.append(speeds_of(arguments.output, "at the end", known, arguments.ranks))
     except LabError as error:
         print(f"advise: {error}", file=sys.stderr)
         return 2
@@ -327,6 +334,10 @@ def main() -> int:
         print(f"advise: {error}", file=sys.stderr)
         return 1
     cells = [asdict(cell) for cell, _ in jobs]
+    speeds = {
+        (cell.model, cell.rate, engine): around
+        for (cell, engine), around in zip(jobs, pairwise(caches), strict=True)
+    }
     own = [row for row in results.rows if any(cell.items() <= row.items() for cell in cells)]
     rows = compared([row for row in own if (row["engine"], row["rate"]) in costs], costs, speeds)
     if not rows:

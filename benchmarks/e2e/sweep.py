@@ -22,10 +22,11 @@ __all__ = ["Cell", "Results", "Sweep"]
 _TIMEOUT = 3600.0
 
 # Reuse the memory of gradients in the next step, as accelerators' allocators do. By default the C
-# library returns it to the system, which takes longer than a step's arithmetic.
+# library returns it to the system, which takes longer than a step's arithmetic; that of tensors above
+# 32 MiB even with a higher threshold.
 _MEMORY = {
     "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     "MALLOC_TOP_PAD_": str(64 << 20),
 }

@@ -144,7 +144,7 @@ def advise(
         host_compute=1e-3 * host_compute,
         ranks_per_node=per_node,
         cores=own_cores,
-        copy_byte=ranking.copy_byte(cache, copies),
+        copy_byte=ranking.copy_byte(cache, copies) if costs.copies else 0.0,
     )
     configured = [] if trained is None else [spec.canonical for spec in trained.specs]
     found = ranking.candidates(specs or configured or ranking.SPECS, ranks, per_node)

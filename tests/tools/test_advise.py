@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from gradcomp import Pipeline, load_config
 from gradcomp.codec.spec import parse
@@ -26,8 +27,9 @@ from gradcomp.tools.advise.calibrate import (
     Speeds,
     config_of,
     measure_speeds,
-    seconds_of_copy,
+    ticks,
 )
+from gradcomp.tools.advise.copies import seconds_of_copy
 from gradcomp.tools.advise.laws import Features, Law, Point, fit_law
 from gradcomp.tools.advise.predict import UNCOMPRESSED, Job, predict
 from gradcomp.tools.advise.prior import PriorMaker
@@ -45,7 +47,7 @@ ENGINE = pytest.mark.parametrize("engine", ENGINES)
 
 @pytest.fixture(scope="module")
 def gathered() -> Speeds:
-    return measure_speeds(*GATHERED)
+    return measure_speeds([GATHERED])[0]
 
 
 def job(engine: str = "horovod", ranks: int = 4, rate: float = 1e8, **other: float) -> Job:
@@ -80,7 +82,7 @@ def test_predicted_bytes_are_those_of_real_rounds(spec: str, exchange: str) -> N
     rng = np.random.default_rng(0)
     loop.step({name: synthetic_gradients(rng, shape, ranks) for name, shape in SHAPES.items()})
     # DDP makes no further requests.
-    found = predict(job("torch", ranks), spec, exchange, measure_speeds(spec, exchange))
+    found = predict(job("torch", ranks), spec, exchange, measure_speeds([(spec, exchange)])[0])
     assert found.link_bytes == pytest.approx(loop.stats[0].link_bytes, rel=0.03)
 
 
@@ -163,7 +165,9 @@ def test_ranks_of_one_node_use_no_link() -> None:
 
 def test_two_level_passes_fewer_bytes() -> None:
     one = replace(job("torch", ranks=8), ranks_per_node=2)
-    speeds = {name: measure_speeds(GATHERED[0], name) for name in ("gather", "two_level(gather)")}
+    speeds = {
+        name: measure_speeds([(GATHERED[0], name)])[0] for name in ("gather", "two_level(gather)")
+    }
     flat, two = (predict(one, GATHERED[0], name, speeds[name]) for name in speeds)
     assert two.link_bytes < flat.link_bytes
 
@@ -213,8 +217,24 @@ def test_speeds_survive_the_cache(
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_seconds_of_copies_at_once(at_once: int) -> None:
+@pytest.mark.parametrize("with_torch", [False, True])
+def test_seconds_of_copies_at_once(
+    at_once: int, with_torch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not with_torch:
+        monkeypatch.setitem(sys.modules, "torch", None)
+    threads = torch.get_num_threads()
     assert seconds_of_copy(at_once, nbytes=1 << 16) > 0
+    assert torch.get_num_threads() == threads
+
+
+def test_speeds_of_several_pairs_have_ticks_for_each() -> None:
+    calls: list[None] = []
+    pairs = [("fp16", "reduce"), GATHERED]
+    fp16, gathered = measure_speeds(pairs, lambda: calls.append(None))
+    assert len(calls) == len(pairs) * ticks
+    assert [one.kind for one in fp16.requests] == ["allreduce float16"]
+    assert [one.kind for one in gathered.requests] == ["allgather"]
 
 
 def test_a_cache_that_cannot_be_written(
@@ -405,7 +425,7 @@ def test_predictions_are_those_of_a_job_with_one_group_alone(
     names = prior.groups[group]
     assert names == ["blocks.8.conv2.weight"]
     assert [one.exchange for one in prior.candidates] == ["gather", "reduce"]
-    cache.keep_speeds("fp16", "reduce", measure_speeds("fp16", "reduce"))
+    cache.keep_speeds("fp16", "reduce", measure_speeds([("fp16", "reduce")])[0])
     (entry,) = prior.predictions(cache)["groups"]
     alone = replace(one, shapes={names[0]: SHAPES[names[0]]}, costs=replace(one.costs, copies=0))
     expected = {

@@ -21,7 +21,7 @@ FAST = Link(math.inf)
 
 @pytest.fixture(scope="module")
 def gathered() -> Speeds:
-    return measure_speeds(*GATHERED)
+    return measure_speeds([GATHERED])[0]
 
 
 def costs(request: float, before: float = 0.0, fuses: bool = False) -> EngineCosts:
@@ -155,7 +155,7 @@ NEW_PAGES = """
 import resource
 import numpy as np
 from gradcomp.tools.advise.calibrate import measure_speeds
-measure_speeds("fp16", "reduce")
+measure_speeds([("fp16", "reduce")])
 for _ in range(2):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     arrays = [np.ones(1 << 20, np.float32) for _ in range(8)]

@@ -20,7 +20,7 @@ __all__ = ["SpeedCache", "machine_key"]
 
 _CPUINFO = Path("/proc/cpuinfo")
 
-_MEASUREMENT = 4
+_MEASUREMENT = 5
 """Number of the way in which speeds are measured; others count as unknown."""
 
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import functools
 import statistics
-import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from threading import Barrier
 from typing import Any, Literal
 
 import numpy as np
@@ -34,21 +31,26 @@ _SIDE = 128
 _MODELS: Sequence[Mapping[str, tuple[int, ...]]] = (
     {"a": (_SIDE, _SIDE)},
     {f"a{i}": (_SIDE, _SIDE) for i in range(16)},
-    {f"a{i}": (1024, 1024) for i in range(16)},
+    {f"a{i}": (1024, 1024) for i in range(8)},
     {f"a{i}": (16, 65536) for i in range(4)},
 )
 """One small tensor; a bucket of them; large ones, a bucket each; long matrices.
 
-Large ones take turns, so that no cache holds what a round reads, as in a step of a real model.
+Large ones take turns, so that no cache holds what a round reads, as in a step of a real model. Small
+ones, which caches would hold, take turns with `_other_work`.
 """
+
+_HELD_BYTES = 1 << 26
+"""Bytes of gradients that caches may hold."""
 
 _GROUPS = (2, 4)
 """Numbers of ranks, or of nodes with `_PER_NODE` ranks each."""
 
 _PER_NODE = 2
-_REPEATS = 3
+_PASSES = 3
+"""Measurements of each pair, in turns: a processor that others share changes its speed for seconds at a time."""
+
 _ENDED = object()
-_COPIES = 10
 
 
 @dataclass(frozen=True)
@@ -125,26 +127,43 @@ class _Sample:
     segments: tuple[dict[Stage, float], ...]
 
 
-def measure_speeds(spec: str, exchange: str, tick: Callable[[], None] = lambda: None) -> Speeds:
+def measure_speeds(
+    pairs: Sequence[tuple[str, str]], tick: Callable[[], None] = lambda: None
+) -> list[Speeds]:
     """Average synthetic gradients in one process, and fit the costs of a rank.
 
     Args:
-        exchange: one of `gradcomp.exchange.select.EXCHANGES`.
-        tick: called `ticks` times.
+        pairs: specs, each with one of `gradcomp.exchange.select.EXCHANGES`.
+        tick: called `ticks` times for each pair.
     """
-    per_node = _PER_NODE if pattern_between_nodes(exchange) is not None else 1
-    config = config_of(spec, exchange, per_node)
-    samples = []
-    for shapes in _MODELS:
-        for groups in _GROUPS:
-            samples += _measure(config, shapes, groups, per_node)
-        tick()
+    samples: list[list[_Sample]] = [[] for _ in pairs]
+    for _ in range(_PASSES):
+        for (spec, exchange), of_pair in zip(pairs, samples, strict=True):
+            per_node = _PER_NODE if pattern_between_nodes(exchange) is not None else 1
+            config = config_of(spec, exchange, per_node)
+            for shapes in _MODELS:
+                for groups in _GROUPS:
+                    of_pair += _measure(config, shapes, groups, per_node)
+                tick()
+    return [_fitted(of_pair) for of_pair in samples]
+
+
+ticks = _PASSES * len(_MODELS)
+"""Number of calls of ``tick`` in `measure_speeds` for each pair."""
+
+
+def _fitted(samples: Sequence[_Sample]) -> Speeds:
+    """The laws of one pair's costs."""
     # A bucket with too few elements for its ranks may travel in another pattern.
     usual = statistics.mode(_signature(one) for one in samples)
-    samples = [one for one in samples if _signature(one) == usual]
+    alike: dict[tuple[Features, int], list[_Sample]] = {}
+    for one in samples:
+        if _signature(one) == usual:
+            alike.setdefault((one.features, one.ranks), []).append(one)
+    means = [_merged(some, statistics.fmean) for some in alike.values()]
 
     def law(value: Callable[[_Sample], float]) -> Law:
-        return fit_law([Point(one.features, one.ranks, value(one)) for one in samples])
+        return fit_law([Point(one.features, one.ranks, value(one)) for one in means])
 
     return Speeds(
         tuple(
@@ -161,10 +180,6 @@ def measure_speeds(spec: str, exchange: str, tick: Callable[[], None] = lambda: 
     )
 
 
-ticks = len(_MODELS)
-"""Number of calls of ``tick`` in `measure_speeds`."""
-
-
 def _signature(sample: _Sample) -> tuple[tuple[str, str], ...]:
     return tuple((kind, group) for kind, group, _ in sample.requests)
 
@@ -172,21 +187,21 @@ def _signature(sample: _Sample) -> tuple[tuple[str, str], ...]:
 def _measure(
     config: Config, shapes: Mapping[str, tuple[int, ...]], groups: int, per_node: int
 ) -> list[_Sample]:
-    """The rounds of rank 0, one sample for each size of bucket: the medians."""
+    """The rounds of rank 0 in one step, one sample for each size of bucket: the medians."""
     world = groups * per_node
     loop = Loopback(config, world)
     loop.begin_at(LATE_STEP, shapes)
     grads = {name: [np.empty(shape, "f4") for _ in range(world)] for name, shape in shapes.items()}
     first = loop.ranks[0]
     found: dict[Features, list[_Sample]] = {}
-    for step in range(1 + _REPEATS):
+    for measured in (False, True):  # the first step allocates
         for name, of_ranks in grads.items():
             for grad, numbers in zip(of_ranks, _gradients(shapes[name]), strict=False):
                 np.copyto(grad, numbers)  # averages have overwritten it
         for sample in _step(loop, first.buckets(first.resolve_all(shapes)), grads, groups):
-            if step:  # the first one allocates
+            if measured:
                 found.setdefault(sample.features, []).append(sample)
-    return [_median(samples) for samples in found.values()]
+    return [_merged(samples, statistics.median) for samples in found.values()]
 
 
 @functools.cache
@@ -214,7 +229,10 @@ def _step(
         rounds[0] = _observed(rounds[0], profile, requests)
         observed.append((lockstep(rounds, loop.ranks[0].ranks_per_node), profile, requests))
     phases = [one for one, _, _ in observed]
+    nbytes = sum(grad.nbytes for of_ranks in grads.values() for grad in of_ranks)
     while phases:
+        if nbytes < _HELD_BYTES:
+            _other_work()
         phases = [one for one in phases if next(one, _ENDED) is not _ENDED]
     return [
         _Sample(
@@ -225,6 +243,16 @@ def _step(
         )
         for names, (_, profile, requests) in zip(buckets, observed, strict=True)
     ]
+
+
+def _other_work() -> None:
+    """Fill the caches with other data."""
+    np.add(_other_data(), 1, out=_other_data())
+
+
+@functools.cache
+def _other_data() -> FloatArray:
+    return np.zeros(_HELD_BYTES // 4, np.float32)
 
 
 def _segment(step: StepProfile) -> dict[Stage, float]:
@@ -254,7 +282,8 @@ def _observed(
         return stop.value
 
 
-def _median(samples: Sequence[_Sample]) -> _Sample:
+def _merged(samples: Sequence[_Sample], average: Callable[[Iterable[float]], float]) -> _Sample:
+    """One sample in place of several of the same rounds."""
     first = samples[0]
     return _Sample(
         first.features,
@@ -264,33 +293,7 @@ def _median(samples: Sequence[_Sample]) -> _Sample:
             for i, (kind, group, _) in enumerate(first.requests)
         ),
         tuple(
-            {
-                stage: statistics.median(one.segments[i][stage] for one in samples)
-                for stage in STAGES
-            }
+            {stage: average(one.segments[i][stage] for one in samples) for stage in STAGES}
             for i in range(len(first.segments))
         ),
     )
-
-
-def seconds_of_copy(at_once: int = 1, nbytes: int = 1 << 26) -> float:
-    """Seconds that a copy of one byte takes, beyond the caches.
-
-    Args:
-        at_once: copies that share the memory's bandwidth: cores of a node on which ranks copy.
-    """
-    together = Barrier(at_once)
-
-    def copy(_: int) -> float:
-        source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
-        np.copyto(target, source)
-        times = []
-        for _ in range(_COPIES):
-            together.wait()
-            began = time.perf_counter()
-            np.copyto(target, source)
-            times.append(time.perf_counter() - began)
-        return statistics.median(times)
-
-    with ThreadPoolExecutor(at_once) as threads:
-        return statistics.fmean(threads.map(copy, range(at_once))) / nbytes

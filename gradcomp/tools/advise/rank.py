@@ -12,7 +12,8 @@ from gradcomp.codec.spec import Spec, parse
 from gradcomp.exchange.select import EXCHANGES, FLAT_EXCHANGES, exchange_pattern, exchange_refusal
 from gradcomp.tools.advise.accuracy import accuracy_text
 from gradcomp.tools.advise.cache import SpeedCache
-from gradcomp.tools.advise.calibrate import measure_speeds, seconds_of_copy
+from gradcomp.tools.advise.calibrate import measure_speeds
+from gradcomp.tools.advise.copies import seconds_of_copy
 from gradcomp.tools.advise.predict import UNCOMPRESSED, Job, predict
 from gradcomp.tools.bench import relative_error
 from gradcomp.tools.step_model import StepTime
@@ -129,15 +130,16 @@ def calibrate(
     Args:
         tick: called `gradcomp.tools.advise.calibrate.ticks` times for each of ``unknown``.
     """
-    for one in unknown:
-        cache.keep_speeds(one.spec, one.exchange, measure_speeds(one.spec, one.exchange, tick))
+    pairs = [(one.spec, one.exchange) for one in unknown]
+    for (spec, exchange), speeds in zip(pairs, measure_speeds(pairs, tick), strict=True):
+        cache.keep_speeds(spec, exchange, speeds)
 
 
 def copy_byte(cache: SpeedCache, at_once: int) -> float:
     """Seconds of a copied byte on this machine, measured if they are not known.
 
     Args:
-        at_once: as of `gradcomp.tools.advise.calibrate.seconds_of_copy`.
+        at_once: as of `gradcomp.tools.advise.copies.seconds_of_copy`.
     """
     seconds = cache.copy_byte(at_once)
     if seconds is None:
