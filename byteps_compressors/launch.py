@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import random
 import shlex
 import shutil
 import signal
@@ -60,6 +61,9 @@ STOPPED_TIMEOUT = 60.0
 
 SSH_SECONDS = 2.0
 """Time that ssh needs to close a connection."""
+
+_PORTS = range(20000, 32768)
+"""Ports of schedulers: Linux gives those from 32768 on to connections."""
 
 # ssh gives up a machine that does not answer for 15 s (3 x 5).
 SSH_OPTIONS = [
@@ -344,10 +348,17 @@ class Job:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that no process uses, and that the system gives to none by itself.
+
+    The scheduler binds it seconds later: one from the system may be another connection's by then.
+    """
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise ConfigError(
+        f"every port from {_PORTS[0]} to {_PORTS[-1]} is in use; give one with --port"
+    )
 
 
 def _show(log: IO[bytes]) -> None:

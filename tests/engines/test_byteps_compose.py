@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import Any
 
 import yaml
 from launch import HERE
+
+from byteps_compressors.launch import _free_port
 
 ROOT = HERE.parents[1]
 FOLDER = ROOT / "docker/byteps"
@@ -51,9 +52,7 @@ def command(service: dict[str, Any], output: Path) -> list[str]:
 
 def test_the_services_train(tmp_path: Path) -> None:
     services = yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
+    port = _free_port()
     output = tmp_path / "run"
     processes = {}
     try:

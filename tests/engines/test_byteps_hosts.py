@@ -109,3 +109,15 @@ def test_ports_are_numbers(port: str, capsys: pytest.CaptureFixture[str]) -> Non
         launch.main(["--port", port, "--", sys.executable])
     assert ended.value.code == 2
     assert port in capsys.readouterr().err
+
+
+def test_the_scheduler_has_a_port_that_nothing_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as used:
+        used.bind(("", 0))
+        port = used.getsockname()[1]
+        monkeypatch.setattr(launch, "_PORTS", range(port, port + 1))
+        with pytest.raises(
+            ConfigError, match=f"every port from {port} to {port} is in use; give one"
+        ):
+            launch._free_port()
+    assert launch._free_port() == port

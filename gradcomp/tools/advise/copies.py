@@ -17,6 +17,8 @@ import numpy as np
 __all__ = ["seconds_of_copy"]
 
 _COPIES = 10
+_LONGEST = 60.0
+"""Seconds that a copy waits for the others: one of them may have ended without memory."""
 
 
 def seconds_of_copy(at_once: int = 1, nbytes: int = 1 << 26) -> float:
@@ -28,7 +30,8 @@ def seconds_of_copy(at_once: int = 1, nbytes: int = 1 << 26) -> float:
     Args:
         at_once: copies that share the memory's bandwidth: cores of a node on which ranks copy.
     """
-    together = Barrier(at_once)
+    torch = _torch()
+    together = Barrier(at_once, timeout=_LONGEST)
 
     def measure(_: int) -> float:
         source, target = np.ones(nbytes // 4, np.float32), np.zeros(nbytes // 4, np.float32)
@@ -44,11 +47,14 @@ def seconds_of_copy(at_once: int = 1, nbytes: int = 1 << 26) -> float:
             times.append(time.perf_counter() - began)
         return statistics.median(times)
 
-    torch = None
-    with suppress(ImportError):
-        torch = importlib.import_module("torch")
     with ThreadPoolExecutor(at_once) as threads, _one_thread_each(torch):
         return statistics.fmean(threads.map(measure, range(at_once))) / nbytes
+
+
+def _torch() -> Any:
+    with suppress(ImportError):
+        return importlib.import_module("torch")
+    return None
 
 
 @contextmanager
