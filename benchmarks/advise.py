@@ -316,8 +316,8 @@ def main() -> int:
         }
         for number, (cell, engine) in enumerate(jobs, 1):
             line = f"[{number}/{len(jobs)}] {cell.model}, {cell.rate}, {engine}"
-            when = f"before {cell.model}-{cell.rate}-{engine}-{cell.ranks}"
-            caches.append(speeds_of(arguments.output, when, known, cell.ranks))
+            name = f"{cell.model}-{cell.rate}-{engine}-{cell.ranks}"
+            caches.append(speeds_of(arguments.output, f"before {name}", known, cell.ranks))
             some = contenders(engine, count)
             done = {row["contender"] for row in results.rows if asdict(cell).items() <= row.items()}
             left = [one for one in some if one.name not in done]
@@ -326,7 +326,7 @@ def main() -> int:
                 logs = arguments.output / "logs"
                 for rows in Sweep(left, logs, arguments.steps, profile=True).run(cell):
                     results.add(rows)
-        caches.append(speeds_of(arguments.output, "at the end", known, arguments.ranks))
+        caches.append(speeds_of(arguments.output, f"after {name}", known, arguments.ranks))
     except LabError as error:
         print(f"advise: {error}", file=sys.stderr)
         return 2

@@ -112,9 +112,9 @@ def test_ports_are_numbers(port: str, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_scheduler_has_a_port_that_nothing_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = launch._free_port()
     with socket.socket() as used:
-        used.bind(("", 0))
-        port = used.getsockname()[1]
+        used.bind(("", port))
         monkeypatch.setattr(launch, "_PORTS", range(port, port + 1))
         with pytest.raises(
             ConfigError, match=f"every port from {port} to {port} is in use; give one"

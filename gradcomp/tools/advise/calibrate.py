@@ -247,7 +247,8 @@ def _step(
 
 def _other_work() -> None:
     """Fill the caches with other data."""
-    np.add(_other_data(), 1, out=_other_data())
+    data = _other_data()
+    np.add(data, 1, out=data)
 
 
 @functools.cache

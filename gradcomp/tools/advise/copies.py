@@ -24,8 +24,8 @@ _LONGEST = 60.0
 def seconds_of_copy(at_once: int = 1, nbytes: int = 1 << 26) -> float:
     """Seconds that a copy of one byte between gradients takes, beyond the caches.
 
-    PyTorch makes the copies where it is installed. NumPy's are shorter by a third: they write past the
-    caches, which read memory before they write it.
+    PyTorch makes the copies where it is installed. NumPy's take less time: they write past the caches,
+    which read memory before they write it.
 
     Args:
         at_once: copies that share the memory's bandwidth: cores of a node on which ranks copy.
@@ -60,11 +60,12 @@ def _torch() -> Any:
 @contextmanager
 def _one_thread_each(torch: Any) -> Iterator[None]:
     """A context in which PyTorch, if it is installed, uses one thread for each operation."""
-    before = None if torch is None else torch.get_num_threads()
-    if before is not None:
-        torch.set_num_threads(1)
+    if torch is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
         yield
     finally:
-        if before is not None:
-            torch.set_num_threads(before)
+        torch.set_num_threads(before)
