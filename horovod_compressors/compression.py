@@ -236,7 +236,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
         return self._pipeline
 
     def _life(self) -> object:
-        """What changes with each ``hvd.init()`` of an elastic job; None in other jobs."""
+        """A value that changes with each ``hvd.init()`` of an elastic job; None in other jobs."""
         return None
 
     def _compared_options(self) -> str:

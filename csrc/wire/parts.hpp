@@ -25,7 +25,7 @@ Status frame_of_payload(const CompiledCodec& codec, Span<const std::uint8_t> pay
 Status kept_of_frame(const CompiledCodec& codec, Span<const std::uint8_t> bytes, std::size_t n,
                      Scratch* scratch, KeptParts* kept);
 
-// What a frame is made of: kept units, or a payload.
+// Content of a frame: kept units, or a payload.
 struct FrameParts {
   const CompiledCodec* codec = nullptr;
   std::size_t n = 0;

@@ -191,7 +191,7 @@ def exchange_refusal(spec: Spec, exchange: str) -> str | None:
 
 
 def link_remedy(choices: Iterable[tuple[Spec, str]], ranks: int) -> str:
-    """What to change where more bytes pass a rank's link than without compression.
+    """Advice where more bytes pass a rank's link than without compression.
 
     Args:
         choices: the specs, each with its exchange.

@@ -30,7 +30,7 @@ _PROGRAM = "int main() { return 0; }"
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found about one part of the installation."""
+    """The state of one part of the installation."""
 
     name: str
     status: Literal["works", "missing", "broken"]

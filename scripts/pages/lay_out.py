@@ -45,7 +45,7 @@ def tracked(*patterns: str) -> list[Path]:
 
 
 def linked(page: Path) -> Iterable[Path]:
-    """What a page links to inside the repository, relative to its root."""
+    """Targets of a page's links inside the repository, relative to its root."""
     for link in LINK.findall((ROOT / page).read_text(encoding="utf-8")):
         target = ((ROOT / page).parent / link).resolve()
         if target.exists() and target.is_relative_to(ROOT):

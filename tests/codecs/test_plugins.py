@@ -27,7 +27,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(*command: object, paths: list[Path], libraries: str = "") -> str:
-    """What a process of Python prints; it must succeed without a warning."""
+    """Output of a process of Python; it must succeed without a warning."""
     done = subprocess.run(
         [sys.executable, "-W", "error", *map(str, command)],
         env={

@@ -85,7 +85,7 @@ class CaseJob:
     reports: list[dict[str, dict[str, Any]]]
 
     def check(self, case: str) -> list[Any]:
-        """What each rank returned from the case; fails the test unless all ranks passed it."""
+        """The value that each rank returned from the case; fails the test unless all ranks passed it."""
         problems = []
         for rank, report in enumerate(self.reports):
             if case not in report:

@@ -212,6 +212,11 @@ def test_speeds_survive_the_cache(
     for other in ({"version": "0.0"}, {"measurement": 1}):
         cache.path.write_text(json.dumps(saved | {"key": {**saved["key"], **other}}))
         assert SpeedCache().speeds(*GATHERED) is None
+    cache.path.write_text(json.dumps(saved))
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "torch", None)
+        assert SpeedCache().copy_byte(2) is None
+    assert SpeedCache().copy_byte(2) == 1e-10
     cache.path.write_text("{")
     assert SpeedCache().copy_byte(2) is None
 

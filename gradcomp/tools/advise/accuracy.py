@@ -1,4 +1,4 @@
-"""What is known of the accuracy of specs: comparisons by training, from docs/results."""
+"""Known accuracy of specs: comparisons by training, from docs/results."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import platform
@@ -25,7 +26,7 @@ _MEASUREMENT = 5
 
 
 def machine_key() -> dict[str, str | int]:
-    """What speeds depend on: version, measurement, processor, instruction set, threads."""
+    """Conditions of a measurement: version, processor, instruction set, threads, library that copies."""
     found = None
     with suppress(OSError):
         found = re.search(r"^model name\s*: (.+)$", _CPUINFO.read_text("utf-8"), re.MULTILINE)
@@ -35,6 +36,7 @@ def machine_key() -> dict[str, str | int]:
         "cpu": found[1].strip() if found else platform.machine(),
         "simd": _core.simd_level(),
         "threads": _core.thread_count(),
+        "copies": "numpy" if importlib.util.find_spec("torch") is None else "torch",
     }
 
 

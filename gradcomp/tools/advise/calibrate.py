@@ -86,7 +86,7 @@ class Speeds:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Speeds:
-        """What `to_json` gave."""
+        """Speeds from the values of `to_json`."""
         return cls(
             tuple(
                 RequestLaw(one["kind"], one["group"], _law(one["nbytes"]))

@@ -122,7 +122,7 @@ def predict(
         config = config_of(spec, exchange, job.ranks_per_node)
     load = 0.0
     if job.shared:
-        # That of the fastest link counts on all, so that a faster link never makes a step longer.
+        # The load on the fastest link counts on all links, so that a faster link never makes a step longer.
         fastest = _Timeline(replace(job, link=Link(math.inf)), config, exchange, speeds)
         fastest.run()
         load = fastest.load

@@ -56,7 +56,7 @@ class PriorMaker:
 
     @property
     def candidates(self) -> list[Candidate]:
-        """What must be calibrated before `predictions`."""
+        """Candidates that must be calibrated before `predictions`."""
         found = [self._compressed(group) for group in self.groups]
         if any(HALF in group.ways for group in self.groups):
             found.append(Candidate(_FP16, "reduce", "reduce"))
@@ -73,7 +73,7 @@ class PriorMaker:
     def _entries(self, cache: SpeedCache, half: Config) -> Iterator[dict[str, Any]]:
         for group, names in sorted(self.groups.items()):
             shapes = {name: self.job.shapes[name] for name in names}
-            # What the whole job has, and not each group: the comparison of steps, copies for DDP.
+            # The comparison of steps and copies for DDP belong to the whole job, not to each group.
             costs = replace(self.job.costs, tokens=False, copies=0)
             job = replace(self.job, shapes=shapes, costs=costs)
             seconds = {}

@@ -126,7 +126,7 @@ docs/horovod.md, and makes the difference of "Horovod fp16" and "our fp16" in do
 
 @dataclass
 class Served:
-    """What requests have taken, in seconds by stage.
+    """Time that requests have taken, in seconds by stage.
 
     Attributes:
         work: seconds in which the engine works, beside the transfer or not.

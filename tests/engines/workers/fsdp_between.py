@@ -248,7 +248,7 @@ def the_backward_pass_does_not_wait() -> None:
 
 
 def events(model: Tower, step: int) -> list[str]:
-    """What happens in a backward pass: layers that it reaches, and calls of the engine."""
+    """Events of a backward pass in order: layers that it reaches, and calls of the engine."""
     log: list[str] = []
 
     def seen(what: str) -> Any:
