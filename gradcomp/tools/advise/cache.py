@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 import platform
@@ -15,6 +14,7 @@ from typing import Any
 from gradcomp import _core
 from gradcomp.codec.spec import parse
 from gradcomp.tools.advise.calibrate import Speeds
+from gradcomp.tools.advise.copies import copying_library
 from gradcomp.version import installed_version
 
 __all__ = ["SpeedCache", "machine_key"]
@@ -36,7 +36,7 @@ def machine_key() -> dict[str, str | int]:
         "cpu": found[1].strip() if found else platform.machine(),
         "simd": _core.simd_level(),
         "threads": _core.thread_count(),
-        "copies": "numpy" if importlib.util.find_spec("torch") is None else "torch",
+        "copies": copying_library(),
     }
 
 

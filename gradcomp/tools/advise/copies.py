@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import statistics
 import time
 from collections.abc import Iterator
@@ -14,11 +15,16 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["seconds_of_copy"]
+__all__ = ["copying_library", "seconds_of_copy"]
 
 _COPIES = 10
 _LONGEST = 60.0
 """Seconds that a copy waits for the others: one of them may have ended without memory."""
+
+
+def copying_library() -> str:
+    """The library whose copies are measured: "torch" where it is installed, else "numpy"."""
+    return "numpy" if importlib.util.find_spec("torch") is None else "torch"
 
 
 def seconds_of_copy(at_once: int = 1, nbytes: int = 1 << 26) -> float:
