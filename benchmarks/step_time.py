@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("settings", nargs="+")
     parser.add_argument("--model", choices=MODELS, default="resnet50")
     parser.add_argument("--steps", type=int, default=15)
-    parser.add_argument("--warmup", type=int, default=2, help="steps before; 40 for a policy")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before; 56 for a policy")
     parser.add_argument("--products", type=int, default=2, help="work before each gradient")
     options = parser.parse_args()
     hvd.init()

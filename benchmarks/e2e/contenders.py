@@ -55,7 +55,7 @@ CONTENDERS = (
         "DDP PowerSGD 4",
     ),
     Contender(
-        "auto of top-k 0.1%", "horovod", "ours", "residual|topk(ratio=0.001) policy=auto", warmup=46
+        "auto of top-k 0.1%", "horovod", "ours", "residual|topk(ratio=0.001) policy=auto", warmup=56
     ),
     Contender("MPI alone", "mpi", "alone"),
     Contender("MPI", "mpi", "none"),

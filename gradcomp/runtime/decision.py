@@ -30,7 +30,7 @@ CHOSEN = "as chosen"
 CANDIDATES = (DENSE, HALF, COMPRESSED)
 """Among equally fast candidates the first wins."""
 
-CONTENDERS = (DENSE, HALF, CHOSEN)
+CONTENDERS = (DENSE, HALF, CHOSEN, COMPRESSED)
 """Of the race of whole steps; the first of equals wins there, too."""
 
 
@@ -79,9 +79,9 @@ class Decision:
             the other, encoding and decoding included. The minimum over some steps, then the mean
             over the ranks.
         step_seconds: time of a whole step, from the first gradient to the last average, by
-            contender: with all groups of this trial dense, all in float16, and as chosen by their
-            exchanges. The median over some steps, then the mean over the ranks. None if there
-            was no race, as where dense exchanges were fastest for all groups.
+            contender: with all groups of this trial dense, all in float16, as chosen by their
+            exchanges, and all compressed. The median over some steps, then the mean over the ranks.
+            None if there was no race, as where dense exchanges were fastest for all groups.
         predicted: by choice, from ``compress.prior``; None if it was not used.
     """
 

@@ -108,7 +108,7 @@ def test_each_group_takes_what_was_fastest_for_it() -> None:
             large: COMPRESSED,
         }
         assert decisions[large].seconds == pytest.approx({DENSE: 3.2, HALF: 2.2, COMPRESSED: 1.2})
-        assert decisions[large].step_seconds == {DENSE: 5, HALF: 5, CHOSEN: 4}
+        assert decisions[large].step_seconds == {DENSE: 5, HALF: 5, CHOSEN: 4, COMPRESSED: 4}
     assert trial.decided()[0] == trial.decided()[1]
     text = str(trial.decided()[0][large])
     assert (
@@ -116,7 +116,29 @@ def test_each_group_takes_what_was_fastest_for_it() -> None:
         in text
     )
     assert "compressed (exchanges of a step: dense 3200.000 ms, fp16 2200.000 ms" in text
-    assert "a whole step: dense 5000.000 ms, fp16 5000.000 ms, as chosen 4000.000 ms" in text
+    assert (
+        "a whole step: dense 5000.000 ms, fp16 5000.000 ms, as chosen 4000.000 ms, "
+        "compressed 4000.000 ms" in text
+    )
+
+
+@pytest.mark.parametrize("others", [1.0, 2.0])
+def test_all_compressed_wins_whole_steps_that_a_mixture_loses(others: float) -> None:
+    trial = Trial()
+    small, large = GROUPS
+    times = {(small, DENSE): 1, (small, HALF): 2, (small, COMPRESSED): 3}
+    times |= {(large, DENSE): 3, (large, HALF): 2, (large, COMPRESSED): 1}
+    for _ in range(STEPS + 1):
+        trial.step(
+            lambda rank, group, name: times[group, name],
+            lambda choices: 1.5 if set(choices.values()) == {COMPRESSED} else others,
+        )
+    for decisions in trial.decided():
+        found = {group: one.choice for group, one in decisions.items()}
+        assert found == dict.fromkeys(GROUPS, COMPRESSED if others > 1.5 else DENSE)
+        assert decisions[small].step_seconds == pytest.approx(
+            {DENSE: others, HALF: others, CHOSEN: others, COMPRESSED: 1.5}
+        )
 
 
 @pytest.mark.parametrize(("lap", "choice"), [(1.1, DENSE), (0.98, DENSE), (0.96, HALF)])
@@ -607,9 +629,9 @@ def test_predictions_end_when_the_ranks_decide_again() -> None:
 def test_predictions_for_other_ranks_have_no_effect() -> None:
     prior = predicted(SPEC.canonical, RANKS + 1, dense=1.0)
     job = Job(config(prior=prior), 10 * MB, 1000 * MB)
-    job.train(STEPS)
+    job.train(MEASURED)
     assert job.choices() == {}
-    job.train(1)
+    job.train(STEPS + 1 - MEASURED)
     assert set(job.choices().values()) == {COMPRESSED}
 
 

@@ -27,7 +27,7 @@ from support.pipelines import configured
 
 cases = Cases()
 
-STEPS = 44
+STEPS = 54
 """More steps than a decision needs."""
 
 BANDWIDTH = 2.5e6
