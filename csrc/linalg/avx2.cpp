@@ -14,6 +14,7 @@ namespace {
 #define GRADCOMP_ROWS 2
 #define GRADCOMP_COLUMNS 2
 #define GRADCOMP_BLOCK 4
+#define GRADCOMP_VECTORS 2
 #define GRADCOMP_STREAM _mm256_stream_ps
 #define GRADCOMP_FENCE _mm_sfence
 #include "linalg/loops.hpp"

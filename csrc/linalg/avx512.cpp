@@ -14,6 +14,7 @@ namespace {
 #define GRADCOMP_ROWS 4
 #define GRADCOMP_COLUMNS 4
 #define GRADCOMP_BLOCK 8
+#define GRADCOMP_VECTORS 2
 #define GRADCOMP_STREAM _mm512_stream_ps
 #define GRADCOMP_FENCE _mm_sfence
 #include "linalg/loops.hpp"

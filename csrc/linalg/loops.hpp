@@ -5,9 +5,11 @@
 //   GRADCOMP_ROWS     rows and
 //   GRADCOMP_COLUMNS  vectors of a tile of multiply(), whose partial sums should fit the registers,
 //   GRADCOMP_BLOCK    rows that the other two take at once,
+//   GRADCOMP_VECTORS  registers of columns of a tile of outer(),
 //   GRADCOMP_STREAM   what stores a vector past the caches, and
 //   GRADCOMP_FENCE    what makes all such stores seen.
-// Tiles say what is computed when, never in which order a sum is added up.
+// Tiles say what is computed when, never in which order a sum is added up. Loops over the rows and
+// registers of a tile are unrolled where compilers would otherwise keep them in memory.
 
 typedef float Vector __attribute__((vector_size(4 * GRADCOMP_WIDTH)));
 constexpr std::size_t kWidth = GRADCOMP_WIDTH;
@@ -95,10 +97,12 @@ GRADCOMP_LEVEL inline void add_scaled_rows(const float* m, std::size_t ld, const
                                            std::size_t p_stride, std::size_t rank, float* q,
                                            std::size_t q_stride) {
   Vector x[kRows];
+#pragma GCC unroll 8
   for (std::size_t r = 0; r < kRows; ++r) load(m + r * ld, x[r]);
   for (std::size_t c = 0; c < rank; ++c) {
     Vector sum;
     load(q + c * q_stride, sum);
+#pragma GCC unroll 8
     for (std::size_t r = 0; r < kRows; ++r) sum += x[r] * p[c * p_stride + r];
     store(sum, q + c * q_stride);
   }
@@ -163,30 +167,39 @@ GRADCOMP_LEVEL inline void outer_tile(const float* p, std::size_t p_stride, cons
                                       const OuterOutput& out, std::size_t at, std::size_t ld) {
   Vector sums[kRows][kVectors];
   Vector y;
+#pragma GCC unroll 8
   for (std::size_t v = 0; v < kVectors; ++v) {
     load(q + v * kWidth, y);
+#pragma GCC unroll 8
     for (std::size_t r = 0; r < kRows; ++r) sums[r][v] = y * p[r];
   }
   for (std::size_t c = 1; c < rank; ++c) {
+#pragma GCC unroll 8
     for (std::size_t v = 0; v < kVectors; ++v) {
       load(q + c * q_stride + v * kWidth, y);
+#pragma GCC unroll 8
       for (std::size_t r = 0; r < kRows; ++r) sums[r][v] += y * p[c * p_stride + r];
     }
   }
+#pragma GCC unroll 8
   for (std::size_t r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
     for (std::size_t v = 0; v < kVectors; ++v) {
       put<kUncached>(sums[r][v], out, at + r * ld + v * kWidth);
     }
   }
 }
 
+constexpr std::size_t kTile = GRADCOMP_VECTORS * kWidth;
+
 template <std::size_t kRows, bool kUncached>
 GRADCOMP_LEVEL inline void outer_rows(const float* p, std::size_t p_stride, const float* q,
                                       std::size_t q_stride, std::size_t rank, std::size_t cols,
                                       const OuterOutput& out, std::size_t at, std::size_t ld) {
   std::size_t j = 0;
-  for (; j + kPartials <= cols; j += kPartials) {
-    outer_tile<kRows, kPieces, kUncached>(p, p_stride, q + j, q_stride, rank, out, at + j, ld);
+  for (; j + kTile <= cols; j += kTile) {
+    outer_tile<kRows, GRADCOMP_VECTORS, kUncached>(p, p_stride, q + j, q_stride, rank, out, at + j,
+                                                   ld);
   }
   for (; j + kWidth <= cols; j += kWidth) {
     outer_tile<kRows, 1, kUncached>(p, p_stride, q + j, q_stride, rank, out, at + j, ld);
@@ -201,7 +214,7 @@ GRADCOMP_LEVEL inline void outer_rows(const float* p, std::size_t p_stride, cons
 }
 
 // With a power of two of columns, the same columns of many vectors map to one cache set and evict
-// each other; rows likewise. Hence the inputs of kPackedRows rows and kPartials columns are first
+// each other; rows likewise. Hence the inputs of kPackedRows rows and kTile columns are first
 // copied side by side.
 constexpr std::size_t kPackedRows = 8;
 constexpr std::size_t kPackedFrom = 5;
@@ -213,18 +226,18 @@ GRADCOMP_LEVEL inline void outer_packed(const float* p, std::size_t p_stride, co
                                         const OuterOutput& out, std::size_t at, std::size_t ld) {
   static_assert(kPackedRows % GRADCOMP_BLOCK == 0, "whole blocks");
   float x[kPackedMost * kPackedRows];
-  float y[kPackedMost * kPartials];
+  float y[kPackedMost * kTile];
   for (std::size_t c = 0; c < rank; ++c) {
     std::memcpy(x + c * kPackedRows, p + c * p_stride, sizeof(float) * kPackedRows);
   }
   std::size_t j = 0;
-  for (; j + kPartials <= cols; j += kPartials) {
+  for (; j + kTile <= cols; j += kTile) {
     for (std::size_t c = 0; c < rank; ++c) {
-      std::memcpy(y + c * kPartials, q + c * q_stride + j, sizeof(float) * kPartials);
+      std::memcpy(y + c * kTile, q + c * q_stride + j, sizeof(float) * kTile);
     }
     for (std::size_t r = 0; r < kPackedRows; r += GRADCOMP_BLOCK) {
-      outer_tile<GRADCOMP_BLOCK, kPieces, kUncached>(x + r, kPackedRows, y, kPartials, rank, out,
-                                                     at + r * ld + j, ld);
+      outer_tile<GRADCOMP_BLOCK, GRADCOMP_VECTORS, kUncached>(x + r, kPackedRows, y, kTile, rank,
+                                                              out, at + r * ld + j, ld);
     }
   }
   for (std::size_t r = 0; r < kPackedRows; r += GRADCOMP_BLOCK) {

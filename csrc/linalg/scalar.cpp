@@ -11,6 +11,7 @@ namespace {
 #define GRADCOMP_ROWS 1
 #define GRADCOMP_COLUMNS 2
 #define GRADCOMP_BLOCK 2
+#define GRADCOMP_VECTORS 4
 #define GRADCOMP_STREAM(x, v) store(v, x)
 #define GRADCOMP_FENCE()
 #include "linalg/loops.hpp"
