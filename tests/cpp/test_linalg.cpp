@@ -21,8 +21,8 @@ struct Sizes {
 };
 
 // Shapes with whole and partial tiles of every level.
-const Sizes kSizes[] = {{1, 1, 1},  {1, 40, 1},  {7, 15, 2},   {8, 16, 4},
-                        {9, 17, 5}, {33, 64, 3}, {70, 31, 11}, {600, 300, 2}};
+const Sizes kSizes[] = {{1, 1, 1},   {1, 40, 1},   {7, 15, 2},  {8, 16, 4},   {9, 17, 5},
+                        {33, 64, 3}, {70, 31, 11}, {19, 75, 6}, {600, 300, 2}};
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), sizeof(float) * a.size()) == 0;

@@ -482,7 +482,7 @@ def policy() -> None:
     """The policy auto: all ranks decide alike."""
     config = configured("residual|topk(ratio=0.01)", policy="auto")
     training = Training(config, {"first": (300, 200), "second": (100, 90), "bias": (9,)})
-    for step in range(54):
+    for step in range(horovod_policy.STEPS):
         found = training.averages(harness.gradients(training.params, step))
     assert training.state.stats.decisions
     of_ranks: list[Any] = [None] * hvd.size()
