@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes, as_float32, room
 from gradcomp.codec.codec import derive_stream
-from gradcomp.codec.devices import Device, DeviceArray, Encoded, SharingDevice
+from gradcomp.codec.devices import Device, DeviceArray, Encoded, FactorDevice, SharingDevice
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.items import ToAddShared
 from gradcomp.codec.parts import (
@@ -22,7 +22,7 @@ from gradcomp.codec.parts import (
     payloads_of_frames,
     rotation_of,
 )
-from gradcomp.codec.products import ToApply, ToMultiply
+from gradcomp.codec.products import ToApply, ToMultiply, ToSettle, ToShare
 from gradcomp.codec.spec import Spec, Stage, parse
 from gradcomp.codec.threads import threads, use_processors
 from gradcomp.exchange.averaging import MEAN
@@ -89,6 +89,7 @@ __all__ = [
     "Encoded",
     "Engine",
     "Exchange",
+    "FactorDevice",
     "FloatArray",
     "GossipRound",
     "JobLinks",
@@ -117,6 +118,8 @@ __all__ = [
     "ToAddShared",
     "ToApply",
     "ToMultiply",
+    "ToSettle",
+    "ToShare",
     "Unedited",
     "Values",
     "agreement_line",

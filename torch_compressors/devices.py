@@ -8,7 +8,7 @@ import torch
 
 from gradcomp.adapter_api import Device, DeviceArray, FloatArray
 
-__all__ = ["TensorArray", "TensorDevice", "tensor_of"]
+__all__ = ["TensorArray", "TensorDevice", "array_of", "tensor_of"]
 
 
 class TensorArray(DeviceArray):
@@ -54,7 +54,12 @@ class TensorDevice(Device, Protocol):
         ...
 
 
+def array_of(array: object) -> TensorArray:
+    """An array that a device of torch has made."""
+    assert isinstance(array, TensorArray)  # other devices' arrays are not given to those of torch
+    return array
+
+
 def tensor_of(array: object) -> torch.Tensor:
     """The tensor of an array that a device of torch has made."""
-    assert isinstance(array, TensorArray)  # other devices' arrays are not given to those of torch
-    return array.tensor
+    return array_of(array).tensor

@@ -69,5 +69,5 @@ CONTENDERS = (
     *_ours("residual|topk(ratio=0.01)", "direct"),
     *_ours("residual|int8", "direct"),
     *_ours("fp16", "direct"),
-    *_ours("powersgd(rank=4,start_step=0)"),
+    *_ours("powersgd(rank=4,start_step=0)", "direct"),
 )

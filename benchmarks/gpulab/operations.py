@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -11,15 +12,20 @@ import torch
 
 from gpulab.clock import Work
 from gradcomp import get_codec
+from gradcomp.adapter_api import ToSettle, ToShare
+from torch_compressors.devices import tensor_of
 from torch_compressors.gpu import codecs
 from torch_compressors.gpu.add import KEPT, Addition, Form, ToAdd, form_of
 from torch_compressors.gpu.bucket import Table, ToLaunch
+from torch_compressors.gpu.direct import DirectDevice
+from torch_compressors.gpu.factors import FactorExchange, kinds_of
 
 __all__ = ["OPERATIONS", "Operation"]
 
 BETA, GAMMA = 0.9, 0.7
 RATIO = 0.01
 FRAMES = 8
+RANK = 4
 
 Make = Callable[[int, torch.device], Work]
 
@@ -138,6 +144,47 @@ def _torch_adds(numel: int, device: torch.device) -> Work:
     return work
 
 
+def _phase(numel: int, device: torch.device) -> tuple[FactorExchange, ToShare, ToSettle]:
+    """A phase of a power iteration with a matrix that is about square."""
+    rows = math.isqrt(numel)
+    cols = numel // rows
+    of_device = DirectDevice(device)
+    sizes = (RANK * cols, RANK * rows)
+    factor, kept = (of_device.array(_gradient(size, device)) for size in sizes)
+    m, grad, average = (
+        of_device.array(_gradient(rows * cols, device).view(rows, cols)) for _ in range(3)
+    )
+    share = ToShare(m, grad, BETA, factor, RANK, False)
+    settle = ToSettle(m, factor, RANK, False, kept, average, False, False)
+    return FactorExchange(kinds_of([share]), False, device), share, settle
+
+
+def _multiplies(numel: int, device: torch.device) -> Work:
+    """Error feedback, a basis, and the product, which is PyTorch's."""
+    exchange, share, _ = _phase(numel, device)
+    return lambda: exchange.multiply([share])
+
+
+def _settles(numel: int, device: torch.device) -> Work:
+    """The launches that follow from the average of a product."""
+    exchange, _, settle = _phase(numel, device)
+    return lambda: exchange.settle(exchange.shared, [settle])
+
+
+def _torch_settles(numel: int, device: torch.device) -> Work:
+    """As PyTorch's powerSGD_hook: the product of the averages, of which the gradient loses as much."""
+    _, share, settle = _phase(numel, device)
+    m, average, q, p = map(tensor_of, (share.m, settle.average, share.factor, settle.kept))
+    rows, cols = m.shape
+    left, right = p.view(RANK, rows).t(), q.view(RANK, cols)
+
+    def work() -> None:
+        torch.matmul(left, right, out=average)
+        m.sub_(average)
+
+    return work
+
+
 def _corrected(
     encode: Callable[[torch.Tensor], object],
 ) -> Make:
@@ -212,4 +259,6 @@ OPERATIONS = (
     Operation(
         f"add {FRAMES} frames of rotate|uniform(bits=4)", 72, None, _adds("rotate|uniform(bits=4)")
     ),
+    Operation(f"powersgd(rank={RANK}): product", 16, None, _multiplies),
+    Operation(f"powersgd(rank={RANK}): average and residual", 12, 0.70, _settles, _torch_settles),
 )

@@ -14,7 +14,7 @@ from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, CodedArray, FloatArray, room
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.items import ToAddShared, ToDecode, ToEncode
-from gradcomp.codec.products import ToApply, ToMultiply
+from gradcomp.codec.products import ToApply, ToMultiply, ToSettle, ToShare
 from gradcomp.codec.spec import Spec, parse
 from gradcomp.errors import SpecError
 from gradcomp.stopwatch import timed
@@ -24,6 +24,8 @@ __all__ = [
     "Device",
     "DeviceArray",
     "Encoded",
+    "FactorDevice",
+    "SharedFactors",
     "SharedMessages",
     "SharingDevice",
     "device_of",
@@ -97,6 +99,13 @@ class Device(Protocol):
         """Update averages and matrices; see `ToApply`."""
         ...
 
+    def sharing_factors(self) -> FactorDevice | None:
+        """This device, if thin factors travel from it to the devices of other ranks.
+
+        None: through the hosts. All ranks give the same answer.
+        """
+        ...
+
     def to_host(self, array: FloatArray) -> FloatArray:
         """The elements on the host: a copy, unless they are there already."""
         ...
@@ -164,6 +173,44 @@ class SharingDevice(Protocol):
 
     def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
         """``residual += times * lost``, each rounded; then NaN and Inf become 0. ``lost`` is used up."""
+        ...
+
+
+class SharedFactors(Protocol):
+    """Products in the memory of a `FactorDevice`, as numbers that an engine can add."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        ...
+
+
+class FactorDevice(Protocol):
+    """A device on which the factors of matrices stay, of a job as `SharingDevice` has it."""
+
+    def zeros(self, numel: int) -> FloatArray:
+        """See `Device.zeros`."""
+        ...
+
+    def from_host(self, array: FloatArray) -> FloatArray:
+        """See `Device.from_host`."""
+        ...
+
+    def share_products(
+        self, name: str, matrices: Sequence[ToShare], *, half: bool
+    ) -> SharedFactors:
+        """Start products, one after the other; they hold until the next call with this name.
+
+        A rank's own products may depend on the device in their last bits, and bases differ from the core's
+        there; but bases of equal factors are equal on all devices.
+
+        Args:
+            half: products travel as float16.
+        """
+        ...
+
+    def settle(self, own: SharedFactors, average: object, matrices: Sequence[ToSettle]) -> None:
+        """Use the average of all ranks' ``own``."""
         ...
 
 
@@ -238,6 +285,9 @@ class _Host:
         codec.decode_add(frame, out, weight)
 
     def sharing(self, codec: str) -> SharingDevice | None:
+        return None
+
+    def sharing_factors(self) -> FactorDevice | None:
         return None
 
     @timed("encode")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gradcomp.codec.arrays import FloatArray
 
-__all__ = ["ToApply", "ToMultiply"]
+__all__ = ["ToApply", "ToMultiply", "ToSettle", "ToShare"]
 
 
 class ToMultiply(NamedTuple):
@@ -50,3 +50,41 @@ class ToApply(NamedTuple):
     own_p: FloatArray
     own_q: FloatArray
     safe: bool
+
+
+class ToShare(NamedTuple):
+    """One product of a `FactorDevice`: ``M q``, or ``M^T p``; all arrays are of the device.
+
+    Attributes:
+        m, grad, beta, transposed: as of `ToMultiply`.
+        factor: q, or p where ``transposed``; its ``rank`` vectors are orthonormalized in place before.
+    """
+
+    m: FloatArray
+    grad: FloatArray | None
+    beta: float
+    factor: FloatArray
+    rank: int
+    transposed: bool
+
+
+class ToSettle(NamedTuple):
+    """What a `FactorDevice` does with the average of a product, which is a factor of the other side.
+
+    Attributes:
+        m, factor, rank, transposed: as of the `ToShare` that made the product.
+        kept: becomes the average, of which NaN and Inf become 0.
+        average: [rows, cols], gains ``p q^T`` of ``factor`` and the average, and M loses that of ``factor``
+            and what was sent: see `ToApply`. None: nothing is applied.
+        begun: add to ``average``; else replace its contents.
+        of_average: M loses the product with the average instead.
+    """
+
+    m: FloatArray
+    factor: FloatArray
+    rank: int
+    transposed: bool
+    kept: FloatArray
+    average: FloatArray | None
+    begun: bool
+    of_average: bool

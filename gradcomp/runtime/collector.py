@@ -164,7 +164,9 @@ class Collector:
         named = resolved.key.name != ""
         if named and resolved.group in pipeline.measured:
             return Route.COLLECTED
-        if sums_dtype and pipeline.sends_dense(resolved):
+        if sums_dtype and (
+            pipeline.sends_dense(resolved) or (named and pipeline.waits_dense(resolved))
+        ):
             return Route.DENSE
         if fuses and resolved.aggregator.linear and not (named and pipeline.compares):
             return Route.LINEAR

@@ -329,6 +329,12 @@ class Pipeline:
         """
         return resolved.dense and not self._state.has_residual(resolved.key.name)
 
+    def waits_dense(self, resolved: Resolved) -> bool:
+        """As `sends_dense`, of a tensor whose algorithm begins in a later step."""
+        name = resolved.key.name
+        waits = self._state.step(name) < resolved.aggregator.start_step
+        return waits and not self._state.has_residual(name)
+
     def always_dense(self, resolved: Resolved) -> bool:
         """Whether the tensor travels dense in every step, for graphs that are traced once."""
         return resolved.lasting and not self.measures and self.sends_dense(resolved)
@@ -464,7 +470,7 @@ class Pipeline:
         return self._counted(label, grads, bucket)
 
     def count_dense(self, name: str, nbytes: int) -> None:
-        """Count a tensor of ``nbytes`` that an engine averages itself, as `sends_dense` allows."""
+        """Count a tensor of ``nbytes`` that an engine averages itself, as `sends_dense` or `waits_dense` allow."""
         self._state.go_dense(name)
         self._count(name)
         self.stats.count_gradients(nbytes)

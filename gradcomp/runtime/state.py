@@ -140,9 +140,10 @@ class RankState:
         return grad
 
     def continues(self, resolved: Resolved) -> bool:
-        """Whether `hand_over` has nothing to do: a tensor's arrays stay those of its spec."""
+        """Whether `hand_over` has nothing to do: a tensor's arrays stay those of its spec, or it has none."""
         last = self._specs.get(resolved.key.name)
-        return not self.loss_scale.active and last in (None, resolved.spec.canonical)
+        same = last in (None, DENSE_SPEC.canonical, resolved.spec.canonical)
+        return not self.loss_scale.active and same
 
     def _on_host(self, kind: str, name: str) -> FloatArray | None:
         """A tensor's array, moved to the host; None if there is none."""

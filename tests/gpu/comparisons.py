@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from gpu import factor_comparisons
 from gpu.inputs import FAMILIES, Floats, gradient
 from gradcomp import ProtocolError, ToEncode, _core, encode_batch, get_codec
 from gradcomp.codec.codec import derive_stream
@@ -456,6 +457,19 @@ def large(tally: Tally, rng: np.random.Generator, each: int) -> None:
         tally.compare(spec, "feedback", tensors, sent, steps=5)
 
 
+def bases(tally: Tally, rng: np.random.Generator, each: int) -> None:
+    for _ in range(25):
+        tally.count += each
+        tally.faults += factor_comparisons.bases(rng, each, tally.device)
+
+
+def matrices(tally: Tally, rng: np.random.Generator, each: int) -> None:
+    """Phases of a power iteration, of ten matrices each."""
+    for seed in range(each):
+        tally.count += 10
+        tally.faults += factor_comparisons.matrices(rng, 10, seed, tally.device)
+
+
 LARGE = (
     *("topk(ratio=0.01)", "randomk(ratio=0.01)", "fp16", "bf16"),
     *(
@@ -481,9 +495,12 @@ GROUPS: dict[str, tuple[Callable[[Tally, np.random.Generator, int], None], int]]
     "randomk": (randomk, 84),
     "added": (added, 510),
     "shared": (shared, 170),
+    "bases": (bases, 40),
+    "matrices": (matrices, 100),
     "large": (large, 25000),
 }
-"""Comparisons, and the number of tensors in a launch; of `large` thousands of elements, on GPUs."""
+"""Comparisons, and the number of tensors in a launch; of `matrices` launches; of `large` thousands of elements, on
+GPUs."""
 
 
 def one(tally: Tally, rng: np.random.Generator, name: str) -> None:

@@ -18,8 +18,10 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from gpu.comparisons import ADDED
+from gradcomp.codec.products import ToSettle, ToShare
 from torch_compressors.gpu import add, codecs
 from torch_compressors.gpu.bucket import EXACT, Momentum, Table, ToLaunch
+from torch_compressors.gpu.direct import DirectDevice
 from torch_compressors.gpu.kernels.add import compare_headers_kernel
 
 TYPES = {
@@ -80,6 +82,18 @@ def _launch(spec: str, mode: str) -> None:
     codecs.Launches(encoder).run(tensors)
 
 
+def _launch_factors() -> None:
+    """Phases of a power iteration: what M loses is the average's product, or another one."""
+    device = DirectDevice(torch.device("cpu"))
+    for of_average in (False, True):
+        m, factor, kept, average = (device.zeros(n) for n in (35, 10, 14, 35))
+        m, average = m.reshape((5, 7)), average.reshape((5, 7))
+        shared = device.share_products("", [ToShare(m, None, 1.0, factor, 2, True)], half=False)
+        device.settle(
+            shared, shared, [ToSettle(m, factor, 2, True, kept, average, False, of_average)]
+        )
+
+
 def _compile(launch: Launch, target: GPUTarget) -> tuple[list[str], Any]:
     kernel, signature, constants, options = launch
     names = list(signature)
@@ -124,6 +138,7 @@ def main(specs: list[str]) -> int:
         encoder = codecs.encoder(codec, [5000, 16], torch.device("cpu"))
         encoder.shared(Table(encoder.bucket), packs=codecs.packs_indices(codec))
     compare_headers_kernel[(1,)](torch.zeros((1, 2), dtype=torch.int64), damaged, **EXACT)
+    _launch_factors()
     faults = 0
     compiled = 0
     once: set[str] = set()

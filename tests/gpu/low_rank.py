@@ -9,13 +9,11 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 
 import gpu.quick_interpreter  # noqa: F401
-from gradcomp.codec.arrays import FloatArray
+from gpu.factor_comparisons import Draw, draw_from
 from gradcomp.codec.devices import HOST
 from gradcomp.codec.products import ToApply, ToMultiply
 from support.mixed_ranks import RANKS, average, gradients, ranks_of
@@ -29,20 +27,13 @@ SPECS = [
     "powersgd(rank=3,start_step=0,iters_per_step=2)",
 ]
 
-Draw = Callable[..., FloatArray]
-
 
 def main() -> None:
     """Compare products, sums and steps."""
     device = TorchDevice(torch.device("cpu"))
     rng = np.random.default_rng(9)
 
-    def draw(*shape: int) -> FloatArray:
-        values = rng.standard_normal(shape, np.float32)
-        values *= np.float32(10.0) ** rng.integers(-30, 6, shape).astype(np.float32)
-        values[rng.random(shape) < 0.1] = -0.0
-        return values
-
+    draw = draw_from(rng)
     print(f"{compare_products(device, rng)} products, {compare_sums(device, draw)} sums", end=", ")
     print(f"{compare_ranks(device)} steps")
 

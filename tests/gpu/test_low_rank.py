@@ -14,6 +14,27 @@ def test_products_of_a_device() -> None:
     assert done.stdout == "10 products, 10 sums, 12 steps\n"
 
 
+def test_factors_from_device_to_device() -> None:
+    done = run("factors.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "40 steps\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fault"),
+    [
+        ("self.shared.copy_(self.own)", "pass", "Not equal to tolerance"),
+        ("self._widened.copy_(average)", "pass", "Not equal to tolerance"),
+        ("self.own.copy_(self.shared)", "pass", "what was not sent is lost"),
+        ("if beta != 1", "if beta < 0", "Not equal to tolerance"),
+    ],
+)
+def test_other_phases_are_refused(mutant: Mutate, before: str, after: str, fault: str) -> None:
+    done = run("factors.py", first=mutant(before, after))
+    assert done.returncode == 1, done.stdout
+    assert fault in done.stderr
+
+
 @pytest.mark.parametrize(
     ("before", "after", "fault"),
     [

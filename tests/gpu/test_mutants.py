@@ -164,12 +164,39 @@ MUTANTS = {
         'x = tl.where(neighbour == neighbour, x, float("nan"))',
         "x = x",
     ),
+    "partial sums of neighbours are added": (
+        "bases",
+        "tl.reshape(sums, (2, (B // 2) >> level))\n        a, b = tl.split(tl.permute(pairs, (1, 0)))",
+        "tl.reshape(sums, ((B // 2) >> level, 2))\n        a, b = tl.split(pairs)",
+    ),
+    "most of a vector is projected out once": ("bases", "further = 1", "further = 0"),
+    "a unit vector is projected out once": ("bases", "further = 2", "further = 1"),
+    "a unit vector of a large projection": (
+        "bases",
+        "less = (i + lane < n) & (taken < least)",
+        "less = (i + lane < n) & (taken <= least)",
+    ),
+    "NaN in a basis": ("bases", "tl.where(finite, x, 0.0).to(tl.float64)", "x.to(tl.float64)"),
+    "NaN is kept": ("matrices", "tl.where(finite, mean, 0.0)", "mean"),
+    "2^60 is safe": ("matrices", "tl.abs(own) < SAFE", "tl.abs(own) <= SAFE"),
+    "M loses the average": ("matrices", "gain if SAME else", "gain if not SAME else"),
+    "averages begin anew": ("matrices", "if whole(row, BEGUN) == 0:", "if whole(row, BEGUN) >= 0:"),
+    "one vector less": (
+        "matrices",
+        "range(1, whole(row, VECTORS_OF_MATRIX))",
+        "range(1, whole(row, VECTORS_OF_MATRIX) - 1)",
+    ),
+    "sides change places": (
+        "matrices",
+        "np.where(left, known, factors",
+        "np.where(~left, known, factors",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_wrong_kernel_is_refused(name: str, mutant: Mutate) -> None:
     launch, before, after = MUTANTS[name]
-    done = interpret(launch, first=mutant(before, after))
+    done = interpret(launch, share=0.1, first=mutant(before, after))
     assert done.returncode == 1, done.stdout + done.stderr
     assert " differs" in done.stdout, done.stdout + done.stderr

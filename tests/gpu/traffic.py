@@ -1,6 +1,7 @@
 """Counts the bytes that kernels read and write, in the interpreter: python traffic.py NUMEL SPEC...
 
-Prints for each spec, with error feedback around it, one line of JSON: bytes per element by kernel.
+Prints for each spec, with error feedback around it, one line of JSON: bytes per element by kernel. Of `powersgd`
+those of what follows from the average of a product.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ import torch
 from triton.runtime import interpreter
 
 import gpu.quick_interpreter  # noqa: F401
+from gradcomp.codec.products import ToSettle
 from torch_compressors.gpu import codecs
 from torch_compressors.gpu.bucket import ToLaunch
+from torch_compressors.gpu.direct import DirectDevice
+from torch_compressors.gpu.factors import FactorExchange
 
 _read: Counter[str] = Counter()
 _kernel = [""]
@@ -50,6 +54,18 @@ def _counting_run(self: Any, *args: Any, **kwargs: Any) -> Any:
     return _run(self, *args, **kwargs)
 
 
+def _settle(gradient: torch.Tensor) -> None:
+    """The matrix has 128 columns, and its factors 4 vectors."""
+    device = DirectDevice(torch.device("cpu"))
+    m = device.array(gradient.view(-1, 128))
+    rows, cols = m.shape
+    factor, kept = device.zeros(4 * cols), device.zeros(4 * rows)
+    exchange = FactorExchange(((rows, cols, 4, False),), False, torch.device("cpu"))
+    average = device.zeros(m.size).reshape(m.shape)
+    settle = ToSettle(m, factor, 4, False, kept, average, False, False)
+    exchange.settle(torch.ones(4 * rows), [settle])
+
+
 def main(numel: int, specs: list[str]) -> None:
     """Launch each spec once for a gradient of ``numel`` normal numbers."""
     interpreter.InterpreterBuilder.create_masked_load = _counting_load
@@ -58,8 +74,11 @@ def main(numel: int, specs: list[str]) -> None:
     gradient = torch.from_numpy(np.random.default_rng(0).standard_normal(numel).astype(np.float32))
     for spec in specs:
         _read.clear()
-        encoder = codecs.encoder(spec, [numel], torch.device("cpu"))
-        codecs.Launches(encoder).run([ToLaunch(gradient, torch.zeros(numel))])
+        if spec == "powersgd":
+            _settle(gradient)
+        else:
+            encoder = codecs.encoder(spec, [numel], torch.device("cpu"))
+            codecs.Launches(encoder).run([ToLaunch(gradient, torch.zeros(numel))])
         print(json.dumps({kernel: read / numel for kernel, read in _read.items()}), flush=True)
 
 

@@ -10,8 +10,9 @@ import pytest
 from gradcomp import Config, Loopback, Pipeline, ProtocolError
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.exchange.engine import Driver
-from gradcomp.runtime.collector import Collector
-from support.pipelines import config_of
+from gradcomp.runtime.collector import Collector, Route
+from support.core_device import CoreDevice
+from support.pipelines import config_of, send
 from support.thread_engine import RANKS, Board, Engine, on_all_ranks
 
 SHAPES = {"a": (40, 10), "b": (300,), "c": (20, 20), "d": (5,), "e": (100, 3)}
@@ -202,3 +203,38 @@ def test_a_tensor_that_nobody_announced_travels_alone() -> None:
     add(collector, "z", np.ones(10, np.float32), 40)
     assert engine.started == ["z"]
     assert collector.finish("z").tolist() == [1] * 10
+
+
+def test_an_algorithm_that_begins_later_is_dense_until_then() -> None:
+    """The engine adds the first steps, whose state is none; then the algorithm is where a device is."""
+    settings = config_of("powersgd(rank=1,start_step=2,variant=library)", device="auto")
+    pipeline, device = Pipeline(settings, 0, 1), CoreDevice()
+    collector = Collector(Driver(Engine(Board(), 0)), pipeline, SHAPES)
+    routes = []
+    for _ in range(4):
+        resolved = pipeline.resolve("a", SHAPES["a"])
+        route = collector.route(resolved, sums_dtype=True)
+        routes.append((route, pipeline.on_device(resolved, device)))
+        # A graph that is traced once must not be dense for ever.
+        assert not pipeline.always_dense(resolved)
+        assert collector.route(resolved, sums_dtype=False) is Route.COLLECTED
+        if route is Route.DENSE:
+            pipeline.count_dense("a", 1600)
+            assert not pipeline.state_dict()["residual"]
+        else:
+            send(pipeline, gradient("a", 0, 0), "a")
+    assert routes == [(Route.DENSE, False)] * 2 + [(Route.COLLECTED, True)] * 2
+
+
+def test_a_residual_of_an_earlier_spec_is_not_left_behind() -> None:
+    """It is added to the first gradient of an algorithm that begins later, so no engine adds that one."""
+    specs = [
+        {"use": "residual|topk(k=3)"},
+        {"from_step": 1, "use": "powersgd(rank=1,start_step=3)"},
+    ]
+    pipeline = Pipeline(config_of(specs), 0, 1)
+    collector = Collector(Driver(Engine(Board(), 0)), pipeline, SHAPES)
+    send(pipeline, gradient("a", 0, 0), "a")
+    resolved = pipeline.resolve("a", SHAPES["a"])
+    assert resolved.spec.canonical.startswith("powersgd")
+    assert collector.route(resolved, sums_dtype=True) is Route.COLLECTED

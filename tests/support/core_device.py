@@ -10,7 +10,7 @@ import numpy as np
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.devices import HOST, DeviceArray, Encoded, SharingDevice
+from gradcomp.codec.devices import HOST, DeviceArray, Encoded, FactorDevice, SharingDevice
 from gradcomp.codec.items import ToDecode, ToEncode
 from gradcomp.codec.products import ToApply, ToMultiply
 from gradcomp.codec.spec import Spec
@@ -66,6 +66,9 @@ class CoreDevice:
         return wait
 
     def sharing(self, codec: str) -> SharingDevice | None:
+        return None
+
+    def sharing_factors(self) -> FactorDevice | None:
         return None
 
     def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:

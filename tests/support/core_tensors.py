@@ -11,11 +11,14 @@ from unittest import mock
 import numpy as np
 import torch
 
+from gradcomp import _core, get_codec
 from gradcomp.codec.arrays import FloatArray
-from gradcomp.codec.devices import SharingDevice
+from gradcomp.codec.devices import HOST, FactorDevice, SharingDevice
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.items import ToAddShared, ToDecode, ToEncode
 from gradcomp.codec.parts import payloads_of_frames
+from gradcomp.codec.products import ToApply, ToMultiply, ToSettle, ToShare
+from gradcomp.exchange.algorithms.low_rank import is_safe
 from support.core_device import CoreDevice
 from torch_compressors.devices import TensorArray
 from torch_compressors.shared.direct import DeviceMessage
@@ -38,6 +41,12 @@ class _Messages(DeviceMessage):
         ]
         halves = [one.data.view(np.float16) for one in payloads_of_frames(given)]
         return DeviceMessage(torch.from_numpy(np.concatenate(halves)), self.staging)
+
+
+@dataclass(frozen=True)
+class _Products(DeviceMessage):
+    sizes: list[int]
+    own: torch.Tensor
 
 
 class CoreTensors(CoreDevice):
@@ -104,6 +113,43 @@ class CoreTensors(CoreDevice):
     def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
         elements = self._elements(residual)
         elements += np.float32(times) * self._elements(lost)
+
+    def sharing_factors(self) -> FactorDevice | None:
+        return self if self._direct else None
+
+    def share_products(self, name: str, matrices: Sequence[ToShare], *, half: bool) -> Any:
+        self.log.append(f"share {len(matrices)} products")
+        products = []
+        for m, grad, beta, factor, rank, transposed in matrices:
+            _core.orthonormalize(self._elements(factor), rank, "gram_schmidt")
+            out = np.empty(rank * m.shape[int(transposed)], np.float32)
+            given = None if grad is None else self._elements(grad)
+            known = self._elements(factor)
+            HOST.multiply([ToMultiply(self._elements(m), given, beta, known, transposed, out)])()
+            products.append(out)
+        codec = get_codec("fp16" if half else "identity")
+        own = np.concatenate(products)
+        payload = codec.encode_payload(own)
+        sent = torch.from_numpy(codec.decode_payload(payload, own.size).copy())
+        shared = torch.from_numpy(payload.copy())
+        return _Products(shared, self._staging, [one.size for one in products], sent)
+
+    def settle(self, own: Any, average: Any, matrices: Sequence[ToSettle]) -> None:
+        self.log.append(f"settle {len(matrices)}")
+        parts = [torch.split(one, own.sizes) for one in (own.own, average.data.float())]
+        for work, product, mean in zip(matrices, *parts, strict=True):
+            factor, other = self._elements(work.factor), mean.numpy()
+            kept = self._elements(work.kept)
+            kept[:] = other
+            _core.zero_nonfinite(kept)
+            if work.average is None:
+                continue
+            sent = other if work.of_average else product.numpy()
+            four = (
+                (factor, other, factor, sent) if work.transposed else (other, factor, sent, factor)
+            )
+            m, to = self._elements(work.m), self._elements(work.average)
+            HOST.apply([ToApply(m, to, work.begun, *four, is_safe(sent))])
 
     def array(self, tensor: torch.Tensor, computed: torch.Event | None = None) -> Any:
         assert computed is None, "the host computes at once"

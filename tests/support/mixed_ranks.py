@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,8 +27,13 @@ def average(
     pipelines: Sequence[Pipeline],
     devices: Sequence[Device],
     grads: Mapping[str, Sequence[np.ndarray]],
+    run: Callable[[Sequence[Any]], Sequence[Any]] = run_rounds,
 ) -> list[dict[str, bytes]]:
-    """One step; each rank's gradients are on its device where its pipeline takes them there."""
+    """One step; each rank's gradients are on its device where its pipeline takes them there.
+
+    Args:
+        run: makes the requests of one round of each rank.
+    """
     resolved = [pipeline.resolve_all(SHAPES) for pipeline in pipelines]
     results: list[dict[str, bytes]] = [{} for _ in pipelines]
     for names in pipelines[0].buckets(resolved[0]):
@@ -39,7 +45,7 @@ def average(
                 there = pipeline.on_device(resolved[rank][name], device)
                 given[name] = device.from_host(grad) if there else grad
             rounds.append(pipeline.bucket_round(names[0], given, resolved=resolved[rank]))
-        for result, of_rank in zip(results, run_rounds(rounds), strict=True):
+        for result, of_rank in zip(results, run(rounds), strict=True):
             for name, one in zip(names, of_rank, strict=True):
                 result[name] = device_of(one).to_host(one).tobytes()
     return results

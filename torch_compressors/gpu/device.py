@@ -13,6 +13,7 @@ from gradcomp import Codec, ToDecode, ToEncode
 from gradcomp.adapter_api import (
     ByteArray,
     Encoded,
+    FactorDevice,
     FloatArray,
     KeptParts,
     PayloadParts,
@@ -26,7 +27,7 @@ from gradcomp.adapter_api import (
     payloads_of_frames,
 )
 from gradcomp.errors import WireError
-from torch_compressors.devices import TensorArray, tensor_of
+from torch_compressors.devices import TensorArray, array_of, tensor_of
 from torch_compressors.gpu import codecs, low_rank
 from torch_compressors.gpu.add import KEPT, Addition, Form, ToAdd, form_of
 from torch_compressors.gpu.bucket import Kept, Momentum, Payload, ToLaunch
@@ -95,7 +96,7 @@ class TorchDevice:
     def _beside(self, tensors: Sequence[ToEncode]) -> AbstractContextManager[Staged]:
         """Encode on the side stream, when the gradients are computed."""
         grads = [tensor_of(tensor.grad) for tensor in tensors]
-        computed = [_array(tensor.grad).computed for tensor in tensors]
+        computed = [array_of(tensor.grad).computed for tensor in tensors]
         return self._staging.beside(grads, filter(None, computed))
 
     def _encoders_of(self, tensors: Sequence[ToEncode]) -> list[tuple[list[int], codecs.Encoder]]:
@@ -122,12 +123,16 @@ class TorchDevice:
         """None: frames travel through the host. See `DirectDevice`."""
         return None
 
+    def sharing_factors(self) -> FactorDevice | None:
+        """None: factors are on the host. See `DirectDevice`."""
+        return None
+
     def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
         """Add rank after rank, as the core does."""
         groups: dict[Form, list[ToDecode]] = {}
         for one in tensors:
             if one.replaces:
-                _array(one.out).tensor.zero_()
+                array_of(one.out).tensor.zero_()
             groups.setdefault(form_of(one.codec.spec), []).append(one)
         for form, own in groups.items():
             for rank in range(len(own[0].frames)):
@@ -141,7 +146,7 @@ class TorchDevice:
 
     def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
         """See `Device`; torch multiplies."""
-        grads = [_array(work.grad) for work in matrices if work.grad is not None]
+        grads = [array_of(work.grad) for work in matrices if work.grad is not None]
         tensors = [grad.tensor for grad in grads] + [tensor_of(work.m) for work in matrices]
         computed = filter(None, (grad.computed for grad in grads))
         sizes = [work.out.size for work in matrices]
@@ -216,11 +221,6 @@ def kind_of(tensor: ToEncode) -> tuple[object, ...]:
     correction = tensor.correction
     mode = None if correction is None else (correction.nesterov, correction.masking)
     return tensor.codec.spec, tensor.residual is None, mode
-
-
-def _array(array: object) -> TensorArray:
-    assert isinstance(array, TensorArray)  # other devices' arrays are not given to this one
-    return array
 
 
 def to_launch(tensor: ToEncode) -> ToLaunch:

@@ -10,12 +10,21 @@ from typing import Any
 import torch
 
 from gradcomp import ToEncode
-from gradcomp.adapter_api import ByteArray, FloatArray, SharingDevice, ToAddShared
+from gradcomp.adapter_api import (
+    ByteArray,
+    FactorDevice,
+    FloatArray,
+    SharingDevice,
+    ToAddShared,
+    ToSettle,
+    ToShare,
+)
 from gradcomp.errors import ProtocolError
-from torch_compressors.devices import tensor_of
+from torch_compressors.devices import array_of, tensor_of
 from torch_compressors.gpu import codecs
 from torch_compressors.gpu.add import Form, Place, SharedTensor, form_of_shared
 from torch_compressors.gpu.device import TorchDevice, kind_of, to_launch
+from torch_compressors.gpu.factors import FactorExchange, kinds_of
 from torch_compressors.gpu.receiving import Receiver, ToSum
 from torch_compressors.gpu.sending import HEADER, Layout, Part, Sender
 from torch_compressors.shared.direct import DeviceMessage
@@ -55,6 +64,13 @@ class _Exchange:
     receivers: dict[int | str, Receiver]
 
 
+@dataclass(frozen=True)
+class _Factors(DeviceMessage):
+    """This rank's products of matrices."""
+
+    exchange: FactorExchange
+
+
 class DirectDevice(TorchDevice):
     """As `TorchDevice`, for one job in which all ranks have one and an engine between them.
 
@@ -66,6 +82,7 @@ class DirectDevice(TorchDevice):
         super().__init__(device)
         self._exchanges: dict[str, _Exchange] = {}
         self._checked: dict[str, list[Receiver]] = {}
+        self._of_factors: dict[tuple[object, ...], FactorExchange] = {}
 
     def sharing(self, codec: str) -> SharingDevice | None:
         """This device, if others can add what the codec's encoder makes."""
@@ -135,6 +152,29 @@ class DirectDevice(TorchDevice):
         whole = tensor_of(residual)
         whole.add_(tensor_of(lost).mul_(times))  # two roundings
         whole.copy_(torch.where(whole.isfinite(), whole, 0.0))
+
+    def sharing_factors(self) -> FactorDevice | None:
+        """This device."""
+        return self
+
+    def share_products(self, name: str, matrices: Sequence[ToShare], *, half: bool) -> Any:
+        """See `FactorDevice`; torch multiplies."""
+        kinds = kinds_of(matrices)
+        # The sides of a power iteration take turns.
+        exchange = self._of_factors.get((name, kinds, half))
+        if exchange is None:
+            exchange = self._of_factors[name, kinds, half] = FactorExchange(
+                kinds, half, self._device
+            )
+        grads = [array_of(work.grad) for work in matrices if work.grad is not None]
+        tensors = [grad.tensor for grad in grads] + [tensor_of(work.m) for work in matrices]
+        with self._staging.beside(tensors, filter(None, (grad.computed for grad in grads))):
+            exchange.multiply(matrices)
+        return _Factors(exchange.shared, self._staging, exchange)
+
+    def settle(self, own: Any, average: object, matrices: Sequence[ToSettle]) -> None:
+        """See `FactorDevice`."""
+        own.exchange.settle(_data(average), matrices)
 
     def _receive(
         self,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-__all__ = ["multiply", "outer", "take_up"]
+__all__ = ["multiply", "outer", "take_up", "take_up_all"]
 
 
 def take_up(m: torch.Tensor, grad: torch.Tensor, beta: float) -> None:
@@ -12,6 +14,16 @@ def take_up(m: torch.Tensor, grad: torch.Tensor, beta: float) -> None:
     if beta != 1:
         m.mul_(beta)
     m.add_(grad)
+
+
+def take_up_all(matrices: Sequence[tuple[torch.Tensor, torch.Tensor, float]]) -> None:
+    """As `take_up`, for matrices, gradients and betas, in few launches."""
+    if not matrices:
+        return
+    weighted = [(m, beta) for m, _, beta in matrices if beta != 1]
+    if weighted:
+        torch._foreach_mul_([m for m, _ in weighted], [beta for _, beta in weighted])
+    torch._foreach_add_([m for m, _, _ in matrices], [grad for _, grad, _ in matrices])
 
 
 def multiply(m: torch.Tensor, factor: torch.Tensor, transposed: bool, out: torch.Tensor) -> None:

@@ -14,33 +14,30 @@ from collections.abc import Generator, Hashable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from gradcomp import _core
-from gradcomp.codec.arrays import FloatArray, split
+from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.codec import derive_stream
-from gradcomp.codec.devices import HOST, Device, device_of
-from gradcomp.codec.products import ToApply, ToMultiply
+from gradcomp.codec.devices import device_of
 from gradcomp.codec.spec import Spec
 from gradcomp.errors import StateError
 from gradcomp.exchange.algorithms.base import Algorithm
-from gradcomp.exchange.algorithms.low_rank import (
-    average_of_factors,
-    buffer,
-    dense_to_factors,
-    is_safe,
-    matrix_shape,
-    values_codec,
+from gradcomp.exchange.algorithms.low_rank import dense_to_factors, matrix_shape, values_codec
+from gradcomp.exchange.algorithms.power_iteration import (
+    Applied,
+    DevicePhases,
+    HostPhases,
+    Matrix,
+    Phases,
+    Products,
 )
 from gradcomp.exchange.memory import RESIDUAL_LR, Residual, ScaledResidual, array_of
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.patterns.dense import dense_bucket
 from gradcomp.exchange.rates import Rates
 from gradcomp.exchange.rounds import BucketRound, Ready, Request
-from gradcomp.stopwatch import timed
 
 __all__ = ["PowerSGD"]
 
 _P, _Q = "powersgd_p", "powersgd_q"
-
-_orthonormalize = timed("encode")(_core.orthonormalize)
 
 
 class PowerSGD(Algorithm):
@@ -74,6 +71,8 @@ class PowerSGD(Algorithm):
         self._min_rate: float = params["min_compression_rate"]
         self.start_step = params["start_step"]
         self._method: str = params["orthogonalization"]
+        # Devices know no other method; and bf16 is gathered.
+        self._shares = self._method == "gram_schmidt" and params["values"] != "bf16"
         self._paper = params["variant"] == "paper"
         self._warm_start: bool = params["warm_start"]
         self._codec = values_codec(params["values"])
@@ -111,11 +110,20 @@ class PowerSGD(Algorithm):
         low_rank = [member for member in members if member.step >= self.start_step]
         if low_rank:
             matrices = [self._open(member) for member in low_rank]
-            yield from (self._both_sides if self._paper else self._sides_in_turn)(name, matrices)
+            variant = self._both_sides if self._paper else self._sides_in_turn
+            yield from variant(name, matrices, self._phases(matrices))
             averages.update((matrix.key.name, matrix.average.reshape(-1)) for matrix in matrices)
         return [averages[member.key.name] for member in members]
 
-    def _open(self, member: Member) -> _Matrix:
+    def _phases(self, matrices: Sequence[Matrix]) -> Phases:
+        """Where factors live: on the device of all matrices, if they travel from there."""
+        first = matrices[0].device
+        device = first.sharing_factors() if self._shares else None
+        if device is None or any(matrix.device is not first for matrix in matrices):
+            return HostPhases(self._codec, self._method)
+        return DevicePhases(device, half=self._codec.name == "fp16")
+
+    def _open(self, member: Member) -> Matrix:
         rows, cols = shape = matrix_shape(member.key.shape)
         key, step = member.key, member.step - self.start_step
         beta = 1.0
@@ -128,176 +136,78 @@ class PowerSGD(Algorithm):
                 beta = self._rates.advance(key.name, self._last_rates)
         rank = min(self._rank, rows, cols)
         grad, residual = member.grad.reshape(shape), residual.reshape(shape)
-        return _Matrix(member, step, rank, grad, residual, beta)
+        return Matrix(member, step, rank, grad, residual, beta)
 
     def _sides_in_turn(
-        self, name: str, matrices: Sequence[_Matrix]
+        self, name: str, matrices: Sequence[Matrix], phases: Phases
     ) -> Generator[Request | Ready, Any, None]:
         """The library's variant: in every iteration one product, from the side of the last one."""
         for iteration in range(self._iterations):
             # Matrices at different steps may need different sides.
             left = [(matrix.step * self._iterations + iteration) % 2 == 0 for matrix in matrices]
-            known, outputs = [], []
-            for matrix, from_left in zip(matrices, left, strict=True):
-                fresh = iteration == 0 and not self._warm_start
-                factor = self._factor(_P if from_left else _Q, matrix, fresh)
-                _orthonormalize(factor, matrix.rank, self._method)
-                known.append(factor)
-                outputs.append(matrix.size(_Q if from_left else _P))
-            flat, parts = buffer(outputs)
-            yield from _multiply(name, matrices, known, left, parts)
-            own, mean = yield from average_of_factors(f"{name}.{iteration}", flat, self._codec)
-            own_parts, means = split(own, outputs), split(mean, outputs)
-            _apply(
-                matrices,
-                [
-                    (factor, average, factor, sent)
-                    if from_left
-                    else (average, factor, sent, factor)
-                    for from_left, factor, sent, average in zip(
-                        left, known, own_parts, means, strict=True
-                    )
-                ],
-            )
-            for matrix, from_left, average in zip(matrices, left, means, strict=True):
-                self._keep(_Q if from_left else _P, matrix, average)
+            fresh = iteration == 0 and not self._warm_start
+            known = self._known(matrices, left, phases, fresh)
+            products = yield from phases.multiply(f"{name}.{iteration}", matrices, known, left)
+            self._settle(matrices, left, products, "own")
 
     def _both_sides(
-        self, name: str, matrices: Sequence[_Matrix]
+        self, name: str, matrices: Sequence[Matrix], phases: Phases
     ) -> Generator[Request | Ready, Any, None]:
         """The paper's variant: P = M Q, then Q = M^T P; P Q^T is applied and subtracted."""
-        rows = [matrix.size(_P) for matrix in matrices]
-        cols = [matrix.size(_Q) for matrix in matrices]
+        right, left = [False] * len(matrices), [True] * len(matrices)
         for iteration in range(self._iterations):
-            flat, parts = buffer(rows)
-            known = []
-            for matrix in matrices:
-                fresh = iteration == 0 and not self._warm_start
-                factor = self._factor(_Q, matrix, fresh)
-                _orthonormalize(factor, matrix.rank, self._method)
-                known.append(factor)
-            yield from _multiply(name, matrices, known, [False] * len(matrices), parts)
-            _, mean = yield from average_of_factors(f"{name}.p{iteration}", flat, self._codec)
-            for matrix, left in zip(matrices, split(mean, rows), strict=True):
-                self._keep(_P, matrix, left)
-            flat, parts = buffer(cols)
-            known = [self._factors[_P][matrix.key.name] for matrix in matrices]
-            for matrix, left in zip(matrices, known, strict=True):
-                _orthonormalize(left, matrix.rank, self._method)
-            yield from _multiply(name, matrices, known, [True] * len(matrices), parts)
-            _, mean = yield from average_of_factors(f"{name}.q{iteration}", flat, self._codec)
-            means = split(mean, cols)
-            if iteration == self._iterations - 1:
-                pairs = zip(known, means, strict=True)
-                _apply(matrices, [(left, right, left, right) for left, right in pairs])
-            for matrix, right in zip(matrices, means, strict=True):
-                self._keep(_Q, matrix, right)
+            fresh = iteration == 0 and not self._warm_start
+            known = self._known(matrices, right, phases, fresh)
+            products = yield from phases.multiply(f"{name}.p{iteration}", matrices, known, right)
+            self._settle(matrices, right, products, "nothing")
+            known = self._known(matrices, left, phases, fresh=False)
+            products = yield from phases.multiply(f"{name}.q{iteration}", matrices, known, left)
+            last = iteration == self._iterations - 1
+            self._settle(matrices, left, products, "average" if last else "nothing")
 
-    def _factor(self, kind: str, matrix: _Matrix, fresh: bool) -> FloatArray:
+    def _known(
+        self, matrices: Sequence[Matrix], left: Sequence[bool], phases: Phases, fresh: bool
+    ) -> list[FloatArray]:
+        """The factors with which matrices are multiplied, from the left or the right."""
+        factors = []
+        for matrix, from_left in zip(matrices, left, strict=True):
+            kind = _P if from_left else _Q
+            factor = phases.place(self._factor(kind, matrix, fresh))
+            self._factors[kind][matrix.key.name] = factor
+            factors.append(factor)
+        return factors
+
+    def _settle(
+        self,
+        matrices: Sequence[Matrix],
+        left: Sequence[bool],
+        products: Products,
+        applied: Applied,
+    ) -> None:
+        """Apply averages, and keep them as the factors of the other side."""
+        kinds = [self._factors[_Q if from_left else _P] for from_left in left]
+        names = [matrix.key.name for matrix in matrices]
+        earlier = [kind.get(name) for kind, name in zip(kinds, names, strict=True)]
+        kept = products.settle(earlier, applied)
+        for kind, name, factor in zip(kinds, names, kept, strict=True):
+            kind[name] = factor
+
+    def _factor(self, kind: str, matrix: Matrix, fresh: bool) -> FloatArray:
         """The factor of the last step, or else random numbers, the same on all ranks."""
         factor = self._factors[kind].get(matrix.key.name)
         if factor is None or fresh:
-            factor = self._factors[kind][matrix.key.name] = self.draw(kind, matrix)
-        if factor.size != matrix.size(kind):
+            factor = self.draw(kind, matrix)
+        size = matrix.size(of_rows=kind == _P)
+        if factor.size != size:
             raise StateError(
                 f"the {kind} of '{matrix.key.name}' has {factor.size} elements instead of "
-                f"{matrix.size(kind)}: the state was saved with another rank or from another model"
+                f"{size}: the state was saved with another rank or from another model"
             )
         return factor
 
-    def draw(self, kind: str, matrix: _Matrix) -> FloatArray:
+    def draw(self, kind: str, matrix: Matrix) -> FloatArray:
         """A random factor, independent and uniform in [-1, 1): as good as normal numbers."""
         step = 0 if self._warm_start else matrix.step
         stream = derive_stream(self._seed, step, matrix.key.tensor_id)
         side = (_P, _Q).index(kind)
-        return _core.uniform_signed(derive_stream(stream, side, 0), matrix.size(kind))
-
-    def _keep(self, kind: str, matrix: _Matrix, factor: FloatArray) -> None:
-        kept = self._factors[kind][matrix.key.name] = factor.copy()
-        _core.zero_nonfinite(kept)
-
-
-class _Matrix:
-    """One tensor in one step: M, in the residual's own memory, and the average computed so far."""
-
-    def __init__(
-        self,
-        member: Member,
-        step: int,
-        rank: int,
-        grad: FloatArray,
-        residual: FloatArray,
-        beta: float,
-    ) -> None:
-        self.key = member.key
-        self.step = step
-        self.rank = rank
-        self.device = device_of(grad)
-        self._member = member
-        self._sides: tuple[int, ...] = grad.shape
-        self._m = residual
-        self._grad: FloatArray | None = grad
-        self._beta = beta
-        self._average: FloatArray | None = None
-
-    def size(self, kind: str) -> int:
-        """Elements of a factor."""
-        return self.rank * self._sides[0 if kind == _P else 1]
-
-    def to_multiply(self, factor: FloatArray, transposed: bool, out: FloatArray) -> ToMultiply:
-        """A product; the first one also sets M to beta * residual + gradient."""
-        grad, self._grad = self._grad, None
-        return ToMultiply(self._m, grad, self._beta, factor, transposed, out)
-
-    def to_apply(
-        self, p: FloatArray, q: FloatArray, own_p: FloatArray, own_q: FloatArray
-    ) -> ToApply:
-        """Add p q^T to the average, and subtract own_p own_q^T from M.
-
-        Products of an M that is not finite are not finite, so the factors tell.
-        """
-        begun = self._average is not None
-        safe = is_safe(own_p) and is_safe(own_q)
-        return ToApply(self._m, self.average, begun, p, q, own_p, own_q, safe)
-
-    @property
-    def average(self) -> FloatArray:
-        """The average so far; at first memory of any content, which the thread that decodes takes."""
-        if self._average is None:
-            self._average = self._member.out.reshape(self._sides)
-        return self._average
-
-
-def _multiply(
-    name: str,
-    matrices: Sequence[_Matrix],
-    factors: Sequence[FloatArray],
-    transposed: Sequence[bool],
-    outputs: Sequence[FloatArray],
-) -> Generator[Ready, Any, None]:
-    """Products of all matrices, on each one's device."""
-    of_devices: dict[Device, list[ToMultiply]] = {}
-    for matrix, factor, side, out in zip(matrices, factors, transposed, outputs, strict=True):
-        of_devices.setdefault(matrix.device, []).append(matrix.to_multiply(factor, side, out))
-    own = of_devices.pop(HOST, [])
-    waits = [device.multiply(works) for device, works in of_devices.items()]
-    HOST.multiply(own)
-
-    def wait() -> None:
-        for one in waits:
-            one()
-
-    if waits:
-        yield Ready(name, wait)
-
-
-def _apply(
-    matrices: Sequence[_Matrix],
-    factors: Sequence[tuple[FloatArray, FloatArray, FloatArray, FloatArray]],
-) -> None:
-    """Update all averages and residuals, on each matrix's device."""
-    of_devices: dict[Device, list[ToApply]] = {}
-    for matrix, four in zip(matrices, factors, strict=True):
-        of_devices.setdefault(matrix.device, []).append(matrix.to_apply(*four))
-    for device, works in of_devices.items():
-        device.apply(works)
+        return _core.uniform_signed(derive_stream(stream, side, 0), matrix.size(of_rows=kind == _P))

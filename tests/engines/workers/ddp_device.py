@@ -114,3 +114,31 @@ def messages_from_device_to_device() -> None:
         assert len(warnings) == int(first and warning is not None)
         for text in warnings:
             assert str(warning) in text
+
+
+@cases
+def factors_from_device_to_device() -> None:
+    """Averages and states of powersgd are those of the loopback, and factors never come to the host."""
+    shapes = {"a": (50, 40), "b": (30, 4, 9), "c": (64, 65), "bias": (33,)}
+    for spec, names in (
+        ("powersgd(rank=2,start_step=1,variant=library)", 1),
+        ("powersgd(rank=2,start_step=0,variant=paper)", 2),
+        ("powersgd(rank=2,start_step=0,iters_per_step=2,lr=scale)", 4),
+        ("powersgd(rank=2,start_step=0,values=fp16)", 2),
+    ):
+        config = configured(spec, rules=rules_of({"*": spec}, "[abc]"), device="direct", seed=3)
+        with on_device({0, 1}) as device:
+            training = Training(config, shapes)
+            loopback = Loopback(config, hvd.size())
+            for one in (training.state, loopback):
+                one.set_lr(0.1)
+            training.check_steps(loopback, range(4))
+            training.check_replicas()
+        calls = [line for line in device.log if line.startswith(("share", "multiply"))]
+        assert set(calls) == {"share 3 products"}, device.log
+        assert len(calls) == names * (4 - int("start_step=1" in spec)), device.log
+        ours, wanted = training.state.state_dict(), loopback.ranks[hvd.rank()].state_dict()
+        for kind in ("residual", "powersgd_p", "powersgd_q"):
+            assert set(ours[kind]) == set(wanted[kind])
+            for name, array in wanted[kind].items():
+                harness.check_equal(ours[kind][name], array, f"{spec}: {kind} of {name}")
