@@ -11,7 +11,7 @@
 """
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -26,7 +26,6 @@ from gradcomp.adapter_api import (
     AllReduce,
     Collector,
     Driver,
-    Engine,
     FloatArray,
     Pipeline,
     ProfiledEngine,
@@ -38,22 +37,20 @@ from gradcomp.adapter_api import (
 )
 from gradcomp.errors import ConfigError
 from torch_compressors.devices import TensorArray, TensorDevice
-from torch_compressors.direct import DirectEngine, direct_group
+from torch_compressors.direct import Devices, sum_together
 from torch_compressors.gather import gather_bytes
 from torch_compressors.gloo import GlooEngine, message_limit
-from torch_compressors.gpu.found import device_for, direct_device
 from torch_compressors.launch import use_own_processors
 from torch_compressors.nodes import agreed_ranks_per_node, exchange_groups, node_size
 from torch_compressors.registered import WrappedModel, registered_with
 from torch_compressors.roll_call import naming_the_absent
 from torch_compressors.scaler import ScalerControls
-from torch_compressors.shared.direct import DeviceMessage
 from torch_compressors.shared.encoder_thread import encodes_beside
 from torch_compressors.shared.host_copies import HostCopies
 from torch_compressors.shared.optimizers import check_optional
 from torch_compressors.shared.parameters import parameter_bytes
 from torch_compressors.shared.rates import rates_of
-from torch_compressors.shared.staging import computed_by_now, copies_of
+from torch_compressors.shared.staging import computed_by_now
 
 __all__ = ["DDPCompression", "ddp_hook"]
 
@@ -166,7 +163,6 @@ class DDPCompression(ScalerControls):
         self._gloo: GlooEngine | None = None
         self._arrived: list[_Arrived] = []
         self._views: dict[int, _Views] = {}
-        self._direct: TensorDevice | None = None  # where messages travel from device to device
         self._beside = False  # a thread encodes the gradients of this step
 
     def __getstate__(self) -> dict[str, Any]:
@@ -204,22 +200,11 @@ class DDPCompression(ScalerControls):
             size = agreed_ranks_per_node(self.config, world, shapes, copied)
             use_own_processors()
             self._gloo = GlooEngine(exchange_groups(world, size, self._timeout), limit)
-            wants = self.config.compress.device == "direct"
             places = {one.device for one in self._model.names}
-            group = direct_group(world, places, wants, self._timeout)
-        engine: Engine = self._gloo
-        if group is not None:
-            self._direct = direct_device(*places)
-            engine = DirectEngine(self._gloo, group)
-            self.pipeline.begin_sharing()
-        self._engine = ProfiledEngine(engine, profile_as_configured(self.pipeline).stats)
+            self._devices = Devices(self.pipeline, self._gloo, world, places, self._timeout)
+        profiled = profile_as_configured(self.pipeline).stats
+        self._engine = ProfiledEngine(self._devices.engine, profiled)
         return self._gloo
-
-    def _device(self, place: torch.device) -> TensorDevice | None:
-        """The device that compresses gradients; None for the host."""
-        if self.config.compress.device == "host":
-            return None
-        return self._direct or device_for(place)
 
     def _gather_bytes(self, data: bytes) -> Sequence[bytes]:
         return gather_bytes(data, self._model.world)
@@ -282,7 +267,7 @@ class DDPCompression(ScalerControls):
         """Whether a thread encodes. Gradients that are clipped together start at the end of the pass."""
         on_device = any(one.device.type != "cpu" for one in self._model.names)
         # Nothing waits for messages from device to device.
-        waits = self._direct is None or self.config.compress.encoder_thread == "always"
+        waits = self._devices.direct is None or self.config.compress.encoder_thread == "always"
         return waits and self._clip_norm is None and encodes_beside(self.config, on_device)
 
     def _release(self, gloo: GlooEngine) -> None:
@@ -330,7 +315,7 @@ class DDPCompression(ScalerControls):
 
     def _start(self, arrived: _Arrived) -> None:
         """Start the exchanges of a bucket's gradients; those on a GPU follow with `_release`."""
-        device = self._device(arrived.buffer.device)
+        device = self._devices.of(arrived.buffer.device)
         if device is not None or arrived.buffer.device.type != "cpu":
             self._launch(arrived, device)
             return
@@ -352,13 +337,7 @@ class DDPCompression(ScalerControls):
         for name, grad in grads.items():
             self.pipeline.count_dense(name, grad.nbytes)
         first = next(iter(grads))
-        staging = copies_of(grads[first].device)
-        with staging.beside(list(grads.values())):
-            message = DeviceMessage(
-                torch.cat([grad.reshape(-1) for grad in grads.values()]), staging
-            )
-        sizes = [grad.numel() for grad in grads.values()]
-        round_ = _together(f"{first}+{len(grads) - 1}", message, sizes)
+        round_ = sum_together(f"{first}+{len(grads) - 1}", list(grads.values()))
         self._driver.start(first, round_, list(grads), beside=self._beside)
 
     def _route(self, name: str, grad: torch.Tensor) -> tuple[Resolved, Route]:
@@ -374,7 +353,7 @@ class DDPCompression(ScalerControls):
         others, together = {}, {}
         for name, (resolved, route) in routes.items():
             dense = route is Route.DENSE
-            if dense and self._direct is not None:
+            if dense and self._devices.direct is not None:
                 together[name] = arrived.grads[name]
             elif dense or device is None or not self.pipeline.on_device(resolved, device):
                 others[name] = arrived.grads[name]
@@ -431,12 +410,6 @@ def _dense(name: str, grad: FloatArray, copies: HostCopies | None) -> Round:
         yield Ready(name, copies.wait)
     average: FloatArray = yield AllReduce(name, grad, overwrite=True)
     return average
-
-
-def _together(label: str, message: Any, sizes: list[int]) -> Generator[AllReduce, Any, Any]:
-    """A round of gradients that travel uncompressed from device to device, one after the other."""
-    average = yield AllReduce(label, message)
-    return torch.split(average.data, sizes)
 
 
 def _fills(parameter: torch.Tensor) -> bool:

@@ -1,9 +1,9 @@
-"""Messages from device to device: the engine for them, and the agreement of all ranks on it."""
+"""Devices that compress gradients, and messages between them: their engine, and the ranks' agreement on it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -11,16 +11,75 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradcomp.adapter_api import AllGather, AllReduce, AllToAll, Request
+from gradcomp.adapter_api import AllGather, AllReduce, AllToAll, Engine, Pipeline, Request
+from torch_compressors.devices import TensorDevice
 from torch_compressors.gather import gather_texts
 from torch_compressors.gloo import GlooEngine
-from torch_compressors.gpu.found import device_for
+from torch_compressors.gpu.found import device_for, direct_device
 from torch_compressors.shared.direct import DeviceMessage
+from torch_compressors.shared.staging import copies_of
 from torch_compressors.works import keep
 
-__all__ = ["DirectEngine", "direct_group"]
+__all__ = ["Devices", "sum_together"]
 
 _log = logging.getLogger(__name__)
+
+
+class Devices:
+    """The devices of a rank's gradients, as ``compress.device`` lets them be used; all ranks make it.
+
+    Args:
+        pipeline: of this rank's compression.
+        gloo: the engine for memory of the host.
+        world: the ranks that average.
+        places: of this rank's gradients.
+
+    Attributes:
+        engine: for requests from memory of the host, and from devices where these send messages.
+        direct: the device from which messages travel to those of the other ranks; None: through the hosts.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        gloo: GlooEngine,
+        world: dist.ProcessGroup,
+        places: Collection[torch.device],
+        timeout: timedelta | None,
+    ) -> None:
+        self._setting = pipeline.config.compress.device
+        self.engine: Engine = gloo
+        self.direct: TensorDevice | None = None
+        group = _direct_group(world, places, self._setting == "direct", timeout)
+        if group is not None:
+            self.direct = direct_device(*places)
+            self.engine = _DirectEngine(gloo, group)
+            pipeline.begin_sharing()
+
+    def of(self, place: torch.device) -> TensorDevice | None:
+        """The device that compresses gradients there; None for the host."""
+        if self._setting == "host":
+            return None
+        return self.direct or device_for(place)
+
+
+def sum_together(
+    label: str, tensors: Sequence[torch.Tensor]
+) -> Generator[AllReduce, Any, Sequence[torch.Tensor]]:
+    """A round that averages tensors on their device in one request, in their dtype; see `Devices.direct`.
+
+    Returns:
+        A generator that returns the averages, flat.
+    """
+    staging = copies_of(tensors[0].device)
+    with staging.beside(tensors):
+        message: Any = DeviceMessage(torch.cat([one.reshape(-1) for one in tensors]), staging)
+    return _sum(label, message, [one.numel() for one in tensors])
+
+
+def _sum(label: str, message: Any, sizes: list[int]) -> Generator[AllReduce, Any, Any]:
+    average = yield AllReduce(label, message)
+    return torch.split(average.data, sizes)
 
 
 @dataclass(frozen=True)
@@ -37,7 +96,7 @@ class _Running:
     work: Any
 
 
-class DirectEngine:
+class _DirectEngine:
     """Exchanges messages of devices over a group of their own engine, and does all else over Gloo.
 
     As with Gloo, all ranks start the same requests in the same order. The host waits for no message: streams
@@ -110,13 +169,13 @@ class DirectEngine:
         return [whole[rank * size : (rank + 1) * size] for rank in range(ranks)]
 
 
-def direct_group(
+def _direct_group(
     world: dist.ProcessGroup,
     places: Collection[torch.device],
     wants: bool,
     timeout: timedelta | None,
 ) -> dist.ProcessGroup | None:
-    """A group for `DirectEngine`, if all ranks can take part; all ranks call it.
+    """A group for `_DirectEngine`, if all ranks can take part; all ranks call it.
 
     Args:
         places: of this rank's gradients.

@@ -165,8 +165,10 @@ class CoreTensors(CoreDevice):
 
 
 @contextmanager
-def found_by(adapter: str, here: bool, least: int = 0) -> Iterator[CoreTensors]:
-    """Let the module of an adapter find a device on this rank, or none.
+def found_by(
+    here: bool, least: int = 0, adapter: str = "torch_compressors.direct"
+) -> Iterator[CoreTensors]:
+    """Let an adapter's module that looks for devices find one on this rank, or none.
 
     Args:
         least: the device takes tensors of at least as many elements.
@@ -174,8 +176,7 @@ def found_by(adapter: str, here: bool, least: int = 0) -> Iterator[CoreTensors]:
     device = CoreTensors(least)
     found = mock.Mock(return_value=device if here else None)
     with ExitStack() as patches:
-        for module in (adapter, "torch_compressors.direct"):
-            patches.enter_context(mock.patch(f"{module}.device_for", found))
+        patches.enter_context(mock.patch(f"{adapter}.device_for", found))
         direct = mock.Mock(side_effect=device.begin_direct)
-        patches.enter_context(mock.patch("torch_compressors.ddp.direct_device", direct))
+        patches.enter_context(mock.patch("torch_compressors.direct.direct_device", direct))
         yield device

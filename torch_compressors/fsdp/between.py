@@ -23,6 +23,8 @@ from torch.distributed.tensor import DTensor
 from gradcomp import Config
 from gradcomp.adapter_api import Broadcast, Driver, Pipeline, agreement_line, check_agreement
 from gradcomp.errors import ConfigError
+from torch_compressors.devices import TensorArray
+from torch_compressors.direct import Devices, sum_together
 from torch_compressors.fsdp.reduce_output import LateAverage, ReduceOutput
 from torch_compressors.fsdp.sharded import ShardedControls, sharded_modules
 from torch_compressors.fsdp.units import managed_parameters, wrapped_together
@@ -115,7 +117,9 @@ class FSDPCompression(ShardedControls):
         own = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
         limit = message_limit([sum(map(math.prod, shapes.values()))], 0)
         self._engine = GlooEngine({"all": own}, limit, "fsdp_hook")
-        self._driver = Driver(self._engine)
+        places = {one.device for one in model.parameters()}
+        self._devices = Devices(self._pipeline, self._engine, group, places, timeout)
+        self._driver = Driver(self._devices.engine)
         self._together = {
             name: list(modules.values())
             for modules in wrapped_together(sharded)
@@ -126,6 +130,8 @@ class FSDPCompression(ShardedControls):
         self._ended: dict[str, ReduceOutput] = {}
         """Exchanges of this backward pass that ended at once, of modules not yet in `_awaits`."""
         self._running: dict[str, LateAverage] = {}
+        self._on_devices: set[str] = set()
+        """Modules whose shard a device has averaged: such exchanges end at once."""
         for name, module in sharded.items():
             module.set_all_reduce_hook(partial(self._average, name))
 
@@ -139,9 +145,14 @@ class FSDPCompression(ShardedControls):
         ends = _at_end_of_backward(self._finish)
         if name in self._running:  # since a backward pass that has failed, or in an outer one
             self._finish_exchanges()
+        parameters = self._awaits.get(name)
+        if self._average_there(name, shard.detach()):
+            self._on_devices.add(name)
+            if parameters is None and ends:
+                self._ended[name] = ReduceOutput(shard)
+            return
         flat = to_host(shard.detach()).reshape(1, -1).float().numpy()
         round_ = self._pipeline.round(name, flat, shard.nbytes)
-        parameters = self._awaits.get(name)
         if parameters and ends:
             late = LateAverage(name, shard, parameters)
             self._driver.start(name, round_, place=len(self._running))
@@ -152,6 +163,30 @@ class FSDPCompression(ShardedControls):
         shard.copy_(to_device(average, shard.device).view_as(shard))
         if parameters is None and ends:
             self._ended[name] = ReduceOutput(shard)
+
+    def _average_there(self, name: str, shard: torch.Tensor) -> bool:
+        """Average a shard on its device, in place; False if the host has to.
+
+        Messages from device to device are not waited for: what follows on the current stream is.
+        """
+        device = self._devices.of(shard.device)
+        if device is None:
+            return False
+        grad = shard.reshape(1, -1).to(torch.float32)
+        resolved = self._pipeline.resolve(name, tuple(grad.shape))
+        if self._devices.direct is not None and self._pipeline.sends_dense(resolved):
+            self._pipeline.count_dense(name, grad.nbytes)
+            (average,) = self._driver.run(sum_together(name, [grad]))
+        elif self._pipeline.on_device(resolved, device):
+            array = device.array(grad)
+            round_ = self._pipeline.round(name, array, shard.nbytes, resolved, overwrite=True)
+            found: Any = self._driver.run(round_)
+            average = found.tensor if isinstance(found, TensorArray) else torch.from_numpy(found)
+        else:
+            return False
+        if average.data_ptr() != shard.data_ptr():
+            shard.copy_(average.view_as(shard))
+        return True
 
     @torch.no_grad()
     def _finish(self) -> None:
@@ -169,12 +204,15 @@ class FSDPCompression(ShardedControls):
         """Let the ranks agree on the modules whose exchanges may end later from now on."""
         ended, self._ended = self._ended, {}
         found = {name: managed_parameters(self._together[name]) for name in ended}
-        own = np.array([ended[name].may_wait(found[name]) for name in ended], np.uint8)
+        waits = [
+            name not in self._on_devices and ended[name].may_wait(found[name]) for name in ended
+        ]
+        own = np.array(waits, np.uint8)
         self._pipeline.stats.count("check", own.nbytes)
         of_ranks = self._driver.reply(self._driver.post(Broadcast("fsdp_hook.views", own)))
         everywhere = of_ranks.reshape(-1, own.size).all(axis=0)
-        for (name, parameters), waits in zip(found.items(), everywhere, strict=True):
-            self._awaits[name] = parameters if waits else []
+        for (name, parameters), one in zip(found.items(), everywhere, strict=True):
+            self._awaits[name] = parameters if one else []
 
 
 def _at_end_of_backward(call: Callable[[], None]) -> bool:

@@ -31,7 +31,7 @@ DIRECT = {
 
 def on_device(ranks: set[int], least: int = 0) -> AbstractContextManager[CoreTensors]:
     """Let the hook of these ranks find a device that takes tensors of at least ``least`` elements."""
-    return found_by("torch_compressors.ddp", hvd.rank() in ranks, least)
+    return found_by(hvd.rank() in ranks, least)
 
 
 @cases

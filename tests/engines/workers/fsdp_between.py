@@ -20,6 +20,7 @@ from workers.harness import Cases, check_equal, refused
 
 from gradcomp import Config, ConfigError
 from gradcomp.adapter_api import Driver, Pipeline
+from support.core_tensors import found_by
 from support.pipelines import configured
 from torch_compressors.fsdp import FSDPCompression, fsdp_hook
 from torch_compressors.fsdp.sharded import sharded_modules
@@ -216,6 +217,32 @@ def averages_are_those_of_exchanges_that_end_at_once() -> None:
     """Also accumulated over two passes and clipped; exchanges of one phase and of several."""
     for config in SPECS:
         check_steps(config, ALL)
+
+
+@cases
+def shards_on_devices() -> None:
+    """Averages are those of the host; exchanges end at once on all ranks, also where one has no device."""
+    everywhere, first = True, hvd.rank() == 0
+    kept = f"{SPEC}|raw32"  # of one size on all ranks
+    for here, device, shared in (
+        (everywhere, "auto", False),
+        (first, "auto", False),
+        (everywhere, "direct", True),
+        (first, "direct", False),
+    ):
+        for spec, exchange in (("identity", "auto"), (kept, "gather"), ("residual|int4", "sra")):
+            config = configured(spec, exchange=exchange, device=device)
+            with found_by(here) as found:
+                # Without a device there is nothing to wait for, but other ranks do not.
+                late = ALL if spec == "identity" and not shared else set()
+                if exchange == "sra" and not shared:
+                    late = ALL  # the host's, without `direct`
+                check_steps(config, late)
+            calls = {line.split()[0] for line in found.log}
+            expected = {"launch", "wait", "decode"} if spec == kept else set()
+            if shared and spec != "identity":
+                expected = {"share", "launch", "wait", "add", "decode"}
+            assert calls == (expected if here else set()), (spec, device, found.log)
 
 
 def overlapping() -> Iterator[Tower]:

@@ -34,7 +34,7 @@ def config(spec: str, **compress: object) -> Config:
 
 def on_device(ranks: set[int], least: int = 0) -> AbstractContextManager[CoreTensors]:
     """Let these ranks find a device that takes tensors of at least ``least`` elements."""
-    return found_by("horovod_compressors.torch.compression", hvd.rank() in ranks, least)
+    return found_by(hvd.rank() in ranks, least, "horovod_compressors.torch.compression")
 
 
 def check_steps(used: Config, steps: int = 3) -> None:
