@@ -6,9 +6,12 @@ device can be given one of another device, so annotations say `FloatArray` for b
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
+
+import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, CodedArray, FloatArray, room
@@ -103,6 +106,21 @@ class Device(Protocol):
         """This device, if thin factors travel from it to the devices of other ranks.
 
         None: through the hosts. All ranks give the same answer.
+        """
+        ...
+
+    def copy(self, pairs: Sequence[tuple[FloatArray, FloatArray]]) -> None:
+        """Copy the first array of each pair into the second one; both are flat."""
+        ...
+
+    def scale(self, arrays: Sequence[FloatArray], factor: float) -> None:
+        """Multiply arrays in place by a factor, which is a float32."""
+        ...
+
+    def poison(self, grads: Sequence[FloatArray]) -> Sequence[FloatArray]:
+        """The gradients; each all NaN if one of its elements is not finite.
+
+        A device may change the gradients themselves: their step is skipped.
         """
         ...
 
@@ -308,6 +326,23 @@ class _Host:
                 _core.outer(own_p, own_q, subtracted=m)
             if not safe:
                 _core.zero(m.reshape(-1))
+
+    def copy(self, pairs: Sequence[tuple[FloatArray, FloatArray]]) -> None:
+        for array, copy in pairs:
+            np.copyto(copy, array)
+
+    def scale(self, arrays: Sequence[FloatArray], factor: float) -> None:
+        for array in arrays:
+            array *= np.float32(factor)
+
+    def poison(self, grads: Sequence[FloatArray]) -> Sequence[FloatArray]:
+        """The caller's gradients stay as they are."""
+        return [
+            grad
+            if grad.size == 0 or (math.isfinite(grad.max()) and math.isfinite(grad.min()))
+            else np.full_like(grad, np.nan)
+            for grad in grads
+        ]
 
     def to_host(self, array: FloatArray) -> FloatArray:
         return array

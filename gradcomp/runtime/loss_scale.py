@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.devices import Device, device_of
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
 from gradcomp.exchange.memory import Arrays, MemoryState
@@ -33,25 +35,32 @@ class LossScale:
         self.scale = 1.0
         self.active = False
         self._arrays = arrays
-        self._kept: dict[str, tuple[str | None, Arrays]] = {}
+        self._specs: dict[str, str | None] = {}
+        # Of earlier steps, too, whose memory is used again.
+        self._copies: dict[str, Arrays] = {}
 
-    def keep(self, name: str, spec: str | None) -> None:
-        """Copy a tensor's arrays before a round changes them.
+    def keep(self, specs: Mapping[str, str | None]) -> None:
+        """Copy the arrays of tensors on their devices, before a round changes them.
 
         Args:
-            spec: the tensor's spec of the last round; None before the first.
+            specs: by name, the spec of each tensor's last round; None before the first.
         """
-        old = self._kept[name][1] if name in self._kept else {}
-        copies: Arrays = {}
-        for kind, arrays in self._arrays.items():
-            array, copy = arrays.get(name), old.get(kind)
-            if array is None:
-                continue
-            if copy is None or copy.size != array.size:
-                copy = np.empty_like(array)
-            np.copyto(copy, array)
-            copies[kind] = copy
-        self._kept[name] = (spec, copies)
+        of_devices: dict[Device, list[tuple[FloatArray, FloatArray]]] = {}
+        for name, spec in specs.items():
+            self._specs[name] = spec
+            rooms, copies = self._copies.get(name, {}), {}
+            for kind, arrays in self._arrays.items():
+                array, copy = arrays.get(name), rooms.get(kind)
+                if array is None:
+                    continue
+                device = device_of(array)
+                if copy is None or copy.size != array.size or device_of(copy) is not device:
+                    copy = device.zeros(array.size)
+                copies[kind] = copy
+                of_devices.setdefault(device, []).append((array.reshape(-1), copy))
+            self._copies[name] = copies
+        for device, pairs in of_devices.items():
+            device.copy(pairs)
 
     def set(self, scale: float) -> dict[str, str | None]:
         """Begin a step with this factor. A smaller factor means that the last step was skipped.
@@ -65,24 +74,31 @@ class LossScale:
         check_scale(scale)
         restored: dict[str, str | None] = {}
         if scale < self.scale:
-            for name, (spec, copies) in self._kept.items():
-                restored[name] = spec
+            restored = dict(self._specs)
+            for name in restored:
+                copies = self._copies.pop(name)
                 for kind, arrays in self._arrays.items():
                     arrays.pop(name, None)
                     if kind in copies:
                         arrays[name] = copies[kind]
-        self._kept.clear()
-        factor = np.float32(scale / self.scale)
+        self._specs.clear()
+        factor = float(np.float32(scale / self.scale))
         if factor != 1:
-            for kind in _SCALED_KINDS:
-                for array in self._arrays[kind].values():
-                    array *= factor
+            self._multiply(factor)
         self.scale, self.active = float(scale), True
         return restored
 
+    def _multiply(self, factor: float) -> None:
+        of_devices: dict[Device, list[FloatArray]] = {}
+        for kind in _SCALED_KINDS:
+            for array in self._arrays[kind].values():
+                of_devices.setdefault(device_of(array), []).append(array)
+        for device, arrays in of_devices.items():
+            device.scale(arrays, factor)
+
     def load(self, scale: float) -> None:
         """Continue with arrays that were saved under this factor."""
-        self._kept.clear()
+        self._specs.clear()
         self.scale = scale
 
 
@@ -96,15 +112,21 @@ def check_scale(scale: float) -> None:
         raise ConfigError(f"the loss scale is {scale}; it must be above 0 and finite")
 
 
-def poisoned(grad: FloatArray) -> FloatArray:
-    """The gradient; all NaN if any element is not finite.
+def poisoned(grads: Sequence[FloatArray]) -> list[FloatArray]:
+    """The gradients; each all NaN if any of its elements is not finite.
 
     Codecs that send some elements only then send NaN too, so that the average is not finite on
     any rank, and every rank skips the step.
     """
-    if grad.size == 0 or (math.isfinite(grad.max()) and math.isfinite(grad.min())):
-        return grad
-    return np.full_like(grad, np.nan)
+    of_devices: dict[Device, list[int]] = {}
+    for place, grad in enumerate(grads):
+        of_devices.setdefault(device_of(grad), []).append(place)
+    found = list(grads)
+    for device, places in of_devices.items():
+        own = device.poison([grads[place] for place in places])
+        for place, grad in zip(places, own, strict=True):
+            found[place] = grad
+    return found
 
 
 def check_sends_nan(config: Config) -> None:

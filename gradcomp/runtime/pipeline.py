@@ -343,7 +343,7 @@ class Pipeline:
         """Whether the next round takes a gradient in the memory of a device; else give it on the host.
 
         With ``compress.device: host`` none does. Gradients must be on the host for a step that hands
-        over state from one spec to another, for a loss scale, and for comparisons with exact averages.
+        over state from one spec to another, and for comparisons with exact averages.
         """
         aggregator = resolved.aggregator
         return (
@@ -410,7 +410,8 @@ class Pipeline:
         if resolved is None:
             resolved = self.resolve(name, grad.shape)
         self.stats.count_gradients(grad.nbytes if dense_bytes is None else dense_bytes)
-        whole = self._state.hand_over(resolved, grad)
+        (begun,) = self._state.begin([resolved], [grad])
+        whole = self._state.hand_over(resolved, begun)
         out = grad.reshape(-1) if overwrite else room(grad.size)
         inner = resolved.aggregator.round(whole, resolved.key, self._count(name), out)
         return self._counted(name, {name: grad}, inner)
@@ -452,14 +453,15 @@ class Pipeline:
             if resolved[label].bucket_aggregator is None:
                 return _listed(self.round(label, grad, dense_bytes, resolved[label], overwrite))
         members: list[Member] = []
-        for name, grad in grads.items():
-            decision = resolved[name]
+        decisions = [resolved[name] for name in grads]
+        begun = self._state.begin(decisions, list(grads.values()))
+        for (name, grad), decision, sent in zip(grads.items(), decisions, begun, strict=True):
             aggregator = decision.bucket_aggregator
             if aggregator is None or (
                 members and aggregator.bucket != members[0].aggregator.bucket
             ):
                 raise ValueError(f"'{name}' does not belong in this bucket: average it by itself")
-            whole = self._state.hand_over(decision, grad)
+            whole = self._state.hand_over(decision, sent)
             out = grad.reshape(-1) if overwrite else _room_beside(grad)
             members.append(Member(aggregator, whole, decision.key, self._count(name), out))
         if dense_bytes is None:

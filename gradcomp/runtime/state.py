@@ -104,6 +104,16 @@ class RankState:
             self._forget(name, STATE_KINDS)
             self._specs[name] = DENSE_SPEC.canonical
 
+    def begin(
+        self, resolved: Sequence[Resolved], grads: Sequence[FloatArray]
+    ) -> Sequence[FloatArray]:
+        """Begin a round, before `hand_over`; returns its gradients as a step of mixed precision sends them."""
+        if not self.loss_scale.active:
+            return grads
+        names = [one.key.name for one in resolved]
+        self.loss_scale.keep({name: self._specs.get(name) for name in names})
+        return poisoned(grads)
+
     def hand_over(self, resolved: Resolved, grad: FloatArray) -> FloatArray:
         """Give the arrays of a tensor's last spec to its present one, if these differ.
 
@@ -112,9 +122,6 @@ class RankState:
         """
         name = resolved.key.name
         before = self._specs.get(name)
-        if self.loss_scale.active:
-            self.loss_scale.keep(name, before)
-            grad = poisoned(grad)
         now = resolved.spec
         if before == now.canonical:
             return grad
@@ -142,8 +149,7 @@ class RankState:
     def continues(self, resolved: Resolved) -> bool:
         """Whether `hand_over` has nothing to do: a tensor's arrays stay those of its spec, or it has none."""
         last = self._specs.get(resolved.key.name)
-        same = last in (None, DENSE_SPEC.canonical, resolved.spec.canonical)
-        return not self.loss_scale.active and same
+        return last in (None, DENSE_SPEC.canonical, resolved.spec.canonical)
 
     def _on_host(self, kind: str, name: str) -> FloatArray | None:
         """A tensor's array, moved to the host; None if there is none."""
@@ -158,10 +164,6 @@ class RankState:
 
     def set_loss_scale(self, scale: float) -> None:
         """Begin a step with this factor of the loss; see `Pipeline.set_loss_scale`."""
-        if not self.loss_scale.active:  # from now on arithmetic needs all arrays on the host
-            for kind, arrays in self.arrays.items():
-                for name in arrays:
-                    self._on_host(kind, name)
         for name, spec in self.loss_scale.set(scale).items():
             if spec is None:
                 self._specs.pop(name, None)

@@ -22,6 +22,7 @@ from gradcomp.codec.products import ToSettle, ToShare
 from torch_compressors.gpu import add, codecs
 from torch_compressors.gpu.bucket import EXACT, Momentum, Table, ToLaunch
 from torch_compressors.gpu.direct import DirectDevice
+from torch_compressors.gpu.finite import Poison
 from torch_compressors.gpu.kernels.add import compare_headers_kernel
 
 TYPES = {
@@ -139,6 +140,7 @@ def main(specs: list[str]) -> int:
         encoder.shared(Table(encoder.bucket), packs=codecs.packs_indices(codec))
     compare_headers_kernel[(1,)](torch.zeros((1, 2), dtype=torch.int64), damaged, **EXACT)
     _launch_factors()
+    Poison([5], torch.device("cpu")).launch([torch.zeros(5)])
     faults = 0
     compiled = 0
     once: set[str] = set()

@@ -30,8 +30,8 @@ SPECS = {
         "feedback:randomk(ratio=0.01)",
     ),
 }
-KERNELS = {"dense": 28, "sparse": 29}
-"""All kernels; those that add frames, or work on factors, are in both."""
+KERNELS = {"dense": 30, "sparse": 31}
+"""All kernels; those that add frames, or work on factors or a loss scale, are in both."""
 
 
 @pytest.mark.parametrize("kind", SPECS)

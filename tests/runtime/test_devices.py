@@ -12,7 +12,16 @@ from gradcomp.codec.frame import split_frames
 from gradcomp.exchange.engine import Driver
 from gradcomp.exchange.rounds import AllGather, AllReduce, Request
 from support.core_device import CoreDevice
-from support.mixed_ranks import RANKS, SHAPES, average, gradients, ranks_of, residuals
+from support.mixed_ranks import (
+    RANKS,
+    SCALES,
+    SHAPES,
+    average,
+    gradients,
+    ranks_of,
+    residuals,
+    scaled_gradients,
+)
 from support.pipelines import config_of, configured, rules_of
 
 SPECS = [
@@ -117,19 +126,29 @@ def test_a_change_of_spec_hands_over_the_residual_of_a_device(spec: str) -> None
         assert (len(device.log) == before) is (step == 2)  # the step that hands over
 
 
-def test_mixed_precision_moves_arrays_to_the_host() -> None:
-    config = on_devices("residual|topk(ratio=0.1)")
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "residual|topk(ratio=0.1)",
+        "momentum_correction(momentum=0.9)|topk(ratio=0.1)",
+        "powersgd(rank=1,start_step=1)",
+    ],
+)
+def test_mixed_precision_on_a_device(spec: str) -> None:
+    """Averages and states are those of the host, also after a step that all ranks skip."""
+    config = on_devices(spec)
     device = CoreDevice()
     mixed, alone = ranks_of(config), ranks_of(config)
-    for step, scale in enumerate([None, None, 4.0, 2.0, 2.0]):
+    for step, scale in enumerate(SCALES):
+        grads = scaled_gradients(step)
         for pipeline in (*mixed, *alone):
             if scale is not None:
                 pipeline.set_loss_scale(scale)
-        grads = gradients(step)
-        launches = len(device.log)
-        assert average(mixed, [device] * RANKS, grads) == average(alone, [HOST] * RANKS, grads)
-        assert (len(device.log) > launches) is (scale is None)
         assert [residuals(one) for one in mixed] == [residuals(one) for one in alone]
+        calls = len(device.log)
+        found = average(mixed, [device, HOST, device], grads)
+        assert found == average(alone, [HOST] * RANKS, grads)
+        assert step == 0 or len(device.log) > calls, "gradients went to the host"
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,21 @@ class CoreDevice:
             ]
         )
 
+    def copy(self, pairs: Sequence[tuple[Any, Any]]) -> None:
+        HOST.copy([(self._elements(one), self._elements(other)) for one, other in pairs])
+
+    def scale(self, arrays: Sequence[Any], factor: float) -> None:
+        HOST.scale([self._elements(array) for array in arrays], factor)
+
+    def poison(self, grads: Sequence[Any]) -> Sequence[Any]:
+        self.log.append(f"poison {len(grads)}")
+        for grad in grads:
+            own = self._elements(grad)
+            (found,) = HOST.poison([own])
+            if found is not own:
+                own[:] = found
+        return grads
+
     def to_host(self, array: Any) -> FloatArray:
         return self._elements(array).copy()
 

@@ -25,6 +25,7 @@ __all__ = [
     "Mode",
     "Momentum",
     "Payload",
+    "Rows",
     "Table",
     "ToLaunch",
     "Work",
@@ -170,6 +171,26 @@ class Bucket:
         for each, numel in zip(arrays, self.sizes, strict=True):
             for array in each:
                 _check(array, numel, self.device)
+
+
+class Rows:
+    """Any other table, in one place of a device for all steps, and copied there where it changed.
+
+    Attributes:
+        host: int64, [tensors, fields].
+        memory: on the device.
+    """
+
+    def __init__(self, count: int, fields: int, device: torch.device) -> None:
+        self.host: Whole = np.zeros((count, fields), np.int64)
+        self.memory = torch.zeros((count, fields), dtype=torch.int64, device=device)
+        self._there = self.host.copy()
+
+    def upload(self) -> None:
+        """Copy the table on the current stream, if it changed."""
+        if not np.array_equal(self.host, self._there):
+            self._there = self.host.copy()
+            self.memory.copy_(upload(self._there, self.memory.device))
 
 
 class Table:

@@ -31,6 +31,7 @@ from torch_compressors.devices import TensorArray, array_of, tensor_of
 from torch_compressors.gpu import codecs, low_rank
 from torch_compressors.gpu.add import KEPT, Addition, Form, ToAdd, form_of
 from torch_compressors.gpu.bucket import Kept, Momentum, Payload, ToLaunch
+from torch_compressors.gpu.finite import Poison
 from torch_compressors.shared.host_copies import to_device
 from torch_compressors.shared.staging import Staged, Staging
 
@@ -52,6 +53,7 @@ class TorchDevice:
         self._staging = Staging(device)
         self._encoders: dict[tuple[object, ...], codecs.Encoder] = {}
         self._launches: dict[tuple[object, ...], codecs.Launches] = {}
+        self._poisons: dict[tuple[int, ...], Poison] = {}
 
     def array(self, tensor: torch.Tensor, computed: torch.Event | None = None) -> Any:
         """See `TensorDevice`."""
@@ -190,6 +192,30 @@ class TorchDevice:
         """Factors of the host on this device, by one copy."""
         flat = torch.from_numpy(np.concatenate(factors))
         return torch.split(to_device(flat, self._device), [one.size for one in factors])
+
+    def copy(self, pairs: Sequence[tuple[FloatArray, FloatArray]]) -> None:
+        """See `Device`; beside the current stream, as encoding changes the arrays there."""
+        sources, copies = ([tensor_of(pair[side]) for pair in pairs] for side in (0, 1))
+        with self._staging.beside([*sources, *copies]):
+            torch._foreach_copy_(copies, sources)
+
+    def scale(self, arrays: Sequence[FloatArray], factor: float) -> None:
+        """See `Device`."""
+        tensors = [tensor_of(array) for array in arrays]
+        with self._staging.beside(tensors):
+            torch._foreach_mul_(tensors, factor)
+
+    def poison(self, grads: Sequence[FloatArray]) -> Sequence[FloatArray]:
+        """See `Device`; gradients themselves change."""
+        arrays = [array_of(grad) for grad in grads]
+        tensors = [array.tensor for array in arrays]
+        sizes = tuple(tensor.numel() for tensor in tensors)
+        poison = self._poisons.get(sizes)
+        if poison is None:
+            poison = self._poisons[sizes] = Poison(sizes, self._device)
+        with self._staging.beside(tensors, filter(None, (array.computed for array in arrays))):
+            poison.launch(tensors)
+        return grads
 
     def to_host(self, array: FloatArray) -> FloatArray:
         """A copy on the host, of the values after all that was launched."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from gradcomp.adapter_api import ToSettle, ToShare
 from torch_compressors.devices import tensor_of
 from torch_compressors.gpu import low_rank
-from torch_compressors.gpu.bucket import EXACT, current, spread, upload
+from torch_compressors.gpu.bucket import EXACT, Rows, current, spread, upload
 from torch_compressors.gpu.graphs import Replayed
 from torch_compressors.gpu.kernels import low_rank as kernels
 
@@ -61,14 +60,14 @@ class FactorExchange:
         self._widened = torch.zeros(total if half else 0, device=device)
         self._wide = torch.zeros(sum(given), dtype=torch.float64, device=device)
         self._unsafe = torch.zeros(len(kinds), dtype=torch.int32, device=device)
-        self._factors = _Table(len(kinds), kernels.FACTOR_FIELDS.value, device)
-        rows = self._factors.rows
+        self._factors = Rows(len(kinds), kernels.FACTOR_FIELDS.value, device)
+        rows = self._factors.host
         rows[:, kernels.WIDE.value] = self._wide.data_ptr() + 8 * (np.cumsum(given) - given)
         rows[:, kernels.N.value] = [one[0] if one[3] else one[1] for one in kinds]
         rows[:, kernels.RANK.value] = [one[2] for one in kinds]
         rows[:, kernels.NUMEL.value] = self._sizes
-        self._matrices = _Table(len(kinds), kernels.MATRIX_FIELDS.value, device)
-        rows = self._matrices.rows
+        self._matrices = Rows(len(kinds), kernels.MATRIX_FIELDS.value, device)
+        rows = self._matrices.host
         rows[:, [kernels.ROWS.value, kernels.COLS.value, kernels.VECTORS_OF_MATRIX.value]] = [
             one[:3] for one in kinds
         ]
@@ -91,7 +90,7 @@ class FactorExchange:
         given = [tensor_of(work.factor) for work in matrices]
         of_matrices = [tensor_of(work.m) for work in matrices]
         places = _places(given)
-        self._factors.rows[:, kernels.VECTORS.value] = places
+        self._factors.host[:, kernels.VECTORS.value] = places
         with current(self._device):
             self._factors.upload()
             key = (*places, *_places(of_matrices))
@@ -118,7 +117,7 @@ class FactorExchange:
         first = matrices[0]
         mean = self._widened if self._widened.numel() else average
         sent = mean if first.of_average else self.own
-        rows = self._factors.rows
+        rows = self._factors.host
         rows[:, kernels.OWN.value] = sent.data_ptr() + 4 * self._begins
         rows[:, kernels.MEAN.value] = mean.data_ptr() + 4 * self._begins
         kept = rows[:, kernels.KEPT.value] = _places([tensor_of(work.kept) for work in matrices])
@@ -130,13 +129,13 @@ class FactorExchange:
             self._matrices.upload()
             key = (
                 *(applies, sent.data_ptr(), average.data_ptr(), *kept),
-                self._matrices.rows.tobytes() if applies else b"",
+                self._matrices.host.tobytes() if applies else b"",
             )
             self._settling.run(key, lambda: self._settle(average, applies, first.of_average))
 
     def _fill_matrices(self, matrices: Sequence[ToSettle]) -> None:
         """Tell the kernel about matrices and the factors of what they gain and lose."""
-        factors, rows = self._factors.rows, self._matrices.rows
+        factors, rows = self._factors.host, self._matrices.host
         rows[:, kernels.M.value] = _places([tensor_of(work.m) for work in matrices])
         rows[:, kernels.AVERAGE.value] = _places([tensor_of(work.average) for work in matrices])
         rows[:, kernels.BEGUN.value] = [work.begun for work in matrices]
@@ -164,26 +163,6 @@ class FactorExchange:
                 C=COLUMNS,
                 **EXACT,
             )
-
-
-class _Table:
-    """A table on the device, in one place for all steps, which is copied there where it changed.
-
-    Attributes:
-        rows: on the host.
-        memory: on the device.
-    """
-
-    def __init__(self, count: int, fields: int, device: torch.device) -> None:
-        self.rows: npt.NDArray[np.int64] = np.zeros((count, fields), np.int64)
-        self.memory = torch.zeros((count, fields), dtype=torch.int64, device=device)
-        self._there = self.rows.copy()
-
-    def upload(self) -> None:
-        """Copy the rows, if they changed."""
-        if not np.array_equal(self.rows, self._there):
-            self._there = self.rows.copy()
-            self.memory.copy_(upload(self._there, self.memory.device))
 
 
 def _places(tensors: Sequence[torch.Tensor]) -> list[int]:

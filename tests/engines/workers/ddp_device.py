@@ -28,6 +28,8 @@ DIRECT = {
 }
 """Specs whose frames have one size on all ranks."""
 
+MIXED_PRECISION = "residual|topk(ratio=0.05)"
+
 
 def on_device(ranks: set[int], least: int = 0) -> AbstractContextManager[CoreTensors]:
     """Let the hook of these ranks find a device that takes tensors of at least ``least`` elements."""
@@ -73,6 +75,21 @@ def other_dtypes_and_clipping_on_a_device() -> None:
         for with_none, with_one in zip(*results, strict=True):
             for name, average in with_none.items():
                 harness.check_equal(with_one[name], average, f"{options}: {name}")
+
+
+@cases
+def a_loss_scale_on_a_device() -> None:
+    """Averages are those of the loopback; gradients and their residuals stay on the device."""
+    for device, spec in (("auto", MIXED_PRECISION), ("direct", f"{MIXED_PRECISION}|raw32")):
+        config = configured(spec, device=device)
+        with on_device({0, 1}) as found:
+            training = Training(config, {"a": (50, 90), "b": (64, 80)})
+            loopback = Loopback(config, hvd.size())
+            for step, scale in enumerate((4.0, 4.0, 2.0, 8.0)):
+                for one in (training.state, loopback):
+                    one.set_loss_scale(scale)
+                training.check_steps(loopback, range(step, step + 1))
+        assert {"poison 1", "poison 2"} & set(found.log), found.log
 
 
 @cases
