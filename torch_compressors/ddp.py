@@ -37,9 +37,10 @@ from gradcomp.adapter_api import (
 )
 from gradcomp.errors import ConfigError
 from torch_compressors.devices import TensorArray, TensorDevice
-from torch_compressors.direct import Devices, sum_together
+from torch_compressors.direct import connect_devices, sum_together
 from torch_compressors.gather import gather_bytes
 from torch_compressors.gloo import GlooEngine, message_limit
+from torch_compressors.gpu.found import Devices
 from torch_compressors.launch import use_own_processors
 from torch_compressors.nodes import agreed_ranks_per_node, exchange_groups, node_size
 from torch_compressors.registered import WrappedModel, registered_with
@@ -201,9 +202,11 @@ class DDPCompression(ScalerControls):
             use_own_processors()
             self._gloo = GlooEngine(exchange_groups(world, size, self._timeout), limit)
             places = {one.device for one in self._model.names}
-            self._devices = Devices(self.pipeline, self._gloo, world, places, self._timeout)
-        profiled = profile_as_configured(self.pipeline).stats
-        self._engine = ProfiledEngine(self._devices.engine, profiled)
+            self._devices = Devices(self.config.compress.device)
+            engine = connect_devices(
+                self._devices, self.pipeline, self._gloo, world, places, self._timeout
+            )
+        self._engine = ProfiledEngine(engine, profile_as_configured(self.pipeline).stats)
         return self._gloo
 
     def _gather_bytes(self, data: bytes) -> Sequence[bytes]:

@@ -1,8 +1,7 @@
-"""Devices that compress gradients, and messages between them: their engine, and the ranks' agreement on it."""
+"""Messages from device to device: their engine, and the agreement of all ranks on it."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,62 +10,45 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradcomp.adapter_api import AllGather, AllReduce, AllToAll, Engine, Pipeline, Request
-from torch_compressors.devices import TensorDevice
+from gradcomp.adapter_api import AllReduce, AllToAll, Engine, Pipeline, Request
 from torch_compressors.gather import gather_texts
 from torch_compressors.gloo import GlooEngine
-from torch_compressors.gpu.found import device_for, direct_device
-from torch_compressors.shared.direct import DeviceMessage
+from torch_compressors.gpu.found import Devices
+from torch_compressors.shared.direct import DeviceMessage, message_of
 from torch_compressors.shared.staging import copies_of
 from torch_compressors.works import keep
 
-__all__ = ["Devices", "sum_together"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["connect_devices", "sum_together"]
 
 
-class Devices:
-    """The devices of a rank's gradients, as ``compress.device`` lets them be used; all ranks make it.
+def connect_devices(
+    devices: Devices,
+    pipeline: Pipeline,
+    gloo: GlooEngine,
+    world: dist.ProcessGroup,
+    places: Collection[torch.device],
+    timeout: timedelta | None,
+) -> Engine:
+    """The engine of requests, also from devices if all ranks can send messages from there; all ranks call it.
 
     Args:
-        pipeline: of this rank's compression.
         gloo: the engine for memory of the host.
         world: the ranks that average.
         places: of this rank's gradients.
-
-    Attributes:
-        engine: for requests from memory of the host, and from devices where these send messages.
-        direct: the device from which messages travel to those of the other ranks; None: through the hosts.
     """
-
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        gloo: GlooEngine,
-        world: dist.ProcessGroup,
-        places: Collection[torch.device],
-        timeout: timedelta | None,
-    ) -> None:
-        self._setting = pipeline.config.compress.device
-        self.engine: Engine = gloo
-        self.direct: TensorDevice | None = None
-        group = _direct_group(world, places, self._setting == "direct", timeout)
-        if group is not None:
-            self.direct = direct_device(*places)
-            self.engine = _DirectEngine(gloo, group)
-            pipeline.begin_sharing()
-
-    def of(self, place: torch.device) -> TensorDevice | None:
-        """The device that compresses gradients there; None for the host."""
-        if self._setting == "host":
-            return None
-        return self.direct or device_for(place)
+    obstacles = gather_texts(devices.obstacle(places, _obstacle(world, places)), world)
+    if not devices.settle(obstacles, world.rank(), places):
+        return gloo
+    pipeline.begin_sharing()
+    ranks, engine = dist.get_process_group_ranks(world), _engine(world, *places)
+    group = dist.new_group(ranks, timeout, engine, use_local_synchronization=True)
+    return _DirectEngine(gloo, group)
 
 
 def sum_together(
     label: str, tensors: Sequence[torch.Tensor]
 ) -> Generator[AllReduce, Any, Sequence[torch.Tensor]]:
-    """A round that averages tensors on their device in one request, in their dtype; see `Devices.direct`.
+    """A round that averages tensors on their device in one request, in their dtype; for `Devices.direct`.
 
     Returns:
         A generator that returns the averages, flat.
@@ -114,14 +96,8 @@ class _DirectEngine:
 
     def start(self, request: Request) -> Any:
         """Start a request without waiting; see `GlooEngine.start`."""
-        own: Any = None
-        if isinstance(request, AllGather):
-            own = request.frame
-        elif isinstance(request, AllReduce):
-            own = request.array
-        elif isinstance(request, AllToAll):
-            own = request.data
-        if not isinstance(own, DeviceMessage):
+        own = message_of(request)
+        if own is None:
             return self._host.start(request)
         ranks = self._group.size()
         with own.behind():
@@ -164,55 +140,13 @@ class _DirectEngine:
             # In the message's own dtype, as the loopback does.
             reply *= torch.tensor(1.0 / ranks, dtype=reply.dtype)
             return DeviceMessage(reply, own.staging)
-        size = reply.numel() // ranks
-        whole = DeviceMessage(reply, own.staging)
-        return [whole[rank * size : (rank + 1) * size] for rank in range(ranks)]
+        return own.replies(reply, ranks)
 
 
-def _direct_group(
-    world: dist.ProcessGroup,
-    places: Collection[torch.device],
-    wants: bool,
-    timeout: timedelta | None,
-) -> dist.ProcessGroup | None:
-    """A group for `_DirectEngine`, if all ranks can take part; all ranks call it.
-
-    Args:
-        places: of this rank's gradients.
-        wants: this rank has ``compress.device: direct``.
-    """
-    texts = gather_texts(_obstacle(world, places, wants), world)
-    obstacles = {rank: text for rank, text in enumerate(texts) if text}
-    if not obstacles:
-        ranks = dist.get_process_group_ranks(world)
-        engine = _engine(world, *places)
-        group: dist.ProcessGroup = dist.new_group(
-            ranks, timeout, engine, use_local_synchronization=True
-        )
-        return group
-    willing = [rank for rank, text in enumerate(texts) if text != _UNWILLING]
-    if world.rank() in willing[:1]:
-        _log.warning(
-            "compress.device: direct is not possible, so messages travel through the hosts: %s",
-            "; ".join(f"rank {rank}: {text}" for rank, text in obstacles.items()),
-        )
-    return None
-
-
-_UNWILLING = "compress.device is not direct there"
-
-
-def _obstacle(world: dist.ProcessGroup, places: Collection[torch.device], wants: bool) -> str:
-    """Why this rank cannot take part; nothing if it can."""
-    if not wants:
-        return _UNWILLING
-    if len(places) != 1:
-        return f"its parameters are on {len(places)} devices"
-    (place,) = places
-    if device_for(place) is None:
-        return f"there are no kernels for gradients on '{place}'"
-    engine = _engine(world, place)
-    if place.type == "cuda" and engine in ("", "gloo"):
+def _obstacle(world: dist.ProcessGroup, places: Collection[torch.device]) -> str:
+    """Why a process group cannot read memory of GPUs; nothing if it can."""
+    engine = _engine(world, next(iter(places))) if places else ""
+    if engine in ("", "gloo"):
         return (
             f"its process group has {engine or 'no engine'} for GPUs: begin with "
             "init_process_group('nccl') or 'cpu:gloo,cuda:nccl'"

@@ -29,7 +29,7 @@ from horovod_compressors.torch.join import Attendance, check_takes_part, take_pa
 from horovod_compressors.torch.names import ParameterNames, calling_optimizer, check_averaged
 from horovod_compressors.torch.wait import synchronize, wait_first
 from torch_compressors.devices import TensorArray
-from torch_compressors.gpu.found import device_for
+from torch_compressors.gpu.found import Devices
 from torch_compressors.shared.host_copies import HostCopies, to_device, to_host
 from torch_compressors.shared.optimizers import check_optimizer
 from torch_compressors.shared.parameters import parameter_bytes
@@ -153,6 +153,7 @@ class Compression(TensorControls, BaseCompression):
         # True from a step's first gradient until the optimizer's first `decompress`.
         self._in_step = False
         self._scale: int | None = None  # of sums, relative to averages; None outside an optimizer
+        self._devices = Devices(self.config.compress.device)
         self._on_device = False  # gradients of the named parameters come on a GPU
         # Horovod wants the tensors of a group on one device.
         self._host_tokens = False
@@ -198,7 +199,7 @@ class Compression(TensorControls, BaseCompression):
         assert thread is not None  # made with the collector
         # The parts of a profiled step add up, without overlap.
         beside = self.stats.profile is None and thread.takes()
-        device = None if self.config.compress.device == "host" else device_for(tensor.device)
+        device = self._devices.of(tensor.device)
         if device is not None and self.pipeline.on_device(resolved, device):
             floats = tensor.detach().to(torch.float32).contiguous()
             computed = computed_by_now(tensor.device) if thread.used else None
@@ -383,9 +384,19 @@ class Compression(TensorControls, BaseCompression):
             wait_first(optimizer, self._check, self._finish)
         shapes = self._names.shapes()
         self._on_device = any(one.device.type != "cpu" for _, one in self._names.tensors())
+        self._connect_devices()
         self._collector = self.agree(shapes)
         self._encoder_thread = EncoderThread(self.config, self._on_device, self._collector.settle)
         return self._collector
+
+    def _connect_devices(self) -> None:
+        """Send messages from device to device, if all ranks can."""
+        places = {one.device for _, one in self._names.tensors()}
+        built = "" if hvd.nccl_built() else "its Horovod is built without NCCL"
+        own = self._devices.obstacle(places, built)
+        texts = [text.decode() for text in self.gather(own.encode())]
+        if self._devices.settle(texts, self.pipeline.rank, places):
+            self.pipeline.begin_sharing()
 
     def _parameters(self) -> Iterable[tuple[str, Any]]:
         return parameter_bytes(self._names.tensors())

@@ -12,6 +12,7 @@ import torch
 
 from gradcomp.adapter_api import (
     AllGather,
+    AllReduce,
     AllToAll,
     Broadcast,
     ByteArray,
@@ -20,6 +21,7 @@ from gradcomp.adapter_api import (
     split_frames,
 )
 from horovod_compressors.torch.wait import synchronize, wait
+from torch_compressors.shared.direct import DeviceMessage, message_of
 
 __all__ = ["SUMMABLE_DTYPES", "HorovodEngine"]
 
@@ -31,7 +33,7 @@ _LARGE_BYTES = 32 << 20
 
 
 class HorovodEngine:
-    """Asynchronous collectives; tensors travel through CPU memory.
+    """Asynchronous collectives; tensors travel through CPU memory, or from device to device where they are there.
 
     Horovod names a collective without a name by the number of handles so far, which must be the same
     on all ranks. So ranks outside of an exchange between nodes start a collective among themselves.
@@ -49,6 +51,7 @@ class HorovodEngine:
         self._process_sets = process_sets
         self._followers = followers
         self._replies: dict[str, tuple[torch.Tensor, ReferenceType[ByteArray]]] = {}
+        self._on_devices: dict[str, torch.Tensor] = {}
 
     def start(self, request: Request) -> tuple[Request, int] | None:
         """Start a request without waiting, unless this rank is outside its group."""
@@ -60,6 +63,10 @@ class HorovodEngine:
             return request, hvd.allreduce_async(
                 torch.zeros(1), name=name, process_set=self._followers
             )
+        own = message_of(request)
+        if own is not None:
+            with own.behind():
+                return request, self._start_direct(request, own, name, process_set)
         if isinstance(request, AllGather):
             frame = torch.from_numpy(request.frame)
             # The public functions of this and of `AllToAll` make new outputs.
@@ -95,6 +102,12 @@ class HorovodEngine:
         result = synchronize(number)
         if process_set is None:
             return None
+        own = message_of(request)
+        if own is not None:
+            reply = result[0] if isinstance(request, AllToAll) else result
+            if isinstance(request, AllReduce):
+                return DeviceMessage(reply, own.staging)
+            return own.replies(reply, process_set.size())
         if isinstance(request, AllToAll):
             received, splits = result
             return np.split(self._bytes(request.name, received), np.cumsum(splits.numpy())[:-1])
@@ -102,6 +115,27 @@ class HorovodEngine:
             reply = self._bytes(request.name, result)
             return split_frames(reply, process_set.size(), request.count)
         return result.numpy()
+
+    def _start_direct(
+        self, request: Request, own: DeviceMessage, name: str, process_set: Any
+    ) -> int:
+        """Start a request from the memory of a device, when what was launched there so far is done."""
+        if isinstance(request, AllReduce):
+            handle: int = hvd.allreduce_async_(
+                own.data, name=name, op=hvd.Average, process_set=process_set
+            )
+            return handle
+        # One place in all steps, so that what reads it can be replayed.
+        key = f"{request.kind} {request.name}"
+        output = self._on_devices.setdefault(key, own.data.new_empty(0))
+        if isinstance(request, AllToAll):
+            splits = torch.tensor(request.splits, dtype=torch.int32)
+            handle = hvd.mpi_ops._alltoall_async(
+                own.data, splits, output, splits.new(), name, process_set
+            )
+        else:
+            handle = hvd.mpi_ops._allgather_async(own.data, output, name, process_set)
+        return handle
 
     def _memory(self, name: str) -> torch.Tensor:
         """A tensor for Horovod to resize: a large reply of the last step, if nothing refers to it."""

@@ -165,18 +165,17 @@ class CoreTensors(CoreDevice):
 
 
 @contextmanager
-def found_by(
-    here: bool, least: int = 0, adapter: str = "torch_compressors.direct"
-) -> Iterator[CoreTensors]:
-    """Let an adapter's module that looks for devices find one on this rank, or none.
+def found(here: bool, least: int = 0) -> Iterator[CoreTensors]:
+    """Let adapters find a device on this rank, or none.
 
     Args:
         least: the device takes tensors of at least as many elements.
     """
     device = CoreTensors(least)
-    found = mock.Mock(return_value=device if here else None)
+    place = "torch_compressors.gpu.found"
     with ExitStack() as patches:
-        patches.enter_context(mock.patch(f"{adapter}.device_for", found))
+        known = mock.Mock(return_value=device if here else None)
+        patches.enter_context(mock.patch(f"{place}.device_for", known))
         direct = mock.Mock(side_effect=device.begin_direct)
-        patches.enter_context(mock.patch("torch_compressors.direct.direct_device", direct))
+        patches.enter_context(mock.patch(f"{place}.direct_device", direct))
         yield device

@@ -24,12 +24,13 @@ from gradcomp import Config
 from gradcomp.adapter_api import Broadcast, Driver, Pipeline, agreement_line, check_agreement
 from gradcomp.errors import ConfigError
 from torch_compressors.devices import TensorArray
-from torch_compressors.direct import Devices, sum_together
+from torch_compressors.direct import connect_devices, sum_together
 from torch_compressors.fsdp.reduce_output import LateAverage, ReduceOutput
 from torch_compressors.fsdp.sharded import ShardedControls, sharded_modules
 from torch_compressors.fsdp.units import managed_parameters, wrapped_together
 from torch_compressors.gather import gather_texts
 from torch_compressors.gloo import GlooEngine, message_limit
+from torch_compressors.gpu.found import Devices
 from torch_compressors.launch import use_own_processors
 from torch_compressors.roll_call import naming_the_absent
 from torch_compressors.shared.host_copies import to_device, to_host
@@ -118,8 +119,10 @@ class FSDPCompression(ShardedControls):
         limit = message_limit([sum(map(math.prod, shapes.values()))], 0)
         self._engine = GlooEngine({"all": own}, limit, "fsdp_hook")
         places = {one.device for one in model.parameters()}
-        self._devices = Devices(self._pipeline, self._engine, group, places, timeout)
-        self._driver = Driver(self._devices.engine)
+        self._devices = Devices(self.config.compress.device)
+        self._driver = Driver(
+            connect_devices(self._devices, self._pipeline, self._engine, group, places, timeout)
+        )
         self._together = {
             name: list(modules.values())
             for modules in wrapped_together(sharded)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Collection, Sequence
 from functools import cache
 from importlib.util import find_spec
 
@@ -10,7 +12,9 @@ import torch
 from gradcomp.errors import GradcompError
 from torch_compressors.devices import TensorArray, TensorDevice
 
-__all__ = ["device_array", "device_for", "direct_device"]
+__all__ = ["Devices", "device_array", "device_for", "direct_device"]
+
+_log = logging.getLogger(__name__)
 
 
 @cache
@@ -32,6 +36,62 @@ def direct_device(device: torch.device) -> TensorDevice:
     from torch_compressors.gpu.direct import DirectDevice  # as in `device_for`
 
     return DirectDevice(device)
+
+
+class Devices:
+    """The devices of a rank's gradients, as ``compress.device`` lets an adapter use them.
+
+    Attributes:
+        direct: the device from which messages travel to those of the other ranks; None: through the hosts.
+    """
+
+    def __init__(self, setting: str) -> None:
+        self._setting = setting
+        self.direct: TensorDevice | None = None
+
+    def of(self, place: torch.device) -> TensorDevice | None:
+        """The device that compresses gradients there; None for the host."""
+        if self._setting == "host":
+            return None
+        return self.direct or device_for(place)
+
+    def obstacle(self, places: Collection[torch.device], engine: str) -> str:
+        """Why this rank cannot send messages from its device to others; nothing if it can.
+
+        Args:
+            places: of its gradients.
+            engine: why its engine cannot read memory of a GPU; nothing if it can.
+        """
+        if self._setting != "direct":
+            return _UNWILLING
+        if len(places) != 1:
+            return f"its parameters are on {len(places)} devices"
+        (place,) = places
+        if device_for(place) is None:
+            return f"there are no kernels for gradients on '{place}'"
+        return engine if place.type == "cuda" else ""
+
+    def settle(self, obstacles: Sequence[str], rank: int, places: Collection[torch.device]) -> bool:
+        """Send messages from device to device if no rank has an obstacle; else a rank that wanted to warns.
+
+        Args:
+            obstacles: of all ranks.
+            rank: this one.
+        """
+        found = {one: text for one, text in enumerate(obstacles) if text}
+        if not found:
+            self.direct = direct_device(*places)
+            return True
+        willing = [one for one, text in enumerate(obstacles) if text != _UNWILLING]
+        if rank in willing[:1]:
+            _log.warning(
+                "compress.device: direct is not possible, so messages travel through the hosts: %s",
+                "; ".join(f"rank {one}: {text}" for one, text in found.items()),
+            )
+        return False
+
+
+_UNWILLING = "compress.device is not direct there"
 
 
 def device_array(tensor: torch.Tensor) -> TensorArray:

@@ -13,9 +13,9 @@ from workers.ddp_model import Training
 from workers.harness import Cases
 
 from gradcomp import Config, Loopback
-from support.core_tensors import CoreTensors, found_by
+from support.core_tensors import CoreTensors, found
 from support.pipelines import configured, rules_of
-from torch_compressors import direct
+from torch_compressors.gpu import found as finding
 
 cases = Cases()
 
@@ -33,7 +33,7 @@ MIXED_PRECISION = "residual|topk(ratio=0.05)"
 
 def on_device(ranks: set[int], least: int = 0) -> AbstractContextManager[CoreTensors]:
     """Let the hook of these ranks find a device that takes tensors of at least ``least`` elements."""
-    return found_by(hvd.rank() in ranks, least)
+    return found(hvd.rank() in ranks, least)
 
 
 @cases
@@ -82,14 +82,14 @@ def a_loss_scale_on_a_device() -> None:
     """Averages are those of the loopback; gradients and their residuals stay on the device."""
     for device, spec in (("auto", MIXED_PRECISION), ("direct", f"{MIXED_PRECISION}|raw32")):
         config = configured(spec, device=device)
-        with on_device({0, 1}) as found:
+        with on_device({0, 1}) as there:
             training = Training(config, {"a": (50, 90), "b": (64, 80)})
             loopback = Loopback(config, hvd.size())
             for step, scale in enumerate((4.0, 4.0, 2.0, 8.0)):
                 for one in (training.state, loopback):
                     one.set_loss_scale(scale)
                 training.check_steps(loopback, range(step, step + 1))
-        assert {"poison 1", "poison 2"} & set(found.log), found.log
+        assert {"poison 1", "poison 2"} & set(there.log), there.log
 
 
 @cases
@@ -120,13 +120,13 @@ def messages_from_device_to_device() -> None:
         ),
     ):
         config = config_of(device, thread, exchange)
-        with on_device(ranks) as found, mock.patch.object(direct, "_log") as log:
+        with on_device(ranks) as device_, mock.patch.object(finding, "_log") as log:
             training = Training(config, shapes)
             training.check_steps(Loopback(config, hvd.size()), range(3))
             training.check_replicas()
-        shared = {line for line in found.log if line.startswith(("share", "add"))}
-        assert (shared == set()) is (warning is not None), found.log
-        assert ("decode numbers" in found.log) is (exchange == "auto"), found.log
+        shared = {line for line in device_.log if line.startswith(("share", "add"))}
+        assert (shared == set()) is (warning is not None), device_.log
+        assert ("decode numbers" in device_.log) is (exchange == "auto"), device_.log
         warnings = [str(call.args[0] % call.args[1:]) for call in log.warning.call_args_list]
         assert len(warnings) == int(first and warning is not None)
         for text in warnings:

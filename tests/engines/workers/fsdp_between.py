@@ -20,7 +20,7 @@ from workers.harness import Cases, check_equal, refused
 
 from gradcomp import Config, ConfigError
 from gradcomp.adapter_api import Driver, Pipeline
-from support.core_tensors import found_by
+from support.core_tensors import found
 from support.pipelines import configured
 from torch_compressors.fsdp import FSDPCompression, fsdp_hook
 from torch_compressors.fsdp.sharded import sharded_modules
@@ -232,17 +232,17 @@ def shards_on_devices() -> None:
     ):
         for spec, exchange in (("identity", "auto"), (kept, "gather"), ("residual|int4", "sra")):
             config = configured(spec, exchange=exchange, device=device)
-            with found_by(here) as found:
+            with found(here) as there:
                 # Without a device there is nothing to wait for, but other ranks do not.
                 late = ALL if spec == "identity" and not shared else set()
                 if exchange == "sra" and not shared:
                     late = ALL  # the host's, without `direct`
                 check_steps(config, late)
-            calls = {line.split()[0] for line in found.log}
+            calls = {line.split()[0] for line in there.log}
             expected = {"launch", "wait", "decode"} if spec == kept else set()
             if shared and spec != "identity":
                 expected = {"share", "launch", "wait", "add", "decode"}
-            assert calls == (expected if here else set()), (spec, device, found.log)
+            assert calls == (expected if here else set()), (spec, device, there.log)
 
 
 def overlapping() -> Iterator[Tower]:

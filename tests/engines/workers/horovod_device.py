@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from unittest import mock
 
 import horovod.torch as hvd
 import numpy as np
@@ -12,8 +13,9 @@ from workers.harness import Cases
 
 from gradcomp import Config, Loopback
 from horovod_compressors.torch import Compression
-from support.core_tensors import CoreTensors, found_by
+from support.core_tensors import CoreTensors, found
 from support.pipelines import config_of
+from torch_compressors.gpu import found as finding
 
 cases = Cases()
 
@@ -25,6 +27,13 @@ ON_DEVICE = (
     "residual|int8",
     "powersgd(rank=2,start_step=1)",
 )
+DIRECT = (
+    ("residual|topk(ratio=0.05)|raw32", "gather"),
+    ("residual|int8", "sra"),
+    ("residual|fp16", "auto"),
+    ("powersgd(rank=2,start_step=1)", "auto"),
+)
+"""Specs whose frames have one size on all ranks, with an exchange."""
 ON_HOST = ("atomo(rank=1)", "residual|adaptive(rate=0.5)", "residual|fp16")
 
 
@@ -34,7 +43,7 @@ def config(spec: str, **compress: object) -> Config:
 
 def on_device(ranks: set[int], least: int = 0) -> AbstractContextManager[CoreTensors]:
     """Let these ranks find a device that takes tensors of at least ``least`` elements."""
-    return found_by(hvd.rank() in ranks, least, "horovod_compressors.torch.compression")
+    return found(hvd.rank() in ranks, least)
 
 
 def check_steps(used: Config, steps: int = 3) -> None:
@@ -62,6 +71,21 @@ def ranks_of_horovod_with_and_without_a_device() -> None:
                 with on_device(ranks, least) as device:
                     check_steps(config(spec, encoder_thread=thread))
                 assert (launches(device) > 0) == (hvd.rank() in ranks), spec
+
+
+@cases
+def messages_of_horovod_from_device_to_device() -> None:
+    """Averages are those of the loopback, also where a rank has no device, so that none is sent."""
+    for thread in ("always", "never"):
+        for spec, exchange in DIRECT:
+            used = config(spec, device="direct", exchange=exchange, encoder_thread=thread)
+            for ranks in ({0, 1}, {0}):
+                with on_device(ranks) as device, mock.patch.object(finding, "_log") as log:
+                    check_steps(used)
+                sent = [line for line in device.log if line.startswith("share")]
+                assert bool(sent) is (ranks == {0, 1}), (spec, device.log)
+                warned = log.warning.call_count
+                assert warned == int(ranks == {0} and hvd.rank() == 0), (spec, warned)
 
 
 @cases

@@ -35,7 +35,7 @@ SPECS = {
     "gathered": config_of("residual|topk(ratio=0.1)", bucket_bytes=1),
     "one bucket": config_of("residual|topk(ratio=0.1)"),
     "all-reduced": config_of("residual|fp16"),
-    "an algorithm": config_of("powersgd(rank=2)"),
+    "an algorithm": config_of("powersgd(rank=2,start_step=0)"),
 }
 
 
