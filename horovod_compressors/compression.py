@@ -312,6 +312,9 @@ class BaseCompression(Controls, metaclass=_Codecs):
                     "averaged or added; use op=hvd.Average, op=hvd.Sum, or Compression.none"
                 )
 
+    def _connect_devices(self) -> None:
+        """Let messages travel from device to device, if all ranks can; called when they agree."""
+
     @abstractmethod
     def _parameters(self) -> Iterable[tuple[str, Any]]:
         """Names and buffers of all parameters; see `gradcomp.adapter_api.Parameters`."""
@@ -344,6 +347,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
         lines = self.gather(own.encode())
         check_agreement([line.decode(errors="replace") for line in lines])
         use_processors(self.HOROVOD.local_size())
+        self._connect_devices()
         if self._elastic and self.pipeline.world_size > 1:
             self._share(shapes)
         sets = group_sets(self.HOROVOD, self.process_set, self.pipeline.ranks_per_node)

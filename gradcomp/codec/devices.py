@@ -65,7 +65,11 @@ class Device(Protocol):
     """The memory of gradients and residuals, with encoders and decoders that make the core's bits."""
 
     def takes(self, spec: Spec, shape: tuple[int, ...]) -> bool:
-        """Whether the device encodes tensors of this shape, and adds up their frames."""
+        """Whether the device encodes tensors of this shape, and adds up their frames.
+
+        Args:
+            spec: without schedules.
+        """
         ...
 
     def zeros(self, numel: int) -> FloatArray:

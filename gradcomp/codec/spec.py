@@ -15,7 +15,10 @@ from gradcomp import _core
 from gradcomp.codec.plugins import discover
 from gradcomp.errors import SpecError
 
-__all__ = ["ParamInfo", "Spec", "Stage", "StageInfo", "parse", "stages"]
+__all__ = ["END", "ParamInfo", "Spec", "Stage", "StageInfo", "parse", "stages"]
+
+END = 2**62
+"""A step or an epoch after which no schedule changes anything."""
 
 Kind = Literal["preset", "memory", "transform", "codec", "algorithm", "coder"]
 Param = float | int | bool | str | list[float]
@@ -101,6 +104,11 @@ class Spec:
     def at(self, step: int, epoch: int) -> Spec:
         """The spec at a step of an epoch, both counted from 0: without schedules."""
         return parse(_core.spec_at(self.canonical, step, epoch)) if self.scheduled else self
+
+    def steady(self, step: int, epoch: int) -> Spec | None:
+        """As `at`, if no later step of this epoch has another one; else None."""
+        now = self.at(step, epoch)
+        return now if not self.by_steps or now == self.at(END, epoch) else None
 
     def __str__(self) -> str:
         return self.canonical

@@ -86,7 +86,11 @@ def pattern_between_nodes(exchange: str) -> str | None:
 
 
 def exchange_choice(
-    spec: Spec, exchange: str = "auto", ranks: int = 2, averaging: Averaging = MEAN
+    spec: Spec,
+    exchange: str = "auto",
+    ranks: int = 2,
+    averaging: Averaging = MEAN,
+    sharing: bool = False,
 ) -> Choice:
     """The exchange pattern of a spec, and why `auto` takes it.
 
@@ -94,6 +98,7 @@ def exchange_choice(
         exchange: one of `EXCHANGES`; it has no effect on specs that do not compress.
         ranks: number of ranks that exchange; of nodes, with "two_level".
         averaging: without an `averaging_refusal`.
+        sharing: see `Context`.
 
     Returns:
         "dense", "algorithm", "reduce", "gather", "sra" or "sparse_allreduce"; or one of the last
@@ -113,14 +118,18 @@ def exchange_choice(
         return Choice("reduce", "payloads can be added")
     if averaging != MEAN:
         return Choice("gather", f"{averaging} needs all ranks' tensors")
-    return automatic_choice(spec.first_codec, ranks)
+    return automatic_choice(spec.first_codec, ranks, sharing)
 
 
 def exchange_pattern(
-    spec: Spec, exchange: str = "auto", ranks: int = 2, averaging: Averaging = MEAN
+    spec: Spec,
+    exchange: str = "auto",
+    ranks: int = 2,
+    averaging: Averaging = MEAN,
+    sharing: bool = False,
 ) -> str:
     """The pattern of `exchange_choice`."""
-    return exchange_choice(spec, exchange, ranks, averaging).pattern
+    return exchange_choice(spec, exchange, ranks, averaging, sharing).pattern
 
 
 def choices_by_ranks(
@@ -291,7 +300,7 @@ def _aggregator(spec: Spec, context: Context, exchange: str, averaging: Averagin
         return aggregator if context.node.size == 1 else two_level(aggregator, context.node)
     if spec.algorithm is not None:
         return ALGORITHMS[spec.algorithm.name](spec, context)
-    pattern = exchange_pattern(spec, exchange, context.world_size, averaging)
+    pattern = exchange_pattern(spec, exchange, context.world_size, averaging, context.sharing)
     if pattern == "dense":
         return Dense()
     codec = get_codec(spec.codec)

@@ -134,6 +134,8 @@ class Pipeline:
         if epoch is not None:
             self._resolver.set_epoch(epoch)
         self._fresh = True
+        # Specs that no device takes, of which the user knows.
+        self._on_host: set[str] = set()
         self._depends_on_steps = bool(self.config.check_replicas_every) or any(
             _depends_on_steps(spec, exchange) for _, spec, exchange in compress.choices
         )
@@ -246,7 +248,8 @@ class Pipeline:
         for rule, schedule, exchange, averaging in self.config.compress.resolutions:
             for index, phase in enumerate(schedule.phases):
                 chosen = phase.exchange or exchange
-                choice = exchange_choice(phase.use, chosen, self.ranks_of(chosen), averaging)
+                ranks = self.ranks_of(chosen)
+                choice = exchange_choice(phase.use, chosen, ranks, averaging, self._sharing)
                 if choice.pattern != exchange_pattern(phase.use, chosen):
                     found[f"{rule}[{index}]" if schedule.switches else rule] = choice
         return found
@@ -343,24 +346,29 @@ class Pipeline:
         """Whether the next round takes a gradient in the memory of a device; else give it on the host.
 
         With ``compress.device: host`` none does. Gradients must be on the host for a step that hands
-        over state from one spec to another, and for comparisons with exact averages.
+        over state from one spec to another, while a parameter changes in each step, and for comparisons
+        with exact averages.
         """
         aggregator = resolved.aggregator
-        return (
-            self.config.compress.device != "host"
-            and (
+        if self.config.compress.device == "host":
+            return False
+        step = self._state.step(resolved.key.name)
+        spec = resolved.spec.steady(step, self.epoch or 0)
+        if spec is None or resolved.dense or resolved.key.numel == 0:
+            return False
+        takes = (
+            (
                 aggregator.on_devices
-                or (
-                    aggregator.on_sharing_devices
-                    and device.sharing(resolved.spec.codec) is not None
-                )
+                or (aggregator.on_sharing_devices and device.sharing(spec.codec) is not None)
             )
-            and self._state.step(resolved.key.name) >= aggregator.start_step
-            and hands_over(resolved.spec.memory)
-            and self._state.continues(resolved)
-            and not self.compares
-            and device.takes(resolved.spec, resolved.key.shape)
+            and hands_over(spec.memory)
+            and device.takes(spec, resolved.key.shape)
         )
+        if not takes and self.rank == 0 and spec.canonical not in self._on_host:
+            self._on_host.add(spec.canonical)
+            _tell_of_host(self.config, spec)
+        begun = step >= aggregator.start_step and self._state.continues(resolved)
+        return takes and begun and not self.compares
 
     def buckets(self, resolved: Mapping[str, Resolved]) -> list[tuple[str, ...]]:
         """The tensors that `bucket_round` should average together.
@@ -654,3 +662,13 @@ def _room_beside(grad: FloatArray) -> FloatArray:
 
 def _listed(one: Round) -> BucketRound:
     return [(yield from one)]
+
+
+def _tell_of_host(config: Config, spec: Spec) -> None:
+    """Warn that gradients of a device are compressed on the host, as nothing there takes their spec."""
+    _log.warning(
+        "gradcomp: compress.device: %s has no effect on '%s': no kernel takes it or its exchange, so gradients "
+        "on a GPU are compressed on the CPU; docs/gpu.md lists what kernels take",
+        config.compress.device,
+        spec,
+    )

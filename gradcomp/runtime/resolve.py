@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from gradcomp.codec.spec import Spec, parse
+from gradcomp.codec.spec import END, Spec, parse
 from gradcomp.config.schema import Config
 from gradcomp.config.spec_schedule import Resolution, SpecPhase, SpecSchedule
 from gradcomp.errors import ConfigError
@@ -22,9 +22,6 @@ from gradcomp.runtime.policy import Policy
 __all__ = ["DENSE_SPEC", "Resolved", "Resolver"]
 
 DENSE_SPEC = parse("identity")
-
-# A step or an epoch after the end of all schedules.
-_END = 2**62
 
 
 class Resolved(NamedTuple):
@@ -136,7 +133,7 @@ class Resolver:
             return Resolved(key, phase, spec, aggregator, None, fixed)
         if step < aggregator.start_step:
             return Resolved(key, phase, spec, aggregator, None, False)
-        last = spec.at(_END, _END) if spec.scheduled else spec
+        last = spec.at(END, END) if spec.scheduled else spec
         group = PolicyGroup.of(last if spec.at(step, epoch) == last else spec, exchange, key.numel)
         choice = self._policy.choice(group)
         if choice != COMPRESSED:

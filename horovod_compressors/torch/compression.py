@@ -384,13 +384,12 @@ class Compression(TensorControls, BaseCompression):
             wait_first(optimizer, self._check, self._finish)
         shapes = self._names.shapes()
         self._on_device = any(one.device.type != "cpu" for _, one in self._names.tensors())
-        self._connect_devices()
         self._collector = self.agree(shapes)
         self._encoder_thread = EncoderThread(self.config, self._on_device, self._collector.settle)
         return self._collector
 
     def _connect_devices(self) -> None:
-        """Send messages from device to device, if all ranks can."""
+        """See `BaseCompression`."""
         places = {one.device for _, one in self._names.tensors()}
         built = "" if hvd.nccl_built() else "its Horovod is built without NCCL"
         own = self._devices.obstacle(places, built)

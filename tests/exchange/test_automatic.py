@@ -78,6 +78,22 @@ def test_a_gather_is_taken_while_it_costs_little(codec: str, ranks: int) -> None
         assert taken < 1.15 * dense, "no codec passes many more bytes than no compression"
 
 
+@pytest.mark.parametrize(
+    ("codec", "patterns"),
+    [
+        ("topk(ratio=0.01)", {8: "gather", 64: "gather", 256: "sra"}),
+        ("topk(ratio=0.1)", {2: "gather", 8: "gather", 16: "sra"}),
+        ("threshold", {2: "gather", 3: "sparse_allreduce"}),
+        ("int8", {2: "gather", 6: "sra"}),
+        ("fp16", {8: "reduce"}),
+    ],
+)
+def test_the_pattern_from_device_to_device(codec: str, patterns: dict[int, str]) -> None:
+    """Devices have no sparse_allreduce, and the sra of a sparse codec keeps far less of a gradient."""
+    for ranks, pattern in patterns.items():
+        assert exchange_pattern(parse(codec), "auto", ranks, sharing=True) == pattern
+
+
 @pytest.mark.parametrize("codec", GATHERED)
 def test_bytes_do_not_grow_with_the_ranks(codec: str) -> None:
     """From 8 ranks to 256 they are at most doubled, where a gather has 36 times as many."""

@@ -17,22 +17,11 @@ import gpu.quick_interpreter  # noqa: F401
 from gradcomp import ToEncode, get_codec
 from gradcomp.codec.devices import HOST
 from gradcomp.codec.items import ToAddShared
-from support.mixed_ranks import (
-    RANKS,
-    SCALES,
-    SHAPES,
-    average,
-    gradients,
-    ranks_of,
-    residuals,
-    scaled_gradients,
-)
-from support.pipelines import config_of, configured, rules_of
+from support.mixed_ranks import RANKS, SHAPES, average, gradients, ranks_of, residuals
+from support.pipelines import configured, rules_of
 from torch_compressors.gpu import codecs
 from torch_compressors.gpu.device import TorchDevice
 from torch_compressors.gpu.direct import DirectDevice
-
-HOSTS = [HOST] * RANKS
 
 
 def main() -> None:
@@ -82,37 +71,8 @@ def main() -> None:
                     raise AssertionError(f"{config.compress}: states differ in step {step}")
                 compared += 1
     print(f"{compared} steps compared, {launched} tensors on a device")
-    print(f"{compare_mixed_precision()} steps compared, of mixed precision")
     print(f"{compare_direct()} steps compared, from device to device")
     print(f"{compare_numbers()} sums compared, from device to device")
-
-
-def compare_mixed_precision() -> int:
-    """Steps under a loss scale, of which all ranks skip one, with devices and from device to device."""
-    specs = ["residual|topk(ratio=0.2)", "momentum_correction(momentum=0.9)|topk(ratio=0.1)|raw32"]
-    specs += ["residual|randomk(ratio=0.1)", "residual|int8(bucket=64)", "residual|sign", "fp16"]
-    compared = 0
-    for spec, device in product(specs, ("auto", "direct")):
-        config = config_of(spec, device=device)
-        made = DirectDevice if device == "direct" else TorchDevice
-        devices = [made(torch.device("cpu")) for _ in range(RANKS)]
-        there, alone = ranks_of(config), ranks_of(config)
-        for step, scale in enumerate(SCALES):
-            for rank in (*there, *alone):
-                if scale is not None:
-                    rank.set_loss_scale(scale)
-            if [residuals(one) for one in there] != [residuals(one) for one in alone]:
-                raise AssertionError(f"{spec}, {device}: states differ before step {step}")
-            grads = scaled_gradients(step)
-            with np.errstate(all="ignore"):
-                found, expected = average(there, devices, grads), average(alone, HOSTS, grads)
-            for name, data in expected[0].items():
-                # Of a NaN, the bits may be others.
-                wanted = np.frombuffer(data, np.float32)
-                of_ranks = [np.frombuffer(one[name], np.float32) for one in found]
-                np.testing.assert_equal(of_ranks, [wanted] * RANKS, f"{spec}, {device}: {name}")
-            compared += 1
-    return compared
 
 
 def compare_direct() -> int:

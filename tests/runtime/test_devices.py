@@ -171,6 +171,52 @@ def test_other_rounds_get_gradients_on_the_host(spec: str, options: dict[str, st
     assert not pipeline.on_device(pipeline.resolve("fc", SHAPES["fc"]), CoreDevice())
 
 
+@pytest.mark.parametrize(
+    ("ratio", "there"),
+    [
+        ("ramp(from=0.5,to=0.1,steps=3)", [False] * 3 + [True] * 2),
+        ("ramp(from=0.5,to=0.1,epochs=2)", [True] * 5),
+    ],
+)
+def test_gradients_stay_on_a_device_while_a_schedule_rests(ratio: str, there: list[bool]) -> None:
+    """A schedule of epochs changes rarely; one of steps sends gradients to the host until it has ended."""
+    config = on_devices(f"residual|topk(ratio={ratio})", exchange="gather")
+    device = CoreDevice()
+    mixed, alone = ranks_of(config), ranks_of(config)
+    for step, expected in enumerate(there):
+        for rank in (*mixed, *alone):
+            rank.set_epoch(step // 2)
+        resolved = mixed[0].resolve("fc", SHAPES["fc"])
+        assert mixed[0].on_device(resolved, device) is expected
+        grads = gradients(step)
+        found = average(mixed, [device, HOST, device], grads)
+        assert found == average(alone, [HOST] * RANKS, grads)
+        assert [residuals(one) for one in mixed] == [residuals(one) for one in alone]
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "told"),
+    [
+        ("residual|topk(ratio=0.1)", {}, False),
+        ("powersgd(rank=1)", {}, False),  # the device takes it later
+        ("residual|topk(ratio=0.1)", {"device": "host"}, False),
+        ("residual|topk(ratio=0.1)", {"exchange": "sparse_allreduce"}, True),
+        ("residual(average=0.5)|topk(ratio=0.1)", {}, True),
+    ],
+)
+def test_the_first_rank_warns_of_specs_that_no_device_takes(
+    spec: str, options: dict[str, str], told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    for rank in ranks_of(on_devices(spec, **options)):
+        for _ in range(2):
+            for name, shape in SHAPES.items():
+                rank.on_device(rank.resolve(name, shape), CoreDevice())
+    warnings = [one.getMessage() for one in caplog.records]
+    assert len(warnings) == int(told), warnings
+    if told:
+        assert "compress.device: auto has no effect on 'residual" in warnings[0]
+
+
 def test_a_batch_of_several_devices_is_in_order() -> None:
     codec = get_codec("topk(ratio=0.1)")
     grads = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -51,8 +52,11 @@ class TorchDevice:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._staging = Staging(device)
-        self._encoders: dict[tuple[object, ...], codecs.Encoder] = {}
-        self._launches: dict[tuple[object, ...], codecs.Launches] = {}
+        # Launches and messages keep their encoders: one is forgotten when its parameters have changed.
+        self._encoders: WeakValueDictionary[tuple[object, ...], codecs.Encoder] = (
+            WeakValueDictionary()
+        )
+        self._launches: dict[tuple[int, tuple[int, ...]], codecs.Launches] = {}
         self._poisons: dict[tuple[int, ...], Poison] = {}
 
     def array(self, tensor: torch.Tensor, computed: torch.Event | None = None) -> Any:
@@ -61,8 +65,7 @@ class TorchDevice:
 
     def takes(self, spec: Spec, shape: tuple[int, ...]) -> bool:
         """Whether there are kernels for the codec; all memories that rounds hand over are known."""
-        # An encoder keeps memory for its parameters, so they must not change from step to step.
-        if spec.scheduled or 0 in shape:
+        if 0 in shape:
             return False
         if spec.algorithm is not None:
             return spec.algorithm.name == "powersgd"
@@ -113,9 +116,9 @@ class TorchDevice:
 
     def _launches_of(self, encoder: codecs.Encoder, first: int) -> codecs.Launches:
         """The launches of an encoder for the bucket that begins with a tensor, given by its id."""
-        key = (encoder, first)
+        key = first, encoder.bucket.sizes
         launches = self._launches.get(key)
-        if launches is None:
+        if launches is None or launches.encoder is not encoder:
             if len(self._launches) == KNOWN_BUCKETS:
                 self._launches.clear()
             launches = self._launches[key] = codecs.Launches(encoder)
