@@ -37,9 +37,10 @@ def connect_devices(
         places: of this rank's gradients.
     """
     obstacles = gather_texts(devices.obstacle(places, _obstacle(world, places)), world)
-    if not devices.settle(obstacles, world.rank(), places):
+    devices.settle(obstacles, world.rank(), places)
+    if devices.direct is None:
         return gloo
-    pipeline.begin_sharing()
+    pipeline.begin_sharing(devices.direct)
     ranks, engine = dist.get_process_group_ranks(world), _engine(world, *places)
     group = dist.new_group(ranks, timeout, engine, use_local_synchronization=True)
     return _DirectEngine(gloo, group)
@@ -50,12 +51,15 @@ def sum_together(
 ) -> Generator[AllReduce, Any, Sequence[torch.Tensor]]:
     """A round that averages tensors on their device in one request, in their dtype; for `Devices.direct`.
 
+    A single contiguous tensor becomes the average itself.
+
     Returns:
         A generator that returns the averages, flat.
     """
     staging = copies_of(tensors[0].device)
     with staging.beside(tensors):
-        message: Any = DeviceMessage(torch.cat([one.reshape(-1) for one in tensors]), staging)
+        flat = [one.reshape(-1) for one in tensors]
+        message: Any = DeviceMessage(flat[0] if len(flat) == 1 else torch.cat(flat), staging)
     return _sum(label, message, [one.numel() for one in tensors])
 
 

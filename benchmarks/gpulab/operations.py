@@ -155,7 +155,7 @@ def _phase(numel: int, device: torch.device) -> tuple[FactorExchange, ToShare, T
         of_device.array(_gradient(rows * cols, device).view(rows, cols)) for _ in range(3)
     )
     share = ToShare(m, grad, BETA, factor, RANK, False)
-    settle = ToSettle(m, factor, RANK, False, kept, average, False, False)
+    settle = ToSettle(m, factor, False, kept, average, False)
     return FactorExchange(kinds_of([share]), False, device), share, settle
 
 
@@ -168,7 +168,7 @@ def _multiplies(numel: int, device: torch.device) -> Work:
 def _settles(numel: int, device: torch.device) -> Work:
     """The launches that follow from the average of a product."""
     exchange, _, settle = _phase(numel, device)
-    return lambda: exchange.settle(exchange.shared, [settle])
+    return lambda: exchange.settle(exchange.shared, [settle], of_average=False)
 
 
 def _torch_settles(numel: int, device: torch.device) -> Work:

@@ -231,8 +231,19 @@ class FactorDevice(Protocol):
         """
         ...
 
-    def settle(self, own: SharedFactors, average: object, matrices: Sequence[ToSettle]) -> None:
-        """Use the average of all ranks' ``own``."""
+    def settle(
+        self,
+        own: SharedFactors,
+        average: object,
+        matrices: Sequence[ToSettle],
+        *,
+        of_average: bool,
+    ) -> None:
+        """Use the average of all ranks' ``own``, which is applied to all matrices or none.
+
+        Args:
+            of_average: matrices lose the product with the average, not that with what was sent.
+        """
         ...
 
 

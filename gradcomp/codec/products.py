@@ -72,19 +72,16 @@ class ToSettle(NamedTuple):
     """What a `FactorDevice` does with the average of a product, which is a factor of the other side.
 
     Attributes:
-        m, factor, rank, transposed: as of the `ToShare` that made the product.
+        m, factor, transposed: as of the `ToShare` that made the product.
         kept: becomes the average, of which NaN and Inf become 0.
         average: [rows, cols], gains ``p q^T`` of ``factor`` and the average, and M loses that of ``factor``
             and what was sent: see `ToApply`. None: nothing is applied.
         begun: add to ``average``; else replace its contents.
-        of_average: M loses the product with the average instead.
     """
 
     m: FloatArray
     factor: FloatArray
-    rank: int
     transposed: bool
     kept: FloatArray
     average: FloatArray | None
     begun: bool
-    of_average: bool

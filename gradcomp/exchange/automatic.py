@@ -45,31 +45,30 @@ class Choice(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def automatic_choice(codec: str, ranks: int, sharing: bool = False) -> Choice:
+def automatic_choice(codec: str, ranks: int, shared: bool = False) -> Choice:
     """The pattern of a codec, which is not summable, at a number of ranks.
 
     Args:
         codec: its spec without memory and schedules.
-        sharing: messages of devices travel from one to the other, without a sparse_allreduce.
+        shared: messages travel from device to device, which have no sparse_allreduce.
     """
     gather = spec_link_bytes(codec, "gather", ranks)
     dense = dense_link_bytes(4 * NUMEL, ranks)
     few = Choice("gather", "it is one round, and its average is not coded again")
-    # The one sparse codec that devices share.
-    on_devices = sharing and _stage(codec).name == "topk"
-    other = _other(codec, ranks, on_devices)
+    other = _other(codec, ranks, shared)
     if ranks <= 2 or other is None:
         return few
     nbytes = spec_link_bytes(codec, other, ranks)
-    # There it has sra alone, which keeps far less of uneven gradients.
-    if nbytes <= _OF_GATHER * gather and not on_devices:
+    # From device to device a sparse codec has sra alone, which keeps far less of uneven gradients.
+    keeps_less = shared and "sparse" in get_codec(codec).caps
+    if nbytes <= _OF_GATHER * gather and not keeps_less:
         return Choice(other, f"it passes {nbytes / gather:.1%} of a gather's bytes")
     if gather > _OF_DENSE * dense and nbytes < gather:
         return Choice(other, f"a gather passes {gather / dense:.0%} of the uncompressed bytes")
     return few
 
 
-def _other(codec: str, ranks: int, on_devices: bool) -> str | None:
+def _other(codec: str, ranks: int, shared: bool) -> str | None:
     """The pattern beside the gather whose bytes grow least."""
     caps = get_codec(codec).caps
     if "learns" in caps:  # from averages of whole tensors
@@ -78,7 +77,7 @@ def _other(codec: str, ranks: int, on_devices: bool) -> str | None:
         return "sra"
     # With about equal bytes, one choice from all sums keeps far more of uneven gradients than sra,
     # which chooses in each piece (benchmarks/exchange_bytes.py).
-    if MIN_SHARE * ranks <= NUMEL and not on_devices:
+    if MIN_SHARE * ranks <= NUMEL and not shared:
         return "sparse_allreduce"
     # Random elements of random elements are nearly none.
     return None if "seeded" in caps else "sra"

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from gradcomp.codec.codec import get_codec
+from gradcomp.codec.devices import Device
 from gradcomp.codec.spec import Spec
 from gradcomp.exchange.algorithms.atomo import Atomo
 from gradcomp.exchange.algorithms.base import Algorithm
@@ -90,7 +91,7 @@ def exchange_choice(
     exchange: str = "auto",
     ranks: int = 2,
     averaging: Averaging = MEAN,
-    sharing: bool = False,
+    sharing: Device | None = None,
 ) -> Choice:
     """The exchange pattern of a spec, and why `auto` takes it.
 
@@ -118,7 +119,8 @@ def exchange_choice(
         return Choice("reduce", "payloads can be added")
     if averaging != MEAN:
         return Choice("gather", f"{averaging} needs all ranks' tensors")
-    return automatic_choice(spec.first_codec, ranks, sharing)
+    shared = sharing is not None and sharing.sharing(spec.first_codec) is not None
+    return automatic_choice(spec.first_codec, ranks, shared)
 
 
 def exchange_pattern(
@@ -126,7 +128,7 @@ def exchange_pattern(
     exchange: str = "auto",
     ranks: int = 2,
     averaging: Averaging = MEAN,
-    sharing: bool = False,
+    sharing: Device | None = None,
 ) -> str:
     """The pattern of `exchange_choice`."""
     return exchange_choice(spec, exchange, ranks, averaging, sharing).pattern
@@ -308,7 +310,7 @@ def _aggregator(spec: Spec, context: Context, exchange: str, averaging: Averagin
     if pattern == "reduce":
         if isinstance(memory, MomentumCorrection) and codec.name == "identity":
             return DenseMomentum(memory)
-        if context.sharing and codec.name == "fp16":
+        if context.sharing is not None and codec.name == "fp16":
             return BucketedReduce(codec, memory, context.seed)
         kind = NonlinearReduce if "nonlinear" in codec.caps else Reduce
         return kind(codec, memory, context.seed)

@@ -78,7 +78,7 @@ class Pipeline:
         ValueError: ``rank`` is not in its range.
     """
 
-    _sharing = False
+    _sharing: Device | None = None
 
     def __init__(
         self,
@@ -140,12 +140,12 @@ class Pipeline:
             _depends_on_steps(spec, exchange) for _, spec, exchange in compress.choices
         )
 
-    def begin_sharing(self) -> None:
-        """Take gradients in the memory of a `SharingDevice`; before the first round of this process.
+    def begin_sharing(self, device: Device) -> None:
+        """Take gradients in the memory of a device that shares; before the first round of this process.
 
         Every rank must call it, or none.
         """
-        self._sharing = True
+        self._sharing = device
         self._begin(self.epoch)
 
     # Copies and pickles: configuration and state. Statistics begin anew.
@@ -350,11 +350,11 @@ class Pipeline:
         with exact averages.
         """
         aggregator = resolved.aggregator
-        if self.config.compress.device == "host":
+        if self.config.compress.device == "host" or resolved.dense or resolved.key.numel == 0:
             return False
         step = self._state.step(resolved.key.name)
         spec = resolved.spec.steady(step, self.epoch or 0)
-        if spec is None or resolved.dense or resolved.key.numel == 0:
+        if spec is None:
             return False
         takes = (
             (

@@ -394,8 +394,9 @@ class Compression(TensorControls, BaseCompression):
         built = "" if hvd.nccl_built() else "its Horovod is built without NCCL"
         own = self._devices.obstacle(places, built)
         texts = [text.decode() for text in self.gather(own.encode())]
-        if self._devices.settle(texts, self.pipeline.rank, places):
-            self.pipeline.begin_sharing()
+        self._devices.settle(texts, self.pipeline.rank, places)
+        if self._devices.direct is not None:
+            self.pipeline.begin_sharing(self._devices.direct)
 
     def _parameters(self) -> Iterable[tuple[str, Any]]:
         return parameter_bytes(self._names.tensors())

@@ -162,7 +162,7 @@ def matrices(
 
 def _phase(rng: np.random.Generator, count: int, seed: int, device: DirectDevice) -> _Phase:
     draw = draw_from(np.random.default_rng(seed))
-    of_average, applies, begun = seed % 2 == 1, seed % 5 != 4, seed % 3 == 2
+    applies, begun = seed % 5 != 4, seed % 3 == 2
     phase = _Phase(device, [], [], [], [], [])
     for number in range(count):
         rows, cols = (int(one) for one in rng.integers(1, 30, 2))
@@ -184,9 +184,7 @@ def _phase(rng: np.random.Generator, count: int, seed: int, device: DirectDevice
         phase.here.append(ToMultiply(m, grad if with_grad else None, beta, factor, left, out))
         phase.means.append(mean)
         phase.results.append(result)
-        phase.settled.append(
-            ToSettle(*(share.m, share.factor, rank, left, kept, average, begun, of_average))
-        )
+        phase.settled.append(ToSettle(share.m, share.factor, left, kept, average, begun))
     return phase
 
 
@@ -209,16 +207,16 @@ def _differences(phase: _Phase, seed: int) -> Iterator[str]:
             own[-1] = 2.0**60 if seed % 4 else -np.inf
         shared.exchange.own.copy_(torch.from_numpy(np.concatenate(products)))
     shared.data.copy_(torch.from_numpy(np.concatenate(phase.means)))
-    applied = []
+    applied, of_average = [], seed % 2 == 1
     for work, share, settle, own, mean, result in zip(
         phase.here, phase.shares, phase.settled, products, phase.means, phase.results, strict=True
     ):
         factor = to_host(share.factor)
-        sent = mean if settle.of_average else own
+        sent = mean if of_average else own
         four = (factor, mean, factor, sent) if work.transposed else (mean, factor, sent, factor)
         safe = bool(max(sent.max(), -sent.min()) < 2.0**60)
         applied.append(ToApply(work.m, result, settle.begun, *four, safe))
-    device.settle(shared, shared, phase.settled)
+    device.settle(shared, shared, phase.settled, of_average=of_average)
     if phase.settled[0].average is not None:
         HOST.apply(applied)
     for host, settle, mean in zip(applied, phase.settled, phase.means, strict=True):

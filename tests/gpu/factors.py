@@ -43,9 +43,9 @@ def main() -> None:
     compared = 0
     for spec in (*SPECS, *THROUGH_HOST):
         direct, alone = ranks_of(config_of(spec, device="direct")), ranks_of(config_of(spec))
-        for rank in direct:
-            rank.begin_sharing()
         devices = [DirectDevice(torch.device("cpu")) for _ in range(RANKS)]
+        for rank, one in zip(direct, devices, strict=True):
+            rank.begin_sharing(one)
         for step in range(5):
             if step == 3:  # from a checkpoint
                 for one in (*direct, *alone):
@@ -73,8 +73,8 @@ def check_nothing_is_lost() -> None:
         if "lr=scale" in spec:
             continue  # residuals change with the rate
         lone = Pipeline(config_of(spec, device="direct"), 0, 1)
-        lone.begin_sharing()
         device = DirectDevice(torch.device("cpu"))
+        lone.begin_sharing(device)
         total: dict[str, Any] = {}
         for step in range(4):
             grads = gradients(step, 1)

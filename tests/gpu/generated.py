@@ -90,9 +90,8 @@ def _launch_factors() -> None:
         m, factor, kept, average = (device.zeros(n) for n in (35, 10, 14, 35))
         m, average = m.reshape((5, 7)), average.reshape((5, 7))
         shared = device.share_products("", [ToShare(m, None, 1.0, factor, 2, True)], half=False)
-        device.settle(
-            shared, shared, [ToSettle(m, factor, 2, True, kept, average, False, of_average)]
-        )
+        settle = ToSettle(m, factor, True, kept, average, False)
+        device.settle(shared, shared, [settle], of_average=of_average)
 
 
 def _compile(launch: Launch, target: GPUTarget) -> tuple[list[str], Any]:

@@ -26,7 +26,7 @@ def test_factors_from_device_to_device() -> None:
         ("self.shared.copy_(self.own)", "pass", "Not equal to tolerance"),
         ("self._widened.copy_(average)", "pass", "Not equal to tolerance"),
         ("self.own.copy_(self.shared)", "pass", "what was not sent is lost"),
-        ("if beta != 1", "if beta < 0", "Not equal to tolerance"),
+        ("if work.beta != 1", "if work.beta < 0", "Not equal to tolerance"),
     ],
 )
 def test_other_phases_are_refused(mutant: Mutate, before: str, after: str, fault: str) -> None:
@@ -40,7 +40,7 @@ def test_other_phases_are_refused(mutant: Mutate, before: str, after: str, fault
     [
         ("out += torch.mul(x, y, out=one)", "out.addcmul_(x, y)", "a matrix of"),
         ("zip(left[1:], right[1:], strict=True)", "zip(left[2:], right[2:])", "a matrix of"),
-        ("if beta != 1:", "if beta < 0:", "Not equal"),
+        ("if work.beta != 1", "if work.beta < 0", "Not equal"),
         ("if not work.safe:", "if False:", "a matrix of"),
         (
             "to = torch.empty_like(average) if work.begun else average",

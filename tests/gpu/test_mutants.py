@@ -69,7 +69,7 @@ MUTANTS = {
     "sums in another order": (
         "plain:sign",
         "tl.split(tl.permute(pairs, (1, 0)))",
-        "tl.split(tl.reshape(lanes, (8 >> level, 2)))",
+        "tl.split(tl.reshape(lanes, ((COUNT // 2) >> level, 2)))",
     ),
     "another constant of Philox": (
         "feedback:qsgd(levels=127,bucket=64)",
@@ -166,8 +166,8 @@ MUTANTS = {
     ),
     "partial sums of neighbours are added": (
         "bases",
-        "tl.reshape(sums, (2, (B // 2) >> level))\n        a, b = tl.split(tl.permute(pairs, (1, 0)))",
-        "tl.reshape(sums, ((B // 2) >> level, 2))\n        a, b = tl.split(pairs)",
+        "tl.split(tl.permute(pairs, (1, 0)))",
+        "tl.split(tl.reshape(lanes, ((COUNT // 2) >> level, 2)))",
     ),
     "most of a vector is projected out once": ("bases", "further = 1", "further = 0"),
     "a unit vector is projected out once": ("bases", "further = 2", "further = 1"),
@@ -176,8 +176,8 @@ MUTANTS = {
         "less = (i + lane < n) & (taken < least)",
         "less = (i + lane < n) & (taken <= least)",
     ),
-    "NaN in a basis": ("bases", "tl.where(finite, x, 0.0).to(tl.float64)", "x.to(tl.float64)"),
-    "NaN is kept": ("matrices", "tl.where(finite, mean, 0.0)", "mean"),
+    "NaN in a basis": ("bases", "zero_nonfinite(x).to(tl.float64)", "x.to(tl.float64)"),
+    "NaN is kept": ("matrices", "zero_nonfinite(mean)", "mean"),
     "2^60 is safe": ("matrices", "tl.abs(own) < SAFE", "tl.abs(own) <= SAFE"),
     "M loses the average": ("matrices", "gain if SAME else", "gain if not SAME else"),
     "averages begin anew": ("matrices", "if whole(row, BEGUN) == 0:", "if whole(row, BEGUN) >= 0:"),

@@ -62,8 +62,8 @@ def _settle(gradient: torch.Tensor) -> None:
     factor, kept = device.zeros(4 * cols), device.zeros(4 * rows)
     exchange = FactorExchange(((rows, cols, 4, False),), False, torch.device("cpu"))
     average = device.zeros(m.size).reshape(m.shape)
-    settle = ToSettle(m, factor, 4, False, kept, average, False, False)
-    exchange.settle(torch.ones(4 * rows), [settle])
+    settle = ToSettle(m, factor, False, kept, average, False)
+    exchange.settle(torch.ones(4 * rows), [settle], of_average=False)
 
 
 def main(numel: int, specs: list[str]) -> None:

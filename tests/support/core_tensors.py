@@ -134,7 +134,9 @@ class CoreTensors(CoreDevice):
         shared = torch.from_numpy(payload.copy())
         return _Products(shared, self._staging, [one.size for one in products], sent)
 
-    def settle(self, own: Any, average: Any, matrices: Sequence[ToSettle]) -> None:
+    def settle(
+        self, own: Any, average: Any, matrices: Sequence[ToSettle], *, of_average: bool
+    ) -> None:
         self.log.append(f"settle {len(matrices)}")
         parts = [torch.split(one, own.sizes) for one in (own.own, average.data.float())]
         for work, product, mean in zip(matrices, *parts, strict=True):
@@ -144,7 +146,7 @@ class CoreTensors(CoreDevice):
             _core.zero_nonfinite(kept)
             if work.average is None:
                 continue
-            sent = other if work.of_average else product.numpy()
+            sent = other if of_average else product.numpy()
             four = (
                 (factor, other, factor, sent) if work.transposed else (other, factor, sent, factor)
             )

@@ -159,11 +159,9 @@ class TorchDevice:
             factors = self._factors([work.factor for work in matrices])
             products = torch.empty(sum(sizes), device=self._device)
             parts = torch.split(products, sizes)
+            low_rank.take_up(matrices)
             for work, factor, part in zip(matrices, factors, parts, strict=True):
-                m = tensor_of(work.m)
-                if work.grad is not None:
-                    low_rank.take_up(m, tensor_of(work.grad), work.beta)
-                low_rank.multiply(m, factor, work.transposed, part)
+                low_rank.multiply(tensor_of(work.m), factor, work.transposed, part)
             fetched = staged.fetch(products)
 
         def wait() -> None:

@@ -172,9 +172,11 @@ class DirectDevice(TorchDevice):
             exchange.multiply(matrices)
         return _Factors(exchange.shared, self._staging, exchange)
 
-    def settle(self, own: Any, average: object, matrices: Sequence[ToSettle]) -> None:
+    def settle(
+        self, own: Any, average: object, matrices: Sequence[ToSettle], *, of_average: bool
+    ) -> None:
         """See `FactorDevice`."""
-        own.exchange.settle(_data(average), matrices)
+        own.exchange.settle(_data(average), matrices, of_average=of_average)
 
     def _receive(
         self,

@@ -80,13 +80,7 @@ class FactorExchange:
 
     def multiply(self, matrices: Sequence[ToShare]) -> None:
         """Matrices take up gradients; then the products of all, on the current stream."""
-        low_rank.take_up_all(
-            [
-                (tensor_of(work.m), tensor_of(work.grad), work.beta)
-                for work in matrices
-                if work.grad is not None
-            ]
-        )
+        low_rank.take_up(matrices)
         given = [tensor_of(work.factor) for work in matrices]
         of_matrices = [tensor_of(work.m) for work in matrices]
         places = _places(given)
@@ -112,16 +106,17 @@ class FactorExchange:
         if self._widened.numel():
             self.own.copy_(self.shared)
 
-    def settle(self, average: torch.Tensor, matrices: Sequence[ToSettle]) -> None:
-        """Use the average of all ranks' products, on the current stream; the same is applied of all matrices."""
-        first = matrices[0]
+    def settle(
+        self, average: torch.Tensor, matrices: Sequence[ToSettle], *, of_average: bool
+    ) -> None:
+        """Use the average of all ranks' products, on the current stream; see `FactorDevice.settle`."""
         mean = self._widened if self._widened.numel() else average
-        sent = mean if first.of_average else self.own
+        sent = mean if of_average else self.own
         rows = self._factors.host
         rows[:, kernels.OWN.value] = sent.data_ptr() + 4 * self._begins
         rows[:, kernels.MEAN.value] = mean.data_ptr() + 4 * self._begins
         kept = rows[:, kernels.KEPT.value] = _places([tensor_of(work.kept) for work in matrices])
-        applies = first.average is not None
+        applies = matrices[0].average is not None
         if applies:
             self._fill_matrices(matrices)
         with current(self._device):
@@ -131,7 +126,7 @@ class FactorExchange:
                 *(applies, sent.data_ptr(), average.data_ptr(), *kept),
                 self._matrices.host.tobytes() if applies else b"",
             )
-            self._settling.run(key, lambda: self._settle(average, applies, first.of_average))
+            self._settling.run(key, lambda: self._settle(average, applies, of_average))
 
     def _fill_matrices(self, matrices: Sequence[ToSettle]) -> None:
         """Tell the kernel about matrices and the factors of what they gain and lose."""

@@ -71,8 +71,8 @@ class Devices:
             return f"there are no kernels for gradients on '{place}'"
         return engine if place.type == "cuda" else ""
 
-    def settle(self, obstacles: Sequence[str], rank: int, places: Collection[torch.device]) -> bool:
-        """Send messages from device to device if no rank has an obstacle; else a rank that wanted to warns.
+    def settle(self, obstacles: Sequence[str], rank: int, places: Collection[torch.device]) -> None:
+        """Set ``direct`` if no rank has an obstacle; else a rank that wanted it warns.
 
         Args:
             obstacles: of all ranks.
@@ -81,14 +81,13 @@ class Devices:
         found = {one: text for one, text in enumerate(obstacles) if text}
         if not found:
             self.direct = direct_device(*places)
-            return True
+            return
         willing = [one for one, text in enumerate(obstacles) if text != _UNWILLING]
         if rank in willing[:1]:
             _log.warning(
                 "compress.device: direct is not possible, so messages travel through the hosts: %s",
                 "; ".join(f"rank {one}: {text}" for one, text in found.items()),
             )
-        return False
 
 
 _UNWILLING = "compress.device is not direct there"

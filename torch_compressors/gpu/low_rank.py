@@ -6,24 +6,24 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["multiply", "outer", "take_up", "take_up_all"]
+from gradcomp.adapter_api import ToMultiply, ToShare
+from torch_compressors.devices import tensor_of
+
+__all__ = ["multiply", "outer", "take_up"]
 
 
-def take_up(m: torch.Tensor, grad: torch.Tensor, beta: float) -> None:
-    """M = beta * M + gradient. As in the core, the product is rounded before the sum."""
-    if beta != 1:
-        m.mul_(beta)
-    m.add_(grad)
-
-
-def take_up_all(matrices: Sequence[tuple[torch.Tensor, torch.Tensor, float]]) -> None:
-    """As `take_up`, for matrices, gradients and betas, in few launches."""
-    if not matrices:
-        return
-    weighted = [(m, beta) for m, _, beta in matrices if beta != 1]
+def take_up(matrices: Sequence[ToMultiply | ToShare]) -> None:
+    """M = beta * M + gradient, where there is one. As in the core, the product is rounded before the sum."""
+    given = [work for work in matrices if work.grad is not None]
+    weighted = [work for work in given if work.beta != 1]
     if weighted:
-        torch._foreach_mul_([m for m, _ in weighted], [beta for _, beta in weighted])
-    torch._foreach_add_([m for m, _, _ in matrices], [grad for _, grad, _ in matrices])
+        torch._foreach_mul_(
+            [tensor_of(work.m) for work in weighted], [work.beta for work in weighted]
+        )
+    if given:
+        torch._foreach_add_(
+            [tensor_of(work.m) for work in given], [tensor_of(work.grad) for work in given]
+        )
 
 
 def multiply(m: torch.Tensor, factor: torch.Tensor, transposed: bool, out: torch.Tensor) -> None:

@@ -89,8 +89,7 @@ class Matrix:
         """As `to_apply`, on one device, where nobody knows yet what is safe."""
         begun = self._average is not None
         average = None if applied == "nothing" else self.average
-        of_average = applied == "average"
-        return ToSettle(self._m, factor, self.rank, transposed, kept, average, begun, of_average)
+        return ToSettle(self._m, factor, transposed, kept, average, begun)
 
     def _take_grad(self) -> FloatArray | None:
         grad, self._grad = self._grad, None
@@ -277,5 +276,6 @@ class _DeviceProducts(Products):
                 room = self.phases.device.zeros(size)
             to = self.phases.place(room)
             works.append(matrix.to_settle(factor, left, to, applied))
-        self.phases.device.settle(self.own, self.average, works)
+        of_average = applied == "average"
+        self.phases.device.settle(self.own, self.average, works, of_average=of_average)
         return [work.kept for work in works]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray, room
-from gradcomp.codec.devices import HOST, device_of
+from gradcomp.codec.devices import HOST, Device, device_of
 from gradcomp.exchange.memory import MemoryState
 from gradcomp.exchange.nodes import Node
 from gradcomp.exchange.rates import Rates
@@ -28,7 +28,8 @@ class Context(NamedTuple):
         ranks_per_node: number of consecutive ranks in each node.
         rates: the present learning rates; None: unknown.
         scatters: each rank gets sums of its own rows alone, as in a reduce-scatter.
-        sharing: gradients may be in the memory of a `SharingDevice`.
+        sharing: the device from which messages of its codecs travel to the devices of other ranks; None:
+            there is none.
         elastic: ranks come and go; see `Alone`.
     """
 
@@ -39,7 +40,7 @@ class Context(NamedTuple):
     ranks_per_node: int = 1
     rates: Rates | None = None
     scatters: bool = False
-    sharing: bool = False
+    sharing: Device | None = None
     elastic: bool = False
 
     @property
@@ -50,9 +51,7 @@ class Context(NamedTuple):
     def of_nodes(self) -> Context:
         """The context of an exchange between nodes, in which each node is one rank."""
         node = self.node
-        return self._replace(
-            rank=node.index, world_size=node.count, ranks_per_node=1, sharing=False
-        )
+        return self._replace(rank=node.index, world_size=node.count, ranks_per_node=1, sharing=None)
 
 
 class Aggregator(ABC):

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from torch_compressors.gpu.kernels.bits import INF, NAN, float_of, magnitude
 from torch_compressors.gpu.kernels.table import floats, whole
 
 FIELDS = tl.constexpr(3)
@@ -26,9 +27,8 @@ def find_nonfinite_kernel(table, tensors, found, B: tl.constexpr):
     """``found`` of a gradient becomes 1 where an element is not finite. 4 bytes per element."""
     tensor, grad, ok = _block(table, tensors, B)
     x = tl.load(grad, mask=ok, other=0.0)
-    wrong = (x.to(tl.int32, bitcast=True) & 0x7FFFFFFF) >= 0x7F800000
-    any_wrong = tl.max(wrong.to(tl.int32), axis=0)
-    if any_wrong != 0:
+    largest = tl.max(magnitude(x), axis=0)
+    if largest >= INF:
         tl.atomic_or(found + tensor, 1)
 
 
@@ -36,5 +36,5 @@ def find_nonfinite_kernel(table, tensors, found, B: tl.constexpr):
 def poison_kernel(table, tensors, found, B: tl.constexpr):
     """Gradients that were found become NaN, of the bits of numpy's; others are not touched."""
     tensor, grad, ok = _block(table, tensors, B)
-    nan = tl.full((B,), 0x7FC00000, tl.int32).to(tl.float32, bitcast=True)
+    nan = float_of(tl.full((B,), NAN, tl.uint32))
     tl.store(grad, nan, mask=ok & (tl.load(found + tensor + tl.zeros((B,), tl.int32)) != 0))

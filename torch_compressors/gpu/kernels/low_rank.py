@@ -6,6 +6,8 @@ Two tables, with a row for each matrix: of its factors, and of the matrix itself
 import triton
 import triton.language as tl
 
+from torch_compressors.gpu.kernels.bits import zero_nonfinite
+from torch_compressors.gpu.kernels.sums import fold
 from torch_compressors.gpu.kernels.table import floats, whole
 
 # The table of factors. `N` and `RANK` are of the factor that becomes a basis.
@@ -52,8 +54,7 @@ def orthonormalize_kernel(table, B: tl.constexpr):
     for i in range(0, n * rank, B):
         ok = i + lane < n * rank
         x = tl.load(vectors + i + lane, mask=ok, other=0.0)
-        finite = (x.to(tl.int32, bitcast=True) & 0x7FFFFFFF) < 0x7F800000
-        tl.store(wide + i + lane, tl.where(finite, x, 0.0).to(tl.float64), mask=ok)
+        tl.store(wide + i + lane, zero_nonfinite(x).to(tl.float64), mask=ok)
     tl.debug_barrier()  # other threads read the elements; likewise below
     for c in range(rank):
         vector = wide + c * n
@@ -88,12 +89,7 @@ def _dot(x, y, n, B: tl.constexpr):
         ok = i + lane < n
         a = tl.load(x + i + lane, mask=ok, other=0.0)
         sums += a * tl.load(y + i + lane, mask=ok, other=0.0)
-    LEVELS: tl.constexpr = B.bit_length() - 1
-    for level in tl.static_range(LEVELS):
-        pairs = tl.reshape(sums, (2, (B // 2) >> level))
-        a, b = tl.split(tl.permute(pairs, (1, 0)))
-        sums = a + b
-    return tl.sum(sums, axis=0)
+    return fold(sums, B)
 
 
 @triton.jit
@@ -147,8 +143,7 @@ def keep_kernel(table, tensors, first, unsafe, B: tl.constexpr):
     own = tl.load(floats(row, OWN) + i, mask=ok, other=0.0)
     tl.atomic_or(unsafe + tensor, tl.max(tl.where(tl.abs(own) < SAFE, 0, 1), axis=0))
     mean = tl.load(floats(row, MEAN) + i, mask=ok, other=0.0)
-    finite = (mean.to(tl.int32, bitcast=True) & 0x7FFFFFFF) < 0x7F800000
-    tl.store(floats(row, KEPT) + i, tl.where(finite, mean, 0.0), mask=ok)
+    tl.store(floats(row, KEPT) + i, zero_nonfinite(mean), mask=ok)
 
 
 @triton.jit

@@ -1,14 +1,15 @@
-"""Sums of float64 in the order of the core: csrc/kernels/sums.hpp."""
+"""Sums of float64 in one order; of 16 partial sums it is the core's: csrc/kernels/sums.hpp."""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def fold(lanes):
-    """Adds 16 partial sums pairwise: j and j + 8, then j and j + 4, ..."""
-    for level in tl.static_range(4):
-        pairs = tl.reshape(lanes, (2, 8 >> level))
+def fold(lanes, COUNT: tl.constexpr = 16):
+    """Adds partial sums pairwise: of 16, j and j + 8, then j and j + 4, ..."""
+    LEVELS: tl.constexpr = COUNT.bit_length() - 1
+    for level in tl.static_range(LEVELS):
+        pairs = tl.reshape(lanes, (2, (COUNT // 2) >> level))
         a, b = tl.split(tl.permute(pairs, (1, 0)))
         lanes = a + b
     return tl.sum(lanes, axis=0)
