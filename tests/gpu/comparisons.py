@@ -251,6 +251,8 @@ def topk(tally: Tally, rng: np.random.Generator, each: int) -> None:
             spec = f"topk(ratio={ratio},values={values})"
             sent = f"topk(ratio={ratio})|raw32"
             tally.compare(spec, mode, cases(rng, SIZES, each), sent)
+    spec = "sampled_topk(ratio=0.05,sample_ratio=1)"
+    tally.compare(spec, "correction", cases(rng, SIZES, each), f"{spec}|raw32")
 
 
 def topk_state(tally: Tally, rng: np.random.Generator, each: int) -> None:

@@ -22,6 +22,7 @@ from torch_compressors.gpu.device import TorchDevice
 SPECS = [
     "topk(ratio=0.1)",
     "topk(k=7,values=int8)|rice",
+    "sampled_topk(ratio=0.1,sample_ratio=1)",
     "randomk(ratio=0.2)",
     "fp16",
     "bf16",
@@ -36,7 +37,10 @@ SPECS = [
 ]
 SHAPES = [(1,), (300,), (13, 40), (4, 5, 17)]
 
-OTHERS = ["identity", "qsgd(norm=l2)", "blocktopk(k=3)", "randomk(ratio=0.2,values=int8)"]
+OTHERS = [
+    *("identity", "qsgd(norm=l2)", "blocktopk(k=3)"),
+    *("randomk(ratio=0.2,values=int8)", "sampled_topk(ratio=0.1)"),
+]
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from gpu.processes import run
 def test_averages_and_states_are_those_of_the_host() -> None:
     done = run("changes.py")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout == "12 steps of a schedule, 56 of mixed precision\n"
+    assert done.stdout == "24 steps of schedules, 56 of mixed precision\n"
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,7 @@ def test_averages_and_states_are_those_of_the_host() -> None:
         ("torch._foreach_copy_(copies, sources)", "pass", "states differ before step 4"),
         ("torch._foreach_mul_(tensors, factor)", "pass", "states differ before step 2"),
         ("WeakValueDictionary()", "{}", "encoders of one bucket"),
+        ("if name in self._of_step:", "if not name:", "encoders of one bucket"),
     ],
 )
 def test_other_steps_are_refused(mutant: Mutate, before: str, after: str, fault: str) -> None:

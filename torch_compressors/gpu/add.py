@@ -96,7 +96,7 @@ def form_of(spec: str) -> Form:
     name, stage = stage_of(spec)
     bucket = ("BUCKET", bucket_size(stage.params))
     match name:
-        case "topk" | "randomk":
+        case "topk" | "sampled_topk" | "randomk":
             return KEPT
         case "fp16" | "bf16":
             return Form(kernels.add_half_kernel, (("BF16", name == "bf16"),))

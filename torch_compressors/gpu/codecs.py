@@ -160,6 +160,8 @@ class Launches:
 class TopK(Encoder):
     """`topk` with all value types: kernels/select.py, then kernels/pack.py.
 
+    Also `sampled_topk` whose sample is the whole tensor, which makes the same choice.
+
     The host launches 8 kernels, and up to 3 more with error feedback, whatever the number of tensors.
     12 bytes per element with error feedback and O(k); 36 where the guess failed.
     """
@@ -718,6 +720,7 @@ CODECS: dict[str, Callable[[Params, Sequence[int], torch.device], Encoder]] = {
     "qsgd": Qsgd,
     "randomk": RandomK,
     "rotate|uniform": RotatedUniform,
+    "sampled_topk": TopK,
     "sign": Sign,
     "terngrad": TernGrad,
     "topk": TopK,
@@ -805,4 +808,6 @@ def _find_stage(spec: str) -> tuple[str, Stage] | None:
         taken = taken and "clip" not in params
     if name == "randomk":
         taken = params["values"] == "fp32"
+    if name == "sampled_topk":
+        taken = float(params["sample_ratio"]) == 1  # type: ignore[arg-type]
     return (name, stage) if taken else None

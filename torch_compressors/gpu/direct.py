@@ -81,6 +81,7 @@ class DirectDevice(TorchDevice):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._exchanges: dict[str, _Exchange] = {}
+        self._of_step: set[str] = set()
         self._checked: dict[str, list[Receiver]] = {}
         self._of_factors: dict[tuple[object, ...], FactorExchange] = {}
 
@@ -91,6 +92,7 @@ class DirectDevice(TorchDevice):
     def share(self, name: str, groups: Sequence[Sequence[ToEncode]], size: int = 0) -> Any:
         """See `SharingDevice`."""
         self._raise_found(name)
+        self._forget_unused(name)
         kinds = (
             size,
             [[(kind_of(tensor), tensor.grad.size) for tensor in group] for group in groups],
@@ -104,6 +106,15 @@ class DirectDevice(TorchDevice):
         with self._beside(tensors):
             sender.launch([to_launch(tensor) for tensor in tensors])
         return _Messages(sender.data, self._staging, name, sender.layouts, exchange.receivers)
+
+    def _forget_unused(self, name: str) -> None:
+        """Free the memory of exchanges that the last step did not have, such as those before a change of
+        pattern: a step begins with a name that the last one has had."""
+        if name in self._of_step:
+            for unused in self._exchanges.keys() - self._of_step:
+                del self._exchanges[unused]
+            self._of_step.clear()
+        self._of_step.add(name)
 
     def _sender(self, groups: Sequence[Sequence[ToEncode]], size: int) -> Sender:
         kinds = [tuple((one.codec.spec, one.grad.size) for one in group) for group in groups]

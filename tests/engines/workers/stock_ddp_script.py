@@ -1,6 +1,6 @@
 """A training script for torchrun, without any compression of its own.
 
-Each rank trains a DDP model and a sharded one, and rank 0 starts another process. Each step prints a
+Each rank trains a sharded model and a DDP model, and rank 0 starts another process. Each step prints a
 line of JSON.
 """
 
@@ -79,9 +79,11 @@ def main() -> None:
     parser.add_argument("--config", default="the script's own")
     options = parser.parse_args()
     dist.init_process_group("gloo")
+    # Not last: an interpreter that ends right after collectives of fully_shard may be aborted, as a
+    # thread of PyTorch releases a Python object of theirs after its end.
+    train_sharded(options.steps)
     model = train_ddp(options.steps)
     register_own_hooks(model)
-    train_sharded(options.steps)
     rank = dist.get_rank()
     report(step="end", rank=rank, config=options.config, name=__name__)
     dist.destroy_process_group()
