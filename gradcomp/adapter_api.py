@@ -11,7 +11,7 @@ from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes, as_float32, r
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.devices import Device, DeviceArray, Encoded, FactorDevice, SharingDevice
 from gradcomp.codec.frame import split_frames
-from gradcomp.codec.items import ToAddShared
+from gradcomp.codec.items import ToAddShared, ToGive
 from gradcomp.codec.parts import (
     KeptParts,
     PayloadParts,
@@ -117,6 +117,7 @@ __all__ = [
     "Stats",
     "ToAddShared",
     "ToApply",
+    "ToGive",
     "ToMultiply",
     "ToSettle",
     "ToShare",

@@ -8,10 +8,10 @@ import numpy as np
 
 from gradcomp.codec.arrays import ByteArray, split
 from gradcomp.codec.devices import HOST, Device, Encoded, device_of
-from gradcomp.codec.items import ToDecode, ToEncode
+from gradcomp.codec.items import ToDecode, ToEncode, ToGive
 from gradcomp.stopwatch import timed
 
-__all__ = ["decode_batch_add", "encode_batch", "launch_batch"]
+__all__ = ["decode_batch_add", "encode_batch", "give_batch", "launch_batch"]
 
 
 def encode_batch(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
@@ -74,6 +74,12 @@ def decode_batch_add(tensors: Sequence[ToDecode], weight: float = 1.0) -> None:
     """
     for device, places in _by_device([device_of(tensor.out) for tensor in tensors]).items():
         device.decode_add([tensors[place] for place in places], weight)
+
+
+def give_batch(tensors: Sequence[ToGive]) -> None:
+    """Write exact gradients to their outputs; see `Device.give`."""
+    for device, places in _by_device([device_of(tensor.grad) for tensor in tensors]).items():
+        device.give([tensors[place] for place in places])
 
 
 def _by_device(devices: Sequence[Device]) -> dict[Device, list[int]]:

@@ -16,7 +16,7 @@ import numpy as np
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, CodedArray, FloatArray, room
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.items import ToAddShared, ToDecode, ToEncode
+from gradcomp.codec.items import ToAddShared, ToDecode, ToEncode, ToGive
 from gradcomp.codec.products import ToApply, ToMultiply, ToSettle, ToShare
 from gradcomp.codec.spec import Spec, parse
 from gradcomp.errors import SpecError
@@ -86,6 +86,10 @@ class Device(Protocol):
 
     def add(self, codec: Codec, frame: ByteArray, out: FloatArray, weight: float) -> None:
         """See `Codec.decode_add`."""
+        ...
+
+    def give(self, tensors: Sequence[ToGive]) -> None:
+        """Write exact gradients to their outputs; each product and sum is rounded."""
         ...
 
     def sharing(self, codec: str) -> SharingDevice | None:
@@ -316,6 +320,15 @@ class _Host:
 
     def add(self, codec: Codec, frame: ByteArray, out: FloatArray, weight: float) -> None:
         codec.decode_add(frame, out, weight)
+
+    def give(self, tensors: Sequence[ToGive]) -> None:
+        for grad, residual, beta, gamma, out in tensors:
+            if residual is None:
+                np.copyto(out, grad)
+                continue
+            _core.compensate(residual, grad, beta, gamma)
+            np.copyto(out, residual)
+            _core.zero(residual)
 
     def sharing(self, codec: str) -> SharingDevice | None:
         return None

@@ -12,7 +12,7 @@ from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.correction import Correction
 
-__all__ = ["ToAddShared", "ToDecode", "ToEncode"]
+__all__ = ["ToAddShared", "ToDecode", "ToEncode", "ToGive"]
 
 
 class ToEncode(NamedTuple):
@@ -91,3 +91,19 @@ class ToAddShared(NamedTuple):
     codec: Codec
     out: FloatArray
     streams: Sequence[int]
+
+
+class ToGive(NamedTuple):
+    """A tensor that is not encoded: its exact gradient is written to ``out``; arrays are flat.
+
+    Attributes:
+        residual: ``beta * residual + gamma * grad`` is written, and the residual becomes 0; None: the
+            gradient itself is.
+        out: float32; it may be the gradient's own memory.
+    """
+
+    grad: FloatArray
+    residual: FloatArray | None
+    beta: float
+    gamma: float
+    out: FloatArray

@@ -9,10 +9,13 @@ import pytest
 
 from gradcomp import ConfigError, Pipeline
 from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.devices import HOST, device_of
 from gradcomp.errors import WireError
 from gradcomp.exchange.patterns.chunks import cut_rows
 from gradcomp.exchange.rounds import AllToAll, TensorKey
 from gradcomp.runtime.loopback import run_rounds
+from support.core_device import CoreDevice
+from support.mixed_ranks import residuals
 from support.pipelines import config_of, configured
 
 SHAPES = {"even": (60, 8), "odd": (7, 33), "one": (1, 40), "vector": (11,), "cube": (5, 3, 4)}
@@ -89,6 +92,47 @@ def test_unsent_parts_stay_with_their_senders(spec: str, ranks: int) -> None:
                 if piece.key.name == name:
                     assert not residual[piece.begin : piece.end].any()
     assert any(lack.any() for lack in lacking.values())
+
+
+@pytest.mark.parametrize("there", [{0}, {1, 2}])
+def test_sums_and_states_are_those_of_the_host(there: set[int]) -> None:
+    """Ranks on devices that take some of the tensors, beside ranks on the host."""
+    spec = "residual(beta=0.9,gamma=0.8)|topk(ratio=0.1)"
+    config = config_of(spec, device="auto")
+    mixed = [Pipeline(config, rank, 3, scatters=True) for rank in range(3)]
+    alone = pipelines(spec, 3)
+    devices = {rank: CoreDevice(least=40) for rank in there}
+    for number in range(3):
+        grads = gradients(3, number)
+        rounds = []
+        for rank, (pipeline, own) in enumerate(zip(mixed, grads, strict=True)):
+            resolved = pipeline.resolve_all(SHAPES)
+            device = devices.get(rank, HOST)
+            given = {
+                name: device.from_host(grad)
+                if pipeline.on_device(resolved[name], device)
+                else grad.copy()
+                for name, grad in own.items()
+            }
+            rounds.append(pipeline.bucket_round("unit", given, overwrite=True, resolved=resolved))
+        expected = step(alone, grads)
+        for name, *parts in zip(SHAPES, *run_rounds(rounds), strict=True):
+            total = np.concatenate([device_of(part).to_host(part) for part in parts])
+            assert total.tobytes() == expected[name].tobytes(), f"{name} in step {number}"
+        for one, other in zip(mixed, alone, strict=True):
+            assert residuals(one) == residuals(other)
+    for rank, device in devices.items():
+        assert f"give {4 if rank == 0 else 3}" in device.log  # 'one' has a single row
+
+
+def test_no_warning_tells_that_uncompressed_tensors_are_on_the_host(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nothing = CoreDevice(least=10**6)
+    for spec, warnings in (("identity", 0), ("int4", 1)):
+        pipeline = Pipeline(config_of(spec, device="auto"), 0, 2, scatters=True)
+        assert not pipeline.on_device(pipeline.resolve("even", SHAPES["even"]), nothing)
+        assert len(caplog.records) == warnings
 
 
 def test_another_number_of_ranks_applies_the_rest() -> None:

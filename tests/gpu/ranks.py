@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 import gpu.quick_interpreter  # noqa: F401
-from gradcomp import ToEncode, get_codec
+from gradcomp import Pipeline, ToEncode, get_codec
 from gradcomp.codec.devices import HOST
 from gradcomp.codec.items import ToAddShared
 from support.mixed_ranks import RANKS, SHAPES, average, gradients, ranks_of, residuals
@@ -72,6 +72,7 @@ def main() -> None:
                 compared += 1
     print(f"{compared} steps compared, {launched} tensors on a device")
     print(f"{compare_direct()} steps compared, from device to device")
+    print(f"{compare_scattered()} steps compared, of a reduce-scatter")
     print(f"{compare_numbers()} sums compared, from device to device")
 
 
@@ -101,6 +102,24 @@ def compare_direct() -> int:
         if through_host is not (number == 2):
             raise AssertionError(f"{specs}: {direct[0].stats}")
     return 3 * 2 * len(uses)
+
+
+def compare_scattered() -> int:
+    """Each rank gets sums of its own rows; one tensor has no kernel."""
+    specs = ("residual(beta=0.9,gamma=0.8)|topk(ratio=0.2)", "residual|identity", "int8(bucket=64)")
+    rules = rules_of(dict(zip(SHAPES, specs, strict=True)), "{}")
+    config = configured(specs[0], rules=rules, device="auto")
+    mixed, alone = (
+        [Pipeline(config, rank, RANKS, scatters=True) for rank in range(RANKS)] for _ in range(2)
+    )
+    device = TorchDevice(torch.device("cpu"))
+    for step in range(3):
+        grads = gradients(step)
+        if average(mixed, [device, HOST, device], grads) != average(alone, [HOST] * RANKS, grads):
+            raise AssertionError(f"sums differ in step {step}")
+        if [residuals(one) for one in mixed] != [residuals(one) for one in alone]:
+            raise AssertionError(f"residuals differ in step {step} of a reduce-scatter")
+    return 3
 
 
 def compare_numbers() -> int:

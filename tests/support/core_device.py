@@ -11,7 +11,7 @@ from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.devices import HOST, DeviceArray, Encoded, FactorDevice, SharingDevice
-from gradcomp.codec.items import ToDecode, ToEncode
+from gradcomp.codec.items import ToDecode, ToEncode, ToGive
 from gradcomp.codec.products import ToApply, ToMultiply
 from gradcomp.codec.spec import Spec
 
@@ -79,6 +79,19 @@ class CoreDevice:
     def add(self, codec: Codec, frame: ByteArray, out: Any, weight: float) -> None:
         self.log.append("add")
         codec.decode_add(frame, self._elements(out), weight)
+
+    def give(self, tensors: Sequence[ToGive]) -> None:
+        self.log.append(f"give {len(tensors)}")
+        HOST.give(
+            [
+                one._replace(
+                    grad=self._elements(one.grad),
+                    residual=None if one.residual is None else self._elements(one.residual),
+                    out=self._elements(one.out),
+                )
+                for one in tensors
+            ]
+        )
 
     def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
         self.log.append(f"multiply {len(matrices)}")

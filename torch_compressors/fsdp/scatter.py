@@ -15,7 +15,6 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -25,19 +24,22 @@ from gradcomp.adapter_api import (
     Driver,
     Pipeline,
     ProfiledEngine,
+    Resolved,
     agreement_line,
     check_agreement,
     profile_as_configured,
 )
 from gradcomp.errors import ConfigError, StateError
+from torch_compressors.devices import TensorArray
 from torch_compressors.fsdp.sharded import ShardedControls
 from torch_compressors.fsdp.units import Unit, shard_group, units_of
 from torch_compressors.gather import gather_texts
 from torch_compressors.gloo import GlooEngine, message_limit
+from torch_compressors.gpu.found import Devices
 from torch_compressors.launch import use_own_processors
 from torch_compressors.roll_call import naming_the_absent
 from torch_compressors.scaler import ScalerControls
-from torch_compressors.shared.host_copies import to_device, to_host
+from torch_compressors.shared.host_copies import HostCopies, to_device
 
 __all__ = ["ReduceScatterCompression", "fsdp_reduce_scatter"]
 
@@ -110,6 +112,7 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
         numels = [one.numel for unit in units for one in unit.parameters]
         engine = GlooEngine({"all": own}, message_limit(numels, 4 * sum(numels)), _NAME)
         self._driver = Driver(ProfiledEngine(engine, profile_as_configured(self._pipeline).stats))
+        self._devices = Devices(self.config.compress.device)
         self._reduced: set[str] = set()
         for unit in units:
             _install(unit, _ReduceScatter(self, unit))
@@ -187,10 +190,10 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
             )
         ranks, rank = self._pipeline.world_size, self._pipeline.rank
         parameters = [one for one in unit.parameters if one.parameter.requires_grad]
-        host = to_host(given.detach()).float().numpy().reshape(ranks, -1)
-        if host.shape[1] != sum(one.chunk for one in parameters):
+        of_ranks = given.detach().view(ranks, -1)
+        if of_ranks.shape[1] != sum(one.chunk for one in parameters):
             raise ConfigError(
-                f"the gradients of '{unit.name}' have {host.size} elements, and those of its "
+                f"the gradients of '{unit.name}' have {given.numel()} elements, and those of its "
                 f"parameters {ranks * sum(one.chunk for one in parameters)}: a parameter has no "
                 "gradient in this step: call set_reduce_scatter_unused_params(True) on the model"
             )
@@ -199,31 +202,63 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
             self._follow_scale()
             self._collector.begin_step()
         self._reduced.add(unit.name)
-        grads, dense_elements, begin = {}, 0, 0
+        rows, dense_elements, begin = {}, 0, 0
         for one in parameters:
             # Padding is at the end: the last ranks have fewer rows or none.
-            rows = np.ascontiguousarray(host[:, begin : begin + one.chunk]).reshape(-1)
-            grads[one.name] = rows[: one.numel].reshape(one.shape)
+            of_all = of_ranks[:, begin : begin + one.chunk].reshape(-1)
+            rows[one.name] = of_all[: one.numel].view(one.shape)
             own = min(max(one.numel - rank * one.chunk, 0), one.chunk)
             dense_elements += one.numel - own
             begin += one.chunk
+        resolved = self._pipeline.resolve_all({one.name: one.shape for one in parameters})
         sums = self._driver.run(
             self._pipeline.bucket_round(
-                unit.name, grads, dense_elements * given.element_size(), overwrite=True
+                unit.name,
+                self._arrays(rows, resolved),
+                dense_elements * given.element_size(),
+                overwrite=True,
+                resolved=resolved,
             )
         )
         self._collector.check()
-        on_host = output.device.type == "cpu"
-        begin, own_rows = 0, output if on_host else torch.empty(output.shape, device="cpu")
-        own_rows.zero_()
-        for one, total in zip(parameters, sums, strict=True):
-            own_rows[begin : begin + total.size].copy_(torch.from_numpy(total))
+        begin = 0
+        output.zero_()
+        for one, total in zip(parameters, _tensors(sums, output.device), strict=True):
+            output[begin : begin + total.numel()].copy_(total)
             begin += one.chunk
-        if not on_host:
-            output.copy_(to_device(own_rows, output.device))
         if op == dist.ReduceOp.AVG:
             output.div_(ranks)
         self._collector.end_step()
+
+    def _arrays(
+        self, rows: Mapping[str, torch.Tensor], resolved: Mapping[str, Resolved]
+    ) -> dict[str, Any]:
+        """Gradients as rounds take them: on their device, where kernels take them, else on the host."""
+        place = next(iter(rows.values())).device
+        device = self._devices.of(place)
+        arrays: dict[str, Any] = {}
+        others: dict[str, torch.Tensor] = {}
+        for name, gradient in rows.items():
+            if device is not None and self._pipeline.on_device(resolved[name], device):
+                arrays[name] = device.array(gradient.to(torch.float32).contiguous())
+            else:
+                others[name] = gradient
+        copies = HostCopies(others if place.type != "cpu" else {})
+        copies.wait()
+        for name, gradient in others.items():
+            host = copies.arrays.get(name, gradient).view(gradient.shape)
+            arrays[name] = host.to(torch.float32).numpy()
+        return {name: arrays[name] for name in rows}
+
+
+def _tensors(sums: Sequence[Any], place: torch.device) -> list[torch.Tensor]:
+    """Sums as flat tensors of a device, to which those on the host come by one copy."""
+    host = [torch.from_numpy(one) for one in sums if not isinstance(one, TensorArray)]
+    if host and place.type != "cpu":
+        sizes = [one.numel() for one in host]
+        host = list(torch.split(to_device(torch.cat(host), place), sizes))
+    arrived = iter(host)
+    return [one.tensor if isinstance(one, TensorArray) else next(arrived) for one in sums]
 
 
 _NAME = fsdp_reduce_scatter.__name__

@@ -21,6 +21,7 @@ from gradcomp.adapter_api import (
     SharingDevice,
     Spec,
     ToApply,
+    ToGive,
     ToMultiply,
     derive_stream,
     frames_of_parts,
@@ -148,6 +149,23 @@ class TorchDevice:
         form = form_of(codec.spec)
         [part] = _open(form, [(codec, frame, out.size)], [out])
         Addition(form, [part], weight).launch()
+
+    def give(self, tensors: Sequence[ToGive]) -> None:
+        """See `Device`."""
+        self._staging.join()
+        outs = [tensor_of(one.out) for one in tensors]
+        exact = [tensor_of(one.grad if one.residual is None else one.residual) for one in tensors]
+        fed = [one for one in tensors if one.residual is not None]
+        residuals = [tensor_of(one.residual) for one in fed]
+        if fed:
+            scaled = torch._foreach_mul(
+                [tensor_of(one.grad) for one in fed], [one.gamma for one in fed]
+            )
+            torch._foreach_mul_(residuals, [one.beta for one in fed])
+            torch._foreach_add_(residuals, scaled)
+        torch._foreach_copy_(outs, exact)
+        if fed:
+            torch._foreach_zero_(residuals)
 
     def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
         """See `Device`; torch multiplies."""

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from gradcomp import _core
-from gradcomp.codec.arrays import ByteArray, FloatArray
-from gradcomp.codec.batch import decode_batch_add
+from gradcomp.codec.arrays import ByteArray
+from gradcomp.codec.batch import decode_batch_add, give_batch
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.items import ToDecode, ToEncode
-from gradcomp.exchange.memory import Memory, Source
+from gradcomp.codec.items import ToDecode, ToEncode, ToGive
+from gradcomp.exchange.memory import Memory
 from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
 from gradcomp.exchange.patterns.chunks import Piece, cut_rows, encode_pieces
 from gradcomp.exchange.patterns.gather import frames_of_rank, rank_seed
@@ -33,6 +30,8 @@ class ReduceScatter(BucketAggregator):
     Its rounds return sums, not averages, and of the rank's own rows alone: sharded models divide by
     a factor of their own.
     """
+
+    on_devices = True
 
     def __init__(self, codec: Codec, memory: Memory, context: Context) -> None:
         self.bucket = ReduceScatter
@@ -57,7 +56,7 @@ class ReduceScatter(BucketAggregator):
             codec = aggregators[piece.member].codec
             item = source.to_encode(codec, self._seed, step, piece.tensor_id(0))
             rows = piece.numel // (piece.key.numel // piece.key.shape[0])
-            return item._replace(grad=item.grad.reshape(rows, -1))
+            return item._replace(grad=item.grad.reshape((rows, -1)))
 
         others = [rank for rank in range(self._world_size) if rank != self._rank]
         frames, sizes = encode_pieces(
@@ -70,9 +69,12 @@ class ReduceScatter(BucketAggregator):
         ]
         sums = [member.out[:0] for member in members]
         own = chunks[self._rank]
+        to_give = []
         for piece in own:
             out = sums[piece.member] = members[piece.member].out[piece.begin : piece.end]
-            _give(sources[piece.member].part(piece.begin, piece.end), out)
+            source = sources[piece.member].part(piece.begin, piece.end)
+            to_give.append(ToGive(source.grad, source.residual, source.beta, source.gamma, out))
+        give_batch(to_give)
         for aggregator, member in zip(aggregators, members, strict=True):
             aggregator.memory.sent(member.key)
 
@@ -92,16 +94,6 @@ class ReduceScatter(BucketAggregator):
             ]
         )
         return sums
-
-
-def _give(source: Source, out: FloatArray) -> None:
-    """Write the exact corrected gradient to ``out``; nothing of it stays in the residual."""
-    if source.residual is None:
-        np.copyto(out, source.grad)
-        return
-    _core.compensate(source.residual, source.grad, source.beta, source.gamma)
-    np.copyto(out, source.residual)
-    _core.zero(source.residual)
 
 
 def _checked(member: Member) -> ReduceScatter:

@@ -21,6 +21,7 @@ from workers.harness import Cases, check_equal, refused
 from gradcomp import Config, ConfigError, Pipeline
 from gradcomp.errors import ProtocolError, StateError
 from gradcomp.runtime.loopback import run_rounds
+from support.core_tensors import found
 from support.pipelines import configured
 from torch_compressors.fsdp import ReduceScatterCompression, fsdp_hook, fsdp_reduce_scatter
 from torch_compressors.fsdp.units import units_of
@@ -93,9 +94,9 @@ def sharded(
     return model
 
 
-def matrices(spec: str, *rules: Any) -> Config:
-    """The configuration with a spec for all matrices, which are small here."""
-    return configured(spec, rules=[*rules, {"match": {"min_numel": 1000}, "use": spec}])
+def matrices(spec: str, *rules: Any, **compress: Any) -> Config:
+    """The configuration with a spec for all matrices, which are small here; see `configured`."""
+    return configured(spec, rules=[*rules, {"match": {"min_numel": 1000}, "use": spec}], **compress)
 
 
 def tokens(step: int, rank: int | None = None) -> torch.Tensor:
@@ -221,6 +222,18 @@ def int4_is_as_in_one_process() -> None:
     assert set(state.uncompressed.values()) == {"default rule: ndim <= 1"}
     assert "columns.weight" not in state.uncompressed
     assert state.stats.ratio > 4
+
+
+@cases
+def reduced_on_devices() -> None:
+    """Sums and residuals are those of the host, whatever the ranks' devices take."""
+    topk = {"match": {"name": "*second*"}, "use": "residual(beta=0.9)|topk(ratio=0.1)"}
+    for ranks, least in (({1}, 0), ({0, 1}, 1200)):
+        with found(hvd.rank() in ranks, least) as device:
+            check_in_one_process(matrices("int4", topk, device="auto"))
+        for entry in ("launch", "give", "decode"):
+            there = any(line.startswith(entry) for line in device.log)
+            assert there is (hvd.rank() in ranks), device.log
 
 
 @cases
