@@ -171,6 +171,7 @@ class SharingDevice(Protocol):
         tensors: Sequence[ToAddShared],
         messages: Sequence[ByteArray],
         weight: float,
+        exact: int | None = None,
     ) -> None:
         """Sum up the messages of all ranks, in rank order; see `decode_batch_add`.
 
@@ -179,6 +180,8 @@ class SharingDevice(Protocol):
         Args:
             own: what this rank has shared, with the same codecs and sizes.
             group: of ``own``, which the messages are of.
+            exact: a rank whose part is in ``out`` already, and whose message does not count; None: former
+                elements of ``out`` do not count.
         """
         ...
 
@@ -195,6 +198,10 @@ class SharingDevice(Protocol):
         self, own: SharedMessages, tensors: Sequence[ToAddShared], numbers: object
     ) -> None:
         """Decode the average of all ranks' ``numbers`` into ``out``."""
+        ...
+
+    def give(self, tensors: Sequence[ToGive]) -> None:
+        """See `Device.give`."""
         ...
 
     def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:

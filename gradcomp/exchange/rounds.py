@@ -92,7 +92,8 @@ class AllGather:
 class AllToAll:
     """Send a separate part to every rank. Reply: the part from each rank, in rank order.
 
-    ``data`` holds the parts for all ranks in rank order; ``splits`` their sizes in bytes.
+    ``data`` holds the parts for all ranks in rank order; ``splits`` their sizes in bytes. ``unused``
+    are the bytes of the own part, if it says no more than how large the others' parts are.
     """
 
     kind: ClassVar[str] = "alltoall"
@@ -100,11 +101,12 @@ class AllToAll:
     data: ByteArray
     splits: Sequence[int]
     group: RankGroup = "all"
+    unused: int = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes that this rank contributes, its own part included."""
-        return self.data.nbytes
+        """Bytes that this rank contributes, its own part included if it is used."""
+        return self.data.nbytes - self.unused
 
 
 @dataclass(frozen=True)

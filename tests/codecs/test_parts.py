@@ -157,7 +157,18 @@ def test_damaged_and_foreign_frames_are_refused() -> None:
 
 
 CHECKED = (
-    *("fp16", "bf16", "sign", "onebit", "terngrad", "int8", "int4", "fp8", "blockwise8"),
+    *(
+        "identity",
+        "fp16",
+        "bf16",
+        "sign",
+        "onebit",
+        "terngrad",
+        "int8",
+        "int4",
+        "fp8",
+        "blockwise8",
+    ),
     *(
         "qsgd(levels=127)",
         "qsgd(levels=2)",
@@ -203,7 +214,7 @@ def test_payloads_are_checked_as_by_the_decoder(spec: str) -> None:
             )
             refused += error is not None
     # Any bytes of the right size are a payload of these.
-    assert (refused > 0) == (spec not in ("fp16", "bf16", "blockwise8"))
+    assert (refused > 0) == (spec not in ("identity", "fp16", "bf16", "blockwise8"))
 
 
 def fault(work: Callable[[], object]) -> str | None:

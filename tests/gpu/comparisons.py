@@ -267,7 +267,7 @@ def topk_state(tally: Tally, rng: np.random.Generator, each: int) -> None:
 
 def half(tally: Tally, rng: np.random.Generator, each: int) -> None:
     small_tiles()
-    for spec in ("fp16", "fp16(overflow=saturate)", "bf16"):
+    for spec in ("identity", "fp16", "fp16(overflow=saturate)", "bf16"):
         for mode in ("plain", "feedback", "unmasked"):
             tally.compare(spec, mode, cases(rng, SIZES, each))
 
@@ -330,7 +330,7 @@ def randomk(tally: Tally, rng: np.random.Generator, each: int) -> None:
 
 
 ADDED = (
-    *("topk(ratio=0.2)|raw32", "fp16", "bf16", "sign", "onebit", "terngrad"),
+    *("topk(ratio=0.2)|raw32", "identity", "fp16", "bf16", "sign", "onebit", "terngrad"),
     *("int8", "int8(bucket=16)", "int4", "int4(bucket=64,rounding=stochastic)"),
     *("qsgd(levels=127)", "qsgd(levels=7,bucket=64)", "qsgd(levels=1)"),
     *(f"uniform(bits={bits})" for bits in (1, 2, 4, 8)),

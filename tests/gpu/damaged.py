@@ -49,13 +49,15 @@ DAMAGED: dict[str, tuple[str, int, bytes | None]] = {
 
 
 def main() -> None:
-    """Damage the message of each rank of three, in turn, in every way."""
+    """Damage the message of each rank of three, in turn, in every way; also where another's does not count."""
     codecs.TILE, codecs.BLOCK, codecs.SLOTS = 128, 64, 64
     rng = np.random.default_rng(6)
     noticed = 0
     for spec, place, value in DAMAGED.values():
         codec = get_codec(spec)
-        for damaged in range(3):
+        for damaged, exact in (
+            (rank, other) for rank in range(3) for other in (None, (rank + 1) % 3)
+        ):
             device = DirectDevice(torch.device("cpu"))
             grads = [_gradient(rng) for _ in range(3)]
             messages: list[Any] = []
@@ -70,7 +72,8 @@ def main() -> None:
             memory = torch.full((NUMEL + 2 * GUARD,), 7.0)
             average = memory[GUARD : GUARD + NUMEL].zero_()
             out = device.array(average)
-            device.add_shared(own, 0, [ToAddShared(codec, out, [0] * 3)], messages, 1 / 3)
+            to_add = [ToAddShared(codec, out, [0] * 3)]
+            device.add_shared(own, 0, to_add, messages, 1 / 3, exact)
             assert (memory[:GUARD] == 7).all()
             assert (memory[GUARD + NUMEL :] == 7).all()
             with pytest.raises(ProtocolError, match=rf"damaged message of rank {damaged} is in"):

@@ -151,7 +151,7 @@ def main(specs: list[str]) -> int:
             found, binary = _compile(launch, target)
             compiled += 1
             ptx = binary.asm.get("ptx", "")
-            wide = launch[2].get("ALIGNED") and name in ("collect_kernel", "half_kernel")
+            wide = launch[2].get("ALIGNED") and name in ("collect_kernel", "floats_kernel")
             if wide and ptx and not re.search(r"ld\.global\S*\.v4\.b32", ptx):
                 found.append("no loads of 16 bytes")
             if found:

@@ -105,21 +105,35 @@ def compare_direct() -> int:
 
 
 def compare_scattered() -> int:
-    """Each rank gets sums of its own rows; one tensor has no kernel."""
-    specs = ("residual(beta=0.9,gamma=0.8)|topk(ratio=0.2)", "residual|identity", "int8(bucket=64)")
-    rules = rules_of(dict(zip(SHAPES, specs, strict=True)), "{}")
-    config = configured(specs[0], rules=rules, device="auto")
-    mixed, alone = (
-        [Pipeline(config, rank, RANKS, scatters=True) for rank in range(RANKS)] for _ in range(2)
-    )
-    device = TorchDevice(torch.device("cpu"))
-    for step in range(3):
-        grads = gradients(step)
-        if average(mixed, [device, HOST, device], grads) != average(alone, [HOST] * RANKS, grads):
-            raise AssertionError(f"sums differ in step {step}")
-        if [residuals(one) for one in mixed] != [residuals(one) for one in alone]:
-            raise AssertionError(f"residuals differ in step {step} of a reduce-scatter")
-    return 3
+    """Each rank gets sums of its own rows, through the hosts and from device to device."""
+    fed = "residual(beta=0.9,gamma=0.8)|"
+    uses = [
+        [fed + "topk(ratio=0.2)", "residual|sketch(ratio=0.5)", "int8(bucket=64)"],
+        [fed + "topk(ratio=0.2)", "residual|rotate|uniform(bits=4)", "identity"],
+    ]
+    compared = 0
+    for device, (number, specs) in product(("auto", "direct"), enumerate(uses)):
+        rules = rules_of(dict(zip(SHAPES, specs, strict=True)), "{}")
+        config = configured(specs[0], rules=rules, device=device)
+        there, alone = (
+            [Pipeline(config, rank, RANKS, scatters=True) for rank in range(RANKS)]
+            for _ in range(2)
+        )
+        made = DirectDevice if device == "direct" else TorchDevice
+        devices = [made(torch.device("cpu")) for _ in range(RANKS)]
+        if device == "auto":
+            devices[1] = HOST
+        for step in range(3):
+            grads = gradients(step)
+            if average(there, devices, grads) != average(alone, [HOST] * RANKS, grads):
+                raise AssertionError(f"{specs}, {device}: sums differ in step {step}")
+            if [residuals(one) for one in there] != [residuals(one) for one in alone]:
+                raise AssertionError(f"{specs}, {device}: residuals differ in step {step}")
+            compared += 1
+        through_host = there[0].stats.sent_bytes == alone[0].stats.sent_bytes
+        if through_host is not (device == "auto" or number == 0):
+            raise AssertionError(f"{specs}, {device}: {there[0].stats}")
+    return compared
 
 
 def compare_numbers() -> int:

@@ -24,6 +24,7 @@ SPECS = [
     "topk(k=7,values=int8)|rice",
     "sampled_topk(ratio=0.1,sample_ratio=1)",
     "randomk(ratio=0.2)",
+    "identity",
     "fp16",
     "bf16",
     "int8",
@@ -38,7 +39,7 @@ SPECS = [
 SHAPES = [(1,), (300,), (13, 40), (4, 5, 17)]
 
 OTHERS = [
-    *("identity", "qsgd(norm=l2)", "blocktopk(k=3)"),
+    *("qsgd(norm=l2)", "blocktopk(k=3)"),
     *("randomk(ratio=0.2,values=int8)", "sampled_topk(ratio=0.1)"),
 ]
 

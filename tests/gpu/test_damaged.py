@@ -11,7 +11,7 @@ from gpu.processes import run
 def test_damaged_messages_are_noticed() -> None:
     done = run("damaged.py")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout == "27 damaged messages noticed\n"
+    assert done.stdout == "54 damaged messages noticed\n"
 
 
 @pytest.mark.parametrize(

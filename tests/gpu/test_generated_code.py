@@ -14,7 +14,7 @@ from gpu.processes import run
 
 SPECS = {
     "dense": (
-        *("plain:fp16", "feedback:fp16(overflow=saturate)", "nesterov:bf16"),
+        *("feedback:identity", "plain:fp16", "feedback:fp16(overflow=saturate)", "nesterov:bf16"),
         *("feedback:qsgd(levels=127)", "feedback:int8", "feedback:int4(rounding=stochastic)"),
         *("feedback:uniform(bits=4,rounding=stochastic)", "feedback:uniform(bits=8)"),
         *("feedback:sign", "feedback:onebit", "feedback:terngrad"),

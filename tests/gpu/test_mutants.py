@@ -65,6 +65,11 @@ MUTANTS = {
         "nan = 0x7E00 | ((m >> 13) & 0x3FF)",
         "nan = m * 0 + 0x7E00",
     ),
+    "identity is not exact": (
+        "feedback:identity",
+        "        decoded = x\n",
+        "        decoded = -x\n",
+    ),
     "half a step is rounded up": ("feedback:fp16", "(m + 0xFFF + ((m >> 13) & 1)", "(m + 0x1000"),
     "sums in another order": (
         "plain:sign",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from gpu.conftest import Mutate
 from gpu.processes import run
 
 
@@ -12,6 +15,19 @@ def test_ranks_on_a_device_average_with_ranks_on_the_host() -> None:
     assert done.stdout == (
         "12 steps compared, 8 tensors on a device\n"
         "24 steps compared, from device to device\n"
-        "3 steps compared, of a reduce-scatter\n"
+        "12 steps compared, of a reduce-scatter\n"
         "9 sums compared, from device to device\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fault"),
+    [
+        ("() if one.begun else one.forms.items()", "one.forms.items()", "sums differ in step 0"),
+        ("torch._foreach_zero_(residuals)", "pass", "residuals differ in step 0"),
+    ],
+)
+def test_other_sums_are_refused(mutant: Mutate, before: str, after: str, fault: str) -> None:
+    done = run("ranks.py", first=mutant(before, after))
+    assert done.returncode == 1, done.stdout
+    assert fault in done.stderr

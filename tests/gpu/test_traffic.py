@@ -18,6 +18,7 @@ HISTOGRAMS = (256 + 256 + 256 + 128) * 8
 """Bytes for each tensor."""
 
 EXPECTED = {
+    "identity": 16.0,
     "fp16": 14.0,
     "qsgd(levels=127)": 13.0,
     "int8": 13.0,

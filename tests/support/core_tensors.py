@@ -83,13 +83,18 @@ class CoreTensors(CoreDevice):
         tensors: Sequence[ToAddShared],
         messages: Sequence[Any],
         weight: float,
+        exact: int | None = None,
     ) -> None:
         self.log.append(f"add {len(messages)} messages")
         size = own.splits[group]
-        of_ranks = [split_frames(one.data.numpy()[:size], len(tensors)) for one in messages]
+        of_ranks = [
+            split_frames(one.data.numpy()[:size], len(tensors))
+            for rank, one in enumerate(messages)
+            if rank != exact
+        ]
         self.decode_add(
             [
-                ToDecode("", tensor.codec, frames, tensor.out, replaces=True)
+                ToDecode("", tensor.codec, frames, tensor.out, replaces=exact is None)
                 for tensor, *frames in zip(tensors, *of_ranks, strict=True)
             ],
             weight,

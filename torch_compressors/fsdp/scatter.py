@@ -31,6 +31,7 @@ from gradcomp.adapter_api import (
 )
 from gradcomp.errors import ConfigError, StateError
 from torch_compressors.devices import TensorArray
+from torch_compressors.direct import connect_devices
 from torch_compressors.fsdp.sharded import ShardedControls
 from torch_compressors.fsdp.units import Unit, shard_group, units_of
 from torch_compressors.gather import gather_texts
@@ -110,9 +111,11 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
         ranks = dist.get_process_group_ranks(group)
         own = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
         numels = [one.numel for unit in units for one in unit.parameters]
-        engine = GlooEngine({"all": own}, message_limit(numels, 4 * sum(numels)), _NAME)
-        self._driver = Driver(ProfiledEngine(engine, profile_as_configured(self._pipeline).stats))
+        gloo = GlooEngine({"all": own}, message_limit(numels, 4 * sum(numels)), _NAME)
+        places = {one.device for one in model.parameters()}
         self._devices = Devices(self.config.compress.device)
+        engine = connect_devices(self._devices, self._pipeline, gloo, group, places, timeout)
+        self._driver = Driver(ProfiledEngine(engine, profile_as_configured(self._pipeline).stats))
         self._reduced: set[str] = set()
         for unit in units:
             _install(unit, _ReduceScatter(self, unit))

@@ -18,6 +18,7 @@ import torch
 from torch_compressors.gpu import packed
 from torch_compressors.gpu.bucket import EXACT, VECTOR_BYTES, current, spread
 from torch_compressors.gpu.codecs import (
+    FLOAT_TYPES,
     VALUE_TYPES,
     bucket_size,
     level_bits,
@@ -98,8 +99,8 @@ def form_of(spec: str) -> Form:
     match name:
         case "topk" | "sampled_topk" | "randomk":
             return KEPT
-        case "fp16" | "bf16":
-            return Form(kernels.add_half_kernel, (("BF16", name == "bf16"),))
+        case "identity" | "fp16" | "bf16":
+            return Form(kernels.add_floats_kernel, (("TYPE", FLOAT_TYPES[name]),))
         case "sign" | "onebit":
             return Form(kernels.add_bits_kernel, (("ONE_BIT", name == "onebit"),))
         case "terngrad":

@@ -48,6 +48,7 @@ from torch_compressors.gpu.packed import packed_size
 from torch_compressors.gpu.rotations import WARPS, Rotations
 
 __all__ = [
+    "FLOAT_TYPES",
     "VALUE_TYPES",
     "Encoder",
     "Launches",
@@ -371,30 +372,48 @@ class Dense(Encoder):
         """Bytes of the payload of a tensor of so many elements."""
 
 
-class Half(Dense):
-    """`fp16` and `bf16`: one kernel. 14 bytes per element with error feedback."""
+class Floats(Dense):
+    """`identity`, `fp16` and `bf16`: one kernel. 14 bytes per element with error feedback, 16 of `identity`."""
 
+    TYPE: int
     seeded = False
 
     def __init__(self, params: Params, sizes: Sequence[int], device: torch.device) -> None:
         super().__init__(params, sizes, device)
-        self.bf16 = "overflow" not in params
         self.saturate = params.get("overflow") == "saturate"
 
     def payload_bytes(self, numel: int) -> int:
-        return 2 * numel
+        return (4 if value_types.FP32.value == self.TYPE else 2) * numel
 
     def _launch(self, table: torch.Tensor, mode: Mode) -> None:
-        quantize.half_kernel[(self.bucket.tiles.programs,)](
+        quantize.floats_kernel[(self.bucket.tiles.programs,)](
             table,
             self.bucket.tiles.tensors,
-            BF16=self.bf16,
+            TYPE=self.TYPE,
             SATURATE=self.saturate,
             MODE=mode.mode,
             ALIGNED=mode.aligned,
             TILE=TILE,
             **EXACT,
         )
+
+
+class Identity(Floats):
+    """`identity`, which rounds nothing."""
+
+    TYPE = value_types.FP32.value
+
+
+class Fp16(Floats):
+    """`fp16`."""
+
+    TYPE = value_types.FP16.value
+
+
+class Bf16(Floats):
+    """`bf16`."""
+
+    TYPE = value_types.BF16.value
 
 
 class Bucketed(Dense):
@@ -676,6 +695,9 @@ class RandomK(Dense):
             )
 
 
+FLOAT_TYPES = {"identity": Identity.TYPE, "fp16": Fp16.TYPE, "bf16": Bf16.TYPE}
+"""Types of payloads of floats, by the codec's name."""
+
 VALUE_TYPES = {
     "fp32": value_types.FP32.value,
     "fp16": value_types.FP16.value,
@@ -712,8 +734,9 @@ def sample(numel: int, k: int) -> tuple[int, int, int]:
 
 
 CODECS: dict[str, Callable[[Params, Sequence[int], torch.device], Encoder]] = {
-    "bf16": Half,
-    "fp16": Half,
+    "bf16": Bf16,
+    "fp16": Fp16,
+    "identity": Identity,
     "int4": Int4,
     "int8": Int8,
     "onebit": OneBit,

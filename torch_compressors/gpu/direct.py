@@ -132,12 +132,19 @@ class DirectDevice(TorchDevice):
         tensors: Sequence[ToAddShared],
         messages: Sequence[ByteArray],
         weight: float,
+        exact: int | None = None,
     ) -> None:
         """See `SharingDevice`."""
         layout = own.layouts[group]
-        total = ToSum(_forms(tensors, layout.places), (0, len(messages)), weight)
-        headers = [layout.header] * len(messages)
-        self._receive(own, group, [total], messages, headers)
+        count = len(messages)
+        ranges = [(0, count)] if exact is None else [(0, exact), (exact + 1, count)]
+        sums = []
+        for first, end in ranges:
+            some = [one._replace(streams=one.streams[first:end]) for one in tensors]
+            if first < end:
+                forms = _forms(some, layout.places)
+                sums.append(ToSum(forms, (first, end), weight, begun=exact is not None))
+        self._receive(own, group, sums, messages, [layout.header] * count)
 
     def decode_shared(
         self, own: Any, groups: Sequence[Sequence[ToAddShared]], messages: Sequence[ByteArray]

@@ -27,11 +27,13 @@ class ToSum(NamedTuple):
         forms: the tensors, by the form of their codecs.
         messages: numbers of the first message and of the one after the last.
         weight: of each message; None where the one message is decoded.
+        begun: results are added to what the tensors hold; the same in each step.
     """
 
     forms: dict[Form, list[SharedTensor]]
     messages: tuple[int, int]
     weight: float | None
+    begun: bool = False
 
 
 class Receiver:
@@ -114,7 +116,7 @@ class Receiver:
         if headers:
             compare_headers_kernel[(headers,)](self._pointers, self._damaged, **EXACT)
         for one in sums:
-            for form, tensors in one.forms.items():
+            for form, tensors in () if one.begun else one.forms.items():
                 # With -0.0 a sum is the decoded number, also where that is -0.0.
                 zero = -0.0 if one.weight is None and not form.sparse else 0.0
                 for tensor in tensors:

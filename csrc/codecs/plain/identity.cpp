@@ -28,15 +28,19 @@ class Identity final : public Codec {
     return {};
   }
 
-  Status decode(Span<const std::uint8_t> in, const Call&, Span<float> y) const override {
-    GRADCOMP_TRY(check_payload_size(in, 4 * y.size(), y.size()));
+  Status check(Span<const std::uint8_t> in, const Call&, std::size_t n) const override {
+    return check_payload_size(in, 4 * n, n);
+  }
+
+  Status decode(Span<const std::uint8_t> in, const Call& call, Span<float> y) const override {
+    GRADCOMP_TRY(check(in, call, y.size()));
     if (!y.empty()) std::memcpy(y.data(), in.data(), in.size());
     return {};
   }
 
-  Status decode_add(Span<const std::uint8_t> in, const Call&, float weight,
+  Status decode_add(Span<const std::uint8_t> in, const Call& call, float weight,
                     Span<float> acc) const override {
-    GRADCOMP_TRY(check_payload_size(in, 4 * acc.size(), acc.size()));
+    GRADCOMP_TRY(check(in, call, acc.size()));
     for_ranges(acc.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
       kernels().f32_add(in.data() + 4 * begin, weight, acc.data() + begin, end - begin);
     });

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from gradcomp.codec.arrays import ByteArray
+from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.batch import decode_batch_add, give_batch
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.items import ToDecode, ToEncode, ToGive
+from gradcomp.codec.devices import SharingDevice, sharing_device_of
+from gradcomp.codec.items import ToAddShared, ToDecode, ToEncode, ToGive
 from gradcomp.exchange.memory import Memory
 from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
 from gradcomp.exchange.patterns.chunks import Piece, cut_rows, encode_pieces
-from gradcomp.exchange.patterns.gather import frames_of_rank, rank_seed
+from gradcomp.exchange.patterns.gather import Gather, frames_of_rank
 from gradcomp.exchange.rounds import AllToAll, BucketRound
 
 __all__ = ["ReduceScatter"]
@@ -37,63 +39,123 @@ class ReduceScatter(BucketAggregator):
         self.bucket = ReduceScatter
         self.codec = codec
         self.memory = memory
-        self._seed = rank_seed(context.seed, context.rank)
+        self.gather = Gather(codec, memory, context.seed, context.rank)
         self._rank = context.rank
         self._world_size = context.world_size
 
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
         """See `BucketAggregator.bucket_round`; returns sums of this rank's rows, flat float32."""
-        aggregators = [_checked(member) for member in members]
-        chunks = cut_rows([member.key for member in members], self._world_size)
-        sources = [
-            aggregator.memory.source(member.grad, member.key)
-            for aggregator, member in zip(aggregators, members, strict=True)
-        ]
-
-        def to_encode(piece: Piece) -> ToEncode:
-            source = sources[piece.member].part(piece.begin, piece.end)
-            step = members[piece.member].step
-            codec = aggregators[piece.member].codec
-            item = source.to_encode(codec, self._seed, step, piece.tensor_id(0))
-            rows = piece.numel // (piece.key.numel // piece.key.shape[0])
-            return item._replace(grad=item.grad.reshape((rows, -1)))
-
+        bucket = _Bucket(members, self._rank, self._world_size)
+        device = sharing_device_of(bucket.whole())
+        if device is not None and self._world_size > 1:
+            return (yield from self._from_devices(name, bucket, device))
         others = [rank for rank in range(self._world_size) if rank != self._rank]
         frames, sizes = encode_pieces(
-            [to_encode(piece) for rank in others for piece in chunks[rank]]
+            [bucket.to_encode(piece) for rank in others for piece in bucket.chunks[rank]]
         )
         remaining = iter(sizes)
         splits = [
             0 if rank == self._rank else sum(next(remaining) for _ in chunk)
-            for rank, chunk in enumerate(chunks)
+            for rank, chunk in enumerate(bucket.chunks)
         ]
-        sums = [member.out[:0] for member in members]
-        own = chunks[self._rank]
-        to_give = []
-        for piece in own:
-            out = sums[piece.member] = members[piece.member].out[piece.begin : piece.end]
-            source = sources[piece.member].part(piece.begin, piece.end)
-            to_give.append(ToGive(source.grad, source.residual, source.beta, source.gamma, out))
-        give_batch(to_give)
-        for aggregator, member in zip(aggregators, members, strict=True):
-            aggregator.memory.sent(member.key)
-
+        give_batch(bucket.given())
+        bucket.sent()
         replies: list[ByteArray] = yield AllToAll(name, frames, splits)
-        names = [piece.key.name for piece in own]
+        names = [piece.key.name for piece in bucket.own]
         of_ranks = [frames_of_rank(rank, replies[rank], names) for rank in others]
         decode_batch_add(
             [
                 ToDecode(
                     piece.key.name,
-                    aggregators[piece.member].codec,
+                    bucket.aggregators[piece.member].codec,
                     [of_rank[position] for of_rank in of_ranks],
-                    sums[piece.member],
+                    bucket.sums[piece.member],
                     senders=others,
                 )
-                for position, piece in enumerate(own)
+                for position, piece in enumerate(bucket.own)
             ]
         )
-        return sums
+        return bucket.sums
+
+    def _from_devices(self, name: str, bucket: _Bucket, device: SharingDevice) -> BucketRound:
+        """Add from device to device: what travels never comes to the host.
+
+        The message to this rank itself is encoded, too, as it tells how the others' are laid out.
+        """
+        groups = [[bucket.to_encode(piece) for piece in chunk] for chunk in bucket.chunks]
+        groups[self._rank] = [item._replace(residual=None) for item in groups[self._rank]]
+        shared: Any = device.share(name, groups)
+        device.give(bucket.given())
+        bucket.sent()
+        splits = shared.splits
+        unused = splits[self._rank]
+        replies: list[ByteArray] = yield AllToAll(name, shared, splits, unused=unused)
+        device.add_shared(shared, self._rank, bucket.to_add(), replies, 1.0, exact=self._rank)
+        return bucket.sums
+
+
+class _Bucket:
+    """The tensors of a round, cut into the ranks' rows.
+
+    Attributes:
+        aggregators: of the tensors.
+        chunks: the rows of each rank.
+        own: those of this rank.
+        sums: memory for the sums of the own rows of each tensor; empty where there are none.
+    """
+
+    def __init__(self, members: Sequence[Member], rank: int, ranks: int) -> None:
+        self._members = members
+        self._ranks = ranks
+        self.aggregators = [_checked(member) for member in members]
+        self.chunks = cut_rows([member.key for member in members], ranks)
+        self.own = self.chunks[rank]
+        self._sources = [
+            aggregator.memory.source(member.grad, member.key)
+            for aggregator, member in zip(self.aggregators, members, strict=True)
+        ]
+        self.sums: list[FloatArray] = [member.out[:0] for member in members]
+        for piece in self.own:
+            self.sums[piece.member] = members[piece.member].out[piece.begin : piece.end]
+
+    def whole(self) -> list[ToEncode]:
+        """The tensors, to ask devices about them."""
+        return [
+            ToEncode(aggregator.codec, member.grad)
+            for aggregator, member in zip(self.aggregators, self._members, strict=True)
+        ]
+
+    def to_encode(self, piece: Piece) -> ToEncode:
+        """The codec call for the rows of a rank."""
+        gather = self.aggregators[piece.member].gather
+        step = self._members[piece.member].step
+        source = self._sources[piece.member].part(piece.begin, piece.end)
+        item = source.to_encode(gather.codec, gather.seed, step, piece.tensor_id(0))
+        rows = piece.numel // (piece.key.numel // piece.key.shape[0])
+        return item._replace(grad=item.grad.reshape((rows, -1)))
+
+    def given(self) -> list[ToGive]:
+        """This rank's own rows, which stay exact."""
+        parts = [self._sources[piece.member].part(piece.begin, piece.end) for piece in self.own]
+        return [
+            ToGive(part.grad, part.residual, part.beta, part.gamma, self.sums[piece.member])
+            for piece, part in zip(self.own, parts, strict=True)
+        ]
+
+    def sent(self) -> None:
+        """Report that all rows have been encoded or given."""
+        for aggregator, member in zip(self.aggregators, self._members, strict=True):
+            aggregator.memory.sent(member.key)
+
+    def to_add(self) -> list[ToAddShared]:
+        """This rank's own rows in the messages of all ranks."""
+        tensors = []
+        for piece in self.own:
+            gather = self.aggregators[piece.member].gather
+            step = self._members[piece.member].step
+            streams = gather.streams(piece.tensor_id(0), step, range(self._ranks))
+            tensors.append(ToAddShared(gather.codec, self.sums[piece.member], streams))
+        return tensors
 
 
 def _checked(member: Member) -> ReduceScatter:

@@ -234,6 +234,22 @@ def reduced_on_devices() -> None:
         for entry in ("launch", "give", "decode"):
             there = any(line.startswith(entry) for line in device.log)
             assert there is (hvd.rank() in ranks), device.log
+        assert not any(line.startswith("share") for line in device.log)
+
+
+@cases
+def reduced_from_device_to_device() -> None:
+    """Messages of the uncompressed parameters, too, travel from device to device."""
+    topk = {"match": {"name": "*second*"}, "use": "residual(beta=0.9)|topk(ratio=0.1)|raw32"}
+    through_hosts = check_in_one_process(matrices("residual|int4", topk))
+    with found(True) as device:
+        state = check_in_one_process(matrices("residual|int4", topk, device="direct"))
+    # Here messages have the core's frames.
+    assert state.stats.sent_bytes == through_hosts.stats.sent_bytes
+    assert any("ndim <= 1" in reason for reason in state.uncompressed.values())
+    reduced = 4 * len(units(sharded()))
+    assert device.log.count(f"share {hvd.size()}") == reduced
+    assert device.log.count(f"add {hvd.size()} messages") == reduced
 
 
 @cases

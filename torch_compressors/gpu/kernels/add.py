@@ -68,11 +68,7 @@ def add_shared_kept_kernel(
     wrong = ok & ((index <= before) | (index >= whole(row, NUMEL)))
     tl.atomic_or(damaged, tl.max(wrong.to(tl.int32), axis=0))
     ok = ok & exists
-    if TYPE == FP32:
-        value = tl.load(floats(row, VALUES) + i, mask=ok, other=0.0)
-    else:
-        half = tl.load(tl.load(row + VALUES).to(tl.pointer_type(tl.uint16)) + i, mask=ok, other=0)
-        value = float_from_half(half) if TYPE == FP16 else float_from_bfloat(half)
+    value = _values(row, i, ok, TYPE)
     if ASSIGNS:
         tl.store(floats(row, ACC) + index, value, mask=ok)
     else:
@@ -117,16 +113,23 @@ def _float(payload, at, ok):
 
 
 @triton.jit
-def add_half_kernel(table, tensors, BF16: tl.constexpr, B: tl.constexpr):
-    """Adds a payload of fp16 or bf16. 10 bytes per element."""
+def add_floats_kernel(table, tensors, TYPE: tl.constexpr, B: tl.constexpr):
+    """Adds a payload of identity, fp16 or bf16. 12 bytes per element of identity, else 10."""
     row, block = _row(table, tensors)
-    payload, n, i = _elements(row, block, B)
+    _, n, i = _elements(row, block, B)
     ok = i < n
-    half = tl.load(payload.to(tl.pointer_type(tl.uint16)) + i, mask=ok, other=0)
-    if BF16:
-        _add(row, i, ok, float_from_bfloat(half))
+    _add(row, i, ok, _values(row, i, ok, TYPE))
+
+
+@triton.jit
+def _values(row, i, ok, TYPE: tl.constexpr):
+    """Values of 4 or 2 bytes as float32."""
+    if TYPE == FP32:
+        value = tl.load(floats(row, VALUES) + i, mask=ok, other=0.0)
     else:
-        _add(row, i, ok, float_from_half(half))
+        half = tl.load(tl.load(row + VALUES).to(tl.pointer_type(tl.uint16)) + i, mask=ok, other=0)
+        value = float_from_half(half) if TYPE == FP16 else float_from_bfloat(half)
+    return value
 
 
 @triton.jit

@@ -24,38 +24,42 @@ from torch_compressors.gpu.kernels.table import (
     RESIDUAL,
     STREAM,
     elements,
+    floats,
     row_of,
     whole,
 )
+from torch_compressors.gpu.kernels.value_types import BF16, FP32
 
 
 @triton.jit
-def half_kernel(
+def floats_kernel(
     table,
     tensors,
-    BF16: tl.constexpr,
+    TYPE: tl.constexpr,
     SATURATE: tl.constexpr,
     MODE: tl.constexpr,
     ALIGNED: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """fp16 and bf16, as csrc/codecs/plain/half.cpp. 14 bytes per element with feedback, 6 without."""
+    """identity, fp16 and bf16, as csrc/codecs/plain. 14 bytes per element with feedback, 6 without; 16 and 8
+    of identity.
+    """
     tile = tl.program_id(0)
     row = row_of(table, tl.load(tensors + tile))
     n = whole(row, NUMEL)
     begin = (tile - whole(row, FIRST_TILE)) * TILE
     if begin + TILE <= n:
-        _half(row, begin, n, BF16, SATURATE, MODE, ALIGNED, TILE, True)
+        _floats(row, begin, n, TYPE, SATURATE, MODE, ALIGNED, TILE, True)
     else:
-        _half(row, begin, n, BF16, SATURATE, MODE, ALIGNED, TILE, False)
+        _floats(row, begin, n, TYPE, SATURATE, MODE, ALIGNED, TILE, False)
 
 
 @triton.jit
-def _half(
+def _floats(
     row,
     begin,
     n,
-    BF16: tl.constexpr,
+    TYPE: tl.constexpr,
     SATURATE: tl.constexpr,
     MODE: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -68,14 +72,18 @@ def _half(
     else:
         ok = i < n
     x = corrected(row, i, ok, MODE, True, True, ALIGNED)
-    if BF16:
-        half = bfloat_bits(x)
-        decoded = float_from_bfloat(half)
+    if TYPE == FP32:
+        tl.store(tl.multiple_of(floats(row, OUT) + i, 16), x, mask=ok)
+        decoded = x
     else:
-        half = half_bits(x, SATURATE)
-        decoded = float_from_half(half)
-    out = tl.load(row + OUT).to(tl.pointer_type(tl.uint16)) + i
-    tl.store(tl.multiple_of(out, 16), half, mask=ok)
+        if TYPE == BF16:
+            half = bfloat_bits(x)
+            decoded = float_from_bfloat(half)
+        else:
+            half = half_bits(x, SATURATE)
+            decoded = float_from_half(half)
+        out = tl.load(row + OUT).to(tl.pointer_type(tl.uint16)) + i
+        tl.store(tl.multiple_of(out, 16), half, mask=ok)
     if MODE != PLAIN:
         tl.store(elements(row, RESIDUAL, i, ALIGNED), zero_nonfinite(x - decoded), mask=ok)
 
