@@ -217,7 +217,7 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
         sums = self._driver.run(
             self._pipeline.bucket_round(
                 unit.name,
-                self._arrays(rows, resolved),
+                self._arrays(rows, resolved, given.device),
                 dense_elements * given.element_size(),
                 overwrite=True,
                 resolved=resolved,
@@ -234,10 +234,12 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
         self._collector.end_step()
 
     def _arrays(
-        self, rows: Mapping[str, torch.Tensor], resolved: Mapping[str, Resolved]
+        self,
+        rows: Mapping[str, torch.Tensor],
+        resolved: Mapping[str, Resolved],
+        place: torch.device,
     ) -> dict[str, Any]:
         """Gradients as rounds take them: on their device, where kernels take them, else on the host."""
-        place = next(iter(rows.values())).device
         device = self._devices.of(place)
         arrays: dict[str, Any] = {}
         others: dict[str, torch.Tensor] = {}
