@@ -28,6 +28,7 @@ from gradcomp.adapter_api import (
     agreement_line,
     check_agreement,
     profile_as_configured,
+    room,
 )
 from gradcomp.errors import ConfigError, StateError
 from torch_compressors.devices import TensorArray
@@ -207,9 +208,7 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
         self._reduced.add(unit.name)
         rows, dense_elements, begin = {}, 0, 0
         for one in parameters:
-            # Padding is at the end: the last ranks have fewer rows or none.
-            of_all = of_ranks[:, begin : begin + one.chunk].reshape(-1)
-            rows[one.name] = of_all[: one.numel].view(one.shape)
+            rows[one.name] = of_ranks[:, begin : begin + one.chunk]
             own = min(max(one.numel - rank * one.chunk, 0), one.chunk)
             dense_elements += one.numel - own
             begin += one.chunk
@@ -239,21 +238,36 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
         resolved: Mapping[str, Resolved],
         place: torch.device,
     ) -> dict[str, Any]:
-        """Gradients as rounds take them: on their device, where kernels take them, else on the host."""
+        """Gradients as rounds take them: on their device, where kernels take them, else on the host.
+
+        Args:
+            rows: of each gradient those of every rank, [ranks, chunk]. Padding is at the end: the last
+                ranks have fewer rows or none.
+        """
         device = self._devices.of(place)
         arrays: dict[str, Any] = {}
         others: dict[str, torch.Tensor] = {}
-        for name, gradient in rows.items():
+        for name, own in rows.items():
+            shape = resolved[name].key.shape
             if device is not None and self._pipeline.on_device(resolved[name], device):
-                arrays[name] = device.array(gradient.to(torch.float32).contiguous())
+                floats = own.to(torch.float32).contiguous()
+                arrays[name] = device.array(_without_padding(floats, shape))
+            elif place.type == "cpu":
+                floats = torch.from_numpy(room(own.numel())).view(own.shape).copy_(own)
+                arrays[name] = _without_padding(floats, shape).numpy()
             else:
-                others[name] = gradient
-        copies = HostCopies(others if place.type != "cpu" else {})
+                others[name] = own.contiguous()
+        copies = HostCopies(others)
         copies.wait()
-        for name, gradient in others.items():
-            host = copies.arrays.get(name, gradient).view(gradient.shape)
-            arrays[name] = host.to(torch.float32).numpy()
+        for name in others:
+            floats = copies.arrays[name].to(torch.float32)
+            arrays[name] = _without_padding(floats, resolved[name].key.shape).numpy()
         return {name: arrays[name] for name in rows}
+
+
+def _without_padding(rows: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """The gradient whose rows these are."""
+    return rows.view(-1)[: math.prod(shape)].view(shape)
 
 
 def _tensors(sums: Sequence[Any], place: torch.device) -> list[torch.Tensor]:
