@@ -17,6 +17,7 @@ from workers.harness import Cases, check_equal, refused
 
 from gradcomp import ConfigError
 from horovod_compressors.torch import Compression
+from support.core_tensors import found
 from torch_compressors import GossipDataParallel
 from torch_compressors.fsdp import fsdp_hook, fsdp_reduce_scatter
 
@@ -42,16 +43,20 @@ def _overflow(embedding: nn.Module, inputs: Any, output: torch.Tensor) -> None:
     output.register_hook(overflowing)
 
 
-def _trained(scaler: torch.amp.GradScaler, follows: bool, **options: Any) -> nn.Module:
+def _trained(
+    scaler: torch.amp.GradScaler, follows: bool, device: str = "host", **options: Any
+) -> nn.Module:
     """A model after some steps with a loss scale; without one, the step that overflows is left out.
 
     Args:
         scaler: may be disabled.
         follows: the state reads the scale itself.
+        device: ``compress.device``.
         options: of ``fully_shard``.
     """
     model = fsdp.sharded(**options)
-    state = fsdp_reduce_scatter(fsdp.matrices("residual|topk(ratio=0.1)"), model)
+    config = fsdp.matrices("residual|topk(ratio=0.1)|raw32", device=device)
+    state = fsdp_reduce_scatter(config, model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
     if follows:
         state.follow_scaler(scaler)
@@ -90,23 +95,36 @@ def _trained(scaler: torch.amp.GradScaler, follows: bool, **options: Any) -> nn.
     return model
 
 
+def _check_equal_models(one: nn.Module, other: nn.Module) -> None:
+    expected = _parameters(other)
+    for name, value in _parameters(one).items():
+        check_equal(value, expected[name], name)
+
+
 @cases
 def loss_scale_and_clipping() -> None:
     """All ranks skip a step whose overflow lies in one shard; the others are those of float32."""
 
-    def check_equal_models(one: nn.Module, other: nn.Module) -> None:
-        expected = _parameters(other)
-        for name, value in _parameters(one).items():
-            check_equal(value, expected[name], name)
-
     plain = _trained(torch.amp.GradScaler("cpu", enabled=False), follows=False)
     for kind, follows in ((torch.amp.GradScaler, True), (ShardedGradScaler, False)):
         scaler = kind("cpu", init_scale=1024.0, growth_interval=2)
-        check_equal_models(_trained(scaler, follows), plain)
+        _check_equal_models(_trained(scaler, follows), plain)
         assert scaler.get_scale() == 2048.0
     half = MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float16)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
     _trained(scaler, follows=True, mp_policy=half)
+
+
+@cases
+def a_loss_scale_of_shards_on_devices() -> None:
+    """The models are those of the host, and the skipped step leaves no trace in residuals on devices."""
+    plain = _trained(torch.amp.GradScaler("cpu", enabled=False), follows=False)
+    for setting, sign in (("auto", "launch"), ("direct", "share")):
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+        with found(True) as device:
+            _check_equal_models(_trained(scaler, follows=True, device=setting), plain)
+        for entry in (sign, "poison"):
+            assert any(line.startswith(entry) for line in device.log), device.log
 
 
 @cases
