@@ -6,8 +6,9 @@
 1. Bits: every kernel against the C++ core, with several sizes, ties, NaN and empty tensors.
 2. Speeds: kernels as fractions of the bandwidth of a copy, which is measured first, beside PyTorch's
    operators and bitsandbytes where installed; copies between host and device; frames on the host.
-3. Steps of DDP by one and by two processes, with our hook on the GPU and through the host, and PyTorch's.
-   They are on NCCL, or on Gloo where NCCL does not let two processes share a GPU.
+3. Steps of DDP by one and by two processes, and of FSDP by two, with our compression on the GPU and through
+   the host, and PyTorch's. They are on NCCL, or on Gloo where NCCL does not let two processes share a GPU;
+   FSDP is on NCCL alone.
 
 Results are in OUTPUT/results.json and OUTPUT/results.md, with a picture. Without a GPU there are bits alone,
 by Triton's interpreter and on small sizes. Exit status: 0 done; 1 a bit differs, or a job failed; 2 wrong
@@ -24,7 +25,7 @@ import torch
 
 from gpulab.bits import compare
 from gpulab.report import bits_equal, draw, table
-from gpulab.steps import ddp_steps
+from gpulab.steps import whole_steps
 
 NUMELS = (1_000_000, 25_000_000, 100_000_000)
 PARTS = ("bits", "speeds", "steps")
@@ -65,7 +66,7 @@ def run(part: str, results: dict[str, Any], *, quick: bool) -> None:
     if part == "bits":
         results["bits"] = compare(compiled=torch.cuda.is_available(), quick=quick)
     elif part == "steps":
-        results["steps"] = ddp_steps("cuda:0", quick=quick)
+        results["steps"] = whole_steps("cuda:0", quick=quick)
     else:
         # Not at the top: kernels are imported only where they can be compiled.
         from gpulab import speeds

@@ -69,7 +69,7 @@ def _frames(rows: Sequence[Row]) -> str:
 
 def _steps(rows: Sequence[Row]) -> str:
     first = rows[0]
-    about = f"DDP, {first['ranks']} process{'es' * (first['ranks'] > 1)} on {first['backend']}"
+    about = f"Steps, {first['ranks']} process{'es' * (first['ranks'] > 1)} on {first['backend']}"
     if first["reason"]:
         about += f" ({first['reason']})"
     lines = [f"{about}:", "", "| hook | ms a step | parameters |", "|---|---:|---|"]
@@ -101,7 +101,7 @@ def verdict(results: Row) -> str:
 
 
 def bits_equal(results: Row) -> bool:
-    """Whether no comparison differs, and DDP's parameters are equal."""
+    """Whether no comparison differs, and parameters are equal."""
     differences = sum(row["differences"] for row in results.get("bits", ()))
     return not differences and all(row["equal"] for row in results.get("steps", ()))
 
@@ -120,7 +120,7 @@ def _reached(results: Row) -> list[bool]:
 
 
 def draw(results: Row, path: Path) -> None:
-    """Fractions of a copy's bandwidth beside targets, and steps of DDP."""
+    """Fractions of a copy's bandwidth beside targets, and whole steps."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -144,7 +144,7 @@ def draw(results: Row, path: Path) -> None:
         places = [names.index(row["name"]) + 0.4 * counts.index(ranks) for row in own]
         label = f"{ranks} on {own[0]['backend']}"
         right.barh(places, [row["ms"] for row in own], height=0.4, label=label)
-    right.set(xlabel="ms a step", title="DDP, processes on one GPU")
+    right.set(xlabel="ms a step", title="processes on one GPU")
     right.set_yticks(range(len(names)), names)
     if counts:
         right.legend()

@@ -1,4 +1,4 @@
-"""Whole steps of DDP, with all contenders in turn, by one and by two processes on one device."""
+"""Whole steps of DDP and FSDP, with all contenders in turn, by one and by two processes on one device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["JobError", "ddp_steps"]
+__all__ = ["JobError", "whole_steps"]
 
 Row = dict[str, Any]
 
@@ -25,7 +25,7 @@ class JobError(RuntimeError):
     """A process of a job ended with an error, or not in time."""
 
 
-def ddp_steps(device: str, *, quick: bool) -> list[Row]:
+def whole_steps(device: str, *, quick: bool) -> list[Row]:
     """Times of steps in ms by contender, and whether parameters are equal, for 1 and 2 processes.
 
     Args:

@@ -1,4 +1,4 @@
-"""One rank of a job in DDP: python worker.py RANK RANKS BACKEND DEVICE FOLDER JOB
+"""One rank of a job: python worker.py RANK RANKS BACKEND DEVICE FOLDER JOB
 
 The job is `probe`, which averages a number, or `quick` or `full`, which time the steps of all contenders.
 """
@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.tensor import DTensor
 
-from gpulab.contenders import CONTENDERS, Contender
+from gpulab.contenders import Contender, contenders
 
 
 class Size(NamedTuple):
@@ -35,7 +35,7 @@ class Size(NamedTuple):
 SIZES = {"quick": Size(4, 256, 32, 3, 5), "full": Size(6, 2048, 512, 5, 30)}
 
 
-def model_of(size: Size, device: torch.device) -> torch.nn.Module:
+def model_of(size: Size, device: torch.device) -> torch.nn.Sequential:
     """Linear layers with norms; the same on all ranks."""
     torch.manual_seed(1)
     layers: list[torch.nn.Module] = []
@@ -48,8 +48,7 @@ def model_of(size: Size, device: torch.device) -> torch.nn.Module:
 def steps(contender: Contender, size: Size, backend: str, device: torch.device) -> dict[str, Any]:
     """Train some steps: ms of each, and a digest of the parameters after them."""
     model = model_of(size, device)
-    wrapped = DistributedDataParallel(model, bucket_cap_mb=contender.bucket_mb(backend))
-    contender.register(wrapped)
+    wrapped = contender.wrap(model, backend)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(100 + dist.get_rank())
     batch = torch.randn(size.batch, size.width, generator=generator).to(device)
@@ -64,7 +63,8 @@ def steps(contender: Contender, size: Size, backend: str, device: torch.device) 
         times.append(1e3 * (time.perf_counter() - begin))
     digest = hashlib.sha256()
     for parameter in model.parameters():
-        digest.update(parameter.detach().cpu().numpy().tobytes())
+        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        digest.update(whole.detach().cpu().numpy().tobytes())
     return {
         "name": contender.name,
         "same": contender.same,
@@ -92,7 +92,9 @@ def main(rank: int, ranks: int, backend: str, device: torch.device, folder: Path
         dist.all_reduce(torch.ones(1, device=device))
         _synchronize(device)
     else:
-        rows = [steps(one, SIZES[job], backend, device) for one in CONTENDERS]
+        rows = [
+            steps(one, SIZES[job], backend, device) for one in contenders(ranks, backend, device)
+        ]
     (folder / f"rank-{rank}.json").write_text(json.dumps(rows), encoding="utf-8")
     dist.destroy_process_group()
 

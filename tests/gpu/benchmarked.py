@@ -22,7 +22,7 @@ import torch
 from gpulab import speeds
 from gpulab.clock import Work
 from gpulab.report import draw, table
-from gpulab.steps import ddp_steps
+from gpulab.steps import whole_steps
 
 NUMELS = (3000, 5000)
 
@@ -59,7 +59,7 @@ def main(folder: Path) -> None:
         "copies": copied,
         "kernels": speeds.kernels(clock, NUMELS, copied["device"]),
         "frames": speeds.frames(clock, NUMELS, 3),
-        "steps": ddp_steps("cpu", quick=True),
+        "steps": whole_steps("cpu", quick=True),
     }
     draw(results, folder / "results.png")
     print(table(results))

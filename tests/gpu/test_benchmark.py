@@ -51,8 +51,8 @@ def test_its_parts_for_a_gpu_work_on_cpu_tensors(tmp_path: Path) -> None:
         assert re.search(line, done.stdout, re.M)
     assert len(re.findall(r"^\| residual\\\|topk.* \| 3 \| [18] \|", done.stdout, re.M)) == 4
     for ranks in ("1 process on gloo", "2 processes on gloo"):
-        assert f"DDP, {ranks} (there is no GPU):" in done.stdout
-    assert len(re.findall(r"^\| .* \| equal \|$", done.stdout, re.M)) == 30
+        assert f"Steps, {ranks} (there is no GPU):" in done.stdout
+    assert len(re.findall(r"^\| .* \| equal \|$", done.stdout, re.M)) == 37
 
 
 def test_gloo_stands_in_where_nccl_fails() -> None:
