@@ -364,8 +364,7 @@ class Pipeline:
             and hands_over(spec.memory)
             and device.takes(spec, resolved.key.shape)
         )
-        compresses = spec.codec != "identity"  # else a reduce-scatter's frames of dense tensors
-        if not takes and compresses and self.rank == 0 and spec.canonical not in self._on_host:
+        if not takes and self.rank == 0 and spec.canonical not in self._on_host:
             self._on_host.add(spec.canonical)
             _tell_of_host(self.config, spec)
         begun = step >= aggregator.start_step and self._state.continues(resolved)

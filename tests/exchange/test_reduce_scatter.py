@@ -125,16 +125,6 @@ def test_sums_and_states_are_those_of_the_host(there: set[int]) -> None:
         assert f"give {4 if rank == 0 else 3}" in device.log  # 'one' has a single row
 
 
-def test_no_warning_tells_that_uncompressed_tensors_are_on_the_host(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    nothing = CoreDevice(least=10**6)
-    for spec, warnings in (("identity", 0), ("int4", 1)):
-        pipeline = Pipeline(config_of(spec, device="auto"), 0, 2, scatters=True)
-        assert not pipeline.on_device(pipeline.resolve("even", SHAPES["even"]), nothing)
-        assert len(caplog.records) == warnings
-
-
 def test_another_number_of_ranks_applies_the_rest() -> None:
     """The mean over ranks of all that is still to be applied does not change."""
     three = pipelines("residual|topk(ratio=0.1)", 3)

@@ -79,7 +79,31 @@ def main() -> None:
             with pytest.raises(ProtocolError, match=rf"damaged message of rank {damaged} is in"):
                 device.share("w", [[ToEncode(codec, device.from_host(grads[0]))]])
             noticed += 1
+    noticed += forgotten(rng)
     print(f"{noticed} damaged messages noticed")
+
+
+def forgotten(rng: np.random.Generator) -> int:
+    """Damage the message of an exchange that later steps no longer have."""
+    codec = get_codec(RAW)
+    device = DirectDevice(torch.device("cpu"))
+
+    def share(name: str) -> Any:
+        return device.share(name, [[ToEncode(codec, device.from_host(_gradient(rng)))]])
+
+    share("kept")
+    own = share("w")
+    data = own.data.clone()
+    data[0] ^= 1
+    messages: list[Any] = [
+        DeviceMessage(own.data.clone(), own.staging),
+        DeviceMessage(data, own.staging),
+    ]
+    device.add_shared(own, 0, [ToAddShared(codec, device.zeros(NUMEL), [0] * 2)], messages, 0.5)
+    share("kept")
+    with pytest.raises(ProtocolError, match=r"damaged message of rank 1 is in .* exchange 'w'"):
+        share("kept")
+    return 1
 
 
 def _gradient(rng: np.random.Generator) -> npt.NDArray[np.float32]:

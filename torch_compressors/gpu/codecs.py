@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -373,47 +373,35 @@ class Dense(Encoder):
 
 
 class Floats(Dense):
-    """`identity`, `fp16` and `bf16`: one kernel. 14 bytes per element with error feedback, 16 of `identity`."""
+    """`identity`, `fp16` and `bf16`: one kernel. 14 bytes per element with error feedback, 16 of `identity`.
 
-    TYPE: int
+    Args:
+        type_: one of `FLOAT_TYPES`.
+    """
+
     seeded = False
 
-    def __init__(self, params: Params, sizes: Sequence[int], device: torch.device) -> None:
-        super().__init__(params, sizes, device)
+    def __init__(
+        self, type_: int, params: Params, sizes: Sequence[int], device: torch.device
+    ) -> None:
+        self.type = type_
         self.saturate = params.get("overflow") == "saturate"
+        super().__init__(params, sizes, device)
 
     def payload_bytes(self, numel: int) -> int:
-        return (4 if value_types.FP32.value == self.TYPE else 2) * numel
+        return (4 if self.type == FLOAT_TYPES["identity"] else 2) * numel
 
     def _launch(self, table: torch.Tensor, mode: Mode) -> None:
         quantize.floats_kernel[(self.bucket.tiles.programs,)](
             table,
             self.bucket.tiles.tensors,
-            TYPE=self.TYPE,
+            TYPE=self.type,
             SATURATE=self.saturate,
             MODE=mode.mode,
             ALIGNED=mode.aligned,
             TILE=TILE,
             **EXACT,
         )
-
-
-class Identity(Floats):
-    """`identity`, which rounds nothing."""
-
-    TYPE = value_types.FP32.value
-
-
-class Fp16(Floats):
-    """`fp16`."""
-
-    TYPE = value_types.FP16.value
-
-
-class Bf16(Floats):
-    """`bf16`."""
-
-    TYPE = value_types.BF16.value
 
 
 class Bucketed(Dense):
@@ -695,9 +683,6 @@ class RandomK(Dense):
             )
 
 
-FLOAT_TYPES = {"identity": Identity.TYPE, "fp16": Fp16.TYPE, "bf16": Bf16.TYPE}
-"""Types of payloads of floats, by the codec's name."""
-
 VALUE_TYPES = {
     "fp32": value_types.FP32.value,
     "fp16": value_types.FP16.value,
@@ -707,6 +692,11 @@ VALUE_TYPES = {
     "means": value_types.MEANS.value,
     "2bit": value_types.BINS.value,
 }
+
+FLOAT_TYPES = {"identity": VALUE_TYPES["fp32"]} | {
+    name: VALUE_TYPES[name] for name in ("fp16", "bf16")
+}
+"""Value types of codecs whose payload is all elements as floats."""
 
 
 def bucket_size(params: Params) -> int:
@@ -734,9 +724,7 @@ def sample(numel: int, k: int) -> tuple[int, int, int]:
 
 
 CODECS: dict[str, Callable[[Params, Sequence[int], torch.device], Encoder]] = {
-    "bf16": Bf16,
-    "fp16": Fp16,
-    "identity": Identity,
+    **{name: partial(Floats, type_) for name, type_ in FLOAT_TYPES.items()},
     "int4": Int4,
     "int8": Int8,
     "onebit": OneBit,

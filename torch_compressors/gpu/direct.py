@@ -112,6 +112,7 @@ class DirectDevice(TorchDevice):
         pattern: a step begins with a name that the last one has had."""
         if name in self._of_step:
             for unused in self._exchanges.keys() - self._of_step:
+                self._raise_found(unused)
                 del self._exchanges[unused]
             self._of_step.clear()
         self._of_step.add(name)
@@ -137,13 +138,15 @@ class DirectDevice(TorchDevice):
         """See `SharingDevice`."""
         layout = own.layouts[group]
         count = len(messages)
-        ranges = [(0, count)] if exact is None else [(0, exact), (exact + 1, count)]
-        sums = []
-        for first, end in ranges:
-            some = [one._replace(streams=one.streams[first:end]) for one in tensors]
-            if first < end:
-                forms = _forms(some, layout.places)
-                sums.append(ToSum(forms, (first, end), weight, begun=exact is not None))
+        if exact is None:
+            sums = [ToSum(_forms(tensors, layout.places), (0, count), weight)]
+        else:
+            sums = []
+            for first, end in ((0, exact), (exact + 1, count)):
+                some = [one._replace(streams=one.streams[first:end]) for one in tensors]
+                if first < end:
+                    forms = _forms(some, layout.places)
+                    sums.append(ToSum(forms, (first, end), weight, begun=True))
         self._receive(own, group, sums, messages, [layout.header] * count)
 
     def decode_shared(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from gradcomp.codec.arrays import ByteArray, FloatArray
@@ -46,13 +47,12 @@ class ReduceScatter(BucketAggregator):
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
         """See `BucketAggregator.bucket_round`; returns sums of this rank's rows, flat float32."""
         bucket = _Bucket(members, self._rank, self._world_size)
-        device = sharing_device_of(bucket.whole())
-        if device is not None and self._world_size > 1:
-            return (yield from self._from_devices(name, bucket, device))
+        groups = [[bucket.to_encode(piece) for piece in chunk] for chunk in bucket.chunks]
+        device = sharing_device_of(list(chain.from_iterable(groups)))
+        if device is not None:
+            return (yield from self._from_devices(name, bucket, groups, device))
         others = [rank for rank in range(self._world_size) if rank != self._rank]
-        frames, sizes = encode_pieces(
-            [bucket.to_encode(piece) for rank in others for piece in bucket.chunks[rank]]
-        )
+        frames, sizes = encode_pieces([item for rank in others for item in groups[rank]])
         remaining = iter(sizes)
         splits = [
             0 if rank == self._rank else sum(next(remaining) for _ in chunk)
@@ -77,12 +77,13 @@ class ReduceScatter(BucketAggregator):
         )
         return bucket.sums
 
-    def _from_devices(self, name: str, bucket: _Bucket, device: SharingDevice) -> BucketRound:
+    def _from_devices(
+        self, name: str, bucket: _Bucket, groups: list[list[ToEncode]], device: SharingDevice
+    ) -> BucketRound:
         """Add from device to device: what travels never comes to the host.
 
         The message to this rank itself is encoded, too, as it tells how the others' are laid out.
         """
-        groups = [[bucket.to_encode(piece) for piece in chunk] for chunk in bucket.chunks]
         groups[self._rank] = [item._replace(residual=None) for item in groups[self._rank]]
         shared: Any = device.share(name, groups)
         device.give(bucket.given())
@@ -117,13 +118,6 @@ class _Bucket:
         self.sums: list[FloatArray] = [member.out[:0] for member in members]
         for piece in self.own:
             self.sums[piece.member] = members[piece.member].out[piece.begin : piece.end]
-
-    def whole(self) -> list[ToEncode]:
-        """The tensors, to ask devices about them."""
-        return [
-            ToEncode(aggregator.codec, member.grad)
-            for aggregator, member in zip(self.aggregators, self._members, strict=True)
-        ]
 
     def to_encode(self, piece: Piece) -> ToEncode:
         """The codec call for the rows of a rank."""
