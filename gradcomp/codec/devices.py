@@ -200,10 +200,6 @@ class SharingDevice(Protocol):
         """Decode the average of all ranks' ``numbers`` into ``out``."""
         ...
 
-    def give(self, tensors: Sequence[ToGive]) -> None:
-        """See `Device.give`."""
-        ...
-
     def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
         """``residual += times * lost``, each rounded; then NaN and Inf become 0. ``lost`` is used up."""
         ...

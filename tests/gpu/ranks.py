@@ -17,6 +17,7 @@ import gpu.quick_interpreter  # noqa: F401
 from gradcomp import Pipeline, ToEncode, get_codec
 from gradcomp.codec.devices import HOST
 from gradcomp.codec.items import ToAddShared
+from gradcomp.runtime.loopback import run_rounds
 from support.mixed_ranks import RANKS, SHAPES, average, gradients, ranks_of, residuals
 from support.pipelines import configured, rules_of
 from torch_compressors.gpu import codecs
@@ -133,7 +134,29 @@ def compare_scattered() -> int:
         through_host = there[0].stats.sent_bytes == alone[0].stats.sent_bytes
         if through_host is not (device == "auto" or number == 0):
             raise AssertionError(f"{specs}, {device}: {there[0].stats}")
-    return compared
+    return compared + compare_single_row()
+
+
+def compare_single_row() -> int:
+    """One rank owns it, and the others own nothing."""
+    config = configured("int8", rules=rules_of({"row": "int8"}, "{}"), device="direct")
+    grads = [
+        np.random.default_rng(rank).standard_normal((1, 200), np.float32) for rank in range(RANKS)
+    ]
+    found = []
+    for devices in ([DirectDevice(torch.device("cpu")) for _ in grads], [HOST for _ in grads]):
+        ranks = [Pipeline(config, rank, RANKS, scatters=True) for rank in range(RANKS)]
+        rounds = [
+            one.bucket_round("row", {"row": device.from_host(grad)})
+            for one, device, grad in zip(ranks, devices, grads, strict=True)
+        ]
+        sums = [
+            device.to_host(own) for device, (own,) in zip(devices, run_rounds(rounds), strict=True)
+        ]
+        found.append([own.tobytes() for own in sums])
+    if found[0] != found[1] or [bool(own) for own in found[0]] != [True, False, False]:
+        raise AssertionError("sums of a single row differ")
+    return 1
 
 
 def compare_numbers() -> int:

@@ -86,7 +86,7 @@ class ReduceScatter(BucketAggregator):
         """
         groups[self._rank] = [item._replace(residual=None) for item in groups[self._rank]]
         shared: Any = device.share(name, groups)
-        device.give(bucket.given())
+        give_batch(bucket.given())
         bucket.sent()
         splits = shared.splits
         unused = splits[self._rank]
