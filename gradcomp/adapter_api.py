@@ -21,6 +21,7 @@ from gradcomp.codec.parts import (
     kept_of_frames,
     payloads_of_frames,
     rotation_of,
+    sample_of,
 )
 from gradcomp.codec.products import ToApply, ToMultiply, ToSettle, ToShare
 from gradcomp.codec.spec import Spec, Stage, parse
@@ -153,6 +154,7 @@ __all__ = [
     "room",
     "rotation_of",
     "run_unedited",
+    "sample_of",
     "shared_state",
     "split_frames",
     "state_of",

@@ -18,6 +18,8 @@ from torch_compressors.gpu import codecs
 from torch_compressors.gpu.add import KEPT, Addition, Form, ToAdd, form_of
 from torch_compressors.gpu.bucket import Table, ToLaunch
 from torch_compressors.gpu.direct import DirectDevice
+from torch_compressors.gpu.encoders.encoder import Launches
+from torch_compressors.gpu.encoders.rotated import RotatedUniform
 from torch_compressors.gpu.factors import FactorExchange, kinds_of
 
 __all__ = ["OPERATIONS", "Operation"]
@@ -65,7 +67,7 @@ def _encodes(spec: str, *, lopsided: bool = False) -> Make:
     """Kernels of a codec; in a lopsided gradient all kept elements lie together."""
 
     def make(numel: int, device: torch.device) -> Work:
-        launches = codecs.Launches(codecs.encoder(spec, [numel], device))
+        launches = Launches(codecs.encoder(spec, [numel], device))
         grad = _gradient(numel, device)
         if lopsided:
             grad[: numel - numel // 10] *= 1e-3
@@ -79,7 +81,7 @@ def _encodes(spec: str, *, lopsided: bool = False) -> Make:
 
 def _rotates(numel: int, device: torch.device) -> Work:
     """The rotation alone, without error feedback."""
-    encoder = codecs.RotatedUniform({"bits": 4, "rounding": "nearest"}, [numel], device)
+    encoder = RotatedUniform({"bits": 4, "rounding": "nearest"}, [numel], device)
     table = Table(encoder.bucket)
     tensor = ToLaunch(_gradient(numel, device))
 
@@ -246,6 +248,7 @@ OPERATIONS = (
         _encodes("topk(ratio=0.01)", lopsided=True),
         _corrected(_torch_topk),
     ),
+    Operation("sampled_topk(ratio=0.01)", 13.9, None, _encodes("sampled_topk(ratio=0.01)")),
     Operation("randomk(ratio=0.01)", 12.3, None, _encodes("randomk(ratio=0.01)")),
     Operation("sign", 20, 0.60, _encodes("sign"), _corrected(_torch_sign)),
     Operation("terngrad", 20.4, None, _encodes("terngrad")),

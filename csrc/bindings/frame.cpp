@@ -11,6 +11,7 @@
 #include "bindings/fields.hpp"
 #include "codecs/quantize/uniform.hpp"
 #include "codecs/sparse/keep.hpp"
+#include "codecs/sparse/sample.hpp"
 #include "stages/registry.hpp"
 #include "wire/parts.hpp"
 
@@ -20,6 +21,12 @@ namespace {
 float py_clip_of_normal(unsigned bits, bool stochastic) {
   if (bits < 1 || bits > 8) throw py::value_error("bits must be from 1 to 8");
   return clip_of_normal(bits, stochastic);
+}
+
+std::pair<std::size_t, std::size_t> py_sample_of(double sample_ratio, std::size_t kept,
+                                                 std::size_t numel) {
+  const Sample sample = sample_of(sample_ratio, kept, numel);
+  return {sample.stride, sample.rank};
 }
 
 py::dict parse_frame_header(const Bytes& bytes) {
@@ -144,6 +151,7 @@ void bind_frame(py::module_& m) {
   m.def("frames_of_parts", &frames_from_parts, py::arg("parts"));
   m.def("clip_of_normal", &py_clip_of_normal, py::arg("bits"), py::arg("stochastic"));
   m.def("kept_count", &kept_count, py::arg("ratio"), py::arg("k"), py::arg("numel"));
+  m.def("sample_of", &py_sample_of, py::arg("sample_ratio"), py::arg("kept"), py::arg("numel"));
   m.def("payload_places", &payload_places, py::arg("frames"));
   m.def("kept_of_frames", &kept_parts, py::arg("frames"));
 }

@@ -27,6 +27,7 @@ __all__ = [
     "kept_of_frames",
     "payloads_of_frames",
     "rotation_of",
+    "sample_of",
 ]
 
 IndexArray = npt.NDArray[np.uint32]
@@ -90,6 +91,17 @@ def clip_of_normal(bits: int, stochastic: bool) -> float:
 def rotation_of(numel: int) -> tuple[int, float]:
     """Of a rotation: the binary logarithm of a block's elements, and the factor of each of them."""
     return _core.rotation_of(numel)
+
+
+def sample_of(sample_ratio: float, kept: int, numel: int) -> tuple[int, int]:
+    """Of `sampled_topk`: the stride of its sample, and the threshold's rank among it, from the largest.
+
+    A stride of 1 is the whole tensor: the choice is exact.
+
+    Args:
+        kept: number of elements that the codec keeps, from `kept_count`.
+    """
+    return _core.sample_of(sample_ratio, kept, numel)
 
 
 def kept_of_frames(

@@ -25,16 +25,16 @@ from support.mixed_ranks import (
     scaled_gradients,
 )
 from support.pipelines import config_of
-from torch_compressors.gpu import codecs
 from torch_compressors.gpu.device import TorchDevice
 from torch_compressors.gpu.direct import DirectDevice
+from torch_compressors.gpu.encoders import tiling
 
 HOSTS = [HOST] * RANKS
 
 
 def main() -> None:
     """Compare steps."""
-    codecs.TILE, codecs.BLOCK, codecs.SLOTS = 1024, 256, 256
+    tiling.TILE, tiling.BLOCK, tiling.SLOTS = 1024, 256, 256
     print(
         f"{compare_schedules()} steps of schedules, {compare_mixed_precision()} of mixed precision"
     )
@@ -44,7 +44,7 @@ def compare_schedules() -> int:
     """Ratios that change with the epoch."""
     return compare_schedule(
         "residual|topk(ratio=ramp(from=0.4,to=0.05,epochs=4))|raw32"
-    ) + compare_schedule("dgc(ratio=0.05,sample_ratio=1)|raw32")
+    ) + compare_schedule("dgc(ratio=0.05)|raw32")
 
 
 def compare_schedule(spec: str) -> int:

@@ -6,6 +6,7 @@ then those that differ. interpreted.py runs it without a GPU, compiled.py on one
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -24,6 +25,9 @@ from gradcomp.codec.parts import kept_of_frames, payloads_of_frames
 from torch_compressors.gpu import add, codecs, packed
 from torch_compressors.gpu.bucket import Kept, Momentum, ToLaunch
 from torch_compressors.gpu.direct import DirectDevice
+from torch_compressors.gpu.encoders import tiling
+from torch_compressors.gpu.encoders.encoder import Launches
+from torch_compressors.gpu.encoders.topk import TopK
 
 CPU = torch.device("cpu")
 SEED, STEP = 5, 7
@@ -86,6 +90,13 @@ def two_nans() -> Case:
     return Case("two NaN", grad, np.zeros_like(grad), np.zeros_like(grad))
 
 
+def many_nans() -> Case:
+    """A sample holds several NaN, none of which is a threshold."""
+    grad = np.ones(1000, np.float32)
+    grad.view(np.uint32)[::3] = 0x7FC00000 + np.arange(334, dtype=np.uint32)
+    return Case("many NaN", grad, np.zeros_like(grad), np.zeros_like(grad))
+
+
 def overflow_beside_rest() -> Case:
     """As the first tensor after `rotate`: the scale of a block is NaN, that of the rest is not."""
     block = np.array([2.0**110, 2.0**110, 0, 0], np.float32)
@@ -138,7 +149,7 @@ def of_kernels(
 ) -> Iterator[list[Result]]:
     """The kernels' results in each of some launches of one encoder, all with the same input."""
     encoder = codecs.encoder(spec, [case.grad.size for case in tensors], device)
-    launches = codecs.Launches(encoder)
+    launches = Launches(encoder)
     grads = [torch.from_numpy(case.grad).to(device) for case in tensors]
     for _ in range(steps):
         states = [
@@ -236,8 +247,8 @@ class Tally:
 
 def small_tiles() -> None:
     """Tiles and samples so small that tensors of a few hundred elements have several, or are larger."""
-    codecs.TILE, codecs.BLOCK, codecs.SLOTS = 128, 64, 64
-    codecs.TopK.SAMPLE = 256
+    tiling.TILE, tiling.BLOCK, tiling.SLOTS = 128, 64, 64
+    TopK.SAMPLE = 256
 
 
 VALUES = ("fp32", "fp16", "bf16", "int8", "sign", "means", "2bit")
@@ -255,11 +266,31 @@ def topk(tally: Tally, rng: np.random.Generator, each: int) -> None:
     tally.compare(spec, "correction", cases(rng, SIZES, each), f"{spec}|raw32")
 
 
+SAMPLED = (
+    "ratio=0.05",
+    "ratio=0.3,sample_ratio=0.1,values=fp16",
+    "ratio=0.1,sample_ratio=0.06,upper_bound=1,lower_bound=1,values=int8",
+    "k=40,lower_bound=0.97,max_adaptation_iters=3,values=means",
+    "ratio=0.2,max_adaptation_iters=0,upper_bound=3",
+)
+
+
+def sampled_topk(tally: Tally, rng: np.random.Generator, each: int) -> None:
+    """Thresholds of samples that too many, too few or about k elements reach."""
+    small_tiles()
+    for params in SAMPLED:
+        for mode in MODES:
+            spec = f"sampled_topk({params})"
+            sent = re.sub(",values=.*", ")", spec) + "|raw32"
+            steps = 1 + (mode == "correction")  # the second finds the state of the first
+            tally.compare(spec, mode, cases(rng, [*SIZES, 1000, 2500], each), sent, steps)
+
+
 def topk_state(tally: Tally, rng: np.random.Generator, each: int) -> None:
     """Later steps find the state of earlier ones; real tiles; large tensors are sampled."""
     small_tiles()
     tally.compare("topk(k=9)", "feedback", cases(rng, SIZES, each), "topk(k=9)|raw32", steps=2)
-    codecs.TILE, codecs.BLOCK, codecs.SLOTS, codecs.TopK.SAMPLE = 2048, 1024, 2048, 8192
+    tiling.TILE, tiling.BLOCK, tiling.SLOTS, TopK.SAMPLE = 2048, 1024, 2048, 8192
     for n in (2047, 2049, 9000, 40001):
         spec = "topk(ratio=0.01)"
         tally.compare(spec, "feedback", cases(rng, [n], len(FAMILIES)), spec + "|raw32")
@@ -287,19 +318,19 @@ def quantized(tally: Tally, rng: np.random.Generator, each: int) -> None:
 
 def signs(tally: Tally, rng: np.random.Generator, each: int) -> None:
     small_tiles()
-    codecs.UNROLL = 1
+    tiling.UNROLL = 1
     for spec in ("sign", "onebit"):
         for mode in ("plain", "feedback", "unmasked"):
             tally.compare(spec, mode, mostly_small(rng, each))
     tally.compare("sign", "plain", [tie()])
     # Several chunks.
-    codecs.UNROLL = 8
+    tiling.UNROLL = 8
     tally.compare("sign", "feedback", cases(rng, [65537], 1))
 
 
 def ternary(tally: Tally, rng: np.random.Generator, each: int) -> None:
     small_tiles()
-    codecs.UNROLL = 1
+    tiling.UNROLL = 1
     larger = [1279, 1280, 1281, 2600]
     for spec in ("terngrad", "terngrad(clip=0)"):
         for mode in ("plain", "feedback", "unmasked"):
@@ -308,7 +339,7 @@ def ternary(tally: Tally, rng: np.random.Generator, each: int) -> None:
 
 def rotated(tally: Tally, rng: np.random.Generator, each: int) -> None:
     """Tensors below the 4096 elements of a block have one of 2^k, and a rest unless that is all."""
-    codecs.UNROLL = 1
+    tiling.UNROLL = 1
     specs = (
         *("rotate|uniform(bits=4)", "rotate|uniform(bits=1)", "rotate|uniform(bits=8,clip=2.5)"),
         *("rotate|uniform(bits=2,rounding=stochastic)", "rotate|uniform(bits=4,clip=0.3)"),
@@ -316,7 +347,7 @@ def rotated(tally: Tally, rng: np.random.Generator, each: int) -> None:
     for spec in specs:
         for mode in ("plain", "feedback", "unmasked"):
             tally.compare(spec, mode, [overflow_beside_rest(), *mostly_small(rng, each)])
-    codecs.UNROLL = 8
+    tiling.UNROLL = 8
     whole = [4095, 4096, 4097, 6000, 8192, 9000]
     tally.compare(specs[0], "feedback", cases(rng, whole, len(FAMILIES)))
 
@@ -390,6 +421,8 @@ KEPT = [
     "topk(ratio=0.2)",
     "topk(ratio=0.02,values=fp16)",
     "topk(ratio=0.9,values=bf16)|raw32",
+    "sampled_topk(ratio=0.1,sample_ratio=0.06)",
+    "sampled_topk(ratio=0.1,sample_ratio=0.06,values=fp16)|raw32",
 ]
 PAYLOADS = [spec for spec in ADDED if not spec.startswith("topk")]
 
@@ -398,7 +431,8 @@ def shared(tally: Tally, rng: np.random.Generator, each: int) -> None:
     """Messages of two ranks from device to device; the last bucket has all specs with payloads."""
     small_tiles()
     add.BLOCK, packed.WORDS = 256, 4
-    for specs in (*([spec] * each for spec in KEPT), PAYLOADS * 3):
+    counts = {True: -(-each // 3), False: each}
+    for specs in (*([spec] * counts["sampled" in spec] for spec in KEPT), PAYLOADS * 3):
         tally.count += 2 * len(specs)
         ranks = [mostly_small(rng, len(specs)) for _ in range(2)]
         tally.faults += _shared(specs, ranks, tally.device)
@@ -455,7 +489,7 @@ def large(tally: Tally, rng: np.random.Generator, each: int) -> None:
     n = 1000 * each
     for spec in LARGE:
         tensors = [*cases(rng, [n], 2), *cases(rng, [0], 1), *cases(rng, [n // 3 + 1], 1)]
-        sent = f"{spec}|raw32" if spec.startswith("topk") else spec
+        sent = f"{spec}|raw32" if "topk" in spec else spec
         tally.compare(spec, "feedback", tensors, sent, steps=5)
 
 
@@ -473,7 +507,7 @@ def matrices(tally: Tally, rng: np.random.Generator, each: int) -> None:
 
 
 LARGE = (
-    *("topk(ratio=0.01)", "randomk(ratio=0.01)", "fp16", "bf16"),
+    *("topk(ratio=0.01)", "sampled_topk(ratio=0.01)", "randomk(ratio=0.01)", "fp16", "bf16"),
     *(
         "qsgd(levels=127)",
         "int8",
@@ -489,6 +523,7 @@ LARGE = (
 GROUPS: dict[str, tuple[Callable[[Tally, np.random.Generator, int], None], int]] = {
     "topk": (topk, 30),
     "topk_state": (topk_state, 24),
+    "sampled_topk": (sampled_topk, 34),
     "half": (half, 120),
     "quantized": (quantized, 42),
     "signs": (signs, 180),
@@ -508,11 +543,11 @@ GPUs."""
 def one(tally: Tally, rng: np.random.Generator, name: str) -> None:
     """A launch in a mode, given as MODE:SPEC, or frames or messages of a spec, as added:SPEC or shared:SPEC."""
     small_tiles()
-    codecs.UNROLL = 1
+    tiling.UNROLL = 1
     add.BLOCK, packed.WORDS = 64, 4
     mode, _, spec = name.partition(":")
     tensors = [overflow_beside_rest(), *cases(rng, [*SIZES, 1300], 2 * len(FAMILIES))]
-    tensors += [two_nans(), tie()]
+    tensors += [two_nans(), many_nans(), tie()]
     others = [*tensors[1:], tensors[0]]  # an average with two NaN does not show which was there
     if mode == "added":
         tally.count += len(tensors)

@@ -18,8 +18,8 @@ import torch
 import gpu.quick_interpreter  # noqa: F401
 from gradcomp import ProtocolError, ToEncode, get_codec
 from gradcomp.codec.items import ToAddShared
-from torch_compressors.gpu import codecs
 from torch_compressors.gpu.direct import DirectDevice
+from torch_compressors.gpu.encoders import tiling
 from torch_compressors.gpu.sending import HEADER
 from torch_compressors.shared.direct import DeviceMessage
 
@@ -27,6 +27,7 @@ NUMEL, KEPT = 300, 30
 GUARD = 64
 """Elements around the average that nobody may write."""
 
+SAMPLED = "sampled_topk(k=30,sample_ratio=0.1)"
 RAW, PACKED = "topk(k=30)|raw32", "topk(k=30)"
 UPPER = 4 * 3
 """Bytes of the upper bits of packed indices: 3 lower bits of each, and 30 + 300 / 8 + 1 bits."""
@@ -43,6 +44,9 @@ DAMAGED: dict[str, tuple[str, int, bytes | None]] = {
     "no index": (PACKED, HEADER, b"\0" * UPPER),
     "one index less": (PACKED, HEADER, b"\0"),
     "all upper bits": (PACKED, HEADER, b"\xff" * UPPER),
+    "more elements than are kept": (SAMPLED, HEADER, np.int32(KEPT + 1).tobytes()),
+    "fewer elements than none": (SAMPLED + "|raw32", HEADER, np.int32(-1).tobytes()),
+    "no index of a sample": (SAMPLED, HEADER + 4, b"\0" * UPPER),
     "all late": (PACKED, HEADER, b"\0" * 8 + b"\xff" * 4),
 }
 """The codec, a place of a message, and what is there instead; None: the four bytes after them."""
@@ -50,7 +54,7 @@ DAMAGED: dict[str, tuple[str, int, bytes | None]] = {
 
 def main() -> None:
     """Damage the message of each rank of three, in turn, in every way; also where another's does not count."""
-    codecs.TILE, codecs.BLOCK, codecs.SLOTS = 128, 64, 64
+    tiling.TILE, tiling.BLOCK, tiling.SLOTS = 128, 64, 64
     rng = np.random.default_rng(6)
     noticed = 0
     for spec, place, value in DAMAGED.values():

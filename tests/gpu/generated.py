@@ -22,6 +22,7 @@ from gradcomp.codec.products import ToSettle, ToShare
 from torch_compressors.gpu import add, codecs
 from torch_compressors.gpu.bucket import EXACT, Momentum, Table, ToLaunch
 from torch_compressors.gpu.direct import DirectDevice
+from torch_compressors.gpu.encoders.encoder import Launches
 from torch_compressors.gpu.finite import Poison
 from torch_compressors.gpu.kernels.add import compare_headers_kernel
 
@@ -80,7 +81,7 @@ def _launch(spec: str, mode: str) -> None:
         tensors.append(
             ToLaunch(values, None if plain else values, momentum=momentum if corrects else None)
         )
-    codecs.Launches(encoder).run(tensors)
+    Launches(encoder).run(tensors)
 
 
 def _launch_factors() -> None:
@@ -128,7 +129,12 @@ def main(specs: list[str]) -> int:
         if form is not add.KEPT:
             add.Addition(form, [add.ToAdd(acc, np.zeros(1024, np.uint8))], 0.5).launch()
     damaged = torch.zeros((1, 4), dtype=torch.int32)
-    for codec in ("topk(k=4)", "topk(k=4,values=fp16)", "topk(k=4,values=bf16)|raw32"):
+    for codec in (
+        "topk(k=4)",
+        "topk(k=4,values=fp16)",
+        "topk(k=4,values=bf16)|raw32",
+        "sampled_topk(k=40)",
+    ):
         tensor = add.SharedTensor(acc, add.Place(32, 16, 4), [0])
         for assigns in (False, True):
             form = add.form_of_shared(codec, assigns=assigns)

@@ -20,14 +20,14 @@ from gradcomp.codec.items import ToAddShared
 from gradcomp.runtime.loopback import run_rounds
 from support.mixed_ranks import RANKS, SHAPES, average, gradients, ranks_of, residuals
 from support.pipelines import configured, rules_of
-from torch_compressors.gpu import codecs
 from torch_compressors.gpu.device import TorchDevice
 from torch_compressors.gpu.direct import DirectDevice
+from torch_compressors.gpu.encoders import tiling
 
 
 def main() -> None:
     """Compare steps, and steps after checkpoints have moved to ranks on other devices."""
-    codecs.TILE, codecs.BLOCK, codecs.SLOTS = 128, 64, 64
+    tiling.TILE, tiling.BLOCK, tiling.SLOTS = 128, 64, 64
     dgc = "momentum_correction(momentum=0.9)|"
     rules = {
         "conv": dgc + "topk(ratio=0.2,values=int8)|rice",
@@ -84,6 +84,11 @@ def compare_direct() -> int:
         ["residual|rotate|uniform(bits=4)", "residual(lr=scale)|sign", "residual|int8(bucket=64)"],
         ["residual|topk(ratio=0.2,values=int8)", "residual|qsgd(levels=7)", "residual|terngrad"],
         ["momentum_correction(momentum=0.9)|topk(ratio=0.2)"] * 3,
+        [
+            "residual|sampled_topk(ratio=0.2,sample_ratio=0.1)",
+            "residual|topk(ratio=0.1)",
+            "residual|sampled_topk(ratio=0.1,values=bf16)",
+        ],
     ]
     for exchange, (number, specs) in product(("gather", "sra"), enumerate(uses)):
         use = dict(zip(SHAPES, specs, strict=True))
@@ -110,7 +115,7 @@ def compare_scattered() -> int:
     fed = "residual(beta=0.9,gamma=0.8)|"
     uses = [
         [fed + "topk(ratio=0.2)", "residual|sketch(ratio=0.5)", "int8(bucket=64)"],
-        [fed + "topk(ratio=0.2)", "residual|rotate|uniform(bits=4)", "identity"],
+        [fed + "sampled_topk(ratio=0.2)", "residual|rotate|uniform(bits=4)", "identity"],
     ]
     compared = 0
     for device, (number, specs) in product(("auto", "direct"), enumerate(uses)):

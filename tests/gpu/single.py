@@ -16,13 +16,14 @@ import torch
 import gpu.quick_interpreter  # noqa: F401
 from gradcomp import SpecError, WireError, get_codec
 from support.frames import HEAD, edited, sealed
-from torch_compressors.gpu import codecs
 from torch_compressors.gpu.device import TorchDevice
+from torch_compressors.gpu.encoders import tiling
 
 SPECS = [
     "topk(ratio=0.1)",
     "topk(k=7,values=int8)|rice",
     "sampled_topk(ratio=0.1,sample_ratio=1)",
+    "sampled_topk(ratio=0.1,values=sign)",
     "randomk(ratio=0.2)",
     "identity",
     "fp16",
@@ -40,13 +41,16 @@ SHAPES = [(1,), (300,), (13, 40), (4, 5, 17)]
 
 OTHERS = [
     *("qsgd(norm=l2)", "blocktopk(k=3)"),
-    *("randomk(ratio=0.2,values=int8)", "sampled_topk(ratio=0.1)"),
+    *(
+        "randomk(ratio=0.2,values=int8)",
+        "sampled_topk(ratio=0.1,resample=false)",
+    ),
 ]
 
 
 def main() -> None:
     """Compare frames, and sums with elements of any value."""
-    codecs.TILE, codecs.BLOCK, codecs.UNROLL = 128, 64, 1
+    tiling.TILE, tiling.BLOCK, tiling.UNROLL = 128, 64, 1
     device = TorchDevice(torch.device("cpu"))
     rng = np.random.default_rng(4)
     compared = 0

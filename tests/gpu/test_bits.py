@@ -9,7 +9,7 @@ import pytest
 from gpu.processes import interpret
 
 GROUPS = (
-    *("topk", "topk_state", "half", "quantized"),
+    *("topk", "topk_state", "sampled_topk", "half", "quantized"),
     *("signs", "ternary", "rotated", "randomk", "added", "shared", "bases", "matrices"),
 )
 LEAST = dict.fromkeys(GROUPS, 1000) | {"topk_state": 60}

@@ -27,10 +27,10 @@ SPECS = {
             f"feedback:topk(ratio=0.01,values={type_})"
             for type_ in ("int8", "sign", "means", "2bit")
         ),
-        "feedback:randomk(ratio=0.01)",
+        *("feedback:randomk(ratio=0.01)", "correction:sampled_topk(ratio=0.01)"),
     ),
 }
-KERNELS = {"dense": 30, "sparse": 31}
+KERNELS = {"dense": 30, "sparse": 33}
 """All kernels; those that add frames, or work on factors or a loss scale, are in both."""
 
 

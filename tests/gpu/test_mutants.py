@@ -7,6 +7,9 @@ import pytest
 from gpu.conftest import Mutate
 from gpu.processes import interpret
 
+SAMPLED = "feedback:sampled_topk(ratio=0.1,sample_ratio=0.05)|raw32"
+FEW_SAMPLED = "feedback:sampled_topk(k=20,sample_ratio=0.1,upper_bound=5)|raw32"
+
 MUTANTS = {
     "the later of ties is kept": (
         "feedback:topk(ratio=0.05)|raw32",
@@ -59,6 +62,42 @@ MUTANTS = {
         "feedback:topk(k=1)|raw32",
         "tl.atomic_or(state + NOT_FINITE, 1)",
         "pass",
+    ),
+    "a sample begins at the first element": (
+        SAMPLED,
+        "start = tl.umulhi(draw(tl.load(row + STREAM), wide * 0), wide).to(tl.int32)",
+        "start = stride * 0",
+    ),
+    "a sampled NaN is the threshold": (
+        FEW_SAMPLED,
+        "* STATE + PREFIX), INF - 1)",
+        "* STATE + PREFIX), INF + 0x7FFFFF)",
+    ),
+    "slots tell of all thresholds": (SAMPLED, "tl.load(of + GUESS), INF)", "highest * 0, INF)"),
+    "slots that overflow tell of thresholds": (
+        SAMPLED,
+        "tl.where(tl.load(of + OVERFLOW) == 0, ",
+        "tl.where(True, ",
+    ),
+    "elements below the guess are not counted": (SAMPLED, "if chosen != OPEN:", "if WHOLE:"),
+    "a threshold that few elements reach": (SAMPLED, "tl.where(i < LAST, 1, 0)", "0"),
+    "a threshold that many elements reach": (
+        SAMPLED,
+        "many = here > whole(sample, MOST)",
+        "many = here < 0",
+    ),
+    "a threshold is lowered to the end": (SAMPLED, "tl.where(chosen == OPEN, ", "tl.where(True, "),
+    "all thresholds are equal": (SAMPLED, "float_of(threshold) * factor", "float_of(threshold)"),
+    "counts of the earlier launch": (
+        SAMPLED,
+        "tl.store(bins + place, tl.zeros_like(found))",
+        "pass",
+    ),
+    "slots hold all that reach a lowered threshold": (FEW_SAMPLED, "0 if WHOLE else k", "k"),
+    "as many as ever are kept": (
+        SAMPLED.replace(")|", ",values=means)|"),
+        "tl.store(of + COUNT, count)",
+        "tl.store(of + COUNT, k)",
     ),
     "the payload of a NaN is lost": (
         "feedback:fp16",

@@ -14,7 +14,7 @@ def test_ranks_on_a_device_average_with_ranks_on_the_host() -> None:
     # All tensors but the one whose codec has no kernels.
     assert done.stdout == (
         "12 steps compared, 8 tensors on a device\n"
-        "24 steps compared, from device to device\n"
+        "30 steps compared, from device to device\n"
         "13 steps compared, of a reduce-scatter\n"
         "9 sums compared, from device to device\n"
     )

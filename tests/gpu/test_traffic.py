@@ -17,6 +17,13 @@ ONCE = {"guess_kernel"}
 HISTOGRAMS = (256 + 256 + 256 + 128) * 8
 """Bytes for each tensor."""
 
+
+def topk(candidates: float) -> float:
+    """With a good guess: one pass, and a few numbers for each of the kept elements and candidates. Once in a
+    tensor, the last program of each digit reads and clears its histogram."""
+    return 12.0 + candidates * (8 + 28) + 0.01 * 20 + HISTOGRAMS / NUMEL
+
+
 EXPECTED = {
     "identity": 16.0,
     "fp16": 14.0,
@@ -24,9 +31,13 @@ EXPECTED = {
     "int8": 13.0,
     "int4": 12.5,
     "rotate|uniform(bits=4)": 40.5,
-    # A good guess: one pass, and a few numbers for each of the kept elements and candidates. Once in a
-    # tensor, the last program of each digit reads and clears its histogram.
-    "topk(ratio=0.01)": 12.0 + 0.013 * 8 + 0.013 * 28 + 0.01 * 20 + HISTOGRAMS / NUMEL,
+    "topk(ratio=0.01)": topk(0.013),
+    # A sample of 1.03 % is copied, and read by each of four digits; candidates are counted once.
+    "sampled_topk(ratio=0.01)": topk(0.018)
+    + 0.0103 * (8 + 4 * 4)
+    + HISTOGRAMS / NUMEL
+    + 0.018 * 4
+    + 256 * 8 / NUMEL,
     # Two products of 4 vectors in tiles of 16 times 64, whose factors are in caches; and a factor that is kept.
     "powersgd": 12.0 + 2 * 4 * 4 * (16 + 64) / (16 * 64) + 12 * 4 / 128,
 }

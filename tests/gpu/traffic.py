@@ -23,6 +23,7 @@ from gradcomp.codec.products import ToSettle
 from torch_compressors.gpu import codecs
 from torch_compressors.gpu.bucket import ToLaunch
 from torch_compressors.gpu.direct import DirectDevice
+from torch_compressors.gpu.encoders.encoder import Launches
 from torch_compressors.gpu.factors import FactorExchange
 
 _read: Counter[str] = Counter()
@@ -78,7 +79,7 @@ def main(numel: int, specs: list[str]) -> None:
             _settle(gradient)
         else:
             encoder = codecs.encoder(spec, [numel], torch.device("cpu"))
-            codecs.Launches(encoder).run([ToLaunch(gradient, torch.zeros(numel))])
+            Launches(encoder).run([ToLaunch(gradient, torch.zeros(numel))])
         print(json.dumps({kernel: read / numel for kernel, read in _read.items()}), flush=True)
 
 

@@ -17,14 +17,8 @@ import torch
 
 from torch_compressors.gpu import packed
 from torch_compressors.gpu.bucket import EXACT, VECTOR_BYTES, current, spread
-from torch_compressors.gpu.codecs import (
-    FLOAT_TYPES,
-    VALUE_TYPES,
-    bucket_size,
-    level_bits,
-    packs_indices,
-    stage_of,
-)
+from torch_compressors.gpu.codecs import counts_kept, packs_indices, stage_of
+from torch_compressors.gpu.encoders.params import FLOAT_TYPES, VALUE_TYPES, bucket_size, level_bits
 from torch_compressors.gpu.kernels import add as kernels
 from torch_compressors.gpu.kernels import packed as unpacking
 from torch_compressors.gpu.kernels import rotate
@@ -80,8 +74,14 @@ def form_of_shared(spec: str, *, assigns: bool = False) -> Form:
     if form is not KEPT:
         return form
     _, stage = stage_of(spec)
-    constants = ("TYPE", VALUE_TYPES[str(stage.params["values"])]), ("ASSIGNS", assigns)
-    return Form(kernels.add_shared_kept_kernel, constants, packed=packs_indices(spec))
+    constants = {
+        "TYPE": VALUE_TYPES[str(stage.params["values"])],
+        "ASSIGNS": assigns,
+        "COUNTS": counts_kept(spec),
+    }
+    return Form(
+        kernels.add_shared_kept_kernel, tuple(constants.items()), packed=packs_indices(spec)
+    )
 
 
 @lru_cache(maxsize=256)
@@ -274,11 +274,13 @@ class Place(NamedTuple):
         values: of a payload, a multiple of 16; or of kept values.
         indices: of kept elements; 0 with a payload.
         elements: as of `Shared`.
+        present: of the number of kept elements that there are; 0: all.
     """
 
     values: int
     indices: int
     elements: int
+    present: int = 0
 
 
 class SharedTensor(NamedTuple):
@@ -352,7 +354,9 @@ class SharedAddition:
     ) -> None:
         accs = [one.acc for one in tensors]
         counts = [one.place.elements for one in tensors]
-        places = np.array([(one.place.values, one.place.indices) for one in tensors], np.int64)
+        places = np.array(
+            [(one.place.values, one.place.indices, one.place.present) for one in tensors], np.int64
+        )
         layouts = [
             lay_out(self._form, accs, counts, [one.streams[rank] for one in tensors], weight)
             for rank in range(len(messages))
@@ -360,6 +364,7 @@ class SharedAddition:
         for (rows, _, _), message in zip(layouts, messages, strict=True):
             rows[:, kernels.VALUES.value] = places[:, 0] + message.data_ptr()
             rows[:, kernels.INDICES.value] = places[:, 1] + message.data_ptr()
+            rows[:, kernels.COUNTED.value] = places[:, 2] + message.data_ptr()
         self._scratch = [layout.scratch for layout in layouts]
         if self._form.packed:
             self._prepare_unpacking(tensors, messages, [rows for rows, _, _ in layouts])

@@ -33,6 +33,7 @@ from torch_compressors.devices import TensorArray, array_of, tensor_of
 from torch_compressors.gpu import codecs, low_rank
 from torch_compressors.gpu.add import KEPT, Addition, Form, ToAdd, form_of
 from torch_compressors.gpu.bucket import Kept, Momentum, Payload, ToLaunch
+from torch_compressors.gpu.encoders.encoder import Encoder, Launches
 from torch_compressors.gpu.finite import Poison
 from torch_compressors.shared.host_copies import to_device
 from torch_compressors.shared.staging import Staged, Staging
@@ -54,10 +55,8 @@ class TorchDevice:
         self._device = device
         self._staging = Staging(device)
         # Launches and messages keep their encoders: one is forgotten when its parameters have changed.
-        self._encoders: WeakValueDictionary[tuple[object, ...], codecs.Encoder] = (
-            WeakValueDictionary()
-        )
-        self._launches: dict[tuple[int, tuple[int, ...]], codecs.Launches] = {}
+        self._encoders: WeakValueDictionary[tuple[object, ...], Encoder] = WeakValueDictionary()
+        self._launches: dict[tuple[int, tuple[int, ...]], Launches] = {}
         self._poisons: dict[tuple[int, ...], Poison] = {}
 
     def array(self, tensor: torch.Tensor, computed: torch.Event | None = None) -> Any:
@@ -105,7 +104,7 @@ class TorchDevice:
         computed = [array_of(tensor.grad).computed for tensor in tensors]
         return self._staging.beside(grads, filter(None, computed))
 
-    def _encoders_of(self, tensors: Sequence[ToEncode]) -> list[tuple[list[int], codecs.Encoder]]:
+    def _encoders_of(self, tensors: Sequence[ToEncode]) -> list[tuple[list[int], Encoder]]:
         """An encoder for each codec and kind of error feedback, and the places of its tensors."""
         groups: dict[tuple[object, ...], list[int]] = {}
         for place, tensor in enumerate(tensors):
@@ -115,14 +114,14 @@ class TorchDevice:
             for kind, places in groups.items()
         ]
 
-    def _launches_of(self, encoder: codecs.Encoder, first: int) -> codecs.Launches:
+    def _launches_of(self, encoder: Encoder, first: int) -> Launches:
         """The launches of an encoder for the bucket that begins with a tensor, given by its id."""
         key = first, encoder.bucket.sizes
         launches = self._launches.get(key)
         if launches is None or launches.encoder is not encoder:
             if len(self._launches) == KNOWN_BUCKETS:
                 self._launches.clear()
-            launches = self._launches[key] = codecs.Launches(encoder)
+            launches = self._launches[key] = Launches(encoder)
         return launches
 
     def sharing(self, codec: str) -> SharingDevice | None:
@@ -251,7 +250,7 @@ class TorchDevice:
         self._staging.share(tensor)
         return TensorArray(self, tensor)
 
-    def _encoder(self, kind: tuple[object, ...], sizes: tuple[int, ...]) -> codecs.Encoder:
+    def _encoder(self, kind: tuple[object, ...], sizes: tuple[int, ...]) -> Encoder:
         """The encoder of tensors with these sizes, which keeps its memory from step to step."""
         key = (kind, sizes)
         encoder = self._encoders.get(key)

@@ -5,6 +5,7 @@ A message of some tensors has a fixed size, which follows from their codecs and 
 ================  =====================================================================================
 16 bytes          digest of codecs and sizes
 for each tensor   the payload as in frames, filled up to a multiple of 16 bytes
+for each tensor   of `sampled_topk`: the number of kept elements, as int32
 for each tensor   the indices of kept elements: packed (kernels/packed.py), or int32 with ``|raw32``
 for each tensor   their values: first those of 4 bytes, then those of 2; filled up to a multiple of 16
 ================  =====================================================================================
@@ -21,7 +22,8 @@ import torch
 
 from torch_compressors.gpu.add import Place
 from torch_compressors.gpu.bucket import VECTOR_BYTES, Mode, Table, ToLaunch, current, upload
-from torch_compressors.gpu.codecs import Encoder, Shared, packs_indices
+from torch_compressors.gpu.codecs import packs_indices
+from torch_compressors.gpu.encoders.encoder import Encoder, Shared
 from torch_compressors.gpu.graphs import Replayed
 
 __all__ = ["HEADER", "Kinds", "Layout", "Part", "Sender"]
@@ -118,35 +120,43 @@ class Sender:
         self, header: torch.Tensor, shared: Sequence[Shared], pieces: list[torch.Tensor]
     ) -> Layout:
         """Add the pieces of a message."""
-        begins: dict[tuple[int, bool], int] = {}
+        begins: dict[tuple[int, str], int] = {}
         size = HEADER
         pieces.append(header)
 
-        def put(number: int, piece: torch.Tensor, *, indices: bool) -> None:
+        def put(number: int, piece: torch.Tensor, what: str) -> None:
             nonlocal size
-            begins[number, indices] = size
+            begins[number, what] = size
             size += piece.numel()
             pieces.append(piece)
 
         kept = [number for number, one in enumerate(shared) if one.indices is not None]
         for number, one in enumerate(shared):
             if one.indices is None:
-                put(number, one.values, indices=False)
+                put(number, one.values, "values")
+        for number in kept:
+            if (present := shared[number].present) is not None:
+                put(number, present, "present")
         for number in kept:
             indices = shared[number].indices
             assert indices is not None
-            put(number, indices, indices=True)
+            put(number, indices, "indices")
         for each in (4, 2):
             for number in kept:
-                values, _, elements = shared[number]
+                values, elements = shared[number].values, shared[number].elements
                 if values.numel() == each * elements:
-                    put(number, values, indices=False)
+                    put(number, values, "values")
         if size % VECTOR_BYTES:
             missing = VECTOR_BYTES - size % VECTOR_BYTES
             pieces.append(self._filling[:missing])
             size += missing
         places = [
-            Place(begins[number, False], begins.get((number, True), 0), one.elements)
+            Place(
+                begins[number, "values"],
+                begins.get((number, "indices"), 0),
+                one.elements,
+                begins.get((number, "present"), 0),
+            )
             for number, one in enumerate(shared)
         ]
         return Layout(header, places, size)

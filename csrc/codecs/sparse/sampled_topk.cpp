@@ -8,16 +8,12 @@
 #include "base/rng.hpp"
 #include "codecs/codecs.hpp"
 #include "codecs/sparse/keep.hpp"
+#include "codecs/sparse/sample.hpp"
 #include "codecs/sparse/sparse_codec.hpp"
 #include "kernels/kernels.hpp"
 
 namespace gradcomp {
 namespace {
-
-struct Sample {
-  std::size_t stride;  // 1: the whole tensor
-  std::size_t rank;    // rank of the threshold among the sampled magnitudes, from the largest
-};
 
 class SampledTopK final : public SparseCodec {
  public:
@@ -39,7 +35,7 @@ class SampledTopK final : public SparseCodec {
  private:
   std::size_t min_kept(std::size_t n) const noexcept override {
     const std::size_t k = keep_.count(n);
-    const Sample sample = plan(n, k);
+    const Sample sample = sample_of(sample_ratio_, k, n);
     if (sample.stride == 1) return k;
     // The sample itself has `rank` elements that reach the threshold, and with `resample` it only
     // ever falls.
@@ -47,24 +43,9 @@ class SampledTopK final : public SparseCodec {
   }
   std::size_t max_kept(std::size_t n) const noexcept override { return keep_.count(n); }
 
-  // Sizes as in the reference implementation, with k / n as its ratio.
-  Sample plan(std::size_t n, std::size_t k) const noexcept {
-    if (k == 0 || sample_ratio_ >= 1.0) return {1, k};
-    const std::size_t two_kept =
-        (2 * n + k - 1) / k;  // a sample of this size holds about 2 of the k
-    if (n <= two_kept) return {1, k};
-    const auto wanted = static_cast<std::size_t>(std::ceil(static_cast<double>(n) * sample_ratio_));
-    const std::size_t least = std::max(wanted, two_kept);
-    // Odd, so that it is no multiple of a matrix's even row length, and at worst slightly too
-    // small.
-    std::size_t stride = (n + 32 * least - 1) / (32 * least) * 32 + 1;
-    while (n / stride < least) stride -= 8;
-    return {stride, (n / stride * k + n - 1) / n};
-  }
-
   Status select(Span<const float> x, const Call& call, Selection* kept) const override {
     const std::size_t k = keep_.count(x.size());
-    const Sample sample = plan(x.size(), k);
+    const Sample sample = sample_of(sample_ratio_, k, x.size());
     if (sample.stride == 1) return select_largest(x, k, call, kept);
     std::uint32_t threshold = 0;
     GRADCOMP_TRY(estimate(x, sample, call, &threshold));

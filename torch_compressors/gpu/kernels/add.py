@@ -11,7 +11,7 @@ from torch_compressors.gpu.kernels.rotate import block_or_rest, flip, hadamard
 from torch_compressors.gpu.kernels.table import floats, real, whole
 from torch_compressors.gpu.kernels.value_types import FP16, FP32
 
-FIELDS = tl.constexpr(11)
+FIELDS = tl.constexpr(12)
 ACC = tl.constexpr(0)  # pointer to float32
 VALUES = tl.constexpr(1)  # pointer to kept values, or to a payload, which is aligned to 16 bytes
 INDICES = tl.constexpr(2)  # pointer to int32
@@ -26,6 +26,7 @@ FACTOR = tl.constexpr(8)  # bits of float32
 SHARED = tl.constexpr(9)  # pointer to float32 for a block's elements, if the tensor has a rest
 
 NUMEL = tl.constexpr(10)  # of the tensor
+COUNTED = tl.constexpr(11)  # pointer to int32: number of elements to add, at most COUNT
 
 
 @triton.jit
@@ -51,16 +52,27 @@ def add_kept_kernel(table, tensors, B: tl.constexpr):
 
 @triton.jit
 def add_shared_kept_kernel(
-    table, tensors, damaged, TYPE: tl.constexpr, ASSIGNS: tl.constexpr, B: tl.constexpr
+    table,
+    tensors,
+    damaged,
+    TYPE: tl.constexpr,
+    ASSIGNS: tl.constexpr,
+    COUNTS: tl.constexpr,
+    B: tl.constexpr,
 ):
     """As `add_kept_kernel`, for indices that nobody has checked, and values of 2 or 4 bytes.
 
-    With ASSIGNS they are assigned, not added. Indices must ascend, and be below the tensor's size: else
-    ``damaged`` becomes 1. Nothing is written elsewhere.
+    With ASSIGNS they are assigned, not added; with COUNTS messages say how many there are. Indices must
+    ascend, and be below the tensor's size: else ``damaged`` becomes 1. Nothing is written elsewhere.
     """
     row, block = _row(table, tensors)
     i = block * B + tl.arange(0, B)
-    ok = i < whole(row, COUNT)
+    count = whole(row, COUNT)
+    if COUNTS:
+        said = tl.load(tl.load(row + COUNTED).to(tl.pointer_type(tl.int32)))
+        count = tl.minimum(tl.maximum(said, 0), count)
+        tl.atomic_or(damaged, (count != said).to(tl.int32))
+    ok = i < count
     indices = tl.load(row + INDICES).to(tl.pointer_type(tl.int32))
     index = tl.load(indices + i, mask=ok, other=0)
     before = tl.load(indices + i - 1, mask=ok & (i > 0), other=-1)

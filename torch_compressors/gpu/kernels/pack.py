@@ -18,11 +18,10 @@ from torch_compressors.gpu.kernels.bits import (
     zero_nonfinite,
 )
 from torch_compressors.gpu.kernels.correct import CORRECTION
-from torch_compressors.gpu.kernels.select import LARGEST, SCALES, STATE
+from torch_compressors.gpu.kernels.select import COUNT, LARGEST, SCALES, STATE
 from torch_compressors.gpu.kernels.sums import fold, sequential
 from torch_compressors.gpu.kernels.table import (
     FIRST_BLOCK,
-    KEPT,
     MOMENTUM,
     OUT,
     RESIDUAL,
@@ -49,7 +48,9 @@ def largest_kernel(table, tensors, state, values, B: tl.constexpr):
     tensor = tl.load(tensors + block)
     row = row_of(table, tensor)
     i = (block - whole(row, FIRST_BLOCK)) * B + tl.arange(0, B)
-    x = tl.load(values + tl.load(row + OUT) + i, mask=i < whole(row, KEPT), other=0.0)
+    x = tl.load(
+        values + tl.load(row + OUT) + i, mask=i < tl.load(state + tensor * STATE + COUNT), other=0.0
+    )
     tl.atomic_max(state + tensor * STATE + LARGEST, tl.max(magnitude(x), axis=0))
 
 
@@ -58,7 +59,7 @@ def magnitudes_kernel(table, state, values):
     """The scale of values=sign: the mean magnitude. A program for each tensor, in the core's order."""
     tensor = tl.program_id(0)
     row = row_of(table, tensor)
-    k = whole(row, KEPT)
+    k = tl.load(state + tensor * STATE + COUNT)
     x = values + tl.load(row + OUT)
     lane = tl.arange(0, 16)
     total = tl.zeros((16,), tl.float64)
@@ -75,7 +76,7 @@ def means_kernel(table, state, values):
     """The scales of values=means: of values below 0, then of all others."""
     tensor = tl.program_id(0)
     row = row_of(table, tensor)
-    k = whole(row, KEPT)
+    k = tl.load(state + tensor * STATE + COUNT)
     x = values + tl.load(row + OUT)
     lane = tl.arange(0, 16)
     below = tl.zeros((16,), tl.float64)
@@ -113,7 +114,7 @@ def bins_kernel(table, state, values, bins):
     """
     tensor = tl.program_id(0)
     row = row_of(table, tensor)
-    k = whole(row, KEPT)
+    k = tl.load(state + tensor * STATE + COUNT)
     begin = tl.load(row + OUT)
     x = values + begin
     mean = sequential(x, k, 0.0, False) / tl.maximum(k, 1).to(tl.float64)
@@ -161,7 +162,7 @@ def subtract_kernel(
     tensor = tl.load(tensors + block)
     row = row_of(table, tensor)
     i = (block - whole(row, FIRST_BLOCK)) * B + tl.arange(0, B)
-    ok = i < whole(row, KEPT)
+    ok = i < tl.load(state + tensor * STATE + COUNT)
     at = tl.load(row + OUT) + i
     x = tl.load(values + at, mask=ok, other=0.0)
     scales = state + tensor * STATE + SCALES

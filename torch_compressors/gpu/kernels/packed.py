@@ -8,9 +8,10 @@ then those of the lower. Elias, "Efficient Storage and Retrieval by Content and 
 import triton
 import triton.language as tl
 
+from torch_compressors.gpu.kernels.select import COUNT as CHOSEN
+from torch_compressors.gpu.kernels.select import STATE
 from torch_compressors.gpu.kernels.table import (
     FIRST_BLOCK,
-    KEPT,
     LOW,
     OUT,
     PACKED,
@@ -31,12 +32,13 @@ COUNTS_AT = tl.constexpr(6)  # pointer to int32 for each of its blocks
 
 
 @triton.jit
-def pack_kernel(table, tensors, indices, words, B: tl.constexpr):
+def pack_kernel(table, tensors, state, indices, words, B: tl.constexpr):
     """Sets the bits of indices in words that are 0; one more follows the last list."""
     block = tl.program_id(0)
-    row = row_of(table, tl.load(tensors + block))
+    tensor = tl.load(tensors + block)
+    row = row_of(table, tensor)
     i = (block - whole(row, FIRST_BLOCK)) * B + tl.arange(0, B)
-    ok = i < whole(row, KEPT)
+    ok = i < tl.load(state + tensor * STATE + CHOSEN)
     low_bits = whole(row, LOW)
     index = tl.load(indices + tl.load(row + OUT) + i, mask=ok, other=0)
     upper = words + tl.load(row + PACKED)

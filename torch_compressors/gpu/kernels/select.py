@@ -15,7 +15,7 @@ Bytes per element with feedback: 12, and O(k) after a good guess; 36 after a bad
 import triton
 import triton.language as tl
 
-from torch_compressors.gpu.kernels.bits import INF, magnitude, zero_nonfinite
+from torch_compressors.gpu.kernels.bits import INF, MAGNITUDE, magnitude, zero_nonfinite
 from torch_compressors.gpu.kernels.correct import CORRECTION, PLAIN, corrected
 from torch_compressors.gpu.kernels.table import (
     FIRST_SPAN,
@@ -45,8 +45,13 @@ NOT_FINITE = tl.constexpr(3)  # whether an element is NaN or Inf
 OVERFLOW = tl.constexpr(4)  # whether a tile had more candidates than slots
 GUESS = tl.constexpr(5)  # magnitude bits
 ENDED = tl.constexpr(6)  # programs of the tensor that have ended in a launch
+COUNT = tl.constexpr(7)  # number of kept elements
 LARGEST = tl.constexpr(8)  # magnitude bits of the largest kept element, for values=int8
 SCALES = tl.constexpr(8)  # four float32 that decode kept values, as bits
+THRESHOLD = tl.constexpr(
+    12
+)  # of sampled_topk, magnitude bits: the first k elements that reach it are kept
+EXACT = tl.constexpr(-1)  # in place of a threshold: the k largest elements are kept
 
 
 @triton.jit
@@ -70,7 +75,8 @@ def guess_kernel(table, state, MODE: tl.constexpr, S: tl.constexpr, STEPS: tl.co
         reached = tl.sum((m >= middle).to(tl.int32), axis=0)
         low = tl.where(reached >= rank, middle, low)
     fields = tl.arange(0, STATE)
-    tl.store(state + tensor * STATE + fields, tl.where(fields == GUESS, low, 0))
+    other = tl.where(fields == COUNT, whole(row, KEPT), 0)
+    tl.store(state + tensor * STATE + fields, tl.where(fields == GUESS, low, other))
 
 
 @triton.jit
@@ -177,7 +183,7 @@ def _from_slots(state, k):
 
 
 @triton.jit
-def _ends_last(row, state, SPAN: tl.constexpr, TILE: tl.constexpr):
+def ends_last(row, state, SPAN: tl.constexpr, TILE: tl.constexpr):
     """Whether all other programs of the tensor have ended. They have written by then all that they write."""
     tl.debug_barrier()  # all threads of this program have written, too
     ended = tl.atomic_add(state + ENDED, 1, sem="acq_rel")
@@ -191,7 +197,7 @@ def _spans(row, SPAN: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def _slots(counts, slots, first, begin, end, SPAN: tl.constexpr, ROOM: tl.constexpr):
+def slots_of(counts, slots, first, begin, end, SPAN: tl.constexpr, ROOM: tl.constexpr):
     """Pointers to the slots of a span's tiles, [SPAN, ROOM], and which of them are filled."""
     tile = begin + tl.arange(0, SPAN)
     count = tl.load(counts + first + tile, mask=tile < end, other=0)
@@ -201,7 +207,7 @@ def _slots(counts, slots, first, begin, end, SPAN: tl.constexpr, ROOM: tl.conste
 
 
 @triton.jit
-def _tile(row, tile, TILE: tl.constexpr):
+def tile_of(row, tile, TILE: tl.constexpr):
     """A tile's elements, their indices, and which of them exist."""
     i = tile * TILE + tl.arange(0, TILE)
     ok = i < whole(row, NUMEL)
@@ -216,6 +222,7 @@ def digits_kernel(
     counts,
     slot_values,
     histogram,
+    SAMPLED: tl.constexpr,
     SHIFT: tl.constexpr,
     BITS: tl.constexpr,
     BINS: tl.constexpr,
@@ -226,23 +233,27 @@ def digits_kernel(
     """A pass of the radix selection: counts the next digits of magnitudes that begin with the prefix, and
     appends the digit of the k-th largest to it.
 
-    `histogram` has BINS numbers for each tensor, before and after the pass zeros.
+    `histogram` has BINS numbers for each tensor, before and after the pass zeros. With SAMPLED there is
+    nothing to do where a threshold is known.
     """
     tensor, row, first, begin, end = span_of(table, tensors, SPAN, TILE)
     of = state + tensor * STATE
+    threshold = tl.load(of + THRESHOLD) if SAMPLED else EXACT
+    if threshold >= 0:
+        return
     prefix = tl.load(of + PREFIX)
     here = tl.zeros((1 << BITS,), tl.int32)
     if _from_slots(of, whole(row, KEPT)):
-        slots, filled = _slots(counts, slot_values, first, begin, end, SPAN, ROOM)
+        slots, filled = slots_of(counts, slot_values, first, begin, end, SPAN, ROOM)
         kept = tl.reshape(tl.load(slots, mask=filled, other=0.0), (SPAN * ROOM,))
         here += _digits(kept, tl.reshape(filled, (SPAN * ROOM,)), prefix, SHIFT, BITS)
     else:
         for tile in range(begin, end):
-            x, _, ok = _tile(row, tile, TILE)
+            x, _, ok = tile_of(row, tile, TILE)
             here += _digits(x, ok, prefix, SHIFT, BITS)
     bins = histogram + tensor * BINS + tl.arange(0, 1 << BITS)
     tl.atomic_add(bins, here, mask=here > 0)
-    if _ends_last(row, of, SPAN, TILE):
+    if ends_last(row, of, SPAN, TILE):
         _pick(of, whole(row, KEPT), bins, BITS)
 
 
@@ -272,6 +283,18 @@ def _pick(state, k, bins, BITS: tl.constexpr):
 
 
 @triton.jit
+def _limits(state, SAMPLED: tl.constexpr):
+    """Magnitude bits: elements above the first are kept; of those from the second on, the first ones."""
+    above = tl.load(state + PREFIX)
+    least = above
+    if SAMPLED:
+        threshold = tl.load(state + THRESHOLD)
+        above = tl.where(threshold >= 0, MAGNITUDE, above)
+        least = tl.where(threshold >= 0, threshold, least)
+    return above, least
+
+
+@triton.jit
 def count_kernel(
     table,
     tensors,
@@ -280,6 +303,7 @@ def count_kernel(
     slot_values,
     above,
     equal,
+    SAMPLED: tl.constexpr,
     SPAN: tl.constexpr,
     TILE: tl.constexpr,
     ROOM: tl.constexpr,
@@ -287,28 +311,31 @@ def count_kernel(
 ):
     """Counts, in all spans of the tensor before each one, elements above the k-th largest and equal to it.
 
+    With SAMPLED, where a threshold is known, those that reach it count as equal.
+
     The last program adds the counts up, SCANNED at a time.
     """
     tensor, row, first, begin, end = span_of(table, tensors, SPAN, TILE)
     of = state + tensor * STATE
-    least = tl.load(of + PREFIX)
+    limit, least = _limits(of, SAMPLED)
     span = tl.program_id(0)
     if _from_slots(of, whole(row, KEPT)):
-        slots, filled = _slots(counts, slot_values, first, begin, end, SPAN, ROOM)
-        kept_more, kept_same = _compared(tl.load(slots, mask=filled, other=0.0), filled, least)
+        slots, filled = slots_of(counts, slot_values, first, begin, end, SPAN, ROOM)
+        x = tl.load(slots, mask=filled, other=0.0)
+        kept_more, kept_same = _compared(x, filled, limit, least)
         tl.store(above + span, tl.sum(tl.sum(kept_more, axis=1), axis=0))
         tl.store(equal + span, tl.sum(tl.sum(kept_same, axis=1), axis=0))
     else:
         all_more = tl.zeros((TILE,), tl.int32)
         all_same = tl.zeros((TILE,), tl.int32)
         for tile in range(begin, end):
-            x, _, ok = _tile(row, tile, TILE)
-            more, same = _compared(x, ok, least)
+            x, _, ok = tile_of(row, tile, TILE)
+            more, same = _compared(x, ok, limit, least)
             all_more += more
             all_same += same
         tl.store(above + span, tl.sum(all_more, axis=0))
         tl.store(equal + span, tl.sum(all_same, axis=0))
-    if _ends_last(row, of, SPAN, TILE):
+    if ends_last(row, of, SPAN, TILE):
         tl.store(of + ENDED, 0)
         first_span = whole(row, FIRST_SPAN)
         spans = _spans(row, SPAN, TILE)
@@ -317,10 +344,11 @@ def count_kernel(
 
 
 @triton.jit
-def _compared(x, ok, least):
-    """Whether elements are above the k-th largest, and equal to it, as int32."""
+def _compared(x, ok, limit, least):
+    """Whether elements are above the limit, and from the least on up to it, as int32."""
     m = magnitude(x)
-    return (ok & (m > least)).to(tl.int32), (ok & (m == least)).to(tl.int32)
+    more = m > limit
+    return (ok & more).to(tl.int32), (ok & (m >= least) & ~more).to(tl.int32)
 
 
 @triton.jit
@@ -346,6 +374,7 @@ def compact_kernel(
     equal,
     indices,
     values,
+    SAMPLED: tl.constexpr,
     TYPE: tl.constexpr,
     MODE: tl.constexpr,
     MASKING: tl.constexpr,
@@ -360,7 +389,7 @@ def compact_kernel(
     tensor, row, first, begin, end = span_of(table, tensors, SPAN, TILE)
     of = state + tensor * STATE
     k = whole(row, KEPT)
-    least = tl.load(of + PREFIX)
+    limit, least = _limits(of, SAMPLED)
     ties = k - tl.load(of + TAKEN)
     kept = tl.load(row + OUT)
     indices += kept
@@ -369,20 +398,20 @@ def compact_kernel(
     same_before = tl.load(equal + tl.program_id(0))
     if _from_slots(of, k):
         SIZE: tl.constexpr = SPAN * ROOM
-        slots, filled = _slots(counts, slot_values, first, begin, end, SPAN, ROOM)
+        slots, filled = slots_of(counts, slot_values, first, begin, end, SPAN, ROOM)
         kept_values = tl.reshape(tl.load(slots, mask=filled, other=0.0), (SIZE,))
         here = tl.reshape(filled, (SIZE,))
-        kept_more, kept_same = _compared(kept_values, here, least)
+        kept_more, kept_same = _compared(kept_values, here, limit, least)
         keeps, places, _ = _places(kept_more, kept_same, more_before, same_before, ties)
-        index_slots, _ = _slots(counts, slot_indices, first, begin, end, SPAN, ROOM)
+        index_slots, _ = slots_of(counts, slot_indices, first, begin, end, SPAN, ROOM)
         index = tl.load(tl.reshape(index_slots, (SIZE,)), mask=keeps, other=0)
         tl.store(indices + places, index, mask=keeps)
         tl.store(values + places, kept_values, mask=keeps)
         _subtract(row, index, kept_values, keeps, TYPE, MODE, MASKING)
     else:
         for tile in range(begin, end):
-            x, i, ok = _tile(row, tile, TILE)
-            more, same = _compared(x, ok, least)
+            x, i, ok = tile_of(row, tile, TILE)
+            more, same = _compared(x, ok, limit, least)
             keep, to, both = _places(more, same, more_before, same_before, ties)
             tl.store(indices + to, i, mask=keep)
             tl.store(values + to, x, mask=keep)
