@@ -38,15 +38,11 @@ def test_other_phases_are_refused(mutant: Mutate, before: str, after: str, fault
 @pytest.mark.parametrize(
     ("before", "after", "fault"),
     [
-        ("out += torch.mul(x, y, out=one)", "out.addcmul_(x, y)", "a matrix of"),
-        ("zip(left[1:], right[1:], strict=True)", "zip(left[2:], right[2:])", "a matrix of"),
+        ("(height, width, work.q.size // width)", "(height, width, 1)", "a matrix of"),
+        ("own_p is p and own_q is q for", "own_p is p for", "a matrix of"),
         ("if work.beta != 1", "if work.beta < 0", "Not equal"),
-        ("if not work.safe:", "if False:", "a matrix of"),
-        (
-            "to = torch.empty_like(average) if work.begun else average",
-            "to = average",
-            "a matrix of",
-        ),
+        ("[not work.safe for work", "[False for work", "a matrix of"),
+        ("[work.begun for work", "[True for work", "a matrix of"),
         ("m if transposed else m.t()", "m.abs() if transposed else m.t()", "Not equal"),
     ],
 )

@@ -189,22 +189,8 @@ class TorchDevice:
         return wait
 
     def apply(self, matrices: Sequence[ToApply]) -> None:
-        """See `Device`; products and sums of elements are rounded one by one."""
-        given = [one for work in matrices for one in (work.p, work.q, work.own_p, work.own_q)]
-        factors = iter(self._factors(given))
-        for work in matrices:
-            p, q, own_p, own_q = (next(factors) for _ in range(4))
-            average, m = tensor_of(work.average), tensor_of(work.m)
-            to = torch.empty_like(average) if work.begun else average
-            gain = low_rank.outer(p, q, to)
-            if work.begun:
-                average.add_(gain)
-            if not work.safe:
-                m.zero_()
-            elif work.own_p is work.p and work.own_q is work.q:
-                m.sub_(gain)
-            else:
-                m.sub_(low_rank.outer(own_p, own_q, torch.empty_like(m)))
+        """See `Device`."""
+        low_rank.apply(matrices, self._device)
 
     def _factors(self, factors: Sequence[FloatArray]) -> Sequence[torch.Tensor]:
         """Factors of the host on this device, by one copy."""

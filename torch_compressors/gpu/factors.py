@@ -25,9 +25,6 @@ LANES = 1024
 
 BASIS_WARPS = 8
 BLOCK = 1024
-ROWS, COLUMNS = 16, 64
-"""Of a tile of a matrix."""
-
 Kinds = tuple[tuple[int, int, int, bool], ...]
 
 
@@ -67,15 +64,10 @@ class FactorExchange:
         rows[:, kernels.RANK.value] = [one[2] for one in kinds]
         rows[:, kernels.NUMEL.value] = self._sizes
         self._matrices = Rows(len(kinds), kernels.MATRIX_FIELDS.value, device)
-        rows = self._matrices.host
-        rows[:, [kernels.ROWS.value, kernels.COLS.value, kernels.VECTORS_OF_MATRIX.value]] = [
-            one[:3] for one in kinds
-        ]
+        self._matrices.host[:], tiles = low_rank.matrix_rows([one[:3] for one in kinds])
+        self._tiles = upload(tiles, device)
         blocks, first = spread(self._sizes, BLOCK)
         self._blocks, self._first = upload(blocks, device), upload(first.astype(np.int32), device)
-        tiles = [-(-one[0] // ROWS) * -(-one[1] // COLUMNS) for one in kinds]
-        of_tiles, rows[:, kernels.FIRST.value] = spread(tiles, 1)
-        self._tiles = upload(of_tiles, device)
         self._multiplying, self._settling = Replayed(device), Replayed(device)
 
     def multiply(self, matrices: Sequence[ToShare]) -> None:
@@ -151,13 +143,7 @@ class FactorExchange:
             self._factors.memory, self._blocks, self._first, self._unsafe, B=BLOCK, **EXACT
         )
         if applies:
-            kernels.apply_kernel[(self._tiles.numel(),)](
-                *(self._matrices.memory, self._tiles, self._unsafe),
-                SAME=same,
-                R=ROWS,
-                C=COLUMNS,
-                **EXACT,
-            )
+            low_rank.launch_apply(self._matrices.memory, self._tiles, self._unsafe, same=same)
 
 
 def _places(tensors: Sequence[torch.Tensor]) -> list[int]:

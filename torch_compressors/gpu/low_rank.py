@@ -1,15 +1,23 @@
-"""Products of matrices and thin factors, by torch's own operators; no kernel of this package is needed."""
+"""Matrices and thin factors: torch multiplies, and a kernel applies averages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from gradcomp.adapter_api import ToMultiply, ToShare
+from gradcomp.adapter_api import ToApply, ToMultiply, ToShare
 from torch_compressors.devices import tensor_of
+from torch_compressors.gpu.arrays import OnDevice
+from torch_compressors.gpu.bucket import EXACT, current, spread
+from torch_compressors.gpu.kernels import low_rank as kernels
 
-__all__ = ["multiply", "outer", "take_up"]
+__all__ = ["apply", "launch_apply", "matrix_rows", "multiply", "take_up"]
+
+ROWS, COLUMNS = 16, 64
+"""Of a tile of a matrix."""
 
 
 def take_up(matrices: Sequence[ToMultiply | ToShare]) -> None:
@@ -33,16 +41,57 @@ def multiply(m: torch.Tensor, factor: torch.Tensor, transposed: bool, out: torch
     torch.mm(factor.view(-1, n), m if transposed else m.t(), out=out.view(-1, k))
 
 
-def outer(p: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """The sum of the vectors' outer products in their order; each product and sum is rounded, as in the core.
+def matrix_rows(
+    matrices: Sequence[tuple[int, int, int]],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """Rows of a table of matrices without pointers, and the matrix of each program of `launch_apply`.
 
-    A matrix product would sum in an order of the device's choice, and fuse products with sums.
+    Args:
+        matrices: rows, columns, and vectors of factors.
     """
-    rows, cols = out.shape
-    left, right = p.view(-1, rows, 1), q.view(-1, 1, cols)
-    torch.mul(left[0], right[0], out=out)
-    if len(left) > 1:
-        one = torch.empty_like(out)
-        for x, y in zip(left[1:], right[1:], strict=True):
-            out += torch.mul(x, y, out=one)
-    return out
+    rows = np.zeros((len(matrices), kernels.MATRIX_FIELDS.value), np.int64)
+    rows[:, [kernels.ROWS.value, kernels.COLS.value, kernels.VECTORS_OF_MATRIX.value]] = matrices
+    tiles = [-(-height // ROWS) * -(-width // COLUMNS) for height, width, _ in matrices]
+    programs, rows[:, kernels.FIRST.value] = spread(tiles, 1)
+    return rows, programs
+
+
+def launch_apply(
+    table: torch.Tensor, programs: torch.Tensor, unsafe: torch.Tensor, *, same: bool
+) -> None:
+    """Averages gain products of factors, and matrices lose theirs; ``same``: they are the same."""
+    kernels.apply_kernel[(programs.numel(),)](
+        *(table, programs, unsafe), SAME=same, R=ROWS, C=COLUMNS, **EXACT
+    )
+
+
+def apply(matrices: Sequence[ToApply], device: torch.device) -> None:
+    """Apply factors of the host: one copy and one launch for all matrices, on the current stream."""
+    of_matrices = [(work.p, work.q, work.own_p, work.own_q) for work in matrices]
+    factors = {id(factor): factor for four in of_matrices for factor in four}
+    shapes = [tensor_of(work.m).shape for work in matrices]
+    rows, programs = matrix_rows(
+        [
+            (height, width, work.q.size // width)
+            for (height, width), work in zip(shapes, matrices, strict=True)
+        ]
+    )
+    unsafe = np.array([not work.safe for work in matrices], np.int32)
+    there = OnDevice.empty([rows, programs, unsafe, *factors.values()], device)
+    places = dict(zip(factors, there.begins[3:], strict=True))
+    fields = (kernels.P, kernels.Q, kernels.OWN_P, kernels.OWN_Q)
+    rows[:, [field.value for field in fields]] = there.memory.data_ptr() + np.array(
+        [[places[id(factor)] for factor in four] for four in of_matrices]
+    )
+    rows[:, kernels.M.value] = [tensor_of(work.m).data_ptr() for work in matrices]
+    rows[:, kernels.AVERAGE.value] = [tensor_of(work.average).data_ptr() for work in matrices]
+    rows[:, kernels.BEGUN.value] = [work.begun for work in matrices]
+    there.fill([rows, programs, unsafe, *factors.values()])
+    same = all(own_p is p and own_q is q for p, q, own_p, own_q in of_matrices)
+    with current(device):
+        launch_apply(
+            there.part(0, rows, torch.int64),
+            there.part(1, programs, torch.int32),
+            there.part(2, unsafe, torch.int32),
+            same=same,
+        )
