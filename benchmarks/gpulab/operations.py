@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import torch
 
 from gpulab.clock import Work
-from gradcomp import get_codec
+from gradcomp import ToEncode, get_codec
 from gradcomp.adapter_api import ToSettle, ToShare
 from torch_compressors.devices import tensor_of
 from torch_compressors.gpu import codecs
@@ -21,6 +21,8 @@ from torch_compressors.gpu.direct import DirectDevice
 from torch_compressors.gpu.encoders.encoder import Launches
 from torch_compressors.gpu.encoders.rotated import RotatedUniform
 from torch_compressors.gpu.factors import FactorExchange, kinds_of
+from torch_compressors.gpu.receiving import FLAGS
+from torch_compressors.gpu.shared import SharedTensor, form_of_shared, sums_of
 
 __all__ = ["OPERATIONS", "Operation"]
 
@@ -133,6 +135,28 @@ def _frames(
         indices = (places + (numel // kept) * torch.arange(kept)).to(torch.int32)
         frames.append((indices.to(device), torch.randn(kept, generator=generator).to(device)))
     return torch.zeros(numel, device=device), frames
+
+
+def _adds_messages(numel: int, device: torch.device) -> Work:
+    """Launches that add what other devices have sent."""
+    spec = f"topk(ratio={RATIO})"
+    of_device = DirectDevice(device)
+    messages = []
+    for rank in range(FRAMES):
+        generator = torch.Generator(device).manual_seed(rank)
+        grad = torch.randn(numel, generator=generator, device=device)
+        sent = of_device.share("", [[ToEncode(get_codec(spec), of_device.array(grad))]])
+        messages.append(sent.data.clone())
+    [place] = sent.layouts[0].places
+    sums = sums_of(form_of_shared(spec), begun=False, decodes=False)
+    tensor = SharedTensor(torch.zeros(numel, device=device), place, [0] * FRAMES)
+    damaged = torch.zeros((FRAMES, FLAGS), dtype=torch.int32, device=device)
+
+    def work() -> None:
+        sums.prepare([tensor], messages, 1 / FRAMES)
+        sums.launch(damaged)
+
+    return work
 
 
 def _torch_adds(numel: int, device: torch.device) -> Work:
@@ -255,6 +279,7 @@ OPERATIONS = (
     Operation("rotate|uniform(bits=4)", 40.5, None, _encodes("rotate|uniform(bits=4)")),
     Operation("rotate, without error feedback", 8, 0.70, _rotates),
     Operation(f"add {FRAMES} frames of topk(ratio=0.01)", 9.8, 0.60, _adds_kept, _torch_adds),
+    Operation(f"add {FRAMES} messages of topk(ratio=0.01)", 9.8, 0.60, _adds_messages, _torch_adds),
     Operation(f"add {FRAMES} frames of int8", 76, None, _adds("int8")),
     Operation(f"add {FRAMES} frames of sign", 69, None, _adds("sign")),
     Operation(f"add {FRAMES} frames of terngrad", 69.6, None, _adds("terngrad")),

@@ -23,6 +23,7 @@ from gradcomp.codec.devices import sharing_device_of
 from gradcomp.codec.items import ToAddShared
 from gradcomp.codec.parts import kept_of_frames, payloads_of_frames
 from torch_compressors.gpu import add, codecs, packed
+from torch_compressors.gpu import shared as shared_sums
 from torch_compressors.gpu.bucket import Kept, Momentum, ToLaunch
 from torch_compressors.gpu.direct import DirectDevice
 from torch_compressors.gpu.encoders import tiling
@@ -431,6 +432,7 @@ def shared(tally: Tally, rng: np.random.Generator, each: int) -> None:
     """Messages of two ranks from device to device; the last bucket has all specs with payloads."""
     small_tiles()
     add.BLOCK, packed.WORDS = 256, 4
+    shared_sums.RANGE, shared_sums.BLOCK, shared_sums.SEARCHES = 128, 32, 4
     counts = {True: -(-each // 3), False: each}
     for specs in (*([spec] * counts["sampled" in spec] for spec in KEPT), PAYLOADS * 3):
         tally.count += 2 * len(specs)
@@ -457,7 +459,8 @@ def _shared(specs: list[str], ranks: list[list[Case]], device: torch.device) -> 
         there = [one._replace(grad=direct.from_host(one.grad)) for one in tensors]
         assert sharing_device_of(there) is direct
         messages.append(direct.share("bucket", [there]))
-    accs = [direct.zeros(n) for n in sizes]
+    # What they held does not count.
+    accs = [direct.from_host(np.full(n, 7, np.float32)) for n in sizes]
     direct.add_shared(
         messages[-1],
         0,
@@ -545,6 +548,7 @@ def one(tally: Tally, rng: np.random.Generator, name: str) -> None:
     small_tiles()
     tiling.UNROLL = 1
     add.BLOCK, packed.WORDS = 64, 4
+    shared_sums.RANGE, shared_sums.BLOCK, shared_sums.SEARCHES = 128, 32, 4
     mode, _, spec = name.partition(":")
     tensors = [overflow_beside_rest(), *cases(rng, [*SIZES, 1300], 2 * len(FAMILIES))]
     tensors += [two_nans(), many_nans(), tie()]

@@ -18,6 +18,7 @@ import torch
 import gpu.quick_interpreter  # noqa: F401
 from gradcomp import ProtocolError, ToEncode, get_codec
 from gradcomp.codec.items import ToAddShared
+from torch_compressors.gpu import shared
 from torch_compressors.gpu.direct import DirectDevice
 from torch_compressors.gpu.encoders import tiling
 from torch_compressors.gpu.sending import HEADER
@@ -55,6 +56,7 @@ DAMAGED: dict[str, tuple[str, int, bytes | None]] = {
 def main() -> None:
     """Damage the message of each rank of three, in turn, in every way; also where another's does not count."""
     tiling.TILE, tiling.BLOCK, tiling.SLOTS = 128, 64, 64
+    shared.RANGE, shared.BLOCK, shared.SEARCHES = 64, 8, 4
     rng = np.random.default_rng(6)
     noticed = 0
     for spec, place, value in DAMAGED.values():

@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction
 
 from gpu.comparisons import ADDED
 from gradcomp.codec.products import ToSettle, ToShare
-from torch_compressors.gpu import add, codecs
+from torch_compressors.gpu import add, codecs, shared
 from torch_compressors.gpu.bucket import EXACT, Momentum, Table, ToLaunch
 from torch_compressors.gpu.direct import DirectDevice
 from torch_compressors.gpu.encoders.encoder import Launches
@@ -135,12 +135,11 @@ def main(specs: list[str]) -> int:
         "topk(k=4,values=bf16)|raw32",
         "sampled_topk(k=40)",
     ):
-        tensor = add.SharedTensor(acc, add.Place(32, 16, 4), [0])
-        for assigns in (False, True):
-            form = add.form_of_shared(codec, assigns=assigns)
-            addition = add.SharedAddition(form)
-            addition.prepare([tensor], [torch.zeros(64).byte()], 0.5)
-            addition.launch(damaged)
+        tensor = shared.SharedTensor(acc, shared.Place(32, 16, 4), [0])
+        for begun, decodes in ((False, False), (True, False), (False, True)):
+            sums = shared.sums_of(shared.form_of_shared(codec), begun=begun, decodes=decodes)
+            sums.prepare([tensor], [torch.zeros(64).byte()], 0.5)
+            sums.launch(damaged)
         encoder = codecs.encoder(codec, [5000, 16], torch.device("cpu"))
         encoder.shared(Table(encoder.bucket), packs=codecs.packs_indices(codec))
     compare_headers_kernel[(1,)](torch.zeros((1, 2), dtype=torch.int64), damaged, **EXACT)

@@ -162,9 +162,25 @@ MUTANTS = {
     "a whole block is one byte short": ("added:terngrad", "begin, 256, ok)", "begin, 255, ok)"),
     "kept values of another rank": (
         "shared:topk(ratio=0.1)|raw32",
-        "places[:, 0] + message.data_ptr()",
-        "places[:, 0] + messages[0].data_ptr()",
+        "begins + of_places[:, 0]",
+        "begins[:1] + of_places[:, 0]",
     ),
+    "all later elements are in a range": (
+        "shared:topk(ratio=0.1)|raw32",
+        "last = tl.where(end < n, last, number)",
+        "last = number",
+    ),
+    "a range begins an element late": (
+        "shared:topk(ratio=0.1)|raw32",
+        "mask=within, other=0) < begin)",
+        "mask=within, other=0) <= begin)",
+    ),
+    "each rank begins anew": (
+        "shared:int8",
+        "            start = fields.HELD\n",
+        "",
+    ),
+    "sums begin with what was there": ("shared:topk(ratio=0.1)", "if not BEGUN:", "if BEGUN:"),
     "lower bits in one word": (
         "shared:topk(ratio=0.1)",
         "tl.where(beyond, rest << up, 0)",

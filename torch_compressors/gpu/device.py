@@ -31,7 +31,7 @@ from gradcomp.adapter_api import (
 from gradcomp.errors import WireError
 from torch_compressors.devices import TensorArray, array_of, tensor_of
 from torch_compressors.gpu import codecs, low_rank
-from torch_compressors.gpu.add import KEPT, Addition, Form, ToAdd, form_of
+from torch_compressors.gpu.add import HELD, KEPT, ZERO, Addition, Form, ToAdd, form_of
 from torch_compressors.gpu.bucket import Kept, Momentum, Payload, ToLaunch
 from torch_compressors.gpu.encoders.encoder import Encoder, Launches
 from torch_compressors.gpu.finite import Poison
@@ -134,14 +134,16 @@ class TorchDevice:
 
     def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
         """Add rank after rank, as the core does."""
-        groups: dict[Form, list[ToDecode]] = {}
+        groups: dict[tuple[Form, bool], list[ToDecode]] = {}
         for one in tensors:
-            if one.replaces:
-                array_of(one.out).tensor.zero_()
-            groups.setdefault(form_of(one.codec.spec), []).append(one)
-        for form, own in groups.items():
-            for rank in range(len(own[0].frames)):
-                Addition(form, _opened(form, own, rank), weight).launch()
+            groups.setdefault((form_of(one.codec.spec), one.replaces), []).append(one)
+        for (form, replaces), own in groups.items():
+            ranks = range(len(own[0].frames))
+            if replaces and (form is KEPT or not ranks):
+                torch._foreach_zero_([tensor_of(one.out) for one in own])
+            for rank in ranks:
+                start = ZERO if replaces and rank == 0 else HELD
+                Addition(form, _opened(form, own, rank), weight, start).launch()
 
     def add(self, codec: Codec, frame: ByteArray, out: FloatArray, weight: float) -> None:
         """See `Device`."""

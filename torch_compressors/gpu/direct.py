@@ -22,11 +22,12 @@ from gradcomp.adapter_api import (
 from gradcomp.errors import ProtocolError
 from torch_compressors.devices import array_of, tensor_of
 from torch_compressors.gpu import codecs
-from torch_compressors.gpu.add import Form, Place, SharedTensor, form_of_shared
+from torch_compressors.gpu.add import Form
 from torch_compressors.gpu.device import TorchDevice, kind_of, to_launch
 from torch_compressors.gpu.factors import FactorExchange, kinds_of
 from torch_compressors.gpu.receiving import Receiver, ToSum
 from torch_compressors.gpu.sending import HEADER, Layout, Part, Sender
+from torch_compressors.gpu.shared import KeptForm, Place, SharedTensor, form_of_shared
 from torch_compressors.shared.direct import DeviceMessage
 
 __all__ = ["DirectDevice"]
@@ -154,7 +155,7 @@ class DirectDevice(TorchDevice):
     ) -> None:
         """See `SharingDevice`."""
         parts = [
-            ToSum(_forms(tensors, layout.places, assigns=True), (number, number + 1), None)
+            ToSum(_forms(tensors, layout.places), (number, number + 1), None)
             for number, (tensors, layout) in enumerate(zip(groups, own.layouts, strict=True))
         ]
         headers = [layout.header for layout in own.layouts]
@@ -164,7 +165,7 @@ class DirectDevice(TorchDevice):
         """See `SharingDevice`."""
         (layout,) = own.layouts
         places = [place._replace(values=place.values - HEADER) for place in layout.places]
-        part = ToSum(_forms(tensors, places, assigns=True), (0, 1), None)
+        part = ToSum(_forms(tensors, places), (0, 1), None)
         self._receive(own, "numbers", [part], [numbers], [])
 
     def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
@@ -233,12 +234,12 @@ class DirectDevice(TorchDevice):
 
 
 def _forms(
-    tensors: Sequence[ToAddShared], places: Sequence[Place], *, assigns: bool = False
-) -> dict[Form, list[SharedTensor]]:
-    """Tensors by the form of their codecs; with ``assigns`` kept elements are assigned."""
-    forms: dict[Form, list[SharedTensor]] = {}
+    tensors: Sequence[ToAddShared], places: Sequence[Place]
+) -> dict[Form | KeptForm, list[SharedTensor]]:
+    """Tensors by the form of their codecs."""
+    forms: dict[Form | KeptForm, list[SharedTensor]] = {}
     for (codec, out, streams), place in zip(tensors, places, strict=True):
-        form = form_of_shared(codec.spec, assigns=assigns)
+        form = form_of_shared(codec.spec)
         forms.setdefault(form, []).append(SharedTensor(tensor_of(out), place, streams))
     return forms
 

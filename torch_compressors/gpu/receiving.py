@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from torch_compressors.gpu.add import Form, SharedAddition, SharedTensor
+from torch_compressors.gpu.add import Form
 from torch_compressors.gpu.bucket import EXACT, current, upload
 from torch_compressors.gpu.graphs import Replayed
 from torch_compressors.gpu.kernels.add import compare_headers_kernel
+from torch_compressors.gpu.shared import KeptForm, SharedSums, SharedTensor, sums_of
 from torch_compressors.shared.staging import computed_by_now, room
 
 __all__ = ["Receiver", "ToSum"]
@@ -30,7 +31,7 @@ class ToSum(NamedTuple):
         begun: results are added to what the tensors hold; the same in each step.
     """
 
-    forms: dict[Form, list[SharedTensor]]
+    forms: dict[Form | KeptForm, list[SharedTensor]]
     messages: tuple[int, int]
     weight: float | None
     begun: bool = False
@@ -50,7 +51,7 @@ class Receiver:
         self._flags = self._found.numpy()[:, 0]
         self._pointers = torch.zeros((count, 2), dtype=torch.int64, device=device)
         self._compared: list[tuple[int, int]] = []
-        self._additions: dict[tuple[int, Form], SharedAddition] = {}
+        self._additions: dict[tuple[int, Form | KeptForm], SharedSums] = {}
         self._replayed = Replayed(device)
         self._done: torch.Event | None = None
 
@@ -74,7 +75,7 @@ class Receiver:
                 for form, tensors in one.forms.items()
             ]
             key = (len(headers), *(addition.version for addition, _ in additions))
-            self._replayed.run(key, lambda: self._launch(len(headers), sums, additions))
+            self._replayed.run(key, lambda: self._launch(len(headers), additions))
             self._done = computed_by_now(self._device)
 
     def damaged(self) -> list[int]:
@@ -96,31 +97,27 @@ class Receiver:
     def _prepared(
         self,
         number: int,
-        form: Form,
+        form: Form | KeptForm,
         tensors: Sequence[SharedTensor],
         messages: Sequence[torch.Tensor],
         one: ToSum,
-    ) -> tuple[SharedAddition, torch.Tensor]:
+    ) -> tuple[SharedSums, torch.Tensor]:
         """An addition, and the flags of its messages."""
         first, end = one.messages
-        addition = self._additions.setdefault((number, form), SharedAddition(form))
+        addition = self._additions.get((number, form))
+        if addition is None:
+            addition = sums_of(form, begun=one.begun, decodes=one.weight is None)
+            self._additions[number, form] = addition
         addition.prepare(tensors, messages[first:end], 1.0 if one.weight is None else one.weight)
         return addition, self._damaged[first:end]
 
     def _launch(
         self,
         headers: int,
-        sums: Sequence[ToSum],
-        additions: Sequence[tuple[SharedAddition, torch.Tensor]],
+        additions: Sequence[tuple[SharedSums, torch.Tensor]],
     ) -> None:
         if headers:
             compare_headers_kernel[(headers,)](self._pointers, self._damaged, **EXACT)
-        for one in sums:
-            for form, tensors in () if one.begun else one.forms.items():
-                # With -0.0 a sum is the decoded number, also where that is -0.0.
-                zero = -0.0 if one.weight is None and not form.sparse else 0.0
-                for tensor in tensors:
-                    tensor.acc.fill_(zero)
         for addition, damaged in additions:
             addition.launch(damaged)
         if headers:

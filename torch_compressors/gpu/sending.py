@@ -20,11 +20,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from torch_compressors.gpu.add import Place
 from torch_compressors.gpu.bucket import VECTOR_BYTES, Mode, Table, ToLaunch, current, upload
 from torch_compressors.gpu.codecs import packs_indices
 from torch_compressors.gpu.encoders.encoder import Encoder, Shared
 from torch_compressors.gpu.graphs import Replayed
+from torch_compressors.gpu.shared import Place
 
 __all__ = ["HEADER", "Kinds", "Layout", "Part", "Sender"]
 

@@ -25,8 +25,14 @@ LOG2 = tl.constexpr(7)  # of the elements of a block
 FACTOR = tl.constexpr(8)  # bits of float32
 SHARED = tl.constexpr(9)  # pointer to float32 for a block's elements, if the tensor has a rest
 
+# Of kept elements in messages: see kept.py.
 NUMEL = tl.constexpr(10)  # of the tensor
 COUNTED = tl.constexpr(11)  # pointer to int32: number of elements to add, at most COUNT
+
+# `START` of a launch: payloads are added to what is there, or to 0, or take its place, also where they are -0.0.
+HELD = tl.constexpr(0)
+ZERO = tl.constexpr(1)
+NONE = tl.constexpr(2)
 
 
 @triton.jit
@@ -47,44 +53,7 @@ def add_kept_kernel(table, tensors, B: tl.constexpr):
     ok = i < whole(row, COUNT)
     index = tl.load(tl.load(row + INDICES).to(tl.pointer_type(tl.int32)) + i, mask=ok, other=0)
     value = tl.load(floats(row, VALUES) + i, mask=ok, other=0.0)
-    _add(row, index, ok, value)
-
-
-@triton.jit
-def add_shared_kept_kernel(
-    table,
-    tensors,
-    damaged,
-    TYPE: tl.constexpr,
-    ASSIGNS: tl.constexpr,
-    COUNTS: tl.constexpr,
-    B: tl.constexpr,
-):
-    """As `add_kept_kernel`, for indices that nobody has checked, and values of 2 or 4 bytes.
-
-    With ASSIGNS they are assigned, not added; with COUNTS messages say how many there are. Indices must
-    ascend, and be below the tensor's size: else ``damaged`` becomes 1. Nothing is written elsewhere.
-    """
-    row, block = _row(table, tensors)
-    i = block * B + tl.arange(0, B)
-    count = whole(row, COUNT)
-    if COUNTS:
-        said = tl.load(tl.load(row + COUNTED).to(tl.pointer_type(tl.int32)))
-        count = tl.minimum(tl.maximum(said, 0), count)
-        tl.atomic_or(damaged, (count != said).to(tl.int32))
-    ok = i < count
-    indices = tl.load(row + INDICES).to(tl.pointer_type(tl.int32))
-    index = tl.load(indices + i, mask=ok, other=0)
-    before = tl.load(indices + i - 1, mask=ok & (i > 0), other=-1)
-    exists = (index >= 0) & (index < whole(row, NUMEL))
-    wrong = ok & ((index <= before) | (index >= whole(row, NUMEL)))
-    tl.atomic_or(damaged, tl.max(wrong.to(tl.int32), axis=0))
-    ok = ok & exists
-    value = _values(row, i, ok, TYPE)
-    if ASSIGNS:
-        tl.store(floats(row, ACC) + index, value, mask=ok)
-    else:
-        _add(row, index, ok, value)
+    _add(row, index, ok, value, HELD)
 
 
 @triton.jit
@@ -107,9 +76,14 @@ def _elements(row, block, B: tl.constexpr):
 
 
 @triton.jit
-def _add(row, i, ok, value):
+def _add(row, i, ok, value, START: tl.constexpr):
     to = floats(row, ACC) + i
-    tl.store(to, tl.load(to, mask=ok, other=0.0) + real(row, WEIGHT) * value, mask=ok)
+    total = real(row, WEIGHT) * value
+    if START == HELD:
+        total = tl.load(to, mask=ok, other=0.0) + total
+    elif START == ZERO:
+        total = 0.0 + total
+    tl.store(to, total, mask=ok)
 
 
 @triton.jit
@@ -125,16 +99,16 @@ def _float(payload, at, ok):
 
 
 @triton.jit
-def add_floats_kernel(table, tensors, TYPE: tl.constexpr, B: tl.constexpr):
+def add_floats_kernel(table, tensors, TYPE: tl.constexpr, START: tl.constexpr, B: tl.constexpr):
     """Adds a payload of identity, fp16 or bf16. 12 bytes per element of identity, else 10."""
     row, block = _row(table, tensors)
     _, n, i = _elements(row, block, B)
     ok = i < n
-    _add(row, i, ok, _values(row, i, ok, TYPE))
+    _add(row, i, ok, values_of(row, i, ok, TYPE), START)
 
 
 @triton.jit
-def _values(row, i, ok, TYPE: tl.constexpr):
+def values_of(row, i, ok, TYPE: tl.constexpr):
     """Values of 4 or 2 bytes as float32."""
     if TYPE == FP32:
         value = tl.load(floats(row, VALUES) + i, mask=ok, other=0.0)
@@ -145,7 +119,7 @@ def _values(row, i, ok, TYPE: tl.constexpr):
 
 
 @triton.jit
-def add_bits_kernel(table, tensors, ONE_BIT: tl.constexpr, B: tl.constexpr):
+def add_bits_kernel(table, tensors, ONE_BIT: tl.constexpr, START: tl.constexpr, B: tl.constexpr):
     """Adds a payload of sign, or of onebit. 8.1 bytes per element."""
     row, block = _row(table, tensors)
     payload, n, i = _elements(row, block, B)
@@ -154,13 +128,13 @@ def add_bits_kernel(table, tensors, ONE_BIT: tl.constexpr, B: tl.constexpr):
     negative = (_byte(payload, HEAD + i // 8, ok) >> (i % 8)) & 1
     scales = payload.to(tl.pointer_type(tl.float32))
     if ONE_BIT:
-        _add(row, i, ok, tl.where(negative != 0, tl.load(scales), tl.load(scales + 1)))
+        _add(row, i, ok, tl.where(negative != 0, tl.load(scales), tl.load(scales + 1)), START)
     else:
-        _add(row, i, ok, tl.where(negative != 0, -tl.load(scales), tl.load(scales)))
+        _add(row, i, ok, tl.where(negative != 0, -tl.load(scales), tl.load(scales)), START)
 
 
 @triton.jit
-def add_ternary_kernel(table, tensors, B: tl.constexpr):
+def add_ternary_kernel(table, tensors, START: tl.constexpr, B: tl.constexpr):
     """Adds a payload of terngrad. 8.2 bytes per element.
 
     Byte j of a block of 1280 elements has the elements j, j + 256, ...; the last block is shorter.
@@ -170,10 +144,10 @@ def add_ternary_kernel(table, tensors, B: tl.constexpr):
     ok = i < n
     begin = i // 1280 * 1280
     if (block + 1) * B <= n // 1280 * 1280:  # no division by a size that is not known here
-        _add(row, i, ok, _ternary(payload, i, begin, 256, ok))
+        _add(row, i, ok, _ternary(payload, i, begin, 256, ok), START)
     else:
         size = tl.where(ok, tl.minimum(256, (n - begin + 4) // 5), 1)
-        _add(row, i, ok, _ternary(payload, i, begin, size, ok))
+        _add(row, i, ok, _ternary(payload, i, begin, size, ok), START)
 
 
 @triton.jit
@@ -187,7 +161,9 @@ def _ternary(payload, i, begin, size, ok):
 
 
 @triton.jit
-def add_integer_kernel(table, tensors, EACH: tl.constexpr, BUCKET: tl.constexpr, B: tl.constexpr):
+def add_integer_kernel(
+    table, tensors, EACH: tl.constexpr, BUCKET: tl.constexpr, START: tl.constexpr, B: tl.constexpr
+):
     """Adds a payload of int8 (EACH level a byte) or int4 (EACH two). 9 or 8.5 bytes per element."""
     row, block = _row(table, tensors)
     payload, n, i = _elements(row, block, B)
@@ -199,7 +175,7 @@ def add_integer_kernel(table, tensors, EACH: tl.constexpr, BUCKET: tl.constexpr,
         level = (byte ^ 0x80) - 0x80
     else:
         level = (((byte >> (i % 2 * 4)) & 0xF) ^ 0x8) - 0x8
-    _add(row, i, ok, _float(payload, bucket, ok) * level.to(tl.float32))
+    _add(row, i, ok, _float(payload, bucket, ok) * level.to(tl.float32), START)
 
 
 @triton.jit
@@ -217,6 +193,7 @@ def add_qsgd_kernel(
     LEVELS: tl.constexpr,
     BITS: tl.constexpr,
     BUCKET: tl.constexpr,
+    START: tl.constexpr,
     B: tl.constexpr,
 ):
     """Adds a payload of qsgd. 9 bytes per element with 8 bits."""
@@ -226,22 +203,32 @@ def add_qsgd_kernel(
     symbol = _symbol(payload, i, (n + BUCKET - 1) // BUCKET, ok, BITS)
     norm = _float(payload, 4 * (i // BUCKET), ok)
     unit = tl.div_rn(norm, tl.full((B,), LEVELS, tl.float32))
-    _add(row, i, ok, unit * ((symbol >> 1) ^ -(symbol & 1)).to(tl.float32))
+    _add(row, i, ok, unit * ((symbol >> 1) ^ -(symbol & 1)).to(tl.float32), START)
 
 
 @triton.jit
-def add_uniform_kernel(table, tensors, BITS: tl.constexpr, BUCKET: tl.constexpr, B: tl.constexpr):
+def add_uniform_kernel(
+    table, tensors, BITS: tl.constexpr, BUCKET: tl.constexpr, START: tl.constexpr, B: tl.constexpr
+):
     """Adds a payload of uniform. 8.5 bytes per element with 4 bits."""
     row, block = _row(table, tensors)
     payload, n, i = _elements(row, block, B)
     ok = i < n
     symbol = _symbol(payload, i, (n + BUCKET - 1) // BUCKET, ok, BITS)
     TOP: tl.constexpr = (1 << BITS) - 1
-    _add(row, i, ok, (2 * symbol - TOP).to(tl.float32) * _float(payload, 4 * (i // BUCKET), ok))
+    _add(
+        row,
+        i,
+        ok,
+        (2 * symbol - TOP).to(tl.float32) * _float(payload, 4 * (i // BUCKET), ok),
+        START,
+    )
 
 
 @triton.jit
-def add_rotated_kernel(table, tensors, BITS: tl.constexpr, REST: tl.constexpr, B: tl.constexpr):
+def add_rotated_kernel(
+    table, tensors, BITS: tl.constexpr, REST: tl.constexpr, START: tl.constexpr, B: tl.constexpr
+):
     """Adds a block of a payload of rotate|uniform; or a tensor's rest, in an earlier launch, which leaves
     the elements that it shares with the last block for it. 8.5 bytes per element with 4 bits.
 
@@ -267,7 +254,7 @@ def add_rotated_kernel(table, tensors, BITS: tl.constexpr, REST: tl.constexpr, B
         neighbour = _scale(payload, block - 1)
         x = tl.where(neighbour == neighbour, x, float("nan"))
         here = here & (i >= covered)
-    _add(row, i, here, x)
+    _add(row, i, here, x, START)
 
 
 @triton.jit
