@@ -146,7 +146,9 @@ def _adds_messages(numel: int, device: torch.device) -> Work:
         generator = torch.Generator(device).manual_seed(rank)
         grad = torch.randn(numel, generator=generator, device=device)
         sent = of_device.share("", [[ToEncode(get_codec(spec), of_device.array(grad))]])
-        messages.append(sent.data.clone())
+        with sent.behind():
+            messages.append(sent.data.clone())
+        sent.staging.join()
     [place] = sent.layouts[0].places
     sums = sums_of(form_of_shared(spec), begun=False, decodes=False)
     tensor = SharedTensor(torch.zeros(numel, device=device), place, [0] * FRAMES)
@@ -156,6 +158,9 @@ def _adds_messages(numel: int, device: torch.device) -> Work:
         sums.prepare([tensor], messages, 1 / FRAMES)
         sums.launch(damaged)
 
+    work()
+    if damaged.any():
+        raise RuntimeError("the messages of the benchmark are not what they should be")
     return work
 
 

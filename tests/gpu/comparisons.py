@@ -453,9 +453,11 @@ def _shared(specs: list[str], ranks: list[list[Case]], device: torch.device) -> 
             ToEncode(codec, grad, SEED + number, STEP, i)
             for i, (codec, grad) in enumerate(zip(codecs_, grads, strict=True))
         ]
+        decoded = []  # of the last rank
         for codec, want, tensor in zip(codecs_, wants, tensors, strict=True):
             frame, _ = encode_batch([tensor])
             codec.decode_add(frame, want, weight)
+            decoded.append(codec.decode(frame))
         there = [one._replace(grad=direct.from_host(one.grad)) for one in tensors]
         assert sharing_device_of(there) is direct
         messages.append(direct.share("bucket", [there]))
@@ -473,6 +475,16 @@ def _shared(specs: list[str], ranks: list[list[Case]], device: torch.device) -> 
         messages,
         weight,
     )
+    outs = [direct.from_host(np.full(n, 7, np.float32)) for n in sizes]
+    streams = [derive_stream(SEED + len(ranks) - 1, STEP, i) for i in range(len(outs))]
+    to_decode = [
+        ToAddShared(codec, out, [stream])
+        for codec, out, stream in zip(codecs_, outs, streams, strict=True)
+    ]
+    direct.decode_shared(messages[-1], [to_decode], messages[-1:])
+    for spec, case, one, out in zip(specs, ranks[0], decoded, outs, strict=True):
+        if _sums(one) != _sums(direct.to_host(out)):
+            yield f"{spec}, shared, {case.name}: the decoded result differs"
     try:
         direct.share("bucket", [there])
     except ProtocolError as error:

@@ -46,6 +46,8 @@ DAMAGED: dict[str, tuple[str, int, bytes | None]] = {
     "one index less": (PACKED, HEADER, b"\0"),
     "all upper bits": (PACKED, HEADER, b"\xff" * UPPER),
     "more elements than are kept": (SAMPLED, HEADER, np.int32(KEPT + 1).tobytes()),
+    "no element": (SAMPLED + "|raw32", HEADER, bytes(4)),
+    "fewer elements than were packed": (SAMPLED, HEADER, np.int32(1).tobytes()),
     "fewer elements than none": (SAMPLED + "|raw32", HEADER, np.int32(-1).tobytes()),
     "no index of a sample": (SAMPLED, HEADER + 4, b"\0" * UPPER),
     "all late": (PACKED, HEADER, b"\0" * 8 + b"\xff" * 4),

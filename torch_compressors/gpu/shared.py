@@ -271,6 +271,7 @@ class _KeptSums(SharedSums):
             TYPE=self._form.type,
             ASSIGNS=self._decodes,
             BEGUN=self._begun,
+            PACKED=self._form.packed,
             B=BLOCK,
             **constants,
         )

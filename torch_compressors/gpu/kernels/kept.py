@@ -1,9 +1,10 @@
 """Kept elements of all ranks are added, or assigned, in one launch: a program has a range of one tensor's elements.
 
 It takes the ranks one after the other, so sums are in their order, and what it has added stays in the GPU's cache
-until the last rank. Nobody has checked the messages: nothing is written outside of a program's range, and damage is
-noticed. A list of indices is right exactly if each element is in the range of the program that takes it, and above the
-one before it; ranges lie side by side from the first element to the last, so programs take all elements.
+until the last rank. Nobody has checked the messages: nothing is written outside of a program's range, and an index
+out of order or outside of the tensor, or an impossible number, is noticed. A list of indices is right exactly if
+each element is in the range of the program that takes it, and above the one before it; ranges lie side by side from
+the first element to the last, so programs take all elements.
 
 The table has a row for each tensor of each rank, with the fields of add.py, one rank after the other.
 """
@@ -72,7 +73,7 @@ def _number(row, COUNTS: tl.constexpr):
     """Number of elements to add; with COUNTS the message's, or the nearest that is possible."""
     number = whole(row, COUNT)
     if COUNTS:
-        number = tl.minimum(tl.maximum(_said(row), 0), number)
+        number = tl.minimum(tl.maximum(_said(row), 1), number)
     return number
 
 
@@ -94,6 +95,7 @@ def add_ranks_kernel(
     ASSIGNS: tl.constexpr,
     BEGUN: tl.constexpr,
     COUNTS: tl.constexpr,
+    PACKED: tl.constexpr,
     RANGE: tl.constexpr,
     B: tl.constexpr,
 ):
@@ -126,6 +128,11 @@ def add_ranks_kernel(
             tl.store(damaged + 4 * rank, 1)
         indices = tl.load(own + INDICES).to(tl.pointer_type(tl.int32))
         of_rank = bounds + rank * programs + program
+        if COUNTS and PACKED:
+            # One more index was packed.
+            more = tl.load(indices + number, mask=number < whole(own, COUNT), other=-1)
+            if more != -1:
+                tl.store(damaged + 4 * rank, 1)
         last = tl.load(of_rank + 1, mask=end < n, other=0)
         last = tl.where(end < n, last, number)
         for first in range(tl.load(of_rank), last, B):

@@ -85,7 +85,7 @@ def adapt_kernel(
     state_of_samples,
     counts,
     slot_values,
-    reached,
+    missed,
     kept,
     LAST: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -94,13 +94,13 @@ def adapt_kernel(
     TILE: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    """Counts a span's elements that reach each threshold, of which the tensor's last program chooses one.
+    """Counts a span's elements between thresholds, of which the tensor's last program chooses one.
 
     The first launch reads slots, which tell of thresholds above the guess. Where these do not suffice, the second
-    one, with WHOLE, reads all elements.
+    one, with WHOLE, reads all elements: 4 bytes each.
 
     Args:
-        reached: BINS numbers for each tensor, before and after the launch zeros.
+        missed: BINS numbers for each tensor, before and after the launch zeros.
         kept: where the tensors' numbers of kept elements go.
         LAST: largest number of times that a threshold is lowered; below BINS.
     """
@@ -112,33 +112,47 @@ def adapt_kernel(
         return
     highest = tl.minimum(tl.load(state_of_samples + tensor * STATE + PREFIX), INF - 1)
     factor = real(sample, LOWER)
-    bins = reached + tensor * BINS
-    least = highest * 0  # the least threshold that is counted
+    guess = tl.load(of + GUESS)
+    here = tl.zeros((BINS,), tl.int32)
     if WHOLE:
+        known = highest * 0  # the least threshold of which all elements are counted
         for tile in range(begin, end):
             x, _, ok = tile_of(row, tile, TILE)
-            _count(bins, tl.where(ok, magnitude(x), -1), highest, least, factor, LAST)
+            here += tl.histogram(_missed(magnitude(x), highest, factor, LAST), BINS, mask=ok)
     else:
-        least = tl.where(tl.load(of + OVERFLOW) == 0, tl.load(of + GUESS), INF)
+        known = tl.where(tl.load(of + OVERFLOW) == 0, guess, INF)
         slots, filled = slots_of(counts, slot_values, first, begin, end, SPAN, ROOM)
-        m = tl.where(filled, magnitude(tl.load(slots, mask=filled, other=0.0)), -1)
-        _count(bins, tl.reshape(m, (SPAN * ROOM,)), highest, least, factor, LAST)
+        x = tl.reshape(tl.load(slots, mask=filled, other=0.0), (SPAN * ROOM,))
+        ok = tl.reshape(filled, (SPAN * ROOM,))
+        here += tl.histogram(_missed(magnitude(x), highest, factor, LAST), BINS, mask=ok)
+    place = tl.arange(0, BINS)
+    bins = missed + tensor * BINS + place
+    tl.atomic_add(bins, here, mask=here > 0)
     if ends_last(row, of, SPAN, TILE):
         tl.store(of + ENDED, 0)
-        place = tl.arange(0, BINS)
-        found = tl.load(bins + place, cache_modifier=".cg")
-        tl.store(bins + place, tl.zeros_like(found))
+        counted = tl.load(bins, cache_modifier=".cg")
+        tl.store(bins, tl.zeros_like(counted))
+        reached = tl.cumsum(counted, axis=0)
+        candidates = tl.load(of + CANDIDATES)
         k = whole(row, KEPT)
         count = k
         chosen = tl.where(whole(sample, STRIDE) == 0, EXACT, OPEN)
+        # Whether all thresholds so far are known, and too few elements reach them.
+        goes_on = tl.where(chosen == OPEN, 1, 0)
         threshold = highest
         for i in range(LAST + 1):
-            here = tl.sum(tl.where(place == i, found, 0), axis=0)
-            many = here > whole(sample, MOST)
-            few = tl.where(here < whole(sample, FEWEST), tl.where(i < LAST, 1, 0), 0)
-            decides = tl.where(chosen == OPEN, tl.where(threshold >= least, 1 - few, 0), 0) == 1
-            count = tl.where(decides, tl.where(many, k, tl.minimum(here, k)), count)
+            is_known = tl.where(threshold >= known, 1, 0)
+            # Elements that reach the guess also reach a threshold below it: at least so many do.
+            least = tl.where(threshold <= guess, candidates, 0)
+            number = tl.where(
+                is_known == 1, tl.sum(tl.where(place == i, reached, 0), axis=0), least
+            )
+            many = number > whole(sample, MOST)
+            few = tl.where(number < whole(sample, FEWEST), tl.where(i < LAST, 1, 0), 0)
+            decides = goes_on * tl.where(many, 1, is_known * (1 - few)) == 1
+            count = tl.where(decides, tl.where(many, k, tl.minimum(number, k)), count)
             chosen = tl.where(decides, tl.where(many, EXACT, threshold), chosen)
+            goes_on = tl.where(decides, 0, goes_on * is_known)
             threshold = _lowered(threshold, factor)
         tl.store(of + THRESHOLD, chosen)
         tl.store(of + COUNT, count)
@@ -148,12 +162,13 @@ def adapt_kernel(
 
 
 @triton.jit
-def _count(bins, m, threshold, least, factor, LAST: tl.constexpr):
-    """Adds the numbers of magnitudes that reach the thresholds down to the least."""
-    for i in range(LAST + 1):
-        if threshold >= least:
-            tl.atomic_add(bins + i, tl.sum((m >= threshold).to(tl.int32), axis=0))
+def _missed(m, threshold, factor, LAST: tl.constexpr):
+    """How many thresholds magnitudes do not reach: the first ones, as thresholds do not rise."""
+    missed = tl.zeros_like(m)
+    for _ in range(LAST + 1):
+        missed += (m < threshold).to(tl.int32)
         threshold = _lowered(threshold, factor)
+    return missed
 
 
 @triton.jit
