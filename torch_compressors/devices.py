@@ -62,4 +62,5 @@ def array_of(array: object) -> TensorArray:
 
 def tensor_of(array: object) -> torch.Tensor:
     """The tensor of an array that a device of torch has made."""
-    return array_of(array).tensor
+    assert isinstance(array, TensorArray)
+    return array.tensor

@@ -202,7 +202,8 @@ class Table:
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
-        self._given: tuple[object, ...] | None = None
+        self._given: list[tuple[object, ...]] = []
+        self._streams: list[int] = []
         self._mode: Mode | None = None
         self.memory = torch.zeros(bucket.rows.shape, dtype=torch.int64, device=bucket.device)
 
@@ -215,27 +216,32 @@ class Table:
         Raises:
             ValueError: the tensors are not those of the bucket, or no launch can work on all of them.
         """
-        kinds = {_kind(tensor) for tensor in tensors}
-        arrays = [_arrays_of(tensor) for tensor in tensors]
-        pointers = [[array.data_ptr() for array in each] for each in arrays]
-        sizes = [[array.numel() for array in each] for each in arrays]
-        weights = [_weights_of(tensor) for tensor in tensors]
+        given = [_given(tensor) for tensor in tensors]
         streams = [tensor.stream for tensor in tensors] if seeded else []
-        given = (kinds, pointers, sizes, weights, streams)
-        if self._mode is None or given != self._given:
+        if self._mode is None or given != self._given or streams != self._streams:
+            arrays = [_arrays_of(tensor) for tensor in tensors]
             self._bucket.check(arrays)
-            mode = _mode_of(kinds, tensors)
-            addresses = np.array(pointers, np.int64)
+            mode = _mode_of({_kind(tensor) for tensor in tensors}, tensors)
+            addresses = np.array([[array.data_ptr() for array in each] for each in arrays])
             rows = self._bucket.rows.copy()
             rows[:, : addresses.shape[1]] = addresses
-            bits = np.array(weights, np.float32).view(np.int32)
-            rows[:, field.BETA.value : field.GAMMA.value + 1] = bits
+            bits = np.array([_weights_of(tensor) for tensor in tensors], np.float32)
+            rows[:, field.BETA.value : field.GAMMA.value + 1] = bits.view(np.int32)
             if seeded:
                 rows[:, field.STREAM.value] = np.array(streams, np.uint64).view(np.int64)
             self.memory.copy_(upload(rows, self._bucket.device))
             self._mode = mode._replace(aligned=not (addresses % VECTOR_BYTES).any())
-            self._given = given
+            self._given, self._streams = given, streams
         return self._mode
+
+
+def _given(tensor: ToLaunch) -> tuple[object, ...]:
+    """All of a tensor that a table says, but for the stream; made in each step, so it is short."""
+    grad, residual, beta, gamma, momentum, _ = tensor
+    memory = 0 if residual is None else residual.data_ptr()
+    if momentum is None:
+        return grad.data_ptr(), grad.numel(), memory, beta, gamma
+    return grad.data_ptr(), grad.numel(), memory, momentum.values.data_ptr(), momentum[1:]
 
 
 def _weights_of(tensor: ToLaunch) -> tuple[float, float]:

@@ -84,7 +84,8 @@ class TorchDevice:
             launched = []
             for places, encoder in self._encoders_of(tensors):
                 own = [tensors[place] for place in places]
-                self._launches_of(encoder, own[0].tensor_id).run([to_launch(one) for one in own])
+                launches = self._launches_of(encoder, own[0].tensor_id)
+                launches.run([to_launch(one, seeded=encoder.seeded) for one in own])
                 launched.append((places, encoder, staged.fetch(encoder.memory)))
 
         def wait() -> tuple[ByteArray, list[int]]:
@@ -255,15 +256,19 @@ def kind_of(tensor: ToEncode) -> tuple[object, ...]:
     return tensor.codec.spec, tensor.residual is None, mode
 
 
-def to_launch(tensor: ToEncode) -> ToLaunch:
-    """A tensor as encoders take it; its gradient and memories are arrays that a device of torch has made."""
+def to_launch(tensor: ToEncode, *, seeded: bool = True) -> ToLaunch:
+    """A tensor as encoders take it; its gradient and memories are arrays that a device of torch has made.
+
+    Args:
+        seeded: whether the codec draws random numbers; else the stream is 0.
+    """
     momentum = None
     if tensor.correction is not None:
         values, factor, scale, nesterov, masking = tensor.correction
         momentum = Momentum(tensor_of(values), factor, scale, nesterov, masking)
     residual = None if tensor.residual is None else tensor_of(tensor.residual)
-    grad, stream = tensor_of(tensor.grad), _stream(tensor)
-    return ToLaunch(grad, residual, tensor.beta, tensor.gamma, momentum, stream)
+    stream = _stream(tensor) if seeded else 0
+    return ToLaunch(tensor_of(tensor.grad), residual, tensor.beta, tensor.gamma, momentum, stream)
 
 
 def _stream(tensor: ToEncode) -> int:
