@@ -202,6 +202,7 @@ class Table:
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
+        self._rows = bucket.rows.copy()
         self._given: list[tuple[object, ...]] = []
         self._streams: list[int] = []
         self._mode: Mode | None = None
@@ -218,21 +219,27 @@ class Table:
         """
         given = [_given(tensor) for tensor in tensors]
         streams = [tensor.stream for tensor in tensors] if seeded else []
-        if self._mode is None or given != self._given or streams != self._streams:
-            arrays = [_arrays_of(tensor) for tensor in tensors]
-            self._bucket.check(arrays)
-            mode = _mode_of({_kind(tensor) for tensor in tensors}, tensors)
-            addresses = np.array([[array.data_ptr() for array in each] for each in arrays])
-            rows = self._bucket.rows.copy()
-            rows[:, : addresses.shape[1]] = addresses
-            bits = np.array([_weights_of(tensor) for tensor in tensors], np.float32)
-            rows[:, field.BETA.value : field.GAMMA.value + 1] = bits.view(np.int32)
-            if seeded:
-                rows[:, field.STREAM.value] = np.array(streams, np.uint64).view(np.int64)
-            self.memory.copy_(upload(rows, self._bucket.device))
-            self._mode = mode._replace(aligned=not (addresses % VECTOR_BYTES).any())
-            self._given, self._streams = given, streams
+        if self._mode is None or given != self._given:
+            self._mode = self._fill(tensors)
+            self._given = given
+        elif streams == self._streams:
+            return self._mode
+        if seeded:
+            self._rows[:, field.STREAM.value] = np.array(streams, np.uint64).view(np.int64)
+        self._streams = streams
+        self.memory.copy_(upload(self._rows, self._bucket.device))
         return self._mode
+
+    def _fill(self, tensors: Sequence[ToLaunch]) -> Mode:
+        """Fill the rows on the host, but for the streams."""
+        arrays = [_arrays_of(tensor) for tensor in tensors]
+        self._bucket.check(arrays)
+        mode = _mode_of({_kind(tensor) for tensor in tensors}, tensors)
+        addresses = np.array([[array.data_ptr() for array in each] for each in arrays])
+        bits = np.array([_weights_of(tensor) for tensor in tensors], np.float32).view(np.int32)
+        self._rows[:, : addresses.shape[1]] = addresses
+        self._rows[:, field.BETA.value : field.GAMMA.value + 1] = bits
+        return mode._replace(aligned=not (addresses % VECTOR_BYTES).any())
 
 
 def _given(tensor: ToLaunch) -> tuple[object, ...]:

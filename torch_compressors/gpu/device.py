@@ -256,7 +256,7 @@ def kind_of(tensor: ToEncode) -> tuple[object, ...]:
     return tensor.codec.spec, tensor.residual is None, mode
 
 
-def to_launch(tensor: ToEncode, *, seeded: bool = True) -> ToLaunch:
+def to_launch(tensor: ToEncode, *, seeded: bool) -> ToLaunch:
     """A tensor as encoders take it; its gradient and memories are arrays that a device of torch has made.
 
     Args:

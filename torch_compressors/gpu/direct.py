@@ -105,7 +105,12 @@ class DirectDevice(TorchDevice):
         tensors = list(chain.from_iterable(groups))
         sender = exchange.sender
         with self._beside(tensors):
-            sender.launch([to_launch(tensor) for tensor in tensors])
+            sender.launch(
+                [
+                    to_launch(tensor, seeded=seeded)
+                    for tensor, seeded in zip(tensors, sender.seeded, strict=True)
+                ]
+            )
         return _Messages(sender.data, self._staging, name, sender.layouts, exchange.receivers)
 
     def _forget_unused(self, name: str) -> None:

@@ -72,6 +72,7 @@ class Sender:
     Attributes:
         data: the messages, flat uint8; empty before the first launch.
         layouts: of each message; likewise.
+        seeded: of each tensor, whether its codec draws random numbers.
     """
 
     def __init__(
@@ -81,6 +82,10 @@ class Sender:
         self._headers = [_header(kinds, device) for kinds in groups]
         self._counts = [len(kinds) for kinds in groups]
         self._parts = [(part, Table(part.encoder.bucket)) for part in parts]
+        self.seeded = [False] * sum(self._counts)
+        for _, places, encoder in parts:
+            for place in places:
+                self.seeded[place] = encoder.seeded
         self._filling = torch.zeros(VECTOR_BYTES, dtype=torch.uint8, device=device)
         self._least = size
         self._replayed = Replayed(device)
