@@ -17,7 +17,7 @@ import torch
 from torch_compressors.gpu.arrays import OnDevice
 from torch_compressors.gpu.bucket import EXACT, current, spread
 from torch_compressors.gpu.codecs import stage_of
-from torch_compressors.gpu.encoders.params import FLOAT_TYPES, bucket_size, level_bits
+from torch_compressors.gpu.encoders.params import FLOAT_TYPES, bucket_size, level_bits, number
 from torch_compressors.gpu.kernels import add as kernels
 from torch_compressors.gpu.kernels import rotate
 from torch_compressors.gpu.rotations import WARPS, Rotations
@@ -80,7 +80,7 @@ def form_of(spec: str) -> Form:
         case "int8" | "int4":
             return Form(kernels.add_integer_kernel, (("EACH", 1 if name == "int8" else 2), bucket))
         case "qsgd":
-            levels, bits = ("LEVELS", int(stage.params["levels"])), level_bits(stage.params)  # type: ignore[arg-type]
+            levels, bits = ("LEVELS", int(number(stage.params, "levels"))), level_bits(stage.params)
             return Form(kernels.add_qsgd_kernel, (levels, ("BITS", bits), bucket))
         case "uniform":
             return Form(kernels.add_uniform_kernel, (("BITS", level_bits(stage.params)), bucket))

@@ -74,8 +74,8 @@ def shares(spec: str) -> bool:
 
 def counts_kept(spec: str) -> bool:
     """Whether a codec with kernels keeps other numbers of elements from step to step."""
-    name, stage = stage_of(spec)
-    return name == "sampled_topk" and not _is_whole(stage)
+    name, _ = stage_of(spec)
+    return name == "sampled_topk"
 
 
 @lru_cache(maxsize=256)
@@ -95,13 +95,7 @@ def encoder(spec: str, sizes: Sequence[int], device: torch.device) -> Encoder:
         SpecError: there are no kernels for the codec.
     """
     name, stage = stage_of(spec)
-    made = TopK if name == "sampled_topk" and _is_whole(stage) else CODECS[name]
-    return made(stage.params, sizes, device)
-
-
-def _is_whole(stage: Stage) -> bool:
-    """Whether the sample of a `sampled_topk` is the whole tensor: it then makes the choice of `topk`."""
-    return number(stage.params, "sample_ratio") == 1
+    return CODECS[name](stage.params, sizes, device)
 
 
 def stage_of(spec: str) -> tuple[str, Stage]:
@@ -128,6 +122,8 @@ def _find_stage(spec: str) -> tuple[str, Stage] | None:
     params = stage.params
     if name not in CODECS:
         return None
+    if name == "sampled_topk" and number(params, "sample_ratio") == 1:
+        name = "topk"  # a sample of the whole tensor makes its choice
     taken = True
     if name in ("int4", "int8", "qsgd"):
         bucket = bucket_size(params)
@@ -141,5 +137,5 @@ def _find_stage(spec: str) -> tuple[str, Stage] | None:
     if name == "randomk":
         taken = params["values"] == "fp32"
     if name == "sampled_topk":
-        taken = bool(params["resample"]) or _is_whole(stage)
+        taken = bool(params["resample"])
     return (name, stage) if taken else None

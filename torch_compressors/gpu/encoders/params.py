@@ -39,5 +39,5 @@ def bucket_size(params: Params) -> int:
 def level_bits(params: Params) -> int:
     """Bits of a packed level: of `qsgd`, which has levels of both signs, or of `uniform`."""
     if "levels" in params:
-        return (2 * int(params["levels"])).bit_length()  # type: ignore[arg-type]
-    return int(params["bits"])  # type: ignore[arg-type]
+        return (2 * int(number(params, "levels"))).bit_length()
+    return int(number(params, "bits"))

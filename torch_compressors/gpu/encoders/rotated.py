@@ -11,7 +11,7 @@ from gradcomp.adapter_api import clip_of_normal
 from torch_compressors.gpu.bucket import EXACT, VECTOR_BYTES, Mode, divide
 from torch_compressors.gpu.encoders import tiling
 from torch_compressors.gpu.encoders.dense import Dense
-from torch_compressors.gpu.encoders.params import Params, level_bits
+from torch_compressors.gpu.encoders.params import Params, level_bits, number
 from torch_compressors.gpu.kernels import correct, rotate
 from torch_compressors.gpu.kernels import table as field
 from torch_compressors.gpu.rotations import WARPS, Rotations
@@ -54,7 +54,7 @@ class RotatedUniform(Dense):
     def _clip(self, params: Params) -> float:
         """The outermost level in root mean squares of the group."""
         if "clip" in params:
-            return float(params["clip"])  # type: ignore[arg-type]
+            return number(params, "clip")
         return clip_of_normal(self.bits, self.random)
 
     def payload_bytes(self, numel: int) -> int:

@@ -27,6 +27,7 @@ class SampledTopK(TopK):
     """
 
     SAMPLED = True
+    AFTER = 4
     seeded = True
 
     def __init__(self, params: Params, sizes: Sequence[int], device: torch.device) -> None:
@@ -61,9 +62,6 @@ class SampledTopK(TopK):
         rows[:, sample.LOWER.value] = np.array(lower, np.float32).view(np.int32)
         self.samples = upload(rows, device)
         self.state_of_samples = torch.zeros_like(self.state)
-        size = 8 * sum(self.kept) + 4 * len(sizes)
-        self.memory = torch.zeros(size, dtype=torch.uint8, device=device)
-        self.indices, self.values = self._parts(self.memory)
         self.numbers = self._numbers(self.memory)
 
     def results(self, memory: Array) -> list[Kept[Array]]:

@@ -55,30 +55,27 @@ class Sign(Summed):
     """`sign`: 20 bytes per element with error feedback."""
 
     CODEC = signs.SIGN.value
+    SCALES = 1
 
     def payload_bytes(self, numel: int) -> int:
         """See `Dense`."""
-        return 4 + -(-numel // 8)
+        return 4 * self.SCALES + -(-numel // 8)
 
     def _round(self, grid: tuple[int], table: torch.Tensor, mode: int) -> None:
         signs.sign_bits_kernel[grid](
-            table, self.bucket.tiles.tensors, ONE_BIT=False, MODE=mode, TILE=tiling.TILE, **EXACT
+            *(table, self.bucket.tiles.tensors),
+            ONE_BIT=self.SCALES == 2,
+            MODE=mode,
+            TILE=tiling.TILE,
+            **EXACT,
         )
 
 
-class OneBit(Summed):
-    """`onebit`: 20 bytes per element with error feedback."""
+class OneBit(Sign):
+    """`onebit`: as `sign`, with a scale for each sign."""
 
     CODEC = signs.ONEBIT.value
-
-    def payload_bytes(self, numel: int) -> int:
-        """See `Dense`."""
-        return 8 + -(-numel // 8)
-
-    def _round(self, grid: tuple[int], table: torch.Tensor, mode: int) -> None:
-        signs.sign_bits_kernel[grid](
-            table, self.bucket.tiles.tensors, ONE_BIT=True, MODE=mode, TILE=tiling.TILE, **EXACT
-        )
+    SCALES = 2
 
 
 class TernGrad(Summed):

@@ -33,6 +33,8 @@ class TopK(Encoder):
     SAMPLE = 8192
     SAMPLED = False
     """Whether the choice follows from a sample: see `SampledTopK`."""
+    AFTER = 0
+    """Bytes of the memory after indices and values, for each tensor."""
     seeded = False
 
     def __init__(self, params: Params, sizes: Sequence[int], device: torch.device) -> None:
@@ -73,7 +75,7 @@ class TopK(Encoder):
         rows[:, field.PACKED.value] = np.cumsum(words) - words
         rows[:, field.LOW.value] = [one.low_bits for one in self.packed]
         rows[:, field.UPPER.value] = [one.upper for one in self.packed]
-        self.memory = zeros(8 * total, torch.uint8)
+        self.memory = zeros(8 * total + self.AFTER * len(sizes), torch.uint8)
         self.indices, self.values = self._parts(self.memory)
         self.bins = zeros(total if self.type == VALUE_TYPES["2bit"] else 0, torch.int8)
 
