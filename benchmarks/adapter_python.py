@@ -21,8 +21,8 @@ import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from gradcomp import load_config
-from gradcomp.runtime.profile import Profile
-from layers import Layer
+from gradcomp.runtime.measure.profile import Profile
+from stand_in_layer import Layer
 
 COUNT, STEPS, WARM_UP = 200, 15, 4
 SETTINGS = ("compress.default=residual|topk(ratio=0.01)", "compress.exchange=gather")

@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_p
 from torch.nn.parallel import DistributedDataParallel
 
 from gradcomp.tools.model_shapes import MODELS, model_shapes
-from layers import Layer
+from stand_in_layer import Layer
 from torch_compressors import ddp_hook
 
 ONE_BUCKET = 10**4  # MiB

@@ -58,10 +58,10 @@ from gradcomp.adapter_api import (
     model_digest,
     read_object,
 )
-from torch_compressors.shared.optimizers import check_optimizer
-from torch_compressors.shared.parameters import parameter_bytes, uncompiled
-from torch_compressors.shared.rates import rates_of
-from torch_compressors.shared.state import as_array, with_arrays
+from gradcomp_torch.optimizers import check_optimizer
+from gradcomp_torch.parameters import parameter_bytes, uncompiled
+from gradcomp_torch.rates import rates_of
+from gradcomp_torch.state import as_array, with_arrays
 
 __all__ = ["Attached", "Compression", "DistributedOptimizer", "attach", "declare"]
 

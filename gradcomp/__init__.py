@@ -28,15 +28,15 @@ from gradcomp.version import installed_version
 
 if TYPE_CHECKING:
     from gradcomp.codec.batch import decode_batch_add, encode_batch
+    from gradcomp.codec.batch_items import ToDecode, ToEncode
     from gradcomp.codec.codec import Codec, get_codec, list_algorithms, list_codecs
-    from gradcomp.codec.items import ToDecode, ToEncode
     from gradcomp.codec.plugins import CodecPlugin, PluginParam, load_plugin, register_codec
     from gradcomp.config.schema import Config, load_config
     from gradcomp.exchange.explain import explain
     from gradcomp.runtime.loopback import Loopback
+    from gradcomp.runtime.measure.stats import Stats
     from gradcomp.runtime.outer.loopback import OuterLoopback
     from gradcomp.runtime.pipeline import Pipeline
-    from gradcomp.runtime.stats import Stats
 
     __version__: str
 

@@ -4,9 +4,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gradcomp.codec.batch_items import ToDecode, ToEncode
 from gradcomp.codec.correction import Correction
-from gradcomp.codec.items import ToDecode, ToEncode
-from gradcomp.codec.parts import KeptParts, PayloadParts
+from gradcomp.codec.frame_parts import KeptParts, PayloadParts
 
 MAX_NUMEL: int
 WIRE_VERSION: int

@@ -8,11 +8,11 @@ import-linter contract refuses imports of the packages behind this module.
 from __future__ import annotations
 
 from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes, as_float32, room
+from gradcomp.codec.batch_items import ToAddShared, ToGive
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.devices import Device, DeviceArray, Encoded, FactorDevice, SharingDevice
 from gradcomp.codec.frame import split_frames
-from gradcomp.codec.items import ToAddShared, ToGive
-from gradcomp.codec.parts import (
+from gradcomp.codec.frame_parts import (
     KeptParts,
     PayloadParts,
     clip_of_normal,
@@ -44,11 +44,13 @@ from gradcomp.exchange.rounds import (
 )
 from gradcomp.exchange.select import exchange_pattern, gives_steps
 from gradcomp.exchange.state_kinds import STATE_KINDS, state_of
-from gradcomp.runtime.agreement import agreement_line, build_text, check_agreement, model_digest
-from gradcomp.runtime.checkpoint import Checkpoints
-from gradcomp.runtime.checkpointed import Checkpointed
-from gradcomp.runtime.collector import Collector, Route
-from gradcomp.runtime.comparison import (
+from gradcomp.runtime.agree.agreement import (
+    agreement_line,
+    build_text,
+    check_agreement,
+    model_digest,
+)
+from gradcomp.runtime.agree.comparison import (
     check_parameters,
     differences,
     digest_parameters,
@@ -56,20 +58,23 @@ from gradcomp.runtime.comparison import (
     read_digests,
     read_object,
 )
+from gradcomp.runtime.agree.replicas import Parameters
+from gradcomp.runtime.collector import Collector, Route
 from gradcomp.runtime.controls import Controls
-from gradcomp.runtime.loss_scale import check_scale
+from gradcomp.runtime.measure.profile_files import profile_as_configured
+from gradcomp.runtime.measure.profiled_engine import ProfiledEngine
+from gradcomp.runtime.measure.stats import Stats
 from gradcomp.runtime.membership import moved, placed, resized, shared_state, take_shared_state
 from gradcomp.runtime.outer.options import OuterOptions
 from gradcomp.runtime.outer.sgd import OuterSGD
 from gradcomp.runtime.outer.steps import OuterSteps, Values
 from gradcomp.runtime.pipeline import Pipeline
-from gradcomp.runtime.profile_files import profile_as_configured
-from gradcomp.runtime.profiled_engine import ProfiledEngine
-from gradcomp.runtime.replicas import Parameters
 from gradcomp.runtime.resolve import Resolved
 from gradcomp.runtime.start_report import StartReport
-from gradcomp.runtime.state_file import pack_state, unpack_state
-from gradcomp.runtime.stats import Stats
+from gradcomp.runtime.state.checkpoint import Checkpoints
+from gradcomp.runtime.state.checkpointed import Checkpointed
+from gradcomp.runtime.state.loss_scale import check_scale
+from gradcomp.runtime.state.state_file import pack_state, unpack_state
 from gradcomp.runtime.unedited import Patch, Unedited, run_unedited
 
 __all__ = [

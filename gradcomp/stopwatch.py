@@ -21,7 +21,7 @@ _Result = TypeVar("_Result")
 
 
 class Stopwatch(Protocol):
-    """Measures function calls; `gradcomp.runtime.profile.Profile` is one."""
+    """Measures function calls; `gradcomp.runtime.measure.profile.Profile` is one."""
 
     def measure(
         self,

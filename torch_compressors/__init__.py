@@ -17,15 +17,15 @@ except ModuleNotFoundError as error:
     raise missing_package(error) from None
 
 if TYPE_CHECKING:
+    from gradcomp_torch.demo import DeMo
+    from gradcomp_torch.dgc_sgd import DGCSGD
+    from gradcomp_torch.dion import Dion, dion_groups
+    from gradcomp_torch.gpu.device_lookup import device_array
     from torch_compressors.ddp import DDPCompression, ddp_hook
     from torch_compressors.elastic import ElasticOuterStep
+    from torch_compressors.gloo.process_group import init_process_group
     from torch_compressors.gossip import AsyncGossipDataParallel, GossipDataParallel
-    from torch_compressors.gpu.found import device_array
-    from torch_compressors.launch import init_process_group
     from torch_compressors.outer import OuterStep
-    from torch_compressors.shared.demo import DeMo
-    from torch_compressors.shared.dgc_sgd import DGCSGD
-    from torch_compressors.shared.dion import Dion, dion_groups
 
 __all__ = [
     "DGCSGD",
@@ -43,22 +43,22 @@ __all__ = [
 ]
 
 _MODULES = {
-    "DGCSGD": "shared.dgc_sgd",
-    "AsyncGossipDataParallel": "gossip",
-    "DDPCompression": "ddp",
-    "DeMo": "shared.demo",
-    "Dion": "shared.dion",
-    "ElasticOuterStep": "elastic",
-    "GossipDataParallel": "gossip",
-    "OuterStep": "outer",
-    "ddp_hook": "ddp",
-    "device_array": "gpu.found",
-    "dion_groups": "shared.dion",
-    "init_process_group": "launch",
+    "DGCSGD": "gradcomp_torch.dgc_sgd",
+    "AsyncGossipDataParallel": "torch_compressors.gossip",
+    "DDPCompression": "torch_compressors.ddp",
+    "DeMo": "gradcomp_torch.demo",
+    "Dion": "gradcomp_torch.dion",
+    "ElasticOuterStep": "torch_compressors.elastic",
+    "GossipDataParallel": "torch_compressors.gossip",
+    "OuterStep": "torch_compressors.outer",
+    "ddp_hook": "torch_compressors.ddp",
+    "device_array": "gradcomp_torch.gpu.device_lookup",
+    "dion_groups": "gradcomp_torch.dion",
+    "init_process_group": "torch_compressors.gloo.process_group",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -36,22 +36,22 @@ from gradcomp.adapter_api import (
     profile_as_configured,
 )
 from gradcomp.errors import ConfigError
-from torch_compressors.devices import TensorArray, TensorDevice
-from torch_compressors.direct import connect_devices, sum_together
-from torch_compressors.gather import gather_bytes
-from torch_compressors.gloo import GlooEngine, message_limit
-from torch_compressors.gpu.found import Devices
-from torch_compressors.launch import use_own_processors
-from torch_compressors.nodes import agreed_ranks_per_node, exchange_groups, node_size
-from torch_compressors.registered import WrappedModel, registered_with
-from torch_compressors.roll_call import naming_the_absent
+from gradcomp_torch.devices import TensorArray, TensorDevice
+from gradcomp_torch.encoder_thread import encodes_beside
+from gradcomp_torch.gpu.device_lookup import Devices
+from gradcomp_torch.host_copies import HostCopies
+from gradcomp_torch.optimizers import check_optional
+from gradcomp_torch.parameters import parameter_bytes
+from gradcomp_torch.rates import rates_of
+from gradcomp_torch.staging import computed_by_now
+from torch_compressors.gloo.device_engine import connect_devices, sum_together
+from torch_compressors.gloo.engine import GlooEngine, message_limit
+from torch_compressors.gloo.gather import gather_bytes
+from torch_compressors.gloo.liveness import naming_the_absent
+from torch_compressors.gloo.nodes import agreed_ranks_per_node, exchange_groups, node_size
+from torch_compressors.gloo.process_group import use_own_processors
+from torch_compressors.hook_model import WrappedModel, registered_with
 from torch_compressors.scaler import ScalerControls
-from torch_compressors.shared.encoder_thread import encodes_beside
-from torch_compressors.shared.host_copies import HostCopies
-from torch_compressors.shared.optimizers import check_optional
-from torch_compressors.shared.parameters import parameter_bytes
-from torch_compressors.shared.rates import rates_of
-from torch_compressors.shared.staging import computed_by_now
 
 __all__ = ["DDPCompression", "ddp_hook"]
 

@@ -30,13 +30,13 @@ from gradcomp.adapter_api import (
     profile_as_configured,
 )
 from gradcomp.errors import ConfigError
-from torch_compressors.gather import gather_bytes, gather_texts
-from torch_compressors.gloo import GlooEngine, message_limit
-from torch_compressors.launch import use_own_processors
-from torch_compressors.nodes import agreed_ranks_per_node, exchange_groups
-from torch_compressors.roll_call import naming_the_absent
-from torch_compressors.shared.outer import ParameterValues, TensorOuterSteps
-from torch_compressors.shared.parameters import is_sharded, parameter_bytes
+from gradcomp_torch.outer import ParameterValues, TensorOuterSteps
+from gradcomp_torch.parameters import is_sharded, parameter_bytes
+from torch_compressors.gloo.engine import GlooEngine, message_limit
+from torch_compressors.gloo.gather import gather_bytes, gather_texts
+from torch_compressors.gloo.liveness import naming_the_absent
+from torch_compressors.gloo.nodes import agreed_ranks_per_node, exchange_groups
+from torch_compressors.gloo.process_group import use_own_processors
 
 __all__ = ["OuterStep"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_compressors.shared.state import TensorControls
+from gradcomp_torch.state import TensorControls
 
 __all__ = ["ScalerControls"]
 

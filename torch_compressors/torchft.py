@@ -45,10 +45,10 @@ from gradcomp.adapter_api import (
     take_shared_state,
 )
 from gradcomp.errors import ConfigError, GradcompError, PeerError, missing_package
-from torch_compressors.gloo import GlooEngine, message_limit
-from torch_compressors.newcomers import check_only_residuals
-from torch_compressors.roll_call import RollCall
-from torch_compressors.shared.parameters import check_unsharded
+from gradcomp_torch.parameters import check_unsharded
+from torch_compressors.elastic.limits import check_only_residuals
+from torch_compressors.gloo.engine import GlooEngine, message_limit
+from torch_compressors.gloo.liveness import Liveness
 
 try:
     from torchft.manager import Manager
@@ -160,7 +160,7 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
             {"all": frames},
             message_limit(numels, 4 * sum(numels)),
             "CompressedManager",
-            RollCall(own_store, "fault", rank, range(world_size)),
+            Liveness(own_store, "fault", rank, range(world_size)),
         )
         profile_as_configured(self.pipeline)
         self._driver = Driver(ProfiledEngine(engine, self.pipeline.stats))

@@ -132,7 +132,7 @@ def on_ddp(spec: str, faults: Faults) -> tuple[nn.Module, Any, Any, Callable[[],
     from torch.nn.parallel import DistributedDataParallel
 
     from torch_compressors import ddp_hook
-    from torch_compressors.gloo import GlooEngine
+    from torch_compressors.gloo.engine import GlooEngine
 
     dist.init_process_group("gloo")
     model = DistributedDataParallel(network())

@@ -13,16 +13,16 @@ import torch
 from gpulab.clock import Work
 from gradcomp import ToEncode, get_codec
 from gradcomp.adapter_api import ToSettle, ToShare
-from torch_compressors.devices import tensor_of
-from torch_compressors.gpu import codecs
-from torch_compressors.gpu.add import KEPT, Addition, Form, ToAdd, form_of
-from torch_compressors.gpu.bucket import Table, ToLaunch
-from torch_compressors.gpu.direct import DirectDevice
-from torch_compressors.gpu.encoders.encoder import Launches
-from torch_compressors.gpu.encoders.rotated import RotatedUniform
-from torch_compressors.gpu.factors import FactorExchange, kinds_of
-from torch_compressors.gpu.receiving import FLAGS
-from torch_compressors.gpu.shared import SharedTensor, form_of_shared, sums_of
+from gradcomp_torch.devices import tensor_of
+from gradcomp_torch.gpu import codecs
+from gradcomp_torch.gpu.add import KEPT, Addition, Form, ToAdd, form_of
+from gradcomp_torch.gpu.bucket import Table, ToLaunch
+from gradcomp_torch.gpu.encoders.encoder import Launches
+from gradcomp_torch.gpu.encoders.rotated import RotatedUniform
+from gradcomp_torch.gpu.factors import FactorExchange, kinds_of
+from gradcomp_torch.gpu.peer_device import DirectDevice
+from gradcomp_torch.gpu.peer_receive import FLAGS
+from gradcomp_torch.gpu.peer_sums import SharedTensor, form_of_shared, sums_of
 
 __all__ = ["OPERATIONS", "Operation"]
 

@@ -12,8 +12,8 @@ import torch
 from gpulab.clock import Clock, Work
 from gpulab.operations import BETA, GAMMA, OPERATIONS, Operation
 from gradcomp import ToDecode, ToEncode, _core, encode_batch, get_codec
-from torch_compressors.devices import TensorArray, TensorDevice
-from torch_compressors.gpu.device import TorchDevice
+from gradcomp_torch.devices import TensorArray, TensorDevice
+from gradcomp_torch.gpu.device import TorchDevice
 
 __all__ = ["copies", "frames", "kernels"]
 

@@ -23,7 +23,7 @@ from gradcomp.tools.advise.cache import SpeedCache, machine_key
 from gradcomp.tools.advise.calibrate import ticks
 from gradcomp.tools.advise.model import read_model
 from gradcomp.tools.advise.predict import Job
-from gradcomp.tools.advise.prior import PriorMaker, prior_text
+from gradcomp.tools.advise.predictions import PriorMaker, prior_text
 from gradcomp.tools.advise.wire import ENGINES
 from gradcomp.tools.model_shapes import MODELS
 from gradcomp.tools.step_model import Link

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradcomp.codec.arrays import ByteArray, split
+from gradcomp.codec.batch_items import ToDecode, ToEncode, ToGive
 from gradcomp.codec.devices import HOST, Device, Encoded, device_of
-from gradcomp.codec.items import ToDecode, ToEncode, ToGive
 from gradcomp.stopwatch import timed
 
 __all__ = ["decode_batch_add", "encode_batch", "give_batch", "launch_batch"]

@@ -15,8 +15,8 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, CodedArray, FloatArray, room
+from gradcomp.codec.batch_items import ToAddShared, ToDecode, ToEncode, ToGive
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.items import ToAddShared, ToDecode, ToEncode, ToGive
 from gradcomp.codec.products import ToApply, ToMultiply, ToSettle, ToShare
 from gradcomp.codec.spec import Spec, parse
 from gradcomp.errors import SpecError

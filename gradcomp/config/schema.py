@@ -32,7 +32,7 @@ from gradcomp.codec.spec import Spec, Stage
 from gradcomp.config.compose import VERSION, KeyPath, compose
 from gradcomp.config.fields import ExpandedPath, StrictModel
 from gradcomp.config.messages import CombinationError, config_error
-from gradcomp.config.prior import Prediction, Prior
+from gradcomp.config.predictions import Prediction, Prior
 from gradcomp.config.regex_check import regex_refusal
 from gradcomp.config.sections import RESERVED_SECTIONS
 from gradcomp.config.spec_schedule import (

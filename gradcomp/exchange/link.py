@@ -36,7 +36,7 @@ def link_bytes(kind: str, nbytes: float, ranks: int) -> float:
     """Bytes that pass a rank's link in one request.
 
     Args:
-        kind: of a request, or of another count in `gradcomp.runtime.stats.Stats.sent_bytes`. A
+        kind: of a request, or of another count in `gradcomp.runtime.measure.stats.Stats.sent_bytes`. A
             request inside a node passes no link.
         nbytes: bytes that the rank hands over.
         ranks: number of ranks that take part; of an exchange between nodes, the number of nodes.

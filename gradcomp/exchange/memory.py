@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, Protocol
 
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.batch_items import ToEncode
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.correction import Correction
 from gradcomp.codec.devices import HOST, Device, device_of
-from gradcomp.codec.items import ToEncode
 from gradcomp.codec.spec import Stage
 from gradcomp.errors import StateError
 from gradcomp.exchange.rates import Rates

@@ -14,9 +14,9 @@ import numpy as np
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.exchange.engine import Driver, came_twice
 from gradcomp.exchange.rounds import AllReduce, Broadcast, BucketRound, Ready, Request
-from gradcomp.runtime.decision import Decision, PolicyGroup
+from gradcomp.runtime.agree.replicas import Parameters, ReplicaDigests
 from gradcomp.runtime.pipeline import Pipeline
-from gradcomp.runtime.replicas import Parameters, ReplicaDigests
+from gradcomp.runtime.policy.decision import Decision, PolicyGroup
 from gradcomp.runtime.resolve import Resolved
 from gradcomp.runtime.start_report import StartReport
 

@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gradcomp.errors import StateError
-from gradcomp.runtime.checkpoint import Checkpoints
-from gradcomp.runtime.checkpointed import Checkpointed
-from gradcomp.runtime.decision import Decision
-from gradcomp.runtime.stats import Stats
+from gradcomp.runtime.measure.stats import Stats
+from gradcomp.runtime.policy.decision import Decision
+from gradcomp.runtime.state.checkpoint import Checkpoints
+from gradcomp.runtime.state.checkpointed import Checkpointed
 
 if TYPE_CHECKING:
     from gradcomp.runtime.pipeline import Pipeline

@@ -23,8 +23,8 @@ from gradcomp.exchange.rounds import (
     Request,
     advance,
 )
+from gradcomp.runtime.measure.stats import Stats
 from gradcomp.runtime.pipeline import Pipeline
-from gradcomp.runtime.stats import Stats
 
 __all__ = ["Loopback", "lockstep", "run_rounds"]
 

@@ -11,7 +11,7 @@ import numpy as np
 from gradcomp.exchange.memory import MOMENTUM_CORRECTION
 from gradcomp.exchange.state_kinds import REPLICATED_KINDS, STATE_KINDS
 from gradcomp.runtime.pipeline import Pipeline
-from gradcomp.runtime.state import State
+from gradcomp.runtime.state.rank_state import State
 
 __all__ = ["moved", "placed", "resized", "shared_state", "take_shared_state"]
 

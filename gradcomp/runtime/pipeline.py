@@ -25,15 +25,15 @@ from gradcomp.exchange.select import (
     pattern_between_nodes,
     scatter_refusal,
 )
+from gradcomp.runtime.agree.step_check import ParametersAt, check_step, step_text
 from gradcomp.runtime.buckets import make_buckets
-from gradcomp.runtime.decision import Decision, PolicyGroup
-from gradcomp.runtime.loss_scale import check_sends_nan
-from gradcomp.runtime.policy import Policy
-from gradcomp.runtime.prior import predictions
+from gradcomp.runtime.measure.stats import Stats
+from gradcomp.runtime.policy.auto import Policy
+from gradcomp.runtime.policy.decision import Decision, PolicyGroup
+from gradcomp.runtime.policy.predictions import predictions
 from gradcomp.runtime.resolve import Resolved, Resolver
-from gradcomp.runtime.state import RankState, State
-from gradcomp.runtime.stats import Stats
-from gradcomp.runtime.step_check import ParametersAt, check_step, step_text
+from gradcomp.runtime.state.loss_scale import check_sends_nan
+from gradcomp.runtime.state.rank_state import RankState, State
 
 __all__ = ["Pipeline"]
 
@@ -254,7 +254,7 @@ class Pipeline:
                     found[f"{rule}[{index}]" if schedule.switches else rule] = choice
         return found
 
-    # The comparison with other ranks; see `gradcomp.runtime.step_check`.
+    # The comparison with other ranks; see `gradcomp.runtime.agree.step_check`.
 
     @property
     def compares_steps(self) -> bool:
@@ -604,7 +604,7 @@ class Pipeline:
         - ``rounds``: number of averages so far, by tensor name;
         - ``specs``: canonical spec of the last round, by tensor name;
         - ``loss_scale``: see `set_loss_scale`;
-        - ``decisions`` of the policy ``auto``; see `gradcomp.runtime.decision.Decision`.
+        - ``decisions`` of the policy ``auto``; see `gradcomp.runtime.policy.decision.Decision`.
 
         Keys of arrays, each by tensor name:
 

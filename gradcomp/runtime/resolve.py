@@ -16,8 +16,8 @@ from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
 from gradcomp.exchange.rounds import TensorKey
 from gradcomp.exchange.select import make_aggregator
-from gradcomp.runtime.decision import COMPRESSED, DENSE, PolicyGroup, alternatives
-from gradcomp.runtime.policy import Policy
+from gradcomp.runtime.policy.auto import Policy
+from gradcomp.runtime.policy.decision import COMPRESSED, DENSE, PolicyGroup, alternatives
 
 __all__ = ["DENSE_SPEC", "Resolved", "Resolver"]
 

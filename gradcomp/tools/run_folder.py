@@ -45,7 +45,7 @@ class RunFolder:
         facts: of ``summary.json`` or, while the run goes on, of ``run.json``; empty without both.
         steps: rows of steps in ``metrics.jsonl``: "step", "loss", "sent_bytes_total", "seconds", ...
         epochs: rows of epochs there: "step", "accuracy", "test_bits", ...
-        profile: steps of the first rank's profile; see `gradcomp.runtime.profile_files.row_of`.
+        profile: steps of the first rank's profile; see `gradcomp.runtime.measure.profile_files.row_of`.
     """
 
     label: str

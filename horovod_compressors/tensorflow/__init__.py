@@ -22,12 +22,12 @@ try:
     from horovod_compressors.tensorflow.elastic import ElasticState
     from horovod_compressors.tensorflow.keras import DistributedOptimizer
     from horovod_compressors.tensorflow.outer import OuterStep
-    from horovod_compressors.tensorflow.resets import prepare
+    from horovod_compressors.tensorflow.reinit import prepare
 except ModuleNotFoundError as error:
     raise missing_package(error) from None
 
 from horovod_compressors.compression import is_elastic
-from horovod_compressors.watch import watch
+from horovod_compressors.startup import watch
 
 __all__ = [
     "DGCSGD",

@@ -25,7 +25,7 @@ class CompressionState(tf.train.experimental.PythonState):  # type: ignore[misc]
         self._compression = compression
 
     def serialize(self) -> bytes:
-        """The state as bytes, with a checksum; see `gradcomp.runtime.state_file`."""
+        """The state as bytes, with a checksum; see `gradcomp.runtime.state.state_file`."""
         return pack_state(self._compression.state_dict())
 
     def deserialize(self, string_value: bytes) -> None:

@@ -19,14 +19,14 @@ from gradcomp.adapter_api import Collector, FloatArray, RankGroup, as_float32, e
 from gradcomp.errors import ConfigError, ProtocolError
 from horovod_compressors.compression import BaseCompression
 from horovod_compressors.tensorflow.engine import HorovodEngine, gather_bytes
-from horovod_compressors.tensorflow.resets import in_branch, life, telling_lost_ranks
-from horovod_compressors.tensorflow.seam import (
+from horovod_compressors.tensorflow.horovod_call import (
     Call,
     VariableNames,
     calling_allreduce,
     keras_2_loss_scale,
     keras_3_under_construction,
 )
+from horovod_compressors.tensorflow.reinit import in_branch, life, telling_lost_ranks
 
 __all__ = ["Compression"]
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from gradcomp.errors import ConfigError
 from horovod_compressors.tensorflow.compression import Compression
-from horovod_compressors.tensorflow.seam import plain_variable
+from horovod_compressors.tensorflow.horovod_call import plain_variable
 
 __all__ = ["ElasticState"]
 

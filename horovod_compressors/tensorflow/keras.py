@@ -13,7 +13,7 @@ import tensorflow as tf
 from gradcomp.errors import ConfigError
 from horovod_compressors.tensorflow.compression import Compression
 from horovod_compressors.tensorflow.dgc_sgd import DGCSGD
-from horovod_compressors.tensorflow.seam import is_keras_2_loss_scale, loss_scaled_by_caller
+from horovod_compressors.tensorflow.horovod_call import is_keras_2_loss_scale, loss_scaled_by_caller
 
 __all__ = ["DistributedOptimizer", "is_keras"]
 

@@ -21,7 +21,7 @@ from gradcomp.adapter_api import FloatArray
 from gradcomp.errors import ConfigError
 from horovod_compressors.outer import HorovodOuterSteps
 from horovod_compressors.tensorflow.compression import Compression
-from horovod_compressors.tensorflow.seam import VariableNames
+from horovod_compressors.tensorflow.horovod_call import VariableNames
 
 __all__ = ["OuterStep"]
 

@@ -14,8 +14,8 @@ from gradcomp.errors import ConfigError
 from horovod_compressors.tensorflow.compression import Compression
 from horovod_compressors.tensorflow.elastic import ElasticState
 from horovod_compressors.tensorflow.keras import DistributedOptimizer, is_keras
-from horovod_compressors.tensorflow.local import with_local_steps
 from horovod_compressors.tensorflow.outer import OuterStep
+from horovod_compressors.tensorflow.unedited_outer import with_local_steps
 
 __all__ = ["patch"]
 

@@ -23,7 +23,7 @@ try:
 except ModuleNotFoundError as error:
     raise missing_package(error) from None
 
-from horovod_compressors.watch import watch
+from horovod_compressors.startup import watch
 
 __all__ = ["Compression", "OuterStep"]
 

@@ -21,6 +21,14 @@ from gradcomp.adapter_api import (
     exchange_pattern,
 )
 from gradcomp.errors import ConfigError, ProtocolError
+from gradcomp_torch.devices import TensorArray
+from gradcomp_torch.gpu.device_lookup import Devices
+from gradcomp_torch.host_copies import HostCopies, to_device, to_host
+from gradcomp_torch.optimizers import check_optimizer
+from gradcomp_torch.parameters import parameter_bytes
+from gradcomp_torch.rates import rates_of
+from gradcomp_torch.staging import computed_by_now
+from gradcomp_torch.state import TensorControls
 from horovod_compressors.compression import BaseCompression
 from horovod_compressors.nodes import follower_set
 from horovod_compressors.torch.encoder_thread import EncoderThread
@@ -28,14 +36,6 @@ from horovod_compressors.torch.engine import SUMMABLE_DTYPES, HorovodEngine
 from horovod_compressors.torch.join import Attendance, check_takes_part, take_part
 from horovod_compressors.torch.names import ParameterNames, calling_optimizer, check_averaged
 from horovod_compressors.torch.wait import synchronize, wait_first
-from torch_compressors.devices import TensorArray
-from torch_compressors.gpu.found import Devices
-from torch_compressors.shared.host_copies import HostCopies, to_device, to_host
-from torch_compressors.shared.optimizers import check_optimizer
-from torch_compressors.shared.parameters import parameter_bytes
-from torch_compressors.shared.rates import rates_of
-from torch_compressors.shared.staging import computed_by_now
-from torch_compressors.shared.state import TensorControls
 
 __all__ = ["Compression"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from gradcomp import Config
-from torch_compressors.shared.encoder_thread import encodes_beside
+from gradcomp_torch.encoder_thread import encodes_beside
 
 __all__ = ["EncoderThread"]
 

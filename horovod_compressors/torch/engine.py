@@ -20,8 +20,8 @@ from gradcomp.adapter_api import (
     Request,
     split_frames,
 )
+from gradcomp_torch.device_messages import DeviceMessage, message_of
 from horovod_compressors.torch.wait import synchronize, wait
-from torch_compressors.shared.direct import DeviceMessage, message_of
 
 __all__ = ["SUMMABLE_DTYPES", "HorovodEngine"]
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from gradcomp.errors import ConfigError
-from torch_compressors.shared.parameters import check_unsharded, uncompiled
+from gradcomp_torch.parameters import check_unsharded, uncompiled
 
 __all__ = ["ParameterNames", "calling_optimizer", "check_averaged"]
 

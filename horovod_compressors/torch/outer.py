@@ -18,10 +18,10 @@ import horovod.torch as hvd
 import torch
 
 from gradcomp import Config
+from gradcomp_torch.outer import ParameterValues, TensorOuterSteps
+from gradcomp_torch.parameters import check_unsharded
 from horovod_compressors.outer import HorovodOuterSteps
 from horovod_compressors.torch.compression import Compression
-from torch_compressors.shared.outer import ParameterValues, TensorOuterSteps
-from torch_compressors.shared.parameters import check_unsharded
 
 __all__ = ["OuterStep"]
 

@@ -8,11 +8,11 @@ from typing import Any
 import horovod.torch as hvd
 
 from gradcomp.adapter_api import Unedited
+from gradcomp_torch.skipped_steps import count_skipped_steps
 from horovod_compressors.torch.compression import Compression
 from horovod_compressors.torch.elastic import with_compressions
-from horovod_compressors.torch.local import check_local, local_steps_of, with_local_steps
 from horovod_compressors.torch.outer import OuterStep
-from torch_compressors.shared.skipped_steps import count_skipped_steps
+from horovod_compressors.torch.unedited_outer import check_local, local_steps_of, with_local_steps
 
 __all__ = ["patch"]
 

@@ -16,7 +16,7 @@ import horovod.torch as hvd
 from horovod.common.exceptions import HorovodInternalError
 
 from gradcomp.errors import ProtocolError
-from horovod_compressors.long_wait import LongWait
+from horovod_compressors.stall import LongWait
 
 __all__ = ["synchronize", "wait", "wait_first"]
 

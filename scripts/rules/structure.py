@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "gradcomp",
     "gradcomp_baselines",
+    "gradcomp_torch",
     "byteps_compressors",
     "horovod_compressors",
     "torch_compressors",

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from containers import DIGITS, END_LIMIT, HOSTS, LIMIT, ROOT, Running, job, run
 
-from elastic_job import end_after, rows_in
-from elastic_laws import check_replicas, complete, lives_of, sizes_of
+from elastic.job import end_after, rows_in
+from elastic.laws import check_replicas, complete, lives_of, sizes_of
 
 TOP_K = ["--compression", "residual|topk(ratio=0.01)"]
 SHORT = ["--set", "train.epochs=2"]

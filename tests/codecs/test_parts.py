@@ -11,7 +11,7 @@ import pytest
 from gradcomp import CapacityError, Codec, SpecError, ToEncode, WireError, encode_batch, get_codec
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.frame import split_frames
-from gradcomp.codec.parts import (
+from gradcomp.codec.frame_parts import (
     KeptParts,
     PayloadParts,
     frames_of_parts,

@@ -11,8 +11,8 @@ import pytest
 from gradcomp import _core
 from gradcomp.codec import threads
 from gradcomp.codec.threads import processors, use_processors
+from gradcomp_torch.encoder_thread import encodes_beside
 from support.pipelines import config_of
-from torch_compressors.shared.encoder_thread import encodes_beside
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elastic_job import ElasticJob, end_after
-from elastic_laws import Life, check_replicas, check_resets, check_steps, lives_of, sizes_of
+from elastic.job import ElasticJob, end_after
+from elastic.laws import Life, check_replicas, check_resets, check_steps, lives_of, sizes_of
 
 
 def ranks_come_go_and_die(job: ElasticJob, last: Path) -> list[Life]:

@@ -8,8 +8,8 @@ import pytest
 from elastic_checks import rank_0_dies
 from launch import ENVIRONMENT, HERE, HOROVODRUN
 
-from elastic_job import ElasticJob
-from elastic_laws import check_replicas, complete, sizes_of
+from elastic.job import ElasticJob
+from elastic.laws import check_replicas, complete, sizes_of
 
 SPEC = "residual|topk(ratio=0.05)"
 CHANGES = {
@@ -34,7 +34,7 @@ def test_example_with_one_line_changed(name: str, tmp_path: Path) -> None:
     text = (HERE / "workers" / name).read_text()
     old, new = CHANGES[name]
     assert text.count(old) == 1
-    imports = "from elastic_job import log_row\n"
+    imports = "from elastic.job import log_row\n"
     script = tmp_path / name
     script.write_text(text.replace(old, new).replace(imports, imports + IMPORTS[name] + "\n"))
     (tmp_path / "last").write_text("1000000")

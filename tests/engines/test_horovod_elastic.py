@@ -9,8 +9,8 @@ import pytest
 from elastic_checks import rank_0_dies, ranks_come_go_and_die
 from launch import ENVIRONMENT, HOROVODRUN
 
-from elastic_job import ElasticJob
-from elastic_laws import check_replicas
+from elastic.job import ElasticJob
+from elastic.laws import check_replicas
 
 SCRIPT = Path(__file__).parent / "workers" / "stock_elastic_script.py"
 UNEDITED = [

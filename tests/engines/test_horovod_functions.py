@@ -7,8 +7,8 @@ from pathlib import Path
 
 from launch import ENVIRONMENT, HERE, ROOT, Finished, run
 
-from elastic_job import rows_in
-from elastic_laws import check_replicas, check_resets, check_steps, complete, lives_of
+from elastic.job import rows_in
+from elastic.laws import check_replicas, check_resets, check_steps, complete, lives_of
 
 PATHS = {"PYTHONPATH": f"{ROOT}:{ROOT / 'benchmarks'}:{ENVIRONMENT['PYTHONPATH']}"}
 # Horovod 0.28.1 uses what Ray 2.60 calls deprecated.

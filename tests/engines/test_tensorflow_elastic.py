@@ -10,8 +10,8 @@ import pytest
 from elastic_checks import rank_0_dies, ranks_come_go_and_die
 from launch import ENVIRONMENT, HERE, HOROVODRUN
 
-from elastic_job import ElasticJob
-from elastic_laws import Life, check_replicas, check_resets, complete
+from elastic.job import ElasticJob
+from elastic.laws import Life, check_replicas, check_resets, complete
 
 GRAPHS = ["-m", "workers.tf_elastic"]
 FIT = ["-m", "workers.tf_elastic_fit"]

@@ -15,6 +15,9 @@ import torch
 
 import gpu.quick_interpreter  # noqa: F401
 from gradcomp.codec.devices import HOST
+from gradcomp_torch.gpu.device import TorchDevice
+from gradcomp_torch.gpu.encoders import tiling
+from gradcomp_torch.gpu.peer_device import DirectDevice
 from support.mixed_ranks import (
     RANKS,
     SCALES,
@@ -25,9 +28,6 @@ from support.mixed_ranks import (
     scaled_gradients,
 )
 from support.pipelines import config_of
-from torch_compressors.gpu.device import TorchDevice
-from torch_compressors.gpu.direct import DirectDevice
-from torch_compressors.gpu.encoders import tiling
 
 HOSTS = [HOST] * RANKS
 

@@ -17,18 +17,18 @@ import torch
 from gpu import factor_comparisons
 from gpu.inputs import FAMILIES, Floats, gradient
 from gradcomp import ProtocolError, ToEncode, _core, encode_batch, get_codec
+from gradcomp.codec.batch_items import ToAddShared
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.correction import Correction
 from gradcomp.codec.devices import sharing_device_of
-from gradcomp.codec.items import ToAddShared
-from gradcomp.codec.parts import kept_of_frames, payloads_of_frames
-from torch_compressors.gpu import add, codecs, packed
-from torch_compressors.gpu import shared as shared_sums
-from torch_compressors.gpu.bucket import Kept, Momentum, ToLaunch
-from torch_compressors.gpu.direct import DirectDevice
-from torch_compressors.gpu.encoders import tiling
-from torch_compressors.gpu.encoders.encoder import Launches
-from torch_compressors.gpu.encoders.topk import TopK
+from gradcomp.codec.frame_parts import kept_of_frames, payloads_of_frames
+from gradcomp_torch.gpu import add, codecs, packed
+from gradcomp_torch.gpu import peer_sums as shared_sums
+from gradcomp_torch.gpu.bucket import Kept, Momentum, ToLaunch
+from gradcomp_torch.gpu.encoders import tiling
+from gradcomp_torch.gpu.encoders.encoder import Launches
+from gradcomp_torch.gpu.encoders.topk import TopK
+from gradcomp_torch.gpu.peer_device import DirectDevice
 
 CPU = torch.device("cpu")
 SEED, STEP = 5, 7
@@ -192,7 +192,7 @@ def _sent(result: Any) -> bytes:
 def _of_nvidia(case: Case) -> Case:
     """The case with the bits of NVIDIA's own NaN, which keep them in arithmetic on all processors.
 
-    An operand's payload survives on x86 alone: see torch_compressors/gpu/kernels/correct.py.
+    An operand's payload survives on x86 alone: see gradcomp_torch/gpu/kernels/correct.py.
     """
     nan = np.uint32(0x7FFFFFFF).view(np.float32)
     return case._replace(grad=np.where(np.isnan(case.grad), nan, case.grad))

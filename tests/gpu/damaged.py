@@ -17,12 +17,12 @@ import torch
 
 import gpu.quick_interpreter  # noqa: F401
 from gradcomp import ProtocolError, ToEncode, get_codec
-from gradcomp.codec.items import ToAddShared
-from torch_compressors.gpu import shared
-from torch_compressors.gpu.direct import DirectDevice
-from torch_compressors.gpu.encoders import tiling
-from torch_compressors.gpu.sending import HEADER
-from torch_compressors.shared.direct import DeviceMessage
+from gradcomp.codec.batch_items import ToAddShared
+from gradcomp_torch.device_messages import DeviceMessage
+from gradcomp_torch.gpu import peer_sums as shared
+from gradcomp_torch.gpu.encoders import tiling
+from gradcomp_torch.gpu.peer_device import DirectDevice
+from gradcomp_torch.gpu.peer_send import HEADER
 
 NUMEL, KEPT = 300, 30
 GUARD = 64

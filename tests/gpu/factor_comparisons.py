@@ -14,11 +14,11 @@ from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.devices import HOST
 from gradcomp.codec.products import ToApply, ToMultiply, ToSettle, ToShare
-from torch_compressors.devices import tensor_of
-from torch_compressors.gpu import factors
-from torch_compressors.gpu.bucket import EXACT
-from torch_compressors.gpu.direct import DirectDevice
-from torch_compressors.gpu.kernels import low_rank as kernels
+from gradcomp_torch.devices import tensor_of
+from gradcomp_torch.gpu import factors
+from gradcomp_torch.gpu.bucket import EXACT
+from gradcomp_torch.gpu.kernels import low_rank as kernels
+from gradcomp_torch.gpu.peer_device import DirectDevice
 
 LANES = 64
 

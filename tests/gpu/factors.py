@@ -19,10 +19,10 @@ import gpu.quick_interpreter  # noqa: F401
 from gradcomp import Pipeline
 from gradcomp.codec.devices import HOST
 from gradcomp.exchange.rounds import AllGather, AllReduce, advance
+from gradcomp_torch.device_messages import DeviceMessage
+from gradcomp_torch.gpu.peer_device import DirectDevice
 from support.mixed_ranks import RANKS, average, gradients, ranks_of, residuals
 from support.pipelines import config_of
-from torch_compressors.gpu.direct import DirectDevice
-from torch_compressors.shared.direct import DeviceMessage
 
 SPECS = [
     "powersgd(rank=2,start_step=1,variant=library)",

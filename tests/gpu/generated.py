@@ -19,12 +19,13 @@ from triton.runtime.jit import JITFunction
 
 from gpu.comparisons import ADDED
 from gradcomp.codec.products import ToSettle, ToShare
-from torch_compressors.gpu import add, codecs, shared
-from torch_compressors.gpu.bucket import EXACT, Momentum, Table, ToLaunch
-from torch_compressors.gpu.direct import DirectDevice
-from torch_compressors.gpu.encoders.encoder import Launches
-from torch_compressors.gpu.finite import Poison
-from torch_compressors.gpu.kernels.add import compare_headers_kernel
+from gradcomp_torch.gpu import add, codecs
+from gradcomp_torch.gpu import peer_sums as shared
+from gradcomp_torch.gpu.bucket import EXACT, Momentum, Table, ToLaunch
+from gradcomp_torch.gpu.encoders.encoder import Launches
+from gradcomp_torch.gpu.finite import Poison
+from gradcomp_torch.gpu.kernels.add import compare_headers_kernel
+from gradcomp_torch.gpu.peer_device import DirectDevice
 
 TYPES = {
     torch.float32: "*fp32",

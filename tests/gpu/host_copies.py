@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import torch
 
+from gradcomp_torch import staging
+from gradcomp_torch.host_copies import HostCopies
+from gradcomp_torch.staging import Staging, computed_by_now
 from support.pretend_device import DEVICE, on_device, on_host, pretended
-from torch_compressors.shared import staging
-from torch_compressors.shared.host_copies import HostCopies
-from torch_compressors.shared.staging import Staging, computed_by_now
 
 CASES = {
     "neighbours of one buffer": lambda: dict(

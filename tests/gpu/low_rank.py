@@ -16,9 +16,9 @@ import gpu.quick_interpreter  # noqa: F401
 from gpu.factor_comparisons import Draw, draw_from
 from gradcomp.codec.devices import HOST
 from gradcomp.codec.products import ToApply, ToMultiply
+from gradcomp_torch.gpu.device import TorchDevice
 from support.mixed_ranks import RANKS, average, gradients, ranks_of
 from support.pipelines import config_of
-from torch_compressors.gpu.device import TorchDevice
 
 SHAPES = [(1, 1), (3, 70), (64, 5), (40, 129), (257, 33)]
 SPECS = [

@@ -15,14 +15,14 @@ import torch
 
 import gpu.quick_interpreter  # noqa: F401
 from gradcomp import Pipeline, ToEncode, get_codec
+from gradcomp.codec.batch_items import ToAddShared
 from gradcomp.codec.devices import HOST
-from gradcomp.codec.items import ToAddShared
 from gradcomp.runtime.loopback import run_rounds
+from gradcomp_torch.gpu.device import TorchDevice
+from gradcomp_torch.gpu.encoders import tiling
+from gradcomp_torch.gpu.peer_device import DirectDevice
 from support.mixed_ranks import RANKS, SHAPES, average, gradients, ranks_of, residuals
 from support.pipelines import configured, rules_of
-from torch_compressors.gpu.device import TorchDevice
-from torch_compressors.gpu.direct import DirectDevice
-from torch_compressors.gpu.encoders import tiling
 
 
 def main() -> None:

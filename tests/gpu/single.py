@@ -15,9 +15,9 @@ import torch
 
 import gpu.quick_interpreter  # noqa: F401
 from gradcomp import SpecError, WireError, get_codec
+from gradcomp_torch.gpu.device import TorchDevice
+from gradcomp_torch.gpu.encoders import tiling
 from support.frames import HEAD, edited, sealed
-from torch_compressors.gpu.device import TorchDevice
-from torch_compressors.gpu.encoders import tiling
 
 SPECS = [
     "topk(ratio=0.1)",

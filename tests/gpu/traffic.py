@@ -20,11 +20,11 @@ from triton.runtime import interpreter
 
 import gpu.quick_interpreter  # noqa: F401
 from gradcomp.codec.products import ToSettle
-from torch_compressors.gpu import codecs
-from torch_compressors.gpu.bucket import ToLaunch
-from torch_compressors.gpu.direct import DirectDevice
-from torch_compressors.gpu.encoders.encoder import Launches
-from torch_compressors.gpu.factors import FactorExchange
+from gradcomp_torch.gpu import codecs
+from gradcomp_torch.gpu.bucket import ToLaunch
+from gradcomp_torch.gpu.encoders.encoder import Launches
+from gradcomp_torch.gpu.factors import FactorExchange
+from gradcomp_torch.gpu.peer_device import DirectDevice
 
 _read: Counter[str] = Counter()
 _kernel = [""]

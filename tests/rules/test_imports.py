@@ -36,7 +36,7 @@ def test_help_imports_no_command() -> None:
 
 
 def test_other_adapters_import_neither_ddp_nor_gossip() -> None:
-    modules = imported("import torch_compressors.shared.state, torch_compressors.shared.dgc_sgd")
+    modules = imported("import gradcomp_torch.state, gradcomp_torch.dgc_sgd")
     assert not modules & {"torch_compressors.ddp", "torch_compressors.gossip", "gradcomp.gossip"}
 
 

@@ -11,7 +11,12 @@ SOURCES = sorted(p for p in (ROOT / "csrc").rglob("*") if p.suffix in {".cpp", "
 CORE = [p for p in SOURCES if "bindings" not in p.relative_to(ROOT / "csrc").parts]
 ADAPTERS = sorted(
     path
-    for adapter in ("byteps_compressors", "horovod_compressors", "torch_compressors")
+    for adapter in (
+        "byteps_compressors",
+        "gradcomp_torch",
+        "horovod_compressors",
+        "torch_compressors",
+    )
     for path in (ROOT / adapter).rglob("*.py")
 )
 

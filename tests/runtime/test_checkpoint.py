@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from gradcomp import Pipeline, StateError
-from gradcomp.runtime.checkpoint import Checkpoints
-from gradcomp.runtime.state_file import pack_state, unpack_state
+from gradcomp.runtime.state.checkpoint import Checkpoints
+from gradcomp.runtime.state.state_file import pack_state, unpack_state
 
 
 class World:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gradcomp.errors import ProtocolError
-from gradcomp.runtime.comparison import (
+from gradcomp.runtime.agree.comparison import (
     by_value,
     check_parameters,
     differences,

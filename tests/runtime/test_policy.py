@@ -21,7 +21,9 @@ from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
 from gradcomp.exchange.rounds import AllReduce, Request
 from gradcomp.runtime.collector import Collector
-from gradcomp.runtime.decision import (
+from gradcomp.runtime.loopback import run_rounds
+from gradcomp.runtime.policy.auto import _LAPS, _REPEATS, _TRUST, _WINDOW, Policy
+from gradcomp.runtime.policy.decision import (
     CANDIDATES,
     CHOSEN,
     COMPRESSED,
@@ -32,9 +34,7 @@ from gradcomp.runtime.decision import (
     PolicyGroup,
     alternatives,
 )
-from gradcomp.runtime.loopback import run_rounds
-from gradcomp.runtime.policy import _LAPS, _REPEATS, _TRUST, _WINDOW, Policy
-from gradcomp.runtime.prior import Predictions
+from gradcomp.runtime.policy.predictions import Predictions
 from support.pipelines import configured
 from support.thread_engine import RANKS, Board, Engine, on_all_ranks
 

@@ -22,19 +22,19 @@ from gradcomp.codec.spec import stages
 from gradcomp.errors import ConfigError, GradcompError
 from gradcomp.exchange.engine import Driver
 from gradcomp.exchange.rounds import AllGather, Request
-from gradcomp.runtime.agreement import agreement_line
+from gradcomp.runtime.agree.agreement import agreement_line
 from gradcomp.runtime.collector import Collector
-from gradcomp.runtime.pipeline import Pipeline
-from gradcomp.runtime.profile import Profile
-from gradcomp.runtime.profile_files import (
+from gradcomp.runtime.measure.profile import Profile
+from gradcomp.runtime.measure.profile_files import (
     profile_as_configured,
     write_jsonl,
     write_profile,
     write_tensorboard,
     write_trace,
 )
-from gradcomp.runtime.profiled_engine import ProfiledEngine
-from gradcomp.runtime.stats import Stats
+from gradcomp.runtime.measure.profiled_engine import ProfiledEngine
+from gradcomp.runtime.measure.stats import Stats
+from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.tools.model_shapes import model_shapes
 from gradcomp.tools.profile_model import ModelProfile, RuleProfile, profile_model
 from gradcomp.tools.profile_remarks import remarks_on
@@ -279,7 +279,7 @@ def test_an_average_that_is_not_finite_has_an_error_that_is_not() -> None:
 
 
 def test_profiles_forget_old_steps_but_not_their_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradcomp.runtime.profile.KEPT_STEPS", 3)
+    monkeypatch.setattr("gradcomp.runtime.measure.profile.KEPT_STEPS", 3)
     loop, profile = profiled("fp16", steps=5)
     assert [step.step for step in profile.steps] == [2, 3, 4]
     assert profile.total.step == 5

@@ -17,7 +17,7 @@ import torch
 from gradcomp import Loopback, Pipeline, StateError
 from gradcomp.adapter_api import STATE_KINDS
 from gradcomp.gossip import make_gossip, make_topology
-from gradcomp.runtime.decision import Decision, PolicyGroup
+from gradcomp.runtime.policy.decision import Decision, PolicyGroup
 from support.pipelines import configured
 
 SPECS = [

@@ -12,9 +12,9 @@ import pytest
 from gradcomp import Config, Loopback, Pipeline, ProtocolError
 from gradcomp.codec.arrays import FloatArray, as_bytes
 from gradcomp.exchange.engine import Driver
-from gradcomp.runtime.agreement import agreement_line, check_agreement
+from gradcomp.runtime.agree.agreement import agreement_line, check_agreement
+from gradcomp.runtime.agree.step_check import check_step, step_text
 from gradcomp.runtime.collector import Collector
-from gradcomp.runtime.step_check import check_step, step_text
 from support.pipelines import config_of
 from support.thread_engine import RANKS, Board, Engine, on_all_ranks
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pages.lay_out import API, ROOT, lay_out, tracked
+from pages.site_pages import API, ROOT, lay_out, tracked
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from gradcomp import Loopback
 from gradcomp.cli.app import app
-from gradcomp.runtime.profile_files import write_jsonl
+from gradcomp.runtime.measure.profile_files import write_jsonl
 from training.metrics import EpochRow, MetricsLog, StepRow, write_json
 
 HOSTILE = '<script>alert("x")</script>'

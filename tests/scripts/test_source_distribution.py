@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gradcomp.capi import core_library
-from pages.lay_out import ROOT, tracked
+from pages.site_pages import ROOT, tracked
 
 SOURCES = [path for path in tracked("csrc", "gradcomp*", "*_compressors") if path.exists()]
 ROOT_FILES = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py")

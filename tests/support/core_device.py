@@ -9,9 +9,9 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
+from gradcomp.codec.batch_items import ToDecode, ToEncode, ToGive
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.devices import HOST, DeviceArray, Encoded, FactorDevice, SharingDevice
-from gradcomp.codec.items import ToDecode, ToEncode, ToGive
 from gradcomp.codec.products import ToApply, ToMultiply
 from gradcomp.codec.spec import Spec
 

@@ -13,16 +13,16 @@ import torch
 
 from gradcomp import _core, get_codec
 from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.batch_items import ToAddShared, ToDecode, ToEncode
 from gradcomp.codec.devices import HOST, FactorDevice, SharingDevice
 from gradcomp.codec.frame import split_frames
-from gradcomp.codec.items import ToAddShared, ToDecode, ToEncode
-from gradcomp.codec.parts import payloads_of_frames
+from gradcomp.codec.frame_parts import payloads_of_frames
 from gradcomp.codec.products import ToApply, ToMultiply, ToSettle, ToShare
 from gradcomp.exchange.algorithms.low_rank import is_safe
+from gradcomp_torch.device_messages import DeviceMessage
+from gradcomp_torch.devices import TensorArray
+from gradcomp_torch.staging import Staging
 from support.core_device import CoreDevice
-from torch_compressors.devices import TensorArray
-from torch_compressors.shared.direct import DeviceMessage
-from torch_compressors.shared.staging import Staging
 
 NOTHING = np.empty(0, np.uint8)
 
@@ -179,7 +179,7 @@ def found(here: bool, least: int = 0) -> Iterator[CoreTensors]:
         least: the device takes tensors of at least as many elements.
     """
     device = CoreTensors(least)
-    place = "torch_compressors.gpu.found"
+    place = "gradcomp_torch.gpu.device_lookup"
     with ExitStack() as patches:
         known = mock.Mock(return_value=device if here else None)
         patches.enter_context(mock.patch(f"{place}.device_for", known))

@@ -20,7 +20,7 @@ from torch import library
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_map
 
-from torch_compressors.shared import staging
+from gradcomp_torch import staging
 
 backend_registration._setup_privateuseone_for_python_backend("pretend")
 

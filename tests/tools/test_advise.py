@@ -32,7 +32,7 @@ from gradcomp.tools.advise.calibrate import (
 from gradcomp.tools.advise.copies import seconds_of_copy
 from gradcomp.tools.advise.laws import Features, Law, Point, fit_law
 from gradcomp.tools.advise.predict import UNCOMPRESSED, Job, predict
-from gradcomp.tools.advise.prior import PriorMaker
+from gradcomp.tools.advise.predictions import PriorMaker
 from gradcomp.tools.advise.rank import candidates
 from gradcomp.tools.advise.wire import ENGINES
 from gradcomp.tools.model_shapes import model_shapes

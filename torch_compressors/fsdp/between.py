@@ -23,19 +23,19 @@ from torch.distributed.tensor import DTensor
 from gradcomp import Config
 from gradcomp.adapter_api import Broadcast, Driver, Pipeline, agreement_line, check_agreement
 from gradcomp.errors import ConfigError
-from torch_compressors.devices import TensorArray
-from torch_compressors.direct import connect_devices, sum_together
+from gradcomp_torch.devices import TensorArray
+from gradcomp_torch.gpu.device_lookup import Devices
+from gradcomp_torch.host_copies import to_device, to_host
+from gradcomp_torch.optimizers import check_optional
+from gradcomp_torch.parameters import uncompiled_name
 from torch_compressors.fsdp.reduce_output import LateAverage, ReduceOutput
 from torch_compressors.fsdp.sharded import ShardedControls, sharded_modules
 from torch_compressors.fsdp.units import managed_parameters, wrapped_together
-from torch_compressors.gather import gather_texts
-from torch_compressors.gloo import GlooEngine, message_limit
-from torch_compressors.gpu.found import Devices
-from torch_compressors.launch import use_own_processors
-from torch_compressors.roll_call import naming_the_absent
-from torch_compressors.shared.host_copies import to_device, to_host
-from torch_compressors.shared.optimizers import check_optional
-from torch_compressors.shared.parameters import uncompiled_name
+from torch_compressors.gloo.device_engine import connect_devices, sum_together
+from torch_compressors.gloo.engine import GlooEngine, message_limit
+from torch_compressors.gloo.gather import gather_texts
+from torch_compressors.gloo.liveness import naming_the_absent
+from torch_compressors.gloo.process_group import use_own_processors
 
 __all__ = ["FSDPCompression", "fsdp_hook"]
 

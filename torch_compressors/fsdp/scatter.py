@@ -31,17 +31,17 @@ from gradcomp.adapter_api import (
     room,
 )
 from gradcomp.errors import ConfigError, StateError
-from torch_compressors.devices import TensorArray
-from torch_compressors.direct import connect_devices
+from gradcomp_torch.devices import TensorArray
+from gradcomp_torch.gpu.device_lookup import Devices
+from gradcomp_torch.host_copies import HostCopies, to_device
 from torch_compressors.fsdp.sharded import ShardedControls
 from torch_compressors.fsdp.units import Unit, shard_group, units_of
-from torch_compressors.gather import gather_texts
-from torch_compressors.gloo import GlooEngine, message_limit
-from torch_compressors.gpu.found import Devices
-from torch_compressors.launch import use_own_processors
-from torch_compressors.roll_call import naming_the_absent
+from torch_compressors.gloo.device_engine import connect_devices
+from torch_compressors.gloo.engine import GlooEngine, message_limit
+from torch_compressors.gloo.gather import gather_texts
+from torch_compressors.gloo.liveness import naming_the_absent
+from torch_compressors.gloo.process_group import use_own_processors
 from torch_compressors.scaler import ScalerControls
-from torch_compressors.shared.host_copies import HostCopies, to_device
 
 __all__ = ["ReduceScatterCompression", "fsdp_reduce_scatter"]
 

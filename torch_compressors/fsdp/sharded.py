@@ -12,9 +12,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from gradcomp.adapter_api import Checkpoints, Pipeline
 from gradcomp.errors import ConfigError, StateError
-from torch_compressors.gather import gather_bytes
-from torch_compressors.shared.parameters import uncompiled_name
-from torch_compressors.shared.state import TensorControls
+from gradcomp_torch.parameters import uncompiled_name
+from gradcomp_torch.state import TensorControls
+from torch_compressors.gloo.gather import gather_bytes
 
 __all__ = ["ShardedControls", "sharded_modules"]
 

@@ -12,8 +12,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from gradcomp.errors import ConfigError
+from gradcomp_torch.parameters import uncompiled_name
 from torch_compressors.fsdp.sharded import sharded_modules
-from torch_compressors.shared.parameters import uncompiled_name
 
 __all__ = [
     "ShardedParameter",

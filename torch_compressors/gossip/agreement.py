@@ -19,9 +19,9 @@ from gradcomp.adapter_api import (
 )
 from gradcomp.errors import GradcompError, ProtocolError
 from gradcomp.gossip import Topology
-from torch_compressors.gather import gather_texts
+from gradcomp_torch.parameters import parameter_bytes
+from torch_compressors.gloo.gather import gather_texts
 from torch_compressors.gossip.transport import naming_the_lost
-from torch_compressors.shared.parameters import parameter_bytes
 
 __all__ = ["agree", "check_equal", "setting_text"]
 

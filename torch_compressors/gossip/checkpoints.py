@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gradcomp.errors import StateError
-from torch_compressors.shared.parameters import uncompiled_name
+from gradcomp_torch.parameters import uncompiled_name
 
 __all__ = ["average_of", "module_state", "module_tensors"]
 

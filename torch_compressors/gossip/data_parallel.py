@@ -22,12 +22,12 @@ from gradcomp.gossip import (
     make_topologies,
     topology_at,
 )
+from gradcomp_torch.state import as_array
 from torch_compressors.gossip.agreement import agree, setting_text
 from torch_compressors.gossip.background import Background
 from torch_compressors.gossip.module import DecentralizedModule
 from torch_compressors.gossip.node import NodeRanks, agreed_node
 from torch_compressors.gossip.transport import Transport, naming_the_lost
-from torch_compressors.shared.state import as_array
 
 __all__ = ["GossipDataParallel"]
 

@@ -17,12 +17,12 @@ from torch import nn
 from gradcomp.adapter_api import Checkpoints, FloatArray, build_text, model_digest
 from gradcomp.errors import GradcompError
 from gradcomp.gossip import Topology, Traffic
-from torch_compressors.gather import gather_bytes
+from gradcomp_torch.parameters import check_unsharded, uncompiled_name
+from torch_compressors.gloo.gather import gather_bytes
+from torch_compressors.gloo.process_group import use_own_processors
 from torch_compressors.gossip.agreement import agree, check_equal, setting_text
 from torch_compressors.gossip.checkpoints import average_of, module_state, module_tensors
 from torch_compressors.gossip.transport import check_times, naming_the_lost
-from torch_compressors.launch import use_own_processors
-from torch_compressors.shared.parameters import check_unsharded, uncompiled_name
 
 __all__ = ["DecentralizedModule"]
 
@@ -198,7 +198,7 @@ class DecentralizedModule(nn.Module, ABC):
         """Write each rank's model and state of gossip; every rank must call it, at the same step.
 
         Ends all exchanges first, as `synchronize` does. Arguments, result and errors are those of
-        `gradcomp.runtime.checkpointed.Checkpointed.save`. Optimizers are not included.
+        `gradcomp.runtime.state.checkpointed.Checkpointed.save`. Optimizers are not included.
 
         Raises:
             StateError: also if the module's ``state_dict`` has entries that are no dense tensors.
@@ -218,7 +218,7 @@ class DecentralizedModule(nn.Module, ABC):
     ) -> int:
         """Continue from a checkpoint of `save`; every rank must call it, between two steps.
 
-        Arguments, result and errors are those of `gradcomp.runtime.checkpointed.Checkpointed.load`. On
+        Arguments, result and errors are those of `gradcomp.runtime.state.checkpointed.Checkpointed.load`. On
         another number of ranks, or of ranks per node, every rank begins with the mean of the saved
         models, each with de-biased parameters, and with a state of gossip without memories.
         Floating tensors of ``state_dict`` are averaged, in float64; others are those of rank 0.

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from gradcomp.adapter_api import FloatArray, Node, as_bytes
 from gradcomp.errors import ConfigError
 from gradcomp.gossip import Traffic
-from torch_compressors.gather import gather_numbers, gather_texts
+from torch_compressors.gloo.gather import gather_numbers, gather_texts
+from torch_compressors.gloo.nodes import check_nodes, ranks_per_node
 from torch_compressors.gossip.agreement import check_equal
 from torch_compressors.gossip.groups import own_groups
 from torch_compressors.gossip.transport import naming_the_lost
-from torch_compressors.nodes import check_nodes, ranks_per_node
 
 __all__ = ["NodeRanks", "agreed_node"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from torch_compressors.ddp import DDPCompression
-from torch_compressors.gather import gather_numbers
+from torch_compressors.gloo.gather import gather_numbers
 
 __all__ = ["load_from", "save_to"]
 

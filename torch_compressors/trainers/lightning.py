@@ -24,10 +24,10 @@ try:
 except ModuleNotFoundError as error:
     raise missing_package(error) from None
 
+from gradcomp_torch.state import with_arrays
 from torch_compressors.ddp import DDPCompression
-from torch_compressors.gather import bytes_on_first
-from torch_compressors.roll_call import naming_the_absent
-from torch_compressors.shared.state import with_arrays
+from torch_compressors.gloo.gather import bytes_on_first
+from torch_compressors.gloo.liveness import naming_the_absent
 from torch_compressors.trainers.wrapped import compressed, unwrapped
 
 __all__ = ["CompressionCallback"]

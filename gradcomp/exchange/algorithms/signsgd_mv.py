@@ -15,8 +15,8 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
+from gradcomp.codec.batch_items import ToEncode
 from gradcomp.codec.codec import derive_stream, get_codec
-from gradcomp.codec.items import ToEncode
 from gradcomp.codec.spec import Spec
 from gradcomp.exchange.algorithms.base import Algorithm
 from gradcomp.exchange.memory import make_memory

@@ -10,8 +10,8 @@ import numpy as np
 
 from gradcomp.codec.arrays import ByteArray, FloatArray, room
 from gradcomp.codec.batch import decode_batch_add, encode_batch
+from gradcomp.codec.batch_items import ToDecode, ToEncode
 from gradcomp.codec.codec import Codec, derive_stream
-from gradcomp.codec.items import ToDecode, ToEncode
 from gradcomp.errors import WireError
 from gradcomp.exchange.patterns.gather import frames_of_rank
 from gradcomp.exchange.rounds import AllGather, AllToAll, Request, TensorKey

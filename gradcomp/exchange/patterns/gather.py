@@ -11,10 +11,10 @@ import numpy as np
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray, room
 from gradcomp.codec.batch import decode_batch_add, launch_batch
+from gradcomp.codec.batch_items import ToAddShared, ToDecode, ToEncode
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.devices import HOST, SharingDevice, sharing_device_of
 from gradcomp.codec.frame import split_frames
-from gradcomp.codec.items import ToAddShared, ToDecode, ToEncode
 from gradcomp.errors import WireError
 from gradcomp.exchange.averaging import MEAN, Averaging
 from gradcomp.exchange.memory import Arrays, Memory, MemoryState, Source

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.batch_items import ToAddShared, ToEncode
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.devices import sharing_device_of
-from gradcomp.codec.items import ToAddShared, ToEncode
 from gradcomp.exchange.memory import Memory
 from gradcomp.exchange.patterns.base import Aggregator, BucketAggregator, Member
 from gradcomp.exchange.rounds import AllReduce, BucketRound, Round, TensorKey

@@ -8,9 +8,9 @@ from typing import Any
 
 from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.batch import decode_batch_add, give_batch
+from gradcomp.codec.batch_items import ToAddShared, ToDecode, ToEncode, ToGive
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.devices import SharingDevice, sharing_device_of
-from gradcomp.codec.items import ToAddShared, ToDecode, ToEncode, ToGive
 from gradcomp.exchange.memory import Memory
 from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
 from gradcomp.exchange.patterns.chunks import Piece, cut_rows, encode_pieces

@@ -13,9 +13,9 @@ import numpy as np
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray, split
 from gradcomp.codec.batch import decode_batch_add, encode_batch
+from gradcomp.codec.batch_items import ToDecode, ToEncode
 from gradcomp.codec.codec import get_codec
 from gradcomp.codec.frame import split_frames
-from gradcomp.codec.items import ToDecode, ToEncode
 from gradcomp.codec.spec import Spec
 from gradcomp.errors import WireError
 from gradcomp.exchange.memory import Memory

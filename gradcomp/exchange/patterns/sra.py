@@ -10,9 +10,9 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
+from gradcomp.codec.batch_items import ToAddShared, ToEncode
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.devices import HOST, SharingDevice, sharing_device_of
-from gradcomp.codec.items import ToAddShared, ToEncode
 from gradcomp.exchange.memory import Memory, Source
 from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
 from gradcomp.exchange.patterns.chunks import (

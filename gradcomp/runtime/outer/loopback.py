@@ -11,10 +11,10 @@ import numpy as np
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.config.schema import Config
 from gradcomp.runtime.loopback import Loopback
+from gradcomp.runtime.measure.stats import Stats
 from gradcomp.runtime.outer.options import OuterOptions
 from gradcomp.runtime.outer.steps import OuterSteps, done, weigh
 from gradcomp.runtime.pipeline import Pipeline
-from gradcomp.runtime.stats import Stats
 
 __all__ = ["OuterLoopback"]
 

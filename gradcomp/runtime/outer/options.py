@@ -13,7 +13,7 @@ from gradcomp.codec.spec import Spec
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError, ProtocolError
 from gradcomp.exchange.state_kinds import state_of
-from gradcomp.runtime.comparison import differences, read_object
+from gradcomp.runtime.agree.comparison import differences, read_object
 
 __all__ = ["OuterOptions"]
 

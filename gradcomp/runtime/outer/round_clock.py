@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gradcomp.runtime.profile import LocalRound
+from gradcomp.runtime.measure.profile import LocalRound
 
 __all__ = ["RoundClock"]
 

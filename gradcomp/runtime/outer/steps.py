@@ -14,12 +14,12 @@ from gradcomp.errors import ConfigError, StateError
 from gradcomp.exchange.arrays_of_state import arrays_like, check_mapping
 from gradcomp.runtime.collector import Collector
 from gradcomp.runtime.controls import Controls
+from gradcomp.runtime.measure.profile import LocalRound
 from gradcomp.runtime.outer.fragments import fragments_of
 from gradcomp.runtime.outer.options import OuterOptions
 from gradcomp.runtime.outer.round_clock import RoundClock
 from gradcomp.runtime.outer.sgd import OuterSGD
 from gradcomp.runtime.pipeline import Pipeline
-from gradcomp.runtime.profile import LocalRound
 
 __all__ = ["OuterSteps", "Values", "done", "weigh"]
 

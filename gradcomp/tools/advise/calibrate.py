@@ -15,8 +15,8 @@ from gradcomp.config.schema import Config, load_config
 from gradcomp.exchange.rounds import AllReduce, Ready, Request
 from gradcomp.exchange.select import pattern_between_nodes
 from gradcomp.runtime.loopback import Loopback, lockstep
-from gradcomp.runtime.profile import Profile, StepProfile
-from gradcomp.runtime.stats import Stats
+from gradcomp.runtime.measure.profile import Profile, StepProfile
+from gradcomp.runtime.measure.stats import Stats
 from gradcomp.tools.advise.laws import Features, Law, Point, fit_law
 from gradcomp.tools.synthetic import LATE_STEP, synthetic_gradients
 

@@ -25,7 +25,7 @@ _FORWARD = 1 / 3
 """Of a model's time; the backward pass takes twice as long."""
 
 _FUSED_BYTES = 4 << 20
-"""Sums of the hook of DDP are launched together up to this size (torch_compressors.gloo)."""
+"""Sums of the hook of DDP are launched together up to this size (torch_compressors.gloo.engine)."""
 
 _STEP_TEXT = 256
 """Bytes of a rank's text in the comparison of steps."""

@@ -18,7 +18,7 @@ from horovod_compressors.torch import Compression, OuterStep
 from horovod_compressors.torch.wait import wait
 from torch_compressors import DGCSGD
 from training.engines.horovod_objects import Bytes, HorovodObjects
-from training.learners.local import LocalLearner
+from training.learners.outer import LocalLearner
 from training.learners.torch import TorchEngine
 from training.settings.outer import OuterSettings
 from training.settings.train import TrainSettings

@@ -13,11 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 from gradcomp.config.schema import Config
 from gradcomp.errors import PeerError, ProtocolError
 from torch_compressors import DGCSGD, OuterStep, ddp_hook, init_process_group
-from torch_compressors.gather import gather_bytes
-from torch_compressors.launch import local_world_size
+from torch_compressors.gloo.gather import gather_bytes
+from torch_compressors.gloo.process_group import local_world_size
 from training.engines.objects import check_length, pack, unpack
 from training.learners.gossip import GossipLearner
-from training.learners.local import LocalLearner
+from training.learners.outer import LocalLearner
 from training.learners.torch import TorchEngine
 from training.settings.gossip import GossipSettings
 from training.settings.outer import OuterSettings

@@ -14,8 +14,8 @@ from torch import Tensor
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
 from gradcomp.exchange.state_kinds import STATE_KINDS
+from gradcomp_torch.state import with_arrays
 from horovod_compressors.tensorflow import Compression
-from torch_compressors.shared.state import with_arrays
 from training.learners.base import Learner, State, Sums
 from training.settings.train import TrainSettings
 from training.tasks.data import Batch

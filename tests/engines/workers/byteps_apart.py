@@ -19,7 +19,7 @@ import torch
 from byteps_compressors.gather import TIMEOUT
 from byteps_compressors.torch import DistributedOptimizer
 from gradcomp import Config
-from gradcomp.runtime import agreement
+from gradcomp.runtime.agree import agreement
 
 
 def main(way: str, spec: str) -> None:

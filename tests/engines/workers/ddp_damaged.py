@@ -11,7 +11,7 @@ import torch.distributed as dist
 from gradcomp.adapter_api import AllGather, Broadcast
 from gradcomp.errors import ProtocolError
 from torch_compressors import init_process_group
-from torch_compressors.gloo import GlooEngine, message_limit
+from torch_compressors.gloo.engine import GlooEngine, message_limit
 
 LIMIT = message_limit([1000], 0)
 

@@ -13,9 +13,9 @@ from workers.ddp_model import Training
 from workers.harness import Cases
 
 from gradcomp import Config, Loopback
+from gradcomp_torch.gpu import device_lookup as finding
 from support.core_tensors import CoreTensors, found
 from support.pipelines import configured, rules_of
-from torch_compressors.gpu import found as finding
 
 cases = Cases()
 

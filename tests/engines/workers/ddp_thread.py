@@ -17,7 +17,7 @@ from workers.threads import Started, meeting, on_thread
 from gradcomp import Loopback
 from gradcomp.errors import ProtocolError
 from gradcomp.exchange.rounds import Request
-from torch_compressors.gloo import GlooEngine
+from torch_compressors.gloo.engine import GlooEngine
 
 cases = Cases()
 

@@ -14,7 +14,7 @@ import horovod.torch as hvd
 import torch
 from workers.elastic_model import DGC, PAUSE, SHAPE, SPECS, config, gradient
 
-from elastic_job import log_row
+from elastic.job import log_row
 from horovod_compressors.torch import Compression
 from support.pipelines import configured
 

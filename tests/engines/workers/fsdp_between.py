@@ -24,7 +24,7 @@ from support.core_tensors import found
 from support.pipelines import configured
 from torch_compressors.fsdp import FSDPCompression, fsdp_hook
 from torch_compressors.fsdp.sharded import sharded_modules
-from torch_compressors.gloo import GlooEngine, message_limit
+from torch_compressors.gloo.engine import GlooEngine, message_limit
 
 cases = Cases()
 four = Cases()

@@ -12,10 +12,10 @@ from workers import harness
 from workers.harness import Cases
 
 from gradcomp import Config, Loopback
+from gradcomp_torch.gpu import device_lookup as finding
 from horovod_compressors.torch import Compression
 from support.core_tensors import CoreTensors, found
 from support.pipelines import config_of
-from torch_compressors.gpu import found as finding
 
 cases = Cases()
 

@@ -22,7 +22,7 @@ from workers.harness import Cases, check_equal, check_same_on_all_ranks, refused
 from gradcomp import Config, ConfigError, Loopback, OuterLoopback
 from gradcomp.adapter_api import OuterOptions
 from gradcomp.errors import ProtocolError, StateError
-from gradcomp.runtime.profile import Profile
+from gradcomp.runtime.measure.profile import Profile
 from horovod_compressors.torch import OuterStep as HorovodOuterStep
 from support.pipelines import configured, rules_of
 from torch_compressors import OuterStep

@@ -19,8 +19,8 @@ from workers.harness import Cases
 from gradcomp import Config
 from gradcomp.errors import ProtocolError
 from gradcomp.exchange.rounds import Request
-from gradcomp.runtime import policy
-from gradcomp.runtime.decision import Decision
+from gradcomp.runtime.policy.auto import auto as policy
+from gradcomp.runtime.policy.decision import Decision
 from horovod_compressors.torch import Compression, compression
 from horovod_compressors.torch.engine import HorovodEngine
 from support.pipelines import configured

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from gradcomp import Config, Loopback, Stats
-from gradcomp.runtime.profile_files import write_trace
+from gradcomp.runtime.measure.profile_files import write_trace
 from support.pipelines import rules_of
 
 _SPECS = {

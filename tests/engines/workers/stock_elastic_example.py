@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from elastic_job import log_row
+from elastic.job import log_row
 
 folder = Path(sys.argv[1])
 hvd.init()

@@ -10,7 +10,7 @@ from pathlib import Path
 import horovod.torch as hvd
 import torch
 
-from elastic_job import log_row
+from elastic.job import log_row
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from elastic_job import log_row
+from elastic.job import log_row
 
 folder = Path(sys.argv[1])
 hvd.init()

@@ -13,7 +13,7 @@ import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import tensorflow as tf
 
-from elastic_job import log_row
+from elastic.job import log_row
 
 keras = tf.keras
 STEPS = 40

@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 from workers.elastic_model import DGC, PAUSE, SHAPE, SPECS, config, gradient
 
-from elastic_job import log_row
+from elastic.job import log_row
 from horovod_compressors.tensorflow import Compression, DistributedOptimizer, ElasticState
 from support.pipelines import configured
 

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from workers.elastic_model import PAUSE, SHAPE, SPECS, config, gradient
 
-from elastic_job import log_row
+from elastic.job import log_row
 from horovod_compressors.tensorflow import Compression, DistributedOptimizer, ElasticState
 
 NAMES = (*SPECS, "bias")

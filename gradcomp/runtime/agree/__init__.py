@@ -1,0 +1,1 @@
+"""Comparisons of all ranks: versions and configurations, progress, parameters."""

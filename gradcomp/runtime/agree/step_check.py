@@ -1,0 +1,127 @@
+"""The comparison of all ranks in each step: progress, replicated state and parameters.
+
+Ranks that are a step apart, or that loaded states of different steps, would train on with models
+that drift apart. Each rank's text is short and travels beside the first gradients of a step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradcomp.codec.arrays import ByteArray
+from gradcomp.errors import ProtocolError
+from gradcomp.runtime.agree.comparison import (
+    Digests,
+    check_parameters,
+    differences,
+    listed,
+    read_digests,
+    read_object,
+)
+
+__all__ = ["ParametersAt", "check_step", "step_text"]
+
+_ROUNDED = 64
+"""Texts are padded to multiples of this size, so that engines see equal sizes in most steps."""
+
+
+class ParametersAt(NamedTuple):
+    """The digests of all parameters before a step."""
+
+    step: int
+    digests: Digests
+
+
+def step_text(
+    progress: Mapping[str, Any],
+    state: Mapping[str, Any] | None = None,
+    parameters: ParametersAt | None = None,
+) -> ByteArray:
+    """One rank's text of a step: JSON that ends with a line break.
+
+    Args:
+        progress: values by name, which must be equal on all ranks in every step.
+        state: the same of a state that is new or was loaded before this step; None otherwise.
+        parameters: in some steps, the digests before an earlier step.
+    """
+    content: dict[str, Any] = {"progress": progress}
+    if state is not None:
+        content["state"] = state
+    if parameters is not None:
+        content["parameters"] = parameters
+    text = json.dumps(content, separators=(",", ":")).encode()
+    size = -(-(len(text) + 1) // _ROUNDED) * _ROUNDED
+    # Writable, as torch warns about other arrays.
+    return np.frombuffer(bytearray(text.ljust(size - 1) + b"\n"), np.uint8)
+
+
+def check_step(replies: ByteArray, world_size: int) -> None:
+    """Compare the ranks' texts.
+
+    Args:
+        replies: the `step_text` of each rank, one after the other in rank order.
+
+    Raises:
+        ProtocolError: the ranks differ; every rank raises it, with the same message.
+    """
+    lines = bytes(replies).splitlines()
+    if len(lines) != world_size:
+        raise ProtocolError(
+            f"{len(lines)} texts from {world_size} ranks before a step: a rank runs another version"
+        )
+    if len(set(lines)) == 1:  # this rank's own text is among them
+        return
+    texts = [_read(line, rank) for rank, line in enumerate(lines)]
+    apart = differences([one.progress for one in texts])
+    if apart:
+        raise ProtocolError(
+            f"the ranks are not at the same point of the training:\n{apart}\nA rank has skipped a "
+            "step, or has loaded a state of another step: call set_epoch, set_step and load at the "
+            "same steps on every rank, with states of one step"
+        )
+    loaded = [rank for rank, one in enumerate(texts) if one.state is not None]
+    if loaded and len(loaded) < world_size:
+        others = [rank for rank, one in enumerate(texts) if one.state is None]
+        raise ProtocolError(
+            f"{listed(loaded)} begins this step with a new or loaded compression state, and "
+            f"{listed(others)} goes on with its own: load states on every rank, before the same step"
+        )
+    apart = differences([one.state for one in texts if one.state is not None])
+    if apart:
+        raise ProtocolError(
+            f"the ranks' compression states differ where they must be equal:\n{apart}\nThese are "
+            "states of different steps or runs: load states that were saved in one step"
+        )
+    step = next((one.parameters.step for one in texts if one.parameters is not None), None)
+    if step is not None:
+        digests = [[] if one.parameters is None else one.parameters.digests for one in texts]
+        check_parameters(digests, f"before step {step}")
+
+
+class _Text(NamedTuple):
+    progress: Mapping[str, Any]
+    state: Mapping[str, Any] | None
+    parameters: ParametersAt | None
+
+
+def _read(line: bytes, rank: int) -> _Text:
+    content = read_object(line, rank)
+    progress, state = content.get("progress"), content.get("state")
+    given = content.get("parameters")
+    try:
+        if not isinstance(progress, dict) or not isinstance(state, dict | None):
+            raise TypeError("no mappings")
+        parameters = None
+        if given is not None:
+            step, digests = given
+            parameters = ParametersAt(int(step), read_digests(digests, rank))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ProtocolError(
+            f"rank {rank} sends no text of a step ({error}): see whether all ranks run the same "
+            "version"
+        ) from error
+    return _Text(progress, state, parameters)

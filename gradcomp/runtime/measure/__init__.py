@@ -1,0 +1,1 @@
+"""Statistics and profiles of a rank."""

@@ -1,0 +1,42 @@
+"""An engine whose requests a profile measures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradcomp.exchange.engine import Engine
+from gradcomp.exchange.rounds import Request
+from gradcomp.runtime.measure.stats import Stats
+from gradcomp.stopwatch import Phase
+
+__all__ = ["ProfiledEngine"]
+
+
+class ProfiledEngine:
+    """Wraps an engine; while ``stats`` has a profile, it measures the time of requests.
+
+    Args:
+        stats: statistics of the rank that uses the engine.
+    """
+
+    def __init__(self, engine: Engine, stats: Stats) -> None:
+        self._engine = engine
+        self._stats = stats
+
+    def start(self, request: Request) -> tuple[Request, Any]:
+        """See `gradcomp.exchange.engine.Engine`."""
+        profile = self._stats.profile
+        if profile is None:
+            return request, self._engine.start(request)
+        phase, tensor = profile.of_request(request)
+        launch: Phase = "error" if phase == "error" else "copy"
+        return request, profile.measure(launch, tensor, self._engine.start, request)
+
+    def finish(self, handle: tuple[Request, Any]) -> Any:
+        """See `gradcomp.exchange.engine.Engine`."""
+        request, inner = handle
+        profile = self._stats.profile
+        if profile is None:
+            return self._engine.finish(inner)
+        phase, tensor = profile.of_request(request)
+        return profile.measure(phase, tensor, self._engine.finish, inner)

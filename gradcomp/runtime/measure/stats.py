@@ -1,0 +1,112 @@
+"""Statistics of a rank: bytes handed to collectives, decisions of a policy, and a profile."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from threading import Lock
+
+from gradcomp.exchange.link import dense_link_bytes, link_bytes
+from gradcomp.runtime.measure.profile import Profile
+from gradcomp.runtime.policy.decision import Decision
+
+__all__ = ["Stats"]
+
+
+@dataclass
+class Stats:
+    """One rank's contribution to collectives so far.
+
+    Attributes:
+        sent_bytes: bytes by kind of request (``"allreduce"``, ``"allgather"``, ...; inside a node
+            ``"node allreduce"``, ...): payloads, indices and frame headers included.
+        dense_bytes: uncompressed size of the same gradients.
+        ranks: number of ranks that average together.
+        scatters: whether each rank gets sums of its own rows alone, as in a reduce-scatter.
+        link_bytes: bytes that passed this rank's link; `gradcomp.exchange.link` has the formulas.
+        dense_link_bytes: bytes that would have passed it without compression: of ring all-reduces (with
+            `scatters` reduce-scatters) of uncompressed gradients in every step, inner ones included.
+        decisions: of the policy ``auto``, one for each group.
+        steps: averages so far (the largest number of rounds of any tensor).
+        local_steps: inner steps for each average of local steps; 1 if every step has an average.
+        profile: the time by phase since `start_profile`; None if it is not measured.
+    """
+
+    sent_bytes: Counter[str] = field(default_factory=Counter)
+    dense_bytes: int = 0
+    steps: int = 0
+    local_steps: int = 1
+    ranks: int = 1
+    scatters: bool = False
+    link_bytes: float = 0.0
+    dense_link_bytes: float = 0.0
+    decisions: tuple[Decision, ...] = ()
+    profile: Profile | None = field(default=None, repr=False, compare=False)
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
+
+    def start_profile(self, *, error: bool = False) -> Profile:
+        """Profile all steps from the next one on. To be called between two steps.
+
+        Args:
+            error: also average all compressed gradients exactly, and compare. This adds the time of
+                an uncompressed exchange to each step. Every rank must set it before the same step.
+
+        Returns:
+            The new `profile`.
+        """
+        self.profile = Profile(self, error=error)
+        return self.profile
+
+    def stop_profile(self) -> None:
+        """Stop profiling. To be called between two steps; if errors were measured, on every rank."""
+        self.profile = None
+
+    def count(self, kind: str, nbytes: int, ranks: int | None = None) -> None:
+        """Count ``nbytes`` sent by a request of some kind.
+
+        Args:
+            ranks: number of ranks that take part; None for all.
+        """
+        link = link_bytes(kind, nbytes, self.ranks if ranks is None else ranks)
+        with self._lock:  # a thread that encodes counts, too
+            self.sent_bytes[kind] += nbytes
+            self.link_bytes += link
+
+    def count_gradients(self, nbytes: int) -> None:
+        """Count gradients of ``nbytes`` before compression."""
+        link = dense_link_bytes(nbytes * self.local_steps, self.ranks, self.scatters)
+        with self._lock:
+            self.dense_bytes += nbytes
+            self.dense_link_bytes += link
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes sent, all kinds together, without traffic of ``two_level`` inside a node."""
+        return self.sent_bytes.total() - self.node_bytes
+
+    @property
+    def node_bytes(self) -> int:
+        """Bytes that ``two_level`` sent inside a node."""
+        return sum(n for kind, n in self.sent_bytes.items() if kind.startswith("node "))
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Mean bytes sent in a step, of local steps in an inner one; 0 before the first average."""
+        steps = self.steps * self.local_steps
+        return self.total_bytes / steps if steps else 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Compression ratio: bytes of uncompressed gradients in every step, inner ones included, over
+        bytes sent; 1 before anything was sent. It does not depend on the number of ranks, unlike
+        `link_ratio`.
+        """
+        gradients = self.dense_bytes * self.local_steps
+        return gradients / self.total_bytes if self.total_bytes else 1.0
+
+    @property
+    def link_ratio(self) -> float:
+        """`dense_link_bytes` over `link_bytes`: how many times fewer bytes pass the link; below 1, more
+        do. 1 before anything was sent, and on one rank.
+        """
+        return self.dense_link_bytes / self.link_bytes if self.link_bytes else 1.0

@@ -1,0 +1,1 @@
+"""The policy ``auto``: measurements, predictions, and decisions about groups of tensors."""

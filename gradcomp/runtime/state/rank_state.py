@@ -1,0 +1,302 @@
+"""State that one rank keeps from step to step, and its form in checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from gradcomp.codec.arrays import FloatArray
+from gradcomp.codec.devices import device_of
+from gradcomp.codec.spec import parse
+from gradcomp.errors import StateError
+from gradcomp.exchange.memory import MOMENTUM_CORRECTION, RESIDUAL_LR, Arrays, MemoryState
+from gradcomp.exchange.nodes import Node
+from gradcomp.exchange.rates import Rates
+from gradcomp.exchange.state_kinds import REPLICATED_KINDS, STATE_KINDS, state_of
+from gradcomp.runtime.resolve import DENSE_SPEC, Resolved
+from gradcomp.runtime.state.loss_scale import LossScale, poisoned
+from gradcomp.runtime.state.state_check import STATE_VERSION, checked_states
+
+__all__ = ["RankState", "State"]
+
+State = dict[str, Any]
+
+
+class RankState:
+    """Arrays of memories, codecs and algorithms, step counters, and each tensor's last spec.
+
+    Args:
+        rank: this rank, in [0, world_size).
+        world_size: number of ranks that average together.
+        ranks_per_node: number of consecutive ranks that share their arrays: the ranks of a node
+            with `two_level`, else 1.
+
+    Attributes:
+        arrays: by kind, then by tensor name; flat float32. Aggregators hold the same dicts.
+        rates: the learning rates of the present step.
+        loss_scale: the factor of the loss in the present step.
+
+    Raises:
+        ConfigError: ``world_size`` is not a multiple of ``ranks_per_node``.
+    """
+
+    def __init__(self, rank: int, world_size: int, ranks_per_node: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.ranks_per_node = ranks_per_node
+        self.node = Node.of(rank, world_size, ranks_per_node)
+        self.arrays: MemoryState = {kind: {} for kind in STATE_KINDS}
+        self.rates = Rates()
+        self.loss_scale = LossScale(self.arrays)
+        self._rounds: dict[str, int] = {}
+        self._specs: dict[str, str] = {}
+
+    def step(self, name: str) -> int:
+        """Number of averages of a tensor so far."""
+        return self._rounds.get(name, 0)
+
+    @property
+    def steps(self) -> int:
+        """The largest number of averages of any tensor so far."""
+        return max(self._rounds.values(), default=0)
+
+    def compared(self) -> dict[str, str]:
+        """All that must be equal on all ranks, as short texts by name."""
+        arrays = self.arrays
+        velocities, momenta = arrays["residual"], arrays["momentum"]
+        values: dict[str, str] = {
+            "tensors that were averaged": str(len(self._rounds)),
+            "averages of each tensor": _digest(sorted(self._rounds.items())),
+            "specs": _digest(sorted(self._specs.items())),
+            "tensors with a residual": _digest(sorted(velocities)),
+            "tensors with a momentum": _digest(sorted(momenta)),
+        }
+        # The momentum of tensors that DGC sends dense is applied to averages.
+        dense = {
+            name: value
+            for name, value in momenta.items()
+            if name not in velocities and self._specs.get(name, "").startswith(MOMENTUM_CORRECTION)
+        }
+        for kind, of_kind in [
+            *((kind, arrays[kind]) for kind in REPLICATED_KINDS),
+            ("momentum", dense),
+        ]:
+            if of_kind:
+                values[f"{kind} of {len(of_kind)} tensors"] = _digest_arrays(of_kind)
+        return values
+
+    def count(self, name: str) -> int:
+        """Count one more average of a tensor; returns the number of earlier averages."""
+        step = self._rounds.get(name, 0)
+        self._rounds[name] = step + 1
+        return step
+
+    def has_residual(self, name: str) -> bool:
+        """Whether a part of a tensor's gradients is still unsent."""
+        return name in self.arrays["residual"]
+
+    def go_dense(self, name: str) -> None:
+        """Forget the arrays of a tensor that travels dense, with nothing unsent."""
+        if self._specs.get(name) != DENSE_SPEC.canonical:
+            self._forget(name, STATE_KINDS)
+            self._specs[name] = DENSE_SPEC.canonical
+
+    def begin(
+        self, resolved: Sequence[Resolved], grads: Sequence[FloatArray]
+    ) -> Sequence[FloatArray]:
+        """Begin a round, before `hand_over`; returns its gradients as a step of mixed precision sends them."""
+        if not self.loss_scale.active:
+            return grads
+        names = [one.key.name for one in resolved]
+        self.loss_scale.keep({name: self._specs.get(name) for name in names})
+        return poisoned(grads)
+
+    def hand_over(self, resolved: Resolved, grad: FloatArray) -> FloatArray:
+        """Give the arrays of a tensor's last spec to its present one, if these differ.
+
+        Returns:
+            The gradient, plus the residual of the last spec if this one keeps none.
+        """
+        name = resolved.key.name
+        before = self._specs.get(name)
+        now = resolved.spec
+        if before == now.canonical:
+            return grad
+        self._specs[name] = now.canonical
+        if before is None:
+            return grad
+        old, new = state_of(parse(before)), state_of(now)
+        # ``drop`` is for the state of an earlier phase. A tensor that goes dense within a phase, by
+        # decision of the policy, hands its state over.
+        if resolved.phase.state == "drop" and before != resolved.phase.use.canonical:
+            new = {}
+        else:
+            unsent = self._on_host("residual", name)
+            rate = self.arrays[RESIDUAL_LR].get(name)
+            if unsent is not None and rate is not None and RESIDUAL_LR not in new:
+                # The residual leaves the memory that would scale it.
+                unsent *= np.float32(self.rates.factor(name, rate))
+            if unsent is not None and "residual" not in new:
+                grad = grad + unsent.reshape(grad.shape)
+        self._forget(
+            name, [kind for kind in STATE_KINDS if kind not in new or new[kind] != old.get(kind)]
+        )
+        return grad
+
+    def continues(self, resolved: Resolved) -> bool:
+        """Whether `hand_over` has nothing to do: a tensor's arrays stay those of its spec, or it has none."""
+        last = self._specs.get(resolved.key.name)
+        return last in (None, DENSE_SPEC.canonical, resolved.spec.canonical)
+
+    def _on_host(self, kind: str, name: str) -> FloatArray | None:
+        """A tensor's array, moved to the host; None if there is none."""
+        array = self.arrays[kind].get(name)
+        if array is not None:
+            array = self.arrays[kind][name] = _on_host(array)
+        return array
+
+    def _forget(self, name: str, kinds: Iterable[str]) -> None:
+        for kind in kinds:
+            self.arrays[kind].pop(name, None)
+
+    def set_loss_scale(self, scale: float) -> None:
+        """Begin a step with this factor of the loss; see `Pipeline.set_loss_scale`."""
+        for name, spec in self.loss_scale.set(scale).items():
+            if spec is None:
+                self._specs.pop(name, None)
+            else:
+                self._specs[name] = spec
+
+    def to_dict(self) -> State:
+        """Plain data and copies of all arrays; see `Pipeline.state_dict`."""
+        return {
+            "version": STATE_VERSION,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "ranks_per_node": self.ranks_per_node,
+            "rounds": dict(self._rounds),
+            "specs": dict(self._specs),
+            "loss_scale": self.loss_scale.scale,
+            **{kind: _copies(arrays) for kind, arrays in self.arrays.items()},
+        }
+
+    def load(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Replace everything by a saved state; see `Pipeline.load_state_dict`.
+
+        Returns:
+            The policy's decisions in it; none at another world size.
+        """
+        states = checked_states(state)
+        own = {int(one["rank"]): one for one in states}
+        saved_size = int(states[0]["world_size"])
+        saved_nodes = int(states[0]["ranks_per_node"])
+        if isinstance(state, Mapping):
+            self._check_own(int(state["rank"]), saved_size, saved_nodes)
+        elif len(own) != len(states) or len(own) != saved_size:
+            raise StateError(
+                f"a list of compressor states must hold each of the {saved_size} ranks once; "
+                f"it holds ranks {sorted(int(one['rank']) for one in states)}"
+            )
+        if (saved_size, saved_nodes) == (self.world_size, self.ranks_per_node):
+            arrays = {kind: _copies(own[self.rank][kind]) for kind in STATE_KINDS}
+        else:
+            arrays = _merged([own[rank] for rank in range(saved_size)])
+        rounds: dict[str, int] = {}
+        specs: dict[str, str] = {}
+        for one in states:
+            for name, count in one["rounds"].items():
+                rounds[name] = max(rounds.get(name, 0), int(count))
+            specs.update(one["specs"])
+        for kind, mine in self.arrays.items():
+            mine.clear()
+            mine.update(arrays.get(kind, {}))
+        self._rounds = rounds
+        self._specs = specs
+        self.loss_scale.load(float(states[0]["loss_scale"]))
+        return list(own[self.rank]["decisions"]) if saved_size == self.world_size else []
+
+    def _check_own(self, rank: int, saved_size: int, saved_nodes: int) -> None:
+        if (rank, saved_size) != (self.rank, self.world_size):
+            raise StateError(
+                f"this is the compressor state of rank {rank} of {saved_size}, and this is rank "
+                f"{self.rank} of {self.world_size}: load each rank's own state, or give "
+                f"load_state_dict the list of all {saved_size} ranks' states"
+            )
+        if saved_nodes != self.ranks_per_node:
+            raise StateError(
+                f"this compressor state was saved with {saved_nodes} ranks in a node, and this run "
+                f"has {self.ranks_per_node}: give load_state_dict the list of all {saved_size} "
+                "ranks' states"
+            )
+
+
+def _merged(ranks: Sequence[Mapping[str, Any]]) -> MemoryState:
+    """The arrays for every rank at another world size: means, and replicated arrays unchanged."""
+    return {
+        kind: (_same if kind in REPLICATED_KINDS else _mean)([one[kind] for one in ranks], kind)
+        for kind in STATE_KINDS
+        if kind != "carried"  # starting points of one rank's encoder, soon found again
+    }
+
+
+def _digest_arrays(arrays: Arrays) -> str:
+    digest = blake2b(digest_size=8)
+    for name in sorted(arrays):
+        array = _on_host(arrays[name])
+        digest.update(f"{name}\0{array.nbytes}\0".encode())
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+def _digest(values: object) -> str:
+    return blake2b(repr(values).encode(), digest_size=8).hexdigest()
+
+
+def _copies(arrays: Mapping[str, Any]) -> Arrays:
+    return {
+        name: np.array(_on_host(value), dtype=np.float32).reshape(-1)
+        for name, value in arrays.items()
+    }
+
+
+def _on_host(array: FloatArray) -> FloatArray:
+    return device_of(array).to_host(array)
+
+
+def _same(of_ranks: Sequence[Mapping[str, Any]], kind: str) -> Arrays:
+    """Arrays that must be equal on all ranks."""
+    first, *others = (_copies(arrays) for arrays in of_ranks)
+    for other in others:
+        for name in sorted({*first, *other}):
+            if name not in first or name not in other or not _equal(first[name], other[name]):
+                raise StateError(
+                    f"the ranks' {kind} of '{name}' differ, but are equal on all ranks of one run: "
+                    "these are states of different runs or steps"
+                )
+    return first
+
+
+def _equal(a: FloatArray, b: FloatArray) -> bool:
+    return a.tobytes() == b.tobytes()
+
+
+def _mean(of_ranks: Sequence[Mapping[str, Any]], kind: str) -> Arrays:
+    """The mean over ranks, summed in rank order; a rank without an array counts as zero."""
+    totals: Arrays = {}
+    for arrays in of_ranks:
+        for name, value in _copies(arrays).items():
+            if name not in totals:
+                totals[name] = value
+            elif totals[name].size == value.size:
+                totals[name] += value
+            else:
+                raise StateError(
+                    f"the ranks' {kind}s of '{name}' have {totals[name].size} and {value.size} "
+                    "elements: these are states of different models"
+                )
+    for value in totals.values():
+        value /= np.float32(len(of_ranks))
+    return totals

@@ -1,0 +1,322 @@
+"""A device of torch as gradcomp's `Device`: kernels work on the tensors, the core makes the frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+
+from gradcomp import Codec, ToDecode, ToEncode
+from gradcomp.adapter_api import (
+    ByteArray,
+    Encoded,
+    FactorDevice,
+    FloatArray,
+    KeptParts,
+    PayloadParts,
+    SharingDevice,
+    Spec,
+    ToApply,
+    ToGive,
+    ToMultiply,
+    derive_stream,
+    frames_of_parts,
+    kept_of_frames,
+    payloads_of_frames,
+)
+from gradcomp.errors import WireError
+from gradcomp_torch.devices import TensorArray, array_of, tensor_of
+from gradcomp_torch.gpu import codecs, low_rank
+from gradcomp_torch.gpu.add import HELD, KEPT, ZERO, Addition, Form, ToAdd, form_of
+from gradcomp_torch.gpu.bucket import Kept, Momentum, Payload, ToLaunch
+from gradcomp_torch.gpu.encoders.encoder import Encoder, Launches
+from gradcomp_torch.gpu.finite import Poison
+from gradcomp_torch.host_copies import to_device
+from gradcomp_torch.staging import Staged, Staging
+
+__all__ = ["TorchDevice", "kind_of", "to_launch"]
+
+
+KNOWN_BUCKETS = 4096
+"""Buckets whose launches a device keeps: callers may give single tensors ever new ids."""
+
+
+class TorchDevice:
+    """One device of this process.
+
+    Work for other ranks' sake runs on the current stream, encoding on a stream beside it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._staging = Staging(device)
+        # Launches and messages keep their encoders: one is forgotten when its parameters have changed.
+        self._encoders: WeakValueDictionary[tuple[object, ...], Encoder] = WeakValueDictionary()
+        self._launches: dict[tuple[int, tuple[int, ...]], Launches] = {}
+        self._poisons: dict[tuple[int, ...], Poison] = {}
+
+    def array(self, tensor: torch.Tensor, computed: torch.Event | None = None) -> Any:
+        """See `TensorDevice`."""
+        return TensorArray(self, tensor, computed)
+
+    def takes(self, spec: Spec, shape: tuple[int, ...]) -> bool:
+        """Whether there are kernels for the codec; all memories that rounds hand over are known."""
+        if 0 in shape:
+            return False
+        if spec.algorithm is not None:
+            return spec.algorithm.name == "powersgd"
+        return codecs.takes(spec.codec)
+
+    def zeros(self, numel: int) -> Any:
+        """A new flat array."""
+        return self._own(torch.zeros(numel, device=self._device))
+
+    def encode(self, tensors: Sequence[ToEncode]) -> Encoded:
+        """Launch one encoder for each codec and kind of error feedback.
+
+        Residuals and momenta are arrays that this device has made.
+        """
+        with self._beside(tensors) as staged:
+            launched = []
+            for places, encoder in self._encoders_of(tensors):
+                own = [tensors[place] for place in places]
+                launches = self._launches_of(encoder, own[0].tensor_id)
+                launches.run([to_launch(one, seeded=encoder.seeded) for one in own])
+                launched.append((places, encoder, staged.fetch(encoder.memory)))
+
+        def wait() -> tuple[ByteArray, list[int]]:
+            staged.wait()
+            parts: dict[int, KeptParts | PayloadParts] = {}
+            for places, encoder, memory in launched:
+                results: Sequence[Kept[Any] | Payload[Any]] = encoder.results(memory.numpy())
+                for place, result in zip(places, results, strict=True):
+                    parts[place] = _part(tensors[place], result)
+            return frames_of_parts([parts[place] for place in range(len(tensors))])
+
+        return wait
+
+    def _beside(self, tensors: Sequence[ToEncode]) -> AbstractContextManager[Staged]:
+        """Encode on the side stream, when the gradients are computed."""
+        grads = [tensor_of(tensor.grad) for tensor in tensors]
+        computed = [array_of(tensor.grad).computed for tensor in tensors]
+        return self._staging.beside(grads, filter(None, computed))
+
+    def _encoders_of(self, tensors: Sequence[ToEncode]) -> list[tuple[list[int], Encoder]]:
+        """An encoder for each codec and kind of error feedback, and the places of its tensors."""
+        groups: dict[tuple[object, ...], list[int]] = {}
+        for place, tensor in enumerate(tensors):
+            groups.setdefault(kind_of(tensor), []).append(place)
+        return [
+            (places, self._encoder(kind, tuple(tensors[place].grad.size for place in places)))
+            for kind, places in groups.items()
+        ]
+
+    def _launches_of(self, encoder: Encoder, first: int) -> Launches:
+        """The launches of an encoder for the bucket that begins with a tensor, given by its id."""
+        key = first, encoder.bucket.sizes
+        launches = self._launches.get(key)
+        if launches is None or launches.encoder is not encoder:
+            if len(self._launches) == KNOWN_BUCKETS:
+                self._launches.clear()
+            launches = self._launches[key] = Launches(encoder)
+        return launches
+
+    def sharing(self, codec: str) -> SharingDevice | None:
+        """None: frames travel through the host. See `DirectDevice`."""
+        return None
+
+    def sharing_factors(self) -> FactorDevice | None:
+        """None: factors are on the host. See `DirectDevice`."""
+        return None
+
+    def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
+        """Add rank after rank, as the core does."""
+        groups: dict[tuple[Form, bool], list[ToDecode]] = {}
+        for one in tensors:
+            groups.setdefault((form_of(one.codec.spec), one.replaces), []).append(one)
+        for (form, replaces), own in groups.items():
+            ranks = range(len(own[0].frames))
+            if replaces and (form is KEPT or not ranks):
+                torch._foreach_zero_([tensor_of(one.out) for one in own])
+            for rank in ranks:
+                start = ZERO if replaces and rank == 0 else HELD
+                Addition(form, _opened(form, own, rank), weight, start).launch()
+
+    def add(self, codec: Codec, frame: ByteArray, out: FloatArray, weight: float) -> None:
+        """See `Device`."""
+        form = form_of(codec.spec)
+        [part] = _open(form, [(codec, frame, out.size)], [out])
+        Addition(form, [part], weight).launch()
+
+    def give(self, tensors: Sequence[ToGive]) -> None:
+        """See `Device`."""
+        self._staging.join()
+        outs = [tensor_of(one.out) for one in tensors]
+        exact = [tensor_of(one.grad if one.residual is None else one.residual) for one in tensors]
+        fed = [one for one in tensors if one.residual is not None]
+        residuals = [tensor_of(one.residual) for one in fed]
+        if fed:
+            scaled = torch._foreach_mul(
+                [tensor_of(one.grad) for one in fed], [one.gamma for one in fed]
+            )
+            torch._foreach_mul_(residuals, [one.beta for one in fed])
+            torch._foreach_add_(residuals, scaled)
+        torch._foreach_copy_(outs, exact)
+        if fed:
+            torch._foreach_zero_(residuals)
+
+    def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
+        """See `Device`; torch multiplies."""
+        grads = [array_of(work.grad) for work in matrices if work.grad is not None]
+        tensors = [grad.tensor for grad in grads] + [tensor_of(work.m) for work in matrices]
+        computed = filter(None, (grad.computed for grad in grads))
+        sizes = [work.out.size for work in matrices]
+        with self._staging.beside(tensors, computed) as staged:
+            factors = self._factors([work.factor for work in matrices])
+            products = torch.empty(sum(sizes), device=self._device)
+            parts = torch.split(products, sizes)
+            low_rank.take_up(matrices)
+            for work, factor, part in zip(matrices, factors, parts, strict=True):
+                low_rank.multiply(tensor_of(work.m), factor, work.transposed, part)
+            fetched = staged.fetch(products)
+
+        def wait() -> None:
+            staged.wait()
+            for work, part in zip(matrices, torch.split(fetched, sizes), strict=True):
+                work.out[:] = part.numpy()
+
+        return wait
+
+    def apply(self, matrices: Sequence[ToApply]) -> None:
+        """See `Device`."""
+        low_rank.apply(matrices, self._device)
+
+    def _factors(self, factors: Sequence[FloatArray]) -> Sequence[torch.Tensor]:
+        """Factors of the host on this device, by one copy."""
+        flat = torch.from_numpy(np.concatenate(factors))
+        return torch.split(to_device(flat, self._device), [one.size for one in factors])
+
+    def copy(self, pairs: Sequence[tuple[FloatArray, FloatArray]]) -> None:
+        """See `Device`; beside the current stream, as encoding changes the arrays there."""
+        sources, copies = ([tensor_of(pair[side]) for pair in pairs] for side in (0, 1))
+        with self._staging.beside([*sources, *copies]):
+            torch._foreach_copy_(copies, sources)
+
+    def scale(self, arrays: Sequence[FloatArray], factor: float) -> None:
+        """See `Device`."""
+        tensors = [tensor_of(array) for array in arrays]
+        with self._staging.beside(tensors):
+            torch._foreach_mul_(tensors, factor)
+
+    def poison(self, grads: Sequence[FloatArray]) -> Sequence[FloatArray]:
+        """See `Device`; gradients themselves change."""
+        arrays = [array_of(grad) for grad in grads]
+        tensors = [array.tensor for array in arrays]
+        sizes = tuple(tensor.numel() for tensor in tensors)
+        poison = self._poisons.get(sizes)
+        if poison is None:
+            poison = self._poisons[sizes] = Poison(sizes, self._device)
+        with self._staging.beside(tensors, filter(None, (array.computed for array in arrays))):
+            poison.launch(tensors)
+        return grads
+
+    def to_host(self, array: FloatArray) -> FloatArray:
+        """A copy on the host, of the values after all that was launched."""
+        self._staging.join()
+        host: FloatArray = tensor_of(array).cpu().numpy().copy()
+        return host
+
+    def from_host(self, array: FloatArray) -> Any:
+        """A copy on this device."""
+        return self._own(torch.from_numpy(array.copy()).to(self._device))
+
+    def _own(self, tensor: torch.Tensor) -> Any:
+        """An array that encoding may use for as long as it lives."""
+        self._staging.share(tensor)
+        return TensorArray(self, tensor)
+
+    def _encoder(self, kind: tuple[object, ...], sizes: tuple[int, ...]) -> Encoder:
+        """The encoder of tensors with these sizes, which keeps its memory from step to step."""
+        key = (kind, sizes)
+        encoder = self._encoders.get(key)
+        if encoder is None:
+            spec, *_ = kind
+            encoder = self._encoders[key] = codecs.encoder(str(spec), sizes, self._device)
+        return encoder
+
+
+def kind_of(tensor: ToEncode) -> tuple[object, ...]:
+    """Codec and kind of error feedback: tensors of one kind are launched together."""
+    correction = tensor.correction
+    mode = None if correction is None else (correction.nesterov, correction.masking)
+    return tensor.codec.spec, tensor.residual is None, mode
+
+
+def to_launch(tensor: ToEncode, *, seeded: bool) -> ToLaunch:
+    """A tensor as encoders take it; its gradient and memories are arrays that a device of torch has made.
+
+    Args:
+        seeded: whether the codec draws random numbers; else the stream is 0.
+    """
+    momentum = None
+    if tensor.correction is not None:
+        values, factor, scale, nesterov, masking = tensor.correction
+        momentum = Momentum(tensor_of(values), factor, scale, nesterov, masking)
+    residual = None if tensor.residual is None else tensor_of(tensor.residual)
+    stream = _stream(tensor) if seeded else 0
+    return ToLaunch(tensor_of(tensor.grad), residual, tensor.beta, tensor.gamma, momentum, stream)
+
+
+def _stream(tensor: ToEncode) -> int:
+    return derive_stream(tensor.seed, tensor.step, tensor.tensor_id)
+
+
+def _part(tensor: ToEncode, result: Kept[Any] | Payload[Any]) -> KeptParts | PayloadParts:
+    """The core's part of a result on the host."""
+    numel, stream = tensor.grad.size, _stream(tensor)
+    if isinstance(result, Payload):
+        return PayloadParts(tensor.codec, result.data, numel, stream)
+    indices = result.indices.view(np.uint32)
+    return KeptParts(tensor.codec, indices, result.values, numel, stream)
+
+
+def _opened(form: Form, tensors: Sequence[ToDecode], rank: int) -> list[ToAdd]:
+    """Parts of the frames of one rank."""
+    frames = [(one.codec, one.frames[rank], one.out.size) for one in tensors]
+    try:
+        return _open(form, frames, [one.out for one in tensors])
+    except WireError:
+        for one, frame in zip(tensors, frames, strict=True):  # find the frame
+            with _named(one, rank):
+                _open(form, [frame], [one.out])
+        raise
+
+
+def _open(
+    form: Form, frames: Sequence[tuple[Codec, ByteArray, int]], outs: Sequence[FloatArray]
+) -> list[ToAdd]:
+    """Parts of frames, which are added to ``outs``."""
+    if form is KEPT:
+        kept = kept_of_frames(frames)
+        return [
+            ToAdd(tensor_of(out), values, indices.view(np.int32))
+            for out, (indices, values) in zip(outs, kept, strict=True)
+        ]
+    return [
+        ToAdd(tensor_of(out), payload.data, stream=payload.stream)
+        for out, payload in zip(outs, payloads_of_frames(frames), strict=True)
+    ]
+
+
+@contextmanager
+def _named(tensor: ToDecode, place: int) -> Iterator[None]:
+    """Name the rank and the tensor of a frame that the core refuses, as the core does for batches."""
+    try:
+        yield
+    except WireError as error:
+        sender = place if tensor.senders is None else tensor.senders[place]
+        raise WireError(f"the frame of rank {sender} for '{tensor.name}': {error}") from error

@@ -1,0 +1,111 @@
+"""The device of a tensor, if kernels can work there; imports Triton only then."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+
+from gradcomp.errors import GradcompError
+from gradcomp_torch.devices import TensorArray, TensorDevice
+
+__all__ = ["Devices", "device_array", "device_for", "direct_device"]
+
+_log = logging.getLogger(__name__)
+
+
+@cache
+def device_for(device: torch.device) -> TensorDevice | None:
+    """The device of tensors on a GPU; None for the host, and where kernels cannot be compiled.
+
+    Triton comes with PyTorch's builds for GPUs on Linux, but not with all others.
+    """
+    if device.type != "cuda" or find_spec("triton") is None:
+        return None
+    # Not at the top: Triton takes a second, and is not everywhere.
+    from gradcomp_torch.gpu.device import TorchDevice
+
+    return TorchDevice(device)
+
+
+def direct_device(device: torch.device) -> TensorDevice:
+    """A device for messages to those of other ranks, for one job; where `device_for` gives one."""
+    from gradcomp_torch.gpu.peer_device import DirectDevice  # as in `device_for`
+
+    return DirectDevice(device)
+
+
+class Devices:
+    """The devices of a rank's gradients, as ``compress.device`` lets an adapter use them.
+
+    Attributes:
+        direct: the device from which messages travel to those of the other ranks; None: through the hosts.
+    """
+
+    def __init__(self, setting: str) -> None:
+        self._setting = setting
+        self.direct: TensorDevice | None = None
+
+    def of(self, place: torch.device) -> TensorDevice | None:
+        """The device that compresses gradients there; None for the host."""
+        if self._setting == "host":
+            return None
+        return self.direct or device_for(place)
+
+    def obstacle(self, places: Collection[torch.device], engine: str) -> str:
+        """Why this rank cannot send messages from its device to others; nothing if it can.
+
+        Args:
+            places: of its gradients.
+            engine: why its engine cannot read memory of a GPU; nothing if it can.
+        """
+        if self._setting != "direct":
+            return _UNWILLING
+        if len(places) != 1:
+            return f"its parameters are on {len(places)} devices"
+        (place,) = places
+        if device_for(place) is None:
+            return f"there are no kernels for gradients on '{place}'"
+        return engine if place.type == "cuda" else ""
+
+    def settle(self, obstacles: Sequence[str], rank: int, places: Collection[torch.device]) -> None:
+        """Set ``direct`` if no rank has an obstacle; else a rank that wanted it warns.
+
+        Args:
+            obstacles: of all ranks.
+            rank: this one.
+        """
+        found = {one: text for one, text in enumerate(obstacles) if text}
+        if not found:
+            self.direct = direct_device(*places)
+            return
+        willing = [one for one, text in enumerate(obstacles) if text != _UNWILLING]
+        if rank in willing[:1]:
+            _log.warning(
+                "compress.device: direct is not possible, so messages travel through the hosts: %s",
+                "; ".join(f"rank {one}: {text}" for one, text in found.items()),
+            )
+
+
+_UNWILLING = "compress.device is not direct there"
+
+
+def device_array(tensor: torch.Tensor) -> TensorArray:
+    """A tensor on a GPU as an array for ``gradcomp.get_codec(spec)``, without a copy.
+
+    ``encode`` makes the bytes of the host. ``decode_add`` adds to the tensor itself, on the current stream.
+
+    Raises:
+        TypeError: the tensor is not contiguous float32.
+        GradcompError: the tensor is on the host, which needs no such array, or there is no Triton.
+    """
+    device = device_for(tensor.device)
+    if device is None:
+        raise GradcompError(
+            f"there are no kernels for tensors on '{tensor.device}': give codecs a tensor on a GPU of a "
+            "PyTorch that has Triton, or one on the host without device_array, for example tensor.cpu()"
+        )
+    return TensorArray(device, tensor.detach())

@@ -1,0 +1,150 @@
+"""Matrices and thin factors that stay on a device: memory and launches of one phase of a bucket.
+
+Torch multiplies; kernels/low_rank.py does all else. Launches are replayed in two CUDA graphs where memory is that of
+the last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from gradcomp.adapter_api import ToSettle, ToShare
+from gradcomp_torch.devices import tensor_of
+from gradcomp_torch.gpu import low_rank
+from gradcomp_torch.gpu.bucket import EXACT, Rows, current, spread, upload
+from gradcomp_torch.gpu.graphs import Replayed
+from gradcomp_torch.gpu.kernels import low_rank as kernels
+
+__all__ = ["FactorExchange", "kinds_of"]
+
+LANES = 1024
+"""Partial sums of a basis: they decide on its bits."""
+
+BASIS_WARPS = 8
+BLOCK = 1024
+Kinds = tuple[tuple[int, int, int, bool], ...]
+
+
+def kinds_of(matrices: Sequence[ToShare]) -> Kinds:
+    """Rows, columns, vectors and side of each matrix, which are best the same in each step."""
+    return tuple((*work.m.shape, work.rank, work.transposed) for work in matrices)
+
+
+class FactorExchange:
+    """Products of some matrices, and what follows from their averages.
+
+    Args:
+        half: products travel as float16.
+
+    Attributes:
+        own: this rank's products, flat, one matrix after the other; with ``half`` as rounded.
+        shared: as ``own``, for the engine, which may put the average there.
+    """
+
+    def __init__(self, kinds: Kinds, half: bool, device: torch.device) -> None:
+        self._device = device
+        # Of the given factors and of their products.
+        given = [rank * (rows if left else cols) for rows, cols, rank, left in kinds]
+        self._sizes = [rank * (cols if left else rows) for rows, cols, rank, left in kinds]
+        self._begins = np.cumsum(self._sizes) - self._sizes
+        total = sum(self._sizes)
+        self.own = torch.zeros(total, device=device)
+        dtype = torch.float16 if half else torch.float32
+        self.shared = torch.zeros(total, dtype=dtype, device=device)
+        self._widened = torch.zeros(total if half else 0, device=device)
+        self._wide = torch.zeros(sum(given), dtype=torch.float64, device=device)
+        self._unsafe = torch.zeros(len(kinds), dtype=torch.int32, device=device)
+        self._factors = Rows(len(kinds), kernels.FACTOR_FIELDS.value, device)
+        rows = self._factors.host
+        rows[:, kernels.WIDE.value] = self._wide.data_ptr() + 8 * (np.cumsum(given) - given)
+        rows[:, kernels.N.value] = [one[0] if one[3] else one[1] for one in kinds]
+        rows[:, kernels.RANK.value] = [one[2] for one in kinds]
+        rows[:, kernels.NUMEL.value] = self._sizes
+        self._matrices = Rows(len(kinds), kernels.MATRIX_FIELDS.value, device)
+        self._matrices.host[:], tiles = low_rank.matrix_rows([one[:3] for one in kinds])
+        self._tiles = upload(tiles, device)
+        blocks, first = spread(self._sizes, BLOCK)
+        self._blocks, self._first = upload(blocks, device), upload(first.astype(np.int32), device)
+        self._multiplying, self._settling = Replayed(device), Replayed(device)
+
+    def multiply(self, matrices: Sequence[ToShare]) -> None:
+        """Matrices take up gradients; then the products of all, on the current stream."""
+        low_rank.take_up(matrices)
+        given = [tensor_of(work.factor) for work in matrices]
+        of_matrices = [tensor_of(work.m) for work in matrices]
+        places = _places(given)
+        self._factors.host[:, kernels.VECTORS.value] = places
+        with current(self._device):
+            self._factors.upload()
+            key = (*places, *_places(of_matrices))
+            self._multiplying.run(key, lambda: self._multiply(matrices, of_matrices, given))
+
+    def _multiply(
+        self,
+        works: Sequence[ToShare],
+        matrices: Sequence[torch.Tensor],
+        factors: Sequence[torch.Tensor],
+    ) -> None:
+        kernels.orthonormalize_kernel[(len(works),)](
+            self._factors.memory, B=LANES, num_warps=BASIS_WARPS, **EXACT
+        )
+        parts = torch.split(self.own, self._sizes)
+        for work, m, factor, out in zip(works, matrices, factors, parts, strict=True):
+            low_rank.multiply(m, factor, work.transposed, out)
+        self.shared.copy_(self.own)
+        if self._widened.numel():
+            self.own.copy_(self.shared)
+
+    def settle(
+        self, average: torch.Tensor, matrices: Sequence[ToSettle], *, of_average: bool
+    ) -> None:
+        """Use the average of all ranks' products, on the current stream; see `FactorDevice.settle`."""
+        mean = self._widened if self._widened.numel() else average
+        sent = mean if of_average else self.own
+        rows = self._factors.host
+        rows[:, kernels.OWN.value] = sent.data_ptr() + 4 * self._begins
+        rows[:, kernels.MEAN.value] = mean.data_ptr() + 4 * self._begins
+        kept = rows[:, kernels.KEPT.value] = _places([tensor_of(work.kept) for work in matrices])
+        applies = matrices[0].average is not None
+        if applies:
+            self._fill_matrices(matrices)
+        with current(self._device):
+            self._factors.upload()
+            self._matrices.upload()
+            key = (
+                *(applies, sent.data_ptr(), average.data_ptr(), *kept),
+                self._matrices.host.tobytes() if applies else b"",
+            )
+            self._settling.run(key, lambda: self._settle(average, applies, of_average))
+
+    def _fill_matrices(self, matrices: Sequence[ToSettle]) -> None:
+        """Tell the kernel about matrices and the factors of what they gain and lose."""
+        factors, rows = self._factors.host, self._matrices.host
+        rows[:, kernels.M.value] = _places([tensor_of(work.m) for work in matrices])
+        rows[:, kernels.AVERAGE.value] = _places([tensor_of(work.average) for work in matrices])
+        rows[:, kernels.BEGUN.value] = [work.begun for work in matrices]
+        left = np.array([work.transposed for work in matrices])
+        known = _places([tensor_of(work.factor) for work in matrices])
+        for p, q, other in (
+            (kernels.P, kernels.Q, kernels.MEAN),
+            (kernels.OWN_P, kernels.OWN_Q, kernels.OWN),
+        ):
+            rows[:, p.value] = np.where(left, known, factors[:, other.value])
+            rows[:, q.value] = np.where(left, factors[:, other.value], known)
+
+    def _settle(self, average: torch.Tensor, applies: bool, same: bool) -> None:
+        if self._widened.numel():
+            self._widened.copy_(average)
+        self._unsafe.zero_()
+        kernels.keep_kernel[(self._blocks.numel(),)](
+            self._factors.memory, self._blocks, self._first, self._unsafe, B=BLOCK, **EXACT
+        )
+        if applies:
+            low_rank.launch_apply(self._matrices.memory, self._tiles, self._unsafe, same=same)
+
+
+def _places(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]

@@ -1,0 +1,446 @@
+"""Error feedback and the exact choice of each tensor's k elements of largest magnitude.
+
+Magnitudes compare as integers; of equal ones the lower index is kept. Nothing waits for the device:
+kernels read all decisions from a small state. In one pass over memory, each tile of the residual is
+corrected, and its elements that reach a guess are copied to slots of its own. Where a tensor's guess
+found k elements and no tile overflowed, a radix selection of four digits reads the slots, else the
+whole residual: a bad guess costs time, never exactness.
+
+After that pass a program has a *span* of several tiles of one tensor. The last program of a tensor that
+ends draws the conclusion of a launch; no program waits for another.
+
+Bytes per element with feedback: 12, and O(k) after a good guess; 36 after a bad one.
+"""
+
+import triton
+import triton.language as tl
+
+from gradcomp_torch.gpu.kernels.bits import INF, MAGNITUDE, magnitude, zero_nonfinite
+from gradcomp_torch.gpu.kernels.correct import CORRECTION, PLAIN, corrected
+from gradcomp_torch.gpu.kernels.table import (
+    FIRST_SPAN,
+    FIRST_TILE,
+    KEPT,
+    MOMENTUM,
+    NUMEL,
+    OUT,
+    RANK,
+    RESIDUAL,
+    RUNS,
+    STRIDE,
+    elements,
+    floats,
+    row_of,
+    span_of,
+    whole,
+)
+from gradcomp_torch.gpu.kernels.value_types import BF16, rounded
+
+# Fields of a tensor's state, int32.
+STATE = tl.constexpr(16)  # number of fields
+PREFIX = tl.constexpr(0)  # upper digits of the k-th largest magnitude, at last all its bits
+TAKEN = tl.constexpr(1)  # elements above the prefix; then k - TAKEN of those equal to it are kept
+CANDIDATES = tl.constexpr(2)  # elements that reach the guess
+NOT_FINITE = tl.constexpr(3)  # whether an element is NaN or Inf
+OVERFLOW = tl.constexpr(4)  # whether a tile had more candidates than slots
+GUESS = tl.constexpr(5)  # magnitude bits
+ENDED = tl.constexpr(6)  # programs of the tensor that have ended in a launch
+COUNT = tl.constexpr(7)  # number of kept elements
+LARGEST = tl.constexpr(8)  # magnitude bits of the largest kept element, for values=int8
+SCALES = tl.constexpr(8)  # four float32 that decode kept values, as bits
+THRESHOLD = tl.constexpr(
+    12
+)  # of sampled_topk, magnitude bits: the first k elements that reach it are kept
+EXACT = tl.constexpr(-1)  # in place of a threshold: the k largest elements are kept
+
+
+@triton.jit
+def guess_kernel(table, state, MODE: tl.constexpr, S: tl.constexpr, STEPS: tl.constexpr):
+    """Sets the state back; its guess is a magnitude that a little more than k should reach.
+
+    Bisects the upper STEPS bits of at most S sampled elements. A program for each tensor.
+    """
+    tensor = tl.program_id(0)
+    row = row_of(table, tensor)
+    at = tl.arange(0, S)
+    # A stride has 32 bits, and so has every sampled index.
+    i = (at // 16) * whole(row, STRIDE) + at % 16
+    ok = (at // 16 < whole(row, RUNS)) & (i < whole(row, NUMEL))
+    x = corrected(row, i, ok, MODE, False, False, False)
+    m = tl.where(ok, magnitude(x), -1)
+    rank = whole(row, RANK)
+    low = rank * 0
+    for step in tl.static_range(STEPS):
+        middle = low + (1 << (30 - step))
+        reached = tl.sum((m >= middle).to(tl.int32), axis=0)
+        low = tl.where(reached >= rank, middle, low)
+    fields = tl.arange(0, STATE)
+    other = tl.where(fields == COUNT, whole(row, KEPT), 0)
+    tl.store(state + tensor * STATE + fields, tl.where(fields == GUESS, low, other))
+
+
+@triton.jit
+def collect_kernel(
+    table,
+    tensors,
+    state,
+    counts,
+    slot_indices,
+    slot_values,
+    MODE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    TILE: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    """Corrects a tile, and copies its elements that reach the guess to its slots, in order."""
+    tile = tl.program_id(0)
+    tensor = tl.load(tensors + tile)
+    row = row_of(table, tensor)
+    n = whole(row, NUMEL)
+    begin = (tile - whole(row, FIRST_TILE)) * TILE
+    if begin + TILE <= n:
+        _collect(
+            row,
+            state + tensor * STATE,
+            tile,
+            begin,
+            n,
+            counts,
+            slot_indices,
+            slot_values,
+            MODE,
+            ALIGNED,
+            TILE,
+            ROOM,
+            True,
+        )
+    else:
+        _collect(
+            row,
+            state + tensor * STATE,
+            tile,
+            begin,
+            n,
+            counts,
+            slot_indices,
+            slot_values,
+            MODE,
+            ALIGNED,
+            TILE,
+            ROOM,
+            False,
+        )
+
+
+@triton.jit
+def _collect(
+    row,
+    state,
+    tile,
+    begin,
+    n,
+    counts,
+    slot_indices,
+    slot_values,
+    MODE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    TILE: tl.constexpr,
+    ROOM: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    i = begin + tl.arange(0, TILE)
+    if FULL:  # a constant, so that accesses are vectors
+        ok = tl.full((TILE,), True, tl.int1)
+    else:
+        ok = i < n
+    x = corrected(row, i, ok, MODE, True, False, ALIGNED)
+    if MODE != PLAIN:
+        tl.store(elements(row, RESIDUAL, i, ALIGNED), x, mask=ok)
+    m = magnitude(x)
+    hit = ok & (m >= tl.load(state + GUESS))
+    not_finite = ok & (m >= INF)
+    # Two counts in one reduction; a tile has less than 2^16 elements.
+    both = tl.sum(hit.to(tl.int32) + (not_finite.to(tl.int32) << 16), axis=0)
+    if both >> 16 != 0:
+        tl.atomic_or(state + NOT_FINITE, 1)
+    found = both & 0xFFFF
+    at = tl.cumsum(hit.to(tl.int32), axis=0) - 1
+    tl.store(counts + tile, tl.minimum(found, ROOM))
+    slot = tile.to(tl.int64) * ROOM + at
+    fits = hit & (at < ROOM)
+    tl.store(slot_indices + slot, i, mask=fits)
+    tl.store(slot_values + slot, x, mask=fits)
+    tl.atomic_add(state + CANDIDATES, found)
+    if found > ROOM:
+        tl.atomic_or(state + OVERFLOW, 1)
+
+
+@triton.jit
+def _from_slots(state, k):
+    """Whether the slots hold the tensor's k largest elements."""
+    enough = tl.load(state + CANDIDATES) >= k
+    return tl.where(enough, tl.load(state + OVERFLOW), 1) == 0
+
+
+@triton.jit
+def ends_last(row, state, SPAN: tl.constexpr, TILE: tl.constexpr):
+    """Whether all other programs of the tensor have ended. They have written by then all that they write."""
+    tl.debug_barrier()  # all threads of this program have written, too
+    ended = tl.atomic_add(state + ENDED, 1, sem="acq_rel")
+    return ended == _spans(row, SPAN, TILE) - 1
+
+
+@triton.jit
+def _spans(row, SPAN: tl.constexpr, TILE: tl.constexpr):
+    """Number of the tensor's spans."""
+    return (whole(row, NUMEL) + SPAN * TILE - 1) // (SPAN * TILE)
+
+
+@triton.jit
+def slots_of(counts, slots, first, begin, end, SPAN: tl.constexpr, ROOM: tl.constexpr):
+    """Pointers to the slots of a span's tiles, [SPAN, ROOM], and which of them are filled."""
+    tile = begin + tl.arange(0, SPAN)
+    count = tl.load(counts + first + tile, mask=tile < end, other=0)
+    at = tl.arange(0, ROOM)
+    slot = (first + tile).to(tl.int64) * ROOM
+    return slots + slot[:, None] + at[None, :], at[None, :] < count[:, None]
+
+
+@triton.jit
+def tile_of(row, tile, TILE: tl.constexpr):
+    """A tile's elements, their indices, and which of them exist."""
+    i = tile * TILE + tl.arange(0, TILE)
+    ok = i < whole(row, NUMEL)
+    return tl.load(floats(row, RESIDUAL) + i, mask=ok, other=0.0), i, ok
+
+
+@triton.jit
+def digits_kernel(
+    table,
+    tensors,
+    state,
+    counts,
+    slot_values,
+    histogram,
+    SAMPLED: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BITS: tl.constexpr,
+    BINS: tl.constexpr,
+    SPAN: tl.constexpr,
+    TILE: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    """A pass of the radix selection: counts the next digits of magnitudes that begin with the prefix, and
+    appends the digit of the k-th largest to it.
+
+    `histogram` has BINS numbers for each tensor, before and after the pass zeros. With SAMPLED there is
+    nothing to do where a threshold is known.
+    """
+    tensor, row, first, begin, end = span_of(table, tensors, SPAN, TILE)
+    of = state + tensor * STATE
+    threshold = tl.load(of + THRESHOLD) if SAMPLED else EXACT
+    if threshold >= 0:
+        return
+    prefix = tl.load(of + PREFIX)
+    here = tl.zeros((1 << BITS,), tl.int32)
+    if _from_slots(of, whole(row, KEPT)):
+        slots, filled = slots_of(counts, slot_values, first, begin, end, SPAN, ROOM)
+        kept = tl.reshape(tl.load(slots, mask=filled, other=0.0), (SPAN * ROOM,))
+        here += _digits(kept, tl.reshape(filled, (SPAN * ROOM,)), prefix, SHIFT, BITS)
+    else:
+        for tile in range(begin, end):
+            x, _, ok = tile_of(row, tile, TILE)
+            here += _digits(x, ok, prefix, SHIFT, BITS)
+    bins = histogram + tensor * BINS + tl.arange(0, 1 << BITS)
+    tl.atomic_add(bins, here, mask=here > 0)
+    if ends_last(row, of, SPAN, TILE):
+        _pick(of, whole(row, KEPT), bins, BITS)
+
+
+@triton.jit
+def _digits(x, ok, prefix, SHIFT: tl.constexpr, BITS: tl.constexpr):
+    m = magnitude(x)
+    ok = ok & ((m >> (SHIFT + BITS)) == prefix)
+    digit = (m >> SHIFT) & ((1 << BITS) - 1)
+    return tl.histogram(digit, 1 << BITS, mask=ok)
+
+
+@triton.jit
+def _pick(state, k, bins, BITS: tl.constexpr):
+    """Appends the digit of the k-th largest to the prefix, and sets histogram and ENDED back.
+
+    The last digit leaves in TAKEN the number of larger elements.
+    """
+    count = tl.load(bins, cache_modifier=".cg")
+    taken = tl.load(state + TAKEN)
+    above = taken + tl.sum(count, axis=0) - tl.cumsum(count, axis=0)
+    here = (above < k) & (k <= above + count)
+    digit = tl.sum(tl.where(here, tl.arange(0, 1 << BITS), 0), axis=0)
+    tl.store(state + PREFIX, (tl.load(state + PREFIX) << BITS) | digit)
+    tl.store(state + TAKEN, tl.sum(tl.where(here, above, 0), axis=0))
+    tl.store(state + ENDED, 0)
+    tl.store(bins, tl.zeros_like(count))
+
+
+@triton.jit
+def _limits(state, SAMPLED: tl.constexpr):
+    """Magnitude bits: elements above the first are kept; of those from the second on, the first ones."""
+    above = tl.load(state + PREFIX)
+    least = above
+    if SAMPLED:
+        threshold = tl.load(state + THRESHOLD)
+        above = tl.where(threshold >= 0, MAGNITUDE, above)
+        least = tl.where(threshold >= 0, threshold, least)
+    return above, least
+
+
+@triton.jit
+def count_kernel(
+    table,
+    tensors,
+    state,
+    counts,
+    slot_values,
+    above,
+    equal,
+    SAMPLED: tl.constexpr,
+    SPAN: tl.constexpr,
+    TILE: tl.constexpr,
+    ROOM: tl.constexpr,
+    SCANNED: tl.constexpr,
+):
+    """Counts, in all spans of the tensor before each one, elements above the k-th largest and equal to it.
+
+    With SAMPLED, where a threshold is known, those that reach it count as equal.
+
+    The last program adds the counts up, SCANNED at a time.
+    """
+    tensor, row, first, begin, end = span_of(table, tensors, SPAN, TILE)
+    of = state + tensor * STATE
+    limit, least = _limits(of, SAMPLED)
+    span = tl.program_id(0)
+    if _from_slots(of, whole(row, KEPT)):
+        slots, filled = slots_of(counts, slot_values, first, begin, end, SPAN, ROOM)
+        x = tl.load(slots, mask=filled, other=0.0)
+        kept_more, kept_same = _compared(x, filled, limit, least)
+        tl.store(above + span, tl.sum(tl.sum(kept_more, axis=1), axis=0))
+        tl.store(equal + span, tl.sum(tl.sum(kept_same, axis=1), axis=0))
+    else:
+        all_more = tl.zeros((TILE,), tl.int32)
+        all_same = tl.zeros((TILE,), tl.int32)
+        for tile in range(begin, end):
+            x, _, ok = tile_of(row, tile, TILE)
+            more, same = _compared(x, ok, limit, least)
+            all_more += more
+            all_same += same
+        tl.store(above + span, tl.sum(all_more, axis=0))
+        tl.store(equal + span, tl.sum(all_same, axis=0))
+    if ends_last(row, of, SPAN, TILE):
+        tl.store(of + ENDED, 0)
+        first_span = whole(row, FIRST_SPAN)
+        spans = _spans(row, SPAN, TILE)
+        _scan(above + first_span, spans, SCANNED)
+        _scan(equal + first_span, spans, SCANNED)
+
+
+@triton.jit
+def _compared(x, ok, limit, least):
+    """Whether elements are above the limit, and from the least on up to it, as int32."""
+    m = magnitude(x)
+    more = m > limit
+    return (ok & more).to(tl.int32), (ok & (m >= least) & ~more).to(tl.int32)
+
+
+@triton.jit
+def _scan(counts, n, SCANNED: tl.constexpr):
+    """Replaces each of n counts by the sum of those before it."""
+    total = n * 0
+    for begin in range(0, n, SCANNED):
+        i = begin + tl.arange(0, SCANNED)
+        count = tl.load(counts + i, mask=i < n, other=0, cache_modifier=".cg")
+        tl.store(counts + i, total + tl.cumsum(count, axis=0) - count, mask=i < n)
+        total += tl.sum(count, axis=0)
+
+
+@triton.jit
+def compact_kernel(
+    table,
+    tensors,
+    state,
+    counts,
+    slot_indices,
+    slot_values,
+    above,
+    equal,
+    indices,
+    values,
+    SAMPLED: tl.constexpr,
+    TYPE: tl.constexpr,
+    MODE: tl.constexpr,
+    MASKING: tl.constexpr,
+    SPAN: tl.constexpr,
+    TILE: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    """Writes the kept elements in ascending order of index.
+
+    Values of a type without scales are subtracted from the residual here; others follow (pack.py).
+    """
+    tensor, row, first, begin, end = span_of(table, tensors, SPAN, TILE)
+    of = state + tensor * STATE
+    k = whole(row, KEPT)
+    limit, least = _limits(of, SAMPLED)
+    ties = k - tl.load(of + TAKEN)
+    kept = tl.load(row + OUT)
+    indices += kept
+    values += kept
+    more_before = tl.load(above + tl.program_id(0))
+    same_before = tl.load(equal + tl.program_id(0))
+    if _from_slots(of, k):
+        SIZE: tl.constexpr = SPAN * ROOM
+        slots, filled = slots_of(counts, slot_values, first, begin, end, SPAN, ROOM)
+        kept_values = tl.reshape(tl.load(slots, mask=filled, other=0.0), (SIZE,))
+        here = tl.reshape(filled, (SIZE,))
+        kept_more, kept_same = _compared(kept_values, here, limit, least)
+        keeps, places, _ = _places(kept_more, kept_same, more_before, same_before, ties)
+        index_slots, _ = slots_of(counts, slot_indices, first, begin, end, SPAN, ROOM)
+        index = tl.load(tl.reshape(index_slots, (SIZE,)), mask=keeps, other=0)
+        tl.store(indices + places, index, mask=keeps)
+        tl.store(values + places, kept_values, mask=keeps)
+        _subtract(row, index, kept_values, keeps, TYPE, MODE, MASKING)
+    else:
+        for tile in range(begin, end):
+            x, i, ok = tile_of(row, tile, TILE)
+            more, same = _compared(x, ok, limit, least)
+            keep, to, both = _places(more, same, more_before, same_before, ties)
+            tl.store(indices + to, i, mask=keep)
+            tl.store(values + to, x, mask=keep)
+            _subtract(row, i, x, keep, TYPE, MODE, MASKING)
+            more_before += both & 0xFFFF
+            same_before += both >> 16
+
+
+@triton.jit
+def _subtract(row, i, x, ok, TYPE: tl.constexpr, MODE: tl.constexpr, MASKING: tl.constexpr):
+    """With error feedback ``residual[i] = x - rounded x``, NaN and Inf as 0; with MASKING ``momentum[i] = 0``."""
+    if MODE != PLAIN and TYPE <= BF16:
+        tl.store(floats(row, RESIDUAL) + i, zero_nonfinite(x - rounded(x, TYPE)), mask=ok)
+        if MASKING and MODE >= CORRECTION:
+            tl.store(floats(row, MOMENTUM) + i, tl.zeros_like(x), mask=ok)
+
+
+@triton.jit
+def _places(more, same, more_before, same_before, ties):
+    """Whether elements are kept, their places, and how many are above the k-th largest, and in the upper
+    half equal to it.
+
+    The place of element e is above(e) + min(equal(e), ties), which count the elements before it.
+    """
+    # Two sums in one; there are less than 2^16 elements.
+    both = more + (same << 16)
+    before = tl.cumsum(both, axis=0) - both
+    nth_more = more_before + (before & 0xFFFF)
+    nth_same = same_before + (before >> 16)
+    keep = (more == 1) | ((same == 1) & (nth_same < ties))
+    to = nth_more + tl.minimum(nth_same, ties)
+    return keep, to, tl.sum(both, axis=0)

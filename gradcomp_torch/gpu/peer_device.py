@@ -1,0 +1,254 @@
+"""A device whose results travel to other ranks' devices as they are: no frame is made on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+
+from gradcomp import ToEncode
+from gradcomp.adapter_api import (
+    ByteArray,
+    FactorDevice,
+    FloatArray,
+    SharingDevice,
+    ToAddShared,
+    ToSettle,
+    ToShare,
+)
+from gradcomp.errors import ProtocolError
+from gradcomp_torch.device_messages import DeviceMessage
+from gradcomp_torch.devices import array_of, tensor_of
+from gradcomp_torch.gpu import codecs
+from gradcomp_torch.gpu.add import Form
+from gradcomp_torch.gpu.device import TorchDevice, kind_of, to_launch
+from gradcomp_torch.gpu.factors import FactorExchange, kinds_of
+from gradcomp_torch.gpu.peer_receive import Receiver, ToSum
+from gradcomp_torch.gpu.peer_send import HEADER, Layout, Part, Sender
+from gradcomp_torch.gpu.peer_sums import KeptForm, Place, SharedTensor, form_of_shared
+
+__all__ = ["DirectDevice"]
+
+
+@dataclass(frozen=True)
+class _Messages(DeviceMessage):
+    """This rank's messages, one after the other.
+
+    Attributes:
+        receivers: of all ranks' messages of a layout, by its number; or of whole replies, by their kind.
+    """
+
+    name: str
+    layouts: list[Layout]
+    receivers: dict[int | str, Receiver]
+
+    @property
+    def splits(self) -> list[int]:
+        """Size of each message in bytes."""
+        return [layout.size for layout in self.layouts]
+
+    @property
+    def numbers(self) -> DeviceMessage:
+        """The payloads of a message of float16."""
+        return DeviceMessage(self.data[HEADER:].view(torch.float16), self.staging)
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """Memory and launches of an exchange, for tensors with these codecs, sizes and kinds of error feedback."""
+
+    kinds: object
+    sender: Sender
+    receivers: dict[int | str, Receiver]
+
+
+@dataclass(frozen=True)
+class _Factors(DeviceMessage):
+    """This rank's products of matrices."""
+
+    exchange: FactorExchange
+
+
+class DirectDevice(TorchDevice):
+    """As `TorchDevice`, for one job in which all ranks have one and an engine between them.
+
+    Messages are checked on the device; a damaged one is an error of the next step, as nobody waits for the
+    check. Until then its elements, of which none is outside of its tensor, are in the averages.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._exchanges: dict[str, _Exchange] = {}
+        self._of_step: set[str] = set()
+        self._checked: dict[str, list[Receiver]] = {}
+        self._of_factors: dict[tuple[object, ...], FactorExchange] = {}
+
+    def sharing(self, codec: str) -> SharingDevice | None:
+        """This device, if others can add what the codec's encoder makes."""
+        return self if codecs.takes(codec) and codecs.shares(codec) else None
+
+    def share(self, name: str, groups: Sequence[Sequence[ToEncode]], size: int = 0) -> Any:
+        """See `SharingDevice`."""
+        self._raise_found(name)
+        self._forget_unused(name)
+        kinds = (
+            size,
+            [[(kind_of(tensor), tensor.grad.size) for tensor in group] for group in groups],
+        )
+        exchange = self._exchanges.get(name)
+        if exchange is None or exchange.kinds != kinds:
+            exchange = _Exchange(kinds, self._sender(groups, size), {})
+            self._exchanges[name] = exchange
+        tensors = list(chain.from_iterable(groups))
+        sender = exchange.sender
+        with self._beside(tensors):
+            sender.launch(
+                [
+                    to_launch(tensor, seeded=seeded)
+                    for tensor, seeded in zip(tensors, sender.seeded, strict=True)
+                ]
+            )
+        return _Messages(sender.data, self._staging, name, sender.layouts, exchange.receivers)
+
+    def _forget_unused(self, name: str) -> None:
+        """Free the memory of exchanges that the last step did not have, such as those before a change of
+        pattern: a step begins with a name that the last one has had."""
+        if name in self._of_step:
+            for unused in self._exchanges.keys() - self._of_step:
+                self._raise_found(unused)
+                del self._exchanges[unused]
+            self._of_step.clear()
+        self._of_step.add(name)
+
+    def _sender(self, groups: Sequence[Sequence[ToEncode]], size: int) -> Sender:
+        kinds = [tuple((one.codec.spec, one.grad.size) for one in group) for group in groups]
+        tensors = list(chain.from_iterable(groups))
+        parts = [
+            Part(tensors[places[0]].codec.spec, places, encoder)
+            for places, encoder in self._encoders_of(tensors)
+        ]
+        return Sender(kinds, parts, size, self._device)
+
+    def add_shared(
+        self,
+        own: Any,
+        group: int,
+        tensors: Sequence[ToAddShared],
+        messages: Sequence[ByteArray],
+        weight: float,
+        exact: int | None = None,
+    ) -> None:
+        """See `SharingDevice`."""
+        layout = own.layouts[group]
+        count = len(messages)
+        if exact is None:
+            sums = [ToSum(_forms(tensors, layout.places), (0, count), weight)]
+        else:
+            sums = []
+            for first, end in ((0, exact), (exact + 1, count)):
+                some = [one._replace(streams=one.streams[first:end]) for one in tensors]
+                if first < end:
+                    forms = _forms(some, layout.places)
+                    sums.append(ToSum(forms, (first, end), weight, begun=True))
+        self._receive(own, group, sums, messages, [layout.header] * count)
+
+    def decode_shared(
+        self, own: Any, groups: Sequence[Sequence[ToAddShared]], messages: Sequence[ByteArray]
+    ) -> None:
+        """See `SharingDevice`."""
+        parts = [
+            ToSum(_forms(tensors, layout.places), (number, number + 1), None)
+            for number, (tensors, layout) in enumerate(zip(groups, own.layouts, strict=True))
+        ]
+        headers = [layout.header for layout in own.layouts]
+        self._receive(own, "decoded", parts, messages, headers)
+
+    def decode_numbers(self, own: Any, tensors: Sequence[ToAddShared], numbers: object) -> None:
+        """See `SharingDevice`."""
+        (layout,) = own.layouts
+        places = [place._replace(values=place.values - HEADER) for place in layout.places]
+        part = ToSum(_forms(tensors, places), (0, 1), None)
+        self._receive(own, "numbers", [part], [numbers], [])
+
+    def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
+        """See `SharingDevice`."""
+        self._staging.join()
+        whole = tensor_of(residual)
+        whole.add_(tensor_of(lost).mul_(times))  # two roundings
+        whole.copy_(torch.where(whole.isfinite(), whole, 0.0))
+
+    def sharing_factors(self) -> FactorDevice | None:
+        """This device."""
+        return self
+
+    def share_products(self, name: str, matrices: Sequence[ToShare], *, half: bool) -> Any:
+        """See `FactorDevice`; torch multiplies."""
+        kinds = kinds_of(matrices)
+        # The sides of a power iteration take turns.
+        exchange = self._of_factors.get((name, kinds, half))
+        if exchange is None:
+            exchange = self._of_factors[name, kinds, half] = FactorExchange(
+                kinds, half, self._device
+            )
+        grads = [array_of(work.grad) for work in matrices if work.grad is not None]
+        tensors = [grad.tensor for grad in grads] + [tensor_of(work.m) for work in matrices]
+        with self._staging.beside(tensors, filter(None, (grad.computed for grad in grads))):
+            exchange.multiply(matrices)
+        return _Factors(exchange.shared, self._staging, exchange)
+
+    def settle(
+        self, own: Any, average: object, matrices: Sequence[ToSettle], *, of_average: bool
+    ) -> None:
+        """See `FactorDevice`."""
+        own.exchange.settle(_data(average), matrices, of_average=of_average)
+
+    def _receive(
+        self,
+        own: _Messages,
+        key: int | str,
+        sums: Sequence[ToSum],
+        messages: Sequence[object],
+        headers: Sequence[torch.Tensor],
+    ) -> None:
+        receiver = own.receivers.get(key)
+        if receiver is None:
+            receiver = own.receivers[key] = Receiver(len(messages), self._device)
+        received = [_data(message).view(torch.uint8) for message in messages]
+        receiver.launch(sums, received, headers)
+        if headers:
+            self._checked.setdefault(own.name, []).append(receiver)
+
+    def _raise_found(self, name: str) -> None:
+        """Read what was found in the messages of this name in the last step.
+
+        Raises:
+            ProtocolError: a message was damaged.
+        """
+        wrong = {rank for receiver in self._checked.pop(name, ()) for rank in receiver.damaged()}
+        if wrong:
+            ranks = ", ".join(map(str, sorted(wrong)))
+            raise ProtocolError(
+                f"a damaged message of rank {ranks} is in the averages of the last step, in the exchange "
+                f"'{name}': it is none of these tensors, or has indices outside of them. Start from a "
+                "checkpoint before that step, and see whether all ranks run the same script and versions; "
+                "with compress.device: auto, messages are checked before they are used"
+            )
+
+
+def _forms(
+    tensors: Sequence[ToAddShared], places: Sequence[Place]
+) -> dict[Form | KeptForm, list[SharedTensor]]:
+    """Tensors by the form of their codecs."""
+    forms: dict[Form | KeptForm, list[SharedTensor]] = {}
+    for (codec, out, streams), place in zip(tensors, places, strict=True):
+        form = form_of_shared(codec.spec)
+        forms.setdefault(form, []).append(SharedTensor(tensor_of(out), place, streams))
+    return forms
+
+
+def _data(message: object) -> torch.Tensor:
+    assert isinstance(message, DeviceMessage)  # other devices' messages are not given to this one
+    return message.data

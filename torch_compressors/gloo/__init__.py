@@ -1,0 +1,1 @@
+"""torch.distributed's engine for rounds: Gloo, its process groups, and ranks that stop answering."""

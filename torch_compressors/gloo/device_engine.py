@@ -1,0 +1,164 @@
+"""Messages from device to device: their engine, and the agreement of all ranks on it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradcomp.adapter_api import AllReduce, AllToAll, Engine, Pipeline, Request
+from gradcomp_torch.device_messages import DeviceMessage, message_of
+from gradcomp_torch.gpu.device_lookup import Devices
+from gradcomp_torch.staging import copies_of
+from torch_compressors.gloo.engine import GlooEngine
+from torch_compressors.gloo.gather import gather_texts
+from torch_compressors.gloo.keep_alive import keep
+
+__all__ = ["connect_devices", "sum_together"]
+
+
+def connect_devices(
+    devices: Devices,
+    pipeline: Pipeline,
+    gloo: GlooEngine,
+    world: dist.ProcessGroup,
+    places: Collection[torch.device],
+    timeout: timedelta | None,
+) -> Engine:
+    """The engine of requests, also from devices if all ranks can send messages from there; all ranks call it.
+
+    Args:
+        gloo: the engine for memory of the host.
+        world: the ranks that average.
+        places: of this rank's gradients.
+    """
+    obstacles = gather_texts(devices.obstacle(places, _obstacle(world, places)), world)
+    devices.settle(obstacles, world.rank(), places)
+    if devices.direct is None:
+        return gloo
+    pipeline.begin_sharing(devices.direct)
+    ranks, engine = dist.get_process_group_ranks(world), _engine(world, *places)
+    group = dist.new_group(ranks, timeout, engine, use_local_synchronization=True)
+    return _DirectEngine(gloo, group)
+
+
+def sum_together(
+    label: str, tensors: Sequence[torch.Tensor]
+) -> Generator[AllReduce, Any, Sequence[torch.Tensor]]:
+    """A round that averages tensors on their device in one request, in their dtype; for `Devices.direct`.
+
+    A single contiguous tensor becomes the average itself.
+
+    Returns:
+        A generator that returns the averages, flat.
+    """
+    staging = copies_of(tensors[0].device)
+    with staging.beside(tensors):
+        flat = [one.reshape(-1) for one in tensors]
+        message: Any = DeviceMessage(flat[0] if len(flat) == 1 else torch.cat(flat), staging)
+    return _sum(label, message, [one.numel() for one in tensors])
+
+
+def _sum(label: str, message: Any, sizes: list[int]) -> Generator[AllReduce, Any, Any]:
+    average = yield AllReduce(label, message)
+    return torch.split(average.data, sizes)
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A request that is under way.
+
+    Attributes:
+        reply: the sum; or the messages of all ranks, one after the other.
+    """
+
+    request: Request
+    own: DeviceMessage
+    reply: torch.Tensor
+    work: Any
+
+
+class _DirectEngine:
+    """Exchanges messages of devices over a group of their own engine, and does all else over Gloo.
+
+    As with Gloo, all ranks start the same requests in the same order. The host waits for no message: streams
+    of the device do.
+
+    Args:
+        host: for requests from memory of the host.
+        group: of the same ranks, with an engine for memory of the device, such as NCCL.
+    """
+
+    def __init__(self, host: GlooEngine, group: dist.ProcessGroup) -> None:
+        self._host = host
+        self._group = group
+        self._replies: dict[tuple[str, str], torch.Tensor] = {}
+
+    def start(self, request: Request) -> Any:
+        """Start a request without waiting; see `GlooEngine.start`."""
+        own = message_of(request)
+        if own is None:
+            return self._host.start(request)
+        ranks = self._group.size()
+        with own.behind():
+            if isinstance(request, AllReduce):
+                reply = own.data
+                work = self._group.allreduce([reply])
+            elif isinstance(request, AllToAll):
+                splits = list(request.splits)
+                size = splits[self._group.rank()]
+                reply = self._room(request, own, size * ranks)
+                work = self._group.alltoall_base(reply, own.data, [size] * ranks, splits)
+            else:
+                reply = self._room(request, own, own.data.numel() * ranks)
+                # Its public function has another name in each version of PyTorch.
+                work = self._group._allgather_base(reply, own.data)
+        return _Running(request, own, reply, keep(work))
+
+    def _room(self, request: Request, own: DeviceMessage, numel: int) -> torch.Tensor:
+        """Memory for a reply, the same in each step, so that what reads it can be replayed."""
+        key = (request.kind, request.name)
+        reply = self._replies.get(key)
+        if reply is None or reply.numel() != numel:
+            reply = self._replies[key] = own.data.new_empty(numel)
+        return reply
+
+    def finish(self, handle: Any) -> Any:
+        """Wait for a started request; for messages of devices, let the current stream wait.
+
+        A reply holds until the next request of its name.
+        """
+        if not isinstance(handle, _Running):
+            return self._host.finish(handle)
+        request, own, reply, work = handle.request, handle.own, handle.reply, handle.work
+        work.wait()
+        if reply.device.type != "cpu":
+            # It is memory of the side stream, and this stream reads it.
+            reply.record_stream(torch.accelerator.current_stream(reply.device))
+        ranks = self._group.size()
+        if isinstance(request, AllReduce):
+            # In the message's own dtype, as the loopback does.
+            reply *= torch.tensor(1.0 / ranks, dtype=reply.dtype)
+            return DeviceMessage(reply, own.staging)
+        return own.replies(reply, ranks)
+
+
+def _obstacle(world: dist.ProcessGroup, places: Collection[torch.device]) -> str:
+    """Why a process group cannot read memory of GPUs; nothing if it can."""
+    engine = _engine(world, next(iter(places))) if places else ""
+    if engine in ("", "gloo"):
+        return (
+            f"its process group has {engine or 'no engine'} for GPUs: begin with "
+            "init_process_group('nccl') or 'cpu:gloo,cuda:nccl'"
+        )
+    return ""
+
+
+def _engine(world: dist.ProcessGroup, device: torch.device) -> str:
+    """The engine of a process group for memory of a device."""
+    engines = dict(one.split(":") for one in dist.get_backend_config(world).split(","))
+    return engines.get(device.type, "")

@@ -1,0 +1,155 @@
+"""Rounds over process groups of Gloo, which matches collectives by the order of their launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from gradcomp.adapter_api import AllReduce, RankGroup, Request, ranks_text
+from gradcomp.errors import ProtocolError
+from torch_compressors.gloo.keep_alive import keep
+from torch_compressors.gloo.liveness import Liveness, of_group
+from torch_compressors.gloo.messages import NEVER_SENT, GroupMessages, Part
+from torch_compressors.gloo.sums import FUSED_BYTES, FusedSum, Summand
+
+__all__ = ["GlooEngine", "message_limit"]
+
+# Bytes of an element, of a tensor and of a message that `message_limit` allows for. Frames of the
+# built-in codecs have at most 4.2 bytes an element besides headers; plug-ins may have more.
+_ELEMENT, _TENSOR, _MESSAGE = 16, 2**10, 2**16
+
+
+def message_limit(numels: Iterable[int], bucket_bytes: int) -> int:
+    """Largest message of an honest rank, in bytes, for gradients of these numbers of elements.
+
+    A round carries one bucket: a tensor, or several of ``bucket_bytes`` in float32 before the last.
+    """
+    numels = list(numels)
+    elements = min(sum(numels), bucket_bytes // 4 + max(numels, default=0))
+    return _ELEMENT * elements + _TENSOR * len(numels) + _MESSAGE
+
+
+class GlooEngine:
+    """Asynchronous collectives on CPU memory.
+
+    All ranks must start and finish the same requests in the same order. Successive all-reduces are
+    launched as one, at `flush`, when they reach 4 MiB, or when the first of them is finished. Other
+    requests of a group travel together, too: see `torch_compressors.gloo.messages`.
+
+    Args:
+        groups: the process group of each group that this rank is in.
+        limit: largest message that a rank may send, in bytes: see `message_limit`.
+        where: the caller's function that has a timeout, for messages.
+        liveness: of the ranks in ``all``; None for that of the job's group.
+    """
+
+    def __init__(
+        self,
+        groups: Mapping[RankGroup, dist.ProcessGroup],
+        limit: int,
+        where: str = "ddp_hook",
+        liveness: Liveness | None = None,
+    ) -> None:
+        self._groups = groups
+        self._where = where
+        self._liveness = liveness or of_group(groups["all"], "fault")
+        self._ranks = self._liveness.ranks
+        self._fused: dict[tuple[RankGroup, np.dtype[Any]], FusedSum] = {}
+        self._messages = {
+            name: GroupMessages(
+                group,
+                self._ranks if name == "all" else dist.get_process_group_ranks(group),
+                limit,
+                len(self._ranks),
+                self._answered,
+            )
+            for name, group in groups.items()
+        }
+
+    def start(self, request: Request) -> Summand | Part | None:
+        """Start a request without waiting, unless this rank is outside its group.
+
+        Raises:
+            ProtocolError: the connection to another rank is lost.
+        """
+        if request.group not in self._groups:
+            return None
+        if isinstance(request, AllReduce):
+            return self._add(request)
+        return self._messages[request.group].add(request)
+
+    def finish(self, handle: Summand | Part | None) -> Any:
+        """Wait for a started request.
+
+        Raises:
+            ProtocolError: another rank does not answer.
+        """
+        if handle is None:
+            return None
+        if isinstance(handle, Part):
+            return handle.messages.finish(handle)
+        if handle.fused.work is None:
+            self._launch_sums()
+        return handle.fused.average(handle)
+
+    def flush(self) -> None:
+        """Launch all requests that wait for others."""
+        self._launch_sums()
+        for messages in self._messages.values():
+            messages.send()
+
+    def _launch_sums(self) -> None:
+        for (group, _), fused in self._fused.items():
+            keep(fused.launch(self._groups[group], self._answered))
+        self._fused.clear()
+
+    def _add(self, request: AllReduce) -> Summand:
+        if request.overwrite and request.nbytes >= FUSED_BYTES:
+            self._launch_sums()  # it needs no copy if it travels alone
+        fused = self._fused.setdefault((request.group, request.array.dtype), FusedSum())
+        summand = fused.add(request)
+        if fused.nbytes >= FUSED_BYTES:
+            self._launch_sums()
+        return summand
+
+    @contextmanager
+    def _answered(self, name: str, awaited: int | None = None) -> Iterator[None]:
+        """A context that turns RuntimeError of Gloo into ProtocolError, with the lost rank's name.
+
+        The awaited rank is not always the lost one: it may have given up because of a third rank.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            raise ProtocolError(
+                f"{self._lost(awaited)} not answer in the exchange '{name}': see its output, and give "
+                f"{self._where} a longer timeout if the rank is only slow ({error})"
+            ) from error
+
+    def _lost(self, awaited: int | None) -> str:
+        if len(self._ranks) == 2:  # no need to ask
+            missing = [rank for rank in self._ranks if rank != self._liveness.rank]
+        else:
+            for group in self._groups.values():
+                _disconnect(group)
+            missing = self._liveness.missing() or []
+            if not missing and awaited is not None:
+                missing = [awaited]
+        return ranks_text(missing) if missing else "another rank does"
+
+
+def _disconnect(group: dist.ProcessGroup) -> None:
+    """Close a failed group's connections, so that ranks that wait for this one in a ring fail, too.
+
+    Gloo closes all of them when one wait times out; ``abort`` does not.
+    """
+    for peer in set(range(group.size())) - {group.rank()}:
+        with suppress(RuntimeError):
+            unused = torch.empty(1, dtype=torch.uint8)
+            group.recv([unused], peer, NEVER_SENT).wait(timedelta(milliseconds=1))

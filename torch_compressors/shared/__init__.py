@@ -1,1 +1,0 @@
-"""Parts for all adapters of PyTorch; nothing here imports torch.distributed."""
