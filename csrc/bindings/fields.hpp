@@ -1,4 +1,4 @@
-// Reading the named tuples of gradcomp/codec/batch_items.py and parts.py.
+// Reading the named tuples of gradcomp/codec/batch_items.py and frame_parts.py.
 #pragma once
 
 #include "bindings/common.hpp"
