@@ -23,7 +23,7 @@ from workers.harness import MATRIX, Cases, check_equal, check_same_on_all_ranks,
 
 from gradcomp import Config, ConfigError, Loopback
 from gradcomp.errors import ProtocolError, SpecError, StateError
-from gradcomp.runtime.policy.auto import auto as policies
+from gradcomp.runtime.policy import auto as policies
 from horovod_compressors.torch import Compression
 from support.pipelines import configured, rules_of
 from torch_compressors import DGCSGD, Dion, ddp_hook, dion_groups
