@@ -9,7 +9,9 @@ __all__ = [
     "CoreError",
     "GradcompError",
     "MissingPackageError",
+    "NotBuiltError",
     "PeerError",
+    "ProbeError",
     "ProtocolError",
     "SpecError",
     "StateError",
@@ -54,6 +56,22 @@ class TopologyError(GradcompError, ValueError):
 
 class PeerError(GradcompError, RuntimeError):
     """A peer has died or does not answer; the message names it."""
+
+
+class ProbeError(GradcompError, RuntimeError):
+    """A part of an installation does not work.
+
+    Attributes:
+        fix: the command that fixes it, if it is not the one that installs the part.
+    """
+
+    def __init__(self, problem: str, fix: str | None = None) -> None:
+        super().__init__(problem)
+        self.fix = fix
+
+
+class NotBuiltError(ProbeError):
+    """An installed package was built without this part."""
 
 
 class MissingPackageError(GradcompError, ModuleNotFoundError):

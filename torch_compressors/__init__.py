@@ -7,14 +7,14 @@ use of a name, because the adapters of other engines need few of them.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from gradcomp.errors import missing_package
 
-try:
-    import torch  # noqa: F401 - every module here needs it
-except ModuleNotFoundError as error:
-    raise missing_package(error) from None
+# Every module here needs PyTorch. It is looked up, not imported: `gradcomp doctor` tries it later.
+if importlib.util.find_spec("torch") is None:
+    raise missing_package(ModuleNotFoundError("No module named 'torch'", name="torch"))
 
 if TYPE_CHECKING:
     from gradcomp_torch.demo import DeMo

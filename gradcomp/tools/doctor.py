@@ -1,4 +1,4 @@
-"""The state of an installation: each part is tried, and each fault has the line that mends it."""
+"""The state of an installation: each part is tried, and each fault has the command that fixes it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Finding:
     status: Literal["works", "missing", "broken"]
     detail: str
     fix: str | None = None
-    """The line that installs or mends it; None if it works."""
+    """The command that installs or fixes it; None if it works."""
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,19 @@ _PARTS = (
     ),
     _Part("Triton", "triton", ("triton",), "pip install --force-reinstall triton", optional=True),
     _Part("TensorFlow", "tensorflow", ("tensorflow",), remedy_for("tensorflow")),
-    _Part("Horovod, PyTorch", "horovod.torch", ("horovod", "torch"), remedy_for("horovod")),
+    _Part("Horovod, PyTorch", "horovod-torch", ("horovod", "torch"), remedy_for("horovod")),
     _Part(
         "Horovod, TensorFlow",
-        "horovod.tensorflow",
+        "horovod-tensorflow",
         ("horovod", "tensorflow"),
         remedy_for("tensorflow"),
     ),
     _Part("BytePS", "byteps", ("byteps", "torch"), remedy_for("byteps")),
     _Part(
         "BytePS plug-in",
-        "byteps plug-in",
+        "byteps-plugin",
         ("byteps", "torch"),
-        "python -m byteps_compressors.build",
+        remedy_for("byteps"),
         optional=True,
     ),
     *(
@@ -120,7 +120,7 @@ def _try(part: _Part, timeout: float) -> Finding | None:
     if "detail" in found and ended == 0:
         return Finding(part.name, "works", found["detail"])
     problem = found.get("problem") or _end(ended, timeout)
-    fix = part.fix
+    fix = found.get("fix") or part.fix
     if ended == -signal.SIGILL and part.probe.startswith("byteps"):
         problem += ": the wheel was built for another CPU"
         fix = f"GRADCOMP_BYTEPS_MARCH=x86-64 {fix}"
