@@ -28,9 +28,9 @@ from gradcomp.exchange.select import (
 from gradcomp.runtime.agree.step_check import ParametersAt, check_step, step_text
 from gradcomp.runtime.buckets import make_buckets
 from gradcomp.runtime.measure.stats import Stats
-from gradcomp.runtime.policy.predictions import predictions
 from gradcomp.runtime.policy.auto import Policy
 from gradcomp.runtime.policy.decision import Decision, PolicyGroup
+from gradcomp.runtime.policy.predictions import predictions
 from gradcomp.runtime.resolve import Resolved, Resolver
 from gradcomp.runtime.state.loss_scale import check_sends_nan
 from gradcomp.runtime.state.rank_state import RankState, State
