@@ -22,6 +22,7 @@ API = {
     "torch_compressors": [
         "torch_compressors",
         "torch_compressors.fsdp",
+        "torch_compressors.gossip.options",
         "torch_compressors.torchft",
         "torch_compressors.trainers.accelerate",
         "torch_compressors.trainers.lightning",

@@ -22,6 +22,7 @@ def test_arguments_are_compared(job: CaseJob) -> None:
                 "  synch_freq: 0 on ranks 0, 1, 3; 3 on rank 2",
                 "  ranks_per_node: None on ranks 0, 1, 3; 2 on rank 2",
                 "  check_replicas_every: 0 on ranks 0, 1, 3; 5 on rank 2",
+                "  synch_freq: 0 on ranks 0, 1, 3; -1 on rank 2",  # a range is checked afterwards
             ),
             strict=True,
         ):

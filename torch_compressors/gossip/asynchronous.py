@@ -14,9 +14,9 @@ from gradcomp.errors import GradcompError, StateError
 from gradcomp.gossip import Bilateral, Sides, Topology, Traffic, make_topology
 from torch_compressors.gossip.agreement import agree
 from torch_compressors.gossip.background import Background
-from torch_compressors.gossip.edge import Edge
 from torch_compressors.gossip.groups import own_groups
 from torch_compressors.gossip.module import DecentralizedModule
+from torch_compressors.gossip.pair import Pair
 from torch_compressors.gossip.transport import patiently
 
 __all__ = ["AsyncGossipDataParallel"]
@@ -88,8 +88,8 @@ class AsyncGossipDataParallel(DecentralizedModule):
         self._values = Bilateral(self._read())
         self._shown = self._read()
         groups = own_groups(self._sides.edges, self._limit)
-        self._edges = {
-            peer: Edge(peer, groups[min(peer, self._rank), max(peer, self._rank)], *self._times)
+        self._pairs = {
+            peer: Pair(peer, groups[min(peer, self._rank), max(peer, self._rank)], *self._times)
             for peer in self._sides.peers[self._rank]
         }
         self._exchange = Background()
@@ -135,13 +135,13 @@ class AsyncGossipDataParallel(DecentralizedModule):
             if not self._exchange.done and self._age <= self._synch_freq:
                 return
             self._exchange.finish()
-        edge = self._edges[self._sides.choose(self._rank, self._exchanges, self._seed)]
+        pair = self._pairs[self._sides.choose(self._rank, self._exchanges, self._seed)]
         self._exchanges += 1
         self._age = 0
 
         def exchange() -> None:
             question = self._values.ask()
-            self._values.take(question, edge.ask(question))
+            self._values.take(question, pair.ask(question))
 
         self._exchange.begin(exchange)
 
@@ -150,17 +150,17 @@ class AsyncGossipDataParallel(DecentralizedModule):
         if self.is_active or self._servers:
             return
         nbytes = self._shown.nbytes
-        for peer, edge in self._edges.items():
+        for peer, pair in self._pairs.items():
             server = self._servers[peer] = Background()
-            server.begin(partial(edge.serve, nbytes, self._values.answer))
+            server.begin(partial(pair.serve, nbytes, self._values.answer))
 
     def synchronize(self) -> None:
         """End all exchanges; see `DecentralizedModule`."""
         if self.is_active:
             if self._exchange.busy:
                 self._exchange.finish()
-            for edge in self._edges.values():
-                edge.end()
+            for pair in self._pairs.values():
+                pair.end()
         else:
             self._serve()
             for peer, server in self._servers.items():

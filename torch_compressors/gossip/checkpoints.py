@@ -1,17 +1,19 @@
-"""Modules in checkpoints of gossip, where every rank has its own model."""
+"""Modules and states in checkpoints of gossip, where every rank has its own model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from gradcomp.errors import StateError
 from gradcomp_torch.parameters import uncompiled_name
+from gradcomp_torch.state import as_array
 
-__all__ = ["average_of", "module_state", "module_tensors"]
+__all__ = ["average_of", "module_state", "module_tensors", "with_arrays", "with_tensors"]
 
 # Dtypes that numpy lacks travel as integers of the same size.
 _INTEGERS = {1: torch.uint8, 2: torch.int16}
@@ -74,6 +76,24 @@ def average_of(models: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.
         else first
         for name, first in models[0].items()
     }
+
+
+def with_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state of gossip with tensors instead of arrays."""
+    found: dict[str, Any] = {}
+    for key, value in state.items():
+        if isinstance(value, dict):
+            found[key] = with_tensors(value)
+        else:
+            found[key] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+    return found
+
+
+def with_arrays(state: Any) -> Any:
+    """A state of gossip with arrays instead of tensors; other values stay, for the algorithm to refuse."""
+    if not isinstance(state, Mapping):
+        return as_array(state)
+    return {key: with_arrays(value) for key, value in state.items()}
 
 
 def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,26 +13,16 @@ from torch import nn
 
 from gradcomp.adapter_api import FloatArray, GossipRound, Node
 from gradcomp.errors import GradcompError, StateError
-from gradcomp.gossip import (
-    PeersSchedule,
-    Topology,
-    Traffic,
-    make_gossip,
-    make_topologies,
-    topology_at,
-)
-from gradcomp_torch.state import as_array
+from gradcomp.gossip import Gossip, Topology, Traffic, topology_at
 from torch_compressors.gossip.agreement import agree, setting_text
 from torch_compressors.gossip.background import Background
+from torch_compressors.gossip.checkpoints import with_arrays, with_tensors
 from torch_compressors.gossip.module import DecentralizedModule
 from torch_compressors.gossip.node import NodeRanks, agreed_node
+from torch_compressors.gossip.options import GossipOptions
 from torch_compressors.gossip.transport import Transport, naming_the_lost
 
 __all__ = ["GossipDataParallel"]
-
-_ALIASES = {"dpsgd": "gossip", "sgp": "push_sum", "osgp": "push_sum"}
-_TOPOLOGIES = {"push_sum": "npdde", "quantized_push_sum": "exponential"}
-"""Topologies by default, where it is not the ring."""
 
 
 class GossipDataParallel(DecentralizedModule):
@@ -51,8 +40,7 @@ class GossipDataParallel(DecentralizedModule):
       `gradcomp.gossip.PushSum`;
     - ``osgp``: Overlap SGP, the same authors' algorithm 2: ``sgp`` with ``overlap``;
     - ``quantized_push_sum``: Taheri et al. (ICML 2020): `gradcomp.gossip.QuantizedPushSum`;
-    - ``powergossip``, ``choco``, ``deepsqueeze``, ``moniqua``: the classes of `gradcomp.gossip`;
-      ``options`` are their keywords.
+    - ``powergossip``, ``choco``, ``deepsqueeze``, ``moniqua``: the classes of `gradcomp.gossip`.
 
     With ``overlap`` a round runs on a thread during the next step. Its change is added at its end:
     x += mixed - x_begin, with x_begin the values at its beginning. Deviation from Overlap SGP: sent
@@ -60,27 +48,9 @@ class GossipDataParallel(DecentralizedModule):
 
     Args:
         module: parameters that require gradients must be floating; they are mixed in float32.
-        algorithm: one of the above.
-        topology: a name for `gradcomp.gossip.make_topology`, or a topology; by default ``npdde``
-            for sgp and osgp, ``exponential`` for quantized_push_sum, ``ring`` for the others.
-        weights: weights of topologies by name; see `gradcomp.gossip.mixing_matrix`.
-        peers_per_step: peers per round, for changing topologies by name; or numbers by their first
-            round, such as ``{0: 2, 1000: 1}``: see `gradcomp.gossip.make_topologies`.
-        overlap: gossip while the next gradient is computed.
-        synch_freq: with ``overlap``, number of further steps, at least 0, that a rank may make
-            during a round before it waits: bounded staleness. 0: it waits after the next step.
-            Above 0 results depend on timing.
-        two_level: the ranks of a machine (started there by torchrun or horovodrun) share one model.
-            They average gradients densely when the optimizer's step begins. Only their first rank
-            gossips, with the first ranks of other machines; topologies then connect machines.
-        ranks_per_node: with ``two_level``, the number of consecutive ranks that form a machine.
-        seed: seed of topologies and algorithms; the same on every rank.
-        check_replicas_every: with ``two_level``, number of steps from one comparison of all
-            parameters inside the node to the next, before gradients are averaged; 0 for none. Above
-            0 `averaged` also compares its result over all ranks.
-        timeout, retries: see `Transport`; a dead peer raises `gradcomp.errors.PeerError` in the
-            optimizer's step.
-        options: options of the algorithm, such as ``gamma``, ``codec``, ``compression_rank``.
+        settings: by name, those of `GossipOptions`, such as ``algorithm``, ``topology``, ``overlap``
+            and ``timeout``, and keywords of the algorithm, such as ``gamma``, ``codec`` and
+            ``compression_rank``.
 
     Every rank must make the same number of optimizer steps. Ranks compare their arguments, models
     and, unless ``synch_freq`` is above 0, numbers of rounds at the beginning, in the first step
@@ -92,91 +62,20 @@ class GossipDataParallel(DecentralizedModule):
         ConfigError: with ``two_level``, the ranks do not form equal nodes.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        *,
-        algorithm: str = "sgp",
-        topology: str | Topology | None = None,
-        weights: str = "auto",
-        peers_per_step: PeersSchedule = 1,
-        overlap: bool = False,
-        synch_freq: int = 0,
-        two_level: bool = False,
-        ranks_per_node: int | None = None,
-        seed: int = 0,
-        check_replicas_every: int = 0,
-        timeout: float = 30.0,
-        retries: int = 2,
-        **options: Any,
-    ) -> None:
-        arguments = {
-            "algorithm": algorithm,
-            "topology": topology,
-            "weights": weights,
-            "peers_per_step": peers_per_step,
-            "overlap": overlap,
-            "synch_freq": synch_freq,
-            "two_level": two_level,
-            "ranks_per_node": ranks_per_node,
-            "seed": seed,
-            "check_replicas_every": check_replicas_every,
-            **{f"option {name}": value for name, value in options.items()},
-        }
-        super().__init__(module, timeout, retries, arguments)
-        overlap = overlap or algorithm == "osgp"
-        if check_replicas_every < 0:
-            raise GradcompError(
-                f"check_replicas_every is {check_replicas_every}; it must be a number of steps, or "
-                "0 for no comparison"
-            )
-        if synch_freq < 0 or (synch_freq and not overlap):
-            raise GradcompError(
-                f"synch_freq is {synch_freq}; it must be at least 0, and above 0 with overlap=True "
-                "alone"
-            )
-        if ranks_per_node is not None and not two_level:
-            raise GradcompError(
-                f"ranks_per_node is {ranks_per_node}, which goes with two_level=True alone"
-            )
-        node = Node.of(dist.get_rank(), dist.get_world_size(), 1)
-        if two_level:
-            node = agreed_node(ranks_per_node, self._control)
-        name = _ALIASES.get(algorithm, algorithm)
-        if name in ("choco", "deepsqueeze", "moniqua", "powergossip", "quantized_push_sum"):
-            options = {"seed": seed, **options}
-        if topology is None:
-            topology = _TOPOLOGIES.get(name, "ring")
-        if isinstance(topology, str):
-            self._topologies = make_topologies(
-                topology, node.count, peers_per_step=peers_per_step, weights=weights, seed=seed
-            )
-        elif peers_per_step != 1 or weights != "auto":
-            raise GradcompError(
-                f"peers_per_step is {peers_per_step} and weights is {weights!r}, which work only "
-                f"with a topology by name; '{topology.name}' has its own"
-            )
-        else:
-            self._topologies = {0: topology}
-        for one in self._topologies.values():
-            if one.world_size != node.count:
-                units = "nodes" if two_level else "ranks"
-                raise GradcompError(
-                    f"'{one.name}' is for {one.world_size} {units}, and the job has {node.count}"
-                )
-        shapes = {name: tuple(one.shape) for name, one in self._parameters_by_name.items()}
-        self._make_gossip = partial(make_gossip, name, rank=node.index, shapes=shapes, **options)
-        try:
-            self._gossip = self._make_gossip(topology=self._topologies[0])
-        except ValueError as error:
-            raise GradcompError(str(error)) from error
-        self._check_replicas_every = check_replicas_every
-        self._overlap = overlap
-        self._synch_freq = synch_freq
-        self._node = node
-        self._node_ranks = NodeRanks(node, self._limit)
-        leaders = range(0, dist.get_world_size(), node.size)
-        self._transport = Transport(leaders, timeout=timeout, retries=retries)
+    def __init__(self, module: nn.Module, **settings: Any) -> None:
+        options = GossipOptions.of(**settings)
+        super().__init__(module, options.timeout, options.retries, options.compared())
+        options.check()
+        self._options = options
+        self._check_replicas_every = options.check_replicas_every
+        self._node = Node.of(dist.get_rank(), dist.get_world_size(), 1)
+        if options.two_level:
+            self._node = agreed_node(options.ranks_per_node, self._control)
+        self._topologies = options.topologies(self._node.count)
+        self._gossip = self._make_gossip(self._topologies[0])
+        self._node_ranks = NodeRanks(self._node, self._limit)
+        leaders = range(0, dist.get_world_size(), self._node.size)
+        self._transport = Transport(leaders, timeout=options.timeout, retries=options.retries)
         self._background = Background()
         self._begun = 0
         self._steps = 0
@@ -188,6 +87,10 @@ class GossipDataParallel(DecentralizedModule):
         self._before = self._mixed = np.empty(0, np.float32)
         self._take_over_rank_0()
 
+    def _make_gossip(self, topology: Topology) -> Gossip:
+        shapes = {name: tuple(one.shape) for name, one in self._parameters_by_name.items()}
+        return self._options.gossip(topology, self._node.index, shapes)
+
     def _compare(self, where: str) -> None:
         """Compare settings and progress over all ranks."""
         agree(lambda: self._settings() | self._progress(), self._control, where, self._node.size)
@@ -195,7 +98,7 @@ class GossipDataParallel(DecentralizedModule):
 
     def _progress(self) -> dict[str, Any]:
         found: dict[str, Any] = {"topologies": setting_text(self._topologies)}
-        if self._synch_freq == 0:
+        if self._options.synch_freq == 0:
             # Only the first rank of a node counts them.
             found["rounds"] = self._begun if self._node.leads else None
         return found
@@ -223,13 +126,13 @@ class GossipDataParallel(DecentralizedModule):
 
     def _gossiped(self, x: FloatArray) -> FloatArray:
         """x after the gossip of this step."""
-        if not self._overlap:
+        if not self._options.overlaps:
             self._transport.run(self._next_round(x))
             self._take_weight()
             return x
         if self._background.busy:
             self._age += 1
-            if not self._background.done and self._age <= self._synch_freq:
+            if not self._background.done and self._age <= self._options.synch_freq:
                 return x
         x = self._finished(x)
         self._begin(x)
@@ -312,10 +215,10 @@ class GossipDataParallel(DecentralizedModule):
             GradcompError: ``synch_freq`` is above 0, so that ranks may be some rounds apart, or the
                 algorithm does not allow the topology.
         """
-        if self._synch_freq:
+        if self._options.synch_freq:
             raise GradcompError(
-                f"synch_freq is {self._synch_freq}, so ranks may be some rounds apart; with 0 the "
-                "topology can change"
+                f"synch_freq is {self._options.synch_freq}, so ranks may be some rounds apart; with "
+                "0 the topology can change"
             )
         self._share(self._finished(self._current()))
         self._gossip.change_topology(topology)
@@ -328,7 +231,7 @@ class GossipDataParallel(DecentralizedModule):
         Every rank must call this, at the same step.
         """
         x = self._current()
-        if self._synch_freq:
+        if self._options.synch_freq:
             x = self._serve(x)
         self._compare("synchronize()")
         # With bounded staleness ranks may be some rounds apart.
@@ -339,7 +242,7 @@ class GossipDataParallel(DecentralizedModule):
         while self._node.leads and self._begun < int(begun):
             self._begin(x)
             x = self._finished(x)
-        if self._overlap:
+        if self._options.overlaps:
             self._share(x)
         self._barrier()
 
@@ -360,7 +263,7 @@ class GossipDataParallel(DecentralizedModule):
 
         Keys are those of the module itself, which can load the state without this wrapper.
         """
-        if self._background.busy and self._synch_freq == 0 and self._node.size == 1:
+        if self._background.busy and self._options.synch_freq == 0 and self._node.size == 1:
             self._show(self._finished(self._current()))
         return self.module.state_dict(*args, **kwargs)
 
@@ -377,7 +280,7 @@ class GossipDataParallel(DecentralizedModule):
         It belongs to this rank's `state_dict` of the same step; call `synchronize` before both.
         ``numerator`` is x, flat, where w is not 1: x / w times w would be rounded.
         """
-        return _with_tensors(self._gossip_arrays())
+        return with_tensors(self._gossip_arrays())
 
     def load_gossip_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a result of `gossip_state_dict`, after `load_state_dict`.
@@ -389,7 +292,7 @@ class GossipDataParallel(DecentralizedModule):
             raise StateError(
                 "a round is in flight: load states before training, or after synchronize()"
             )
-        arrays = _with_arrays(state)
+        arrays = with_arrays(state)
         numerator = None
         if isinstance(arrays, Mapping) and "numerator" in arrays:
             numerator = self._checked_numerator(arrays["numerator"])
@@ -430,7 +333,7 @@ class GossipDataParallel(DecentralizedModule):
                 "at least 0: load one that GossipDataParallel has saved"
             )
         step = max(steps)  # ranks inside nodes do not count
-        fresh = self._make_gossip(topology=topology_at(self._topologies, step))
+        fresh = self._make_gossip(topology_at(self._topologies, step))
         fresh.load_state_dict(fresh.state_dict() | {"step": step})
         fresh.traffic = self._gossip.traffic
         self._gossip = fresh
@@ -442,20 +345,3 @@ class GossipDataParallel(DecentralizedModule):
     @property
     def _ranks_per_node(self) -> int:
         return self._node.size
-
-
-def _with_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in state.items():
-        if isinstance(value, dict):
-            found[key] = _with_tensors(value)
-        else:
-            found[key] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-    return found
-
-
-def _with_arrays(state: Any) -> Any:
-    """Numpy arrays in place of tensors; everything else stays, and is refused by the algorithm."""
-    if not isinstance(state, Mapping):
-        return as_array(state)
-    return {key: _with_arrays(value) for key, value in state.items()}

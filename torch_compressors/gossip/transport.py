@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from gradcomp.adapter_api import ByteArray, Exchange, GossipRound
 from gradcomp.errors import GradcompError, PeerError, ProtocolError
-from torch_compressors.gossip.sealed import buffer_for, opened, sealed
+from torch_compressors.gossip.tagged import buffer_for, opened, tagged
 
 __all__ = ["Transport", "check_times", "lost", "naming_the_lost", "patiently", "wait_for"]
 
@@ -92,7 +92,7 @@ class Transport:
         # Both ends know the sizes, so empty messages need not travel.
         received = {peer: buffer_for(size) for peer, size in sizes.items() if size}
         # Peers usually get the same array.
-        sent = {id(data): sealed(data, name) for data in messages.values() if data.nbytes}
+        sent = {id(data): tagged(data, name) for data in messages.values() if data.nbytes}
         pending: list[tuple[int, Any]] = []
         try:
             for peer, buffer in received.items():

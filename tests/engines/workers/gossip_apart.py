@@ -58,6 +58,7 @@ def other_arguments() -> list[str]:
         {"overlap": True, "synch_freq": 3},
         {"two_level": True, "ranks_per_node": 2},
         {"check_replicas_every": 5},
+        {"synch_freq": -1},
     ]
     return [error_of(lambda one=one: make(**on_rank_2({}, one))) for one in of_rank_2]
 

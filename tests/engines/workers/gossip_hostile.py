@@ -19,7 +19,7 @@ from gradcomp.adapter_api import Exchange, GossipRound
 from gradcomp.errors import GradcompError
 from gradcomp.gossip import Choco, SimpleGossip, make_topology
 from torch_compressors.gossip import Transport
-from torch_compressors.gossip.edge import Edge
+from torch_compressors.gossip.pair import Pair
 
 RANKS = 2
 HALF = np.zeros(20, np.uint8)
@@ -96,29 +96,29 @@ def a_short_message_after_its_size() -> str:
     return after_a_size(20)
 
 
-def over_an_edge(honest: Callable[[Edge], object], hostile: Callable[[Edge], object]) -> str:
-    edge = Edge(1 - dist.get_rank(), dist.new_group([0, 1]), 3, 0)
-    return error_of(lambda: honest(edge), lambda: hostile(edge))
+def over_a_pair(honest: Callable[[Pair], object], hostile: Callable[[Pair], object]) -> str:
+    pair = Pair(1 - dist.get_rank(), dist.new_group([0, 1]), 3, 0)
+    return error_of(lambda: honest(pair), lambda: hostile(pair))
 
 
-def serve(edge: Edge) -> None:
-    edge.serve(WHOLE.nbytes, lambda question: question)
+def serve(pair: Pair) -> None:
+    pair.serve(WHOLE.nbytes, lambda question: question)
 
 
 @cases
 def an_unknown_kind() -> str:
-    return over_an_edge(serve, lambda edge: edge._begin(7))
+    return over_a_pair(serve, lambda pair: pair._begin(7))
 
 
 @cases
 def a_short_question() -> str:
-    return over_an_edge(serve, lambda edge: edge.ask(HALF))
+    return over_a_pair(serve, lambda pair: pair.ask(HALF))
 
 
 @cases
 def a_short_answer() -> str:
-    return over_an_edge(
-        lambda edge: edge.ask(WHOLE), lambda edge: edge.serve(WHOLE.nbytes, lambda _: HALF)
+    return over_a_pair(
+        lambda pair: pair.ask(WHOLE), lambda pair: pair.serve(WHOLE.nbytes, lambda _: HALF)
     )
 
 

@@ -14,12 +14,12 @@ import torch
 from gradcomp.adapter_api import ByteArray
 from gradcomp.errors import ProtocolError
 
-__all__ = ["buffer_for", "opened", "sealed"]
+__all__ = ["buffer_for", "opened", "tagged"]
 
 _MARK_BYTES = 8
 
 
-def sealed(data: ByteArray, exchange: str) -> torch.Tensor:
+def tagged(data: ByteArray, exchange: str) -> torch.Tensor:
     """The message of ``data`` in an exchange, whose name both ends know."""
     return torch.from_numpy(np.concatenate([data, _mark(exchange)]))
 
@@ -34,7 +34,7 @@ def opened(message: torch.Tensor, exchange: str, sender: int) -> ByteArray:
 
     Args:
         message: the whole of `buffer_for`.
-        exchange: as of `sealed`.
+        exchange: as of `tagged`.
         sender: its rank in the job, for the error.
 
     Raises:

@@ -12,22 +12,22 @@ import torch.distributed as dist
 
 from gradcomp.adapter_api import ByteArray
 from gradcomp.errors import ProtocolError
-from torch_compressors.gossip.sealed import buffer_for, opened, sealed
+from torch_compressors.gossip.tagged import buffer_for, opened, tagged
 from torch_compressors.gossip.transport import naming_the_lost, wait_for
 
-__all__ = ["Edge"]
+__all__ = ["Pair"]
 
 _END, _QUESTION = 0, 1
 
-# A passive rank waits for questions as long as its peer trains: `Edge.serve`.
+# A passive rank waits for questions as long as its peer trains: `Pair.serve`.
 _FOR_EVER = timedelta(days=365)
 
 
-class Edge:
-    """An edge between two ranks, over a process group of their own: no other rank waits with them.
+class Pair:
+    """This rank and a peer, over a process group of their own: no other rank waits with them.
 
     Args:
-        peer: the rank at the other end.
+        peer: the other rank.
         group: process group of both ranks.
         timeout, retries: see `Transport`.
     """
@@ -91,7 +91,7 @@ class Edge:
         self._send(np.array([kind], np.uint8), "kind")
 
     def _send(self, data: ByteArray, part: str) -> None:
-        self._wait(dist.isend(sealed(data, self._name(part)), self._peer, self._group))
+        self._wait(dist.isend(tagged(data, self._name(part)), self._peer, self._group))
 
     def _opened(self, message: torch.Tensor, part: str) -> ByteArray:
         return opened(message, self._name(part), self._peer)
