@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from byteps_compressors.launch import SSH_OPTIONS
+from byteps_compressors.job import SSH_OPTIONS
 from netlab.launch import stand_in_for_ssh
 
 
