@@ -11,7 +11,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import math
-import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -33,7 +33,6 @@ from gradcomp.config.compose import VERSION, KeyPath, compose
 from gradcomp.config.fields import ExpandedPath, StrictModel
 from gradcomp.config.messages import CombinationError, config_error
 from gradcomp.config.prior import Prediction, Prior
-from gradcomp.config.regex_check import regex_refusal
 from gradcomp.config.sections import RESERVED_SECTIONS
 from gradcomp.config.spec_schedule import (
     EXCHANGE_FORM,
@@ -73,23 +72,21 @@ class Match(StrictModel):
     name: StrictStr | None = Field(
         default=None, description='a glob for the whole tensor name, such as "*.bias"'
     )
-    regex: StrictStr | None = Field(
-        default=None,
-        description=r'a Python regular expression, searched in the name, such as "^fc\."',
-    )
     min_numel: StrictInt | None = Field(default=None, ge=0, description="an integer >= 0")
     max_numel: StrictInt | None = Field(default=None, ge=0, description="an integer >= 0")
     ndim: tuple[Annotated[StrictInt, Field(ge=0)], ...] | None = Field(
         default=None, description="an integer >= 0, or a list of them"
     )
 
-    @field_validator("regex")
+    @model_validator(mode="before")
     @classmethod
-    def _compiles(cls, value: str | None) -> str | None:
-        refusal = None if value is None else regex_refusal(value)
-        if refusal is not None:
-            raise ValueError(refusal)
-        return value
+    def _without_regex(cls, conditions: object) -> object:
+        if isinstance(conditions, Mapping) and "regex" in conditions:
+            raise CombinationError(
+                f"regex: {reprlib.repr(conditions['regex'])}: rules take no regular expressions: "
+                'use name with a glob of the whole tensor name, such as "conv*", in a rule for each glob'
+            )
+        return conditions
 
     @field_validator("ndim", mode="before")
     @classmethod
@@ -114,7 +111,6 @@ class Match(StrictModel):
         numel = math.prod(shape)
         return (
             (self.name is None or fnmatch.fnmatchcase(name, self.name))
-            and (self.regex is None or re.search(self.regex, name) is not None)
             and (self.min_numel is None or numel >= self.min_numel)
             and (self.max_numel is None or numel <= self.max_numel)
             and (self.ndim is None or len(shape) in self.ndim)

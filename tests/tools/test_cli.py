@@ -51,7 +51,7 @@ compress:
   default: residual|topk(ratio=0.01)
   rules:
     - {match: {name: "*.bias"}, use: fp16}
-    - {match: {regex: "^conv", min_numel: 10, ndim: [2, 4]}, use: bf16}
+    - {match: {name: "conv*", min_numel: 10, ndim: [2, 4]}, use: bf16}
 """
 
 
@@ -251,7 +251,7 @@ def test_check_shows_the_rules_in_order(config_file: str) -> None:
         "compress.default",
     ]
     assert sorted(names, key=text.index) == names
-    for part in ("name: *.bias", "regex: ^conv", "min_numel: 10", "ndim: 2, 4", "all others"):
+    for part in ("name: *.bias", "name: conv*", "min_numel: 10", "ndim: 2, 4", "all others"):
         assert part in text
     assert [rule["rule"] for rule in run_json("check", config_file)["rules"]] == names
 
