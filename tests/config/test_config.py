@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradcomp.config.compose import merge
-from gradcomp.config.schema import Config, Match, load_config, load_mapping
+from gradcomp.config.match import Match
+from gradcomp.config.schema import Config, load_config, load_mapping
 from gradcomp.errors import ConfigError, SpecError
 
 BASE = """\
