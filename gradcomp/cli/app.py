@@ -22,8 +22,8 @@ __all__ = ["COMMANDS", "app"]
 COMMANDS = {
     "list": ("stages.list_stages", "List the stages a spec may name."),
     "explain": (
-        "stages.explain",
-        "Explain a spec: stages, parameters, exchange pattern, size; or compare several.",
+        "explain.explain",
+        "Explain a spec, compare several, or count the bytes that a configuration sends.",
     ),
     "check": ("check.check", "Validate a configuration and show its rules, in order."),
     "inspect": ("inspect.inspect", "Show the header of a frame and check its CRC."),
@@ -31,7 +31,6 @@ COMMANDS = {
         "bench.bench",
         "Measure the speed of a spec, or of every codec, beside a memory copy.",
     ),
-    "simulate": ("simulate.simulate", "Count the bytes a configuration sends for a model."),
     "profile": (
         "profile.profile",
         "Show where a step's time goes under a configuration, and what to change.",

@@ -11,7 +11,8 @@ import typer
 
 from gradcomp.cli import show
 from gradcomp.cli.options import ConfigArgument, JsonOption, SetOption, load
-from gradcomp.config.schema import DEFAULT_RULES, Compress, Match
+from gradcomp.config.match import DEFAULT_RULES, Match
+from gradcomp.config.schema import Compress
 from gradcomp.config.spec_schedule import Resolution, SpecPhase, SpecSchedule
 from gradcomp.errors import GradcompError
 from gradcomp.exchange.select import patterns_text

@@ -13,7 +13,7 @@ from gradcomp.codec import spec as specs
 from gradcomp.config.schema import Config, load_config
 from gradcomp.errors import ConfigError
 
-__all__ = ["ConfigArgument", "JsonOption", "OuterOption", "SetOption", "load"]
+__all__ = ["ConfigArgument", "JsonOption", "OuterOption", "SetOption", "is_path", "load"]
 
 ConfigArgument = Annotated[
     list[str],
@@ -45,8 +45,8 @@ def load(sources: Sequence[str], overrides: Sequence[str]) -> Config:
 
     Raises ConfigError, also for more than one spec.
     """
-    paths = [source for source in sources if _is_path(source)]
-    bare = [source for source in sources if not _is_path(source)]
+    paths = [source for source in sources if is_path(source)]
+    bare = [source for source in sources if not is_path(source)]
     if len(bare) > 1:
         raise ConfigError(f"got {len(bare)} specs, {', '.join(map(repr, bare))}; give one at most")
     if not bare:
@@ -56,5 +56,6 @@ def load(sources: Sequence[str], overrides: Sequence[str]) -> Config:
     return load_config(paths, [*start, f"compress.default={canonical}", *overrides])
 
 
-def _is_path(source: str) -> bool:
+def is_path(source: str) -> bool:
+    """Whether an argument is the path of a file, and no spec."""
     return "/" in source or source.endswith((".yaml", ".yml")) or Path(source).is_file()

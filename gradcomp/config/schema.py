@@ -8,22 +8,17 @@ the value, the allowed values and the remedy.
 
 from __future__ import annotations
 
-import fnmatch
 import json
-import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import (
     BaseModel,
     Field,
     StrictBool,
     StrictInt,
-    StrictStr,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
@@ -31,9 +26,9 @@ from gradcomp.codec import spec as specs
 from gradcomp.codec.spec import Spec, Stage
 from gradcomp.config.compose import VERSION, KeyPath, compose
 from gradcomp.config.fields import ExpandedPath, StrictModel
+from gradcomp.config.match import DEFAULT_RULES, Match
 from gradcomp.config.messages import CombinationError, config_error
 from gradcomp.config.predictions import Prediction, Prior
-from gradcomp.config.regex_check import regex_refusal
 from gradcomp.config.sections import RESERVED_SECTIONS
 from gradcomp.config.spec_schedule import (
     EXCHANGE_FORM,
@@ -57,68 +52,10 @@ __all__ = [
     "VERSION",
     "Compress",
     "Config",
-    "Match",
     "Rule",
     "load_config",
     "load_mapping",
 ]
-
-
-class Match(StrictModel):
-    """Conditions on tensors, of which a tensor must meet all that are given.
-
-    A match without conditions takes every tensor.
-    """
-
-    name: StrictStr | None = Field(
-        default=None, description='a glob for the whole tensor name, such as "*.bias"'
-    )
-    regex: StrictStr | None = Field(
-        default=None,
-        description=r'a Python regular expression, searched in the name, such as "^fc\."',
-    )
-    min_numel: StrictInt | None = Field(default=None, ge=0, description="an integer >= 0")
-    max_numel: StrictInt | None = Field(default=None, ge=0, description="an integer >= 0")
-    ndim: tuple[Annotated[StrictInt, Field(ge=0)], ...] | None = Field(
-        default=None, description="an integer >= 0, or a list of them"
-    )
-
-    @field_validator("regex")
-    @classmethod
-    def _compiles(cls, value: str | None) -> str | None:
-        refusal = None if value is None else regex_refusal(value)
-        if refusal is not None:
-            raise ValueError(refusal)
-        return value
-
-    @field_validator("ndim", mode="before")
-    @classmethod
-    def _listed(cls, value: object) -> object:
-        return (value,) if isinstance(value, int) else value
-
-    @model_validator(mode="after")
-    def _satisfiable(self) -> Match:
-        if (
-            self.min_numel is not None
-            and self.max_numel is not None
-            and self.min_numel > self.max_numel
-        ):
-            raise CombinationError(
-                f"min_numel is {self.min_numel} and max_numel {self.max_numel}, so no tensor matches: "
-                "give a lower min_numel"
-            )
-        return self
-
-    def matches(self, name: str, shape: Sequence[int]) -> bool:
-        """Whether the tensor ``name`` of ``shape`` meets every condition given."""
-        numel = math.prod(shape)
-        return (
-            (self.name is None or fnmatch.fnmatchcase(name, self.name))
-            and (self.regex is None or re.search(self.regex, name) is not None)
-            and (self.min_numel is None or numel >= self.min_numel)
-            and (self.max_numel is None or numel <= self.max_numel)
-            and (self.ndim is None or len(shape) in self.ndim)
-        )
 
 
 AVERAGE_FORM = "ranks or senders"
@@ -281,10 +218,6 @@ class StatsSection(StrictModel):
                 "errors are a part of profiles: set stats.profile to a folder, too"
             )
         return self
-
-
-DEFAULT_RULES = {"ndim <= 1": Match(ndim=(0, 1)), "numel < 4096": Match(max_numel=4095)}
-"""Tried in this order after ``compress.rules``: small tensors gain nothing from compression."""
 
 
 class Config(StrictModel):

@@ -1,4 +1,4 @@
-"""All ranks in one process: for tests, for `gradcomp simulate`, and for a first try."""
+"""All ranks in one process: for tests, for `gradcomp explain`, and for a first try."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.codec import get_codec
 from gradcomp.codec.spec import parse
-from gradcomp.config.schema import VERSION, Compress, Config, Match, Rule
+from gradcomp.config.match import Match
+from gradcomp.config.schema import VERSION, Compress, Config, Rule
 from gradcomp.config.spec_schedule import SpecSchedule
 from gradcomp.errors import GradcompError
 from gradcomp.exchange.rounds import advance

@@ -16,7 +16,7 @@ from gradcomp.exchange.explain import explain
 from gradcomp.exchange.rounds import AllReduce, AllToAll, Broadcast, Request
 from gradcomp.exchange.select import exchange_pattern
 from gradcomp.runtime.loopback import run_rounds
-from gradcomp.tools.simulate import simulate
+from gradcomp.tools.model_run import model_run
 from support import exchange_cases
 from support.exchange_cases import SHAPES, check_nothing_is_lost, gradients
 
@@ -260,9 +260,9 @@ def test_the_loopback_tells_groups_apart() -> None:
 
 
 def test_what_the_commands_say() -> None:
-    result = simulate(config_of("topk(ratio=0.01)"), {"w": (64, 80)}, workers=4, steps=2)
-    assert result.node_bytes > 4 * 64 * 80
-    assert result.sent_bytes < 4 * 64 * 80 / 50
+    run = model_run(config_of("topk(ratio=0.01)"), {"w": (64, 80)}, workers=4)
+    assert run.node_bytes > 4 * 64 * 80
+    assert run.total.sent_bytes < 4 * 64 * 80 / 50
     assert "allowed: gather, sra, sparse_allreduce, two_level\n" in explain("topk(k=5)")
     assert "allowed: reduce, gather, sra, two_level\n" in explain("fp16")
 
