@@ -15,6 +15,7 @@ from gradcomp.exchange.algorithms.chunk_allreduce import ChunkAllReduce
 from gradcomp.exchange.algorithms.demo import DeMo
 from gradcomp.exchange.algorithms.dion import Dion
 from gradcomp.exchange.algorithms.dion2 import Dion2
+from gradcomp.exchange.algorithms.optimizer_step import OptimizerStep
 from gradcomp.exchange.algorithms.powersgd import PowerSGD
 from gradcomp.exchange.algorithms.signsgd_mv import MajorityVote
 from gradcomp.exchange.automatic import Choice, automatic_choice
@@ -67,8 +68,9 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 
 
 def gives_steps(spec: Spec) -> bool:
-    """Whether the results are steps of an optimizer, Dion or DeMo, not averages."""
-    return spec.algorithm is not None and ALGORITHMS[spec.algorithm.name].gives_steps
+    """Whether the rounds return steps of an optimizer, Dion or DeMo, not averages."""
+    algorithm = spec.algorithm
+    return algorithm is not None and issubclass(ALGORITHMS[algorithm.name], OptimizerStep)
 
 
 FLAT_EXCHANGES = ("auto", "reduce", "gather", "sra", "sparse_allreduce")
