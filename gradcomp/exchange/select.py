@@ -117,12 +117,14 @@ def exchange_choice(
         return Choice("reduce" if spec.stateful else "dense")
     if exchange != "auto":
         return Choice(exchange)
-    if "summable" in get_codec(spec.first_codec).caps:
+    first = spec.at(0, 0)
+    codec = get_codec(first.codec)
+    if "summable" in codec.caps:
         return Choice("reduce", "payloads can be added")
     if averaging != MEAN:
         return Choice("gather", f"{averaging} needs all ranks' tensors")
-    shared = sharing is not None and sharing.sharing(spec.first_codec) is not None
-    return automatic_choice(spec.first_codec, ranks, shared)
+    shared = sharing is not None and sharing.sharing(codec) is not None
+    return automatic_choice(first, ranks, shared)
 
 
 def exchange_pattern(

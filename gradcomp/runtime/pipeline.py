@@ -359,7 +359,10 @@ class Pipeline:
         takes = (
             (
                 aggregator.on_devices
-                or (aggregator.on_sharing_devices and device.sharing(spec.codec) is not None)
+                or (
+                    aggregator.on_sharing_devices
+                    and device.sharing(get_codec(spec.codec)) is not None
+                )
             )
             and hands_over(spec.memory)
             and device.takes(spec, resolved.key.shape)
