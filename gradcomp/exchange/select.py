@@ -26,13 +26,13 @@ from gradcomp.exchange.memory import (
     Residual,
     make_memory,
 )
-from gradcomp.exchange.patterns.alone import Alone
 from gradcomp.exchange.patterns.base import Aggregator, Context
 from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
 from gradcomp.exchange.patterns.gather import Gather
 from gradcomp.exchange.patterns.reduce import BucketedReduce, NonlinearReduce, Reduce
 from gradcomp.exchange.patterns.reduce_scatter import ReduceScatter
+from gradcomp.exchange.patterns.single_rank import Alone
 from gradcomp.exchange.patterns.sparse_allreduce import SparseAllReduce
 from gradcomp.exchange.patterns.sra import Sra
 from gradcomp.exchange.patterns.two_level import two_level

@@ -19,7 +19,6 @@ import numpy.typing as npt
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray, split
 from gradcomp.codec.spec import Spec
-from gradcomp.exchange.algorithms.chosen import largest
 from gradcomp.exchange.algorithms.low_rank import (
     average_in_place,
     averages_of,
@@ -28,6 +27,7 @@ from gradcomp.exchange.algorithms.low_rank import (
 )
 from gradcomp.exchange.algorithms.optimizer_step import OptimizerStep
 from gradcomp.exchange.algorithms.polar_factor import polar_factor
+from gradcomp.exchange.algorithms.top_parts import largest
 from gradcomp.exchange.memory import array_of
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.rounds import AllReduce, BucketRound
