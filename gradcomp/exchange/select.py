@@ -20,12 +20,9 @@ from gradcomp.exchange.algorithms.powersgd import PowerSGD
 from gradcomp.exchange.algorithms.signsgd_mv import MajorityVote
 from gradcomp.exchange.automatic import Choice, automatic_choice
 from gradcomp.exchange.averaging import MEAN, Averaging
-from gradcomp.exchange.memory import (
-    MOMENTUM_CORRECTION,
-    MomentumCorrection,
-    Residual,
-    make_memory,
-)
+from gradcomp.exchange.make_memory import make_memory
+from gradcomp.exchange.memory import MOMENTUM_CORRECTION, Residual
+from gradcomp.exchange.momentum import MomentumCorrection
 from gradcomp.exchange.patterns.base import Aggregator, Context
 from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum

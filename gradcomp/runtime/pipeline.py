@@ -15,7 +15,7 @@ from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
 from gradcomp.exchange.automatic import Choice
 from gradcomp.exchange.averaging import MEAN
-from gradcomp.exchange.memory import hands_over
+from gradcomp.exchange.make_memory import hands_over
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.patterns.single_rank import Alone
 from gradcomp.exchange.rounds import BucketRound, Ready, Request, Round
