@@ -28,7 +28,7 @@ from PIL import Image
 from gradcomp import SpecError, ToEncode, encode_batch, get_codec
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.spec import StageInfo, parse, stages
-from gradcomp.exchange.memory import Signum
+from gradcomp.exchange.momentum import Signum
 from gradcomp.exchange.rounds import TensorKey
 from gradcomp.tools.bench import vnmse
 from index_coding import CODERS, FIXED_BYTES, log2_binomial

@@ -89,7 +89,7 @@ def compute(spec: str, ranks: int, pipeline: Pipeline) -> float:
     parsed = parse(spec)
     pattern = exchange_pattern(parsed, "auto", ranks)
     if pattern not in ("dense", "algorithm"):
-        return spec_link_bytes(parsed.codec, pattern, ranks, NUMEL) / NUMEL
+        return spec_link_bytes(parsed, pattern, ranks, NUMEL) / NUMEL
     kinds = pipeline.stats.sent_bytes
     return sum(link_bytes(kind, n, ranks) for kind, n in kinds.items()) / STEPS / NUMEL
 

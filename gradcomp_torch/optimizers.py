@@ -60,12 +60,11 @@ def check_optional(config: Config, optimizer: torch.optim.Optimizer | None, func
     """
     if optimizer is not None:
         check_optimizer(config, optimizer)
-    elif config.step_algorithm is not None:
-        raise ConfigError(
-            f"'{config.step_algorithm.text}' gives finished steps: pass optimizer=..., a "
-            f"torch_compressors.Dion or DeMo, to {function}"
-        )
-    elif config.momentum_correction is not None:
+        return
+    config.check_averages(
+        f"gives finished steps: pass optimizer=..., a torch_compressors.Dion or DeMo, to {function}"
+    )
+    if config.momentum_correction is not None:
         raise ConfigError(
             f"'{config.compress.default}' applies the optimizer's momentum: pass optimizer=..., a "
             f"torch_compressors.DGCSGD or an optimizer without momentum, to {function}"
@@ -73,15 +72,14 @@ def check_optional(config: Config, optimizer: torch.optim.Optimizer | None, func
 
 
 def _check_dion(config: Config, optimizer: torch.optim.Optimizer) -> None:
-    if isinstance(optimizer, Dion):
-        if config.step_algorithm is None:
-            raise ConfigError(
-                f"{type(optimizer).__name__} applies finished steps, and '{config.compress.default}' gives "
-                "averages: use another optimizer, or a spec such as dion(rank_fraction=0.25), "
-                "dion2(fraction=0.25) or demo(k=32)"
-            )
-    elif config.step_algorithm is not None:
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, Dion):
+        config.check_averages(
+            f"gives finished steps, and {name} takes them for averages: use torch_compressors.Dion or DeMo"
+        )
+    elif config.step_algorithm is None:
         raise ConfigError(
-            f"'{config.step_algorithm.text}' gives finished steps, and {type(optimizer).__name__} takes them for "
-            "averages: use torch_compressors.Dion or DeMo"
+            f"{name} applies finished steps, and '{config.compress.default}' gives averages: use "
+            "another optimizer, or a spec such as dion(rank_fraction=0.25), dion2(fraction=0.25) or "
+            "demo(k=32)"
         )

@@ -118,7 +118,7 @@ def _spec_json(spec: specs.Spec) -> dict[str, Any]:
 
 
 def _explained(spec: specs.Spec) -> list[str | Table]:
-    text = show.wrap(gradcomp.explain(spec.canonical))
+    text = show.wrap(gradcomp.explain(spec))
     sizes = _max_bytes(spec)
     if not sizes:
         return [text]

@@ -92,8 +92,8 @@ class Device(Protocol):
         """Write exact gradients to their outputs; each product and sum is rounded."""
         ...
 
-    def sharing(self, codec: str) -> SharingDevice | None:
-        """This device, if tensors of a codec, given as a spec, travel from it to the devices of other ranks.
+    def sharing(self, codec: Codec) -> SharingDevice | None:
+        """This device, if tensors of a codec travel from it to the devices of other ranks.
 
         None: through the hosts. All ranks give the same answer.
         """
@@ -333,7 +333,7 @@ class _Host:
             np.copyto(out, residual)
             _core.zero(residual)
 
-    def sharing(self, codec: str) -> SharingDevice | None:
+    def sharing(self, codec: Codec) -> SharingDevice | None:
         return None
 
     def sharing_factors(self) -> FactorDevice | None:
@@ -395,7 +395,7 @@ def sharing_device_of(tensors: Sequence[ToEncode]) -> SharingDevice | None:
     device = device_of(tensors[0].grad)
     found = None
     for tensor in tensors:
-        found = device.sharing(tensor.codec.spec) if device_of(tensor.grad) is device else None
+        found = device.sharing(tensor.codec) if device_of(tensor.grad) is device else None
         if found is None:
             return None
     return found

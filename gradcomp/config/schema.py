@@ -39,6 +39,7 @@ from gradcomp.config.spec_schedule import (
     SpecSchedule,
     corrects_momentum,
 )
+from gradcomp.errors import ConfigError
 from gradcomp.exchange.averaging import MEAN, Average, Averaging, Clip
 from gradcomp.exchange.memory import MOMENTUM_CORRECTION
 from gradcomp.exchange.select import (
@@ -284,6 +285,23 @@ class Config(StrictModel):
     def step_algorithm(self) -> Stage | None:
         """The algorithm that gives steps of an optimizer, Dion or DeMo, if any spec has one."""
         return next((spec.algorithm for spec in self.specs if gives_steps(spec)), None)
+
+    @property
+    def own_momentum(self) -> Stage | None:
+        """The stage that applies the optimizer's momentum, so that an optimizer must not."""
+        return self.momentum_correction or self.step_algorithm
+
+    def check_averages(self, problem: str) -> None:
+        """Refuse algorithms that give steps of an optimizer.
+
+        Args:
+            problem: why the caller needs averages, and the remedy; it continues the algorithm's text.
+
+        Raises:
+            ConfigError: a spec has such an algorithm.
+        """
+        if self.step_algorithm is not None:
+            raise ConfigError(f"'{self.step_algorithm.text}' {problem}")
 
     @property
     def scales_lr(self) -> bool:

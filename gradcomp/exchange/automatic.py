@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gradcomp.codec.codec import get_codec
-from gradcomp.codec.spec import Stage, parse
+from gradcomp.codec.spec import Spec, Stage, parse
 from gradcomp.exchange.link import dense_link_bytes, link_bytes
 from gradcomp.exchange.patterns.sparse_allreduce import DESCRIPTION_BYTES, MIN_SHARE
 from gradcomp.exchange.patterns.sra import MIN_CHUNK
@@ -45,22 +45,22 @@ class Choice(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def automatic_choice(codec: str, ranks: int, shared: bool = False) -> Choice:
-    """The pattern of a codec, which is not summable, at a number of ranks.
+def automatic_choice(spec: Spec, ranks: int, shared: bool = False) -> Choice:
+    """The pattern of a spec with a codec, which is not summable, at a number of ranks.
 
     Args:
-        codec: its spec without memory and schedules.
+        spec: without schedules; a memory has no effect.
         shared: messages travel from device to device, which have no sparse_allreduce.
     """
-    gather = spec_link_bytes(codec, "gather", ranks)
+    gather = spec_link_bytes(spec, "gather", ranks)
     dense = dense_link_bytes(4 * NUMEL, ranks)
     few = Choice("gather", "it is one round, and its average is not coded again")
-    other = _other(codec, ranks, shared)
+    other = _other(spec, ranks, shared)
     if ranks <= 2 or other is None:
         return few
-    nbytes = spec_link_bytes(codec, other, ranks)
+    nbytes = spec_link_bytes(spec, other, ranks)
     # From device to device a sparse codec has sra alone, which keeps far less of uneven gradients.
-    keeps_less = shared and "sparse" in get_codec(codec).caps
+    keeps_less = shared and "sparse" in get_codec(spec.codec).caps
     if nbytes <= _OF_GATHER * gather and not keeps_less:
         return Choice(other, f"it passes {nbytes / gather:.1%} of a gather's bytes")
     if gather > _OF_DENSE * dense and nbytes < gather:
@@ -68,9 +68,9 @@ def automatic_choice(codec: str, ranks: int, shared: bool = False) -> Choice:
     return few
 
 
-def _other(codec: str, ranks: int, shared: bool) -> str | None:
+def _other(spec: Spec, ranks: int, shared: bool) -> str | None:
     """The pattern beside the gather whose bytes grow least."""
-    caps = get_codec(codec).caps
+    caps = get_codec(spec.codec).caps
     if "learns" in caps:  # from averages of whole tensors
         return None
     if "sparse" not in caps:
@@ -83,22 +83,22 @@ def _other(codec: str, ranks: int, shared: bool) -> str | None:
     return None if "seeded" in caps else "sra"
 
 
-def spec_link_bytes(codec: str, pattern: str, ranks: int, numel: int = NUMEL) -> float:
+def spec_link_bytes(spec: Spec, pattern: str, ranks: int, numel: int = NUMEL) -> float:
     """Bytes that pass a rank's link for a tensor, by the sizes of `_expected_size`.
 
     Args:
-        codec: its spec without memory and schedules.
+        spec: without schedules; a memory has no effect.
         pattern: "reduce", "gather", "sra" or "sparse_allreduce".
         numel: the tensor's elements.
     """
     if pattern == "reduce":
-        return link_bytes("allreduce", get_codec(codec).max_payload_size(numel), ranks)
-    whole = _expected_size(codec, numel)
+        return link_bytes("allreduce", get_codec(spec.codec).max_payload_size(numel), ranks)
+    whole = _expected_size(spec, numel)
     if pattern == "sra" and numel >= MIN_CHUNK * ranks:
-        piece = _expected_size(codec, math.ceil(numel / ranks))
+        piece = _expected_size(spec, math.ceil(numel / ranks))
         return link_bytes("alltoall", ranks * piece, ranks) + link_bytes("allgather", piece, ranks)
     if pattern == "sparse_allreduce" and numel >= MIN_SHARE * ranks:
-        frames = _expected_size(_as_topk(codec), numel) + ranks * _FRAME_BYTES
+        frames = _expected_size(_as_topk(spec), numel) + ranks * _FRAME_BYTES
         return (
             link_bytes("alltoall", frames, ranks)
             + link_bytes("allgather", DESCRIPTION_BYTES, ranks)
@@ -108,27 +108,29 @@ def spec_link_bytes(codec: str, pattern: str, ranks: int, numel: int = NUMEL) ->
 
 
 @lru_cache(maxsize=4096)
-def _expected_size(codec: str, numel: int) -> int:
+def _expected_size(spec: Spec, numel: int) -> int:
     """Bytes of a frame: the most, or the size that the codec aims at if that is known."""
-    most = get_codec(codec).max_encoded_size(numel)
-    rate = _stage(codec).params.get("rate")
+    codec = get_codec(spec.codec)
+    most = codec.max_encoded_size(numel)
+    rate = _codec_stage(spec).params.get("rate")
     if isinstance(rate, float):
         return min(most, math.ceil(rate * numel / 8) + _FRAME_BYTES)
-    if "shares" in get_codec(codec).caps:
+    if "shares" in codec.caps:
         # A bucket has as many elements as `topk` sends; a single tensor may get all or none.
-        return get_codec(_as_topk(codec)).max_encoded_size(numel)
+        return get_codec(_as_topk(spec).codec).max_encoded_size(numel)
     return most
 
 
-def _as_topk(codec: str) -> str:
-    """The `topk` of as many elements as a sparse codec sends; the codec itself if that is unknown."""
-    params = _stage(codec).params
+def _as_topk(spec: Spec) -> Spec:
+    """The `topk` of as many elements as a sparse codec sends; the spec itself if that is unknown."""
+    stage = _codec_stage(spec)
+    params = stage.params
     for name in ("ratio", "k"):
-        if name in params and _stage(codec).name != "blocktopk":  # whose k counts in a block
-            return parse(f"topk({name}={params[name]},values={params.get('values', 'fp32')})").codec
-    return codec
+        if name in params and stage.name != "blocktopk":  # whose k counts in a block
+            return parse(f"topk({name}={params[name]},values={params.get('values', 'fp32')})")
+    return spec
 
 
-def _stage(codec: str) -> Stage:
-    (stage,) = (stage for stage in parse(codec).stages if stage.kind == "codec")
+def _codec_stage(spec: Spec) -> Stage:
+    (stage,) = (stage for stage in spec.stages if stage.kind == "codec")
     return stage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradcomp.codec.codec import get_codec
-from gradcomp.codec.spec import parse, stages
+from gradcomp.codec.spec import Spec, parse, stages
 from gradcomp.exchange.automatic import spec_link_bytes
 from gradcomp.exchange.link import dense_link_bytes
 from gradcomp.exchange.select import ALGORITHMS, EXCHANGES, choices_by_ranks, exchange_refusal
@@ -21,13 +21,13 @@ _NUMEL = 1_000_000
 _RANKS = (2, 4, 16, 64, 256)
 
 
-def explain(spec: str) -> str:
+def explain(spec: str | Spec) -> str:
     """Describe a spec: canonical form, stages, parameters, exchange pattern, size, bytes on a link.
 
     Raises:
         SpecError: the spec is wrong.
     """
-    parsed = parse(spec)
+    parsed = spec if isinstance(spec, Spec) else parse(spec)
     rows = {row.name: row for row in stages()}
     lines = [parsed.canonical]
     for stage in parsed.stages:
@@ -40,9 +40,10 @@ def explain(spec: str) -> str:
         lines += [f"  NaN and Inf: {row.nonfinite}", f"  source: {row.paper}"]
     if parsed.algorithm is not None:
         return "\n".join([*lines, "", f"exchange: {ALGORITHMS[parsed.algorithm.name].exchange}"])
+    now = parsed.at(0, 0)
     if parsed.scheduled:
-        lines += ["", "in the first step:", str(parsed.at(0, 0))]
-    codec = get_codec(parsed.first_codec)
+        lines += ["", "in the first step:", str(now)]
+    codec = get_codec(now.codec)
     (_, first), *others = choices_by_ranks(parsed)
     pattern = first.pattern
     size = codec.max_encoded_size(_NUMEL) if pattern == "gather" else codec.max_payload_size(_NUMEL)
@@ -60,15 +61,15 @@ def explain(spec: str) -> str:
     ]
     if pattern != "dense":
         patterns = [one for one in allowed if one != "two_level"]
-        lines += ["", *_link_table(codec.spec, patterns)]
+        lines += ["", *_link_table(now, patterns)]
     return "\n".join(lines)
 
 
-def _link_table(codec: str, patterns: Sequence[str]) -> list[str]:
+def _link_table(spec: Spec, patterns: Sequence[str]) -> list[str]:
     """The bytes that pass a rank's link, by exchange pattern and number of ranks."""
     rows = [("uncompressed", [dense_link_bytes(4 * _NUMEL, ranks) for ranks in _RANKS])]
     for pattern in patterns:
-        rows.append((pattern, [spec_link_bytes(codec, pattern, ranks, _NUMEL) for ranks in _RANKS]))
+        rows.append((pattern, [spec_link_bytes(spec, pattern, ranks, _NUMEL) for ranks in _RANKS]))
     return [
         "MB that pass a rank's link for them, by the number of ranks:",
         "  " + " " * 16 + "".join(f"{ranks:>10}" for ranks in _RANKS),

@@ -1,12 +1,12 @@
-"""Memories: a rank's state from one step to the next.
+"""Memories: a rank's state from one step to the next. Their contract, and error feedback.
 
-The classes keep each tensor's arrays by name; the arithmetic is the core's (csrc/codec/memory.hpp).
+`gradcomp.exchange.momentum` has the memories of momentum. All keep each tensor's arrays by name; the
+arithmetic is the core's (csrc/codec/memory.hpp).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
@@ -14,7 +14,6 @@ from gradcomp.codec.batch_items import ToEncode
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.correction import Correction
 from gradcomp.codec.devices import HOST, Device, device_of
-from gradcomp.codec.spec import Stage
 from gradcomp.errors import StateError
 from gradcomp.exchange.rates import Rates
 from gradcomp.exchange.rounds import TensorKey
@@ -26,15 +25,11 @@ __all__ = [
     "Arrays",
     "Memory",
     "MemoryState",
-    "MomentumCorrection",
     "NoMemory",
     "Residual",
     "ScaledResidual",
-    "Signum",
     "Source",
     "array_of",
-    "hands_over",
-    "make_memory",
 ]
 
 Arrays = dict[str, FloatArray]
@@ -269,183 +264,6 @@ class ScaledResidual(Residual):
     def _beta(self, key: TensorKey) -> float:
         """The weight of the residual in this step, whose rate the residual has from now on."""
         return self.beta * self._rates.advance(key.name, self._last)
-
-
-class Signum:
-    """Momentum before compression: a rank sends the moving average of its own gradients.
-
-    ``m = momentum * m + (1 - momentum) * grad``; in the first step ``m = grad``. With ``sign`` this
-    is Signum of Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems"
-    (ICML 2018), algorithm 2. The unsent rest is not kept.
-
-    Deviations from the paper: ranks average scaled signs instead of voting, and m starts at the
-    first gradient instead of a fraction of it. As with `Residual`, elements that are not finite are
-    reset to 0 after they were sent.
-    """
-
-    def __init__(self, momentum: float, momenta: Arrays) -> None:
-        self.momentum = momentum
-        self._momenta = momenta
-        self._finite: dict[str, bool] = {}
-
-    def source(self, grad: FloatArray, key: TensorKey) -> Source:
-        """The moving average."""
-        return Source(self.compensate(grad, key))
-
-    @timed("compensate")
-    def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
-        """The moving average, this step's gradient included."""
-        first = key.name not in self._momenta
-        average = array_of(self._momenta, key, "momentum")
-        finite = _core.update_average(average, grad.reshape(-1), self.momentum, first)
-        self._finite[key.name] = finite
-        return average
-
-    @timed("compensate")
-    def sent(self, key: TensorKey) -> None:
-        """Reset elements of the moving average that are not finite."""
-        if not self._finite.pop(key.name):
-            _core.zero_nonfinite(self._momenta[key.name])
-
-    def update(self, key: TensorKey, sent: FloatArray) -> None:
-        """As `sent`: the moving average does not depend on the sent elements."""
-        self.sent(key)
-
-    def unsent(self, key: TensorKey) -> None:
-        """None: the unsent rest is not kept."""
-
-
-class MomentumCorrection:
-    """DGC's memory: each rank applies the optimizer's momentum before elements are chosen.
-
-    Lin et al., "Deep Gradient Compression" (ICLR 2018), sections 3.2 and 3.3. ``m = momentum * m +
-    grad``; ``v += m``. Sent elements are subtracted from v, and with masking their m is set to 0.
-    See `gradcomp.codec.correction.Correction`. State: v is the ``residual``, m the ``momentum``.
-
-    Gradients of tensors that travel dense are averaged first; see `of_average`.
-
-    ``clip=local_norm`` is the clipping of the authors' code; ``clip=scaled_norm`` is the paper's.
-    The paper's threshold for a rank's share g / N of the sum is N**-0.5 of the sum's threshold. So
-    the threshold for g itself is N**0.5 of it.
-
-    Deviations: clipping limits the norm of each tensor's gradient. The paper limits the norm of the
-    whole model's gradient; but here gradients are sent before the last one is known. Rounding losses
-    (``values=fp16``) stay in v; the authors' code drops them. Elements that are not finite are
-    reset to 0, as in `Residual`.
-    """
-
-    def __init__(
-        self,
-        params: Mapping[str, Any],
-        velocities: Arrays,
-        momenta: Arrays,
-        world_size: int,
-    ) -> None:
-        self.momentum = float(params["momentum"])
-        self.nesterov = bool(params["nesterov"])
-        self._masking = bool(params["masking"])
-        clip, clip_norm = params["clip"], float(params["clip_norm"])
-        self._clip_average = _core.clip_limit(clip, clip_norm, 1)
-        self._clip = _core.clip_limit(clip, clip_norm, world_size)
-        self._velocities = velocities
-        self._momenta = momenta
-
-    @timed("compensate")
-    def source(self, grad: FloatArray, key: TensorKey) -> Source:
-        """The gradient with its velocity and momentum, which encoding updates."""
-        flat, device = grad.reshape(-1), device_of(grad)
-        correction = Correction(
-            array_of(self._momenta, key, "momentum", device),
-            self.momentum,
-            _core.clip_scale(flat, self._clip) if device is HOST else 1.0,
-            self.nesterov,
-            self._masking,
-        )
-        velocity = array_of(self._velocities, key, "residual", device)
-        return Source(flat, velocity, correction=correction)
-
-    def sent(self, key: TensorKey) -> None:
-        """Nothing is left to do."""
-
-    @timed("compensate")
-    def compensate(self, grad: FloatArray, key: TensorKey) -> FloatArray:
-        """The velocity, this step's momentum included, in its own memory."""
-        flat = grad.reshape(-1)
-        velocity = array_of(self._velocities, key, "residual")
-        momentum = array_of(self._momenta, key, "momentum")
-        scale = _core.clip_scale(flat, self._clip)
-        _core.correct_momentum(velocity, momentum, flat, self.momentum, scale, self.nesterov)
-        return velocity
-
-    @timed("compensate")
-    def update(self, key: TensorKey, sent: FloatArray) -> None:
-        """velocity -= sent. For masking, an element sent as 0 counts as unsent."""
-        velocity, momentum = self._velocities[key.name], self._momenta[key.name]
-        _core.subtract_sent_masking(velocity, momentum, sent, self._masking)
-
-    def settle(self, key: TensorKey, momentum: FloatArray) -> None:
-        """Continue from the ranks' average momentum, without a velocity; see `unsettled`."""
-        self._momenta[key.name] = momentum
-        del self._velocities[key.name]
-
-    def unsettled(self, key: TensorKey) -> tuple[FloatArray, FloatArray] | None:
-        """The velocity and the momentum of a tensor that was compressed before it went dense.
-
-        Both differ between ranks: `settle` then needs the average momentum. None: nothing to settle.
-        """
-        if key.name not in self._velocities:
-            return None
-        return array_of(self._velocities, key, "residual"), array_of(self._momenta, key, "momentum")
-
-    def unsent(self, key: TensorKey) -> FloatArray:
-        """The velocity."""
-        return self._velocities[key.name]
-
-    @timed("compensate")
-    def of_average(self, average: FloatArray, key: TensorKey) -> FloatArray:
-        """Apply the momentum to a dense average; returns the optimizer's step, flat.
-
-        The same on every rank. There is no velocity, as nothing is left unsent.
-        """
-        momentum = array_of(self._momenta, key, "momentum")
-        scale = _core.clip_scale(average, self._clip_average)
-        return _core.momentum_step(momentum, average, self.momentum, scale, self.nesterov)
-
-
-def make_memory(
-    stage: Stage | None, state: MemoryState, world_size: int, rates: Rates | None = None
-) -> Memory:
-    """The memory of a spec; its arrays live in ``state``.
-
-    Args:
-        rates: the present learning rates; None: unknown.
-    """
-    if stage is None:
-        return NoMemory()
-    params: Mapping[str, Any] = stage.params
-    if stage.name == MOMENTUM_CORRECTION:
-        velocities, momenta = state.setdefault("residual", {}), state.setdefault("momentum", {})
-        return MomentumCorrection(params, velocities, momenta, world_size)
-    if stage.name == "signum":
-        return Signum(params["momentum"], state.setdefault("momentum", {}))
-    residuals = state.setdefault("residual", {})
-    weights = params["beta"], params["gamma"]
-    if params["lr"] == "scale":
-        last = state.setdefault(RESIDUAL_LR, {})
-        return ScaledResidual(*weights, residuals, last, rates or Rates(), params["average"])
-    return Residual(*weights, residuals, params["average"])
-
-
-def hands_over(stage: Stage | None) -> bool:
-    """Whether a memory's `source` leaves all arithmetic on elements to the encoder.
-
-    Its gradients and arrays may then be on any device.
-    """
-    if stage is None:
-        return True
-    if stage.name == MOMENTUM_CORRECTION:
-        return bool(stage.params["clip"] == "none")
-    return stage.name == "residual" and stage.params["average"] == 0
 
 
 def array_of(arrays: Arrays, key: TensorKey, kind: str, device: Device = HOST) -> FloatArray:

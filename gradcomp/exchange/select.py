@@ -15,23 +15,21 @@ from gradcomp.exchange.algorithms.chunk_allreduce import ChunkAllReduce
 from gradcomp.exchange.algorithms.demo import DeMo
 from gradcomp.exchange.algorithms.dion import Dion
 from gradcomp.exchange.algorithms.dion2 import Dion2
+from gradcomp.exchange.algorithms.optimizer_step import OptimizerStep
 from gradcomp.exchange.algorithms.powersgd import PowerSGD
 from gradcomp.exchange.algorithms.signsgd_mv import MajorityVote
 from gradcomp.exchange.automatic import Choice, automatic_choice
 from gradcomp.exchange.averaging import MEAN, Averaging
-from gradcomp.exchange.memory import (
-    MOMENTUM_CORRECTION,
-    MomentumCorrection,
-    Residual,
-    make_memory,
-)
-from gradcomp.exchange.patterns.alone import Alone
+from gradcomp.exchange.make_memory import make_memory
+from gradcomp.exchange.memory import MOMENTUM_CORRECTION, Residual
+from gradcomp.exchange.momentum import MomentumCorrection
 from gradcomp.exchange.patterns.base import Aggregator, Context
 from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
 from gradcomp.exchange.patterns.gather import Gather
 from gradcomp.exchange.patterns.reduce import BucketedReduce, NonlinearReduce, Reduce
 from gradcomp.exchange.patterns.reduce_scatter import ReduceScatter
+from gradcomp.exchange.patterns.single_rank import Alone
 from gradcomp.exchange.patterns.sparse_allreduce import SparseAllReduce
 from gradcomp.exchange.patterns.sra import Sra
 from gradcomp.exchange.patterns.two_level import two_level
@@ -67,8 +65,9 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 
 
 def gives_steps(spec: Spec) -> bool:
-    """Whether the results are steps of an optimizer, Dion or DeMo, not averages."""
-    return spec.algorithm is not None and ALGORITHMS[spec.algorithm.name].gives_steps
+    """Whether the rounds return steps of an optimizer, Dion or DeMo, not averages."""
+    algorithm = spec.algorithm
+    return algorithm is not None and issubclass(ALGORITHMS[algorithm.name], OptimizerStep)
 
 
 FLAT_EXCHANGES = ("auto", "reduce", "gather", "sra", "sparse_allreduce")
@@ -115,12 +114,14 @@ def exchange_choice(
         return Choice("reduce" if spec.stateful else "dense")
     if exchange != "auto":
         return Choice(exchange)
-    if "summable" in get_codec(spec.first_codec).caps:
+    first = spec.at(0, 0)
+    codec = get_codec(first.codec)
+    if "summable" in codec.caps:
         return Choice("reduce", "payloads can be added")
     if averaging != MEAN:
         return Choice("gather", f"{averaging} needs all ranks' tensors")
-    shared = sharing is not None and sharing.sharing(spec.first_codec) is not None
-    return automatic_choice(spec.first_codec, ranks, shared)
+    shared = sharing is not None and sharing.sharing(codec) is not None
+    return automatic_choice(first, ranks, shared)
 
 
 def exchange_pattern(

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from gradcomp.config.schema import Config
 from gradcomp.exchange.link import costs_more
-from gradcomp.exchange.patterns.alone import Alone
 from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
+from gradcomp.exchange.patterns.single_rank import Alone
 from gradcomp.exchange.select import link_remedy
 from gradcomp.runtime.resolve import Resolved
 

@@ -125,7 +125,7 @@ class TorchDevice:
             launches = self._launches[key] = Launches(encoder)
         return launches
 
-    def sharing(self, codec: str) -> SharingDevice | None:
+    def sharing(self, codec: Codec) -> SharingDevice | None:
         """None: frames travel through the host. See `DirectDevice`."""
         return None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gradcomp import ToEncode
+from gradcomp import Codec, ToEncode
 from gradcomp.adapter_api import (
     ByteArray,
     FactorDevice,
@@ -86,9 +86,9 @@ class DirectDevice(TorchDevice):
         self._checked: dict[str, list[Receiver]] = {}
         self._of_factors: dict[tuple[object, ...], FactorExchange] = {}
 
-    def sharing(self, codec: str) -> SharingDevice | None:
+    def sharing(self, codec: Codec) -> SharingDevice | None:
         """This device, if others can add what the codec's encoder makes."""
-        return self if codecs.takes(codec) and codecs.shares(codec) else None
+        return self if codecs.takes(codec.spec) and codecs.shares(codec.spec) else None
 
     def share(self, name: str, groups: Sequence[Sequence[ToEncode]], size: int = 0) -> Any:
         """See `SharingDevice`."""

@@ -164,7 +164,7 @@ def _is_keras_3(optimizer: Any) -> bool:
 def _check_momentum(optimizer: Any, compression: Compression) -> None:
     """Refuse an optimizer whose momentum the compression applies already, or not at all."""
     memory = compression.config.momentum_correction
-    stage = memory or compression.config.step_algorithm
+    stage = compression.config.own_momentum
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     config = optimizer.get_config()
     if isinstance(optimizer, DGCSGD):

@@ -10,7 +10,7 @@ import pytest
 from gradcomp import Config, Loopback, Pipeline
 from gradcomp.adapter_api import moved, resized
 from gradcomp.codec.arrays import FloatArray
-from gradcomp.exchange.patterns.alone import Alone
+from gradcomp.exchange.patterns.single_rank import Alone
 from gradcomp.runtime.loopback import run_rounds
 from gradcomp.runtime.start_report import StartReport
 from support.pipelines import configured

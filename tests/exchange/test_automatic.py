@@ -10,6 +10,7 @@ import pytest
 
 from exchange_bytes import received
 from gradcomp import Loopback, Pipeline, get_codec
+from gradcomp.codec.codec import Codec
 from gradcomp.codec.spec import parse, stages
 from gradcomp.exchange.automatic import NUMEL, spec_link_bytes
 from gradcomp.exchange.averaging import Averaging
@@ -65,11 +66,11 @@ def test_the_pattern_of_a_spec(spec: str, choices: list[tuple[int, str]]) -> Non
 @pytest.mark.parametrize("ranks", MANY)
 @pytest.mark.parametrize("codec", GATHERED)
 def test_a_gather_is_taken_while_it_costs_little(codec: str, ranks: int) -> None:
-    choice = exchange_choice(parse(codec), "auto", ranks)
+    spec = parse(codec)
+    choice = exchange_choice(spec, "auto", ranks)
     assert choice.reason
-    codec = get_codec(codec).spec
-    gather = spec_link_bytes(codec, "gather", ranks)
-    taken = spec_link_bytes(codec, choice.pattern, ranks)
+    gather = spec_link_bytes(spec, "gather", ranks)
+    taken = spec_link_bytes(spec, choice.pattern, ranks)
     dense = dense_link_bytes(4 * NUMEL, ranks)
     if choice.pattern != "gather":
         assert ranks > 2
@@ -82,8 +83,8 @@ def test_a_gather_is_taken_while_it_costs_little(codec: str, ranks: int) -> None
 class Sharing(CoreDevice):
     """A device that shares what kernels do."""
 
-    def sharing(self, codec: str) -> Any:
-        shares = codec.startswith(("topk", "int8", "fp16")) and "values=int8" not in codec
+    def sharing(self, codec: Codec) -> Any:
+        shares = codec.name in ("topk", "int8", "fp16") and "values=int8" not in codec.spec
         return self if shares else None
 
 
@@ -110,11 +111,11 @@ def test_the_pattern_from_device_to_device(codec: str, patterns: dict[int, str])
 @pytest.mark.parametrize("codec", GATHERED)
 def test_bytes_do_not_grow_with_the_ranks(codec: str) -> None:
     """From 8 ranks to 256 they are at most doubled, where a gather has 36 times as many."""
-    codec = get_codec(codec).spec
+    spec = parse(codec)
 
     def taken(ranks: int) -> float:
-        pattern = exchange_pattern(parse(codec), "auto", ranks)
-        return spec_link_bytes(codec, pattern, ranks)
+        pattern = exchange_pattern(spec, "auto", ranks)
+        return spec_link_bytes(spec, pattern, ranks)
 
     assert taken(256) < 37 * taken(8) if codec.startswith("adaq") else taken(256) < 2.6 * taken(8)
 
@@ -144,7 +145,7 @@ def test_expected_bytes_are_those_that_arrive(codec: str, pattern: str) -> None:
             for one in pipelines
         ]
     )
-    expected = spec_link_bytes(get_codec(codec).spec, pattern, ranks, math.prod(shape))
+    expected = spec_link_bytes(parse(codec), pattern, ranks, math.prod(shape))
     assert np.mean(nbytes) == pytest.approx(expected, rel=0.06)
 
 

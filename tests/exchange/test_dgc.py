@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gradcomp import Config, ConfigError, Loopback, SpecError
 from gradcomp.codec.spec import parse, stages
-from gradcomp.exchange.memory import MomentumCorrection
+from gradcomp.exchange.momentum import MomentumCorrection
 from gradcomp.exchange.patterns.base import Context
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
 from gradcomp.exchange.patterns.gather import Gather

@@ -78,3 +78,10 @@ def test_every_codec_is_explained_with_a_true_size(name: str) -> None:
 def test_a_wrong_spec_is_a_spec_error() -> None:
     with pytest.raises(SpecError, match="did you mean 'topk'"):
         explain("topc(k=3)")
+
+
+@pytest.mark.parametrize(
+    "spec", ["residual|topk(ratio=0.01)", "topk(ratio=ramp(from=0.25,to=0.01,steps=8))", "dion"]
+)
+def test_text_and_parsed_specs_have_the_same_description(spec: str) -> None:
+    assert explain(parse(spec)) == explain(spec)

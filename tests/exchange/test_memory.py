@@ -7,7 +7,9 @@ import pytest
 
 from gradcomp import Pipeline, StateError, get_codec
 from gradcomp.codec.spec import parse
-from gradcomp.exchange.memory import MomentumCorrection, NoMemory, Residual, Signum, make_memory
+from gradcomp.exchange.make_memory import make_memory
+from gradcomp.exchange.memory import NoMemory, Residual
+from gradcomp.exchange.momentum import MomentumCorrection, Signum
 from gradcomp.exchange.rounds import TensorKey
 from support.pipelines import config_of, residual_of, send
 

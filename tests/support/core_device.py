@@ -65,7 +65,7 @@ class CoreDevice:
 
         return wait
 
-    def sharing(self, codec: str) -> SharingDevice | None:
+    def sharing(self, codec: Codec) -> SharingDevice | None:
         return None
 
     def sharing_factors(self) -> FactorDevice | None:

@@ -14,6 +14,7 @@ import torch
 from gradcomp import _core, get_codec
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.batch_items import ToAddShared, ToDecode, ToEncode
+from gradcomp.codec.codec import Codec
 from gradcomp.codec.devices import HOST, FactorDevice, SharingDevice
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.frame_parts import payloads_of_frames
@@ -65,7 +66,7 @@ class CoreTensors(CoreDevice):
         self._direct = True
         return self
 
-    def sharing(self, codec: str) -> SharingDevice | None:
+    def sharing(self, codec: Codec) -> SharingDevice | None:
         return self if self._direct else None
 
     def share(self, name: str, groups: Sequence[Sequence[ToEncode]], size: int = 0) -> Any:

@@ -24,7 +24,7 @@ from gradcomp.exchange.algorithms.low_rank import (
     matrix_shape,
     values_codec,
 )
-from gradcomp.exchange.memory import make_memory
+from gradcomp.exchange.make_memory import make_memory
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.patterns.gather import rank_seed
 from gradcomp.exchange.rounds import AllGather, BucketRound

@@ -27,9 +27,6 @@ class Algorithm(BucketAggregator):
     replicated_kinds: ClassVar[tuple[str, ...]] = ()
     """Kinds of the algorithm's own state that are equal on all ranks."""
 
-    gives_steps: ClassVar[bool] = False
-    """Results are steps of an optimizer, Dion or DeMo, not averages."""
-
     @abstractmethod
     def __init__(self, spec: Spec, context: Context) -> None: ...
 

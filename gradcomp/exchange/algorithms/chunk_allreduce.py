@@ -16,9 +16,9 @@ from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray, split
 from gradcomp.codec.spec import Spec
 from gradcomp.exchange.algorithms.base import Algorithm
-from gradcomp.exchange.algorithms.chosen import largest
 from gradcomp.exchange.algorithms.low_rank import values_codec
-from gradcomp.exchange.memory import make_memory
+from gradcomp.exchange.algorithms.top_parts import largest
+from gradcomp.exchange.make_memory import make_memory
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.rounds import AllReduce, BucketRound
 from gradcomp.stopwatch import timed

@@ -9,8 +9,8 @@ residual with decay, and the exchange is that of ``blocktopk``.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.codec import derive_stream, get_codec
 from gradcomp.codec.spec import Spec
-from gradcomp.exchange.algorithms.base import Algorithm
+from gradcomp.exchange.algorithms.optimizer_step import OptimizerStep
 from gradcomp.exchange.averaging import Averaging
 from gradcomp.exchange.memory import Residual
 from gradcomp.exchange.patterns.base import Context, Member
@@ -29,8 +29,8 @@ from gradcomp.stopwatch import timed
 __all__ = ["DeMo"]
 
 
-class DeMo(Algorithm):
-    """Steps of the optimizer DeMo; the optimizer multiplies them by the learning rate.
+class DeMo(OptimizerStep):
+    """Steps of the optimizer DeMo.
 
     ``M = momentum * M + R gradient; send the k largest of each block of M; M -= sent; step =
     sign(R^-1 <sent>)``, with R for the rotation and < > for the average over the ranks
@@ -42,30 +42,19 @@ class DeMo(Algorithm):
     exchange: ClassVar[str] = (
         "the largest coefficients of the rotated momentum are all-gathered; vectors travel dense"
     )
-    gives_steps: ClassVar[bool] = True
-
-    @classmethod
-    def state_of(cls, params: Mapping[str, Any]) -> dict[str, Hashable]:
-        """See `Algorithm.state_of`: M fits all parameters."""
-        return {"momentum": "demo"}
+    momentum_of: ClassVar[str] = "demo"
 
     def __init__(self, spec: Spec, context: Context) -> None:
-        assert spec.algorithm is not None
-        params: dict[str, Any] = dict(spec.algorithm.params)
+        super().__init__(spec, context)
+        params = self._params
         self._sign = params["update"] == "sign"
-        momenta = context.state.setdefault("momentum", {})
         self._gather = Gather(
             get_codec(f"blocktopk(k={params['k']},values={params['values']})"),
-            Residual(params["momentum"], 1.0, momenta),
+            Residual(params["momentum"], 1.0, self._momenta),
             context.seed,
             context.rank,
             averaging=Averaging("senders"),
         )
-        self.bucket = self
-
-    def takes(self, shape: tuple[int, ...]) -> bool:
-        """Tensors of two or more dimensions, as Dion; the optimizer has Lion for others."""
-        return len(shape) >= 2 and 0 not in shape
 
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
         """See `BucketAggregator.bucket_round`."""

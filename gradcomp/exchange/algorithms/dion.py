@@ -21,7 +21,6 @@ from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.spec import Spec
 from gradcomp.errors import StateError
-from gradcomp.exchange.algorithms.base import Algorithm
 from gradcomp.exchange.algorithms.low_rank import (
     average_in_place,
     averages_of,
@@ -29,6 +28,7 @@ from gradcomp.exchange.algorithms.low_rank import (
     matrix_shape,
     values_codec,
 )
+from gradcomp.exchange.algorithms.optimizer_step import OptimizerStep
 from gradcomp.exchange.memory import array_of
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.rounds import BucketRound, TensorKey
@@ -39,8 +39,8 @@ __all__ = ["Dion"]
 _Q = "dion_q"
 
 
-class Dion(Algorithm):
-    """Steps of the optimizer Dion; the optimizer multiplies them by the learning rate.
+class Dion(OptimizerStep):
+    """Steps of the optimizer Dion.
 
     ``M += gradient; P = orthonormal(<M Q>); R = <M^T P>; M -= (1 - momentum) P R^T;
     Q = R with unit columns; step = sqrt(rows / cols) P Q^T``, with < > for the average over ranks.
@@ -53,30 +53,24 @@ class Dion(Algorithm):
         "for each side; matrices that would not shrink, and vectors, travel dense"
     )
 
-    gives_steps: ClassVar[bool] = True
+    momentum_of: ClassVar[str] = "dion"
 
     replicated_kinds: ClassVar[tuple[str, ...]] = (_Q,)
 
     @classmethod
     def state_of(cls, params: Mapping[str, Any]) -> dict[str, Hashable]:
         """See `Algorithm.state_of`: Q fits another spec of the same rank only."""
-        return {"momentum": "dion", _Q: str(params["rank_fraction"])}
+        return {**super().state_of(params), _Q: str(params["rank_fraction"])}
 
     def __init__(self, spec: Spec, context: Context) -> None:
-        assert spec.algorithm is not None
-        params: dict[str, Any] = dict(spec.algorithm.params)
+        super().__init__(spec, context)
+        params = self._params
         self._rank_fraction: float = params["rank_fraction"]
         self._momentum: float = params["momentum"]
         self._method: str = params["orthogonalization"]
         self._codec = values_codec(params["values"])
-        self._momenta = context.state.setdefault("momentum", {})
         self._q = context.state.setdefault(_Q, {})
         self._seed = context.seed
-        self.bucket = self
-
-    def takes(self, shape: tuple[int, ...]) -> bool:
-        """Tensors of two or more dimensions: all of them get orthonormal steps."""
-        return len(shape) >= 2 and 0 not in shape
 
     def rank(self, shape: tuple[int, ...]) -> int:
         """Number of columns of a matrix's factors."""

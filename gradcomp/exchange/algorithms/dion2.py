@@ -10,8 +10,8 @@ rows, or its columns if these are fewer: the ranks choose the same lines and ave
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +19,15 @@ import numpy.typing as npt
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray, split
 from gradcomp.codec.spec import Spec
-from gradcomp.exchange.algorithms.base import Algorithm
-from gradcomp.exchange.algorithms.chosen import largest
 from gradcomp.exchange.algorithms.low_rank import (
     average_in_place,
     averages_of,
     matrix_shape,
     values_codec,
 )
+from gradcomp.exchange.algorithms.optimizer_step import OptimizerStep
 from gradcomp.exchange.algorithms.polar_factor import polar_factor
+from gradcomp.exchange.algorithms.top_parts import largest
 from gradcomp.exchange.memory import array_of
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.rounds import AllReduce, BucketRound
@@ -36,8 +36,8 @@ from gradcomp.stopwatch import timed
 __all__ = ["Dion2"]
 
 
-class Dion2(Algorithm):
-    """Steps for the optimizer Dion; the optimizer multiplies them by the learning rate.
+class Dion2(OptimizerStep):
+    """Steps for the optimizer Dion.
 
     ``M += gradient; K = lines of the largest <L1 norms>; step[K] = sqrt(rows / cols) polar(<M[K]>);
     M[K] *= momentum``, with < > for the average over ranks. All other lines of the step are 0.
@@ -49,26 +49,15 @@ class Dion2(Algorithm):
         "norms of a matrix's rows are all-reduced, or of its columns if these are fewer; then those "
         "with the largest norms; matrices that would not shrink, and vectors, travel dense"
     )
-    gives_steps: ClassVar[bool] = True
-
-    @classmethod
-    def state_of(cls, params: Mapping[str, Any]) -> dict[str, Hashable]:
-        """See `Algorithm.state_of`: M fits every fraction."""
-        return {"momentum": "dion2"}
+    momentum_of: ClassVar[str] = "dion2"
 
     def __init__(self, spec: Spec, context: Context) -> None:
-        assert spec.algorithm is not None
-        params: dict[str, Any] = dict(spec.algorithm.params)
+        super().__init__(spec, context)
+        params = self._params
         self._fraction: float = params["fraction"]
         self._momentum: float = params["momentum"]
         self._codec = values_codec(params["values"])
         self._item = 4 if params["values"] == "fp32" else 2
-        self._momenta = context.state.setdefault("momentum", {})
-        self.bucket = self
-
-    def takes(self, shape: tuple[int, ...]) -> bool:
-        """Tensors of two or more dimensions: all of them get orthonormal steps."""
-        return len(shape) >= 2 and 0 not in shape
 
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
         """See `BucketAggregator.bucket_round`."""

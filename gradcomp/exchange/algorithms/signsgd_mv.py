@@ -19,7 +19,7 @@ from gradcomp.codec.batch_items import ToEncode
 from gradcomp.codec.codec import derive_stream, get_codec
 from gradcomp.codec.spec import Spec
 from gradcomp.exchange.algorithms.base import Algorithm
-from gradcomp.exchange.memory import make_memory
+from gradcomp.exchange.make_memory import make_memory
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.patterns.chunks import Chunk, cut, encode_pieces, scatter_reduce_allgather
 from gradcomp.exchange.patterns.gather import rank_seed

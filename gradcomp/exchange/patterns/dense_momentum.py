@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradcomp.codec.arrays import FloatArray
-from gradcomp.exchange.memory import MomentumCorrection
+from gradcomp.exchange.momentum import MomentumCorrection
 from gradcomp.exchange.patterns.base import BucketAggregator, Member
 from gradcomp.exchange.patterns.dense import dense_bucket
 from gradcomp.exchange.rounds import BucketRound

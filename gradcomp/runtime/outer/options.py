@@ -142,7 +142,7 @@ _NAMES = {"lr": "the outer learning rate", "momentum": "the outer momentum"}
 
 def _check(config: Config) -> None:
     default = config.compress.default
-    if config.momentum_correction is not None or config.step_algorithm is not None:
+    if config.own_momentum is not None:
         raise ConfigError(
             f"'{default}' has a momentum of its own: leave it to the outer momentum, and use a codec, "
             "such as residual|topk(ratio=0.01)"

@@ -136,11 +136,10 @@ def check_sends_nan(config: Config) -> None:
         ConfigError: a spec has such an exchange: sra chooses random elements of random elements;
             or it gives steps of an optimizer.
     """
-    if config.step_algorithm is not None:
-        raise ConfigError(
-            f"'{config.step_algorithm.text}' gives steps that do not scale with the loss, so that unscaling "
-            "would shrink them: train in bfloat16, without a loss scale"
-        )
+    config.check_averages(
+        "gives steps that do not scale with the loss, so that unscaling would shrink them: train in "
+        "bfloat16, without a loss scale"
+    )
     for _, spec, exchange in config.compress.choices:
         if "sra" in exchange_pattern(spec, exchange) and spec.first_codec.startswith("random"):
             raise ConfigError(

@@ -10,7 +10,8 @@ import numpy as np
 from gradcomp import encode_batch, get_codec
 from gradcomp.codec.frame import inspect
 from gradcomp.codec.spec import Spec, parse
-from gradcomp.exchange.memory import Memory, MemoryState, make_memory
+from gradcomp.exchange.make_memory import make_memory
+from gradcomp.exchange.memory import Memory, MemoryState
 from gradcomp.exchange.patterns.gather import rank_seed
 from gradcomp.exchange.rates import Rates
 from gradcomp.exchange.rounds import TensorKey
