@@ -9,7 +9,8 @@ import pytest
 
 from gradcomp.codec.spec import ParamInfo, stages
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "codecs"
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "docs" / "codecs"
 FIGURES = FOLDER / "figures"
 WRITTEN = {
     ("inceptionn.md", "error_bound"): "powers of two",
@@ -93,3 +94,44 @@ def test_tables_of_parameters_are_those_of_the_registry() -> None:
                 wrong.append(f"{where}: range {cells['range']}, not {param.range}")
     assert wrong == []
     assert tables > 10
+
+
+def test_defaults_in_lists_of_parameters_are_those_of_the_registry() -> None:
+    """Items such as "- `rank` (default 4): ..." on a page named after a stage."""
+    known = {row.name: row for row in stages()}
+    wrong, items = [], 0
+    for page in [*PAGES, *sorted((FOLDER.parent / "algorithms").glob("*.md"))]:
+        if page.stem not in known:
+            continue
+        params = {param.name: param for param in known[page.stem].params}
+        # `masking` is the memory's name of the preset's `momentum_masking`.
+        aliases = {"masking": "momentum_masking"} if page.stem == "dgc" else {}
+        for name, default in re.findall(
+            r"`(\w+)` \(default `?([^`;,):]+)`?[;,):]", page.read_text()
+        ):
+            param = params.get(aliases.get(name, name))
+            if param is None:  # of another stage: dion.md has dion2, too
+                continue
+            items += 1
+            if not same(default, str(param.default)):
+                wrong.append(f"{page.name}: {name}: default {default}, not {param.default}")
+    assert wrong == []
+    assert items > 10
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two texts are the same value: 1 is 1.0."""
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return one == other
+
+
+def test_the_number_of_codecs_is_that_of_the_registry() -> None:
+    """The change log counts codecs, README.md codecs and algorithms."""
+    kinds = [row.kind for row in stages()]
+    log = (ROOT / "CHANGELOG.md").read_text()
+    assert re.findall(r"\b(\d+) codecs", log) == [str(kinds.count("codec"))]
+    methods = kinds.count("codec") + kinds.count("algorithm")
+    readme = (ROOT / "README.md").read_text()
+    assert re.findall(r"\[(\d+) methods\]", readme) == [str(methods)]
