@@ -1,7 +1,8 @@
 #include <cmath>
 #include <cstdio>
-#include <initializer_list>
+#include <string_view>
 
+#include "codecs/codecs.hpp"
 #include "stages/rows.hpp"
 
 namespace gradcomp {
@@ -37,29 +38,29 @@ std::string ratio_text(const Params& params) {
          (steps > 0 ? "steps=" : "epochs=") + std::to_string(warmup.length) + ")";
 }
 
-std::string expand(const Params& params, const char* stage,
-                   std::initializer_list<const char*> stage_params) {
+// Parameters of a preset's second stage that the preset takes as they are: all but the number of
+// elements, which follows from `ratio` and the warm-up.
+std::vector<ParamInfo> forwarded(const StageInfo& second) {
+  std::vector<ParamInfo> params;
+  for (const ParamInfo& param : second.params) {
+    const std::string_view name = param.name;
+    if (name != "ratio" && name != "k") params.push_back(param);
+  }
+  return params;
+}
+
+std::string expand(const Params& params, const StageInfo& second) {
   std::string text = "momentum_correction(";
   for (const char* name : {"momentum", "nesterov", "clip", "clip_norm"}) {
     text += given(params, name) + ",";
   }
-  text += given(params, "momentum_masking", "masking") + ")|" + stage + "(";
-  for (const char* name : stage_params) text += given(params, name) + ",";
+  text += given(params, "momentum_masking", "masking") + ")|" + second.name + "(";
+  for (const ParamInfo& param : forwarded(second)) text += given(params, param.name) + ",";
   return text + "ratio=" + ratio_text(params) + ")";
 }
 
-std::string expand_dgc(const Params& params) {
-  return expand(
-      params, "sampled_topk",
-      {"sample_ratio", "resample", "upper_bound", "lower_bound", "max_adaptation_iters", "values"});
-}
-
-std::string expand_chunk_dgc(const Params& params) {
-  return expand(params, "chunk_allreduce", {"chunk", "values"});
-}
-
-// Parameters common to all presets, with those of one preset in between.
-std::vector<ParamInfo> preset_params(const std::vector<ParamInfo>& between) {
+// Parameters of a preset: its ratio and warm-up, then those of its second stage and its memory.
+std::vector<ParamInfo> preset_params(const StageInfo& second) {
   std::vector<ParamInfo> params = {
       real_param("ratio", "0.001", 0, 1, "fraction of the elements that is sent after warm-up",
                  true),
@@ -69,7 +70,7 @@ std::vector<ParamInfo> preset_params(const std::vector<ParamInfo>& between) {
                     "steps of warm-up; above 0, used instead of warmup_epochs"),
       list_param("warmup_coeff", 0, 1, "ratio of each warm-up epoch; auto: equal factors", true),
   };
-  params.insert(params.end(), between.begin(), between.end());
+  for (const ParamInfo& param : forwarded(second)) params.push_back(param);
   for (const ParamInfo& param : momentum_params("momentum_masking")) params.push_back(param);
   return params;
 }
@@ -99,15 +100,8 @@ StageInfo dgc_stage() {
       "authors' code";
   stage.nonfinite = "as in the stages that it expands to";
   stage.example = "dgc(ratio=0.001)";
-  stage.params = preset_params({
-      real_param("sample_ratio", "0.01", 0, 1, "see sampled_topk", true),
-      boolean_param("resample", "true", "see sampled_topk"),
-      real_param("upper_bound", "1.3", 1, 100, "see sampled_topk"),
-      real_param("lower_bound", "0.8", 0, 1, "see sampled_topk", true),
-      integer_param("max_adaptation_iters", "10", 0, 100, "see sampled_topk"),
-      choice_param("values", "fp32", "fp32|fp16|bf16|int8|sign", "see sampled_topk"),
-  });
-  stage.expand = expand_dgc;
+  stage.params = preset_params(sampled_topk_stage());
+  stage.expand = [](const Params& params) { return expand(params, sampled_topk_stage()); };
   stage.refuse = refuse;
   return stage;
 }
@@ -124,10 +118,8 @@ StageInfo chunk_dgc_stage() {
       "GPU Clusters, arXiv:1902.06855, section 3.2";
   stage.nonfinite = "as in the stages that it expands to";
   stage.example = "chunk_dgc(ratio=0.001)";
-  stage.params =
-      preset_params({integer_param("chunk", "512", 1, 65536, "see chunk_allreduce"),
-                     choice_param("values", "fp32", "fp32|fp16", "see chunk_allreduce")});
-  stage.expand = expand_chunk_dgc;
+  stage.params = preset_params(chunk_allreduce_stage());
+  stage.expand = [](const Params& params) { return expand(params, chunk_allreduce_stage()); };
   stage.refuse = refuse;
   return stage;
 }

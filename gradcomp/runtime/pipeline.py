@@ -29,11 +29,11 @@ from gradcomp.runtime.agree.step_check import ParametersAt, check_step, step_tex
 from gradcomp.runtime.buckets import make_buckets
 from gradcomp.runtime.measure.stats import Stats
 from gradcomp.runtime.policy.auto import Policy
-from gradcomp.runtime.policy.auto.decision import Decision, PolicyGroup
-from gradcomp.runtime.policy.auto.predictions import predictions
+from gradcomp.runtime.policy.decision import Decision, PolicyGroup
+from gradcomp.runtime.policy.predictions import predictions
 from gradcomp.runtime.resolve import Resolved, Resolver
+from gradcomp.runtime.state.loss_scale import check_sends_nan
 from gradcomp.runtime.state.rank_state import RankState, State
-from gradcomp.runtime.state.rank_state.loss_scale import check_sends_nan
 
 __all__ = ["Pipeline"]
 
@@ -607,7 +607,7 @@ class Pipeline:
         - ``rounds``: number of averages so far, by tensor name;
         - ``specs``: canonical spec of the last round, by tensor name;
         - ``loss_scale``: see `set_loss_scale`;
-        - ``decisions`` of the policy ``auto``; see `gradcomp.runtime.policy.auto.decision.Decision`.
+        - ``decisions`` of the policy ``auto``; see `gradcomp.runtime.policy.decision.Decision`.
 
         Keys of arrays, each by tensor name:
 

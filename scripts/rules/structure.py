@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Print figures of the structure: circles of files, and resolutions of a gradient in a step.
+"""Print figures of the structure: circles of files, resolutions of a gradient, files of a codec.
 
     python scripts/rules/structure.py
 
-tests/rules/test_structure.py asserts 0 circles in Python and C++, and 1 resolution.
+tests/rules/test_structure.py asserts 0 circles in Python and C++, 1 resolution, and at most 10
+files.
 """
 
 from __future__ import annotations
@@ -134,12 +135,24 @@ def resolutions(use: Any) -> int:
     return most
 
 
+def guide_files() -> set[str]:
+    """The files that docs/adding-a-compressor.md makes one write or edit for its example.
+
+    The golden vectors and the figure, which its commands write, are two more.
+    """
+    text = (ROOT / "docs" / "adding-a-compressor.md").read_text()
+    blocks = re.findall(r"^(?:New file|In) `([^`]+)`[:,]", text, re.MULTILINE)
+    last = re.findall(r"^Last, .*\[(docs/[^\]]+)\]", text, re.MULTILINE)
+    return {*blocks, *last}
+
+
 def main() -> None:
     """Print the figures."""
     print(f"circles of files in Python: {len(circles(python_imports()))}")
     print(f"circles of files in C++: {len(circles(cpp_includes()))}")
     for use in CONFIGS:
         print(f"resolutions of a gradient in a step: {resolutions(use)} ({use})")
+    print(f"files touched by the guide's codec: {len(guide_files())}")
 
 
 if __name__ == "__main__":

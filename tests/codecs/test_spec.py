@@ -410,6 +410,21 @@ def test_every_stage_is_documented_and_its_example_is_valid() -> None:
                 assert param.default is None
 
 
+@pytest.mark.parametrize(
+    ("preset", "second"), [("dgc", "sampled_topk"), ("chunk_dgc", "chunk_allreduce")]
+)
+def test_a_preset_takes_the_parameters_of_its_stages(preset: str, second: str) -> None:
+    known = {row.name: {param.name: param for param in row.params} for row in stages()}
+    for name, param in known[second].items():
+        if name not in ("ratio", "k"):
+            assert known[preset][name] == param
+    for name, param in known["momentum_correction"].items():
+        own = "momentum_masking" if name == "masking" else name
+        assert known[preset][own].range == param.range
+    *_, last = known[second]["values"].range.split("|")
+    assert parse(f"{preset}(values={last})").stages[1].params["values"] == last
+
+
 def test_codec_ids_are_unique_and_gradcomps_own() -> None:
     ids = [stage.id for stage in CODECS]
     assert len(set(ids)) == len(ids)

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from rules.structure import CONFIGS, circles, cpp_includes, python_imports, resolutions
+from rules.structure import (
+    CONFIGS,
+    circles,
+    cpp_includes,
+    guide_files,
+    python_imports,
+    resolutions,
+)
 
 
 def test_python_files_import_in_no_circle() -> None:
@@ -39,3 +46,9 @@ def test_a_circle_is_found() -> None:
 @pytest.mark.parametrize("use", CONFIGS, ids=str)
 def test_a_gradient_is_resolved_once_in_a_step(use: Any) -> None:
     assert resolutions(use) == 1
+
+
+def test_a_codec_touches_at_most_10_files() -> None:
+    files = guide_files()
+    assert {"csrc/stages/registry.cpp", "docs/stages.md"} <= files
+    assert len(files) <= 10
