@@ -210,7 +210,7 @@ def _choice(rule: Resolution, rank: Pipeline) -> Choice:
     """The exchange of a rule's first spec."""
     phase = rule.schedule.at(0, 0)
     exchange = phase.exchange or rule.exchange
-    return exchange_choice(phase.use, exchange, rank.ranks_of(exchange), rule.averaging)
+    return exchange_choice(phase.use, exchange, rank.resolver.ranks_of(exchange), rule.averaging)
 
 
 def link_warnings(config: Config, result: SimulationResult) -> list[str]:
