@@ -99,7 +99,7 @@ def test_epochs_and_steps_of_the_script_are_compared() -> None:
     with pytest.raises(ProtocolError, match="the script's step: 7 on rank 0; 8 on rank 1"):
         loop.step(gradients(2))
     with pytest.raises(ValueError, match="step is -1"):
-        loop.ranks[0].set_step(-1)
+        loop.ranks[0].comparison.set_step(-1)
 
 
 def trained(
