@@ -182,8 +182,8 @@ def test_two_level_counts_nodes() -> None:
     ):
         loop.step(gradients(8))
         assert {kind for kind in loop.stats[0].sent_bytes if "node" not in kind} == kinds
-    assert few.ranks[0].automatic == {}
-    assert many.ranks[0].automatic["compress.default"].pattern == "two_level(sra)"
+    assert few.ranks[0].resolver.automatic == {}
+    assert many.ranks[0].resolver.automatic["compress.default"].pattern == "two_level(sra)"
 
 
 def test_a_schedule_may_change_the_pattern() -> None:
