@@ -411,7 +411,7 @@ def decided(pipeline: Pipeline) -> dict[str, list[str]]:
 def test_saved_predictions_decide_what_is_clear(cache: Path, config: Path) -> None:
     slow = saved(config, cache, "--bandwidth", "10", "--compute", "1")
     assert decided(slow) == {"compressed": ["dense", "fp16"]}
-    assert len(slow.stats.decisions) == 3
+    assert len(slow.policy.decisions) == 3
     # Computation hides all exchanges, so that they must be measured.
     fast = saved(config, cache, "--bandwidth", "10000", "--compute", "2000")
     assert decided(fast) == {}
