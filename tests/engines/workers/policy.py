@@ -19,7 +19,7 @@ from workers.harness import Cases
 from gradcomp import Config
 from gradcomp.errors import ProtocolError
 from gradcomp.exchange.rounds import Request
-from gradcomp.runtime.policy.auto import auto as policy
+from gradcomp.runtime.policy import auto as policy
 from gradcomp.runtime.policy.decision import Decision
 from horovod_compressors.torch import Compression, compression
 from horovod_compressors.torch.engine import HorovodEngine
