@@ -61,14 +61,13 @@ from gradcomp.runtime.agree.comparison import (
 from gradcomp.runtime.agree.replicas import Parameters
 from gradcomp.runtime.collector import Collector, Route
 from gradcomp.runtime.controls import Controls
-from gradcomp.runtime.measure.profile_files import profile_as_configured
 from gradcomp.runtime.measure.profiled_engine import ProfiledEngine
 from gradcomp.runtime.measure.stats import Stats
 from gradcomp.runtime.membership import moved, placed, resized, shared_state, take_shared_state
 from gradcomp.runtime.outer.options import OuterOptions
 from gradcomp.runtime.outer.sgd import OuterSGD
 from gradcomp.runtime.outer.steps import OuterSteps, Values
-from gradcomp.runtime.pipeline import Pipeline
+from gradcomp.runtime.pipeline import Pipeline, profile_as_configured
 from gradcomp.runtime.resolve import Resolved
 from gradcomp.runtime.start_report import StartReport
 from gradcomp.runtime.state.checkpoint import Checkpoints

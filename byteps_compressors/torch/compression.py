@@ -111,7 +111,7 @@ class Compression(metaclass=_ByName):
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Return the payload of a gradient, which BytePS averages, and no context."""
-        if self.pipeline.compares:
+        if self.pipeline.stats.compares:
             raise ConfigError(
                 "BytePS averages a gradient once, so errors cannot be measured: use "
                 "start_profile() without error=True"

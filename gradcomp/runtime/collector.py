@@ -106,25 +106,28 @@ class Collector:
         self._report.begin_step()
         self._begin_check()
         decisions: tuple[Decision, ...] = ()
-        if pipeline.measures:
-            groups = pipeline.resolve_all(self._tensors).values()
-            decisions = self._driver.run(pipeline.begin_step(groups, self._ended, self._clock()))
+        policy = pipeline.policy
+        if policy.measures:
+            before = pipeline.resolve_all(self._tensors).values()
+            groups = [one.group for one in before if one.group is not None]
+            decisions = self._driver.run(policy.begin_step(groups, self._ended, self._clock()))
+            pipeline.stats.decisions = policy.decisions
         self._resolved = pipeline.resolve_all(self._tensors)
-        if pipeline.varies:
+        if policy.measures or pipeline.config.switches:
             self._group()
         return decisions
 
     def _begin_check(self) -> None:
         """Send this rank's text of the step; its state is compared before anything else is sent."""
-        pipeline = self._pipeline
-        if not pipeline.compares_steps:
+        comparison = self._pipeline.comparison
+        if not comparison.needed:
             return
-        text = pipeline.step_text(self._replicas.take())
-        pipeline.stats.count("check", text.nbytes)
+        text = comparison.text(self._replicas.take())
+        self._pipeline.stats.count("check", text.nbytes)
         self._comparing = self._driver.post(Broadcast("step.check", text))
-        if pipeline.fresh or self._blocking:
+        if comparison.fresh or self._blocking:
             self.check()
-        self._replicas.begin(pipeline.next_step)
+        self._replicas.begin(comparison.next_step)
 
     def check(self) -> None:
         """Compare the ranks' progress in this step, once, before any of its averages is used.
@@ -137,7 +140,7 @@ class Collector:
         """
         if self._comparing is not None:
             handle, self._comparing = self._comparing, None
-            self._pipeline.check_step(self._driver.reply(handle))
+            self._pipeline.comparison.check(self._driver.reply(handle))
         self._replicas.settle()
 
     def resolve(self, name: str, shape: tuple[int, ...]) -> Resolved:
@@ -162,13 +165,13 @@ class Collector:
         """
         pipeline = self._pipeline
         named = resolved.key.name != ""
-        if named and resolved.group in pipeline.measured:
+        if named and resolved.group in pipeline.policy.measured:
             return Route.COLLECTED
         if sums_dtype and (
             pipeline.sends_dense(resolved) or (named and pipeline.waits_dense(resolved))
         ):
             return Route.DENSE
-        if fuses and resolved.aggregator.linear and not (named and pipeline.compares):
+        if fuses and resolved.aggregator.linear and not (named and pipeline.stats.compares):
             return Route.LINEAR
         return Route.COLLECTED
 
@@ -200,7 +203,7 @@ class Collector:
             raise came_twice(name)
         self._of_this_step.add(name)
         self._resolved[name] = resolved
-        if resolved.group is not None and resolved.group in self._pipeline.measured:
+        if resolved.group is not None and resolved.group in self._pipeline.policy.measured:
             group = self._measured.setdefault(resolved.group, {})
             arriving = [] if arrives is None else [arrives]
             group[name] = _Waiting({name: grad}, dense_bytes, arriving)
@@ -276,7 +279,7 @@ class Collector:
                 )
                 self._start(bucket)
             self._driver.finish_all()
-            self._pipeline.record(group, self._clock() - began)
+            self._pipeline.policy.record(group, self._clock() - began)
         self._measured.clear()
 
     def _start(self, bucket: tuple[str, ...], beside: bool = False) -> None:

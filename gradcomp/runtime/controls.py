@@ -54,7 +54,7 @@ class Controls(Checkpointed):
         Raises:
             ValueError: ``step`` is negative.
         """
-        self.pipeline.set_step(step)
+        self.pipeline.comparison.set_step(step)
 
     @property
     def stats(self) -> Stats:

@@ -109,11 +109,12 @@ class Loopback:
         for stats in self.stats:
             if stats.profile is not None:
                 stats.profile.begin_step()
-        first, *others = self.ranks
-        if first.compares_steps:
-            first.check_step(np.concatenate([pipeline.step_text() for pipeline in self.ranks]))
-            for pipeline in others:
-                pipeline.go_on()
+        comparisons = [pipeline.comparison for pipeline in self.ranks]
+        first, *others = comparisons
+        if first.needed:
+            first.check(np.concatenate([one.text() for one in comparisons]))
+            for other in others:
+                other.go_on()
         averages: dict[str, list[FloatArray]] = {name: [] for name in grads}
         shapes = {name: of_ranks[0].shape for name, of_ranks in arrays.items()}
         resolved = [pipeline.resolve_all(shapes) for pipeline in self.ranks]

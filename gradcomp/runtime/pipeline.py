@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, TypeVar
+import atexit
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from gradcomp.codec.arrays import ByteArray, FloatArray, room
-from gradcomp.codec.codec import get_codec
+from gradcomp.codec.arrays import FloatArray, room
 from gradcomp.codec.devices import HOST, Device, device_of
-from gradcomp.codec.spec import Spec
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
-from gradcomp.exchange.automatic import Choice
 from gradcomp.exchange.averaging import MEAN
-from gradcomp.exchange.make_memory import hands_over
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.patterns.single_rank import Alone
-from gradcomp.exchange.rounds import BucketRound, Ready, Request, Round
-from gradcomp.exchange.select import (
-    exchange_choice,
-    exchange_pattern,
-    pattern_between_nodes,
-    scatter_refusal,
-)
-from gradcomp.runtime.agree.step_check import ParametersAt, check_step, step_text
+from gradcomp.exchange.rounds import BucketRound, Round
+from gradcomp.exchange.select import scatter_refusal
+from gradcomp.runtime.agree.step_comparison import StepComparison
 from gradcomp.runtime.buckets import make_buckets
+from gradcomp.runtime.measure.counted import counted
+from gradcomp.runtime.measure.profile_files import write_profile
 from gradcomp.runtime.measure.stats import Stats
 from gradcomp.runtime.policy.auto import Policy
-from gradcomp.runtime.policy.decision import Decision, PolicyGroup
+from gradcomp.runtime.policy.auto.run import PolicyRun
+from gradcomp.runtime.policy.decision import Decision
 from gradcomp.runtime.policy.predictions import predictions
 from gradcomp.runtime.resolve import Resolved, Resolver
 from gradcomp.runtime.state.loss_scale import check_sends_nan
 from gradcomp.runtime.state.rank_state import RankState, State
 
-__all__ = ["Pipeline"]
-
-_log = logging.getLogger(__name__)
-
-_Result = TypeVar("_Result")
+__all__ = ["Pipeline", "profile_as_configured"]
 
 _COPIED = frozenset(
     {
@@ -51,7 +40,6 @@ _COPIED = frozenset(
         "elastic",
         "_state",
         "_policy",
-        "_script_step",
     }
 )
 """Attributes that a copy has, too."""
@@ -70,6 +58,12 @@ class Pipeline:
         scatters: rounds return sums of this rank's own rows; see `ReduceScatter`.
         elastic: ranks come and go: one that is alone now does not compress what it would not send;
             see `Alone`.
+
+    Attributes:
+        stats: of this rank.
+        resolver: decides about tensors.
+        policy: the run of the policy ``auto``.
+        comparison: with the other ranks, in each step.
 
     Raises:
         SpecError: the spec is wrong.
@@ -97,26 +91,16 @@ class Pipeline:
         self._scatters = scatters
         self.elastic = elastic
         compress = self.config.compress
-        for label, spec, exchange in compress.choices if scatters else ():
-            refusal = scatter_refusal(spec, exchange)
-            if refusal is not None:
-                raise ConfigError(f"{label}: {refusal}")
-        for rule in compress.resolutions if scatters else ():
-            if rule.averaging != MEAN:
-                raise ConfigError(
-                    f"{rule.rule} has {rule.averaging}, and a reduce-scatter adds up ranks; leave them "
-                    "out"
-                )
+        if scatters:
+            _check_scatters(self.config)
         self.ranks_per_node = compress.ranks_per_node or ranks_per_node if compress.two_level else 1
         self._state = RankState(rank, world_size, self.ranks_per_node)
         predicted = predictions(compress.prior, world_size)
         self._policy = Policy(predicted) if compress.policy == "auto" else None
-        self._script_step: int | None = None
         self._begin(None)
 
     def _begin(self, epoch: int | None) -> None:
         """Make everything that only this process can use."""
-        compress = self.config.compress
         self.stats = Stats(ranks=self.world_size, scatters=self._scatters)
         self.node = self._state.node
         context = Context(
@@ -130,15 +114,11 @@ class Pipeline:
             self._sharing,
             self.elastic,
         )
-        self._resolver = Resolver(self.config, context, self._policy)
+        self.resolver = Resolver(self.config, context, self._policy)
         if epoch is not None:
-            self._resolver.set_epoch(epoch)
-        self._fresh = True
-        # Specs that no device takes, of which the user knows.
-        self._on_host: set[str] = set()
-        self._depends_on_steps = bool(self.config.check_replicas_every) or any(
-            _depends_on_steps(spec, exchange) for _, spec, exchange in compress.choices
-        )
+            self.resolver.set_epoch(epoch)
+        self.policy = PolicyRun(self._policy, self.resolver.forget, self.rank == 0)
+        self.comparison = StepComparison(self.config, self._state, self.resolver)
 
     def begin_sharing(self, device: Device) -> None:
         """Take gradients in the memory of a device that shares; before the first round of this process.
@@ -151,10 +131,8 @@ class Pipeline:
     # Copies and pickles: configuration and state. Statistics begin anew.
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **{name: value for name, value in vars(self).items() if name in _COPIED},
-            "epoch": self._resolver.epoch,
-        }
+        copied = {name: value for name, value in vars(self).items() if name in _COPIED}
+        return {**copied, "epoch": self.resolver.epoch}
 
     def __setstate__(self, copied: dict[str, Any]) -> None:
         epoch = copied.pop("epoch")
@@ -186,14 +164,12 @@ class Pipeline:
         Raises:
             ValueError: ``epoch`` is negative.
         """
-        if epoch < 0:
-            raise ValueError(f"epoch is {epoch}; it must be at least 0")
-        self._resolver.set_epoch(epoch)
+        self.resolver.set_epoch(epoch)
 
     @property
     def epoch(self) -> int | None:
         """The present epoch; None before the first `set_epoch`."""
-        return self._resolver.epoch
+        return self.resolver.epoch
 
     def set_lr(self, lr: float | Mapping[str, float]) -> None:
         """Set the learning rate of the coming step, for specs with ``lr=scale``.
@@ -223,92 +199,6 @@ class Pipeline:
             check_sends_nan(self.config)
         self._state.set_loss_scale(scale)
 
-    def set_step(self, step: int) -> None:
-        """Tell the script's own step, counted from 0; before each step, on every rank.
-
-        The ranks compare it in every step, so a rank that has skipped one is found at once.
-
-        Raises:
-            ValueError: ``step`` is negative.
-        """
-        if step < 0:
-            raise ValueError(f"step is {step}; it must be at least 0")
-        self._script_step = step
-
-    def ranks_of(self, exchange: str) -> int:
-        """Number of ranks of an exchange; of nodes, with `two_level`."""
-        return self.world_size if pattern_between_nodes(exchange) is None else self.node.count
-
-    @property
-    def automatic(self) -> dict[str, Choice]:
-        """The rules for which `auto` takes another pattern with so many ranks than with two."""
-        if self._scatters:
-            return {}
-        found = {}
-        for rule, schedule, exchange, averaging in self.config.compress.resolutions:
-            for index, phase in enumerate(schedule.phases):
-                chosen = phase.exchange or exchange
-                ranks = self.ranks_of(chosen)
-                choice = exchange_choice(phase.use, chosen, ranks, averaging, self._sharing)
-                if choice.pattern != exchange_pattern(phase.use, chosen):
-                    found[f"{rule}[{index}]" if schedule.switches else rule] = choice
-        return found
-
-    # The comparison with other ranks; see `gradcomp.runtime.agree.step_check`.
-
-    @property
-    def compares_steps(self) -> bool:
-        """Whether the ranks compare themselves in each step: some average depends on earlier ones."""
-        return self.world_size > 1 and self._depends_on_steps
-
-    @property
-    def next_step(self) -> int:
-        """Number of steps so far, those before the last checkpoint included."""
-        return self._state.steps
-
-    @property
-    def fresh(self) -> bool:
-        """Whether the state is new or was loaded, and was not compared since."""
-        return self._fresh
-
-    def step_text(self, parameters: ParametersAt | None = None) -> ByteArray:
-        """This rank's text for `check_step` before a step.
-
-        Args:
-            parameters: digests of the model's parameters; None in most steps.
-
-        Returns:
-            JSON in bytes, of a multiple of 64 bytes.
-        """
-        progress: dict[str, Any] = {"step": self.next_step, "epoch": self._resolver.epoch}
-        if self._script_step is not None:
-            progress["the script's step"] = self._script_step
-        if self._state.loss_scale.active:
-            progress["loss scale"] = self._state.loss_scale.scale
-        state = None
-        if self._fresh:
-            state = self._state.compared()
-            choices = [(rule, choice.pattern) for rule, choice in self.automatic.items()]
-            if choices:
-                state["exchange: auto"] = repr(choices)
-            if self._policy is not None:
-                decisions = [one.to_state() for one in self._policy.decisions.values()]
-                state["decisions of the policy"] = repr(decisions)
-        return step_text(progress, state, parameters)
-
-    def check_step(self, replies: ByteArray) -> None:
-        """Compare all ranks' `step_text`, one after the other in rank order.
-
-        Raises:
-            ProtocolError: the ranks differ.
-        """
-        check_step(replies, self.world_size)
-        self.go_on()
-
-    def go_on(self) -> None:
-        """Begin the step: its texts are compared, and the state is no longer `fresh`."""
-        self._fresh = False
-
     # Resolution.
 
     def resolve(self, name: str, shape: tuple[int, ...]) -> Resolved:
@@ -319,7 +209,7 @@ class Pipeline:
         Raises:
             ConfigError: a schedule counts epochs, and `set_epoch` was never called.
         """
-        return self._resolver.resolve(name, shape, self._state.step(name))
+        return self.resolver.resolve(name, shape, self._state.step(name))
 
     def resolve_all(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Resolved]:
         """`resolve` for each of several tensors, by name."""
@@ -340,7 +230,7 @@ class Pipeline:
 
     def always_dense(self, resolved: Resolved) -> bool:
         """Whether the tensor travels dense in every step, for graphs that are traced once."""
-        return resolved.lasting and not self.measures and self.sends_dense(resolved)
+        return resolved.lasting and not self.policy.measures and self.sends_dense(resolved)
 
     def on_device(self, resolved: Resolved, device: Device) -> bool:
         """Whether the next round takes a gradient in the memory of a device; else give it on the host.
@@ -349,29 +239,9 @@ class Pipeline:
         over state from one spec to another, while a parameter changes in each step, and for comparisons
         with exact averages.
         """
-        aggregator = resolved.aggregator
-        if self.config.compress.device == "host" or resolved.dense or resolved.key.numel == 0:
-            return False
         step = self._state.step(resolved.key.name)
-        spec = resolved.spec.steady(step, self.epoch or 0)
-        if spec is None:
-            return False
-        takes = (
-            (
-                aggregator.on_devices
-                or (
-                    aggregator.on_sharing_devices
-                    and device.sharing(get_codec(spec.codec)) is not None
-                )
-            )
-            and hands_over(spec.memory)
-            and device.takes(spec, resolved.key.shape)
-        )
-        if not takes and self.rank == 0 and spec.canonical not in self._on_host:
-            self._on_host.add(spec.canonical)
-            _tell_of_host(self.config, spec)
-        begun = step >= aggregator.start_step and self._state.continues(resolved)
-        return takes and begun and not self.compares
+        taken = self.resolver.on_device(resolved, step, device)
+        return taken and self._state.continues(resolved) and not self.stats.compares
 
     def buckets(self, resolved: Mapping[str, Resolved]) -> list[tuple[str, ...]]:
         """The tensors that `bucket_round` should average together.
@@ -384,17 +254,12 @@ class Pipeline:
             aggregators share a bucket form buckets of about ``compress.bucket_bytes`` bytes. Every
             other tensor is alone.
         """
-        groups: dict[Hashable, list[tuple[str, int]]] = {}
-        others = []
-        for name, decision in reversed(list(resolved.items())):
-            aggregator = decision.bucket_aggregator
-            if aggregator is None:
-                others.append((name,))
-            else:
-                groups.setdefault(aggregator.bucket, []).append((name, 4 * decision.key.numel))
-        limit = self.config.compress.bucket_bytes
-        buckets = [names for group in groups.values() for names in make_buckets(group, limit)]
-        return [*buckets, *others]
+        tensors = []
+        for name, one in reversed(list(resolved.items())):
+            aggregator = one.bucket_aggregator
+            kind = None if aggregator is None else aggregator.bucket
+            tensors.append((name, kind, 4 * one.key.numel))
+        return make_buckets(tensors, self.config.compress.bucket_bytes)
 
     # Rounds.
 
@@ -425,7 +290,7 @@ class Pipeline:
         whole = self._state.hand_over(resolved, begun)
         out = grad.reshape(-1) if overwrite else room(grad.size)
         inner = resolved.aggregator.round(whole, resolved.key, self._count(name), out)
-        return self._counted(name, {name: grad}, inner)
+        return counted(self.stats, self.node, name, {name: grad}, inner)
 
     def bucket_round(
         self,
@@ -480,7 +345,7 @@ class Pipeline:
         if not isinstance(members[0].aggregator, Alone):
             self.stats.count_gradients(dense_bytes)
         bucket = members[0].aggregator.bucket_round(label, members)
-        return self._counted(label, grads, bucket)
+        return counted(self.stats, self.node, label, grads, bucket)
 
     def count_dense(self, name: str, nbytes: int) -> None:
         """Count a tensor of ``nbytes`` that an engine averages itself, as `sends_dense` or `waits_dense` allow."""
@@ -495,133 +360,19 @@ class Pipeline:
         self.stats.steps = max(self.stats.steps, step + 1)
         return step
 
-    def _counted(
-        self,
-        label: str,
-        grads: Mapping[str, FloatArray],
-        inner: Generator[Request | Ready, Any, _Result],
-    ) -> Generator[Request | Ready, Any, _Result]:
-        """The round, with its requests counted and its phases profiled."""
-        profile = self.stats.profile
-        send = inner.send if profile is None else partial(profile.resume, label, inner)
-        exact = None
-        if profile is not None and profile.error:
-            exact = yield from profile.exact(label, list(grads.values()))
-        try:
-            request = send(None)
-            while True:
-                if isinstance(request, Ready):
-                    request = send((yield request))
-                    continue
-                if request.group != "leaders" or self.node.leads:
-                    inside = "node " if request.group == "node" else ""
-                    ranks = self.node.count if request.group == "leaders" else None
-                    self.stats.count(f"{inside}{request.kind}", request.nbytes, ranks)
-                    if profile is not None:
-                        profile.requested(label, request)
-                request = send((yield request))
-        except StopIteration as stop:
-            result: _Result = stop.value
-            if profile is not None and exact is not None:
-                averages: Any = result if isinstance(result, list) else [result]
-                profile.compare(label, exact, dict(zip(grads, averages, strict=True)))
-            return result
-
-    @property
-    def compares(self) -> bool:
-        """Whether averages are compared with exact ones, so that rounds have one more phase."""
-        return self.stats.profile is not None and self.stats.profile.error
-
-    # The policy ``auto``.
-
-    @property
-    def measures(self) -> bool:
-        """Whether a policy measures exchanges in some steps; see `begin_step`."""
-        return self._policy is not None
-
-    @property
-    def varies(self) -> bool:
-        """Whether `buckets` may differ between steps."""
-        return self.measures or self.config.switches
-
-    @property
-    def measured(self) -> tuple[PolicyGroup, ...]:
-        """The groups whose exchanges are to be timed in this step; see `record`.
-
-        Their tensors must be averaged group by group, with nothing else under way.
-        """
-        return () if self._policy is None else self._policy.measured
-
-    def begin_step(
-        self, resolved: Iterable[Resolved], ended: float, now: float
-    ) -> Generator[Request, Any, tuple[Decision, ...]]:
-        """Begin a step, before any of its gradients is averaged.
-
-        Only the policy ``auto`` needs this call, and only with it the round makes requests. Without
-        the call, everything is compressed. Afterwards tensors must be resolved again.
-
-        Args:
-            resolved: the decisions about all tensors of the step.
-            ended: time of the last average of the previous step, in seconds.
-            now: the present time, by the same clock.
-
-        Returns:
-            A round that returns the new decisions.
-        """
-        if self._policy is None:
-            return ()
-        before = set(self._policy.decisions)
-        idle = self._policy.idle
-        groups = [one.group for one in resolved if one.group is not None]
-        yield from self._policy.begin_step(groups, ended, now)
-        if before != self._policy.decisions.keys() or not (idle and self._policy.idle):
-            self._resolver.forget()
-        self.stats.decisions = tuple(self._policy.decisions.values())
-        if before and not self.stats.decisions and self.rank == 0:
-            _log.info("policy auto: a second look")
-        return tuple(one for one in self.stats.decisions if one.group not in before)
-
-    def record(self, group: PolicyGroup, seconds: float) -> None:
-        """Record the time, in seconds, of averaging the tensors of a group in this step."""
-        assert self._policy is not None  # ensured by `measured`
-        self._policy.record(group, seconds)
-
     def decide_again(self) -> None:
-        """Forget the decisions of the policy ``auto``, and measure anew; on all ranks at once."""
-        if self._policy is not None:
-            self._policy.measure_anew()
-            self._resolver.forget()
+        """Forget the decisions of the policy ``auto``, and measure again; on all ranks at once."""
+        if self.policy.measures:
+            self.policy.measure_anew()
             self.stats.decisions = ()
-            self._fresh = True
+            self.comparison.fresh = True
 
     # Checkpoints.
 
     def state_dict(self) -> State:
-        """This rank's state: numbers, strings and flat float32 arrays, which are copies.
-
-        Keys of the header:
-
-        - ``version``, ``rank``, ``world_size``;
-        - ``ranks_per_node``: 1 without ``two_level``. With it a tensor's arrays belong to the node
-          and are equal on all of its ranks;
-        - ``rounds``: number of averages so far, by tensor name;
-        - ``specs``: canonical spec of the last round, by tensor name;
-        - ``loss_scale``: see `set_loss_scale`;
-        - ``decisions`` of the policy ``auto``; see `gradcomp.runtime.policy.decision.Decision`.
-
-        Keys of arrays, each by tensor name:
-
-        - ``residual``: error feedback; DGC's velocity;
-        - ``momentum``: of signum and momentum_correction;
-        - ``dion_q``: Dion's factors of columns, one vector after the other;
-        - ``powersgd_p``, ``powersgd_q``: PowerSGD's factors of rows and columns, one vector after
-          the other;
-        - ``residual_lr``: the learning rate of a residual's last step, with ``lr=scale``;
-        - ``basis``: learned from averages; see `gradcomp.Codec.learn`;
-        - ``carried``: starting points of encoders; see `gradcomp.ToEncode`.
-        """
-        decisions = [] if self._policy is None else list(self._policy.decisions.values())
-        return {**self._state.to_dict(), "decisions": [one.to_state() for one in decisions]}
+        """This rank's state, with copies of its arrays; `State` lists the keys."""
+        decisions = [one.to_state() for one in self.policy.decisions]
+        return {**self._state.to_dict(), "decisions": decisions}
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Continue from a saved state.
@@ -639,22 +390,39 @@ class Pipeline:
                 residuals of ranks are unrelated, so one rank's state must never be loaded on all.
         """
         decisions = self._state.load(state)
-        self._fresh = True
-        if self._policy is not None:
-            self._resolver.forget()
-            self._policy.restart(Decision.from_state(one) for one in decisions)
-            self.stats.decisions = tuple(self._policy.decisions.values())
+        self.comparison.fresh = True
+        if self.policy.measures:
+            self.policy.restart(Decision.from_state(one) for one in decisions)
+            self.stats.decisions = self.policy.decisions
 
 
-def _depends_on_steps(spec: Spec, exchange: str) -> bool:
-    """Whether averages depend on anything but the gradients of their step.
+def profile_as_configured(pipeline: Pipeline) -> Pipeline:
+    """Start a profile if the configuration has one; it is written when the process ends.
 
-    Payloads that are added depend on the step's number if their codec is seeded.
+    A pipeline that has a profile keeps it.
+
+    Returns:
+        The pipeline.
     """
-    pattern = exchange_pattern(spec, exchange)
-    if pattern == "dense":
-        return False
-    return pattern != "reduce" or spec.stateful or "seeded" in get_codec(spec.first_codec).caps
+    settings = pipeline.config.stats
+    if settings.profile is not None and pipeline.stats.profile is None:
+        profile = pipeline.stats.start_profile(error=settings.error)
+        atexit.register(write_profile, profile, settings.profile, pipeline.rank)
+    return pipeline
+
+
+def _check_scatters(config: Config) -> None:
+    """Raise ConfigError if a spec or an averaging of the configuration cannot be in a reduce-scatter."""
+    for label, spec, exchange in config.compress.choices:
+        refusal = scatter_refusal(spec, exchange)
+        if refusal is not None:
+            raise ConfigError(f"{label}: {refusal}")
+    for rule in config.compress.resolutions:
+        if rule.averaging != MEAN:
+            raise ConfigError(
+                f"{rule.rule} has {rule.averaging}, and a reduce-scatter adds up ranks; leave them "
+                "out"
+            )
 
 
 def _room_beside(grad: FloatArray) -> FloatArray:
@@ -665,13 +433,3 @@ def _room_beside(grad: FloatArray) -> FloatArray:
 
 def _listed(one: Round) -> BucketRound:
     return [(yield from one)]
-
-
-def _tell_of_host(config: Config, spec: Spec) -> None:
-    """Warn that gradients of a device are compressed on the host, as nothing there takes their spec."""
-    _log.warning(
-        "gradcomp: compress.device: %s has no effect on '%s': no kernel takes it or its exchange, so gradients "
-        "on a GPU are compressed on the CPU; docs/gpu.md lists what kernels take",
-        config.compress.device,
-        spec,
-    )

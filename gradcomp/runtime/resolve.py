@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
+from gradcomp.codec.codec import get_codec
+from gradcomp.codec.devices import Device
 from gradcomp.codec.spec import END, Spec, parse
 from gradcomp.config.schema import Config
 from gradcomp.config.spec_schedule import Resolution, SpecPhase, SpecSchedule
 from gradcomp.errors import ConfigError
+from gradcomp.exchange.automatic import Choice
 from gradcomp.exchange.averaging import MEAN, Averaging
+from gradcomp.exchange.make_memory import hands_over
 from gradcomp.exchange.patterns.base import Aggregator, BucketAggregator, Context
 from gradcomp.exchange.patterns.dense import Dense
 from gradcomp.exchange.patterns.dense_momentum import DenseMomentum
 from gradcomp.exchange.rounds import TensorKey
-from gradcomp.exchange.select import make_aggregator
+from gradcomp.exchange.select import (
+    exchange_choice,
+    exchange_pattern,
+    make_aggregator,
+    pattern_between_nodes,
+)
 from gradcomp.runtime.policy.auto import Policy
 from gradcomp.runtime.policy.decision import COMPRESSED, DENSE, PolicyGroup, alternatives
 
 __all__ = ["DENSE_SPEC", "Resolved", "Resolver"]
 
 DENSE_SPEC = parse("identity")
+
+_log = logging.getLogger(__name__)
 
 
 class Resolved(NamedTuple):
@@ -86,9 +98,17 @@ class Resolver:
             WeakValueDictionary()
         )
         self._dense = Dense()
+        # Specs that no device takes: the user was told so.
+        self._on_host: set[str] = set()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, counted from 0."""
+        """Begin an epoch, counted from 0.
+
+        Raises:
+            ValueError: ``epoch`` is negative.
+        """
+        if epoch < 0:
+            raise ValueError(f"epoch is {epoch}; it must be at least 0")
         self._epoch = epoch
 
     @property
@@ -99,6 +119,40 @@ class Resolver:
     def forget(self) -> None:
         """Drop all cached decisions, because a policy has changed some of its own."""
         self._lasting.clear()
+
+    def ranks_of(self, exchange: str) -> int:
+        """Number of ranks of an exchange; of nodes, with `two_level`."""
+        context = self._context
+        if pattern_between_nodes(exchange) is None:
+            return context.world_size
+        return context.world_size // context.ranks_per_node
+
+    @property
+    def automatic(self) -> dict[str, Choice]:
+        """The rules for which `auto` takes another pattern with so many ranks than with two."""
+        context = self._context
+        if context.scatters:
+            return {}
+        found = {}
+        for rule, schedule, exchange, averaging in self._config.compress.resolutions:
+            for index, phase in enumerate(schedule.phases):
+                chosen = phase.exchange or exchange
+                ranks = self.ranks_of(chosen)
+                choice = exchange_choice(phase.use, chosen, ranks, averaging, context.sharing)
+                if choice.pattern != exchange_pattern(phase.use, chosen):
+                    found[f"{rule}[{index}]" if schedule.switches else rule] = choice
+        return found
+
+    def compared(self) -> dict[str, str]:
+        """All decisions that must be equal on all ranks, as short texts by name."""
+        values = {}
+        choices = [(rule, choice.pattern) for rule, choice in self.automatic.items()]
+        if choices:
+            values["exchange: auto"] = repr(choices)
+        if self._policy is not None:
+            decisions = [one.to_state() for one in self._policy.decisions.values()]
+            values["decisions of the policy"] = repr(decisions)
+        return values
 
     def resolve(self, name: str, shape: tuple[int, ...], step: int) -> Resolved:
         """The decision about a tensor.
@@ -118,6 +172,33 @@ class Resolver:
             if resolved.lasting:
                 self._lasting[name, shape] = resolved
         return resolved
+
+    def on_device(self, resolved: Resolved, step: int, device: Device) -> bool:
+        """Whether the aggregator takes a gradient in the memory of a device in this step.
+
+        Rank 0 warns, once for each spec, if ``compress.device`` has no effect on it.
+        """
+        aggregator = resolved.aggregator
+        if self._config.compress.device == "host" or resolved.dense or resolved.key.numel == 0:
+            return False
+        spec = resolved.spec.steady(step, self._epoch or 0)
+        if spec is None:
+            return False
+        takes = (
+            (
+                aggregator.on_devices
+                or (
+                    aggregator.on_sharing_devices
+                    and device.sharing(get_codec(spec.codec)) is not None
+                )
+            )
+            and hands_over(spec.memory)
+            and device.takes(spec, resolved.key.shape)
+        )
+        if not takes and self._context.rank == 0 and spec.canonical not in self._on_host:
+            self._on_host.add(spec.canonical)
+            _tell_of_host(self._config, spec)
+        return takes and step >= aggregator.start_step
 
     def _resolve(self, rule: Resolution, key: TensorKey, step: int) -> Resolved:
         if rule.schedule.by_epochs:
@@ -167,3 +248,13 @@ class Resolver:
                 f"'{text}' changes with the epoch, which is unknown: call set_epoch(epoch) when an "
                 "epoch begins, or give the schedule in steps"
             )
+
+
+def _tell_of_host(config: Config, spec: Spec) -> None:
+    """Warn that gradients of a device are compressed on the host, as nothing there takes their spec."""
+    _log.warning(
+        "gradcomp: compress.device: %s has no effect on '%s': no kernel takes it or its exchange, so gradients "
+        "on a GPU are compressed on the CPU; docs/gpu.md lists what kernels take",
+        config.compress.device,
+        spec,
+    )

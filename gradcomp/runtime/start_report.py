@@ -120,7 +120,7 @@ class StartReport:
             coverage = Coverage.of(self._pipeline.config, resolved)
             level = logging.WARNING if coverage.surprising else logging.INFO
             _log.log(level, "gradcomp: %s", coverage)
-            for rule, choice in self._pipeline.automatic.items():
+            for rule, choice in self._pipeline.resolver.automatic.items():
                 _log.info("gradcomp: %s: exchange %s, as %s", rule, *choice)
         prior, ranks = self._pipeline.config.compress.prior, self._pipeline.world_size
         if prior is not None and prior.ranks != ranks:

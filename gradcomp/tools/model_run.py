@@ -236,7 +236,7 @@ def _rule_bytes(
     rule = config.resolve(*next(iter(shapes.items())))
     phase = rule.schedule.at(LATE_STEP, LATE_STEP)
     exchange = phase.exchange or rule.exchange
-    choice = exchange_choice(phase.use, exchange, rank.ranks_of(exchange), rule.averaging)
+    choice = exchange_choice(phase.use, exchange, rank.resolver.ranks_of(exchange), rule.averaging)
     return RuleBytes(
         tensors=len(shapes),
         numel=numel,

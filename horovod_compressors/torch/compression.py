@@ -302,7 +302,7 @@ class Compression(TensorControls, BaseCompression):
             self.set_lr(rates_of(optimizer, self._names.parameters()))
 
     def _check_adasum(self, resolved: Resolved) -> None:
-        if self.pipeline.measures:
+        if self.pipeline.policy.measures:
             raise TypeError(
                 "op=Adasum does not work with `compress.policy: auto`, which averages while it "
                 "measures: use op=Average, or set compress.policy to always"

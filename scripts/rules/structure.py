@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Print figures of the structure: circles of files, resolutions of a gradient, files of a codec.
+"""Print figures of the structure: circles, parts of packages, long files, resolutions of a gradient.
 
     python scripts/rules/structure.py
 
-tests/rules/test_structure.py asserts 0 circles in Python and C++, 1 resolution, and at most 10
-files.
+tests/rules/test_structure.py asserts 0 circles in Python and C++, at most `LIMITS` parts and imports, 1
+resolution, and at most 10 files that the guide to a new codec touches.
 """
 
 from __future__ import annotations
@@ -41,6 +41,12 @@ PACKAGES = (
     "torch_compressors",
 )
 
+LIMITS = {"torch_compressors": (15, 25), "gradcomp.runtime": (15, 34)}
+"""Most parts of a package, and most imports between them; see `parts`."""
+
+LONG = 450
+"""Lines of a Python file that is worth dividing."""
+
 
 def python_imports() -> dict[str, set[str]]:
     """The modules that each module of the packages imports."""
@@ -65,6 +71,39 @@ def cpp_includes() -> dict[str, set[str]]:
         name: {f for f in pattern.findall(text) if f in files and f != name}
         for name, text in files.items()
     }
+
+
+def parts(package: str, edges: Mapping[str, set[str]]) -> tuple[set[str], set[tuple[str, str]]]:
+    """The parts of a package, which are its files and packages, and the imports between them.
+
+    The package's own ``__init__`` is a part.
+
+    Args:
+        edges: the modules that each module imports.
+    """
+
+    def part(module: str) -> str | None:
+        if module == package:
+            return "__init__"
+        inner = module.removeprefix(f"{package}.")
+        return None if inner == module else inner.partition(".")[0]
+
+    names = {one for module in edges if (one := part(module)) is not None}
+    pairs = {(part(module), part(other)) for module, others in edges.items() for other in others}
+    return names, {(a, b) for a, b in pairs if a is not None and b is not None and a != b}
+
+
+def long_files() -> dict[str, int]:
+    """Lines of the product's Python files with more than `LONG`, the longest first."""
+    patterns = ("gradcomp*", "*_compressors", "scripts", "benchmarks")
+    files = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
+        for pattern in patterns
+        for folder in ROOT.glob(pattern)
+        for path in folder.rglob("*.py")
+    }
+    found = {name: lines for name, lines in files.items() if lines > LONG}
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
 def circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
@@ -148,8 +187,15 @@ def guide_files() -> set[str]:
 
 def main() -> None:
     """Print the figures."""
-    print(f"circles of files in Python: {len(circles(python_imports()))}")
+    edges = python_imports()
+    print(f"circles of files in Python: {len(circles(edges))}")
     print(f"circles of files in C++: {len(circles(cpp_includes()))}")
+    for package in LIMITS:
+        names, pairs = parts(package, edges)
+        print(f"parts of {package}: {len(names)}, imports between them: {len(pairs)}")
+    files = long_files()
+    listed = ", ".join(f"{name} ({lines})" for name, lines in files.items())
+    print(f"Python files over {LONG} lines: {len(files)}: {listed}")
     for use in CONFIGS:
         print(f"resolutions of a gradient in a step: {resolutions(use)} ({use})")
     print(f"files touched by the guide's codec: {len(guide_files())}")

@@ -84,7 +84,7 @@ def test_nothing_is_sent_or_counted(spec: str) -> None:
         average(alone, step)
     assert alone.stats.total_bytes == 0
     assert alone.stats.ratio == 1
-    assert alone.next_step == 3
+    assert alone.comparison.next_step == 3
 
 
 def test_tensors_that_powersgd_does_not_take_travel_dense() -> None:

@@ -183,8 +183,8 @@ def test_two_level_counts_nodes() -> None:
     ):
         loop.step(gradients(8))
         assert {kind for kind in loop.stats[0].sent_bytes if "node" not in kind} == kinds
-    assert few.ranks[0].automatic == {}
-    assert many.ranks[0].automatic["compress.default"].pattern == "two_level(sra)"
+    assert few.ranks[0].resolver.automatic == {}
+    assert many.ranks[0].resolver.automatic["compress.default"].pattern == "two_level(sra)"
 
 
 def test_a_schedule_may_change_the_pattern() -> None:
@@ -242,7 +242,7 @@ def test_residuals_go_along_when_ranks_come_and_go(spec: str, sizes: tuple[int, 
 
 def test_ranks_compare_their_choices() -> None:
     few, many = (Pipeline(config_of("residual|int8", "auto"), 0, ranks) for ranks in (4, 8))
-    assert b"exchange: auto" not in few.step_text().tobytes()
-    assert b"exchange: auto" in many.step_text().tobytes()
-    assert many.automatic["compress.default"].pattern == "sra"
-    assert Pipeline(config_of("residual|int8", "sra"), 0, 8).automatic == {}
+    assert b"exchange: auto" not in few.comparison.text().tobytes()
+    assert b"exchange: auto" in many.comparison.text().tobytes()
+    assert many.resolver.automatic["compress.default"].pattern == "sra"
+    assert Pipeline(config_of("residual|int8", "sra"), 0, 8).resolver.automatic == {}

@@ -1,4 +1,4 @@
-"""No circles of files, and one resolution of a gradient in a step."""
+"""No circles of files, few parts of a package, and one resolution of a gradient in a step."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import pytest
 
 from rules.structure import (
     CONFIGS,
+    LIMITS,
     circles,
     cpp_includes,
     guide_files,
+    parts,
     python_imports,
     resolutions,
 )
@@ -41,6 +43,22 @@ def test_headers_with_their_sources_include_in_no_circle() -> None:
 def test_a_circle_is_found() -> None:
     edges = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"a"}}
     assert circles(edges) == [["a", "b", "c"]]
+
+
+@pytest.mark.parametrize("package", LIMITS)
+def test_packages_have_few_parts_and_imports_between_them(package: str) -> None:
+    names, pairs = parts(package, python_imports())
+    most_parts, most_imports = LIMITS[package]
+    assert 5 < len(names) <= most_parts
+    assert 5 < len(pairs) <= most_imports
+
+
+def test_parts_are_those_of_the_first_level() -> None:
+    edges = {"p": {"p.a"}, "p.a": {"p.b.c", "q"}, "p.b.c": {"p.b.d", "p.a"}, "p.b.d": {"p.a"}}
+    assert parts("p", edges) == (
+        {"__init__", "a", "b"},
+        {("__init__", "a"), ("a", "b"), ("b", "a")},
+    )
 
 
 @pytest.mark.parametrize("use", CONFIGS, ids=str)

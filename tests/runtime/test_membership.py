@@ -86,7 +86,7 @@ def test_ranks_that_go_take_their_residuals_along() -> None:
 @pytest.mark.parametrize(("stays", "size"), [([0, 1], 3), ([1], 1), ([1, 0], 2), ([1], 3)])
 def test_a_changed_job_goes_on_with_equal_replicas(stays: list[int], size: int) -> None:
     after = changed(trained(2), stays, size)
-    texts = [rank.step_text().tobytes() for rank in after.ranks]
+    texts = [rank.comparison.text().tobytes() for rank in after.ranks]
     assert texts[1:] == texts[:-1]  # counters, factors, bases and names of residuals
     for step in range(4, 8):
         for of_ranks in after.step(gradients(step, size)).values():

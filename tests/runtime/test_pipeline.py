@@ -340,14 +340,14 @@ def test_a_copy_continues_apart(spec: str, copied: Callable[[Any], Any]) -> None
     pipelines = world(spec, 2)
     for one in pipelines:
         one.set_epoch(3)
-        one.set_step(5)
+        one.comparison.set_step(5)
     run(pipelines, range(3))
     copies = copied(pipelines)
-    assert copies[0].fresh
-    assert [one.step_text().tobytes() for one in copied(copies)] == [
-        one.step_text().tobytes() for one in copies
+    assert copies[0].comparison.fresh
+    assert [one.comparison.text().tobytes() for one in copied(copies)] == [
+        one.comparison.text().tobytes() for one in copies
     ]
-    progress = copies[0].step_text().tobytes()
+    progress = copies[0].comparison.text().tobytes()
     assert b'"epoch":3' in progress.replace(b" ", b"")
     assert b"the script's step" in progress
     assert run(copies, range(3, 5)) == run(pipelines, range(3, 5))

@@ -26,7 +26,6 @@ from gradcomp.runtime.agree.agreement import agreement_line
 from gradcomp.runtime.collector import Collector
 from gradcomp.runtime.measure.profile import Profile
 from gradcomp.runtime.measure.profile_files import (
-    profile_as_configured,
     write_jsonl,
     write_profile,
     write_tensorboard,
@@ -34,7 +33,7 @@ from gradcomp.runtime.measure.profile_files import (
 )
 from gradcomp.runtime.measure.profiled_engine import ProfiledEngine
 from gradcomp.runtime.measure.stats import Stats
-from gradcomp.runtime.pipeline import Pipeline
+from gradcomp.runtime.pipeline import Pipeline, profile_as_configured
 from gradcomp.tools.model_shapes import model_shapes
 from gradcomp.tools.profile_model import ModelProfile, RuleProfile, profile_model
 from gradcomp.tools.profile_remarks import remarks_on
@@ -415,13 +414,13 @@ def test_a_configuration_asks_for_a_profile(
     stats = {"profile": str(folder), "error": True}
     pipeline = profile_as_configured(Pipeline(config_of("fp16", stats=stats), 1, 2))
     assert pipeline.stats.profile is not None
-    assert pipeline.compares
+    assert pipeline.stats.compares
     ((function, *arguments),) = at_exit
     function(*arguments)
     assert {path.name for path in folder.iterdir()} == {"rank1.jsonl", "rank1.trace.json"}
     plain = profile_as_configured(Pipeline(config_of("fp16")))
     assert plain.stats.profile is None
-    assert not plain.compares
+    assert not plain.stats.compares
 
 
 def test_profiles_are_no_part_of_what_checkpoints_depend_on(tmp_path: Path) -> None:

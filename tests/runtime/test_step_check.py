@@ -95,11 +95,11 @@ def test_epochs_and_steps_of_the_script_are_compared() -> None:
     loop.ranks[1].set_epoch(1)
     loop.step(gradients(1))
     for rank, pipeline in enumerate(loop.ranks):
-        pipeline.set_step(7 + rank)
+        pipeline.comparison.set_step(7 + rank)
     with pytest.raises(ProtocolError, match="the script's step: 7 on rank 0; 8 on rank 1"):
         loop.step(gradients(2))
     with pytest.raises(ValueError, match="step is -1"):
-        loop.ranks[0].set_step(-1)
+        loop.ranks[0].comparison.set_step(-1)
 
 
 def trained(
@@ -148,7 +148,7 @@ def test_a_model_that_drifts_apart_is_named() -> None:
 
 def test_a_collector_finds_a_step_that_was_skipped() -> None:
     def skip(rank: int, step: int, pipeline: Pipeline, _: Any) -> None:
-        pipeline.set_step(step + (rank == 1 and step >= 3))
+        pipeline.comparison.set_step(step + (rank == 1 and step >= 3))
 
     with pytest.raises(ProtocolError, match="the script's step: 3 on ranks 0, 2; 4 on rank 1"):
         trained(config_of("randomk(ratio=0.1)"), 6, skip)

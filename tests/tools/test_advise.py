@@ -402,15 +402,16 @@ def saved(config: Path, cache: Path, *arguments: str) -> Pipeline:
 def decided(pipeline: Pipeline) -> dict[str, list[str]]:
     """The choices of the first step, by the names of those left out."""
     resolved = pipeline.resolve_all(SHAPES).values()
+    groups = [one.group for one in resolved if one.group is not None]
     with pytest.raises(StopIteration) as stop:
-        next(pipeline.begin_step(resolved, 0.0, 0.0))
+        next(pipeline.policy.begin_step(groups, 0.0, 0.0))
     return {one.choice: one.left_out for one in stop.value.value}
 
 
 def test_saved_predictions_decide_what_is_clear(cache: Path, config: Path) -> None:
     slow = saved(config, cache, "--bandwidth", "10", "--compute", "1")
     assert decided(slow) == {"compressed": ["dense", "fp16"]}
-    assert len(slow.stats.decisions) == 3
+    assert len(slow.policy.decisions) == 3
     # Computation hides all exchanges, so that they must be measured.
     fast = saved(config, cache, "--bandwidth", "10000", "--compute", "2000")
     assert decided(fast) == {}

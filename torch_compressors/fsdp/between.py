@@ -112,7 +112,7 @@ class FSDPCompression(ShardedControls):
             check_agreement(gather_texts(agreement_line(self.config, shapes, problem), group))
         use_own_processors()
         self._pipeline = Pipeline(self.config, group.rank(), group.size(), 1)
-        if self._pipeline.measures:
+        if self._pipeline.policy.measures:
             raise ConfigError("compress.policy: auto is for ddp_hook; use policy: always")
         ranks = dist.get_process_group_ranks(group)
         own = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)

@@ -106,7 +106,7 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
         self._refuse_options()
         use_own_processors()
         self._pipeline = Pipeline(self.config, group.rank(), group.size(), scatters=True)
-        if self._pipeline.measures:
+        if self._pipeline.policy.measures:
             raise ConfigError("compress.policy: auto is for ddp_hook; use policy: always")
         self.uncompressed = self._reasons()
         ranks = dist.get_process_group_ranks(group)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import itertools
 import json
@@ -15,10 +14,8 @@ from typing import Any
 
 from gradcomp.errors import GradcompError
 from gradcomp.runtime.measure.profile import Profile, StepProfile
-from gradcomp.runtime.pipeline import Pipeline
 
 __all__ = [
-    "profile_as_configured",
     "row_of",
     "write_jsonl",
     "write_profile",
@@ -135,21 +132,6 @@ def _scalars(step: StepProfile) -> dict[str, float]:
         **({"gradcomp/ratio": step.dense_bytes / sent} if sent else {}),
         **({} if step.vnmse is None else {"gradcomp/vnmse": step.vnmse}),
     }
-
-
-def profile_as_configured(pipeline: Pipeline) -> Pipeline:
-    """Start a profile if the configuration has one; it is written when the process ends.
-
-    A pipeline that has a profile keeps it.
-
-    Returns:
-        The pipeline.
-    """
-    settings = pipeline.config.stats
-    if settings.profile is not None and pipeline.stats.profile is None:
-        profile = pipeline.stats.start_profile(error=settings.error)
-        atexit.register(write_profile, profile, settings.profile, pipeline.rank)
-    return pipeline
 
 
 def write_profile(profile: Profile, folder: Path, rank: int) -> None:

@@ -61,6 +61,11 @@ class Stats:
         """Stop profiling. To be called between two steps; if errors were measured, on every rank."""
         self.profile = None
 
+    @property
+    def compares(self) -> bool:
+        """Whether averages are compared with exact ones, so that rounds have one more phase."""
+        return self.profile is not None and self.profile.error
+
     def count(self, kind: str, nbytes: int, ranks: int | None = None) -> None:
         """Count ``nbytes`` sent by a request of some kind.
 

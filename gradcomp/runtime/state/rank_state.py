@@ -23,6 +23,29 @@ from gradcomp.runtime.state.state_check import STATE_VERSION, checked_states
 __all__ = ["RankState", "State"]
 
 State = dict[str, Any]
+"""A rank's state in checkpoints: numbers, strings and flat float32 arrays.
+
+Keys of the header:
+
+- ``version``, ``rank``, ``world_size``;
+- ``ranks_per_node``: 1 without ``two_level``. With it a tensor's arrays belong to the node
+  and are equal on all of its ranks;
+- ``rounds``: number of averages so far, by tensor name;
+- ``specs``: canonical spec of the last round, by tensor name;
+- ``loss_scale``: see `RankState.set_loss_scale`;
+- ``decisions`` of the policy ``auto``; see `gradcomp.runtime.policy.decision.Decision`.
+
+Keys of arrays, each by tensor name:
+
+- ``residual``: error feedback; DGC's velocity;
+- ``momentum``: of signum and momentum_correction;
+- ``dion_q``: Dion's factors of columns, one vector after the other;
+- ``powersgd_p``, ``powersgd_q``: PowerSGD's factors of rows and columns, one vector after
+  the other;
+- ``residual_lr``: the learning rate of a residual's last step, with ``lr=scale``;
+- ``basis``: learned from averages; see `gradcomp.Codec.learn`;
+- ``carried``: starting points of encoders; see `gradcomp.ToEncode`.
+"""
 
 
 class RankState:
@@ -38,6 +61,8 @@ class RankState:
         arrays: by kind, then by tensor name; flat float32. Aggregators hold the same dicts.
         rates: the learning rates of the present step.
         loss_scale: the factor of the loss in the present step.
+        script_step: the script's own step, counted from 0; None if the script does not tell it. It is
+            in no checkpoint.
 
     Raises:
         ConfigError: ``world_size`` is not a multiple of ``ranks_per_node``.
@@ -51,6 +76,7 @@ class RankState:
         self.arrays: MemoryState = {kind: {} for kind in STATE_KINDS}
         self.rates = Rates()
         self.loss_scale = LossScale(self.arrays)
+        self.script_step: int | None = None
         self._rounds: dict[str, int] = {}
         self._specs: dict[str, str] = {}
 
