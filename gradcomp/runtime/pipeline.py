@@ -21,9 +21,9 @@ from gradcomp.runtime.measure.counted import counted
 from gradcomp.runtime.measure.profile_files import write_profile
 from gradcomp.runtime.measure.stats import Stats
 from gradcomp.runtime.policy.auto import Policy
-from gradcomp.runtime.policy.auto.run import PolicyRun
 from gradcomp.runtime.policy.decision import Decision
 from gradcomp.runtime.policy.predictions import predictions
+from gradcomp.runtime.policy.run import PolicyRun
 from gradcomp.runtime.resolve import Resolved, Resolver
 from gradcomp.runtime.state.loss_scale import check_sends_nan
 from gradcomp.runtime.state.rank_state import RankState, State
