@@ -40,7 +40,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import gradcomp
-from gradcomp import ToDecode, ToEncode, decode_batch_add, encode_batch
+from gradcomp import DecodeItem, EncodeItem, decode_batch_add, encode_batch
 from gradcomp.codec.frame import split_frames
 from polar_targets import fastest
 
@@ -99,7 +99,7 @@ def frames(spec: str) -> Coder:
 
     def run(bucket: Bucket) -> tuple[float, Bucket]:
         data, _ = encode_batch(
-            [ToEncode(codec, x, tensor_id=number) for number, x in enumerate(bucket)]
+            [EncodeItem(codec, x, tensor_id=number) for number, x in enumerate(bucket)]
         )
         parts = split_frames(data, len(bucket))
         decoded = [
@@ -136,7 +136,7 @@ class Learning:
         """The frames."""
         tensors = zip(bucket, self._carried, self._bases, strict=True)
         return encode_batch(
-            [ToEncode(self._codec, x, carried=one, basis=basis) for x, one, basis in tensors]
+            [EncodeItem(self._codec, x, carried=one, basis=basis) for x, one, basis in tensors]
         )[0]
 
     def __call__(self, bucket: Bucket) -> tuple[float, Bucket]:
@@ -150,7 +150,7 @@ class Learning:
         """The decoded elements of a bucket of these shapes."""
         decoded = [np.zeros_like(x) for x in like]
         tensors = zip(split_frames(data, len(like)), decoded, self._bases, strict=True)
-        decode_batch_add([ToDecode("", self._codec, [f], y, basis) for f, y, basis in tensors])
+        decode_batch_add([DecodeItem("", self._codec, [f], y, basis) for f, y, basis in tensors])
         return decoded
 
     def learn(self, averages: Bucket) -> None:
@@ -399,7 +399,7 @@ def speeds() -> None:
         copying = fastest(lambda: np.copyto(y, x), 5)
         encoding = fastest(lambda c=codec, o=out: c.encode(x, out=o), 3)  # type: ignore[misc]
         carried = np.zeros(codec.carried, np.float32)
-        item = ToEncode(codec, x, carried=carried)
+        item = EncodeItem(codec, x, carried=carried)
         encode_batch([item])
         resuming = fastest(lambda i=item: encode_batch([i]), 5)  # type: ignore[misc]
         decoding = fastest(lambda c=codec, f=frame: c.decode(f, out=y), 5)  # type: ignore[misc]
@@ -435,7 +435,7 @@ def bucket_speeds(path: Path) -> None:
         for bucket in steps:
             for resumes in (False, True):
                 items = [
-                    ToEncode(codec, x, carried=one if resumes else None)
+                    EncodeItem(codec, x, carried=one if resumes else None)
                     for x, one in zip(bucket, carried, strict=True)
                 ]
                 start = time.thread_time()

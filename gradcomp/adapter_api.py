@@ -8,7 +8,7 @@ import-linter contract refuses imports of the packages behind this module.
 from __future__ import annotations
 
 from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes, as_float32, room
-from gradcomp.codec.batch_items import ToAddShared, ToGive
+from gradcomp.codec.batch_items import GiveItem, PeerItem
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.devices import Device, DeviceArray, Encoded, FactorDevice, SharingDevice
 from gradcomp.codec.frame import split_frames
@@ -23,7 +23,7 @@ from gradcomp.codec.frame_parts import (
     rotation_of,
     sample_of,
 )
-from gradcomp.codec.products import ToApply, ToMultiply, ToSettle, ToShare
+from gradcomp.codec.products import ApplyItem, MultiplyItem, ProductItem, SettleItem
 from gradcomp.codec.spec import Spec, Stage, parse
 from gradcomp.codec.threads import threads, use_processors
 from gradcomp.exchange.averaging import MEAN
@@ -83,6 +83,7 @@ __all__ = [
     "AllGather",
     "AllReduce",
     "AllToAll",
+    "ApplyItem",
     "Broadcast",
     "ByteArray",
     "Checkpointed",
@@ -97,9 +98,11 @@ __all__ = [
     "Exchange",
     "FactorDevice",
     "FloatArray",
+    "GiveItem",
     "GossipRound",
     "JobLinks",
     "KeptParts",
+    "MultiplyItem",
     "Node",
     "OuterOptions",
     "OuterSGD",
@@ -107,7 +110,9 @@ __all__ = [
     "Parameters",
     "Patch",
     "PayloadParts",
+    "PeerItem",
     "Pipeline",
+    "ProductItem",
     "ProfiledEngine",
     "RankGroup",
     "Rates",
@@ -116,17 +121,12 @@ __all__ = [
     "Resolved",
     "Round",
     "Route",
+    "SettleItem",
     "SharingDevice",
     "Spec",
     "Stage",
     "StartReport",
     "Stats",
-    "ToAddShared",
-    "ToApply",
-    "ToGive",
-    "ToMultiply",
-    "ToSettle",
-    "ToShare",
     "Unedited",
     "Values",
     "agreement_line",

@@ -15,9 +15,9 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, CodedArray, FloatArray, room
-from gradcomp.codec.batch_items import ToAddShared, ToDecode, ToEncode, ToGive
+from gradcomp.codec.batch_items import DecodeItem, EncodeItem, GiveItem, PeerItem
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.products import ToApply, ToMultiply, ToSettle, ToShare
+from gradcomp.codec.products import ApplyItem, MultiplyItem, ProductItem, SettleItem
 from gradcomp.codec.spec import Spec, parse
 from gradcomp.errors import SpecError
 from gradcomp.stopwatch import timed
@@ -76,11 +76,11 @@ class Device(Protocol):
         """A new flat array."""
         ...
 
-    def encode(self, tensors: Sequence[ToEncode]) -> Encoded:
+    def encode(self, tensors: Sequence[EncodeItem]) -> Encoded:
         """Start encoding; gradients may change, and residuals be read, when later calls come."""
         ...
 
-    def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
+    def decode_add(self, tensors: Sequence[DecodeItem], weight: float) -> None:
         """See `decode_batch_add`. Frames are checked before the call returns."""
         ...
 
@@ -88,7 +88,7 @@ class Device(Protocol):
         """See `Codec.decode_add`."""
         ...
 
-    def give(self, tensors: Sequence[ToGive]) -> None:
+    def give(self, tensors: Sequence[GiveItem]) -> None:
         """Write exact gradients to their outputs; each product and sum is rounded."""
         ...
 
@@ -99,15 +99,15 @@ class Device(Protocol):
         """
         ...
 
-    def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
+    def multiply(self, matrices: Sequence[MultiplyItem]) -> Callable[[], None]:
         """Start products; the returned function waits until they are in ``out``.
 
         They are a rank's own, so their last bits may depend on the device.
         """
         ...
 
-    def apply(self, matrices: Sequence[ToApply]) -> None:
-        """Update averages and matrices; see `ToApply`."""
+    def apply(self, matrices: Sequence[ApplyItem]) -> None:
+        """Update averages and matrices; see `ApplyItem`."""
         ...
 
     def sharing_factors(self) -> FactorDevice | None:
@@ -149,7 +149,7 @@ class SharingDevice(Protocol):
         ...
 
     def share(
-        self, name: str, groups: Sequence[Sequence[ToEncode]], size: int = 0
+        self, name: str, groups: Sequence[Sequence[EncodeItem]], size: int = 0
     ) -> SharedMessages:
         """Start encoding groups of tensors for the devices of all ranks; see `encode`.
 
@@ -168,7 +168,7 @@ class SharingDevice(Protocol):
         self,
         own: SharedMessages,
         group: int,
-        tensors: Sequence[ToAddShared],
+        tensors: Sequence[PeerItem],
         messages: Sequence[ByteArray],
         weight: float,
         exact: int | None = None,
@@ -188,14 +188,14 @@ class SharingDevice(Protocol):
     def decode_shared(
         self,
         own: SharedMessages,
-        groups: Sequence[Sequence[ToAddShared]],
+        groups: Sequence[Sequence[PeerItem]],
         messages: Sequence[ByteArray],
     ) -> None:
         """Decode a message for each group of ``own`` into ``out``; see `add_shared`."""
         ...
 
     def decode_numbers(
-        self, own: SharedMessages, tensors: Sequence[ToAddShared], numbers: object
+        self, own: SharedMessages, tensors: Sequence[PeerItem], numbers: object
     ) -> None:
         """Decode the average of all ranks' ``numbers`` into ``out``."""
         ...
@@ -226,7 +226,7 @@ class FactorDevice(Protocol):
         ...
 
     def share_products(
-        self, name: str, matrices: Sequence[ToShare], *, half: bool
+        self, name: str, matrices: Sequence[ProductItem], *, half: bool
     ) -> SharedFactors:
         """Start products, one after the other; they hold until the next call with this name.
 
@@ -242,7 +242,7 @@ class FactorDevice(Protocol):
         self,
         own: SharedFactors,
         average: object,
-        matrices: Sequence[ToSettle],
+        matrices: Sequence[SettleItem],
         *,
         of_average: bool,
     ) -> None:
@@ -281,7 +281,7 @@ class DeviceArray(CodedArray):
         """
         self._check(codec)
         array: Any = self
-        frame, _ = self.device.encode([ToEncode(codec, array, seed, step, tensor_id)])()
+        frame, _ = self.device.encode([EncodeItem(codec, array, seed, step, tensor_id)])()
         return frame
 
     def decode_add(self, codec: Codec, frame: ByteArray, weight: float) -> None:
@@ -314,17 +314,17 @@ class _Host:
         return array
 
     @timed("encode")
-    def encode(self, tensors: Sequence[ToEncode]) -> Encoded:
+    def encode(self, tensors: Sequence[EncodeItem]) -> Encoded:
         out, sizes = _core.encode_batch(tensors)
         return lambda: (out[: sum(sizes)], sizes)
 
-    def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
+    def decode_add(self, tensors: Sequence[DecodeItem], weight: float) -> None:
         _core.decode_batch_add(tensors, weight)
 
     def add(self, codec: Codec, frame: ByteArray, out: FloatArray, weight: float) -> None:
         codec.decode_add(frame, out, weight)
 
-    def give(self, tensors: Sequence[ToGive]) -> None:
+    def give(self, tensors: Sequence[GiveItem]) -> None:
         for grad, residual, beta, gamma, out in tensors:
             if residual is None:
                 np.copyto(out, grad)
@@ -340,14 +340,14 @@ class _Host:
         return None
 
     @timed("encode")
-    def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
+    def multiply(self, matrices: Sequence[MultiplyItem]) -> Callable[[], None]:
         for m, grad, beta, factor, transposed, out in matrices:
             product = _core.multiply_transposed if transposed else _core.multiply
             product(m, grad, factor, out, beta=beta)
         return lambda: None
 
     @timed("decode")
-    def apply(self, matrices: Sequence[ToApply]) -> None:
+    def apply(self, matrices: Sequence[ApplyItem]) -> None:
         for m, average, begun, p, q, own_p, own_q, safe in matrices:
             output = {"added" if begun else "assigned": average}
             if own_p is p and own_q is q:
@@ -390,7 +390,7 @@ def device_of(array: object) -> Device:
     return array.device if isinstance(array, DeviceArray) else HOST
 
 
-def sharing_device_of(tensors: Sequence[ToEncode]) -> SharingDevice | None:
+def sharing_device_of(tensors: Sequence[EncodeItem]) -> SharingDevice | None:
     """The device from which all of the tensors travel to the other ranks' devices; None if they do not."""
     device = device_of(tensors[0].grad)
     found = None

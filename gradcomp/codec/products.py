@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from gradcomp.codec.arrays import FloatArray
 
-__all__ = ["ToApply", "ToMultiply", "ToSettle", "ToShare"]
+__all__ = ["ApplyItem", "MultiplyItem", "ProductItem", "SettleItem"]
 
 
-class ToMultiply(NamedTuple):
+class MultiplyItem(NamedTuple):
     """One product: ``out = M q``, or ``M^T p``.
 
     Attributes:
@@ -30,7 +30,7 @@ class ToMultiply(NamedTuple):
     out: FloatArray
 
 
-class ToApply(NamedTuple):
+class ApplyItem(NamedTuple):
     """The average gains ``p q^T``, and M loses ``own_p own_q^T``.
 
     Elements are sums over the vectors in their order, in float32: the same bits on every device.
@@ -52,11 +52,11 @@ class ToApply(NamedTuple):
     safe: bool
 
 
-class ToShare(NamedTuple):
+class ProductItem(NamedTuple):
     """One product of a `FactorDevice`: ``M q``, or ``M^T p``; all arrays are of the device.
 
     Attributes:
-        m, grad, beta, transposed: as of `ToMultiply`.
+        m, grad, beta, transposed: as of `MultiplyItem`.
         factor: q, or p where ``transposed``; its ``rank`` vectors are orthonormalized in place before.
     """
 
@@ -68,14 +68,14 @@ class ToShare(NamedTuple):
     transposed: bool
 
 
-class ToSettle(NamedTuple):
+class SettleItem(NamedTuple):
     """What a `FactorDevice` does with the average of a product, which is a factor of the other side.
 
     Attributes:
-        m, factor, transposed: as of the `ToShare` that made the product.
+        m, factor, transposed: as of the `ProductItem` that made the product.
         kept: becomes the average, of which NaN and Inf become 0.
         average: [rows, cols], gains ``p q^T`` of ``factor`` and the average, and M loses that of ``factor``
-            and what was sent: see `ToApply`. None: nothing is applied.
+            and what was sent: see `ApplyItem`. None: nothing is applied.
         begun: add to ``average``; else replace its contents.
     """
 

@@ -615,7 +615,7 @@ class Pipeline:
           the other;
         - ``residual_lr``: the learning rate of a residual's last step, with ``lr=scale``;
         - ``basis``: learned from averages; see `gradcomp.Codec.learn`;
-        - ``carried``: starting points of encoders; see `gradcomp.ToEncode`.
+        - ``carried``: starting points of encoders; see `gradcomp.EncodeItem`.
         """
         decisions = [] if self._policy is None else list(self._policy.decisions.values())
         return {**self._state.to_dict(), "decisions": [one.to_state() for one in decisions]}

@@ -58,7 +58,7 @@ def takes(spec: str) -> bool:
 
     Args:
         spec: a codec's, without a memory, as `gradcomp.get_codec` takes it. Index coders run on the
-            host, so any of them will do; the same holds for memories that `ToLaunch` can describe.
+            host, so any of them will do; the same holds for memories that `LaunchItem` can describe.
     """
     return _find_stage(spec) is not None
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from gradcomp import ToEncode
+from gradcomp import EncodeItem
 from gradcomp.adapter_api import (
     ByteArray,
     FactorDevice,
     FloatArray,
+    PeerItem,
+    ProductItem,
+    SettleItem,
     SharingDevice,
-    ToAddShared,
-    ToSettle,
-    ToShare,
 )
 from gradcomp.errors import ProtocolError
 from gradcomp_torch.device_messages import DeviceMessage
@@ -26,7 +26,7 @@ from gradcomp_torch.gpu import codecs
 from gradcomp_torch.gpu.add import Form
 from gradcomp_torch.gpu.device import TorchDevice, kind_of, to_launch
 from gradcomp_torch.gpu.factors import FactorExchange, kinds_of
-from gradcomp_torch.gpu.peer_receive import Receiver, ToSum
+from gradcomp_torch.gpu.peer_receive import Receiver, SumItem
 from gradcomp_torch.gpu.peer_send import HEADER, Layout, Part, Sender
 from gradcomp_torch.gpu.peer_sums import KeptForm, Place, SharedTensor, form_of_shared
 
@@ -90,7 +90,7 @@ class DirectDevice(TorchDevice):
         """This device, if others can add what the codec's encoder makes."""
         return self if codecs.takes(codec) and codecs.shares(codec) else None
 
-    def share(self, name: str, groups: Sequence[Sequence[ToEncode]], size: int = 0) -> Any:
+    def share(self, name: str, groups: Sequence[Sequence[EncodeItem]], size: int = 0) -> Any:
         """See `SharingDevice`."""
         self._raise_found(name)
         self._forget_unused(name)
@@ -123,7 +123,7 @@ class DirectDevice(TorchDevice):
             self._of_step.clear()
         self._of_step.add(name)
 
-    def _sender(self, groups: Sequence[Sequence[ToEncode]], size: int) -> Sender:
+    def _sender(self, groups: Sequence[Sequence[EncodeItem]], size: int) -> Sender:
         kinds = [tuple((one.codec.spec, one.grad.size) for one in group) for group in groups]
         tensors = list(chain.from_iterable(groups))
         parts = [
@@ -136,7 +136,7 @@ class DirectDevice(TorchDevice):
         self,
         own: Any,
         group: int,
-        tensors: Sequence[ToAddShared],
+        tensors: Sequence[PeerItem],
         messages: Sequence[ByteArray],
         weight: float,
         exact: int | None = None,
@@ -145,32 +145,32 @@ class DirectDevice(TorchDevice):
         layout = own.layouts[group]
         count = len(messages)
         if exact is None:
-            sums = [ToSum(_forms(tensors, layout.places), (0, count), weight)]
+            sums = [SumItem(_forms(tensors, layout.places), (0, count), weight)]
         else:
             sums = []
             for first, end in ((0, exact), (exact + 1, count)):
                 some = [one._replace(streams=one.streams[first:end]) for one in tensors]
                 if first < end:
                     forms = _forms(some, layout.places)
-                    sums.append(ToSum(forms, (first, end), weight, begun=True))
+                    sums.append(SumItem(forms, (first, end), weight, begun=True))
         self._receive(own, group, sums, messages, [layout.header] * count)
 
     def decode_shared(
-        self, own: Any, groups: Sequence[Sequence[ToAddShared]], messages: Sequence[ByteArray]
+        self, own: Any, groups: Sequence[Sequence[PeerItem]], messages: Sequence[ByteArray]
     ) -> None:
         """See `SharingDevice`."""
         parts = [
-            ToSum(_forms(tensors, layout.places), (number, number + 1), None)
+            SumItem(_forms(tensors, layout.places), (number, number + 1), None)
             for number, (tensors, layout) in enumerate(zip(groups, own.layouts, strict=True))
         ]
         headers = [layout.header for layout in own.layouts]
         self._receive(own, "decoded", parts, messages, headers)
 
-    def decode_numbers(self, own: Any, tensors: Sequence[ToAddShared], numbers: object) -> None:
+    def decode_numbers(self, own: Any, tensors: Sequence[PeerItem], numbers: object) -> None:
         """See `SharingDevice`."""
         (layout,) = own.layouts
         places = [place._replace(values=place.values - HEADER) for place in layout.places]
-        part = ToSum(_forms(tensors, places), (0, 1), None)
+        part = SumItem(_forms(tensors, places), (0, 1), None)
         self._receive(own, "numbers", [part], [numbers], [])
 
     def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
@@ -184,7 +184,7 @@ class DirectDevice(TorchDevice):
         """This device."""
         return self
 
-    def share_products(self, name: str, matrices: Sequence[ToShare], *, half: bool) -> Any:
+    def share_products(self, name: str, matrices: Sequence[ProductItem], *, half: bool) -> Any:
         """See `FactorDevice`; torch multiplies."""
         kinds = kinds_of(matrices)
         # The sides of a power iteration take turns.
@@ -200,7 +200,7 @@ class DirectDevice(TorchDevice):
         return _Factors(exchange.shared, self._staging, exchange)
 
     def settle(
-        self, own: Any, average: object, matrices: Sequence[ToSettle], *, of_average: bool
+        self, own: Any, average: object, matrices: Sequence[SettleItem], *, of_average: bool
     ) -> None:
         """See `FactorDevice`."""
         own.exchange.settle(_data(average), matrices, of_average=of_average)
@@ -209,7 +209,7 @@ class DirectDevice(TorchDevice):
         self,
         own: _Messages,
         key: int | str,
-        sums: Sequence[ToSum],
+        sums: Sequence[SumItem],
         messages: Sequence[object],
         headers: Sequence[torch.Tensor],
     ) -> None:
@@ -239,7 +239,7 @@ class DirectDevice(TorchDevice):
 
 
 def _forms(
-    tensors: Sequence[ToAddShared], places: Sequence[Place]
+    tensors: Sequence[PeerItem], places: Sequence[Place]
 ) -> dict[Form | KeptForm, list[SharedTensor]]:
     """Tensors by the form of their codecs."""
     forms: dict[Form | KeptForm, list[SharedTensor]] = {}

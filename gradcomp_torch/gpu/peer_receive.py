@@ -15,13 +15,13 @@ from gradcomp_torch.gpu.kernels.add import compare_headers_kernel
 from gradcomp_torch.gpu.peer_sums import KeptForm, SharedSums, SharedTensor, sums_of
 from gradcomp_torch.staging import computed_by_now, room
 
-__all__ = ["Receiver", "ToSum"]
+__all__ = ["Receiver", "SumItem"]
 
 FLAGS = 4
 """Numbers of a message, of which the first says whether it is damaged: 16 bytes."""
 
 
-class ToSum(NamedTuple):
+class SumItem(NamedTuple):
     """Tensors that become the sum of their results in some messages.
 
     Attributes:
@@ -57,7 +57,7 @@ class Receiver:
 
     def launch(
         self,
-        sums: Sequence[ToSum],
+        sums: Sequence[SumItem],
         messages: Sequence[torch.Tensor],
         headers: Sequence[torch.Tensor],
     ) -> None:
@@ -100,7 +100,7 @@ class Receiver:
         form: Form | KeptForm,
         tensors: Sequence[SharedTensor],
         messages: Sequence[torch.Tensor],
-        one: ToSum,
+        one: SumItem,
     ) -> tuple[SharedSums, torch.Tensor]:
         """An addition, and the flags of its messages."""
         first, end = one.messages

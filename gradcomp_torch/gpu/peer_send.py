@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from gradcomp_torch.gpu.bucket import VECTOR_BYTES, Mode, Table, ToLaunch, current, upload
+from gradcomp_torch.gpu.bucket import VECTOR_BYTES, LaunchItem, Mode, Table, current, upload
 from gradcomp_torch.gpu.codecs import packs_indices
 from gradcomp_torch.gpu.encoders.encoder import Encoder, Shared
 from gradcomp_torch.gpu.graphs import Replayed
@@ -92,7 +92,7 @@ class Sender:
         self.data = self._filling[:0]
         self.layouts: list[Layout] = []
 
-    def launch(self, tensors: Sequence[ToLaunch]) -> None:
+    def launch(self, tensors: Sequence[LaunchItem]) -> None:
         """Encode all tensors into the messages, on the current stream; the host waits for nothing."""
         with current(self._device):
             modes = tuple(

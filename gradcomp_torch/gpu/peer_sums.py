@@ -79,9 +79,9 @@ class SharedTensor(NamedTuple):
     """One tensor that all ranks have shared.
 
     Attributes:
-        acc: as of `ToAdd`.
+        acc: as of `AddItem`.
         place: of the tensor's result in each rank's message.
-        streams: as of `gradcomp`'s `ToAddShared`.
+        streams: as of `gradcomp`'s `PeerItem`.
     """
 
     acc: torch.Tensor

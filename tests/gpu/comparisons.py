@@ -16,15 +16,15 @@ import torch
 
 from gpu import factor_comparisons
 from gpu.inputs import FAMILIES, Floats, gradient
-from gradcomp import ProtocolError, ToEncode, _core, encode_batch, get_codec
-from gradcomp.codec.batch_items import ToAddShared
+from gradcomp import EncodeItem, ProtocolError, _core, encode_batch, get_codec
+from gradcomp.codec.batch_items import PeerItem
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.correction import Correction
 from gradcomp.codec.devices import sharing_device_of
 from gradcomp.codec.frame_parts import kept_of_frames, payloads_of_frames
 from gradcomp_torch.gpu import add, codecs, packed
 from gradcomp_torch.gpu import peer_sums as shared_sums
-from gradcomp_torch.gpu.bucket import Kept, Momentum, ToLaunch
+from gradcomp_torch.gpu.bucket import Kept, LaunchItem, Momentum
 from gradcomp_torch.gpu.encoders import tiling
 from gradcomp_torch.gpu.encoders.encoder import Launches
 from gradcomp_torch.gpu.encoders.topk import TopK
@@ -121,7 +121,7 @@ def of_core(spec: str, sent: str, mode: Mode, tensors: list[Case]) -> list[Resul
         codec = get_codec(text)
         states = [(case.residual.copy(), case.momentum.copy()) for case in tensors]
         items = [
-            ToEncode(
+            EncodeItem(
                 *(codec, case.grad, SEED, STEP, i),
                 residual if mode.residual else None,
                 *(0.9, 0.7),
@@ -159,7 +159,7 @@ def of_kernels(
         ]
         launches.run(
             [
-                ToLaunch(
+                LaunchItem(
                     grad,
                     residual if mode.residual else None,
                     *(0.9, 0.7),
@@ -404,12 +404,12 @@ def _added(
         given = [(codec, *pair) for pair in zip(frames, sizes, strict=True)]
         if form is add.KEPT:
             tensors = [
-                add.ToAdd(acc, values, indices.view(np.int32))
+                add.AddItem(acc, values, indices.view(np.int32))
                 for acc, (indices, values) in zip(accs, kept_of_frames(given), strict=True)
             ]
         else:
             tensors = [
-                add.ToAdd(acc, payload.data, stream=payload.stream)
+                add.AddItem(acc, payload.data, stream=payload.stream)
                 for acc, payload in zip(accs, payloads_of_frames(given), strict=True)
             ]
         add.Addition(form, tensors, weight).launch()
@@ -450,7 +450,7 @@ def _shared(specs: list[str], ranks: list[list[Case]], device: torch.device) -> 
         direct = DirectDevice(device)
         grads = [np.resize(case.grad, n) for case, n in zip(rank, sizes, strict=True)]
         tensors = [
-            ToEncode(codec, grad, SEED + number, STEP, i)
+            EncodeItem(codec, grad, SEED + number, STEP, i)
             for i, (codec, grad) in enumerate(zip(codecs_, grads, strict=True))
         ]
         decoded = []  # of the last rank
@@ -467,7 +467,7 @@ def _shared(specs: list[str], ranks: list[list[Case]], device: torch.device) -> 
         messages[-1],
         0,
         [
-            ToAddShared(
+            PeerItem(
                 codec, acc, [derive_stream(SEED + rank, STEP, i) for rank in range(len(ranks))]
             )
             for i, (codec, acc) in enumerate(zip(codecs_, accs, strict=True))
@@ -478,7 +478,7 @@ def _shared(specs: list[str], ranks: list[list[Case]], device: torch.device) -> 
     outs = [direct.from_host(np.full(n, 7, np.float32)) for n in sizes]
     streams = [derive_stream(SEED + len(ranks) - 1, STEP, i) for i in range(len(outs))]
     to_decode = [
-        ToAddShared(codec, out, [stream])
+        PeerItem(codec, out, [stream])
         for codec, out, stream in zip(codecs_, outs, streams, strict=True)
     ]
     direct.decode_shared(messages[-1], [to_decode], messages[-1:])

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import gpu.quick_interpreter  # noqa: F401
-from gradcomp import ProtocolError, ToEncode, get_codec
-from gradcomp.codec.batch_items import ToAddShared
+from gradcomp import EncodeItem, ProtocolError, get_codec
+from gradcomp.codec.batch_items import PeerItem
 from gradcomp_torch.device_messages import DeviceMessage
 from gradcomp_torch.gpu import peer_sums as shared
 from gradcomp_torch.gpu.encoders import tiling
@@ -70,7 +70,7 @@ def main() -> None:
             grads = [_gradient(rng) for _ in range(3)]
             messages: list[Any] = []
             for grad in grads:
-                own = device.share("w", [[ToEncode(codec, device.from_host(grad))]])
+                own = device.share("w", [[EncodeItem(codec, device.from_host(grad))]])
                 messages.append(DeviceMessage(own.data.clone(), own.staging))
             sent = bytearray(messages[damaged].data.numpy().tobytes())
             there = sent[place + 4 : place + 8] if value is None else value
@@ -80,12 +80,12 @@ def main() -> None:
             memory = torch.full((NUMEL + 2 * GUARD,), 7.0)
             average = memory[GUARD : GUARD + NUMEL].zero_()
             out = device.array(average)
-            to_add = [ToAddShared(codec, out, [0] * 3)]
+            to_add = [PeerItem(codec, out, [0] * 3)]
             device.add_shared(own, 0, to_add, messages, 1 / 3, exact)
             assert (memory[:GUARD] == 7).all()
             assert (memory[GUARD + NUMEL :] == 7).all()
             with pytest.raises(ProtocolError, match=rf"damaged message of rank {damaged} is in"):
-                device.share("w", [[ToEncode(codec, device.from_host(grads[0]))]])
+                device.share("w", [[EncodeItem(codec, device.from_host(grads[0]))]])
             noticed += 1
     noticed += forgotten(rng)
     print(f"{noticed} damaged messages noticed")
@@ -97,7 +97,7 @@ def forgotten(rng: np.random.Generator) -> int:
     device = DirectDevice(torch.device("cpu"))
 
     def share(name: str) -> Any:
-        return device.share(name, [[ToEncode(codec, device.from_host(_gradient(rng)))]])
+        return device.share(name, [[EncodeItem(codec, device.from_host(_gradient(rng)))]])
 
     share("kept")
     own = share("w")
@@ -107,7 +107,7 @@ def forgotten(rng: np.random.Generator) -> int:
         DeviceMessage(own.data.clone(), own.staging),
         DeviceMessage(data, own.staging),
     ]
-    device.add_shared(own, 0, [ToAddShared(codec, device.zeros(NUMEL), [0] * 2)], messages, 0.5)
+    device.add_shared(own, 0, [PeerItem(codec, device.zeros(NUMEL), [0] * 2)], messages, 0.5)
     share("kept")
     with pytest.raises(ProtocolError, match=r"damaged message of rank 1 is in .* exchange 'w'"):
         share("kept")

@@ -13,7 +13,7 @@ import torch
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.devices import HOST
-from gradcomp.codec.products import ToApply, ToMultiply, ToSettle, ToShare
+from gradcomp.codec.products import ApplyItem, MultiplyItem, ProductItem, SettleItem
 from gradcomp_torch.devices import tensor_of
 from gradcomp_torch.gpu import factors
 from gradcomp_torch.gpu.bucket import EXACT
@@ -127,11 +127,11 @@ class _Phase:
     """
 
     device: DirectDevice
-    shares: list[ToShare]
-    here: list[ToMultiply]
+    shares: list[ProductItem]
+    here: list[MultiplyItem]
     means: list[FloatArray]
     results: list[FloatArray]
-    settled: list[ToSettle]
+    settled: list[SettleItem]
 
 
 def matrices(
@@ -172,7 +172,7 @@ def _phase(rng: np.random.Generator, count: int, seed: int, device: DirectDevice
         there = [device.from_host(one) for one in (m, grad, factor)]
         beta = 1.0 if seed % 4 else 0.9
         with_grad = number % 4 != 3
-        share = ToShare(there[0], there[1] if with_grad else None, beta, there[2], rank, left)
+        share = ProductItem(there[0], there[1] if with_grad else None, beta, there[2], rank, left)
         _core.orthonormalize(factor, rank, "gram_schmidt")
         out = np.empty(rank * (cols if left else rows), np.float32)
         mean, result = draw(out.size), draw(rows, cols)
@@ -181,10 +181,10 @@ def _phase(rng: np.random.Generator, count: int, seed: int, device: DirectDevice
         average = device.from_host(result) if applies else None
         kept = device.zeros(out.size)
         phase.shares.append(share)
-        phase.here.append(ToMultiply(m, grad if with_grad else None, beta, factor, left, out))
+        phase.here.append(MultiplyItem(m, grad if with_grad else None, beta, factor, left, out))
         phase.means.append(mean)
         phase.results.append(result)
-        phase.settled.append(ToSettle(share.m, share.factor, left, kept, average, begun))
+        phase.settled.append(SettleItem(share.m, share.factor, left, kept, average, begun))
     return phase
 
 
@@ -215,7 +215,7 @@ def _differences(phase: _Phase, seed: int) -> Iterator[str]:
         sent = mean if of_average else own
         four = (factor, mean, factor, sent) if work.transposed else (mean, factor, sent, factor)
         safe = bool(max(sent.max(), -sent.min()) < 2.0**60)
-        applied.append(ToApply(work.m, result, settle.begun, *four, safe))
+        applied.append(ApplyItem(work.m, result, settle.begun, *four, safe))
     device.settle(shared, shared, phase.settled, of_average=of_average)
     if phase.settled[0].average is not None:
         HOST.apply(applied)

@@ -9,10 +9,10 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
-from gradcomp.codec.batch_items import ToDecode, ToEncode, ToGive
+from gradcomp.codec.batch_items import DecodeItem, EncodeItem, GiveItem
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.devices import HOST, DeviceArray, Encoded, FactorDevice, SharingDevice
-from gradcomp.codec.products import ToApply, ToMultiply
+from gradcomp.codec.products import ApplyItem, MultiplyItem
 from gradcomp.codec.spec import Spec
 
 
@@ -46,7 +46,7 @@ class CoreDevice:
     def zeros(self, numel: int) -> Any:
         return self._array(np.zeros(numel, np.float32))
 
-    def encode(self, tensors: Sequence[ToEncode]) -> Encoded:
+    def encode(self, tensors: Sequence[EncodeItem]) -> Encoded:
         self.log.append(f"launch {len(tensors)}")
         own = []
         for tensor in tensors:
@@ -71,7 +71,7 @@ class CoreDevice:
     def sharing_factors(self) -> FactorDevice | None:
         return None
 
-    def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
+    def decode_add(self, tensors: Sequence[DecodeItem], weight: float) -> None:
         self.log.append(f"decode {len(tensors)}")
         own = [tensor._replace(out=self._elements(tensor.out)) for tensor in tensors]
         _core.decode_batch_add(own, weight)
@@ -80,7 +80,7 @@ class CoreDevice:
         self.log.append("add")
         codec.decode_add(frame, self._elements(out), weight)
 
-    def give(self, tensors: Sequence[ToGive]) -> None:
+    def give(self, tensors: Sequence[GiveItem]) -> None:
         self.log.append(f"give {len(tensors)}")
         HOST.give(
             [
@@ -93,7 +93,7 @@ class CoreDevice:
             ]
         )
 
-    def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
+    def multiply(self, matrices: Sequence[MultiplyItem]) -> Callable[[], None]:
         self.log.append(f"multiply {len(matrices)}")
         HOST.multiply(
             [
@@ -106,7 +106,7 @@ class CoreDevice:
         )
         return lambda: self.log.append(f"wait {len(matrices)}")
 
-    def apply(self, matrices: Sequence[ToApply]) -> None:
+    def apply(self, matrices: Sequence[ApplyItem]) -> None:
         self.log.append(f"apply {len(matrices)}")
         HOST.apply(
             [

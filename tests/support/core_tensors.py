@@ -13,11 +13,11 @@ import torch
 
 from gradcomp import _core, get_codec
 from gradcomp.codec.arrays import FloatArray
-from gradcomp.codec.batch_items import ToAddShared, ToDecode, ToEncode
+from gradcomp.codec.batch_items import DecodeItem, EncodeItem, PeerItem
 from gradcomp.codec.devices import HOST, FactorDevice, SharingDevice
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.frame_parts import payloads_of_frames
-from gradcomp.codec.products import ToApply, ToMultiply, ToSettle, ToShare
+from gradcomp.codec.products import ApplyItem, MultiplyItem, ProductItem, SettleItem
 from gradcomp.exchange.algorithms.low_rank import is_safe
 from gradcomp_torch.device_messages import DeviceMessage
 from gradcomp_torch.devices import TensorArray
@@ -30,7 +30,7 @@ NOTHING = np.empty(0, np.uint8)
 @dataclass(frozen=True)
 class _Messages(DeviceMessage):
     splits: list[int]
-    groups: Sequence[Sequence[ToEncode]]
+    groups: Sequence[Sequence[EncodeItem]]
 
     @property
     def numbers(self) -> DeviceMessage:
@@ -68,7 +68,7 @@ class CoreTensors(CoreDevice):
     def sharing(self, codec: str) -> SharingDevice | None:
         return self if self._direct else None
 
-    def share(self, name: str, groups: Sequence[Sequence[ToEncode]], size: int = 0) -> Any:
+    def share(self, name: str, groups: Sequence[Sequence[EncodeItem]], size: int = 0) -> Any:
         self.log.append(f"share {len(groups)}")
         messages = [self.encode(tensors)()[0] if tensors else NOTHING for tensors in groups]
         splits = [message.size for message in messages]
@@ -80,7 +80,7 @@ class CoreTensors(CoreDevice):
         self,
         own: Any,
         group: int,
-        tensors: Sequence[ToAddShared],
+        tensors: Sequence[PeerItem],
         messages: Sequence[Any],
         weight: float,
         exact: int | None = None,
@@ -94,21 +94,21 @@ class CoreTensors(CoreDevice):
         ]
         self.decode_add(
             [
-                ToDecode("", tensor.codec, frames, tensor.out, replaces=exact is None)
+                DecodeItem("", tensor.codec, frames, tensor.out, replaces=exact is None)
                 for tensor, *frames in zip(tensors, *of_ranks, strict=True)
             ],
             weight,
         )
 
     def decode_shared(
-        self, own: Any, groups: Sequence[Sequence[ToAddShared]], messages: Sequence[Any]
+        self, own: Any, groups: Sequence[Sequence[PeerItem]], messages: Sequence[Any]
     ) -> None:
         for size, tensors, message in zip(own.splits, groups, messages, strict=True):
             frames = split_frames(message.data.numpy()[:size], len(tensors))
             for tensor, frame in zip(tensors, frames, strict=True):
                 tensor.codec.decode(frame, self._elements(tensor.out))
 
-    def decode_numbers(self, own: Any, tensors: Sequence[ToAddShared], numbers: Any) -> None:
+    def decode_numbers(self, own: Any, tensors: Sequence[PeerItem], numbers: Any) -> None:
         self.log.append("decode numbers")
         halves = numbers.data.numpy()
         ends = np.cumsum([tensor.out.size for tensor in tensors])
@@ -122,7 +122,7 @@ class CoreTensors(CoreDevice):
     def sharing_factors(self) -> FactorDevice | None:
         return self if self._direct else None
 
-    def share_products(self, name: str, matrices: Sequence[ToShare], *, half: bool) -> Any:
+    def share_products(self, name: str, matrices: Sequence[ProductItem], *, half: bool) -> Any:
         self.log.append(f"share {len(matrices)} products")
         products = []
         for m, grad, beta, factor, rank, transposed in matrices:
@@ -130,7 +130,7 @@ class CoreTensors(CoreDevice):
             out = np.empty(rank * m.shape[int(transposed)], np.float32)
             given = None if grad is None else self._elements(grad)
             known = self._elements(factor)
-            HOST.multiply([ToMultiply(self._elements(m), given, beta, known, transposed, out)])()
+            HOST.multiply([MultiplyItem(self._elements(m), given, beta, known, transposed, out)])()
             products.append(out)
         codec = get_codec("fp16" if half else "identity")
         own = np.concatenate(products)
@@ -140,7 +140,7 @@ class CoreTensors(CoreDevice):
         return _Products(shared, self._staging, [one.size for one in products], sent)
 
     def settle(
-        self, own: Any, average: Any, matrices: Sequence[ToSettle], *, of_average: bool
+        self, own: Any, average: Any, matrices: Sequence[SettleItem], *, of_average: bool
     ) -> None:
         self.log.append(f"settle {len(matrices)}")
         parts = [torch.split(one, own.sizes) for one in (own.own, average.data.float())]
@@ -156,7 +156,7 @@ class CoreTensors(CoreDevice):
                 (factor, other, factor, sent) if work.transposed else (other, factor, sent, factor)
             )
             m, to = self._elements(work.m), self._elements(work.average)
-            HOST.apply([ToApply(m, to, work.begun, *four, is_safe(sent))])
+            HOST.apply([ApplyItem(m, to, work.begun, *four, is_safe(sent))])
 
     def array(self, tensor: torch.Tensor, computed: torch.Event | None = None) -> Any:
         assert computed is None, "the host computes at once"

@@ -15,7 +15,7 @@ from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray, split
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.devices import HOST, Device, FactorDevice, SharedFactors, device_of
-from gradcomp.codec.products import ToApply, ToMultiply, ToSettle, ToShare
+from gradcomp.codec.products import ApplyItem, MultiplyItem, ProductItem, SettleItem
 from gradcomp.exchange.algorithms.low_rank import average_of_factors, buffer, is_safe
 from gradcomp.exchange.patterns.base import Member
 from gradcomp.exchange.rounds import AllReduce, Ready, Request
@@ -64,32 +64,32 @@ class Matrix:
             self._average = self._member.out.reshape(self._sides)
         return self._average
 
-    def to_multiply(self, factor: FloatArray, transposed: bool, out: FloatArray) -> ToMultiply:
+    def to_multiply(self, factor: FloatArray, transposed: bool, out: FloatArray) -> MultiplyItem:
         """A product; the first one also sets M to beta * residual + gradient."""
-        return ToMultiply(self._m, self._take_grad(), self._beta, factor, transposed, out)
+        return MultiplyItem(self._m, self._take_grad(), self._beta, factor, transposed, out)
 
-    def to_share(self, factor: FloatArray, transposed: bool) -> ToShare:
+    def to_share(self, factor: FloatArray, transposed: bool) -> ProductItem:
         """As `to_multiply`, on one device."""
-        return ToShare(self._m, self._take_grad(), self._beta, factor, self.rank, transposed)
+        return ProductItem(self._m, self._take_grad(), self._beta, factor, self.rank, transposed)
 
     def to_apply(
         self, p: FloatArray, q: FloatArray, own_p: FloatArray, own_q: FloatArray
-    ) -> ToApply:
+    ) -> ApplyItem:
         """Add p q^T to the average, and subtract own_p own_q^T from M.
 
         Products of an M that is not finite are not finite, so the factors tell.
         """
         begun = self._average is not None
         safe = is_safe(own_p) and is_safe(own_q)
-        return ToApply(self._m, self.average, begun, p, q, own_p, own_q, safe)
+        return ApplyItem(self._m, self.average, begun, p, q, own_p, own_q, safe)
 
     def to_settle(
         self, factor: FloatArray, transposed: bool, kept: FloatArray, applied: Applied
-    ) -> ToSettle:
+    ) -> SettleItem:
         """As `to_apply`, on one device, where nobody knows yet what is safe."""
         begun = self._average is not None
         average = None if applied == "nothing" else self.average
-        return ToSettle(self._m, factor, transposed, kept, average, begun)
+        return SettleItem(self._m, factor, transposed, kept, average, begun)
 
     def _take_grad(self) -> FloatArray | None:
         grad, self._grad = self._grad, None
@@ -174,7 +174,7 @@ def _multiply(
     outputs: Sequence[FloatArray],
 ) -> Generator[Ready, Any, None]:
     """Products of all matrices, on each one's device."""
-    of_devices: dict[Device, list[ToMultiply]] = {}
+    of_devices: dict[Device, list[MultiplyItem]] = {}
     for matrix, factor, side, out in zip(matrices, factors, transposed, outputs, strict=True):
         of_devices.setdefault(matrix.device, []).append(matrix.to_multiply(factor, side, out))
     own = of_devices.pop(HOST, [])
@@ -205,7 +205,7 @@ class _HostProducts(Products):
 
     def _apply(self, sent: Sequence[FloatArray]) -> None:
         """Update all averages and residuals, on each matrix's device."""
-        of_devices: dict[Device, list[ToApply]] = {}
+        of_devices: dict[Device, list[ApplyItem]] = {}
         for matrix, known, left, own, mean in zip(
             self.matrices, self.factors, self.transposed, sent, self.means, strict=True
         ):

@@ -10,7 +10,7 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
-from gradcomp.codec.batch_items import ToAddShared, ToEncode
+from gradcomp.codec.batch_items import EncodeItem, PeerItem
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.devices import HOST, SharingDevice, sharing_device_of
 from gradcomp.exchange.memory import Memory, Source
@@ -73,7 +73,7 @@ class Sra(BucketAggregator):
         chunks = cut(keys, self._world_size, whole_rows=self._shares)
         device = sharing_device_of(
             [
-                ToEncode(aggregator.codec, member.grad)
+                EncodeItem(aggregator.codec, member.grad)
                 for member, aggregator in zip(members, aggregators, strict=True)
             ]
         )
@@ -165,7 +165,7 @@ class _Bucket:
             for aggregator, member in zip(aggregators, members, strict=True)
         ]
 
-    def scattered(self, chunks: Sequence[Chunk]) -> list[list[ToEncode]]:
+    def scattered(self, chunks: Sequence[Chunk]) -> list[list[EncodeItem]]:
         """The pieces of all chunks, with their parts of the memories."""
         return [
             [
@@ -182,7 +182,7 @@ class _Bucket:
         for aggregator, member in zip(self._aggregators, self.members, strict=True):
             aggregator.memory.sent(member.key)
 
-    def gathered(self, chunk: Chunk, averages: Sequence[FloatArray]) -> list[ToEncode]:
+    def gathered(self, chunk: Chunk, averages: Sequence[FloatArray]) -> list[EncodeItem]:
         """The averages of a chunk's pieces; residuals become what encoding them loses."""
         tensors = []
         for piece, average in zip(chunk, averages, strict=True):
@@ -192,7 +192,7 @@ class _Bucket:
         return tensors
 
     def lost(
-        self, chunk: Chunk, tensors: Sequence[ToEncode]
+        self, chunk: Chunk, tensors: Sequence[EncodeItem]
     ) -> Iterator[tuple[FloatArray, FloatArray]]:
         """For each piece with a memory its part of the residual, and what `gathered` has lost of it."""
         for piece, tensor in zip(chunk, tensors, strict=True):
@@ -200,15 +200,13 @@ class _Bucket:
             if residual is not None and tensor.residual is not None:
                 yield residual[piece.begin : piece.end], tensor.residual
 
-    def to_add(
-        self, piece: Piece, out: FloatArray, phase: int, ranks: Iterable[int]
-    ) -> ToAddShared:
+    def to_add(self, piece: Piece, out: FloatArray, phase: int, ranks: Iterable[int]) -> PeerItem:
         """A piece of messages of some ranks."""
         gather = self._aggregators[piece.member].gather
         step = self.members[piece.member].step
-        return ToAddShared(gather.codec, out, gather.streams(piece.tensor_id(phase), step, ranks))
+        return PeerItem(gather.codec, out, gather.streams(piece.tensor_id(phase), step, ranks))
 
-    def _piece(self, piece: Piece, source: Source, phase: int) -> ToEncode:
+    def _piece(self, piece: Piece, source: Source, phase: int) -> EncodeItem:
         gather = self._aggregators[piece.member].gather
         step = self.members[piece.member].step
         item = source.to_encode(gather.codec, gather.seed, step, piece.tensor_id(phase))

@@ -12,10 +12,10 @@ from gradcomp_torch.gpu.bucket import (
     Array,
     Bucket,
     Kept,
+    LaunchItem,
     Mode,
     Payload,
     Table,
-    ToLaunch,
     current,
 )
 from gradcomp_torch.gpu.encoders import tiling
@@ -91,7 +91,7 @@ class Launches:
         self._table = Table(encoder.bucket)
         self._replayed = Replayed(encoder.bucket.device)
 
-    def run(self, tensors: Sequence[ToLaunch]) -> None:
+    def run(self, tensors: Sequence[LaunchItem]) -> None:
         """Correct, encode and subtract, without waiting: results and residuals are the core's.
 
         Args:
