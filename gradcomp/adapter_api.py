@@ -10,7 +10,7 @@ from __future__ import annotations
 from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes, as_float32, room
 from gradcomp.codec.batch_items import GiveItem, PeerItem
 from gradcomp.codec.codec import derive_stream
-from gradcomp.codec.devices import Device, DeviceArray, Encoded, FactorDevice, SharingDevice
+from gradcomp.codec.devices import Device, DeviceArray, Encoded, FactorDevice, PeerDevice
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.frame_parts import (
     KeptParts,
@@ -64,7 +64,7 @@ from gradcomp.runtime.controls import Controls
 from gradcomp.runtime.measure.profile_files import profile_as_configured
 from gradcomp.runtime.measure.profiled_engine import ProfiledEngine
 from gradcomp.runtime.measure.stats import Stats
-from gradcomp.runtime.membership import moved, placed, resized, shared_state, take_shared_state
+from gradcomp.runtime.membership import common_state, moved, placed, resized, take_common_state
 from gradcomp.runtime.outer.options import OuterOptions
 from gradcomp.runtime.outer.sgd import OuterSGD
 from gradcomp.runtime.outer.steps import OuterSteps, Values
@@ -110,6 +110,7 @@ __all__ = [
     "Parameters",
     "Patch",
     "PayloadParts",
+    "PeerDevice",
     "PeerItem",
     "Pipeline",
     "ProductItem",
@@ -122,7 +123,6 @@ __all__ = [
     "Round",
     "Route",
     "SettleItem",
-    "SharingDevice",
     "Spec",
     "Stage",
     "StartReport",
@@ -137,6 +137,7 @@ __all__ = [
     "check_parameters",
     "check_scale",
     "clip_of_normal",
+    "common_state",
     "derive_stream",
     "differences",
     "digest_parameters",
@@ -160,10 +161,9 @@ __all__ = [
     "rotation_of",
     "run_unedited",
     "sample_of",
-    "shared_state",
     "split_frames",
     "state_of",
-    "take_shared_state",
+    "take_common_state",
     "threads",
     "unpack_state",
     "use_processors",

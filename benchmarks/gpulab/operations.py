@@ -22,7 +22,7 @@ from gradcomp_torch.gpu.encoders.rotated import RotatedUniform
 from gradcomp_torch.gpu.factors import FactorExchange, kinds_of
 from gradcomp_torch.gpu.peer_device import DirectDevice
 from gradcomp_torch.gpu.peer_receive import FLAGS
-from gradcomp_torch.gpu.peer_sums import SharedTensor, form_of_shared, sums_of
+from gradcomp_torch.gpu.peer_sums import PeerTensor, peer_form_of, sums_of
 
 __all__ = ["OPERATIONS", "Operation"]
 
@@ -147,13 +147,13 @@ def _adds_messages(numel: int, device: torch.device) -> Work:
     for rank in range(FRAMES):
         generator = torch.Generator(device).manual_seed(rank)
         grad = torch.randn(numel, generator=generator, device=device)
-        sent = of_device.share("", [[EncodeItem(get_codec(spec), of_device.array(grad))]])
+        sent = of_device.begin_messages("", [[EncodeItem(get_codec(spec), of_device.array(grad))]])
         with sent.behind():
             messages.append(sent.data.clone())
         sent.staging.join()
     [place] = sent.layouts[0].places
-    sums = sums_of(form_of_shared(spec), begun=False, decodes=False)
-    tensor = SharedTensor(torch.zeros(numel, device=device), place, [0] * FRAMES)
+    sums = sums_of(peer_form_of(spec), begun=False, decodes=False)
+    tensor = PeerTensor(torch.zeros(numel, device=device), place, [0] * FRAMES)
     damaged = torch.zeros((FRAMES, FLAGS), dtype=torch.int32, device=device)
 
     def work() -> None:
@@ -201,7 +201,7 @@ def _multiplies(numel: int, device: torch.device) -> Work:
 def _settles(numel: int, device: torch.device) -> Work:
     """The launches that follow from the average of a product."""
     exchange, _, settle = _phase(numel, device)
-    return lambda: exchange.settle(exchange.shared, [settle], of_average=False)
+    return lambda: exchange.settle(exchange.sent, [settle], of_average=False)
 
 
 def _torch_settles(numel: int, device: torch.device) -> Work:

@@ -81,7 +81,7 @@ class DecodeItem(NamedTuple):
 
 
 class PeerItem(NamedTuple):
-    """One tensor of a bucket that devices have shared; see `SharingDevice.share`.
+    """One tensor of a bucket that came in messages of devices; see `PeerDevice.add_messages`.
 
     Attributes:
         out: in the memory of the device, of any content; it becomes the sum.

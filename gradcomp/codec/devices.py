@@ -28,19 +28,19 @@ __all__ = [
     "DeviceArray",
     "Encoded",
     "FactorDevice",
-    "SharedFactors",
-    "SharedMessages",
-    "SharingDevice",
+    "PeerDevice",
+    "PeerMessages",
+    "PeerProducts",
     "device_of",
-    "sharing_device_of",
+    "peer_device_of",
 ]
 
 Encoded: TypeAlias = Callable[[], tuple[ByteArray, list[int]]]
 """Waits for frames that a device encodes; returns the result of `encode_batch`."""
 
 
-class SharedMessages(Protocol):
-    """Messages in the memory of a `SharingDevice`, one for each group of tensors, one after the other.
+class PeerMessages(Protocol):
+    """Messages in the memory of a `PeerDevice`, one for each group of tensors, one after the other.
 
     Their sizes are the same on all ranks.
     """
@@ -92,7 +92,7 @@ class Device(Protocol):
         """Write exact gradients to their outputs; each product and sum is rounded."""
         ...
 
-    def sharing(self, codec: str) -> SharingDevice | None:
+    def to_peers(self, codec: str) -> PeerDevice | None:
         """This device, if tensors of a codec, given as a spec, travel from it to the devices of other ranks.
 
         None: through the hosts. All ranks give the same answer.
@@ -110,7 +110,7 @@ class Device(Protocol):
         """Update averages and matrices; see `ApplyItem`."""
         ...
 
-    def sharing_factors(self) -> FactorDevice | None:
+    def factor_device(self) -> FactorDevice | None:
         """This device, if thin factors travel from it to the devices of other ranks.
 
         None: through the hosts. All ranks give the same answer.
@@ -141,22 +141,22 @@ class Device(Protocol):
         ...
 
 
-class SharingDevice(Protocol):
+class PeerDevice(Protocol):
     """A device of a job whose ranks all have such devices, and an engine between them."""
 
     def zeros(self, numel: int) -> FloatArray:
         """See `Device.zeros`."""
         ...
 
-    def share(
+    def begin_messages(
         self, name: str, groups: Sequence[Sequence[EncodeItem]], size: int = 0
-    ) -> SharedMessages:
+    ) -> PeerMessages:
         """Start encoding groups of tensors for the devices of all ranks; see `encode`.
 
         The messages hold until the next call with this name.
 
         Args:
-            name: of what is shared; each one's tensors are best the same in every step.
+            name: of the messages; the tensors of a name are best the same in every step.
             size: least size in bytes; what is missing is filled up.
 
         Raises:
@@ -164,9 +164,9 @@ class SharingDevice(Protocol):
         """
         ...
 
-    def add_shared(
+    def add_messages(
         self,
-        own: SharedMessages,
+        own: PeerMessages,
         group: int,
         tensors: Sequence[PeerItem],
         messages: Sequence[ByteArray],
@@ -175,27 +175,27 @@ class SharingDevice(Protocol):
     ) -> None:
         """Sum up the messages of all ranks, in rank order; see `decode_batch_add`.
 
-        The device checks them later: see `share`.
+        The device checks them later: see `begin_messages`.
 
         Args:
-            own: what this rank has shared, with the same codecs and sizes.
+            own: this rank's messages, with the same codecs and sizes.
             group: of ``own``, which the messages are of.
             exact: a rank whose part is in ``out`` already, and whose message does not count; None: former
                 elements of ``out`` do not count.
         """
         ...
 
-    def decode_shared(
+    def decode_messages(
         self,
-        own: SharedMessages,
+        own: PeerMessages,
         groups: Sequence[Sequence[PeerItem]],
         messages: Sequence[ByteArray],
     ) -> None:
-        """Decode a message for each group of ``own`` into ``out``; see `add_shared`."""
+        """Decode a message for each group of ``own`` into ``out``; see `add_messages`."""
         ...
 
     def decode_numbers(
-        self, own: SharedMessages, tensors: Sequence[PeerItem], numbers: object
+        self, own: PeerMessages, tensors: Sequence[PeerItem], numbers: object
     ) -> None:
         """Decode the average of all ranks' ``numbers`` into ``out``."""
         ...
@@ -205,7 +205,7 @@ class SharingDevice(Protocol):
         ...
 
 
-class SharedFactors(Protocol):
+class PeerProducts(Protocol):
     """Products in the memory of a `FactorDevice`, as numbers that an engine can add."""
 
     @property
@@ -215,7 +215,7 @@ class SharedFactors(Protocol):
 
 
 class FactorDevice(Protocol):
-    """A device on which the factors of matrices stay, of a job as `SharingDevice` has it."""
+    """A device on which the factors of matrices stay, of a job as `PeerDevice` has it."""
 
     def zeros(self, numel: int) -> FloatArray:
         """See `Device.zeros`."""
@@ -225,9 +225,9 @@ class FactorDevice(Protocol):
         """See `Device.from_host`."""
         ...
 
-    def share_products(
+    def begin_products(
         self, name: str, matrices: Sequence[ProductItem], *, half: bool
-    ) -> SharedFactors:
+    ) -> PeerProducts:
         """Start products, one after the other; they hold until the next call with this name.
 
         A rank's own products may depend on the device in their last bits, and bases differ from the core's
@@ -240,7 +240,7 @@ class FactorDevice(Protocol):
 
     def settle(
         self,
-        own: SharedFactors,
+        own: PeerProducts,
         average: object,
         matrices: Sequence[SettleItem],
         *,
@@ -333,10 +333,10 @@ class _Host:
             np.copyto(out, residual)
             _core.zero(residual)
 
-    def sharing(self, codec: str) -> SharingDevice | None:
+    def to_peers(self, codec: str) -> PeerDevice | None:
         return None
 
-    def sharing_factors(self) -> FactorDevice | None:
+    def factor_device(self) -> FactorDevice | None:
         return None
 
     @timed("encode")
@@ -390,12 +390,12 @@ def device_of(array: object) -> Device:
     return array.device if isinstance(array, DeviceArray) else HOST
 
 
-def sharing_device_of(tensors: Sequence[EncodeItem]) -> SharingDevice | None:
+def peer_device_of(tensors: Sequence[EncodeItem]) -> PeerDevice | None:
     """The device from which all of the tensors travel to the other ranks' devices; None if they do not."""
     device = device_of(tensors[0].grad)
     found = None
     for tensor in tensors:
-        found = device.sharing(tensor.codec.spec) if device_of(tensor.grad) is device else None
+        found = device.to_peers(tensor.codec.spec) if device_of(tensor.grad) is device else None
         if found is None:
             return None
     return found

@@ -78,7 +78,7 @@ class Pipeline:
         ValueError: ``rank`` is not in its range.
     """
 
-    _sharing: Device | None = None
+    _peer_device: Device | None = None
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Pipeline:
             self.ranks_per_node,
             self._state.rates,
             self._scatters,
-            self._sharing,
+            self._peer_device,
             self.elastic,
         )
         self._resolver = Resolver(self.config, context, self._policy)
@@ -140,12 +140,12 @@ class Pipeline:
             _depends_on_steps(spec, exchange) for _, spec, exchange in compress.choices
         )
 
-    def begin_sharing(self, device: Device) -> None:
-        """Take gradients in the memory of a device that shares; before the first round of this process.
+    def begin_peer_messages(self, device: Device) -> None:
+        """Take gradients in the memory of a device that sends messages to other ranks' devices.
 
-        Every rank must call it, or none.
+        Every rank must call it, or none, and before the first round of this process.
         """
-        self._sharing = device
+        self._peer_device = device
         self._begin(self.epoch)
 
     # Copies and pickles: configuration and state. Statistics begin anew.
@@ -249,7 +249,7 @@ class Pipeline:
             for index, phase in enumerate(schedule.phases):
                 chosen = phase.exchange or exchange
                 ranks = self.ranks_of(chosen)
-                choice = exchange_choice(phase.use, chosen, ranks, averaging, self._sharing)
+                choice = exchange_choice(phase.use, chosen, ranks, averaging, self._peer_device)
                 if choice.pattern != exchange_pattern(phase.use, chosen):
                     found[f"{rule}[{index}]" if schedule.switches else rule] = choice
         return found
@@ -359,7 +359,7 @@ class Pipeline:
         takes = (
             (
                 aggregator.on_devices
-                or (aggregator.on_sharing_devices and device.sharing(spec.codec) is not None)
+                or (aggregator.on_peer_devices and device.to_peers(spec.codec) is not None)
             )
             and hands_over(spec.memory)
             and device.takes(spec, resolved.key.shape)

@@ -1,7 +1,7 @@
 """Adds decoded frames to averages on a device: one copy and one launch for each rank's part of a bucket.
 
 Frames come from the core, which checks them and takes them apart. Ranks are added in the order of the calls, so
-that all devices and hosts get the same bits. Messages that stay on devices: see shared.py.
+that all devices and hosts get the same bits. Messages that stay on devices: see peer_sums.py.
 """
 
 from __future__ import annotations

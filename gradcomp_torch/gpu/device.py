@@ -21,7 +21,7 @@ from gradcomp.adapter_api import (
     KeptParts,
     MultiplyItem,
     PayloadParts,
-    SharingDevice,
+    PeerDevice,
     Spec,
     derive_stream,
     frames_of_parts,
@@ -125,11 +125,11 @@ class TorchDevice:
             launches = self._launches[key] = Launches(encoder)
         return launches
 
-    def sharing(self, codec: str) -> SharingDevice | None:
+    def to_peers(self, codec: str) -> PeerDevice | None:
         """None: frames travel through the host. See `DirectDevice`."""
         return None
 
-    def sharing_factors(self) -> FactorDevice | None:
+    def factor_device(self) -> FactorDevice | None:
         """None: factors are on the host. See `DirectDevice`."""
         return None
 

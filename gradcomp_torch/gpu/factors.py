@@ -41,7 +41,7 @@ class FactorExchange:
 
     Attributes:
         own: this rank's products, flat, one matrix after the other; with ``half`` as rounded.
-        shared: as ``own``, for the engine, which may put the average there.
+        sent: as ``own``, for the engine, which may put the average there.
     """
 
     def __init__(self, kinds: Kinds, half: bool, device: torch.device) -> None:
@@ -53,7 +53,7 @@ class FactorExchange:
         total = sum(self._sizes)
         self.own = torch.zeros(total, device=device)
         dtype = torch.float16 if half else torch.float32
-        self.shared = torch.zeros(total, dtype=dtype, device=device)
+        self.sent = torch.zeros(total, dtype=dtype, device=device)
         self._widened = torch.zeros(total if half else 0, device=device)
         self._wide = torch.zeros(sum(given), dtype=torch.float64, device=device)
         self._unsafe = torch.zeros(len(kinds), dtype=torch.int32, device=device)
@@ -94,9 +94,9 @@ class FactorExchange:
         parts = torch.split(self.own, self._sizes)
         for work, m, factor, out in zip(works, matrices, factors, parts, strict=True):
             low_rank.multiply(m, factor, work.transposed, out)
-        self.shared.copy_(self.own)
+        self.sent.copy_(self.own)
         if self._widened.numel():
-            self.own.copy_(self.shared)
+            self.own.copy_(self.sent)
 
     def settle(
         self, average: torch.Tensor, matrices: Sequence[SettleItem], *, of_average: bool

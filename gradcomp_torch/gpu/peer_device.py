@@ -14,10 +14,10 @@ from gradcomp.adapter_api import (
     ByteArray,
     FactorDevice,
     FloatArray,
+    PeerDevice,
     PeerItem,
     ProductItem,
     SettleItem,
-    SharingDevice,
 )
 from gradcomp.errors import ProtocolError
 from gradcomp_torch.device_messages import DeviceMessage
@@ -28,7 +28,7 @@ from gradcomp_torch.gpu.device import TorchDevice, kind_of, to_launch
 from gradcomp_torch.gpu.factors import FactorExchange, kinds_of
 from gradcomp_torch.gpu.peer_receive import Receiver, SumItem
 from gradcomp_torch.gpu.peer_send import HEADER, Layout, Part, Sender
-from gradcomp_torch.gpu.peer_sums import KeptForm, Place, SharedTensor, form_of_shared
+from gradcomp_torch.gpu.peer_sums import KeptForm, PeerTensor, Place, peer_form_of
 
 __all__ = ["DirectDevice"]
 
@@ -86,12 +86,14 @@ class DirectDevice(TorchDevice):
         self._checked: dict[str, list[Receiver]] = {}
         self._of_factors: dict[tuple[object, ...], FactorExchange] = {}
 
-    def sharing(self, codec: str) -> SharingDevice | None:
+    def to_peers(self, codec: str) -> PeerDevice | None:
         """This device, if others can add what the codec's encoder makes."""
-        return self if codecs.takes(codec) and codecs.shares(codec) else None
+        return self if codecs.takes(codec) and codecs.goes_to_peers(codec) else None
 
-    def share(self, name: str, groups: Sequence[Sequence[EncodeItem]], size: int = 0) -> Any:
-        """See `SharingDevice`."""
+    def begin_messages(
+        self, name: str, groups: Sequence[Sequence[EncodeItem]], size: int = 0
+    ) -> Any:
+        """See `PeerDevice`."""
         self._raise_found(name)
         self._forget_unused(name)
         kinds = (
@@ -132,7 +134,7 @@ class DirectDevice(TorchDevice):
         ]
         return Sender(kinds, parts, size, self._device)
 
-    def add_shared(
+    def add_messages(
         self,
         own: Any,
         group: int,
@@ -141,7 +143,7 @@ class DirectDevice(TorchDevice):
         weight: float,
         exact: int | None = None,
     ) -> None:
-        """See `SharingDevice`."""
+        """See `PeerDevice`."""
         layout = own.layouts[group]
         count = len(messages)
         if exact is None:
@@ -155,10 +157,10 @@ class DirectDevice(TorchDevice):
                     sums.append(SumItem(forms, (first, end), weight, begun=True))
         self._receive(own, group, sums, messages, [layout.header] * count)
 
-    def decode_shared(
+    def decode_messages(
         self, own: Any, groups: Sequence[Sequence[PeerItem]], messages: Sequence[ByteArray]
     ) -> None:
-        """See `SharingDevice`."""
+        """See `PeerDevice`."""
         parts = [
             SumItem(_forms(tensors, layout.places), (number, number + 1), None)
             for number, (tensors, layout) in enumerate(zip(groups, own.layouts, strict=True))
@@ -167,24 +169,24 @@ class DirectDevice(TorchDevice):
         self._receive(own, "decoded", parts, messages, headers)
 
     def decode_numbers(self, own: Any, tensors: Sequence[PeerItem], numbers: object) -> None:
-        """See `SharingDevice`."""
+        """See `PeerDevice`."""
         (layout,) = own.layouts
         places = [place._replace(values=place.values - HEADER) for place in layout.places]
         part = SumItem(_forms(tensors, places), (0, 1), None)
         self._receive(own, "numbers", [part], [numbers], [])
 
     def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
-        """See `SharingDevice`."""
+        """See `PeerDevice`."""
         self._staging.join()
         whole = tensor_of(residual)
         whole.add_(tensor_of(lost).mul_(times))  # two roundings
         whole.copy_(torch.where(whole.isfinite(), whole, 0.0))
 
-    def sharing_factors(self) -> FactorDevice | None:
+    def factor_device(self) -> FactorDevice | None:
         """This device."""
         return self
 
-    def share_products(self, name: str, matrices: Sequence[ProductItem], *, half: bool) -> Any:
+    def begin_products(self, name: str, matrices: Sequence[ProductItem], *, half: bool) -> Any:
         """See `FactorDevice`; torch multiplies."""
         kinds = kinds_of(matrices)
         # The sides of a power iteration take turns.
@@ -197,7 +199,7 @@ class DirectDevice(TorchDevice):
         tensors = [grad.tensor for grad in grads] + [tensor_of(work.m) for work in matrices]
         with self._staging.beside(tensors, filter(None, (grad.computed for grad in grads))):
             exchange.multiply(matrices)
-        return _Factors(exchange.shared, self._staging, exchange)
+        return _Factors(exchange.sent, self._staging, exchange)
 
     def settle(
         self, own: Any, average: object, matrices: Sequence[SettleItem], *, of_average: bool
@@ -240,12 +242,12 @@ class DirectDevice(TorchDevice):
 
 def _forms(
     tensors: Sequence[PeerItem], places: Sequence[Place]
-) -> dict[Form | KeptForm, list[SharedTensor]]:
+) -> dict[Form | KeptForm, list[PeerTensor]]:
     """Tensors by the form of their codecs."""
-    forms: dict[Form | KeptForm, list[SharedTensor]] = {}
+    forms: dict[Form | KeptForm, list[PeerTensor]] = {}
     for (codec, out, streams), place in zip(tensors, places, strict=True):
-        form = form_of_shared(codec.spec)
-        forms.setdefault(form, []).append(SharedTensor(tensor_of(out), place, streams))
+        form = peer_form_of(codec.spec)
+        forms.setdefault(form, []).append(PeerTensor(tensor_of(out), place, streams))
     return forms
 
 

@@ -19,8 +19,7 @@ from triton.runtime.jit import JITFunction
 
 from gpu.comparisons import ADDED
 from gradcomp.codec.products import ProductItem, SettleItem
-from gradcomp_torch.gpu import add, codecs
-from gradcomp_torch.gpu import peer_sums as shared
+from gradcomp_torch.gpu import add, codecs, peer_sums
 from gradcomp_torch.gpu.bucket import EXACT, LaunchItem, Momentum, Table
 from gradcomp_torch.gpu.encoders.encoder import Launches
 from gradcomp_torch.gpu.finite import Poison
@@ -91,9 +90,11 @@ def _launch_factors() -> None:
     for of_average in (False, True):
         m, factor, kept, average = (device.zeros(n) for n in (35, 10, 14, 35))
         m, average = m.reshape((5, 7)), average.reshape((5, 7))
-        shared = device.share_products("", [ProductItem(m, None, 1.0, factor, 2, True)], half=False)
+        products = device.begin_products(
+            "", [ProductItem(m, None, 1.0, factor, 2, True)], half=False
+        )
         settle = SettleItem(m, factor, True, kept, average, False)
-        device.settle(shared, shared, [settle], of_average=of_average)
+        device.settle(products, products, [settle], of_average=of_average)
 
 
 def _compile(launch: Launch, target: GPUTarget) -> tuple[list[str], Any]:
@@ -136,13 +137,13 @@ def main(specs: list[str]) -> int:
         "topk(k=4,values=bf16)|raw32",
         "sampled_topk(k=40)",
     ):
-        tensor = shared.SharedTensor(acc, shared.Place(32, 16, 4), [0])
+        tensor = peer_sums.PeerTensor(acc, peer_sums.Place(32, 16, 4), [0])
         for begun, decodes in ((False, False), (True, False), (False, True)):
-            sums = shared.sums_of(shared.form_of_shared(codec), begun=begun, decodes=decodes)
+            sums = peer_sums.sums_of(peer_sums.peer_form_of(codec), begun=begun, decodes=decodes)
             sums.prepare([tensor], [torch.zeros(64).byte()], 0.5)
             sums.launch(damaged)
         encoder = codecs.encoder(codec, [5000, 16], torch.device("cpu"))
-        encoder.shared(Table(encoder.bucket), packs=codecs.packs_indices(codec))
+        encoder.peer_results(Table(encoder.bucket), packs=codecs.packs_indices(codec))
     compare_headers_kernel[(1,)](torch.zeros((1, 2), dtype=torch.int64), damaged, **EXACT)
     _launch_factors()
     Poison([5], torch.device("cpu")).launch([torch.zeros(5)])

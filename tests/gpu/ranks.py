@@ -185,7 +185,7 @@ def compare_numbers() -> int:
                     average = (expected[number] + payload) * np.float16(0.5)
                     expected[number] = codec.decode_payload(average, grad.size, **fields)
                 tensors.append(EncodeItem(codec, device.from_host(grad), **fields))
-            of_ranks.append(device.share(f"sum of rank {rank}", [tensors]))
+            of_ranks.append(device.begin_messages(f"sum of rank {rank}", [tensors]))
         numbers = of_ranks[0].numbers
         numbers.data.add_(of_ranks[1].numbers.data).mul_(0.5)
         outs = [device.zeros(tensor.grad.size) for tensor in tensors]

@@ -11,7 +11,7 @@ from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.batch_items import DecodeItem, EncodeItem, GiveItem
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.devices import HOST, DeviceArray, Encoded, FactorDevice, SharingDevice
+from gradcomp.codec.devices import HOST, DeviceArray, Encoded, FactorDevice, PeerDevice
 from gradcomp.codec.products import ApplyItem, MultiplyItem
 from gradcomp.codec.spec import Spec
 
@@ -65,10 +65,10 @@ class CoreDevice:
 
         return wait
 
-    def sharing(self, codec: str) -> SharingDevice | None:
+    def to_peers(self, codec: str) -> PeerDevice | None:
         return None
 
-    def sharing_factors(self) -> FactorDevice | None:
+    def factor_device(self) -> FactorDevice | None:
         return None
 
     def decode_add(self, tensors: Sequence[DecodeItem], weight: float) -> None:

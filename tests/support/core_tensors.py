@@ -14,7 +14,7 @@ import torch
 from gradcomp import _core, get_codec
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.batch_items import DecodeItem, EncodeItem, PeerItem
-from gradcomp.codec.devices import HOST, FactorDevice, SharingDevice
+from gradcomp.codec.devices import HOST, FactorDevice, PeerDevice
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.frame_parts import payloads_of_frames
 from gradcomp.codec.products import ApplyItem, MultiplyItem, ProductItem, SettleItem
@@ -65,18 +65,20 @@ class CoreTensors(CoreDevice):
         self._direct = True
         return self
 
-    def sharing(self, codec: str) -> SharingDevice | None:
+    def to_peers(self, codec: str) -> PeerDevice | None:
         return self if self._direct else None
 
-    def share(self, name: str, groups: Sequence[Sequence[EncodeItem]], size: int = 0) -> Any:
-        self.log.append(f"share {len(groups)}")
+    def begin_messages(
+        self, name: str, groups: Sequence[Sequence[EncodeItem]], size: int = 0
+    ) -> Any:
+        self.log.append(f"begin {len(groups)} messages")
         messages = [self.encode(tensors)()[0] if tensors else NOTHING for tensors in groups]
         splits = [message.size for message in messages]
         filling = np.zeros(max(size - sum(splits), 0), np.uint8)
         data = torch.from_numpy(np.concatenate([*messages, filling]))
         return _Messages(data, self._staging, splits, groups)
 
-    def add_shared(
+    def add_messages(
         self,
         own: Any,
         group: int,
@@ -100,7 +102,7 @@ class CoreTensors(CoreDevice):
             weight,
         )
 
-    def decode_shared(
+    def decode_messages(
         self, own: Any, groups: Sequence[Sequence[PeerItem]], messages: Sequence[Any]
     ) -> None:
         for size, tensors, message in zip(own.splits, groups, messages, strict=True):
@@ -119,11 +121,11 @@ class CoreTensors(CoreDevice):
         elements = self._elements(residual)
         elements += np.float32(times) * self._elements(lost)
 
-    def sharing_factors(self) -> FactorDevice | None:
+    def factor_device(self) -> FactorDevice | None:
         return self if self._direct else None
 
-    def share_products(self, name: str, matrices: Sequence[ProductItem], *, half: bool) -> Any:
-        self.log.append(f"share {len(matrices)} products")
+    def begin_products(self, name: str, matrices: Sequence[ProductItem], *, half: bool) -> Any:
+        self.log.append(f"begin {len(matrices)} products")
         products = []
         for m, grad, beta, factor, rank, transposed in matrices:
             _core.orthonormalize(self._elements(factor), rank, "gram_schmidt")
@@ -136,8 +138,8 @@ class CoreTensors(CoreDevice):
         own = np.concatenate(products)
         payload = codec.encode_payload(own)
         sent = torch.from_numpy(codec.decode_payload(payload, own.size).copy())
-        shared = torch.from_numpy(payload.copy())
-        return _Products(shared, self._staging, [one.size for one in products], sent)
+        numbers = torch.from_numpy(payload.copy())
+        return _Products(numbers, self._staging, [one.size for one in products], sent)
 
     def settle(
         self, own: Any, average: Any, matrices: Sequence[SettleItem], *, of_average: bool

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray, split
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.devices import HOST, Device, FactorDevice, SharedFactors, device_of
+from gradcomp.codec.devices import HOST, Device, FactorDevice, PeerProducts, device_of
 from gradcomp.codec.products import ApplyItem, MultiplyItem, ProductItem, SettleItem
 from gradcomp.exchange.algorithms.low_rank import average_of_factors, buffer, is_safe
 from gradcomp.exchange.patterns.base import Member
@@ -68,7 +68,7 @@ class Matrix:
         """A product; the first one also sets M to beta * residual + gradient."""
         return MultiplyItem(self._m, self._take_grad(), self._beta, factor, transposed, out)
 
-    def to_share(self, factor: FloatArray, transposed: bool) -> ProductItem:
+    def to_product(self, factor: FloatArray, transposed: bool) -> ProductItem:
         """As `to_multiply`, on one device."""
         return ProductItem(self._m, self._take_grad(), self._beta, factor, self.rank, transposed)
 
@@ -235,7 +235,7 @@ class DevicePhases(Phases):
     def place(self, factor: FloatArray) -> FloatArray:
         """See `Phases.place`."""
         here = device_of(factor)
-        if here.sharing_factors() is self.device:
+        if here.factor_device() is self.device:
             return factor
         return self.device.from_host(here.to_host(factor))
 
@@ -248,12 +248,12 @@ class DevicePhases(Phases):
     ) -> Generator[Request | Ready, Any, Products]:
         """See `Phases.multiply`."""
         works = [
-            matrix.to_share(factor, left)
+            matrix.to_product(factor, left)
             for matrix, factor, left in zip(matrices, factors, transposed, strict=True)
         ]
-        shared: Any = self.device.share_products(name, works, half=self.half)
-        average = yield AllReduce(name, shared)
-        return _DeviceProducts(self, matrices, factors, transposed, shared, average)
+        products: Any = self.device.begin_products(name, works, half=self.half)
+        average = yield AllReduce(name, products)
+        return _DeviceProducts(self, matrices, factors, transposed, products, average)
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ class _DeviceProducts(Products):
     matrices: Sequence[Matrix]
     factors: Sequence[FloatArray]
     transposed: Sequence[bool]
-    own: SharedFactors
+    own: PeerProducts
     average: object
 
     def settle(self, kept: Sequence[FloatArray | None], applied: Applied) -> list[FloatArray]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.batch_items import EncodeItem, PeerItem
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.devices import sharing_device_of
+from gradcomp.codec.devices import peer_device_of
 from gradcomp.exchange.memory import Memory
 from gradcomp.exchange.patterns.base import Aggregator, BucketAggregator, Member
 from gradcomp.exchange.rounds import AllReduce, BucketRound, Round, TensorKey
@@ -69,9 +69,9 @@ class NonlinearReduce(Reduce):
 
 
 class BucketedReduce(BucketAggregator):
-    """As `Reduce`, for float16 where gradients may be on a `SharingDevice`: a bucket is one request."""
+    """As `Reduce`, for float16 where gradients may be on a `PeerDevice`: a bucket is one request."""
 
-    on_sharing_devices = True
+    on_peer_devices = True
 
     def __init__(self, codec: Codec, memory: Memory, seed: int) -> None:
         self.bucket = BucketedReduce
@@ -82,18 +82,18 @@ class BucketedReduce(BucketAggregator):
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
         """See `BucketAggregator.bucket_round`; averages equal those of `Reduce`."""
         grads = [EncodeItem(_of(member).codec, member.grad) for member in members]
-        device = sharing_device_of(grads)
+        device = peer_device_of(grads)
         if device is None:
             return (yield from _reduce(name, [member.on_host() for member in members]))
-        shared = device.share(name, [_encoded(members)])
+        messages = device.begin_messages(name, [_encoded(members)])
         _sent(members)
-        numbers: Any = shared.numbers
+        numbers: Any = messages.numbers
         average = yield AllReduce(name, numbers)
         to_decode = [
             PeerItem(tensor.codec, member.out, [0])
             for tensor, member in zip(grads, members, strict=True)
         ]
-        device.decode_numbers(shared, to_decode, average)
+        device.decode_numbers(messages, to_decode, average)
         return [member.out for member in members]
 
     def to_encode(self, grad: FloatArray, key: TensorKey, step: int) -> EncodeItem:

@@ -10,7 +10,7 @@ from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.batch import decode_batch_add, give_batch
 from gradcomp.codec.batch_items import DecodeItem, EncodeItem, GiveItem, PeerItem
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.devices import SharingDevice, sharing_device_of
+from gradcomp.codec.devices import PeerDevice, peer_device_of
 from gradcomp.exchange.memory import Memory
 from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
 from gradcomp.exchange.patterns.chunks import Piece, cut_rows, encode_pieces
@@ -48,7 +48,7 @@ class ReduceScatter(BucketAggregator):
         """See `BucketAggregator.bucket_round`; returns sums of this rank's rows, flat float32."""
         bucket = _Bucket(members, self._rank, self._world_size)
         groups = [[bucket.to_encode(piece) for piece in chunk] for chunk in bucket.chunks]
-        device = sharing_device_of(list(chain.from_iterable(groups)))
+        device = peer_device_of(list(chain.from_iterable(groups)))
         if device is not None:
             return (yield from self._from_devices(name, bucket, groups, device))
         others = [rank for rank in range(self._world_size) if rank != self._rank]
@@ -78,20 +78,20 @@ class ReduceScatter(BucketAggregator):
         return bucket.sums
 
     def _from_devices(
-        self, name: str, bucket: _Bucket, groups: list[list[EncodeItem]], device: SharingDevice
+        self, name: str, bucket: _Bucket, groups: list[list[EncodeItem]], device: PeerDevice
     ) -> BucketRound:
         """Add from device to device: what travels never comes to the host.
 
         The message to this rank itself is encoded, too, as it tells how the others' are laid out.
         """
         groups[self._rank] = [item._replace(residual=None) for item in groups[self._rank]]
-        shared: Any = device.share(name, groups)
+        messages: Any = device.begin_messages(name, groups)
         give_batch(bucket.given())
         bucket.sent()
-        splits = shared.splits
+        splits = messages.splits
         unused = splits[self._rank]
-        replies: list[ByteArray] = yield AllToAll(name, shared, splits, unused=unused)
-        device.add_shared(shared, self._rank, bucket.to_add(), replies, 1.0, exact=self._rank)
+        replies: list[ByteArray] = yield AllToAll(name, messages, splits, unused=unused)
+        device.add_messages(messages, self._rank, bucket.to_add(), replies, 1.0, exact=self._rank)
         return bucket.sums
 
 
