@@ -10,7 +10,7 @@ from __future__ import annotations
 from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes, as_float32, room
 from gradcomp.codec.batch_items import GiveItem, PeerItem
 from gradcomp.codec.codec import derive_stream
-from gradcomp.codec.devices import Device, DeviceArray, Encoded, FactorDevice, PeerDevice
+from gradcomp.codec.devices import Device, DeviceArray, Encoded, PeerDevice
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.frame_parts import (
     KeptParts,
@@ -23,9 +23,15 @@ from gradcomp.codec.frame_parts import (
     rotation_of,
     sample_of,
 )
-from gradcomp.codec.products import ApplyItem, MultiplyItem, ProductItem, SettleItem
 from gradcomp.codec.spec import Spec, Stage, parse
 from gradcomp.codec.threads import threads, use_processors
+from gradcomp.exchange.algorithms.factor_device import (
+    ApplyItem,
+    FactorDevice,
+    MultiplyItem,
+    ProductItem,
+    SettleItem,
+)
 from gradcomp.exchange.averaging import MEAN
 from gradcomp.exchange.engine import Driver, Engine, JobLinks
 from gradcomp.exchange.nodes import Node

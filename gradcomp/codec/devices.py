@@ -17,7 +17,6 @@ from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, CodedArray, FloatArray, room
 from gradcomp.codec.batch_items import DecodeItem, EncodeItem, GiveItem, PeerItem
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.products import ApplyItem, MultiplyItem, ProductItem, SettleItem
 from gradcomp.codec.spec import Spec, parse
 from gradcomp.errors import SpecError
 from gradcomp.stopwatch import timed
@@ -27,10 +26,8 @@ __all__ = [
     "Device",
     "DeviceArray",
     "Encoded",
-    "FactorDevice",
     "PeerDevice",
     "PeerMessages",
-    "PeerProducts",
     "device_of",
     "peer_device_of",
 ]
@@ -94,24 +91,6 @@ class Device(Protocol):
 
     def to_peers(self, codec: str) -> PeerDevice | None:
         """This device, if tensors of a codec, given as a spec, travel from it to the devices of other ranks.
-
-        None: through the hosts. All ranks give the same answer.
-        """
-        ...
-
-    def multiply(self, matrices: Sequence[MultiplyItem]) -> Callable[[], None]:
-        """Start products; the returned function waits until they are in ``out``.
-
-        They are a rank's own, so their last bits may depend on the device.
-        """
-        ...
-
-    def apply(self, matrices: Sequence[ApplyItem]) -> None:
-        """Update averages and matrices; see `ApplyItem`."""
-        ...
-
-    def factor_device(self) -> FactorDevice | None:
-        """This device, if thin factors travel from it to the devices of other ranks.
 
         None: through the hosts. All ranks give the same answer.
         """
@@ -205,55 +184,6 @@ class PeerDevice(Protocol):
         ...
 
 
-class PeerProducts(Protocol):
-    """Products in the memory of a `FactorDevice`, as numbers that an engine can add."""
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        ...
-
-
-class FactorDevice(Protocol):
-    """A device on which the factors of matrices stay, of a job as `PeerDevice` has it."""
-
-    def zeros(self, numel: int) -> FloatArray:
-        """See `Device.zeros`."""
-        ...
-
-    def from_host(self, array: FloatArray) -> FloatArray:
-        """See `Device.from_host`."""
-        ...
-
-    def begin_products(
-        self, name: str, matrices: Sequence[ProductItem], *, half: bool
-    ) -> PeerProducts:
-        """Start products, one after the other; they hold until the next call with this name.
-
-        A rank's own products may depend on the device in their last bits, and bases differ from the core's
-        there; but bases of equal factors are equal on all devices.
-
-        Args:
-            half: products travel as float16.
-        """
-        ...
-
-    def settle(
-        self,
-        own: PeerProducts,
-        average: object,
-        matrices: Sequence[SettleItem],
-        *,
-        of_average: bool,
-    ) -> None:
-        """Use the average of all ranks' ``own``, which is applied to all matrices or none.
-
-        Args:
-            of_average: matrices lose the product with the average, not that with what was sent.
-        """
-        ...
-
-
 class DeviceArray(CodedArray):
     """Contiguous float32 elements in a device's memory, with these attributes of numpy's arrays.
 
@@ -335,28 +265,6 @@ class _Host:
 
     def to_peers(self, codec: str) -> PeerDevice | None:
         return None
-
-    def factor_device(self) -> FactorDevice | None:
-        return None
-
-    @timed("encode")
-    def multiply(self, matrices: Sequence[MultiplyItem]) -> Callable[[], None]:
-        for m, grad, beta, factor, transposed, out in matrices:
-            product = _core.multiply_transposed if transposed else _core.multiply
-            product(m, grad, factor, out, beta=beta)
-        return lambda: None
-
-    @timed("decode")
-    def apply(self, matrices: Sequence[ApplyItem]) -> None:
-        for m, average, begun, p, q, own_p, own_q, safe in matrices:
-            output = {"added" if begun else "assigned": average}
-            if own_p is p and own_q is q:
-                _core.outer(p, q, **output, subtracted=m)
-            else:
-                _core.outer(p, q, **output)
-                _core.outer(own_p, own_q, subtracted=m)
-            if not safe:
-                _core.zero(m.reshape(-1))
 
     def copy(self, pairs: Sequence[tuple[FloatArray, FloatArray]]) -> None:
         for array, copy in pairs:

@@ -48,7 +48,7 @@ KNOWN_BUCKETS = 4096
 class TorchDevice:
     """One device of this process.
 
-    Work for other ranks' sake runs on the current stream, encoding on a stream beside it.
+    It is a `ProductDevice`, too. Work for other ranks' sake runs on the current stream, encoding on a stream beside it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -170,7 +170,7 @@ class TorchDevice:
             torch._foreach_zero_(residuals)
 
     def multiply(self, matrices: Sequence[MultiplyItem]) -> Callable[[], None]:
-        """See `Device`; torch multiplies."""
+        """See `ProductDevice`; torch multiplies."""
         grads = [array_of(work.grad) for work in matrices if work.grad is not None]
         tensors = [grad.tensor for grad in grads] + [tensor_of(work.m) for work in matrices]
         computed = filter(None, (grad.computed for grad in grads))
@@ -192,7 +192,7 @@ class TorchDevice:
         return wait
 
     def apply(self, matrices: Sequence[ApplyItem]) -> None:
-        """See `Device`."""
+        """See `ProductDevice`."""
         low_rank.apply(matrices, self._device)
 
     def _factors(self, factors: Sequence[FloatArray]) -> Sequence[torch.Tensor]:

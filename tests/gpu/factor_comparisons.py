@@ -12,8 +12,13 @@ import torch
 
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
-from gradcomp.codec.devices import HOST
-from gradcomp.codec.products import ApplyItem, MultiplyItem, ProductItem, SettleItem
+from gradcomp.exchange.algorithms.factor_device import (
+    HOST_PRODUCTS,
+    ApplyItem,
+    MultiplyItem,
+    ProductItem,
+    SettleItem,
+)
 from gradcomp_torch.devices import tensor_of
 from gradcomp_torch.gpu import factors
 from gradcomp_torch.gpu.bucket import EXACT
@@ -190,7 +195,7 @@ def _phase(rng: np.random.Generator, count: int, seed: int, device: DirectDevice
 
 def _differences(phase: _Phase, seed: int) -> Iterator[str]:
     device, to_host = phase.device, phase.device.to_host
-    HOST.multiply(phase.here)()
+    HOST_PRODUCTS.multiply(phase.here)()
     sending = device.begin_products("", phase.products, half=False)
     found = np.split(
         sending.exchange.own.cpu().numpy(), np.cumsum([one.out.size for one in phase.here])[:-1]
@@ -218,7 +223,7 @@ def _differences(phase: _Phase, seed: int) -> Iterator[str]:
         applied.append(ApplyItem(work.m, result, settle.begun, *four, safe))
     device.settle(sending, sending, phase.settled, of_average=of_average)
     if phase.settled[0].average is not None:
-        HOST.apply(applied)
+        HOST_PRODUCTS.apply(applied)
     for host, settle, mean in zip(applied, phase.settled, phase.means, strict=True):
         name = f"a matrix of {host.m.shape}"
         expected = mean.copy()

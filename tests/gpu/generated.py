@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from gpu.comparisons import ADDED
-from gradcomp.codec.products import ProductItem, SettleItem
+from gradcomp.exchange.algorithms.factor_device import ProductItem, SettleItem
 from gradcomp_torch.gpu import add, codecs, peer_sums
 from gradcomp_torch.gpu.bucket import EXACT, LaunchItem, Momentum, Table
 from gradcomp_torch.gpu.encoders.encoder import Launches

@@ -19,7 +19,7 @@ import torch
 from triton.runtime import interpreter
 
 import gpu.quick_interpreter  # noqa: F401
-from gradcomp.codec.products import SettleItem
+from gradcomp.exchange.algorithms.factor_device import SettleItem
 from gradcomp_torch.gpu import codecs
 from gradcomp_torch.gpu.bucket import LaunchItem
 from gradcomp_torch.gpu.encoders.encoder import Launches

@@ -11,9 +11,14 @@ from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.batch_items import DecodeItem, EncodeItem, GiveItem
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.devices import HOST, DeviceArray, Encoded, FactorDevice, PeerDevice
-from gradcomp.codec.products import ApplyItem, MultiplyItem
+from gradcomp.codec.devices import HOST, DeviceArray, Encoded, PeerDevice
 from gradcomp.codec.spec import Spec
+from gradcomp.exchange.algorithms.factor_device import (
+    HOST_PRODUCTS,
+    ApplyItem,
+    FactorDevice,
+    MultiplyItem,
+)
 
 
 class CoreArray(DeviceArray):
@@ -95,7 +100,7 @@ class CoreDevice:
 
     def multiply(self, matrices: Sequence[MultiplyItem]) -> Callable[[], None]:
         self.log.append(f"multiply {len(matrices)}")
-        HOST.multiply(
+        HOST_PRODUCTS.multiply(
             [
                 work._replace(
                     m=self._elements(work.m),
@@ -108,7 +113,7 @@ class CoreDevice:
 
     def apply(self, matrices: Sequence[ApplyItem]) -> None:
         self.log.append(f"apply {len(matrices)}")
-        HOST.apply(
+        HOST_PRODUCTS.apply(
             [
                 work._replace(m=self._elements(work.m), average=self._elements(work.average))
                 for work in matrices

@@ -14,10 +14,17 @@ import torch
 from gradcomp import _core, get_codec
 from gradcomp.codec.arrays import FloatArray
 from gradcomp.codec.batch_items import DecodeItem, EncodeItem, PeerItem
-from gradcomp.codec.devices import HOST, FactorDevice, PeerDevice
+from gradcomp.codec.devices import PeerDevice
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.frame_parts import payloads_of_frames
-from gradcomp.codec.products import ApplyItem, MultiplyItem, ProductItem, SettleItem
+from gradcomp.exchange.algorithms.factor_device import (
+    HOST_PRODUCTS,
+    ApplyItem,
+    FactorDevice,
+    MultiplyItem,
+    ProductItem,
+    SettleItem,
+)
 from gradcomp.exchange.algorithms.low_rank import is_safe
 from gradcomp_torch.device_messages import DeviceMessage
 from gradcomp_torch.devices import TensorArray
@@ -132,7 +139,9 @@ class CoreTensors(CoreDevice):
             out = np.empty(rank * m.shape[int(transposed)], np.float32)
             given = None if grad is None else self._elements(grad)
             known = self._elements(factor)
-            HOST.multiply([MultiplyItem(self._elements(m), given, beta, known, transposed, out)])()
+            HOST_PRODUCTS.multiply(
+                [MultiplyItem(self._elements(m), given, beta, known, transposed, out)]
+            )()
             products.append(out)
         codec = get_codec("fp16" if half else "identity")
         own = np.concatenate(products)
@@ -158,7 +167,7 @@ class CoreTensors(CoreDevice):
                 (factor, other, factor, sent) if work.transposed else (other, factor, sent, factor)
             )
             m, to = self._elements(work.m), self._elements(work.average)
-            HOST.apply([ApplyItem(m, to, work.begun, *four, is_safe(sent))])
+            HOST_PRODUCTS.apply([ApplyItem(m, to, work.begun, *four, is_safe(sent))])
 
     def array(self, tensor: torch.Tensor, computed: torch.Event | None = None) -> Any:
         assert computed is None, "the host computes at once"

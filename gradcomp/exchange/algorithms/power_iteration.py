@@ -14,8 +14,17 @@ from typing import Any, Literal, TypeAlias
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray, split
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.devices import HOST, Device, FactorDevice, PeerProducts, device_of
-from gradcomp.codec.products import ApplyItem, MultiplyItem, ProductItem, SettleItem
+from gradcomp.codec.devices import HOST, Device, device_of
+from gradcomp.exchange.algorithms.factor_device import (
+    HOST_PRODUCTS,
+    ApplyItem,
+    FactorDevice,
+    MultiplyItem,
+    PeerProducts,
+    ProductItem,
+    SettleItem,
+    product_device,
+)
 from gradcomp.exchange.algorithms.low_rank import average_of_factors, buffer, is_safe
 from gradcomp.exchange.patterns.base import Member
 from gradcomp.exchange.rounds import AllReduce, Ready, Request
@@ -178,8 +187,8 @@ def _multiply(
     for matrix, factor, side, out in zip(matrices, factors, transposed, outputs, strict=True):
         of_devices.setdefault(matrix.device, []).append(matrix.to_multiply(factor, side, out))
     own = of_devices.pop(HOST, [])
-    waits = [device.multiply(works) for device, works in of_devices.items()]
-    HOST.multiply(own)
+    waits = [product_device(device).multiply(works) for device, works in of_devices.items()]
+    HOST_PRODUCTS.multiply(own)
 
     def wait() -> None:
         for one in waits:
@@ -212,7 +221,7 @@ class _HostProducts(Products):
             four = (known, mean, known, own) if left else (mean, known, own, known)
             of_devices.setdefault(matrix.device, []).append(matrix.to_apply(*four))
         for device, works in of_devices.items():
-            device.apply(works)
+            product_device(device).apply(works)
 
 
 def _finite(mean: FloatArray) -> FloatArray:
@@ -235,7 +244,7 @@ class DevicePhases(Phases):
     def place(self, factor: FloatArray) -> FloatArray:
         """See `Phases.place`."""
         here = device_of(factor)
-        if here.factor_device() is self.device:
+        if product_device(here).factor_device() is self.device:
             return factor
         return self.device.from_host(here.to_host(factor))
 
