@@ -40,7 +40,7 @@ from matplotlib.figure import Figure
 
 import gradcomp
 from adaptive_methods import Bucket, Learning, energy, frames, load, methods, numel
-from gradcomp import ToEncode, encode_batch
+from gradcomp import EncodeItem, encode_batch
 from gradcomp.codec.frame import split_frames
 from polar_targets import fastest
 
@@ -202,7 +202,7 @@ def speeds() -> None:
         copying = fastest(lambda: np.copyto(y, x), 5)
         encoding = fastest(lambda c=codec, o=out: c.encode(x, out=o), 3)  # type: ignore[misc]
         carried = np.zeros(codec.carried, np.float32)
-        item = ToEncode(codec, x, carried=carried)
+        item = EncodeItem(codec, x, carried=carried)
         encode_batch([item])
         resuming = fastest(lambda i=item: encode_batch([i]), 5)  # type: ignore[misc]
         decoding = fastest(lambda c=codec, f=frame: c.decode(f, out=y), 5)  # type: ignore[misc]
@@ -238,7 +238,7 @@ def bucket_speeds(path: Path) -> None:
         for bucket in steps:
             for resumes in (False, True):
                 items = [
-                    ToEncode(codec, x, carried=one if resumes else None)
+                    EncodeItem(codec, x, carried=one if resumes else None)
                     for x, one in zip(bucket, carried, strict=True)
                 ]
                 start = time.thread_time()

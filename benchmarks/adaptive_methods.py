@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import gradcomp
-from gradcomp import ToDecode, ToEncode, decode_batch_add, encode_batch
+from gradcomp import DecodeItem, EncodeItem, decode_batch_add, encode_batch
 from gradcomp.codec.frame import split_frames
 
 FloatArray = npt.NDArray[np.float32]
@@ -47,7 +47,7 @@ def frames(spec: str) -> Coder:
 
     def run(bucket: Bucket) -> tuple[float, Bucket]:
         data, _ = encode_batch(
-            [ToEncode(codec, x, tensor_id=number) for number, x in enumerate(bucket)]
+            [EncodeItem(codec, x, tensor_id=number) for number, x in enumerate(bucket)]
         )
         parts = split_frames(data, len(bucket))
         decoded = [
@@ -84,7 +84,7 @@ class Learning:
         """The frames."""
         tensors = zip(bucket, self._carried, self._bases, strict=True)
         return encode_batch(
-            [ToEncode(self._codec, x, carried=one, basis=basis) for x, one, basis in tensors]
+            [EncodeItem(self._codec, x, carried=one, basis=basis) for x, one, basis in tensors]
         )[0]
 
     def __call__(self, bucket: Bucket) -> tuple[float, Bucket]:
@@ -98,7 +98,7 @@ class Learning:
         """The decoded elements of a bucket of these shapes."""
         decoded = [np.zeros_like(x) for x in like]
         tensors = zip(split_frames(data, len(like)), decoded, self._bases, strict=True)
-        decode_batch_add([ToDecode("", self._codec, [f], y, basis) for f, y, basis in tensors])
+        decode_batch_add([DecodeItem("", self._codec, [f], y, basis) for f, y, basis in tensors])
         return decoded
 
     def learn(self, averages: Bucket) -> None:

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from PIL import Image
 
-from gradcomp import SpecError, ToEncode, encode_batch, get_codec
+from gradcomp import EncodeItem, SpecError, encode_batch, get_codec
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.spec import StageInfo, parse, stages
 from gradcomp.exchange.momentum import Signum
@@ -256,7 +256,7 @@ def draw_bars(axes: Axes, spec: str) -> None:
         axes.axvline(half - 0.5, color="black", linewidth=0.8, linestyle="--")
         axes.text(half - 4, 8.4, "one tensor", ha="right", va="top", fontsize=8)
         axes.text(half + 4, 8.4, "another, of the same bucket", va="top", fontsize=8)
-    data, sizes = encode_batch([ToEncode(codec, tensor) for tensor in tensors])
+    data, sizes = encode_batch([EncodeItem(codec, tensor) for tensor in tensors])
     decoded = np.concatenate([codec.decode(frame) for frame in split_frames(data, len(sizes))])
     x = np.concatenate(tensors)
     kept = np.flatnonzero(decoded)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gradcomp import ToEncode, encode_batch, get_codec
+from gradcomp import EncodeItem, encode_batch, get_codec
 from gradcomp.codec.frame import split_frames
 from gradcomp.tools.bench import vnmse
 
@@ -23,7 +23,7 @@ NUMEL = 1_000_000
 def measure(spec: str, tensors: Sequence[FloatArray]) -> tuple[float, float]:
     """Bits per element and vNMSE of tensors encoded together."""
     codec = get_codec(spec)
-    data, sizes = encode_batch([ToEncode(codec, tensor) for tensor in tensors])
+    data, sizes = encode_batch([EncodeItem(codec, tensor) for tensor in tensors])
     exact = np.concatenate(tensors)
     decoded = np.concatenate([codec.decode(frame) for frame in split_frames(data, len(sizes))])
     return 8 * data.size / exact.size, vnmse(exact, decoded)

@@ -16,7 +16,7 @@ from functools import partial
 
 import numpy as np
 
-from gradcomp import Codec, ToDecode, _core, decode_batch_add, get_codec
+from gradcomp import Codec, DecodeItem, _core, decode_batch_add, get_codec
 
 SPECS = ("sign", "int8", "terngrad", "fp16", "topk(ratio=0.01)", "topk(ratio=0.001)")
 BYTES = 400e6
@@ -32,7 +32,7 @@ def one_by_one(codec: Codec, frames: Sequence[np.ndarray], out: np.ndarray) -> N
 
 def together(codec: Codec, frames: Sequence[np.ndarray], out: np.ndarray) -> None:
     """All frames in one call."""
-    decode_batch_add([ToDecode("sum", codec, frames, out, replaces=True)], 1.0 / len(frames))
+    decode_batch_add([DecodeItem("sum", codec, frames, out, replaces=True)], 1.0 / len(frames))
 
 
 def copied(x: np.ndarray, out: np.ndarray) -> None:

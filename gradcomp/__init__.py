@@ -28,7 +28,7 @@ from gradcomp.version import installed_version
 
 if TYPE_CHECKING:
     from gradcomp.codec.batch import decode_batch_add, encode_batch
-    from gradcomp.codec.batch_items import ToDecode, ToEncode
+    from gradcomp.codec.batch_items import DecodeItem, EncodeItem
     from gradcomp.codec.codec import Codec, get_codec, list_algorithms, list_codecs
     from gradcomp.codec.plugins import CodecPlugin, PluginParam, load_plugin, register_codec
     from gradcomp.config.schema import Config, load_config
@@ -46,6 +46,8 @@ __all__ = [
     "CodecPlugin",
     "Config",
     "ConfigError",
+    "DecodeItem",
+    "EncodeItem",
     "GradcompError",
     "Loopback",
     "OuterLoopback",
@@ -55,8 +57,6 @@ __all__ = [
     "SpecError",
     "StateError",
     "Stats",
-    "ToDecode",
-    "ToEncode",
     "WireError",
     "decode_batch_add",
     "encode_batch",
@@ -78,8 +78,8 @@ _MODULES = {
     "Pipeline": "runtime.pipeline",
     "PluginParam": "codec.plugins",
     "Stats": "runtime.measure.stats",
-    "ToDecode": "codec.batch_items",
-    "ToEncode": "codec.batch_items",
+    "DecodeItem": "codec.batch_items",
+    "EncodeItem": "codec.batch_items",
     "decode_batch_add": "codec.batch",
     "encode_batch": "codec.batch",
     "explain": "exchange.explain",

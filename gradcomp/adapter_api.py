@@ -8,9 +8,9 @@ import-linter contract refuses imports of the packages behind this module.
 from __future__ import annotations
 
 from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes, as_float32, room
-from gradcomp.codec.batch_items import ToAddShared, ToGive
+from gradcomp.codec.batch_items import GiveItem, PeerItem
 from gradcomp.codec.codec import derive_stream
-from gradcomp.codec.devices import Device, DeviceArray, Encoded, FactorDevice, SharingDevice
+from gradcomp.codec.devices import Device, DeviceArray, Encoded, PeerDevice
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.frame_parts import (
     KeptParts,
@@ -23,9 +23,15 @@ from gradcomp.codec.frame_parts import (
     rotation_of,
     sample_of,
 )
-from gradcomp.codec.products import ToApply, ToMultiply, ToSettle, ToShare
 from gradcomp.codec.spec import Spec, Stage, parse
 from gradcomp.codec.threads import threads, use_processors
+from gradcomp.exchange.algorithms.factor_device import (
+    ApplyItem,
+    FactorDevice,
+    MultiplyItem,
+    ProductItem,
+    SettleItem,
+)
 from gradcomp.exchange.averaging import MEAN
 from gradcomp.exchange.engine import Driver, Engine, JobLinks
 from gradcomp.exchange.nodes import Node
@@ -63,7 +69,7 @@ from gradcomp.runtime.collector import Collector, Route
 from gradcomp.runtime.controls import Controls
 from gradcomp.runtime.measure.profiled_engine import ProfiledEngine
 from gradcomp.runtime.measure.stats import Stats
-from gradcomp.runtime.membership import moved, placed, resized, shared_state, take_shared_state
+from gradcomp.runtime.membership import common_state, moved, placed, resized, take_common_state
 from gradcomp.runtime.outer.options import OuterOptions
 from gradcomp.runtime.outer.sgd import OuterSGD
 from gradcomp.runtime.outer.steps import OuterSteps, Values
@@ -82,6 +88,7 @@ __all__ = [
     "AllGather",
     "AllReduce",
     "AllToAll",
+    "ApplyItem",
     "Broadcast",
     "ByteArray",
     "Checkpointed",
@@ -96,9 +103,11 @@ __all__ = [
     "Exchange",
     "FactorDevice",
     "FloatArray",
+    "GiveItem",
     "GossipRound",
     "JobLinks",
     "KeptParts",
+    "MultiplyItem",
     "Node",
     "OuterOptions",
     "OuterSGD",
@@ -106,7 +115,10 @@ __all__ = [
     "Parameters",
     "Patch",
     "PayloadParts",
+    "PeerDevice",
+    "PeerItem",
     "Pipeline",
+    "ProductItem",
     "ProfiledEngine",
     "RankGroup",
     "Rates",
@@ -115,17 +127,11 @@ __all__ = [
     "Resolved",
     "Round",
     "Route",
-    "SharingDevice",
+    "SettleItem",
     "Spec",
     "Stage",
     "StartReport",
     "Stats",
-    "ToAddShared",
-    "ToApply",
-    "ToGive",
-    "ToMultiply",
-    "ToSettle",
-    "ToShare",
     "Unedited",
     "Values",
     "agreement_line",
@@ -136,6 +142,7 @@ __all__ = [
     "check_parameters",
     "check_scale",
     "clip_of_normal",
+    "common_state",
     "derive_stream",
     "differences",
     "digest_parameters",
@@ -159,10 +166,9 @@ __all__ = [
     "rotation_of",
     "run_unedited",
     "sample_of",
-    "shared_state",
     "split_frames",
     "state_of",
-    "take_shared_state",
+    "take_common_state",
     "threads",
     "unpack_state",
     "use_processors",

@@ -23,13 +23,13 @@ from gradcomp.adapter_api import (
     RankGroup,
     agreement_line,
     check_agreement,
+    common_state,
     exchange_pattern,
     moved,
     pack_state,
     profile_as_configured,
     resized,
-    shared_state,
-    take_shared_state,
+    take_common_state,
     unpack_state,
     use_processors,
 )
@@ -265,13 +265,13 @@ class BaseCompression(Controls, metaclass=_Codecs):
         self._pipeline = moved(self.pipeline, resized(state, *here), epoch)
         self._begin()
 
-    def _share(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def _give_common_state(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Give all ranks the state that must be equal on them: that of rank 0, a survivor."""
         gives = self.pipeline.rank == 0
-        data = bytearray(pack_state(shared_state(self.pipeline)) if gives else b" ")
-        texts = self._gather_text(data, "gradcomp.shared")
+        data = bytearray(pack_state(common_state(self.pipeline)) if gives else b" ")
+        texts = self._gather_text(data, "gradcomp.common")
         of_first = texts[: len(texts) - (self.pipeline.world_size - 1)]
-        take_shared_state(self.pipeline, unpack_state(of_first), shapes)
+        take_common_state(self.pipeline, unpack_state(of_first), shapes)
 
     def _engine(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> Engine:
         stats = profile_as_configured(self.pipeline).stats
@@ -349,7 +349,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
         use_processors(self.HOROVOD.local_size())
         self._connect_devices()
         if self._elastic and self.pipeline.world_size > 1:
-            self._share(shapes)
+            self._give_common_state(shapes)
         sets = group_sets(self.HOROVOD, self.process_set, self.pipeline.ranks_per_node)
         driver = Driver(self._engine(prefix, sets), one_behind=True)
         return Collector(

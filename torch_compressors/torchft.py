@@ -38,11 +38,11 @@ from gradcomp.adapter_api import (
     Stats,
     agreement_line,
     check_agreement,
+    common_state,
     moved,
     placed,
     profile_as_configured,
-    shared_state,
-    take_shared_state,
+    take_common_state,
 )
 from gradcomp.errors import ConfigError, GradcompError, PeerError, missing_package
 from gradcomp_torch.parameters import check_unsharded
@@ -170,7 +170,7 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
         """Compare configurations; members that are behind take the counters of the others."""
         own = {
             "agreement": agreement_line(self._config, self._shapes, None),
-            "shared": shared_state(self.pipeline),
+            "common": common_state(self.pipeline),
         }
         line = np.frombuffer(bytearray(json.dumps(own).encode() + b"\n"), np.uint8)
         lines = self._driver.reply(self._driver.post(Broadcast("torchft.members", line)))
@@ -180,9 +180,9 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
         except GradcompError as error:  # other errors end with the quorum
             self._fatal = error
             raise
-        newest = max((one["shared"] for one in members), key=_steps)
-        if newest != own["shared"]:
-            take_shared_state(self.pipeline, newest, self._shapes)
+        newest = max((one["common"] for one in members), key=_steps)
+        if newest != own["common"]:
+            take_common_state(self.pipeline, newest, self._shapes)
         self._collector = Collector(self._driver, self.pipeline, self._shapes, overwrite=True)
 
     def forget(self) -> None:
@@ -298,5 +298,5 @@ class _Sum(Work):
         return future
 
 
-def _steps(shared: Mapping[str, Any]) -> int:
-    return max(shared["rounds"].values(), default=0)
+def _steps(common: Mapping[str, Any]) -> int:
+    return max(common["rounds"].values(), default=0)

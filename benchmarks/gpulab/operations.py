@@ -11,18 +11,18 @@ from importlib.util import find_spec
 import torch
 
 from gpulab.clock import Work
-from gradcomp import ToEncode, get_codec
-from gradcomp.adapter_api import ToSettle, ToShare
+from gradcomp import EncodeItem, get_codec
+from gradcomp.adapter_api import ProductItem, SettleItem
 from gradcomp_torch.devices import tensor_of
 from gradcomp_torch.gpu import codecs
-from gradcomp_torch.gpu.add import KEPT, Addition, Form, ToAdd, form_of
-from gradcomp_torch.gpu.bucket import Table, ToLaunch
+from gradcomp_torch.gpu.add import KEPT, AddItem, Addition, Form, form_of
+from gradcomp_torch.gpu.bucket import LaunchItem, Table
 from gradcomp_torch.gpu.encoders.encoder import Launches
 from gradcomp_torch.gpu.encoders.rotated import RotatedUniform
 from gradcomp_torch.gpu.factors import FactorExchange, kinds_of
 from gradcomp_torch.gpu.peer_device import DirectDevice
 from gradcomp_torch.gpu.peer_receive import FLAGS
-from gradcomp_torch.gpu.peer_sums import SharedTensor, form_of_shared, sums_of
+from gradcomp_torch.gpu.peer_sums import PeerTensor, peer_form_of, sums_of
 
 __all__ = ["OPERATIONS", "Operation"]
 
@@ -75,7 +75,7 @@ def _encodes(spec: str, *, lopsided: bool = False) -> Make:
             grad[: numel - numel // 10] *= 1e-3
         # The residual is corrected by nothing: else the gradient would no longer be lopsided.
         beta = 0.0 if lopsided else BETA
-        tensor = ToLaunch(grad, torch.zeros_like(grad), beta, GAMMA)
+        tensor = LaunchItem(grad, torch.zeros_like(grad), beta, GAMMA)
         return lambda: launches.run([tensor])
 
     return make
@@ -85,7 +85,7 @@ def _rotates(numel: int, device: torch.device) -> Work:
     """The rotation alone, without error feedback."""
     encoder = RotatedUniform({"bits": 4, "rounding": "nearest"}, [numel], device)
     table = Table(encoder.bucket)
-    tensor = ToLaunch(_gradient(numel, device))
+    tensor = LaunchItem(_gradient(numel, device))
 
     def work() -> None:
         encoder.rotate(table.memory, table.fill([tensor]))
@@ -96,7 +96,9 @@ def _rotates(numel: int, device: torch.device) -> Work:
 def _adds_kept(numel: int, device: torch.device) -> Work:
     """The launches alone: parts of the frames are on the device."""
     acc, frames = _frames(numel, device)
-    parts = [ToAdd(acc, values.cpu().numpy(), indices.cpu().numpy()) for indices, values in frames]
+    parts = [
+        AddItem(acc, values.cpu().numpy(), indices.cpu().numpy()) for indices, values in frames
+    ]
     return _added(parts, KEPT)
 
 
@@ -105,13 +107,13 @@ def _adds(spec: str) -> Make:
 
     def make(numel: int, device: torch.device) -> Work:
         payload = get_codec(spec).encode_payload(_gradient(numel, device).cpu().numpy())
-        part = ToAdd(torch.zeros(numel, device=device), payload)
+        part = AddItem(torch.zeros(numel, device=device), payload)
         return _added([part] * FRAMES, form_of(spec))
 
     return make
 
 
-def _added(parts: list[ToAdd], form: Form) -> Work:
+def _added(parts: list[AddItem], form: Form) -> Work:
     additions = [Addition(form, [part], 1 / FRAMES) for part in parts]
 
     def work() -> None:
@@ -145,13 +147,13 @@ def _adds_messages(numel: int, device: torch.device) -> Work:
     for rank in range(FRAMES):
         generator = torch.Generator(device).manual_seed(rank)
         grad = torch.randn(numel, generator=generator, device=device)
-        sent = of_device.share("", [[ToEncode(get_codec(spec), of_device.array(grad))]])
+        sent = of_device.begin_messages("", [[EncodeItem(get_codec(spec), of_device.array(grad))]])
         with sent.behind():
             messages.append(sent.data.clone())
         sent.staging.join()
     [place] = sent.layouts[0].places
-    sums = sums_of(form_of_shared(spec), begun=False, decodes=False)
-    tensor = SharedTensor(torch.zeros(numel, device=device), place, [0] * FRAMES)
+    sums = sums_of(peer_form_of(spec), begun=False, decodes=False)
+    tensor = PeerTensor(torch.zeros(numel, device=device), place, [0] * FRAMES)
     damaged = torch.zeros((FRAMES, FLAGS), dtype=torch.int32, device=device)
 
     def work() -> None:
@@ -175,7 +177,7 @@ def _torch_adds(numel: int, device: torch.device) -> Work:
     return work
 
 
-def _phase(numel: int, device: torch.device) -> tuple[FactorExchange, ToShare, ToSettle]:
+def _phase(numel: int, device: torch.device) -> tuple[FactorExchange, ProductItem, SettleItem]:
     """A phase of a power iteration with a matrix that is about square."""
     rows = math.isqrt(numel)
     cols = numel // rows
@@ -185,8 +187,8 @@ def _phase(numel: int, device: torch.device) -> tuple[FactorExchange, ToShare, T
     m, grad, average = (
         of_device.array(_gradient(rows * cols, device).view(rows, cols)) for _ in range(3)
     )
-    share = ToShare(m, grad, BETA, factor, RANK, False)
-    settle = ToSettle(m, factor, False, kept, average, False)
+    share = ProductItem(m, grad, BETA, factor, RANK, False)
+    settle = SettleItem(m, factor, False, kept, average, False)
     return FactorExchange(kinds_of([share]), False, device), share, settle
 
 
@@ -199,7 +201,7 @@ def _multiplies(numel: int, device: torch.device) -> Work:
 def _settles(numel: int, device: torch.device) -> Work:
     """The launches that follow from the average of a product."""
     exchange, _, settle = _phase(numel, device)
-    return lambda: exchange.settle(exchange.shared, [settle], of_average=False)
+    return lambda: exchange.settle(exchange.sent, [settle], of_average=False)
 
 
 def _torch_settles(numel: int, device: torch.device) -> Work:

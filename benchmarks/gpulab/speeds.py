@@ -11,7 +11,7 @@ import torch
 
 from gpulab.clock import Clock, Work
 from gpulab.operations import BETA, GAMMA, OPERATIONS, Operation
-from gradcomp import ToDecode, ToEncode, _core, encode_batch, get_codec
+from gradcomp import DecodeItem, EncodeItem, _core, encode_batch, get_codec
 from gradcomp_torch.devices import TensorArray, TensorDevice
 from gradcomp_torch.gpu.device import TorchDevice
 
@@ -103,7 +103,9 @@ def _frames(clock: Clock, device: TensorDevice, numel: int, tensors: int, thread
     }
 
 
-def _bucket(device: TensorDevice, place: torch.device, numel: int, tensors: int) -> list[ToEncode]:
+def _bucket(
+    device: TensorDevice, place: torch.device, numel: int, tensors: int
+) -> list[EncodeItem]:
     """Gradients that are neighbours in memory, as those of a bucket of DDP."""
     codec = get_codec(SPEC)
     each = max(1, numel // tensors)
@@ -111,16 +113,16 @@ def _bucket(device: TensorDevice, place: torch.device, numel: int, tensors: int)
     memory = torch.randn(each * tensors, device=place)
     for number in range(tensors):
         grad = device.array(memory[number * each : (number + 1) * each])
-        items.append(ToEncode(codec, grad, 0, 0, number, device.zeros(each), BETA, GAMMA))
+        items.append(EncodeItem(codec, grad, 0, 0, number, device.zeros(each), BETA, GAMMA))
     return items
 
 
-def _adds(device: TensorDevice, items: Sequence[ToEncode], clock: Clock) -> Work:
+def _adds(device: TensorDevice, items: Sequence[EncodeItem], clock: Clock) -> Work:
     """The frames of one rank stand for those of all."""
     data, sizes = device.encode(items)()
     begins = np.cumsum([0, *sizes])
     out = [
-        ToDecode(
+        DecodeItem(
             str(i),
             item.codec,
             [data[begins[i] : begins[i + 1]]] * RANKS,
@@ -141,7 +143,7 @@ def _tensor(array: object) -> torch.Tensor:
     return array.tensor
 
 
-def _on_host(items: Sequence[ToEncode], clock: Clock) -> Work:
+def _on_host(items: Sequence[EncodeItem], clock: Clock) -> Work:
     """The gradients are copied to pinned memory; residuals are on the host."""
     grads = [_tensor(item.grad) for item in items]
     pinned = grads[0].device.type != "cpu"

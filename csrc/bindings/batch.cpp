@@ -40,7 +40,7 @@ void check_decoded(const Floats& decoded, std::size_t n) {
                         " elements for a decoded frame of " + std::to_string(n));
 }
 
-// An item for gradcomp.ToEncode; its feedback, if any, is added to `feedbacks`. The named tuple
+// An item for gradcomp.EncodeItem; its feedback, if any, is added to `feedbacks`. The named tuple
 // keeps the arrays.
 EncodeItem item_of(py::handle tensor, std::deque<Feedback>* feedbacks) {
   static const Field seed("seed"), step("step"), tensor_id("tensor_id"), grad_field("grad"),
@@ -82,8 +82,8 @@ EncodeItem item_of(py::handle tensor, std::deque<Feedback>* feedbacks) {
   return item;
 }
 
-// Returns an array that begins with the frames of a list of gradcomp.ToEncode, one after the other,
-// and their sizes. Residuals, momenta and carried numbers are updated in place.
+// Returns an array that begins with the frames of a list of gradcomp.EncodeItem, one after the
+// other, and their sizes. Residuals, momenta and carried numbers are updated in place.
 py::tuple encode_tensors(const std::vector<py::object>& tensors) {
   std::deque<Feedback> feedbacks;  // items point to them, so they must not move
   std::vector<EncodeItem> items;
@@ -97,7 +97,8 @@ py::tuple encode_tensors(const std::vector<py::object>& tensors) {
   return py::make_tuple(out, sizes);
 }
 
-// For each gradcomp.ToDecode of a list: out += weight * decode(frame), in the order of the frames.
+// For each gradcomp.DecodeItem of a list: out += weight * decode(frame), in the order of the
+// frames.
 void decode_tensors_add(const std::vector<py::object>& tensors, float weight) {
   static const Field name("name"), frames_field("frames"), out_field("out"), basis_field("basis"),
       senders("senders"), over_senders("over_senders"), clips("clips"), replaces("replaces"),

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradcomp.codec.arrays import ByteArray, split
-from gradcomp.codec.batch_items import ToDecode, ToEncode, ToGive
+from gradcomp.codec.batch_items import DecodeItem, EncodeItem, GiveItem
 from gradcomp.codec.devices import HOST, Device, Encoded, device_of
 from gradcomp.stopwatch import timed
 
 __all__ = ["decode_batch_add", "encode_batch", "give_batch", "launch_batch"]
 
 
-def encode_batch(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
+def encode_batch(tensors: Sequence[EncodeItem]) -> tuple[ByteArray, list[int]]:
     """Encode all tensors of a bucket.
 
     Each frame is that of `Codec.encode` for the tensor alone, except for codecs that ``share``:
@@ -36,7 +36,7 @@ def encode_batch(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
     return HOST.encode(tensors)() if launched is None else launched()
 
 
-def launch_batch(tensors: Sequence[ToEncode]) -> Encoded | None:
+def launch_batch(tensors: Sequence[EncodeItem]) -> Encoded | None:
     """Start encoding tensors in the memory of devices; None if all of them are on the host.
 
     Returns:
@@ -62,7 +62,7 @@ def launch_batch(tensors: Sequence[ToEncode]) -> Encoded | None:
 
 
 @timed("decode")
-def decode_batch_add(tensors: Sequence[ToDecode], weight: float = 1.0) -> None:
+def decode_batch_add(tensors: Sequence[DecodeItem], weight: float = 1.0) -> None:
     """``out += weight * decode(frame)`` for each frame of each tensor, in the order given.
 
     Raises:
@@ -76,7 +76,7 @@ def decode_batch_add(tensors: Sequence[ToDecode], weight: float = 1.0) -> None:
         device.decode_add([tensors[place] for place in places], weight)
 
 
-def give_batch(tensors: Sequence[ToGive]) -> None:
+def give_batch(tensors: Sequence[GiveItem]) -> None:
     """Write exact gradients to their outputs; see `Device.give`."""
     for device, places in _by_device([device_of(tensor.grad) for tensor in tensors]).items():
         device.give([tensors[place] for place in places])

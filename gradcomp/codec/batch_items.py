@@ -12,10 +12,10 @@ from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.correction import Correction
 
-__all__ = ["ToAddShared", "ToDecode", "ToEncode", "ToGive"]
+__all__ = ["DecodeItem", "EncodeItem", "GiveItem", "PeerItem"]
 
 
-class ToEncode(NamedTuple):
+class EncodeItem(NamedTuple):
     """One tensor of a batch; its arrays are in the memory of one `Device`.
 
     Attributes:
@@ -50,7 +50,7 @@ class ToEncode(NamedTuple):
     decoded: FloatArray | None = None
 
 
-class ToDecode(NamedTuple):
+class DecodeItem(NamedTuple):
     """One tensor of a batch; ``out`` may be in the memory of a `Device`.
 
     Attributes:
@@ -64,7 +64,7 @@ class ToDecode(NamedTuple):
         clips: frames whose L2 norm is above the median of the norms are scaled down to it, the lower
             middle one of an even number. Their mean is added, unless ``over_senders``.
         replaces: ``out`` need not hold zeros, as its former elements do not count.
-        known: the place of a frame, and its `ToEncode.decoded`: it is checked, but not decoded again.
+        known: the place of a frame, and its `EncodeItem.decoded`: it is checked, but not decoded again.
             Without effect where ``over_senders`` or ``clips``. None: no frame is known.
     """
 
@@ -80,8 +80,8 @@ class ToDecode(NamedTuple):
     known: tuple[int, FloatArray] | None = None
 
 
-class ToAddShared(NamedTuple):
-    """One tensor of a bucket that devices have shared; see `SharingDevice.share`.
+class PeerItem(NamedTuple):
+    """One tensor of a bucket that came in messages of devices; see `PeerDevice.add_messages`.
 
     Attributes:
         out: in the memory of the device, of any content; it becomes the sum.
@@ -93,7 +93,7 @@ class ToAddShared(NamedTuple):
     streams: Sequence[int]
 
 
-class ToGive(NamedTuple):
+class GiveItem(NamedTuple):
     """A tensor that is not encoded: its exact gradient is written to ``out``; arrays are flat.
 
     Attributes:

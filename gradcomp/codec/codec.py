@@ -51,9 +51,9 @@ class Codec:
         ``GRADCOMP_EACH_CAP`` in gradcomp.h lists them."""
         self.carried: int = self.core.carried
         """Number of float32 values per tensor that the encoder keeps from one step to the next, to
-        shorten its search; see `gradcomp.ToEncode`. Decoding never needs them."""
+        shorten its search; see `gradcomp.EncodeItem`. Decoding never needs them."""
         self.decodes_slowly: bool = self.core.decodes_slowly
-        """Whether a rank had better keep what its own frame decodes to; see `ToEncode.decoded`."""
+        """Whether a rank had better keep what its own frame decodes to; see `EncodeItem.decoded`."""
         self.payload_dtype: np.dtype[Any] = np.dtype(self.core.payload_dtype)
         """The elements of a payload: float32 or float16 for summable codecs, else uint8."""
 

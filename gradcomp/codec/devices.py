@@ -15,9 +15,8 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, CodedArray, FloatArray, room
-from gradcomp.codec.batch_items import ToAddShared, ToDecode, ToEncode, ToGive
+from gradcomp.codec.batch_items import DecodeItem, EncodeItem, GiveItem, PeerItem
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.products import ToApply, ToMultiply, ToSettle, ToShare
 from gradcomp.codec.spec import Spec, parse
 from gradcomp.errors import SpecError
 from gradcomp.stopwatch import timed
@@ -27,20 +26,18 @@ __all__ = [
     "Device",
     "DeviceArray",
     "Encoded",
-    "FactorDevice",
-    "SharedFactors",
-    "SharedMessages",
-    "SharingDevice",
+    "PeerDevice",
+    "PeerMessages",
     "device_of",
-    "sharing_device_of",
+    "peer_device_of",
 ]
 
 Encoded: TypeAlias = Callable[[], tuple[ByteArray, list[int]]]
 """Waits for frames that a device encodes; returns the result of `encode_batch`."""
 
 
-class SharedMessages(Protocol):
-    """Messages in the memory of a `SharingDevice`, one for each group of tensors, one after the other.
+class PeerMessages(Protocol):
+    """Messages in the memory of a `PeerDevice`, one for each group of tensors, one after the other.
 
     Their sizes are the same on all ranks.
     """
@@ -76,11 +73,11 @@ class Device(Protocol):
         """A new flat array."""
         ...
 
-    def encode(self, tensors: Sequence[ToEncode]) -> Encoded:
+    def encode(self, tensors: Sequence[EncodeItem]) -> Encoded:
         """Start encoding; gradients may change, and residuals be read, when later calls come."""
         ...
 
-    def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
+    def decode_add(self, tensors: Sequence[DecodeItem], weight: float) -> None:
         """See `decode_batch_add`. Frames are checked before the call returns."""
         ...
 
@@ -88,30 +85,12 @@ class Device(Protocol):
         """See `Codec.decode_add`."""
         ...
 
-    def give(self, tensors: Sequence[ToGive]) -> None:
+    def give(self, tensors: Sequence[GiveItem]) -> None:
         """Write exact gradients to their outputs; each product and sum is rounded."""
         ...
 
-    def sharing(self, codec: Codec) -> SharingDevice | None:
+    def to_peers(self, codec: Codec) -> PeerDevice | None:
         """This device, if tensors of a codec travel from it to the devices of other ranks.
-
-        None: through the hosts. All ranks give the same answer.
-        """
-        ...
-
-    def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
-        """Start products; the returned function waits until they are in ``out``.
-
-        They are a rank's own, so their last bits may depend on the device.
-        """
-        ...
-
-    def apply(self, matrices: Sequence[ToApply]) -> None:
-        """Update averages and matrices; see `ToApply`."""
-        ...
-
-    def sharing_factors(self) -> FactorDevice | None:
-        """This device, if thin factors travel from it to the devices of other ranks.
 
         None: through the hosts. All ranks give the same answer.
         """
@@ -141,22 +120,22 @@ class Device(Protocol):
         ...
 
 
-class SharingDevice(Protocol):
+class PeerDevice(Protocol):
     """A device of a job whose ranks all have such devices, and an engine between them."""
 
     def zeros(self, numel: int) -> FloatArray:
         """See `Device.zeros`."""
         ...
 
-    def share(
-        self, name: str, groups: Sequence[Sequence[ToEncode]], size: int = 0
-    ) -> SharedMessages:
+    def begin_messages(
+        self, name: str, groups: Sequence[Sequence[EncodeItem]], size: int = 0
+    ) -> PeerMessages:
         """Start encoding groups of tensors for the devices of all ranks; see `encode`.
 
         The messages hold until the next call with this name.
 
         Args:
-            name: of what is shared; each one's tensors are best the same in every step.
+            name: of the messages; the tensors of a name are best the same in every step.
             size: least size in bytes; what is missing is filled up.
 
         Raises:
@@ -164,93 +143,44 @@ class SharingDevice(Protocol):
         """
         ...
 
-    def add_shared(
+    def add_messages(
         self,
-        own: SharedMessages,
+        own: PeerMessages,
         group: int,
-        tensors: Sequence[ToAddShared],
+        tensors: Sequence[PeerItem],
         messages: Sequence[ByteArray],
         weight: float,
         exact: int | None = None,
     ) -> None:
         """Sum up the messages of all ranks, in rank order; see `decode_batch_add`.
 
-        The device checks them later: see `share`.
+        The device checks them later: see `begin_messages`.
 
         Args:
-            own: what this rank has shared, with the same codecs and sizes.
+            own: this rank's messages, with the same codecs and sizes.
             group: of ``own``, which the messages are of.
             exact: a rank whose part is in ``out`` already, and whose message does not count; None: former
                 elements of ``out`` do not count.
         """
         ...
 
-    def decode_shared(
+    def decode_messages(
         self,
-        own: SharedMessages,
-        groups: Sequence[Sequence[ToAddShared]],
+        own: PeerMessages,
+        groups: Sequence[Sequence[PeerItem]],
         messages: Sequence[ByteArray],
     ) -> None:
-        """Decode a message for each group of ``own`` into ``out``; see `add_shared`."""
+        """Decode a message for each group of ``own`` into ``out``; see `add_messages`."""
         ...
 
     def decode_numbers(
-        self, own: SharedMessages, tensors: Sequence[ToAddShared], numbers: object
+        self, own: PeerMessages, tensors: Sequence[PeerItem], numbers: object
     ) -> None:
         """Decode the average of all ranks' ``numbers`` into ``out``."""
         ...
 
     def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
         """``residual += times * lost``, each rounded; then NaN and Inf become 0. ``lost`` is used up."""
-        ...
-
-
-class SharedFactors(Protocol):
-    """Products in the memory of a `FactorDevice`, as numbers that an engine can add."""
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        ...
-
-
-class FactorDevice(Protocol):
-    """A device on which the factors of matrices stay, of a job as `SharingDevice` has it."""
-
-    def zeros(self, numel: int) -> FloatArray:
-        """See `Device.zeros`."""
-        ...
-
-    def from_host(self, array: FloatArray) -> FloatArray:
-        """See `Device.from_host`."""
-        ...
-
-    def share_products(
-        self, name: str, matrices: Sequence[ToShare], *, half: bool
-    ) -> SharedFactors:
-        """Start products, one after the other; they hold until the next call with this name.
-
-        A rank's own products may depend on the device in their last bits, and bases differ from the core's
-        there; but bases of equal factors are equal on all devices.
-
-        Args:
-            half: products travel as float16.
-        """
-        ...
-
-    def settle(
-        self,
-        own: SharedFactors,
-        average: object,
-        matrices: Sequence[ToSettle],
-        *,
-        of_average: bool,
-    ) -> None:
-        """Use the average of all ranks' ``own``, which is applied to all matrices or none.
-
-        Args:
-            of_average: matrices lose the product with the average, not that with what was sent.
-        """
         ...
 
 
@@ -281,7 +211,7 @@ class DeviceArray(CodedArray):
         """
         self._check(codec)
         array: Any = self
-        frame, _ = self.device.encode([ToEncode(codec, array, seed, step, tensor_id)])()
+        frame, _ = self.device.encode([EncodeItem(codec, array, seed, step, tensor_id)])()
         return frame
 
     def decode_add(self, codec: Codec, frame: ByteArray, weight: float) -> None:
@@ -314,17 +244,17 @@ class _Host:
         return array
 
     @timed("encode")
-    def encode(self, tensors: Sequence[ToEncode]) -> Encoded:
+    def encode(self, tensors: Sequence[EncodeItem]) -> Encoded:
         out, sizes = _core.encode_batch(tensors)
         return lambda: (out[: sum(sizes)], sizes)
 
-    def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
+    def decode_add(self, tensors: Sequence[DecodeItem], weight: float) -> None:
         _core.decode_batch_add(tensors, weight)
 
     def add(self, codec: Codec, frame: ByteArray, out: FloatArray, weight: float) -> None:
         codec.decode_add(frame, out, weight)
 
-    def give(self, tensors: Sequence[ToGive]) -> None:
+    def give(self, tensors: Sequence[GiveItem]) -> None:
         for grad, residual, beta, gamma, out in tensors:
             if residual is None:
                 np.copyto(out, grad)
@@ -333,30 +263,8 @@ class _Host:
             np.copyto(out, residual)
             _core.zero(residual)
 
-    def sharing(self, codec: Codec) -> SharingDevice | None:
+    def to_peers(self, codec: Codec) -> PeerDevice | None:
         return None
-
-    def sharing_factors(self) -> FactorDevice | None:
-        return None
-
-    @timed("encode")
-    def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
-        for m, grad, beta, factor, transposed, out in matrices:
-            product = _core.multiply_transposed if transposed else _core.multiply
-            product(m, grad, factor, out, beta=beta)
-        return lambda: None
-
-    @timed("decode")
-    def apply(self, matrices: Sequence[ToApply]) -> None:
-        for m, average, begun, p, q, own_p, own_q, safe in matrices:
-            output = {"added" if begun else "assigned": average}
-            if own_p is p and own_q is q:
-                _core.outer(p, q, **output, subtracted=m)
-            else:
-                _core.outer(p, q, **output)
-                _core.outer(own_p, own_q, subtracted=m)
-            if not safe:
-                _core.zero(m.reshape(-1))
 
     def copy(self, pairs: Sequence[tuple[FloatArray, FloatArray]]) -> None:
         for array, copy in pairs:
@@ -390,12 +298,12 @@ def device_of(array: object) -> Device:
     return array.device if isinstance(array, DeviceArray) else HOST
 
 
-def sharing_device_of(tensors: Sequence[ToEncode]) -> SharingDevice | None:
+def peer_device_of(tensors: Sequence[EncodeItem]) -> PeerDevice | None:
     """The device from which all of the tensors travel to the other ranks' devices; None if they do not."""
     device = device_of(tensors[0].grad)
     found = None
     for tensor in tensors:
-        found = device.sharing(tensor.codec) if device_of(tensor.grad) is device else None
+        found = device.to_peers(tensor.codec) if device_of(tensor.grad) is device else None
         if found is None:
             return None
     return found

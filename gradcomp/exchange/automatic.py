@@ -45,22 +45,22 @@ class Choice(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def automatic_choice(spec: Spec, ranks: int, shared: bool = False) -> Choice:
+def automatic_choice(spec: Spec, ranks: int, between_devices: bool = False) -> Choice:
     """The pattern of a spec with a codec, which is not summable, at a number of ranks.
 
     Args:
         spec: without schedules; a memory has no effect.
-        shared: messages travel from device to device, which have no sparse_allreduce.
+        between_devices: messages travel from device to device, which have no sparse_allreduce.
     """
     gather = spec_link_bytes(spec, "gather", ranks)
     dense = dense_link_bytes(4 * NUMEL, ranks)
     few = Choice("gather", "it is one round, and its average is not coded again")
-    other = _other(spec, ranks, shared)
+    other = _other(spec, ranks, between_devices)
     if ranks <= 2 or other is None:
         return few
     nbytes = spec_link_bytes(spec, other, ranks)
     # From device to device a sparse codec has sra alone, which keeps far less of uneven gradients.
-    keeps_less = shared and "sparse" in get_codec(spec.codec).caps
+    keeps_less = between_devices and "sparse" in get_codec(spec.codec).caps
     if nbytes <= _OF_GATHER * gather and not keeps_less:
         return Choice(other, f"it passes {nbytes / gather:.1%} of a gather's bytes")
     if gather > _OF_DENSE * dense and nbytes < gather:
@@ -68,7 +68,7 @@ def automatic_choice(spec: Spec, ranks: int, shared: bool = False) -> Choice:
     return few
 
 
-def _other(spec: Spec, ranks: int, shared: bool) -> str | None:
+def _other(spec: Spec, ranks: int, between_devices: bool) -> str | None:
     """The pattern beside the gather whose bytes grow least."""
     caps = get_codec(spec.codec).caps
     if "learns" in caps:  # from averages of whole tensors
@@ -77,7 +77,7 @@ def _other(spec: Spec, ranks: int, shared: bool) -> str | None:
         return "sra"
     # With about equal bytes, one choice from all sums keeps far more of uneven gradients than sra,
     # which chooses in each piece (benchmarks/exchange_bytes.py).
-    if MIN_SHARE * ranks <= NUMEL and not shared:
+    if MIN_SHARE * ranks <= NUMEL and not between_devices:
         return "sparse_allreduce"
     # Random elements of random elements are nearly none.
     return None if "seeded" in caps else "sra"

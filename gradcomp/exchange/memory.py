@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
-from gradcomp.codec.batch_items import ToEncode
+from gradcomp.codec.batch_items import EncodeItem
 from gradcomp.codec.codec import Codec
 from gradcomp.codec.correction import Correction
 from gradcomp.codec.devices import HOST, Device, device_of
@@ -68,9 +68,9 @@ class Source(NamedTuple):
             correction=correction,
         )
 
-    def to_encode(self, codec: Codec, seed: int, step: int, tensor_id: int) -> ToEncode:
-        """The codec call; see `ToEncode`."""
-        return ToEncode(
+    def to_encode(self, codec: Codec, seed: int, step: int, tensor_id: int) -> EncodeItem:
+        """The codec call; see `EncodeItem`."""
+        return EncodeItem(
             codec,
             self.grad,
             seed,

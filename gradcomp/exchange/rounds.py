@@ -72,8 +72,8 @@ class AllGather:
     ``frame`` holds ``count`` frames, one after the other. If ranks send different numbers of
     frames, ``count`` lists the numbers in rank order.
 
-    ``frame`` may be what `gradcomp.codec.devices.SharingDevice.share` gives, with an engine that replies with such
-    messages. The same holds for the arrays of the other requests.
+    ``frame`` may be what `gradcomp.codec.devices.PeerDevice.begin_messages` gives, with an engine that
+    replies with such messages. The same holds for the arrays of the other requests.
     """
 
     kind: ClassVar[str] = "allgather"

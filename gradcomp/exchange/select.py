@@ -90,7 +90,7 @@ def exchange_choice(
     exchange: str = "auto",
     ranks: int = 2,
     averaging: Averaging = MEAN,
-    sharing: Device | None = None,
+    peer_device: Device | None = None,
 ) -> Choice:
     """The exchange pattern of a spec, and why `auto` takes it.
 
@@ -98,7 +98,7 @@ def exchange_choice(
         exchange: one of `EXCHANGES`; it has no effect on specs that do not compress.
         ranks: number of ranks that exchange; of nodes, with "two_level".
         averaging: without an `averaging_refusal`.
-        sharing: see `Context`.
+        peer_device: see `Context`.
 
     Returns:
         "dense", "algorithm", "reduce", "gather", "sra" or "sparse_allreduce"; or one of the last
@@ -120,8 +120,8 @@ def exchange_choice(
         return Choice("reduce", "payloads can be added")
     if averaging != MEAN:
         return Choice("gather", f"{averaging} needs all ranks' tensors")
-    shared = sharing is not None and sharing.sharing(codec) is not None
-    return automatic_choice(first, ranks, shared)
+    between_devices = peer_device is not None and peer_device.to_peers(codec) is not None
+    return automatic_choice(first, ranks, between_devices)
 
 
 def exchange_pattern(
@@ -129,10 +129,10 @@ def exchange_pattern(
     exchange: str = "auto",
     ranks: int = 2,
     averaging: Averaging = MEAN,
-    sharing: Device | None = None,
+    peer_device: Device | None = None,
 ) -> str:
     """The pattern of `exchange_choice`."""
-    return exchange_choice(spec, exchange, ranks, averaging, sharing).pattern
+    return exchange_choice(spec, exchange, ranks, averaging, peer_device).pattern
 
 
 def choices_by_ranks(
@@ -303,7 +303,7 @@ def _aggregator(spec: Spec, context: Context, exchange: str, averaging: Averagin
         return aggregator if context.node.size == 1 else two_level(aggregator, context.node)
     if spec.algorithm is not None:
         return ALGORITHMS[spec.algorithm.name](spec, context)
-    pattern = exchange_pattern(spec, exchange, context.world_size, averaging, context.sharing)
+    pattern = exchange_pattern(spec, exchange, context.world_size, averaging, context.peer_device)
     if pattern == "dense":
         return Dense()
     codec = get_codec(spec.codec)
@@ -311,7 +311,7 @@ def _aggregator(spec: Spec, context: Context, exchange: str, averaging: Averagin
     if pattern == "reduce":
         if isinstance(memory, MomentumCorrection) and codec.name == "identity":
             return DenseMomentum(memory)
-        if context.sharing is not None and codec.name == "fp16":
+        if context.peer_device is not None and codec.name == "fp16":
             return BucketedReduce(codec, memory, context.seed)
         kind = NonlinearReduce if "nonlinear" in codec.caps else Reduce
         return kind(codec, memory, context.seed)

@@ -13,9 +13,9 @@ from gradcomp.exchange.state_kinds import REPLICATED_KINDS, STATE_KINDS
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.state.rank_state import State
 
-__all__ = ["moved", "placed", "resized", "shared_state", "take_shared_state"]
+__all__ = ["common_state", "moved", "placed", "resized", "take_common_state"]
 
-_SHARED = ("rounds", "specs", "loss_scale", "decisions")
+_COMMON = ("rounds", "specs", "loss_scale", "decisions")
 _OWN_KINDS = ("residual", "momentum")
 
 
@@ -69,12 +69,12 @@ def moved(
     return new
 
 
-def shared_state(pipeline: Pipeline) -> dict[str, Any]:
+def common_state(pipeline: Pipeline) -> dict[str, Any]:
     """All of a rank's state that is equal on all ranks, and the names of its own arrays."""
     own = pipeline.state_dict()
     return {
         "epoch": pipeline.epoch,
-        **{key: own[key] for key in _SHARED},
+        **{key: own[key] for key in _COMMON},
         **{kind: own[kind] for kind in REPLICATED_KINDS},
         "names": {kind: [*own[kind]] for kind in _OWN_KINDS},
         "dense momentum": {
@@ -85,12 +85,12 @@ def shared_state(pipeline: Pipeline) -> dict[str, Any]:
     }
 
 
-def take_shared_state(
+def take_common_state(
     pipeline: Pipeline,
-    shared: Mapping[str, Any],
+    common: Mapping[str, Any],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> None:
-    """Continue as a rank with that `shared_state`; own arrays that are missing are 0.
+    """Continue as a rank with that `common_state`; own arrays that are missing are 0.
 
     Args:
         shapes: of all tensors by name.
@@ -98,15 +98,15 @@ def take_shared_state(
     own = pipeline.state_dict()
     arrays: dict[str, Any] = {kind: {} for kind in STATE_KINDS}
     arrays["carried"] = own["carried"]
-    arrays.update({kind: shared[kind] for kind in REPLICATED_KINDS})
+    arrays.update({kind: common[kind] for kind in REPLICATED_KINDS})
     for kind in _OWN_KINDS:
-        for name in shared["names"][kind]:
+        for name in common["names"][kind]:
             zeros = np.zeros(math.prod(shapes[name]), np.float32)
             arrays[kind][name] = own[kind].get(name, zeros)
-    arrays["momentum"].update(shared["dense momentum"])
-    pipeline.load_state_dict({**own, **arrays, **{key: shared[key] for key in _SHARED}})
-    if shared["epoch"] is not None:
-        pipeline.set_epoch(shared["epoch"])
+    arrays["momentum"].update(common["dense momentum"])
+    pipeline.load_state_dict({**own, **arrays, **{key: common[key] for key in _COMMON}})
+    if common["epoch"] is not None:
+        pipeline.set_epoch(common["epoch"])
 
 
 def _is_dense(name: str, residuals: Mapping[str, Any], specs: Mapping[str, str]) -> bool:

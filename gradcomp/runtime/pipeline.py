@@ -72,7 +72,7 @@ class Pipeline:
         ValueError: ``rank`` is not in its range.
     """
 
-    _sharing: Device | None = None
+    _peer_device: Device | None = None
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Pipeline:
             self.ranks_per_node,
             self._state.rates,
             self._scatters,
-            self._sharing,
+            self._peer_device,
             self.elastic,
         )
         self.resolver = Resolver(self.config, context, self._policy)
@@ -120,12 +120,12 @@ class Pipeline:
         self.policy = PolicyRun(self._policy, self.resolver.forget, self.rank == 0)
         self.comparison = StepComparison(self.config, self._state, self.resolver)
 
-    def begin_sharing(self, device: Device) -> None:
-        """Take gradients in the memory of a device that shares; before the first round of this process.
+    def begin_peer_messages(self, device: Device) -> None:
+        """Take gradients in the memory of a device that sends messages to other ranks' devices.
 
-        Every rank must call it, or none.
+        Every rank must call it, or none, and before the first round of this process.
         """
-        self._sharing = device
+        self._peer_device = device
         self._begin(self.epoch)
 
     # Copies and pickles: configuration and state. Statistics begin anew.

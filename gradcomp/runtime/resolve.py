@@ -138,7 +138,7 @@ class Resolver:
             for index, phase in enumerate(schedule.phases):
                 chosen = phase.exchange or exchange
                 ranks = self.ranks_of(chosen)
-                choice = exchange_choice(phase.use, chosen, ranks, averaging, context.sharing)
+                choice = exchange_choice(phase.use, chosen, ranks, averaging, context.peer_device)
                 if choice.pattern != exchange_pattern(phase.use, chosen):
                     found[f"{rule}[{index}]" if schedule.switches else rule] = choice
         return found
@@ -188,8 +188,8 @@ class Resolver:
             (
                 aggregator.on_devices
                 or (
-                    aggregator.on_sharing_devices
-                    and device.sharing(get_codec(spec.codec)) is not None
+                    aggregator.on_peer_devices
+                    and device.to_peers(get_codec(spec.codec)) is not None
                 )
             )
             and hands_over(spec.memory)

@@ -1,7 +1,7 @@
 """Adds decoded frames to averages on a device: one copy and one launch for each rank's part of a bucket.
 
 Frames come from the core, which checks them and takes them apart. Ranks are added in the order of the calls, so
-that all devices and hosts get the same bits. Messages that stay on devices: see shared.py.
+that all devices and hosts get the same bits. Messages that stay on devices: see peer_sums.py.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = [
     "HELD",
     "KEPT",
     "ZERO",
+    "AddItem",
     "Addition",
     "Form",
-    "ToAdd",
     "form_of",
     "launch",
     "lay_out",
@@ -92,7 +92,7 @@ def form_of(spec: str) -> Form:
             raise AssertionError(f"{name} has kernels that encode, but none that adds")
 
 
-class ToAdd(NamedTuple):
+class AddItem(NamedTuple):
     """One rank's frame of a tensor, on the host.
 
     Attributes:
@@ -188,7 +188,7 @@ class Addition:
     """
 
     def __init__(
-        self, form: Form, tensors: Sequence[ToAdd], weight: float, start: int = HELD
+        self, form: Form, tensors: Sequence[AddItem], weight: float, start: int = HELD
     ) -> None:
         self._form, self._start = form, start
         counts = [one.acc.numel() if one.indices is None else one.indices.size for one in tensors]

@@ -22,12 +22,12 @@ __all__ = [
     "EXACT",
     "Bucket",
     "Kept",
+    "LaunchItem",
     "Mode",
     "Momentum",
     "Payload",
     "Rows",
     "Table",
-    "ToLaunch",
     "Work",
     "current",
     "divide",
@@ -60,13 +60,13 @@ class Momentum(NamedTuple):
     masking: bool = True
 
 
-class ToLaunch(NamedTuple):
+class LaunchItem(NamedTuple):
     """One tensor of a bucket in a step.
 
     Attributes:
         grad: contiguous float32 on the bucket's device, of any shape.
         residual: for error feedback, contiguous float32 of as many elements, updated in place.
-        beta, gamma: weights, as of `gradcomp.ToEncode`.
+        beta, gamma: weights, as of `gradcomp.EncodeItem`.
         momentum: in place of beta and gamma.
         stream: key of the random numbers, from seed, step and tensor_id, as in a seeded frame.
     """
@@ -208,7 +208,7 @@ class Table:
         self._mode: Mode | None = None
         self.memory = torch.zeros(bucket.rows.shape, dtype=torch.int64, device=bucket.device)
 
-    def fill(self, tensors: Sequence[ToLaunch], *, seeded: bool = False) -> Mode:
+    def fill(self, tensors: Sequence[LaunchItem], *, seeded: bool = False) -> Mode:
         """Tell kernels about a step's tensors; returns what these share. Copies only where it changed.
 
         Args:
@@ -230,7 +230,7 @@ class Table:
         self.memory.copy_(upload(self._rows, self._bucket.device))
         return self._mode
 
-    def _fill(self, tensors: Sequence[ToLaunch]) -> Mode:
+    def _fill(self, tensors: Sequence[LaunchItem]) -> Mode:
         """Fill the rows on the host, but for the streams."""
         arrays = [_arrays_of(tensor) for tensor in tensors]
         self._bucket.check(arrays)
@@ -242,7 +242,7 @@ class Table:
         return mode._replace(aligned=not (addresses % VECTOR_BYTES).any())
 
 
-def _given(tensor: ToLaunch) -> tuple[object, ...]:
+def _given(tensor: LaunchItem) -> tuple[object, ...]:
     """All of a tensor that a table says, but for the stream; made in each step, so it is short."""
     grad, residual, beta, gamma, momentum, _ = tensor
     memory = 0 if residual is None else residual.data_ptr()
@@ -251,19 +251,19 @@ def _given(tensor: ToLaunch) -> tuple[object, ...]:
     return grad.data_ptr(), grad.numel(), memory, momentum.values.data_ptr(), momentum[1:]
 
 
-def _weights_of(tensor: ToLaunch) -> tuple[float, float]:
+def _weights_of(tensor: LaunchItem) -> tuple[float, float]:
     if tensor.momentum is None:
         return tensor.beta, tensor.gamma
     return tensor.momentum.factor, tensor.momentum.scale
 
 
-def _arrays_of(tensor: ToLaunch) -> list[torch.Tensor]:
+def _arrays_of(tensor: LaunchItem) -> list[torch.Tensor]:
     """Gradient, residual and momentum; kernels read the gradient where there is no residual."""
     arrays = [tensor.grad, tensor.grad if tensor.residual is None else tensor.residual]
     return arrays if tensor.momentum is None else [*arrays, tensor.momentum.values]
 
 
-def _mode_of(kinds: set[tuple[bool, ...]], tensors: Sequence[ToLaunch]) -> Mode:
+def _mode_of(kinds: set[tuple[bool, ...]], tensors: Sequence[LaunchItem]) -> Mode:
     if len(kinds) != 1:
         raise ValueError(
             f"the bucket's tensors have {len(kinds)} kinds of error feedback; launch each apart"
@@ -278,7 +278,7 @@ def _mode_of(kinds: set[tuple[bool, ...]], tensors: Sequence[ToLaunch]) -> Mode:
     return Mode(mode.value, tensor.momentum.masking, False)
 
 
-def _kind(tensor: ToLaunch) -> tuple[bool, ...]:
+def _kind(tensor: LaunchItem) -> tuple[bool, ...]:
     """Properties for which kernels are compiled."""
     momentum = tensor.momentum
     if momentum is None:

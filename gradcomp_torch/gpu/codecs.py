@@ -30,7 +30,7 @@ from gradcomp_torch.gpu.encoders.sampled_topk import SampledTopK
 from gradcomp_torch.gpu.encoders.signs import OneBit, Sign, TernGrad
 from gradcomp_torch.gpu.encoders.topk import TopK
 
-__all__ = ["counts_kept", "encoder", "packs_indices", "shares", "stage_of", "takes"]
+__all__ = ["counts_kept", "encoder", "goes_to_peers", "packs_indices", "stage_of", "takes"]
 
 CODECS: dict[str, Callable[[Params, Sequence[int], torch.device], Encoder]] = {
     **{name: partial(Floats, type_) for name, type_ in FLOAT_TYPES.items()},
@@ -58,13 +58,13 @@ def takes(spec: str) -> bool:
 
     Args:
         spec: a codec's, without a memory, as `gradcomp.get_codec` takes it. Index coders run on the
-            host, so any of them will do; the same holds for memories that `ToLaunch` can describe.
+            host, so any of them will do; the same holds for memories that `LaunchItem` can describe.
     """
     return _find_stage(spec) is not None
 
 
-def shares(spec: str) -> bool:
-    """Whether results of a codec with kernels can be added as `Encoder.shared` gives them.
+def goes_to_peers(spec: str) -> bool:
+    """Whether results of a codec with kernels can be added as `Encoder.peer_results` gives them.
 
     Elements of `randomk`, and values with scales, are known to their sender and the core alone.
     """

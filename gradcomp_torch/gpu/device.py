@@ -10,19 +10,19 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
-from gradcomp import Codec, ToDecode, ToEncode
+from gradcomp import Codec, DecodeItem, EncodeItem
 from gradcomp.adapter_api import (
+    ApplyItem,
     ByteArray,
     Encoded,
     FactorDevice,
     FloatArray,
+    GiveItem,
     KeptParts,
+    MultiplyItem,
     PayloadParts,
-    SharingDevice,
+    PeerDevice,
     Spec,
-    ToApply,
-    ToGive,
-    ToMultiply,
     derive_stream,
     frames_of_parts,
     kept_of_frames,
@@ -31,8 +31,8 @@ from gradcomp.adapter_api import (
 from gradcomp.errors import WireError
 from gradcomp_torch.devices import TensorArray, array_of, tensor_of
 from gradcomp_torch.gpu import codecs, low_rank
-from gradcomp_torch.gpu.add import HELD, KEPT, ZERO, Addition, Form, ToAdd, form_of
-from gradcomp_torch.gpu.bucket import Kept, Momentum, Payload, ToLaunch
+from gradcomp_torch.gpu.add import HELD, KEPT, ZERO, AddItem, Addition, Form, form_of
+from gradcomp_torch.gpu.bucket import Kept, LaunchItem, Momentum, Payload
 from gradcomp_torch.gpu.encoders.encoder import Encoder, Launches
 from gradcomp_torch.gpu.finite import Poison
 from gradcomp_torch.host_copies import to_device
@@ -48,7 +48,7 @@ KNOWN_BUCKETS = 4096
 class TorchDevice:
     """One device of this process.
 
-    Work for other ranks' sake runs on the current stream, encoding on a stream beside it.
+    It is a `ProductDevice`, too. Work for other ranks' sake runs on the current stream, encoding on a stream beside it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -75,7 +75,7 @@ class TorchDevice:
         """A new flat array."""
         return self._own(torch.zeros(numel, device=self._device))
 
-    def encode(self, tensors: Sequence[ToEncode]) -> Encoded:
+    def encode(self, tensors: Sequence[EncodeItem]) -> Encoded:
         """Launch one encoder for each codec and kind of error feedback.
 
         Residuals and momenta are arrays that this device has made.
@@ -99,13 +99,13 @@ class TorchDevice:
 
         return wait
 
-    def _beside(self, tensors: Sequence[ToEncode]) -> AbstractContextManager[Staged]:
+    def _beside(self, tensors: Sequence[EncodeItem]) -> AbstractContextManager[Staged]:
         """Encode on the side stream, when the gradients are computed."""
         grads = [tensor_of(tensor.grad) for tensor in tensors]
         computed = [array_of(tensor.grad).computed for tensor in tensors]
         return self._staging.beside(grads, filter(None, computed))
 
-    def _encoders_of(self, tensors: Sequence[ToEncode]) -> list[tuple[list[int], Encoder]]:
+    def _encoders_of(self, tensors: Sequence[EncodeItem]) -> list[tuple[list[int], Encoder]]:
         """An encoder for each codec and kind of error feedback, and the places of its tensors."""
         groups: dict[tuple[object, ...], list[int]] = {}
         for place, tensor in enumerate(tensors):
@@ -125,17 +125,17 @@ class TorchDevice:
             launches = self._launches[key] = Launches(encoder)
         return launches
 
-    def sharing(self, codec: Codec) -> SharingDevice | None:
+    def to_peers(self, codec: Codec) -> PeerDevice | None:
         """None: frames travel through the host. See `DirectDevice`."""
         return None
 
-    def sharing_factors(self) -> FactorDevice | None:
+    def factor_device(self) -> FactorDevice | None:
         """None: factors are on the host. See `DirectDevice`."""
         return None
 
-    def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
+    def decode_add(self, tensors: Sequence[DecodeItem], weight: float) -> None:
         """Add rank after rank, as the core does."""
-        groups: dict[tuple[Form, bool], list[ToDecode]] = {}
+        groups: dict[tuple[Form, bool], list[DecodeItem]] = {}
         for one in tensors:
             groups.setdefault((form_of(one.codec.spec), one.replaces), []).append(one)
         for (form, replaces), own in groups.items():
@@ -152,7 +152,7 @@ class TorchDevice:
         [part] = _open(form, [(codec, frame, out.size)], [out])
         Addition(form, [part], weight).launch()
 
-    def give(self, tensors: Sequence[ToGive]) -> None:
+    def give(self, tensors: Sequence[GiveItem]) -> None:
         """See `Device`."""
         self._staging.join()
         outs = [tensor_of(one.out) for one in tensors]
@@ -169,8 +169,8 @@ class TorchDevice:
         if fed:
             torch._foreach_zero_(residuals)
 
-    def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
-        """See `Device`; torch multiplies."""
+    def multiply(self, matrices: Sequence[MultiplyItem]) -> Callable[[], None]:
+        """See `ProductDevice`; torch multiplies."""
         grads = [array_of(work.grad) for work in matrices if work.grad is not None]
         tensors = [grad.tensor for grad in grads] + [tensor_of(work.m) for work in matrices]
         computed = filter(None, (grad.computed for grad in grads))
@@ -191,8 +191,8 @@ class TorchDevice:
 
         return wait
 
-    def apply(self, matrices: Sequence[ToApply]) -> None:
-        """See `Device`."""
+    def apply(self, matrices: Sequence[ApplyItem]) -> None:
+        """See `ProductDevice`."""
         low_rank.apply(matrices, self._device)
 
     def _factors(self, factors: Sequence[FloatArray]) -> Sequence[torch.Tensor]:
@@ -249,14 +249,14 @@ class TorchDevice:
         return encoder
 
 
-def kind_of(tensor: ToEncode) -> tuple[object, ...]:
+def kind_of(tensor: EncodeItem) -> tuple[object, ...]:
     """Codec and kind of error feedback: tensors of one kind are launched together."""
     correction = tensor.correction
     mode = None if correction is None else (correction.nesterov, correction.masking)
     return tensor.codec.spec, tensor.residual is None, mode
 
 
-def to_launch(tensor: ToEncode, *, seeded: bool) -> ToLaunch:
+def to_launch(tensor: EncodeItem, *, seeded: bool) -> LaunchItem:
     """A tensor as encoders take it; its gradient and memories are arrays that a device of torch has made.
 
     Args:
@@ -268,14 +268,14 @@ def to_launch(tensor: ToEncode, *, seeded: bool) -> ToLaunch:
         momentum = Momentum(tensor_of(values), factor, scale, nesterov, masking)
     residual = None if tensor.residual is None else tensor_of(tensor.residual)
     stream = _stream(tensor) if seeded else 0
-    return ToLaunch(tensor_of(tensor.grad), residual, tensor.beta, tensor.gamma, momentum, stream)
+    return LaunchItem(tensor_of(tensor.grad), residual, tensor.beta, tensor.gamma, momentum, stream)
 
 
-def _stream(tensor: ToEncode) -> int:
+def _stream(tensor: EncodeItem) -> int:
     return derive_stream(tensor.seed, tensor.step, tensor.tensor_id)
 
 
-def _part(tensor: ToEncode, result: Kept[Any] | Payload[Any]) -> KeptParts | PayloadParts:
+def _part(tensor: EncodeItem, result: Kept[Any] | Payload[Any]) -> KeptParts | PayloadParts:
     """The core's part of a result on the host."""
     numel, stream = tensor.grad.size, _stream(tensor)
     if isinstance(result, Payload):
@@ -284,7 +284,7 @@ def _part(tensor: ToEncode, result: Kept[Any] | Payload[Any]) -> KeptParts | Pay
     return KeptParts(tensor.codec, indices, result.values, numel, stream)
 
 
-def _opened(form: Form, tensors: Sequence[ToDecode], rank: int) -> list[ToAdd]:
+def _opened(form: Form, tensors: Sequence[DecodeItem], rank: int) -> list[AddItem]:
     """Parts of the frames of one rank."""
     frames = [(one.codec, one.frames[rank], one.out.size) for one in tensors]
     try:
@@ -298,22 +298,22 @@ def _opened(form: Form, tensors: Sequence[ToDecode], rank: int) -> list[ToAdd]:
 
 def _open(
     form: Form, frames: Sequence[tuple[Codec, ByteArray, int]], outs: Sequence[FloatArray]
-) -> list[ToAdd]:
+) -> list[AddItem]:
     """Parts of frames, which are added to ``outs``."""
     if form is KEPT:
         kept = kept_of_frames(frames)
         return [
-            ToAdd(tensor_of(out), values, indices.view(np.int32))
+            AddItem(tensor_of(out), values, indices.view(np.int32))
             for out, (indices, values) in zip(outs, kept, strict=True)
         ]
     return [
-        ToAdd(tensor_of(out), payload.data, stream=payload.stream)
+        AddItem(tensor_of(out), payload.data, stream=payload.stream)
         for out, payload in zip(outs, payloads_of_frames(frames), strict=True)
     ]
 
 
 @contextmanager
-def _named(tensor: ToDecode, place: int) -> Iterator[None]:
+def _named(tensor: DecodeItem, place: int) -> Iterator[None]:
     """Name the rank and the tensor of a frame that the core refuses, as the core does for batches."""
     try:
         yield

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from gradcomp.adapter_api import ToSettle, ToShare
+from gradcomp.adapter_api import ProductItem, SettleItem
 from gradcomp_torch.devices import tensor_of
 from gradcomp_torch.gpu import low_rank
 from gradcomp_torch.gpu.bucket import EXACT, Rows, current, spread, upload
@@ -28,7 +28,7 @@ BLOCK = 1024
 Kinds = tuple[tuple[int, int, int, bool], ...]
 
 
-def kinds_of(matrices: Sequence[ToShare]) -> Kinds:
+def kinds_of(matrices: Sequence[ProductItem]) -> Kinds:
     """Rows, columns, vectors and side of each matrix, which are best the same in each step."""
     return tuple((*work.m.shape, work.rank, work.transposed) for work in matrices)
 
@@ -41,7 +41,7 @@ class FactorExchange:
 
     Attributes:
         own: this rank's products, flat, one matrix after the other; with ``half`` as rounded.
-        shared: as ``own``, for the engine, which may put the average there.
+        sent: as ``own``, for the engine, which may put the average there.
     """
 
     def __init__(self, kinds: Kinds, half: bool, device: torch.device) -> None:
@@ -53,7 +53,7 @@ class FactorExchange:
         total = sum(self._sizes)
         self.own = torch.zeros(total, device=device)
         dtype = torch.float16 if half else torch.float32
-        self.shared = torch.zeros(total, dtype=dtype, device=device)
+        self.sent = torch.zeros(total, dtype=dtype, device=device)
         self._widened = torch.zeros(total if half else 0, device=device)
         self._wide = torch.zeros(sum(given), dtype=torch.float64, device=device)
         self._unsafe = torch.zeros(len(kinds), dtype=torch.int32, device=device)
@@ -70,7 +70,7 @@ class FactorExchange:
         self._blocks, self._first = upload(blocks, device), upload(first.astype(np.int32), device)
         self._multiplying, self._settling = Replayed(device), Replayed(device)
 
-    def multiply(self, matrices: Sequence[ToShare]) -> None:
+    def multiply(self, matrices: Sequence[ProductItem]) -> None:
         """Matrices take up gradients; then the products of all, on the current stream."""
         low_rank.take_up(matrices)
         given = [tensor_of(work.factor) for work in matrices]
@@ -84,7 +84,7 @@ class FactorExchange:
 
     def _multiply(
         self,
-        works: Sequence[ToShare],
+        works: Sequence[ProductItem],
         matrices: Sequence[torch.Tensor],
         factors: Sequence[torch.Tensor],
     ) -> None:
@@ -94,12 +94,12 @@ class FactorExchange:
         parts = torch.split(self.own, self._sizes)
         for work, m, factor, out in zip(works, matrices, factors, parts, strict=True):
             low_rank.multiply(m, factor, work.transposed, out)
-        self.shared.copy_(self.own)
+        self.sent.copy_(self.own)
         if self._widened.numel():
-            self.own.copy_(self.shared)
+            self.own.copy_(self.sent)
 
     def settle(
-        self, average: torch.Tensor, matrices: Sequence[ToSettle], *, of_average: bool
+        self, average: torch.Tensor, matrices: Sequence[SettleItem], *, of_average: bool
     ) -> None:
         """Use the average of all ranks' products, on the current stream; see `FactorDevice.settle`."""
         mean = self._widened if self._widened.numel() else average
@@ -120,7 +120,7 @@ class FactorExchange:
             )
             self._settling.run(key, lambda: self._settle(average, applies, of_average))
 
-    def _fill_matrices(self, matrices: Sequence[ToSettle]) -> None:
+    def _fill_matrices(self, matrices: Sequence[SettleItem]) -> None:
         """Tell the kernel about matrices and the factors of what they gain and lose."""
         factors, rows = self._factors.host, self._matrices.host
         rows[:, kernels.M.value] = _places([tensor_of(work.m) for work in matrices])

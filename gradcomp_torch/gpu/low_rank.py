@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gradcomp.adapter_api import ToApply, ToMultiply, ToShare
+from gradcomp.adapter_api import ApplyItem, MultiplyItem, ProductItem
 from gradcomp_torch.devices import tensor_of
 from gradcomp_torch.gpu.arrays import OnDevice
 from gradcomp_torch.gpu.bucket import EXACT, current, spread
@@ -20,7 +20,7 @@ ROWS, COLUMNS = 16, 64
 """Of a tile of a matrix."""
 
 
-def take_up(matrices: Sequence[ToMultiply | ToShare]) -> None:
+def take_up(matrices: Sequence[MultiplyItem | ProductItem]) -> None:
     """M = beta * M + gradient, where there is one. As in the core, the product is rounded before the sum."""
     given = [work for work in matrices if work.grad is not None]
     weighted = [work for work in given if work.beta != 1]
@@ -65,7 +65,7 @@ def launch_apply(
     )
 
 
-def apply(matrices: Sequence[ToApply], device: torch.device) -> None:
+def apply(matrices: Sequence[ApplyItem], device: torch.device) -> None:
     """Apply factors of the host: one copy and one launch for all matrices, on the current stream."""
     of_matrices = [(work.p, work.q, work.own_p, work.own_q) for work in matrices]
     factors = {id(factor): factor for four in of_matrices for factor in four}

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from gradcomp import Codec, ToEncode
+from gradcomp import Codec, EncodeItem
 from gradcomp.adapter_api import (
     ByteArray,
     FactorDevice,
     FloatArray,
-    SharingDevice,
-    ToAddShared,
-    ToSettle,
-    ToShare,
+    PeerDevice,
+    PeerItem,
+    ProductItem,
+    SettleItem,
 )
 from gradcomp.errors import ProtocolError
 from gradcomp_torch.device_messages import DeviceMessage
@@ -26,9 +26,9 @@ from gradcomp_torch.gpu import codecs
 from gradcomp_torch.gpu.add import Form
 from gradcomp_torch.gpu.device import TorchDevice, kind_of, to_launch
 from gradcomp_torch.gpu.factors import FactorExchange, kinds_of
-from gradcomp_torch.gpu.peer_receive import Receiver, ToSum
+from gradcomp_torch.gpu.peer_receive import Receiver, SumItem
 from gradcomp_torch.gpu.peer_send import HEADER, Layout, Part, Sender
-from gradcomp_torch.gpu.peer_sums import KeptForm, Place, SharedTensor, form_of_shared
+from gradcomp_torch.gpu.peer_sums import KeptForm, PeerTensor, Place, peer_form_of
 
 __all__ = ["DirectDevice"]
 
@@ -86,12 +86,14 @@ class DirectDevice(TorchDevice):
         self._checked: dict[str, list[Receiver]] = {}
         self._of_factors: dict[tuple[object, ...], FactorExchange] = {}
 
-    def sharing(self, codec: Codec) -> SharingDevice | None:
+    def to_peers(self, codec: Codec) -> PeerDevice | None:
         """This device, if others can add what the codec's encoder makes."""
-        return self if codecs.takes(codec.spec) and codecs.shares(codec.spec) else None
+        return self if codecs.takes(codec.spec) and codecs.goes_to_peers(codec.spec) else None
 
-    def share(self, name: str, groups: Sequence[Sequence[ToEncode]], size: int = 0) -> Any:
-        """See `SharingDevice`."""
+    def begin_messages(
+        self, name: str, groups: Sequence[Sequence[EncodeItem]], size: int = 0
+    ) -> Any:
+        """See `PeerDevice`."""
         self._raise_found(name)
         self._forget_unused(name)
         kinds = (
@@ -123,7 +125,7 @@ class DirectDevice(TorchDevice):
             self._of_step.clear()
         self._of_step.add(name)
 
-    def _sender(self, groups: Sequence[Sequence[ToEncode]], size: int) -> Sender:
+    def _sender(self, groups: Sequence[Sequence[EncodeItem]], size: int) -> Sender:
         kinds = [tuple((one.codec.spec, one.grad.size) for one in group) for group in groups]
         tensors = list(chain.from_iterable(groups))
         parts = [
@@ -132,59 +134,59 @@ class DirectDevice(TorchDevice):
         ]
         return Sender(kinds, parts, size, self._device)
 
-    def add_shared(
+    def add_messages(
         self,
         own: Any,
         group: int,
-        tensors: Sequence[ToAddShared],
+        tensors: Sequence[PeerItem],
         messages: Sequence[ByteArray],
         weight: float,
         exact: int | None = None,
     ) -> None:
-        """See `SharingDevice`."""
+        """See `PeerDevice`."""
         layout = own.layouts[group]
         count = len(messages)
         if exact is None:
-            sums = [ToSum(_forms(tensors, layout.places), (0, count), weight)]
+            sums = [SumItem(_forms(tensors, layout.places), (0, count), weight)]
         else:
             sums = []
             for first, end in ((0, exact), (exact + 1, count)):
                 some = [one._replace(streams=one.streams[first:end]) for one in tensors]
                 if first < end:
                     forms = _forms(some, layout.places)
-                    sums.append(ToSum(forms, (first, end), weight, begun=True))
+                    sums.append(SumItem(forms, (first, end), weight, begun=True))
         self._receive(own, group, sums, messages, [layout.header] * count)
 
-    def decode_shared(
-        self, own: Any, groups: Sequence[Sequence[ToAddShared]], messages: Sequence[ByteArray]
+    def decode_messages(
+        self, own: Any, groups: Sequence[Sequence[PeerItem]], messages: Sequence[ByteArray]
     ) -> None:
-        """See `SharingDevice`."""
+        """See `PeerDevice`."""
         parts = [
-            ToSum(_forms(tensors, layout.places), (number, number + 1), None)
+            SumItem(_forms(tensors, layout.places), (number, number + 1), None)
             for number, (tensors, layout) in enumerate(zip(groups, own.layouts, strict=True))
         ]
         headers = [layout.header for layout in own.layouts]
         self._receive(own, "decoded", parts, messages, headers)
 
-    def decode_numbers(self, own: Any, tensors: Sequence[ToAddShared], numbers: object) -> None:
-        """See `SharingDevice`."""
+    def decode_numbers(self, own: Any, tensors: Sequence[PeerItem], numbers: object) -> None:
+        """See `PeerDevice`."""
         (layout,) = own.layouts
         places = [place._replace(values=place.values - HEADER) for place in layout.places]
-        part = ToSum(_forms(tensors, places), (0, 1), None)
+        part = SumItem(_forms(tensors, places), (0, 1), None)
         self._receive(own, "numbers", [part], [numbers], [])
 
     def add_lost(self, residual: FloatArray, lost: FloatArray, times: float) -> None:
-        """See `SharingDevice`."""
+        """See `PeerDevice`."""
         self._staging.join()
         whole = tensor_of(residual)
         whole.add_(tensor_of(lost).mul_(times))  # two roundings
         whole.copy_(torch.where(whole.isfinite(), whole, 0.0))
 
-    def sharing_factors(self) -> FactorDevice | None:
+    def factor_device(self) -> FactorDevice | None:
         """This device."""
         return self
 
-    def share_products(self, name: str, matrices: Sequence[ToShare], *, half: bool) -> Any:
+    def begin_products(self, name: str, matrices: Sequence[ProductItem], *, half: bool) -> Any:
         """See `FactorDevice`; torch multiplies."""
         kinds = kinds_of(matrices)
         # The sides of a power iteration take turns.
@@ -197,10 +199,10 @@ class DirectDevice(TorchDevice):
         tensors = [grad.tensor for grad in grads] + [tensor_of(work.m) for work in matrices]
         with self._staging.beside(tensors, filter(None, (grad.computed for grad in grads))):
             exchange.multiply(matrices)
-        return _Factors(exchange.shared, self._staging, exchange)
+        return _Factors(exchange.sent, self._staging, exchange)
 
     def settle(
-        self, own: Any, average: object, matrices: Sequence[ToSettle], *, of_average: bool
+        self, own: Any, average: object, matrices: Sequence[SettleItem], *, of_average: bool
     ) -> None:
         """See `FactorDevice`."""
         own.exchange.settle(_data(average), matrices, of_average=of_average)
@@ -209,7 +211,7 @@ class DirectDevice(TorchDevice):
         self,
         own: _Messages,
         key: int | str,
-        sums: Sequence[ToSum],
+        sums: Sequence[SumItem],
         messages: Sequence[object],
         headers: Sequence[torch.Tensor],
     ) -> None:
@@ -239,13 +241,13 @@ class DirectDevice(TorchDevice):
 
 
 def _forms(
-    tensors: Sequence[ToAddShared], places: Sequence[Place]
-) -> dict[Form | KeptForm, list[SharedTensor]]:
+    tensors: Sequence[PeerItem], places: Sequence[Place]
+) -> dict[Form | KeptForm, list[PeerTensor]]:
     """Tensors by the form of their codecs."""
-    forms: dict[Form | KeptForm, list[SharedTensor]] = {}
+    forms: dict[Form | KeptForm, list[PeerTensor]] = {}
     for (codec, out, streams), place in zip(tensors, places, strict=True):
-        form = form_of_shared(codec.spec)
-        forms.setdefault(form, []).append(SharedTensor(tensor_of(out), place, streams))
+        form = peer_form_of(codec.spec)
+        forms.setdefault(form, []).append(PeerTensor(tensor_of(out), place, streams))
     return forms
 
 

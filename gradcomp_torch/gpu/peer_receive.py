@@ -12,16 +12,16 @@ from gradcomp_torch.gpu.add import Form
 from gradcomp_torch.gpu.bucket import EXACT, current, upload
 from gradcomp_torch.gpu.graphs import Replayed
 from gradcomp_torch.gpu.kernels.add import compare_headers_kernel
-from gradcomp_torch.gpu.peer_sums import KeptForm, SharedSums, SharedTensor, sums_of
+from gradcomp_torch.gpu.peer_sums import KeptForm, PeerSums, PeerTensor, sums_of
 from gradcomp_torch.staging import computed_by_now, room
 
-__all__ = ["Receiver", "ToSum"]
+__all__ = ["Receiver", "SumItem"]
 
 FLAGS = 4
 """Numbers of a message, of which the first says whether it is damaged: 16 bytes."""
 
 
-class ToSum(NamedTuple):
+class SumItem(NamedTuple):
     """Tensors that become the sum of their results in some messages.
 
     Attributes:
@@ -31,7 +31,7 @@ class ToSum(NamedTuple):
         begun: results are added to what the tensors hold; the same in each step.
     """
 
-    forms: dict[Form | KeptForm, list[SharedTensor]]
+    forms: dict[Form | KeptForm, list[PeerTensor]]
     messages: tuple[int, int]
     weight: float | None
     begun: bool = False
@@ -51,13 +51,13 @@ class Receiver:
         self._flags = self._found.numpy()[:, 0]
         self._pointers = torch.zeros((count, 2), dtype=torch.int64, device=device)
         self._compared: list[tuple[int, int]] = []
-        self._additions: dict[tuple[int, Form | KeptForm], SharedSums] = {}
+        self._additions: dict[tuple[int, Form | KeptForm], PeerSums] = {}
         self._replayed = Replayed(device)
         self._done: torch.Event | None = None
 
     def launch(
         self,
-        sums: Sequence[ToSum],
+        sums: Sequence[SumItem],
         messages: Sequence[torch.Tensor],
         headers: Sequence[torch.Tensor],
     ) -> None:
@@ -98,10 +98,10 @@ class Receiver:
         self,
         number: int,
         form: Form | KeptForm,
-        tensors: Sequence[SharedTensor],
+        tensors: Sequence[PeerTensor],
         messages: Sequence[torch.Tensor],
-        one: ToSum,
-    ) -> tuple[SharedSums, torch.Tensor]:
+        one: SumItem,
+    ) -> tuple[PeerSums, torch.Tensor]:
         """An addition, and the flags of its messages."""
         first, end = one.messages
         addition = self._additions.get((number, form))
@@ -114,7 +114,7 @@ class Receiver:
     def _launch(
         self,
         headers: int,
-        additions: Sequence[tuple[SharedSums, torch.Tensor]],
+        additions: Sequence[tuple[PeerSums, torch.Tensor]],
     ) -> None:
         if headers:
             compare_headers_kernel[(headers,)](self._pointers, self._damaged, **EXACT)

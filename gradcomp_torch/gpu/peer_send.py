@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from gradcomp_torch.gpu.bucket import VECTOR_BYTES, Mode, Table, ToLaunch, current, upload
+from gradcomp_torch.gpu.bucket import VECTOR_BYTES, LaunchItem, Mode, Table, current, upload
 from gradcomp_torch.gpu.codecs import packs_indices
-from gradcomp_torch.gpu.encoders.encoder import Encoder, Shared
+from gradcomp_torch.gpu.encoders.encoder import Encoder, PeerResult
 from gradcomp_torch.gpu.graphs import Replayed
 from gradcomp_torch.gpu.peer_sums import Place
 
@@ -92,7 +92,7 @@ class Sender:
         self.data = self._filling[:0]
         self.layouts: list[Layout] = []
 
-    def launch(self, tensors: Sequence[ToLaunch]) -> None:
+    def launch(self, tensors: Sequence[LaunchItem]) -> None:
         """Encode all tensors into the messages, on the current stream; the host waits for nothing."""
         with current(self._device):
             modes = tuple(
@@ -102,16 +102,16 @@ class Sender:
             self._replayed.run(modes, lambda: self._launch(modes))
 
     def _launch(self, modes: Sequence[Mode]) -> None:
-        shared: dict[int, Shared] = {}
+        results: dict[int, PeerResult] = {}
         for ((spec, places, encoder), table), mode in zip(self._parts, modes, strict=True):
             encoder.start(table, mode)
-            results = encoder.shared(table, packs=packs_indices(spec))
-            shared.update(zip(places, results, strict=True))
+            new = encoder.peer_results(table, packs=packs_indices(spec))
+            results.update(zip(places, new, strict=True))
         pieces: list[torch.Tensor] = []
         layouts = []
         first = 0
         for header, count in zip(self._headers, self._counts, strict=True):
-            own = [shared[number] for number in range(first, first + count)]
+            own = [results[number] for number in range(first, first + count)]
             layouts.append(self._lay_out(header, own, pieces))
             first += count
         total = sum(layout.size for layout in layouts)
@@ -122,7 +122,7 @@ class Sender:
         torch.cat(pieces, out=self.data[:total])
 
     def _lay_out(
-        self, header: torch.Tensor, shared: Sequence[Shared], pieces: list[torch.Tensor]
+        self, header: torch.Tensor, results: Sequence[PeerResult], pieces: list[torch.Tensor]
     ) -> Layout:
         """Add the pieces of a message."""
         begins: dict[tuple[int, str], int] = {}
@@ -135,20 +135,20 @@ class Sender:
             size += piece.numel()
             pieces.append(piece)
 
-        kept = [number for number, one in enumerate(shared) if one.indices is not None]
-        for number, one in enumerate(shared):
+        kept = [number for number, one in enumerate(results) if one.indices is not None]
+        for number, one in enumerate(results):
             if one.indices is None:
                 put(number, one.values, "values")
         for number in kept:
-            if (present := shared[number].present) is not None:
+            if (present := results[number].present) is not None:
                 put(number, present, "present")
         for number in kept:
-            indices = shared[number].indices
+            indices = results[number].indices
             assert indices is not None
             put(number, indices, "indices")
         for each in (4, 2):
             for number in kept:
-                values, elements = shared[number].values, shared[number].elements
+                values, elements = results[number].values, results[number].elements
                 if values.numel() == each * elements:
                     put(number, values, "values")
         if size % VECTOR_BYTES:
@@ -162,7 +162,7 @@ class Sender:
                 one.elements,
                 begins.get((number, "present"), 0),
             )
-            for number, one in enumerate(shared)
+            for number, one in enumerate(results)
         ]
         return Layout(header, places, size)
 

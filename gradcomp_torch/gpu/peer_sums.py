@@ -24,7 +24,7 @@ from gradcomp_torch.gpu.kernels import add as fields
 from gradcomp_torch.gpu.kernels import kept
 from gradcomp_torch.gpu.kernels import packed as unpacking
 
-__all__ = ["KeptForm", "Place", "SharedSums", "SharedTensor", "form_of_shared", "sums_of"]
+__all__ = ["KeptForm", "PeerSums", "PeerTensor", "Place", "peer_form_of", "sums_of"]
 
 RANGE = 16384
 """Elements of a program that adds kept ones."""
@@ -49,7 +49,7 @@ class KeptForm(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def form_of_shared(spec: str) -> Form | KeptForm:
+def peer_form_of(spec: str) -> Form | KeptForm:
     """The form of a codec's results in messages of devices; see `form_of`."""
     form = form_of(spec)
     if form is not KEPT:
@@ -65,7 +65,7 @@ class Place(NamedTuple):
     Attributes:
         values: of a payload, a multiple of 16; or of kept values.
         indices: of kept elements; 0 with a payload.
-        elements: as of `Shared`.
+        elements: as of `PeerResult`.
         present: of the number of kept elements that there are; 0: all.
     """
 
@@ -75,13 +75,13 @@ class Place(NamedTuple):
     present: int = 0
 
 
-class SharedTensor(NamedTuple):
-    """One tensor that all ranks have shared.
+class PeerTensor(NamedTuple):
+    """One tensor of all ranks' messages.
 
     Attributes:
-        acc: as of `ToAdd`.
+        acc: as of `AddItem`.
         place: of the tensor's result in each rank's message.
-        streams: as of `gradcomp`'s `ToAddShared`.
+        streams: as of `gradcomp`'s `PeerItem`.
     """
 
     acc: torch.Tensor
@@ -89,7 +89,7 @@ class SharedTensor(NamedTuple):
     streams: Sequence[int]
 
 
-class SharedSums(ABC):
+class PeerSums(ABC):
     """Sums of tensors of one form.
 
     Args:
@@ -107,7 +107,7 @@ class SharedSums(ABC):
         self._given: object = None
 
     def prepare(
-        self, tensors: Sequence[SharedTensor], messages: Sequence[torch.Tensor], weight: float
+        self, tensors: Sequence[PeerTensor], messages: Sequence[torch.Tensor], weight: float
     ) -> None:
         """Tell kernels about a step's tensors; copies only where it changed."""
         given = (
@@ -122,7 +122,7 @@ class SharedSums(ABC):
 
     @abstractmethod
     def _prepare(
-        self, tensors: Sequence[SharedTensor], messages: Sequence[torch.Tensor], weight: float
+        self, tensors: Sequence[PeerTensor], messages: Sequence[torch.Tensor], weight: float
     ) -> None: ...
 
     @abstractmethod
@@ -134,14 +134,14 @@ class SharedSums(ABC):
         """
 
 
-def sums_of(form: Form | KeptForm, *, begun: bool, decodes: bool) -> SharedSums:
-    """Sums of tensors of a form, from `form_of_shared`."""
+def sums_of(form: Form | KeptForm, *, begun: bool, decodes: bool) -> PeerSums:
+    """Sums of tensors of a form, from `peer_form_of`."""
     if isinstance(form, KeptForm):
         return _KeptSums(form, begun=begun, decodes=decodes)
     return _PayloadSums(form, begun=begun, decodes=decodes)
 
 
-class _PayloadSums(SharedSums):
+class _PayloadSums(PeerSums):
     """Payloads: a launch, or two, for each rank."""
 
     def __init__(self, form: Form, *, begun: bool, decodes: bool) -> None:
@@ -150,9 +150,9 @@ class _PayloadSums(SharedSums):
         self._streams: list[Sequence[int]] = []
 
     def prepare(
-        self, tensors: Sequence[SharedTensor], messages: Sequence[torch.Tensor], weight: float
+        self, tensors: Sequence[PeerTensor], messages: Sequence[torch.Tensor], weight: float
     ) -> None:
-        """See `SharedSums`; only streams of rotations change with the step."""
+        """See `PeerSums`; only streams of rotations change with the step."""
         super().prepare(tensors, messages, weight)
         streams = [one.streams for one in tensors] if self._form.rotated else []
         if streams != self._streams:
@@ -162,7 +162,7 @@ class _PayloadSums(SharedSums):
             self._streams = streams
 
     def _prepare(
-        self, tensors: Sequence[SharedTensor], messages: Sequence[torch.Tensor], weight: float
+        self, tensors: Sequence[PeerTensor], messages: Sequence[torch.Tensor], weight: float
     ) -> None:
         accs = [one.acc for one in tensors]
         counts = [one.place.elements for one in tensors]
@@ -187,14 +187,14 @@ class _PayloadSums(SharedSums):
         ]
 
     def launch(self, damaged: torch.Tensor) -> None:
-        """See `SharedSums`."""
+        """See `PeerSums`."""
         start = fields.NONE if self._decodes else fields.HELD if self._begun else fields.ZERO
         for table in self._tables:
             launch(self._form, table, self._programs, start.value)
             start = fields.HELD
 
 
-class _KeptSums(SharedSums):
+class _KeptSums(PeerSums):
     """Kept elements: two launches for all ranks, and two that unpack."""
 
     def __init__(self, form: KeptForm, *, begun: bool, decodes: bool) -> None:
@@ -202,7 +202,7 @@ class _KeptSums(SharedSums):
         self._form = form
 
     def _prepare(
-        self, tensors: Sequence[SharedTensor], messages: Sequence[torch.Tensor], weight: float
+        self, tensors: Sequence[PeerTensor], messages: Sequence[torch.Tensor], weight: float
     ) -> None:
         ranks = len(messages)
         device = tensors[0].acc.device
@@ -257,7 +257,7 @@ class _KeptSums(SharedSums):
         )
 
     def launch(self, damaged: torch.Tensor) -> None:
-        """See `SharedSums`."""
+        """See `PeerSums`."""
         if self._form.packed:
             self._unpack()
         programs = self._programs.numel()

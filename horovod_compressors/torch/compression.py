@@ -396,7 +396,7 @@ class Compression(TensorControls, BaseCompression):
         texts = [text.decode() for text in self.gather(own.encode())]
         self._devices.settle(texts, self.pipeline.rank, places)
         if self._devices.direct is not None:
-            self.pipeline.begin_sharing(self._devices.direct)
+            self.pipeline.begin_peer_messages(self._devices.direct)
 
     def _parameters(self) -> Iterable[tuple[str, Any]]:
         return parameter_bytes(self._names.tensors())

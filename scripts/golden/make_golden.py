@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 import gradcomp
-from gradcomp import ToDecode, ToEncode, decode_batch_add, encode_batch
+from gradcomp import DecodeItem, EncodeItem, decode_batch_add, encode_batch
 from gradcomp.codec.spec import stages
 
 # Run as a file, Python finds modules beside it only: the packages of scripts/ are one level up.
@@ -234,10 +234,10 @@ def encode_with(
     codec: gradcomp.Codec, x: FloatArray, call: dict[str, int], basis: FloatArray
 ) -> tuple[ByteArray, FloatArray]:
     """The frame of one call with a basis, and its decoded elements."""
-    item = ToEncode(codec, x, call["seed"], call["step"], call["tensor_id"], basis=basis)
+    item = EncodeItem(codec, x, call["seed"], call["step"], call["tensor_id"], basis=basis)
     frame, _ = encode_batch([item])
     decoded = np.zeros(x.size, np.float32)
-    decode_batch_add([ToDecode("golden", codec, [frame], decoded, basis)])
+    decode_batch_add([DecodeItem("golden", codec, [frame], decoded, basis)])
     return frame, decoded
 
 

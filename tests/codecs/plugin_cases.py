@@ -129,13 +129,13 @@ def batches() -> None:
         singles = b"".join(bytes(codec.encode(grad, tensor_id=i)) for i, grad in enumerate(grads))
         for threads in (1, 4):
             _core.set_thread_count(threads)
-            items = [gradcomp.ToEncode(codec, grad, tensor_id=i) for i, grad in enumerate(grads)]
+            items = [gradcomp.EncodeItem(codec, grad, tensor_id=i) for i, grad in enumerate(grads)]
             frames, _ = gradcomp.encode_batch(items)
             assert bytes(frames) == singles
             outs = [np.zeros(grad.size, np.float32) for grad in grads]
             parts = split_frames(frames, len(grads))
             gradcomp.decode_batch_add(
-                [gradcomp.ToDecode("x", codec, [f], o) for f, o in zip(parts, outs, strict=True)]
+                [gradcomp.DecodeItem("x", codec, [f], o) for f, o in zip(parts, outs, strict=True)]
             )
             for frame, out in zip(parts, outs, strict=True):
                 assert out.tobytes() == (codec.decode(frame) + 0).tobytes()
@@ -167,7 +167,7 @@ def threads() -> None:
     def work() -> None:
         try:
             for _ in range(10):
-                frames, _ = gradcomp.encode_batch([gradcomp.ToEncode(codec, X)] * 20)
+                frames, _ = gradcomp.encode_batch([gradcomp.EncodeItem(codec, X)] * 20)
                 for frame in split_frames(frames, 20):
                     assert frame.tobytes() == wanted
                 _core.compensate(np.zeros_like(BIG), BIG, 1.0, 1.0)
@@ -321,7 +321,7 @@ def bad_results() -> None:
             with pytest.raises(gradcomp.GradcompError, match=reason):
                 encode(X)
         with pytest.raises(gradcomp.GradcompError, match=reason):
-            gradcomp.encode_batch([gradcomp.ToEncode(bad, X)])
+            gradcomp.encode_batch([gradcomp.EncodeItem(bad, X)])
     for decode, reason in [
         (fail, "cannot decode 5000 elements: KeyError: 'the reason'"),
         (lambda *_: None, "numpy array, not a NoneType"),
@@ -337,7 +337,7 @@ def bad_results() -> None:
             bad.decode_add(frame, acc)
         assert acc.tobytes() == X.tobytes()
         with pytest.raises(gradcomp.WireError, match="of rank 0 for 'x'"):
-            gradcomp.decode_batch_add([gradcomp.ToDecode("x", bad, [frame], acc)])
+            gradcomp.decode_batch_add([gradcomp.DecodeItem("x", bad, [frame], acc)])
     strided = codec(decode=lambda self, b, n, p, s: np.repeat(np.frombuffer(b, "f4"), 2)[::2])
     assert strided.decode(strided.encode(X)).tobytes() == X.tobytes()
 

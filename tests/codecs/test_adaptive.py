@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradcomp
-from gradcomp import SpecError, ToEncode, encode_batch
+from gradcomp import EncodeItem, SpecError, encode_batch
 from gradcomp.codec.frame import split_frames
 from support.codecs import error_of, settings_of_the_core
 from support.frames import HEAD
@@ -36,7 +36,7 @@ def test_the_rate_is_that_of_the_whole_bucket(rate: float) -> None:
         structured(1, 128, 2).reshape(-1),
         structured(64, 9, 3).reshape(64, 1, 3, 3),
     ]
-    data, sizes = encode_batch([ToEncode(codec, x) for x in bucket])
+    data, sizes = encode_batch([EncodeItem(codec, x) for x in bucket])
     assert abs(8 * data.size / sum(x.size for x in bucket) / rate - 1) < 0.03
     # All tensors have one quantization step, so larger ones take more bits.
     assert sizes[0] > 2 * sizes[1]
@@ -114,7 +114,7 @@ def test_error_feedback_leaves_exactly_what_was_not_sent() -> None:
     for step in range(5):
         grad = structured(200, 100, step)
         corrected = residual + grad.reshape(-1)
-        data, _ = encode_batch([ToEncode(codec, grad, residual=residual)])
+        data, _ = encode_batch([EncodeItem(codec, grad, residual=residual)])
         decoded = codec.decode(data)
         np.testing.assert_array_equal(residual, corrected - decoded)
         sent += decoded
@@ -221,7 +221,7 @@ def fresh() -> list[np.ndarray]:
 
 def encode_step(step: int, carried: list[np.ndarray]) -> np.ndarray:
     tensors = zip(bucket_of(step), carried, strict=True)
-    return encode_batch([ToEncode(CODEC, x, carried=one) for x, one in tensors])[0]
+    return encode_batch([EncodeItem(CODEC, x, carried=one) for x, one in tensors])[0]
 
 
 def error_of_step(step: int, data: np.ndarray) -> float:
@@ -263,7 +263,7 @@ def test_ranks_follow_gradients_that_change() -> None:
     ranks = []
     for step in range(20):
         x = noise if step == 0 else structured(120, 100, step)
-        ranks.append(rank_of(encode_batch([ToEncode(CODEC, x, carried=carried)])[0]))
+        ranks.append(rank_of(encode_batch([EncodeItem(CODEC, x, carried=carried)])[0]))
     assert ranks[0] == 0
     assert ranks[-1] > 0
 
@@ -290,4 +290,4 @@ def test_only_what_a_codec_carries_is_taken() -> None:
     for spec, size in (("adaptive", CODEC.carried + 1), ("fp16", 1)):
         codec = gradcomp.get_codec(spec)
         with pytest.raises(ValueError, match=rf"carries {codec.carried} numbers .* not {size}"):
-            encode_batch([ToEncode(codec, x, carried=np.zeros(size, np.float32))])
+            encode_batch([EncodeItem(codec, x, carried=np.zeros(size, np.float32))])

@@ -10,11 +10,11 @@ import pytest
 
 import gradcomp
 from gradcomp import (
+    DecodeItem,
+    EncodeItem,
     Loopback,
     ProtocolError,
     StateError,
-    ToDecode,
-    ToEncode,
     WireError,
     decode_batch_add,
     encode_batch,
@@ -50,7 +50,7 @@ def fresh() -> list[np.ndarray | None]:
 def decoded_of(frames: list[np.ndarray], bases: list[np.ndarray | None]) -> list[np.ndarray]:
     found = [np.zeros(shape, np.float32) for shape in SHAPES]
     items = zip(frames, found, bases, strict=True)
-    decode_batch_add([ToDecode("w", CODEC, [frame], out, basis) for frame, out, basis in items])
+    decode_batch_add([DecodeItem("w", CODEC, [frame], out, basis) for frame, out, basis in items])
     return found
 
 
@@ -65,7 +65,7 @@ def one_frame(codec: gradcomp.Codec = CODEC) -> tuple[np.ndarray, np.ndarray, np
     basis = np.zeros(codec.basis_size(SHAPES[0]), np.float32)
     codec.learn(gradients(0)[0], SHAPES[0], basis)
     x = gradients(1)[0]
-    frame, _ = encode_batch([ToEncode(codec, x, basis=basis)])
+    frame, _ = encode_batch([EncodeItem(codec, x, basis=basis)])
     assert frame[HEAD] >> 3 == TURNED
     return x, basis, frame
 
@@ -73,7 +73,7 @@ def one_frame(codec: gradcomp.Codec = CODEC) -> tuple[np.ndarray, np.ndarray, np
 def decoded(frame: np.ndarray, basis: np.ndarray | None) -> np.ndarray:
     out = np.ones(SHAPES[0], np.float32)
     try:
-        decode_batch_add([ToDecode("w", CODEC, [frame], out, basis)])
+        decode_batch_add([DecodeItem("w", CODEC, [frame], out, basis)])
     except WireError:
         assert (out == 1).all()
         raise
@@ -99,7 +99,7 @@ def test_a_gradient_is_what_was_sent_and_the_residual_to_the_last_bit() -> None:
         grads = gradients(step)
         corrected = [r + g.reshape(-1) for r, g in zip(residuals, grads, strict=True)]
         items = [
-            ToEncode(CODEC, grad, residual=residual, carried=numbers, basis=basis)
+            EncodeItem(CODEC, grad, residual=residual, carried=numbers, basis=basis)
             for grad, residual, numbers, basis in zip(grads, residuals, carried, bases, strict=True)
         ]
         data, _ = encode_batch(items)
@@ -118,12 +118,12 @@ def test_directions_that_last_pay() -> None:
     usual = gradcomp.get_codec("adaptive(rate=0.5)")
     for step in range(4):
         data, _ = encode_batch(
-            [ToEncode(CODEC, x, basis=b) for x, b in zip(gradients(step), bases, strict=True)]
+            [EncodeItem(CODEC, x, basis=b) for x, b in zip(gradients(step), bases, strict=True)]
         )
         sent = decoded_of(split_frames(data, len(SHAPES)), bases)
         learn(sent, bases)
     grads = gradients(step)
-    other, _ = encode_batch([ToEncode(usual, x) for x in grads])
+    other, _ = encode_batch([EncodeItem(usual, x) for x in grads])
     anew = [usual.decode(frame) for frame in split_frames(other, len(SHAPES))]
     assert error_of(grads, sent) < 0.8 * error_of(grads, anew)
 
@@ -150,13 +150,13 @@ def test_matrices_that_are_simpler_as_they_are_stay_so() -> None:
         rng = np.random.default_rng(step)
         x = np.zeros((256, 128), np.float32)
         x[rng.integers(256, size=30)] = rng.normal(size=(30, 128))
-        frame, _ = encode_batch([ToEncode(CODEC, x, carried=carried, basis=basis)])
+        frame, _ = encode_batch([EncodeItem(CODEC, x, carried=carried, basis=basis)])
         forms.append(frame[HEAD] >> 3)
         out = np.zeros_like(x)
-        decode_batch_add([ToDecode("w", CODEC, [frame], out, basis)])
+        decode_batch_add([DecodeItem("w", CODEC, [frame], out, basis)])
         CODEC.learn(out, x.shape, basis)
     assert TURNED not in forms
-    usual, _ = encode_batch([ToEncode(CODEC, x, basis=basis)])
+    usual, _ = encode_batch([EncodeItem(CODEC, x, basis=basis)])
     assert usual[HEAD] >> 3 == TURNED, "where nothing is carried there is no choice"
 
 
@@ -166,7 +166,7 @@ def test_without_a_basis_payloads_are_those_of_the_default() -> None:
     expected = usual.encode(x)[HEAD:-4].tobytes()
     assert CODEC.encode(x)[HEAD:-4].tobytes() == expected
     nothing_yet = np.zeros(CODEC.basis_size(x.shape), np.float32)
-    frame, _ = encode_batch([ToEncode(CODEC, x, basis=nothing_yet)])
+    frame, _ = encode_batch([EncodeItem(CODEC, x, basis=nothing_yet)])
     assert frame[HEAD:-4].tobytes() == expected
     np.testing.assert_array_equal(CODEC.decode(frame), usual.decode(usual.encode(x)))
 
@@ -183,9 +183,9 @@ def test_frames_and_bases_are_the_same_at_any_level_and_number_of_threads() -> N
         found = b""
         for step in steps:
             x = step.astype(np.float32)
-            frame, _ = encode_batch([ToEncode(CODEC, x, basis=basis)])
+            frame, _ = encode_batch([EncodeItem(CODEC, x, basis=basis)])
             out = np.zeros_like(x)
-            decode_batch_add([ToDecode("w", CODEC, [frame], out, basis)])
+            decode_batch_add([DecodeItem("w", CODEC, [frame], out, basis)])
             CODEC.learn(x, x.shape, basis)
             found += frame.tobytes() + out.tobytes() + basis.tobytes()
         results.add(found)
@@ -201,7 +201,7 @@ def test_only_matrices_with_enough_rows_and_columns_have_a_basis() -> None:
     assert gradcomp.get_codec("adaptive(preset=default)").basis_size((96, 80)) == 0
     x = gradients(0)[2]
     with pytest.raises(ValueError, match="keeps a basis of 0 numbers of this tensor, not 7"):
-        encode_batch([ToEncode(CODEC, x, basis=np.zeros(7, np.float32))])
+        encode_batch([EncodeItem(CODEC, x, basis=np.zeros(7, np.float32))])
     with pytest.raises(ValueError, match="7 elements"):
         CODEC.learn(x, x.shape, np.zeros(7, np.float32))
 
@@ -246,7 +246,7 @@ def test_any_numbers_may_be_in_a_basis() -> None:
         bad = basis.copy()
         at = rng.integers(bad.size, size=3)
         bad[at] = rng.integers(0, 2**32, 3, dtype=np.uint32).view(np.float32)
-        frame, _ = encode_batch([ToEncode(CODEC, x, basis=bad)])
+        frame, _ = encode_batch([EncodeItem(CODEC, x, basis=bad)])
         assert np.isfinite(decoded(frame, bad)).all()
         CODEC.learn(x, x.shape, bad)
         assert np.isfinite(bad).all()
@@ -301,7 +301,7 @@ def test_steps_of_a_turned_matrix_are_finite() -> None:
     for step in (at, at + 2):
         bad = rebuilt(frame, payload[:step] + b"\x80\x7f" + payload[step + 2 :])
         with pytest.raises(WireError, match="step is not finite"):
-            decode_batch_add([ToDecode("w", codec, [bad], np.zeros(SHAPES[0], "f4"), basis)])
+            decode_batch_add([DecodeItem("w", codec, [bad], np.zeros(SHAPES[0], "f4"), basis)])
 
 
 def test_the_default_does_not_know_such_frames() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gradcomp
-from gradcomp import SpecError, ToEncode, encode_batch
+from gradcomp import EncodeItem, SpecError, encode_batch
 from gradcomp.codec.frame import split_frames
 from support.codecs import vnmse
 from support.frames import HEAD
@@ -146,7 +146,7 @@ def test_error_feedback_leaves_exactly_what_was_not_sent() -> None:
     for step in range(3):
         grad = normal((100, 90), seed=step)
         corrected = residual + grad.reshape(-1)
-        data, _ = encode_batch([ToEncode(codec, grad, residual=residual)])
+        data, _ = encode_batch([EncodeItem(codec, grad, residual=residual)])
         np.testing.assert_array_equal(residual, corrected - codec.decode(data))
 
 
@@ -166,7 +166,7 @@ def test_steps_that_begin_from_the_last_one_keep_to_the_rate() -> None:
         ]
         corrected = [r + x.reshape(-1) for r, x in zip(residuals, bucket, strict=True)]
         items = zip(bucket, carried, residuals, strict=True)
-        data, _ = encode_batch([ToEncode(codec, x, carried=c, residual=r) for x, c, r in items])
+        data, _ = encode_batch([EncodeItem(codec, x, carried=c, residual=r) for x, c, r in items])
         assert abs(8 * data.size / numel - 1) < 0.03
         frames = split_frames(data, len(shapes))
         for frame, original, residual in zip(frames, corrected, residuals, strict=True):

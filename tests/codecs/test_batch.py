@@ -8,8 +8,8 @@ import pytest
 from gradcomp import (
     CapacityError,
     Codec,
-    ToDecode,
-    ToEncode,
+    DecodeItem,
+    EncodeItem,
     WireError,
     _core,
     decode_batch_add,
@@ -51,7 +51,7 @@ PIECES = [
 def test_frames_are_those_of_single_calls(spec: str) -> None:
     codec = get_codec(spec)
     grads = gradients()
-    tensors = [ToEncode(codec, grad, 1, 2, i) for i, grad in enumerate(grads)]
+    tensors = [EncodeItem(codec, grad, 1, 2, i) for i, grad in enumerate(grads)]
     data, sizes = encode_batch(tensors)
     singles = [codec.encode(one.grad, seed=1, step=2, tensor_id=one.tensor_id) for one in tensors]
     assert sizes == [frame.size for frame in singles]
@@ -60,7 +60,7 @@ def test_frames_are_those_of_single_calls(spec: str) -> None:
     frames = split_frames(data, len(grads))
     decode_batch_add(
         [
-            ToDecode("w", codec, [frame, frame], out)
+            DecodeItem("w", codec, [frame, frame], out)
             for frame, out in zip(frames, sums, strict=True)
         ],
         0.25,
@@ -86,7 +86,7 @@ def test_sums_that_replace_are_those_of_single_calls(spec: str, frames: int) -> 
     ]
     sums = [np.full_like(grad, np.nan) for grad in grads]
     tensors = [
-        ToDecode("w", codec, own, out, replaces=True)
+        DecodeItem("w", codec, own, out, replaces=True)
         for own, out in zip(of_ranks, sums, strict=True)
     ]
     decode_batch_add(tensors, 0.25)
@@ -95,7 +95,7 @@ def test_sums_that_replace_are_those_of_single_calls(spec: str, frames: int) -> 
         for frame in own:
             codec.decode_add(frame, expected, 0.25)
         assert out.tobytes() == expected.tobytes()
-        decode_batch_add([ToDecode("w", codec, own, out)], 0.25)  # adds
+        decode_batch_add([DecodeItem("w", codec, own, out)], 0.25)  # adds
         for frame in own:
             codec.decode_add(frame, expected, 0.25)
         assert out.tobytes() == expected.tobytes()
@@ -120,13 +120,13 @@ def test_the_own_frame_is_decoded_once(spec: str, finite: bool) -> None:
     decoded = [np.full_like(grad, np.nan) for grad in grads]
     expected, sizes = encode_batch(
         [
-            ToEncode(codec, grad, 1, 2, i, residual, 0.5)
+            EncodeItem(codec, grad, 1, 2, i, residual, 0.5)
             for i, (grad, residual) in enumerate(zip(grads, plain, strict=True))
         ]
     )
     data, _ = encode_batch(
         [
-            ToEncode(codec, grad, 1, 2, i, residual, 0.5, decoded=own)
+            EncodeItem(codec, grad, 1, 2, i, residual, 0.5, decoded=own)
             for i, (grad, residual, own) in enumerate(zip(grads, kept, decoded, strict=True))
         ]
     )
@@ -147,12 +147,12 @@ def test_a_known_frame_is_taken_from_memory(spec: str, own: int, replaces: bool)
         sums = [np.ones_like(grad), np.ones_like(grad)]
         known = own, codec.decode(frames[own])
         for out, given in zip(sums, (None, known), strict=True):
-            tensor = ToDecode("w", codec, frames, out, replaces=replaces, known=given)
+            tensor = DecodeItem("w", codec, frames, out, replaces=replaces, known=given)
             decode_batch_add([tensor], 0.25)
         assert sums[1].tobytes() == sums[0].tobytes()
         other = np.zeros_like(grad)
         wrong = own, np.full_like(grad, 3)
-        decode_batch_add([ToDecode("w", codec, [frames[own]], other, known=(0, wrong[1]))], 0.25)
+        decode_batch_add([DecodeItem("w", codec, [frames[own]], other, known=(0, wrong[1]))], 0.25)
         np.testing.assert_array_equal(other, np.full_like(grad, 0.75))
 
 
@@ -162,13 +162,13 @@ def test_a_known_frame_is_checked() -> None:
     frame = codec.encode(grad)
     damaged = frame.copy()
     damaged[-1] ^= 1
-    tensor = ToDecode("w", codec, [frame, damaged], np.zeros_like(grad), known=(1, grad))
+    tensor = DecodeItem("w", codec, [frame, damaged], np.zeros_like(grad), known=(1, grad))
     with pytest.raises(WireError, match="rank 1 for 'w'"):
         decode_batch_add([tensor])
     with pytest.raises(ValueError, match="elements"):
         decode_batch_add([tensor._replace(frames=[frame], known=(0, grad[:-1]))])
     with pytest.raises(ValueError, match="elements"):
-        encode_batch([ToEncode(codec, grad, residual=grad * 0, decoded=grad[:-1].copy())])
+        encode_batch([EncodeItem(codec, grad, residual=grad * 0, decoded=grad[:-1].copy())])
 
 
 def law(codec: Codec, grad: np.ndarray, residual: np.ndarray) -> tuple[bytes, np.ndarray]:
@@ -209,7 +209,7 @@ def test_fused_error_feedback_is_that_of_its_parts(spec: str, kind: str) -> None
             with np.errstate(invalid="ignore", over="ignore"):
                 frame, expected = law(codec, grad, residual)
             before = grad.copy()
-            data, _ = encode_batch([ToEncode(codec, grad, 5, 0, 0, residual, 0.75, 1.5)])
+            data, _ = encode_batch([EncodeItem(codec, grad, 5, 0, 0, residual, 0.75, 1.5)])
             assert data.tobytes() == frame
             assert residual.tobytes() == expected.tobytes()
             assert grad.tobytes() == before.tobytes()
@@ -220,9 +220,9 @@ def test_tensors_of_a_batch_have_codecs_and_residuals_of_their_own() -> None:
     residual = np.ones(700, np.float32)
     data, _ = encode_batch(
         [
-            ToEncode(get_codec("sign"), grads[2], residual=residual, beta=0.5),
-            ToEncode(get_codec("topk(k=3)"), grads[3]),
-            ToEncode(get_codec("fp16"), grads[1]),
+            EncodeItem(get_codec("sign"), grads[2], residual=residual, beta=0.5),
+            EncodeItem(get_codec("topk(k=3)"), grads[3]),
+            EncodeItem(get_codec("fp16"), grads[1]),
         ]
     )
     first, second, third = split_frames(data, 3)
@@ -233,7 +233,7 @@ def test_tensors_of_a_batch_have_codecs_and_residuals_of_their_own() -> None:
     np.testing.assert_array_equal(residual, corrected - get_codec("sign").decode(first))
 
 
-def decoded(tensors: list[ToEncode]) -> list[np.ndarray]:
+def decoded(tensors: list[EncodeItem]) -> list[np.ndarray]:
     data, _ = encode_batch(tensors)
     frames = split_frames(data, len(tensors))
     return [one.codec.decode(frame) for one, frame in zip(tensors, frames, strict=True)]
@@ -256,13 +256,13 @@ def test_globaltopk_is_topk_of_all_tensors_together(kind: str, ratio: float) -> 
     together = np.concatenate(grads)
     topk = get_codec(f"topk(ratio={ratio})")
     expected = topk.decode(topk.encode(together))
-    parts = decoded([ToEncode(codec, grad) for grad in grads])
+    parts = decoded([EncodeItem(codec, grad) for grad in grads])
     assert np.concatenate(parts).tobytes() == expected.tobytes()
     # With error feedback the corrected gradients count.
     residuals = [np.full_like(grad, 0.5) for grad in grads]
     parts = decoded(
         [
-            ToEncode(codec, grad, residual=residual)
+            EncodeItem(codec, grad, residual=residual)
             for grad, residual in zip(grads, residuals, strict=True)
         ]
     )
@@ -275,9 +275,11 @@ def test_globaltopk_is_topk_of_all_tensors_together(kind: str, ratio: float) -> 
 def test_globaltopk_of_other_parameters_is_another_bucket() -> None:
     a, b = (np.arange(1, 101, dtype=np.float32) * scale for scale in (1, 1000))
     one, other = get_codec("globaltopk(k=10)"), get_codec("globaltopk(k=20)")
-    parts = decoded([ToEncode(one, a), ToEncode(other, a), ToEncode(one, b), ToEncode(other, b)])
+    parts = decoded(
+        [EncodeItem(one, a), EncodeItem(other, a), EncodeItem(one, b), EncodeItem(other, b)]
+    )
     assert [np.count_nonzero(part) for part in parts] == [0, 0, 10, 20]
-    (alone,) = decoded([ToEncode(one, a)])
+    (alone,) = decoded([EncodeItem(one, a)])
     assert np.count_nonzero(alone) == 10
 
 
@@ -294,13 +296,13 @@ def test_a_bad_frame_is_named() -> None:
     bad = good[2].copy()
     bad[-1] ^= 1
     tensors = [
-        ToDecode(f"t{i}", codec, [good[i], bad if i == 2 else good[i]], np.zeros_like(grad))
+        DecodeItem(f"t{i}", codec, [good[i], bad if i == 2 else good[i]], np.zeros_like(grad))
         for i, grad in enumerate(grads)
     ]
     with pytest.raises(WireError, match="the frame of rank 1 for 't2': the frame is damaged"):
         decode_batch_add(tensors)
     with pytest.raises(WireError, match="rank 0 for 'w': the frame holds 700 elements, not 699"):
-        decode_batch_add([ToDecode("w", codec, [good[2]], np.zeros(699, np.float32))])
+        decode_batch_add([DecodeItem("w", codec, [good[2]], np.zeros(699, np.float32))])
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
@@ -308,14 +310,14 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     grad = np.zeros(10, np.float32)
     for wrong in (grad.astype(np.float64), grad[::2], np.zeros(10, np.float16)):
         with pytest.raises(TypeError, match="not a C-contiguous array of the right dtype"):
-            encode_batch([ToEncode(codec, wrong)])
+            encode_batch([EncodeItem(codec, wrong)])
     with pytest.raises(ValueError, match="residual and gradient differ in size"):
-        encode_batch([ToEncode(codec, grad, residual=np.zeros(9, np.float32))])
+        encode_batch([EncodeItem(codec, grad, residual=np.zeros(9, np.float32))])
     with pytest.raises(TypeError, match="right dtype"):
-        decode_batch_add([ToDecode("w", codec, [codec.encode(grad)], np.zeros(10, np.float64))])
+        decode_batch_add([DecodeItem("w", codec, [codec.encode(grad)], np.zeros(10, np.float64))])
 
 
 def test_a_tensor_that_is_too_large() -> None:
     huge = np.empty(2**30, np.float32)  # never touched
     with pytest.raises(CapacityError, match="1073741824 elements: at most 1073741823 are allowed"):
-        encode_batch([ToEncode(get_codec("sign"), huge)])
+        encode_batch([EncodeItem(get_codec("sign"), huge)])

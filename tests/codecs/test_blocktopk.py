@@ -144,7 +144,7 @@ def test_sent_and_residual_make_up_the_corrected_gradient(values: str) -> None:
     grad = normal(200 * 333).reshape(200, 333)
     residual = normal(grad.size, 1)
     corrected = np.float32(0.95) * residual + grad.ravel()
-    item = gradcomp.ToEncode(codec, grad, residual=residual, beta=0.95)
+    item = gradcomp.EncodeItem(codec, grad, residual=residual, beta=0.95)
     frame, _ = gradcomp.encode_batch([item])
     sent = codec.decode(frame)
     assert same_bits(residual, corrected - sent)

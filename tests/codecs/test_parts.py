@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gradcomp import CapacityError, Codec, SpecError, ToEncode, WireError, encode_batch, get_codec
+from gradcomp import CapacityError, Codec, EncodeItem, SpecError, WireError, encode_batch, get_codec
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.frame_parts import (
@@ -56,7 +56,7 @@ def chosen(codec: Codec, x: np.ndarray, frame: np.ndarray) -> tuple[np.ndarray, 
 @pytest.mark.parametrize("spec", KEPT)
 def test_kept_elements_make_the_frames_of_the_encoder(spec: str) -> None:
     codec = get_codec(spec)
-    tensors = [ToEncode(codec, gradient(numel), 1, 2, numel) for numel in SIZES]
+    tensors = [EncodeItem(codec, gradient(numel), 1, 2, numel) for numel in SIZES]
     expected, sizes = encode_batch(tensors)
     parts = []
     for tensor, frame in zip(tensors, split_frames(expected, len(tensors)), strict=True):

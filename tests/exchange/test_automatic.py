@@ -80,10 +80,10 @@ def test_a_gather_is_taken_while_it_costs_little(codec: str, ranks: int) -> None
         assert taken < 1.15 * dense, "no codec passes many more bytes than no compression"
 
 
-class Sharing(CoreDevice):
-    """A device that shares what kernels do."""
+class WithPeers(CoreDevice):
+    """A device that sends what kernels do to its peers."""
 
-    def sharing(self, codec: Codec) -> Any:
+    def to_peers(self, codec: Codec) -> Any:
         shares = codec.name in ("topk", "int8", "fp16") and "values=int8" not in codec.spec
         return self if shares else None
 
@@ -102,10 +102,10 @@ class Sharing(CoreDevice):
 def test_the_pattern_from_device_to_device(codec: str, patterns: dict[int, str]) -> None:
     """Devices have no sparse_allreduce, and the sra of a sparse codec keeps far less of a gradient.
 
-    Codecs that the device does not share travel through the hosts, as ever.
+    Codecs that the device does not send to its peers travel through the hosts, as ever.
     """
     for ranks, pattern in patterns.items():
-        assert exchange_pattern(parse(codec), "auto", ranks, sharing=Sharing()) == pattern
+        assert exchange_pattern(parse(codec), "auto", ranks, peer_device=WithPeers()) == pattern
 
 
 @pytest.mark.parametrize("codec", GATHERED)

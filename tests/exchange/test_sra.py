@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradcomp import Config, Loopback, Pipeline, ToEncode, encode_batch, get_codec
+from gradcomp import Config, EncodeItem, Loopback, Pipeline, encode_batch, get_codec
 from gradcomp.codec.frame import inspect, split_frames
 from gradcomp.errors import ProtocolError, WireError
 from gradcomp.exchange.patterns.chunks import cut
@@ -187,7 +187,7 @@ def test_each_owner_has_its_own_share_of_the_bytes(spec: str, ranks: int) -> Non
 
 
 def frames_of(spec: str, grads: dict[str, list[Any]], rank: int) -> list[Any]:
-    data, sizes = encode_batch([ToEncode(get_codec(spec), one[rank]) for one in grads.values()])
+    data, sizes = encode_batch([EncodeItem(get_codec(spec), one[rank]) for one in grads.values()])
     return np.split(data, np.cumsum(sizes)[:-1])
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gradcomp
-from gradcomp import ToDecode, ToEncode, decode_batch_add, encode_batch
+from gradcomp import DecodeItem, EncodeItem, decode_batch_add, encode_batch
 from support.frames import sealed
 
 SPECS = [
@@ -45,7 +45,7 @@ def learned(codec: gradcomp.Codec, x: np.ndarray) -> np.ndarray:
 
 
 def encoded(codec: gradcomp.Codec, x: np.ndarray, basis: np.ndarray) -> bytes:
-    return encode_batch([ToEncode(codec, x, basis=basis)])[0].tobytes()
+    return encode_batch([EncodeItem(codec, x, basis=basis)])[0].tobytes()
 
 
 def decoded(codec: gradcomp.Codec, frame: bytes, n: int, basis: np.ndarray) -> np.ndarray:
@@ -56,7 +56,7 @@ def decoded(codec: gradcomp.Codec, frame: bytes, n: int, basis: np.ndarray) -> n
 
 def added(codec: gradcomp.Codec, frame: bytes, acc: np.ndarray, basis: np.ndarray) -> np.ndarray:
     data = np.frombuffer(frame, np.uint8)
-    decode_batch_add([ToDecode("matrix", codec, [data], acc, basis)])
+    decode_batch_add([DecodeItem("matrix", codec, [data], acc, basis)])
     return acc
 
 

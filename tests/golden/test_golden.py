@@ -16,7 +16,7 @@ import pytest
 import gradcomp
 from golden import make_golden
 from golden.worked_examples import examples
-from gradcomp import ToDecode, _core, decode_batch_add
+from gradcomp import DecodeItem, _core, decode_batch_add
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "wire-format.md"
@@ -82,7 +82,7 @@ def test_the_core_decodes_the_golden_frames(codec_name: str, level: str) -> None
         frame = np.frombuffer(bytes.fromhex(case["frame"]), np.uint8)
         if "basis" in case:
             decoded = np.zeros(floats(case["input"]).size, np.float32)
-            one = ToDecode("golden", codec, [frame], decoded, floats(case["basis"]))
+            one = DecodeItem("golden", codec, [frame], decoded, floats(case["basis"]))
             decode_batch_add([one])
         else:
             decoded = codec.decode(frame)

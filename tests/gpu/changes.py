@@ -53,7 +53,7 @@ def compare_schedule(spec: str) -> int:
     devices = [DirectDevice(torch.device("cpu")) for _ in range(RANKS)]
     there, alone = ranks_of(config), ranks_of(config)
     for rank in (*there, *alone):
-        rank.begin_sharing(devices[0])  # all choose the same exchange
+        rank.begin_peer_messages(devices[0])  # all choose the same exchange
     compared = 0
     for step in range(12):
         for rank in (*there, *alone):

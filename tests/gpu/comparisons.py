@@ -16,15 +16,14 @@ import torch
 
 from gpu import factor_comparisons
 from gpu.inputs import FAMILIES, Floats, gradient
-from gradcomp import ProtocolError, ToEncode, _core, encode_batch, get_codec
-from gradcomp.codec.batch_items import ToAddShared
+from gradcomp import EncodeItem, ProtocolError, _core, encode_batch, get_codec
+from gradcomp.codec.batch_items import PeerItem
 from gradcomp.codec.codec import derive_stream
 from gradcomp.codec.correction import Correction
-from gradcomp.codec.devices import sharing_device_of
+from gradcomp.codec.devices import peer_device_of
 from gradcomp.codec.frame_parts import kept_of_frames, payloads_of_frames
-from gradcomp_torch.gpu import add, codecs, packed
-from gradcomp_torch.gpu import peer_sums as shared_sums
-from gradcomp_torch.gpu.bucket import Kept, Momentum, ToLaunch
+from gradcomp_torch.gpu import add, codecs, packed, peer_sums
+from gradcomp_torch.gpu.bucket import Kept, LaunchItem, Momentum
 from gradcomp_torch.gpu.encoders import tiling
 from gradcomp_torch.gpu.encoders.encoder import Launches
 from gradcomp_torch.gpu.encoders.topk import TopK
@@ -121,7 +120,7 @@ def of_core(spec: str, sent: str, mode: Mode, tensors: list[Case]) -> list[Resul
         codec = get_codec(text)
         states = [(case.residual.copy(), case.momentum.copy()) for case in tensors]
         items = [
-            ToEncode(
+            EncodeItem(
                 *(codec, case.grad, SEED, STEP, i),
                 residual if mode.residual else None,
                 *(0.9, 0.7),
@@ -159,7 +158,7 @@ def of_kernels(
         ]
         launches.run(
             [
-                ToLaunch(
+                LaunchItem(
                     grad,
                     residual if mode.residual else None,
                     *(0.9, 0.7),
@@ -404,12 +403,12 @@ def _added(
         given = [(codec, *pair) for pair in zip(frames, sizes, strict=True)]
         if form is add.KEPT:
             tensors = [
-                add.ToAdd(acc, values, indices.view(np.int32))
+                add.AddItem(acc, values, indices.view(np.int32))
                 for acc, (indices, values) in zip(accs, kept_of_frames(given), strict=True)
             ]
         else:
             tensors = [
-                add.ToAdd(acc, payload.data, stream=payload.stream)
+                add.AddItem(acc, payload.data, stream=payload.stream)
                 for acc, payload in zip(accs, payloads_of_frames(given), strict=True)
             ]
         add.Addition(form, tensors, weight).launch()
@@ -428,19 +427,19 @@ KEPT = [
 PAYLOADS = [spec for spec in ADDED if not spec.startswith("topk")]
 
 
-def shared(tally: Tally, rng: np.random.Generator, each: int) -> None:
+def peer(tally: Tally, rng: np.random.Generator, each: int) -> None:
     """Messages of two ranks from device to device; the last bucket has all specs with payloads."""
     small_tiles()
     add.BLOCK, packed.WORDS = 256, 4
-    shared_sums.RANGE, shared_sums.BLOCK, shared_sums.SEARCHES = 128, 32, 4
+    peer_sums.RANGE, peer_sums.BLOCK, peer_sums.SEARCHES = 128, 32, 4
     counts = {True: -(-each // 3), False: each}
     for specs in (*([spec] * counts["sampled" in spec] for spec in KEPT), PAYLOADS * 3):
         tally.count += 2 * len(specs)
         ranks = [mostly_small(rng, len(specs)) for _ in range(2)]
-        tally.faults += _shared(specs, ranks, tally.device)
+        tally.faults += _peer(specs, ranks, tally.device)
 
 
-def _shared(specs: list[str], ranks: list[list[Case]], device: torch.device) -> Iterator[str]:
+def _peer(specs: list[str], ranks: list[list[Case]], device: torch.device) -> Iterator[str]:
     weight = 1 / 3
     codecs_ = [get_codec(spec) for spec in specs]
     sizes = [case.grad.size or 1 for case in ranks[0]]  # no message has an empty tensor
@@ -450,7 +449,7 @@ def _shared(specs: list[str], ranks: list[list[Case]], device: torch.device) -> 
         direct = DirectDevice(device)
         grads = [np.resize(case.grad, n) for case, n in zip(rank, sizes, strict=True)]
         tensors = [
-            ToEncode(codec, grad, SEED + number, STEP, i)
+            EncodeItem(codec, grad, SEED + number, STEP, i)
             for i, (codec, grad) in enumerate(zip(codecs_, grads, strict=True))
         ]
         decoded = []  # of the last rank
@@ -459,15 +458,15 @@ def _shared(specs: list[str], ranks: list[list[Case]], device: torch.device) -> 
             codec.decode_add(frame, want, weight)
             decoded.append(codec.decode(frame))
         there = [one._replace(grad=direct.from_host(one.grad)) for one in tensors]
-        assert sharing_device_of(there) is direct
-        messages.append(direct.share("bucket", [there]))
+        assert peer_device_of(there) is direct
+        messages.append(direct.begin_messages("bucket", [there]))
     # What they held does not count.
     accs = [direct.from_host(np.full(n, 7, np.float32)) for n in sizes]
-    direct.add_shared(
+    direct.add_messages(
         messages[-1],
         0,
         [
-            ToAddShared(
+            PeerItem(
                 codec, acc, [derive_stream(SEED + rank, STEP, i) for rank in range(len(ranks))]
             )
             for i, (codec, acc) in enumerate(zip(codecs_, accs, strict=True))
@@ -478,20 +477,20 @@ def _shared(specs: list[str], ranks: list[list[Case]], device: torch.device) -> 
     outs = [direct.from_host(np.full(n, 7, np.float32)) for n in sizes]
     streams = [derive_stream(SEED + len(ranks) - 1, STEP, i) for i in range(len(outs))]
     to_decode = [
-        ToAddShared(codec, out, [stream])
+        PeerItem(codec, out, [stream])
         for codec, out, stream in zip(codecs_, outs, streams, strict=True)
     ]
-    direct.decode_shared(messages[-1], [to_decode], messages[-1:])
+    direct.decode_messages(messages[-1], [to_decode], messages[-1:])
     for spec, case, one, out in zip(specs, ranks[0], decoded, outs, strict=True):
         if _sums(one) != _sums(direct.to_host(out)):
-            yield f"{spec}, shared, {case.name}: the decoded result differs"
+            yield f"{spec}, peer, {case.name}: the decoded result differs"
     try:
-        direct.share("bucket", [there])
+        direct.begin_messages("bucket", [there])
     except ProtocolError as error:
-        yield f"{specs[0]}, shared: a message differs: {error}"
+        yield f"{specs[0]}, peer: a message differs: {error}"
     for spec, case, want, acc in zip(specs, ranks[0], wants, accs, strict=True):
         if _sums(want) != _sums(direct.to_host(acc)):
-            yield f"{spec}, shared, {case.name}: the average differs"
+            yield f"{spec}, peer, {case.name}: the average differs"
 
 
 def _sums(array: np.ndarray) -> bytes:
@@ -546,7 +545,7 @@ GROUPS: dict[str, tuple[Callable[[Tally, np.random.Generator, int], None], int]]
     "rotated": (rotated, 70),
     "randomk": (randomk, 84),
     "added": (added, 510),
-    "shared": (shared, 170),
+    "peer": (peer, 170),
     "bases": (bases, 40),
     "matrices": (matrices, 100),
     "large": (large, 25000),
@@ -556,11 +555,11 @@ GPUs."""
 
 
 def one(tally: Tally, rng: np.random.Generator, name: str) -> None:
-    """A launch in a mode, given as MODE:SPEC, or frames or messages of a spec, as added:SPEC or shared:SPEC."""
+    """A launch in a mode, given as MODE:SPEC, or frames or messages of a spec, as added:SPEC or peer:SPEC."""
     small_tiles()
     tiling.UNROLL = 1
     add.BLOCK, packed.WORDS = 64, 4
-    shared_sums.RANGE, shared_sums.BLOCK, shared_sums.SEARCHES = 128, 32, 4
+    peer_sums.RANGE, peer_sums.BLOCK, peer_sums.SEARCHES = 128, 32, 4
     mode, _, spec = name.partition(":")
     tensors = [overflow_beside_rest(), *cases(rng, [*SIZES, 1300], 2 * len(FAMILIES))]
     tensors += [two_nans(), many_nans(), tie()]
@@ -568,9 +567,9 @@ def one(tally: Tally, rng: np.random.Generator, name: str) -> None:
     if mode == "added":
         tally.count += len(tensors)
         tally.faults += _added(spec, 1 / 3, [tensors, others], tally.device)
-    elif mode == "shared":
+    elif mode == "peer":
         tally.count += len(tensors)
-        tally.faults += _shared([spec] * len(tensors), [tensors, others], tally.device)
+        tally.faults += _peer([spec] * len(tensors), [tensors, others], tally.device)
     else:
         tally.compare(spec, mode, tensors)
 

@@ -15,17 +15,15 @@ Mutate = Callable[[str, str], Path]
 
 @pytest.fixture
 def mutant(tmp_path: Path) -> Mutate:
-    """Copies torch_compressors, with one text of its code for GPUs replaced, and returns the copy's parent."""
+    """Copies gradcomp_torch, with one text of its code for GPUs replaced, and returns the copy's parent."""
 
     def make(before: str, after: str) -> Path:
-        copy = tmp_path / "torch_compressors"
-        shutil.copytree(
-            ROOT / "torch_compressors", copy, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        copy = tmp_path / "gradcomp_torch"
+        shutil.copytree(ROOT / "gradcomp_torch", copy, ignore=shutil.ignore_patterns("__pycache__"))
         code = [
             *(copy / "gpu").rglob("*.py"),
-            copy / "shared/staging.py",
-            copy / "shared/host_copies.py",
+            copy / "staging.py",
+            copy / "host_copies.py",
         ]
         files = [path for path in code if before in path.read_text()]
         assert files, f"no file has {before!r}"

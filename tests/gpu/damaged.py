@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import gpu.quick_interpreter  # noqa: F401
-from gradcomp import ProtocolError, ToEncode, get_codec
-from gradcomp.codec.batch_items import ToAddShared
+from gradcomp import EncodeItem, ProtocolError, get_codec
+from gradcomp.codec.batch_items import PeerItem
 from gradcomp_torch.device_messages import DeviceMessage
-from gradcomp_torch.gpu import peer_sums as shared
+from gradcomp_torch.gpu import peer_sums
 from gradcomp_torch.gpu.encoders import tiling
 from gradcomp_torch.gpu.peer_device import DirectDevice
 from gradcomp_torch.gpu.peer_send import HEADER
@@ -58,7 +58,7 @@ DAMAGED: dict[str, tuple[str, int, bytes | None]] = {
 def main() -> None:
     """Damage the message of each rank of three, in turn, in every way; also where another's does not count."""
     tiling.TILE, tiling.BLOCK, tiling.SLOTS = 128, 64, 64
-    shared.RANGE, shared.BLOCK, shared.SEARCHES = 64, 8, 4
+    peer_sums.RANGE, peer_sums.BLOCK, peer_sums.SEARCHES = 64, 8, 4
     rng = np.random.default_rng(6)
     noticed = 0
     for spec, place, value in DAMAGED.values():
@@ -70,7 +70,7 @@ def main() -> None:
             grads = [_gradient(rng) for _ in range(3)]
             messages: list[Any] = []
             for grad in grads:
-                own = device.share("w", [[ToEncode(codec, device.from_host(grad))]])
+                own = device.begin_messages("w", [[EncodeItem(codec, device.from_host(grad))]])
                 messages.append(DeviceMessage(own.data.clone(), own.staging))
             sent = bytearray(messages[damaged].data.numpy().tobytes())
             there = sent[place + 4 : place + 8] if value is None else value
@@ -80,12 +80,12 @@ def main() -> None:
             memory = torch.full((NUMEL + 2 * GUARD,), 7.0)
             average = memory[GUARD : GUARD + NUMEL].zero_()
             out = device.array(average)
-            to_add = [ToAddShared(codec, out, [0] * 3)]
-            device.add_shared(own, 0, to_add, messages, 1 / 3, exact)
+            to_add = [PeerItem(codec, out, [0] * 3)]
+            device.add_messages(own, 0, to_add, messages, 1 / 3, exact)
             assert (memory[:GUARD] == 7).all()
             assert (memory[GUARD + NUMEL :] == 7).all()
             with pytest.raises(ProtocolError, match=rf"damaged message of rank {damaged} is in"):
-                device.share("w", [[ToEncode(codec, device.from_host(grads[0]))]])
+                device.begin_messages("w", [[EncodeItem(codec, device.from_host(grads[0]))]])
             noticed += 1
     noticed += forgotten(rng)
     print(f"{noticed} damaged messages noticed")
@@ -96,21 +96,21 @@ def forgotten(rng: np.random.Generator) -> int:
     codec = get_codec(RAW)
     device = DirectDevice(torch.device("cpu"))
 
-    def share(name: str) -> Any:
-        return device.share(name, [[ToEncode(codec, device.from_host(_gradient(rng)))]])
+    def begin(name: str) -> Any:
+        return device.begin_messages(name, [[EncodeItem(codec, device.from_host(_gradient(rng)))]])
 
-    share("kept")
-    own = share("w")
+    begin("kept")
+    own = begin("w")
     data = own.data.clone()
     data[0] ^= 1
     messages: list[Any] = [
         DeviceMessage(own.data.clone(), own.staging),
         DeviceMessage(data, own.staging),
     ]
-    device.add_shared(own, 0, [ToAddShared(codec, device.zeros(NUMEL), [0] * 2)], messages, 0.5)
-    share("kept")
+    device.add_messages(own, 0, [PeerItem(codec, device.zeros(NUMEL), [0] * 2)], messages, 0.5)
+    begin("kept")
     with pytest.raises(ProtocolError, match=r"damaged message of rank 1 is in .* exchange 'w'"):
-        share("kept")
+        begin("kept")
     return 1
 
 

@@ -12,8 +12,13 @@ import torch
 
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray
-from gradcomp.codec.devices import HOST
-from gradcomp.codec.products import ToApply, ToMultiply, ToSettle, ToShare
+from gradcomp.exchange.algorithms.factor_device import (
+    HOST_PRODUCTS,
+    ApplyItem,
+    MultiplyItem,
+    ProductItem,
+    SettleItem,
+)
 from gradcomp_torch.devices import tensor_of
 from gradcomp_torch.gpu import factors
 from gradcomp_torch.gpu.bucket import EXACT
@@ -127,11 +132,11 @@ class _Phase:
     """
 
     device: DirectDevice
-    shares: list[ToShare]
-    here: list[ToMultiply]
+    products: list[ProductItem]
+    here: list[MultiplyItem]
     means: list[FloatArray]
     results: list[FloatArray]
-    settled: list[ToSettle]
+    settled: list[SettleItem]
 
 
 def matrices(
@@ -145,8 +150,8 @@ def matrices(
     phase = _phase(rng, count, seed, DirectDevice(device))
     given = [
         (tensor, tensor.clone())
-        for share, settle in zip(phase.shares, phase.settled, strict=True)
-        for tensor in map(tensor_of, (share.m, share.factor, settle.average or settle.kept))
+        for item, settle in zip(phase.products, phase.settled, strict=True)
+        for tensor in map(tensor_of, (item.m, item.factor, settle.average or settle.kept))
     ]
     before = [
         (work.m.copy(), result.copy())
@@ -172,7 +177,7 @@ def _phase(rng: np.random.Generator, count: int, seed: int, device: DirectDevice
         there = [device.from_host(one) for one in (m, grad, factor)]
         beta = 1.0 if seed % 4 else 0.9
         with_grad = number % 4 != 3
-        share = ToShare(there[0], there[1] if with_grad else None, beta, there[2], rank, left)
+        item = ProductItem(there[0], there[1] if with_grad else None, beta, there[2], rank, left)
         _core.orthonormalize(factor, rank, "gram_schmidt")
         out = np.empty(rank * (cols if left else rows), np.float32)
         mean, result = draw(out.size), draw(rows, cols)
@@ -180,45 +185,45 @@ def _phase(rng: np.random.Generator, count: int, seed: int, device: DirectDevice
             mean[:: 5 + seed % 3] = np.inf if seed % 2 else np.nan
         average = device.from_host(result) if applies else None
         kept = device.zeros(out.size)
-        phase.shares.append(share)
-        phase.here.append(ToMultiply(m, grad if with_grad else None, beta, factor, left, out))
+        phase.products.append(item)
+        phase.here.append(MultiplyItem(m, grad if with_grad else None, beta, factor, left, out))
         phase.means.append(mean)
         phase.results.append(result)
-        phase.settled.append(ToSettle(share.m, share.factor, left, kept, average, begun))
+        phase.settled.append(SettleItem(item.m, item.factor, left, kept, average, begun))
     return phase
 
 
 def _differences(phase: _Phase, seed: int) -> Iterator[str]:
     device, to_host = phase.device, phase.device.to_host
-    HOST.multiply(phase.here)()
-    shared = device.share_products("", phase.shares, half=False)
+    HOST_PRODUCTS.multiply(phase.here)()
+    sending = device.begin_products("", phase.products, half=False)
     found = np.split(
-        shared.exchange.own.cpu().numpy(), np.cumsum([one.out.size for one in phase.here])[:-1]
+        sending.exchange.own.cpu().numpy(), np.cumsum([one.out.size for one in phase.here])[:-1]
     )
     products = []
-    for work, share, product in zip(phase.here, phase.shares, found, strict=True):
+    for work, item, product in zip(phase.here, phase.products, found, strict=True):
         products.append(product.copy())
         if not np.allclose(product, work.out, rtol=1e-4, atol=1e-4):
             yield f"a matrix of {work.m.shape}: its product differs"
-        if to_host(share.m).tobytes() != work.m.tobytes():
+        if to_host(item.m).tobytes() != work.m.tobytes():
             yield f"a matrix of {work.m.shape}: beta * M + gradient differs"
     if seed % 6 == 0:
         for own in products[::2]:
             own[-1] = 2.0**60 if seed % 4 else -np.inf
-        shared.exchange.own.copy_(torch.from_numpy(np.concatenate(products)))
-    shared.data.copy_(torch.from_numpy(np.concatenate(phase.means)))
+        sending.exchange.own.copy_(torch.from_numpy(np.concatenate(products)))
+    sending.data.copy_(torch.from_numpy(np.concatenate(phase.means)))
     applied, of_average = [], seed % 2 == 1
-    for work, share, settle, own, mean, result in zip(
-        phase.here, phase.shares, phase.settled, products, phase.means, phase.results, strict=True
+    for work, item, settle, own, mean, result in zip(
+        phase.here, phase.products, phase.settled, products, phase.means, phase.results, strict=True
     ):
-        factor = to_host(share.factor)
+        factor = to_host(item.factor)
         sent = mean if of_average else own
         four = (factor, mean, factor, sent) if work.transposed else (mean, factor, sent, factor)
         safe = bool(max(sent.max(), -sent.min()) < 2.0**60)
-        applied.append(ToApply(work.m, result, settle.begun, *four, safe))
-    device.settle(shared, shared, phase.settled, of_average=of_average)
+        applied.append(ApplyItem(work.m, result, settle.begun, *four, safe))
+    device.settle(sending, sending, phase.settled, of_average=of_average)
     if phase.settled[0].average is not None:
-        HOST.apply(applied)
+        HOST_PRODUCTS.apply(applied)
     for host, settle, mean in zip(applied, phase.settled, phase.means, strict=True):
         name = f"a matrix of {host.m.shape}"
         expected = mean.copy()

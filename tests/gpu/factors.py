@@ -45,7 +45,7 @@ def main() -> None:
         direct, alone = ranks_of(config_of(spec, device="direct")), ranks_of(config_of(spec))
         devices = [DirectDevice(torch.device("cpu")) for _ in range(RANKS)]
         for rank, one in zip(direct, devices, strict=True):
-            rank.begin_sharing(one)
+            rank.begin_peer_messages(one)
         for step in range(5):
             if step == 3:  # from a checkpoint
                 for one in (*direct, *alone):
@@ -74,7 +74,7 @@ def check_nothing_is_lost() -> None:
             continue  # residuals change with the rate
         lone = Pipeline(config_of(spec, device="direct"), 0, 1)
         device = DirectDevice(torch.device("cpu"))
-        lone.begin_sharing(device)
+        lone.begin_peer_messages(device)
         total: dict[str, Any] = {}
         for step in range(4):
             grads = gradients(step, 1)

@@ -18,10 +18,9 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from gpu.comparisons import ADDED
-from gradcomp.codec.products import ToSettle, ToShare
-from gradcomp_torch.gpu import add, codecs
-from gradcomp_torch.gpu import peer_sums as shared
-from gradcomp_torch.gpu.bucket import EXACT, Momentum, Table, ToLaunch
+from gradcomp.exchange.algorithms.factor_device import ProductItem, SettleItem
+from gradcomp_torch.gpu import add, codecs, peer_sums
+from gradcomp_torch.gpu.bucket import EXACT, LaunchItem, Momentum, Table
 from gradcomp_torch.gpu.encoders.encoder import Launches
 from gradcomp_torch.gpu.finite import Poison
 from gradcomp_torch.gpu.kernels.add import compare_headers_kernel
@@ -80,7 +79,7 @@ def _launch(spec: str, mode: str) -> None:
         plain = mode == "plain"
         corrects = mode in ("correction", "nesterov")
         tensors.append(
-            ToLaunch(values, None if plain else values, momentum=momentum if corrects else None)
+            LaunchItem(values, None if plain else values, momentum=momentum if corrects else None)
         )
     Launches(encoder).run(tensors)
 
@@ -91,9 +90,11 @@ def _launch_factors() -> None:
     for of_average in (False, True):
         m, factor, kept, average = (device.zeros(n) for n in (35, 10, 14, 35))
         m, average = m.reshape((5, 7)), average.reshape((5, 7))
-        shared = device.share_products("", [ToShare(m, None, 1.0, factor, 2, True)], half=False)
-        settle = ToSettle(m, factor, True, kept, average, False)
-        device.settle(shared, shared, [settle], of_average=of_average)
+        products = device.begin_products(
+            "", [ProductItem(m, None, 1.0, factor, 2, True)], half=False
+        )
+        settle = SettleItem(m, factor, True, kept, average, False)
+        device.settle(products, products, [settle], of_average=of_average)
 
 
 def _compile(launch: Launch, target: GPUTarget) -> tuple[list[str], Any]:
@@ -124,11 +125,11 @@ def main(specs: list[str]) -> int:
         _launch(text, mode)
     acc = torch.zeros(64)
     indices, values = np.zeros(2, np.int32), np.zeros(2, np.float32)
-    add.Addition(add.KEPT, [add.ToAdd(acc, values, indices)], 0.5).launch()
+    add.Addition(add.KEPT, [add.AddItem(acc, values, indices)], 0.5).launch()
     for spec in ADDED:
         form = add.form_of(spec)
         if form is not add.KEPT:
-            add.Addition(form, [add.ToAdd(acc, np.zeros(1024, np.uint8))], 0.5).launch()
+            add.Addition(form, [add.AddItem(acc, np.zeros(1024, np.uint8))], 0.5).launch()
     damaged = torch.zeros((1, 4), dtype=torch.int32)
     for codec in (
         "topk(k=4)",
@@ -136,13 +137,13 @@ def main(specs: list[str]) -> int:
         "topk(k=4,values=bf16)|raw32",
         "sampled_topk(k=40)",
     ):
-        tensor = shared.SharedTensor(acc, shared.Place(32, 16, 4), [0])
+        tensor = peer_sums.PeerTensor(acc, peer_sums.Place(32, 16, 4), [0])
         for begun, decodes in ((False, False), (True, False), (False, True)):
-            sums = shared.sums_of(shared.form_of_shared(codec), begun=begun, decodes=decodes)
+            sums = peer_sums.sums_of(peer_sums.peer_form_of(codec), begun=begun, decodes=decodes)
             sums.prepare([tensor], [torch.zeros(64).byte()], 0.5)
             sums.launch(damaged)
         encoder = codecs.encoder(codec, [5000, 16], torch.device("cpu"))
-        encoder.shared(Table(encoder.bucket), packs=codecs.packs_indices(codec))
+        encoder.peer_results(Table(encoder.bucket), packs=codecs.packs_indices(codec))
     compare_headers_kernel[(1,)](torch.zeros((1, 2), dtype=torch.int64), damaged, **EXACT)
     _launch_factors()
     Poison([5], torch.device("cpu")).launch([torch.zeros(5)])

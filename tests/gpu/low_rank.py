@@ -15,7 +15,7 @@ import torch
 import gpu.quick_interpreter  # noqa: F401
 from gpu.factor_comparisons import Draw, draw_from
 from gradcomp.codec.devices import HOST
-from gradcomp.codec.products import ToApply, ToMultiply
+from gradcomp.exchange.algorithms.factor_device import HOST_PRODUCTS, ApplyItem, MultiplyItem
 from gradcomp_torch.gpu.device import TorchDevice
 from support.mixed_ranks import RANKS, average, gradients, ranks_of
 from support.pipelines import config_of
@@ -50,10 +50,10 @@ def compare_products(device: TorchDevice, rng: np.random.Generator) -> int:
         arrays = [device.array(one) for one in tensors]
         used = [None, None] if number % 4 == 3 else [grad, arrays[1]]
         beta = 1.0 if number % 2 else 0.9
-        here.append(ToMultiply(m, used[0], beta, factor, transposed, outs[0]))
-        there.append(ToMultiply(arrays[0], used[1], beta, factor, transposed, outs[1]))
+        here.append(MultiplyItem(m, used[0], beta, factor, transposed, outs[0]))
+        there.append(MultiplyItem(arrays[0], used[1], beta, factor, transposed, outs[1]))
         matrices.append((m, tensors[0]))
-    HOST.multiply(here)()
+    HOST_PRODUCTS.multiply(here)()
     device.multiply(there)()
     for one, other in zip(here, there, strict=True):
         np.testing.assert_allclose(other.out, one.out, rtol=1e-4, atol=1e-4)
@@ -73,11 +73,11 @@ def compare_sums(device: TorchDevice, draw: Draw) -> int:
         p, q, own_q = draw(rank * rows), draw(rank * cols), draw(rank * cols)
         own_q = q if number % 3 == 0 else own_q
         rest = (number % 2 == 1, p, q, p, own_q, number % 5 != 4)
-        here.append(ToApply(m, mean, *rest))
-        there.append(ToApply(arrays[0], arrays[1], *rest))
+        here.append(ApplyItem(m, mean, *rest))
+        there.append(ApplyItem(arrays[0], arrays[1], *rest))
         results.append(((m, mean), tensors))
     with np.errstate(all="ignore"):
-        HOST.apply(here)
+        HOST_PRODUCTS.apply(here)
     device.apply(there)
     for expected, found in results:
         for one, tensor in zip(expected, found, strict=True):

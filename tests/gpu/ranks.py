@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 import gpu.quick_interpreter  # noqa: F401
-from gradcomp import Pipeline, ToEncode, get_codec
-from gradcomp.codec.batch_items import ToAddShared
+from gradcomp import EncodeItem, Pipeline, get_codec
+from gradcomp.codec.batch_items import PeerItem
 from gradcomp.codec.devices import HOST
 from gradcomp.runtime.loopback import run_rounds
 from gradcomp_torch.gpu.device import TorchDevice
@@ -184,13 +184,13 @@ def compare_numbers() -> int:
                 else:
                     average = (expected[number] + payload) * np.float16(0.5)
                     expected[number] = codec.decode_payload(average, grad.size, **fields)
-                tensors.append(ToEncode(codec, device.from_host(grad), **fields))
-            of_ranks.append(device.share(f"sum of rank {rank}", [tensors]))
+                tensors.append(EncodeItem(codec, device.from_host(grad), **fields))
+            of_ranks.append(device.begin_messages(f"sum of rank {rank}", [tensors]))
         numbers = of_ranks[0].numbers
         numbers.data.add_(of_ranks[1].numbers.data).mul_(0.5)
         outs = [device.zeros(tensor.grad.size) for tensor in tensors]
         to_decode = [
-            ToAddShared(tensor.codec, out, [0]) for tensor, out in zip(tensors, outs, strict=True)
+            PeerItem(tensor.codec, out, [0]) for tensor, out in zip(tensors, outs, strict=True)
         ]
         device.decode_numbers(of_ranks[0], to_decode, numbers)
         for out, wanted in zip(outs, expected, strict=True):

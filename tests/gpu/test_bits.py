@@ -10,7 +10,7 @@ from gpu.processes import interpret
 
 GROUPS = (
     *("topk", "topk_state", "sampled_topk", "half", "quantized"),
-    *("signs", "ternary", "rotated", "randomk", "added", "shared", "bases", "matrices"),
+    *("signs", "ternary", "rotated", "randomk", "added", "peer", "bases", "matrices"),
 )
 LEAST = dict.fromkeys(GROUPS, 1000) | {"topk_state": 60}
 

@@ -19,9 +19,9 @@ import torch
 from triton.runtime import interpreter
 
 import gpu.quick_interpreter  # noqa: F401
-from gradcomp.codec.products import ToSettle
+from gradcomp.exchange.algorithms.factor_device import SettleItem
 from gradcomp_torch.gpu import codecs
-from gradcomp_torch.gpu.bucket import ToLaunch
+from gradcomp_torch.gpu.bucket import LaunchItem
 from gradcomp_torch.gpu.encoders.encoder import Launches
 from gradcomp_torch.gpu.factors import FactorExchange
 from gradcomp_torch.gpu.peer_device import DirectDevice
@@ -63,7 +63,7 @@ def _settle(gradient: torch.Tensor) -> None:
     factor, kept = device.zeros(4 * cols), device.zeros(4 * rows)
     exchange = FactorExchange(((rows, cols, 4, False),), False, torch.device("cpu"))
     average = device.zeros(m.size).reshape(m.shape)
-    settle = ToSettle(m, factor, False, kept, average, False)
+    settle = SettleItem(m, factor, False, kept, average, False)
     exchange.settle(torch.ones(4 * rows), [settle], of_average=False)
 
 
@@ -79,7 +79,7 @@ def main(numel: int, specs: list[str]) -> None:
             _settle(gradient)
         else:
             encoder = codecs.encoder(spec, [numel], torch.device("cpu"))
-            Launches(encoder).run([ToLaunch(gradient, torch.zeros(numel))])
+            Launches(encoder).run([LaunchItem(gradient, torch.zeros(numel))])
         print(json.dumps({kernel: read / numel for kernel, read in _read.items()}), flush=True)
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gradcomp import Config, Pipeline, ToDecode, ToEncode, decode_batch_add, encode_batch, get_codec
+from gradcomp import (
+    Config,
+    DecodeItem,
+    EncodeItem,
+    Pipeline,
+    decode_batch_add,
+    encode_batch,
+    get_codec,
+)
 from gradcomp.codec.batch import launch_batch
 from gradcomp.codec.devices import HOST, Device, device_of
 from gradcomp.codec.frame import split_frames
@@ -224,14 +232,14 @@ def test_a_batch_of_several_devices_is_in_order() -> None:
     ]
     one, other = CoreDevice(), CoreDevice()
     arrays = [one.from_host(grads[0]), grads[1], other.from_host(grads[2])]
-    expected = encode_batch([ToEncode(codec, grad) for grad in grads])
-    data, sizes = encode_batch([ToEncode(codec, array) for array in arrays])
+    expected = encode_batch([EncodeItem(codec, grad) for grad in grads])
+    data, sizes = encode_batch([EncodeItem(codec, array) for array in arrays])
     assert (data.tobytes(), sizes) == (expected[0].tobytes(), expected[1])
-    assert launch_batch([ToEncode(codec, grad) for grad in grads]) is None
+    assert launch_batch([EncodeItem(codec, grad) for grad in grads]) is None
     outs = [one.zeros(5), np.zeros(50, np.float32), other.zeros(500)]
     frames = split_frames(data, 3)
     decode_batch_add(
-        [ToDecode("w", codec, [frame], out) for frame, out in zip(frames, outs, strict=True)], 0.5
+        [DecodeItem("w", codec, [frame], out) for frame, out in zip(frames, outs, strict=True)], 0.5
     )
     for frame, out, grad in zip(frames, outs, grads, strict=True):
         total = np.zeros_like(grad)

@@ -7,12 +7,12 @@ import pytest
 
 from gradcomp import Config, Loopback, Pipeline
 from gradcomp.adapter_api import (
+    common_state,
     moved,
     pack_state,
     placed,
     resized,
-    shared_state,
-    take_shared_state,
+    take_common_state,
     unpack_state,
 )
 from gradcomp.codec.arrays import FloatArray
@@ -60,9 +60,9 @@ def changed(before: Loopback, stays: list[int], size: int) -> Loopback:
     for number, rank in enumerate(stays):
         state = resized(before.ranks[rank].state_dict(), number, size)
         after.ranks[number].load_state_dict(state)
-    shared = unpack_state(pack_state(shared_state(after.ranks[0])))
+    shared = unpack_state(pack_state(common_state(after.ranks[0])))
     for rank in after.ranks:
-        take_shared_state(rank, shared, SHAPES)
+        take_common_state(rank, shared, SHAPES)
     return after
 
 
@@ -117,7 +117,7 @@ def test_momenta_of_averages_are_shared_and_others_are_not() -> None:
     of = configured("dgc(ratio=0.05,warmup_epochs=0)", rules=rules)
     before = trained(2, of)
     after = Pipeline(of, 1, 2)
-    take_shared_state(after, shared_state(before.ranks[0]), SHAPES)
+    take_common_state(after, common_state(before.ranks[0]), SHAPES)
     momenta = after.state_dict()["momentum"]
     assert momenta["bias"].any()
     assert not momenta["top"].any()
@@ -126,7 +126,7 @@ def test_momenta_of_averages_are_shared_and_others_are_not() -> None:
 def test_the_epoch_is_shared() -> None:
     first, second = Pipeline(config(), 0, 2), Pipeline(config(), 1, 2)
     first.set_epoch(3)
-    take_shared_state(second, shared_state(first), SHAPES)
+    take_common_state(second, common_state(first), SHAPES)
     assert second.epoch == 3
 
 

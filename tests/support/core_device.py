@@ -9,11 +9,16 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
-from gradcomp.codec.batch_items import ToDecode, ToEncode, ToGive
+from gradcomp.codec.batch_items import DecodeItem, EncodeItem, GiveItem
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.devices import HOST, DeviceArray, Encoded, FactorDevice, SharingDevice
-from gradcomp.codec.products import ToApply, ToMultiply
+from gradcomp.codec.devices import HOST, DeviceArray, Encoded, PeerDevice
 from gradcomp.codec.spec import Spec
+from gradcomp.exchange.algorithms.factor_device import (
+    HOST_PRODUCTS,
+    ApplyItem,
+    FactorDevice,
+    MultiplyItem,
+)
 
 
 class CoreArray(DeviceArray):
@@ -46,7 +51,7 @@ class CoreDevice:
     def zeros(self, numel: int) -> Any:
         return self._array(np.zeros(numel, np.float32))
 
-    def encode(self, tensors: Sequence[ToEncode]) -> Encoded:
+    def encode(self, tensors: Sequence[EncodeItem]) -> Encoded:
         self.log.append(f"launch {len(tensors)}")
         own = []
         for tensor in tensors:
@@ -65,13 +70,13 @@ class CoreDevice:
 
         return wait
 
-    def sharing(self, codec: Codec) -> SharingDevice | None:
+    def to_peers(self, codec: Codec) -> PeerDevice | None:
         return None
 
-    def sharing_factors(self) -> FactorDevice | None:
+    def factor_device(self) -> FactorDevice | None:
         return None
 
-    def decode_add(self, tensors: Sequence[ToDecode], weight: float) -> None:
+    def decode_add(self, tensors: Sequence[DecodeItem], weight: float) -> None:
         self.log.append(f"decode {len(tensors)}")
         own = [tensor._replace(out=self._elements(tensor.out)) for tensor in tensors]
         _core.decode_batch_add(own, weight)
@@ -80,7 +85,7 @@ class CoreDevice:
         self.log.append("add")
         codec.decode_add(frame, self._elements(out), weight)
 
-    def give(self, tensors: Sequence[ToGive]) -> None:
+    def give(self, tensors: Sequence[GiveItem]) -> None:
         self.log.append(f"give {len(tensors)}")
         HOST.give(
             [
@@ -93,9 +98,9 @@ class CoreDevice:
             ]
         )
 
-    def multiply(self, matrices: Sequence[ToMultiply]) -> Callable[[], None]:
+    def multiply(self, matrices: Sequence[MultiplyItem]) -> Callable[[], None]:
         self.log.append(f"multiply {len(matrices)}")
-        HOST.multiply(
+        HOST_PRODUCTS.multiply(
             [
                 work._replace(
                     m=self._elements(work.m),
@@ -106,9 +111,9 @@ class CoreDevice:
         )
         return lambda: self.log.append(f"wait {len(matrices)}")
 
-    def apply(self, matrices: Sequence[ToApply]) -> None:
+    def apply(self, matrices: Sequence[ApplyItem]) -> None:
         self.log.append(f"apply {len(matrices)}")
-        HOST.apply(
+        HOST_PRODUCTS.apply(
             [
                 work._replace(m=self._elements(work.m), average=self._elements(work.average))
                 for work in matrices

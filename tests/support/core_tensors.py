@@ -13,12 +13,19 @@ import torch
 
 from gradcomp import _core, get_codec
 from gradcomp.codec.arrays import FloatArray
-from gradcomp.codec.batch_items import ToAddShared, ToDecode, ToEncode
+from gradcomp.codec.batch_items import DecodeItem, EncodeItem, PeerItem
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.devices import HOST, FactorDevice, SharingDevice
+from gradcomp.codec.devices import PeerDevice
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.frame_parts import payloads_of_frames
-from gradcomp.codec.products import ToApply, ToMultiply, ToSettle, ToShare
+from gradcomp.exchange.algorithms.factor_device import (
+    HOST_PRODUCTS,
+    ApplyItem,
+    FactorDevice,
+    MultiplyItem,
+    ProductItem,
+    SettleItem,
+)
 from gradcomp.exchange.algorithms.low_rank import is_safe
 from gradcomp_torch.device_messages import DeviceMessage
 from gradcomp_torch.devices import TensorArray
@@ -31,7 +38,7 @@ NOTHING = np.empty(0, np.uint8)
 @dataclass(frozen=True)
 class _Messages(DeviceMessage):
     splits: list[int]
-    groups: Sequence[Sequence[ToEncode]]
+    groups: Sequence[Sequence[EncodeItem]]
 
     @property
     def numbers(self) -> DeviceMessage:
@@ -66,22 +73,24 @@ class CoreTensors(CoreDevice):
         self._direct = True
         return self
 
-    def sharing(self, codec: Codec) -> SharingDevice | None:
+    def to_peers(self, codec: Codec) -> PeerDevice | None:
         return self if self._direct else None
 
-    def share(self, name: str, groups: Sequence[Sequence[ToEncode]], size: int = 0) -> Any:
-        self.log.append(f"share {len(groups)}")
+    def begin_messages(
+        self, name: str, groups: Sequence[Sequence[EncodeItem]], size: int = 0
+    ) -> Any:
+        self.log.append(f"begin {len(groups)} messages")
         messages = [self.encode(tensors)()[0] if tensors else NOTHING for tensors in groups]
         splits = [message.size for message in messages]
         filling = np.zeros(max(size - sum(splits), 0), np.uint8)
         data = torch.from_numpy(np.concatenate([*messages, filling]))
         return _Messages(data, self._staging, splits, groups)
 
-    def add_shared(
+    def add_messages(
         self,
         own: Any,
         group: int,
-        tensors: Sequence[ToAddShared],
+        tensors: Sequence[PeerItem],
         messages: Sequence[Any],
         weight: float,
         exact: int | None = None,
@@ -95,21 +104,21 @@ class CoreTensors(CoreDevice):
         ]
         self.decode_add(
             [
-                ToDecode("", tensor.codec, frames, tensor.out, replaces=exact is None)
+                DecodeItem("", tensor.codec, frames, tensor.out, replaces=exact is None)
                 for tensor, *frames in zip(tensors, *of_ranks, strict=True)
             ],
             weight,
         )
 
-    def decode_shared(
-        self, own: Any, groups: Sequence[Sequence[ToAddShared]], messages: Sequence[Any]
+    def decode_messages(
+        self, own: Any, groups: Sequence[Sequence[PeerItem]], messages: Sequence[Any]
     ) -> None:
         for size, tensors, message in zip(own.splits, groups, messages, strict=True):
             frames = split_frames(message.data.numpy()[:size], len(tensors))
             for tensor, frame in zip(tensors, frames, strict=True):
                 tensor.codec.decode(frame, self._elements(tensor.out))
 
-    def decode_numbers(self, own: Any, tensors: Sequence[ToAddShared], numbers: Any) -> None:
+    def decode_numbers(self, own: Any, tensors: Sequence[PeerItem], numbers: Any) -> None:
         self.log.append("decode numbers")
         halves = numbers.data.numpy()
         ends = np.cumsum([tensor.out.size for tensor in tensors])
@@ -120,28 +129,30 @@ class CoreTensors(CoreDevice):
         elements = self._elements(residual)
         elements += np.float32(times) * self._elements(lost)
 
-    def sharing_factors(self) -> FactorDevice | None:
+    def factor_device(self) -> FactorDevice | None:
         return self if self._direct else None
 
-    def share_products(self, name: str, matrices: Sequence[ToShare], *, half: bool) -> Any:
-        self.log.append(f"share {len(matrices)} products")
+    def begin_products(self, name: str, matrices: Sequence[ProductItem], *, half: bool) -> Any:
+        self.log.append(f"begin {len(matrices)} products")
         products = []
         for m, grad, beta, factor, rank, transposed in matrices:
             _core.orthonormalize(self._elements(factor), rank, "gram_schmidt")
             out = np.empty(rank * m.shape[int(transposed)], np.float32)
             given = None if grad is None else self._elements(grad)
             known = self._elements(factor)
-            HOST.multiply([ToMultiply(self._elements(m), given, beta, known, transposed, out)])()
+            HOST_PRODUCTS.multiply(
+                [MultiplyItem(self._elements(m), given, beta, known, transposed, out)]
+            )()
             products.append(out)
         codec = get_codec("fp16" if half else "identity")
         own = np.concatenate(products)
         payload = codec.encode_payload(own)
         sent = torch.from_numpy(codec.decode_payload(payload, own.size).copy())
-        shared = torch.from_numpy(payload.copy())
-        return _Products(shared, self._staging, [one.size for one in products], sent)
+        numbers = torch.from_numpy(payload.copy())
+        return _Products(numbers, self._staging, [one.size for one in products], sent)
 
     def settle(
-        self, own: Any, average: Any, matrices: Sequence[ToSettle], *, of_average: bool
+        self, own: Any, average: Any, matrices: Sequence[SettleItem], *, of_average: bool
     ) -> None:
         self.log.append(f"settle {len(matrices)}")
         parts = [torch.split(one, own.sizes) for one in (own.own, average.data.float())]
@@ -157,7 +168,7 @@ class CoreTensors(CoreDevice):
                 (factor, other, factor, sent) if work.transposed else (other, factor, sent, factor)
             )
             m, to = self._elements(work.m), self._elements(work.average)
-            HOST.apply([ToApply(m, to, work.begun, *four, is_safe(sent))])
+            HOST_PRODUCTS.apply([ApplyItem(m, to, work.begun, *four, is_safe(sent))])
 
     def array(self, tensor: torch.Tensor, computed: torch.Event | None = None) -> Any:
         assert computed is None, "the host computes at once"

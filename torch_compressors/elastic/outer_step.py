@@ -37,12 +37,12 @@ from gradcomp.adapter_api import (
     ProfiledEngine,
     agreement_line,
     check_agreement,
+    common_state,
     moved,
     pack_state,
     placed,
     profile_as_configured,
-    shared_state,
-    take_shared_state,
+    take_common_state,
     unpack_state,
 )
 from gradcomp.errors import ConfigError, GradcompError, PeerError, StateError
@@ -208,14 +208,14 @@ class ElasticOuterStep(TensorOuterSteps):
         """Take the job's parameters and outer momentum from the source; every member calls it."""
         data = np.zeros(0, np.uint8)
         if gives:
-            state = {"outer": self._outer.state_dict(), **shared_state(self._pipeline)}
+            state = {"outer": self._outer.state_dict(), **common_state(self._pipeline)}
             data = np.frombuffer(bytearray(pack_state(state)), np.uint8)
         taken = self._driver.reply(self._driver.post(Broadcast("outer.newest", data)))
         if gives or self._version == version != FRESH:
             return
         state = unpack_state(taken.tobytes())
         self._outer.load_state_dict(state["outer"])
-        take_shared_state(self._pipeline, state, self._values.shapes)
+        take_common_state(self._pipeline, state, self._values.shapes)
         self._version = version
 
     def _leave(self, kept: dict[str, Any]) -> None:

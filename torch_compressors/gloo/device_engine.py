@@ -40,7 +40,7 @@ def connect_devices(
     devices.settle(obstacles, world.rank(), places)
     if devices.direct is None:
         return gloo
-    pipeline.begin_sharing(devices.direct)
+    pipeline.begin_peer_messages(devices.direct)
     ranks, engine = dist.get_process_group_ranks(world), _engine(world, *places)
     group = dist.new_group(ranks, timeout, engine, use_local_synchronization=True)
     return _DirectEngine(gloo, group)

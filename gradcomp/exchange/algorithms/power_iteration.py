@@ -14,8 +14,17 @@ from typing import Any, Literal, TypeAlias
 from gradcomp import _core
 from gradcomp.codec.arrays import FloatArray, split
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.devices import HOST, Device, FactorDevice, SharedFactors, device_of
-from gradcomp.codec.products import ToApply, ToMultiply, ToSettle, ToShare
+from gradcomp.codec.devices import HOST, Device, device_of
+from gradcomp.exchange.algorithms.factor_device import (
+    HOST_PRODUCTS,
+    ApplyItem,
+    FactorDevice,
+    MultiplyItem,
+    PeerProducts,
+    ProductItem,
+    SettleItem,
+    product_device,
+)
 from gradcomp.exchange.algorithms.low_rank import average_of_factors, buffer, is_safe
 from gradcomp.exchange.patterns.base import Member
 from gradcomp.exchange.rounds import AllReduce, Ready, Request
@@ -64,32 +73,32 @@ class Matrix:
             self._average = self._member.out.reshape(self._sides)
         return self._average
 
-    def to_multiply(self, factor: FloatArray, transposed: bool, out: FloatArray) -> ToMultiply:
+    def to_multiply(self, factor: FloatArray, transposed: bool, out: FloatArray) -> MultiplyItem:
         """A product; the first one also sets M to beta * residual + gradient."""
-        return ToMultiply(self._m, self._take_grad(), self._beta, factor, transposed, out)
+        return MultiplyItem(self._m, self._take_grad(), self._beta, factor, transposed, out)
 
-    def to_share(self, factor: FloatArray, transposed: bool) -> ToShare:
+    def to_product(self, factor: FloatArray, transposed: bool) -> ProductItem:
         """As `to_multiply`, on one device."""
-        return ToShare(self._m, self._take_grad(), self._beta, factor, self.rank, transposed)
+        return ProductItem(self._m, self._take_grad(), self._beta, factor, self.rank, transposed)
 
     def to_apply(
         self, p: FloatArray, q: FloatArray, own_p: FloatArray, own_q: FloatArray
-    ) -> ToApply:
+    ) -> ApplyItem:
         """Add p q^T to the average, and subtract own_p own_q^T from M.
 
         Products of an M that is not finite are not finite, so the factors tell.
         """
         begun = self._average is not None
         safe = is_safe(own_p) and is_safe(own_q)
-        return ToApply(self._m, self.average, begun, p, q, own_p, own_q, safe)
+        return ApplyItem(self._m, self.average, begun, p, q, own_p, own_q, safe)
 
     def to_settle(
         self, factor: FloatArray, transposed: bool, kept: FloatArray, applied: Applied
-    ) -> ToSettle:
+    ) -> SettleItem:
         """As `to_apply`, on one device, where nobody knows yet what is safe."""
         begun = self._average is not None
         average = None if applied == "nothing" else self.average
-        return ToSettle(self._m, factor, transposed, kept, average, begun)
+        return SettleItem(self._m, factor, transposed, kept, average, begun)
 
     def _take_grad(self) -> FloatArray | None:
         grad, self._grad = self._grad, None
@@ -174,12 +183,12 @@ def _multiply(
     outputs: Sequence[FloatArray],
 ) -> Generator[Ready, Any, None]:
     """Products of all matrices, on each one's device."""
-    of_devices: dict[Device, list[ToMultiply]] = {}
+    of_devices: dict[Device, list[MultiplyItem]] = {}
     for matrix, factor, side, out in zip(matrices, factors, transposed, outputs, strict=True):
         of_devices.setdefault(matrix.device, []).append(matrix.to_multiply(factor, side, out))
     own = of_devices.pop(HOST, [])
-    waits = [device.multiply(works) for device, works in of_devices.items()]
-    HOST.multiply(own)
+    waits = [product_device(device).multiply(works) for device, works in of_devices.items()]
+    HOST_PRODUCTS.multiply(own)
 
     def wait() -> None:
         for one in waits:
@@ -205,14 +214,14 @@ class _HostProducts(Products):
 
     def _apply(self, sent: Sequence[FloatArray]) -> None:
         """Update all averages and residuals, on each matrix's device."""
-        of_devices: dict[Device, list[ToApply]] = {}
+        of_devices: dict[Device, list[ApplyItem]] = {}
         for matrix, known, left, own, mean in zip(
             self.matrices, self.factors, self.transposed, sent, self.means, strict=True
         ):
             four = (known, mean, known, own) if left else (mean, known, own, known)
             of_devices.setdefault(matrix.device, []).append(matrix.to_apply(*four))
         for device, works in of_devices.items():
-            device.apply(works)
+            product_device(device).apply(works)
 
 
 def _finite(mean: FloatArray) -> FloatArray:
@@ -235,7 +244,7 @@ class DevicePhases(Phases):
     def place(self, factor: FloatArray) -> FloatArray:
         """See `Phases.place`."""
         here = device_of(factor)
-        if here.sharing_factors() is self.device:
+        if product_device(here).factor_device() is self.device:
             return factor
         return self.device.from_host(here.to_host(factor))
 
@@ -248,12 +257,12 @@ class DevicePhases(Phases):
     ) -> Generator[Request | Ready, Any, Products]:
         """See `Phases.multiply`."""
         works = [
-            matrix.to_share(factor, left)
+            matrix.to_product(factor, left)
             for matrix, factor, left in zip(matrices, factors, transposed, strict=True)
         ]
-        shared: Any = self.device.share_products(name, works, half=self.half)
-        average = yield AllReduce(name, shared)
-        return _DeviceProducts(self, matrices, factors, transposed, shared, average)
+        products: Any = self.device.begin_products(name, works, half=self.half)
+        average = yield AllReduce(name, products)
+        return _DeviceProducts(self, matrices, factors, transposed, products, average)
 
 
 @dataclass(frozen=True)
@@ -262,7 +271,7 @@ class _DeviceProducts(Products):
     matrices: Sequence[Matrix]
     factors: Sequence[FloatArray]
     transposed: Sequence[bool]
-    own: SharedFactors
+    own: PeerProducts
     average: object
 
     def settle(self, kept: Sequence[FloatArray | None], applied: Applied) -> list[FloatArray]:

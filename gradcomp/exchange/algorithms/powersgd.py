@@ -20,6 +20,7 @@ from gradcomp.codec.devices import device_of
 from gradcomp.codec.spec import Spec
 from gradcomp.errors import StateError
 from gradcomp.exchange.algorithms.base import Algorithm
+from gradcomp.exchange.algorithms.factor_device import product_device
 from gradcomp.exchange.algorithms.low_rank import dense_to_factors, matrix_shape, values_codec
 from gradcomp.exchange.algorithms.power_iteration import (
     Applied,
@@ -72,7 +73,7 @@ class PowerSGD(Algorithm):
         self.start_step = params["start_step"]
         self._method: str = params["orthogonalization"]
         # Devices know no other method; and bf16 is gathered.
-        self._shares = self._method == "gram_schmidt" and params["values"] != "bf16"
+        self._on_factor_devices = self._method == "gram_schmidt" and params["values"] != "bf16"
         self._paper = params["variant"] == "paper"
         self._warm_start: bool = params["warm_start"]
         self._codec = values_codec(params["values"])
@@ -118,7 +119,7 @@ class PowerSGD(Algorithm):
     def _phases(self, matrices: Sequence[Matrix]) -> Phases:
         """Where factors live: on the device of all matrices, if they travel from there."""
         first = matrices[0].device
-        device = first.sharing_factors() if self._shares else None
+        device = product_device(first).factor_device() if self._on_factor_devices else None
         if device is None or any(matrix.device is not first for matrix in matrices):
             return HostPhases(self._codec, self._method)
         return DevicePhases(device, half=self._codec.name == "fp16")

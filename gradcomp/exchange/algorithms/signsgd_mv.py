@@ -15,7 +15,7 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
-from gradcomp.codec.batch_items import ToEncode
+from gradcomp.codec.batch_items import EncodeItem
 from gradcomp.codec.codec import derive_stream, get_codec
 from gradcomp.codec.spec import Spec
 from gradcomp.exchange.algorithms.base import Algorithm
@@ -64,7 +64,7 @@ class MajorityVote(Algorithm):
         chunks = cut([member.key for member in members], self._context.world_size)
         data = encode_pieces(
             [
-                ToEncode(self._codec, signs[piece.member][piece.begin : piece.end])
+                EncodeItem(self._codec, signs[piece.member][piece.begin : piece.end])
                 for chunk in chunks
                 for piece in chunk
             ]
@@ -75,7 +75,7 @@ class MajorityVote(Algorithm):
             for piece, votes in zip(chunk, sums, strict=True):
                 step = members[piece.member].step
                 stream = derive_stream(self._context.seed, step, piece.tensor_id(0))
-                winners.append(ToEncode(self._codec, self._signs(votes, stream)))
+                winners.append(EncodeItem(self._codec, self._signs(votes, stream)))
             frames, _ = encode_pieces(winners)
             return frames
 

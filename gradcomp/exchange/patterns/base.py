@@ -28,8 +28,8 @@ class Context(NamedTuple):
         ranks_per_node: number of consecutive ranks in each node.
         rates: the present learning rates; None: unknown.
         scatters: each rank gets sums of its own rows alone, as in a reduce-scatter.
-        sharing: the device from which messages of its codecs travel to the devices of other ranks; None:
-            there is none.
+        peer_device: the device from which messages of its codecs travel to the devices of other
+            ranks; None: there is none.
         elastic: ranks come and go; see `Alone`.
     """
 
@@ -40,7 +40,7 @@ class Context(NamedTuple):
     ranks_per_node: int = 1
     rates: Rates | None = None
     scatters: bool = False
-    sharing: Device | None = None
+    peer_device: Device | None = None
     elastic: bool = False
 
     @property
@@ -51,7 +51,9 @@ class Context(NamedTuple):
     def of_nodes(self) -> Context:
         """The context of an exchange between nodes, in which each node is one rank."""
         node = self.node
-        return self._replace(rank=node.index, world_size=node.count, ranks_per_node=1, sharing=None)
+        return self._replace(
+            rank=node.index, world_size=node.count, ranks_per_node=1, peer_device=None
+        )
 
 
 class Aggregator(ABC):
@@ -64,8 +66,8 @@ class Aggregator(ABC):
     on_devices = False
     """Rounds take gradients in the memory of other devices than the host."""
 
-    on_sharing_devices = False
-    """Rounds take gradients in the memory of a `SharingDevice`."""
+    on_peer_devices = False
+    """Rounds take gradients in the memory of a `PeerDevice`."""
 
     start_step = 0
     """The first step, counted from 0, in which tensors do not travel dense."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from gradcomp.codec.arrays import ByteArray, FloatArray, room
 from gradcomp.codec.batch import decode_batch_add, encode_batch
-from gradcomp.codec.batch_items import ToDecode, ToEncode
+from gradcomp.codec.batch_items import DecodeItem, EncodeItem
 from gradcomp.codec.codec import Codec, derive_stream
 from gradcomp.errors import WireError
 from gradcomp.exchange.patterns.gather import frames_of_rank
@@ -109,12 +109,12 @@ def cut_rows(keys: Sequence[TensorKey], ranks: int) -> list[Chunk]:
     return chunks
 
 
-def encode_pieces(tensors: Sequence[ToEncode]) -> tuple[ByteArray, list[int]]:
+def encode_pieces(tensors: Sequence[EncodeItem]) -> tuple[ByteArray, list[int]]:
     """As `encode_batch`, but also for no tensors: a rank's chunk may be empty."""
     return encode_batch(tensors) if tensors else (np.empty(0, np.uint8), [])
 
 
-def encode_apart(groups: Sequence[Sequence[ToEncode]]) -> tuple[ByteArray, list[int]]:
+def encode_apart(groups: Sequence[Sequence[EncodeItem]]) -> tuple[ByteArray, list[int]]:
     """As `encode_pieces` of all tensors, but codecs that ``share`` encode each group by itself."""
     if len(groups) == 1:
         return encode_pieces(groups[0])
@@ -161,7 +161,7 @@ def scatter_reduce_allgather(
     sums = [room(piece.numel) for piece in own]
     decode_batch_add(
         [
-            ToDecode(piece.key.name, codecs[piece.member], list(of_piece), total, replaces=True)
+            DecodeItem(piece.key.name, codecs[piece.member], list(of_piece), total, replaces=True)
             for piece, total, *of_piece in zip(own, sums, *of_ranks, strict=True)
         ],
         weight,

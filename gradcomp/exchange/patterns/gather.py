@@ -11,9 +11,9 @@ import numpy as np
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray, room
 from gradcomp.codec.batch import decode_batch_add, launch_batch
-from gradcomp.codec.batch_items import ToAddShared, ToDecode, ToEncode
+from gradcomp.codec.batch_items import DecodeItem, EncodeItem, PeerItem
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.devices import HOST, SharingDevice, sharing_device_of
+from gradcomp.codec.devices import HOST, PeerDevice, peer_device_of
 from gradcomp.codec.frame import split_frames
 from gradcomp.errors import WireError
 from gradcomp.exchange.averaging import MEAN, Averaging
@@ -63,7 +63,7 @@ class Gather(BucketAggregator):
         self._carried = state.setdefault("carried", {})
         self._bases = state.setdefault("basis", {})
 
-    def to_encode(self, source: Source, key: TensorKey, step: int) -> ToEncode:
+    def to_encode(self, source: Source, key: TensorKey, step: int) -> EncodeItem:
         """The codec call for a tensor."""
         item = source.to_encode(self.codec, self.seed, step, key.tensor_id)
         carried = _kept(self._carried, key, self.codec.carried)
@@ -76,8 +76,8 @@ class Gather(BucketAggregator):
             decoded=room(key.numel) if keeps else None,
         )
 
-    def known(self, tensor: ToEncode) -> tuple[int, FloatArray] | None:
-        """`ToDecode.known` of a tensor that this rank has encoded."""
+    def known(self, tensor: EncodeItem) -> tuple[int, FloatArray] | None:
+        """`DecodeItem.known` of a tensor that this rank has encoded."""
         return None if tensor.decoded is None else (self._rank, tensor.decoded)
 
     def streams(self, tensor_id: int, step: int, ranks: Iterable[int]) -> list[int]:
@@ -115,9 +115,9 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
         assert isinstance(gather, Gather)  # ensured by `bucket`
         gathers.append(gather)
         tensors.append(gather.to_encode(gather.memory.source(grad, key), key, step))
-    device = sharing_device_of(tensors)
+    device = peer_device_of(tensors)
     if device is not None:
-        return (yield from _share(name, members, tensors, device))
+        return (yield from _peer_gather(name, members, tensors, device))
     launched = launch_batch(tensors)
     data, _ = HOST.encode(tensors)() if launched is None else (yield Ready(name, launched))
     for gather, member in zip(gathers, members, strict=True):
@@ -127,7 +127,7 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
     of_ranks = [frames_of_rank(rank, reply, names) for rank, reply in enumerate(replies)]
     averages = [member.out for member in members]
     received = [
-        ToDecode(
+        DecodeItem(
             member.key.name,
             gather.codec,
             frames,
@@ -149,22 +149,22 @@ def _gather(name: str, members: Sequence[Member]) -> BucketRound:
     return averages
 
 
-def _share(
-    name: str, members: Sequence[Member], tensors: Sequence[ToEncode], device: SharingDevice
+def _peer_gather(
+    name: str, members: Sequence[Member], tensors: Sequence[EncodeItem], device: PeerDevice
 ) -> BucketRound:
     """As `_gather`, from device to device: what travels never comes to the host."""
-    shared: Any = device.share(name, [tensors])
+    messages: Any = device.begin_messages(name, [tensors])
     received = []
     for gather, _, key, _, _ in members:
         assert isinstance(gather, Gather)  # ensured by `bucket`
         gather.memory.sent(key)
-    replies: list[ByteArray] = yield AllGather(name, shared, len(members))
+    replies: list[ByteArray] = yield AllGather(name, messages, len(members))
     ranks = range(len(replies))
     for gather, _, key, step, out in members:
         assert isinstance(gather, Gather)
         streams = gather.streams(key.tensor_id, step, ranks)
-        received.append(ToAddShared(gather.codec, out, streams))
-    device.add_shared(shared, 0, received, replies, 1.0 / len(replies))
+        received.append(PeerItem(gather.codec, out, streams))
+    device.add_messages(messages, 0, received, replies, 1.0 / len(replies))
     return [member.out for member in members]
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gradcomp.codec.arrays import FloatArray
-from gradcomp.codec.batch_items import ToAddShared, ToEncode
+from gradcomp.codec.batch_items import EncodeItem, PeerItem
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.devices import sharing_device_of
+from gradcomp.codec.devices import peer_device_of
 from gradcomp.exchange.memory import Memory
 from gradcomp.exchange.patterns.base import Aggregator, BucketAggregator, Member
 from gradcomp.exchange.rounds import AllReduce, BucketRound, Round, TensorKey
@@ -69,9 +69,9 @@ class NonlinearReduce(Reduce):
 
 
 class BucketedReduce(BucketAggregator):
-    """As `Reduce`, for float16 where gradients may be on a `SharingDevice`: a bucket is one request."""
+    """As `Reduce`, for float16 where gradients may be on a `PeerDevice`: a bucket is one request."""
 
-    on_sharing_devices = True
+    on_peer_devices = True
 
     def __init__(self, codec: Codec, memory: Memory, seed: int) -> None:
         self.bucket = BucketedReduce
@@ -81,22 +81,22 @@ class BucketedReduce(BucketAggregator):
 
     def bucket_round(self, name: str, members: Sequence[Member]) -> BucketRound:
         """See `BucketAggregator.bucket_round`; averages equal those of `Reduce`."""
-        grads = [ToEncode(_of(member).codec, member.grad) for member in members]
-        device = sharing_device_of(grads)
+        grads = [EncodeItem(_of(member).codec, member.grad) for member in members]
+        device = peer_device_of(grads)
         if device is None:
             return (yield from _reduce(name, [member.on_host() for member in members]))
-        shared = device.share(name, [_encoded(members)])
+        messages = device.begin_messages(name, [_encoded(members)])
         _sent(members)
-        numbers: Any = shared.numbers
+        numbers: Any = messages.numbers
         average = yield AllReduce(name, numbers)
         to_decode = [
-            ToAddShared(tensor.codec, member.out, [0])
+            PeerItem(tensor.codec, member.out, [0])
             for tensor, member in zip(grads, members, strict=True)
         ]
-        device.decode_numbers(shared, to_decode, average)
+        device.decode_numbers(messages, to_decode, average)
         return [member.out for member in members]
 
-    def to_encode(self, grad: FloatArray, key: TensorKey, step: int) -> ToEncode:
+    def to_encode(self, grad: FloatArray, key: TensorKey, step: int) -> EncodeItem:
         """The codec call for a tensor."""
         source = self._memory.source(grad, key)
         return source.to_encode(self.codec, self._seed, step, key.tensor_id)
@@ -117,7 +117,7 @@ def _reduce(name: str, members: Sequence[Member]) -> BucketRound:
     ]
 
 
-def _encoded(members: Sequence[Member]) -> list[ToEncode]:
+def _encoded(members: Sequence[Member]) -> list[EncodeItem]:
     return [_of(member).to_encode(member.grad, member.key, member.step) for member in members]
 
 
@@ -131,7 +131,7 @@ def _of(member: Member) -> BucketedReduce:
     return member.aggregator
 
 
-def _payload(item: ToEncode) -> npt.NDArray[Any]:
+def _payload(item: EncodeItem) -> npt.NDArray[Any]:
     """The bare payload of a codec call."""
     codec, random = item.codec, {"seed": item.seed, "step": item.step, "tensor_id": item.tensor_id}
     if item.residual is None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from gradcomp.codec.arrays import ByteArray, FloatArray
 from gradcomp.codec.batch import decode_batch_add, give_batch
-from gradcomp.codec.batch_items import ToAddShared, ToDecode, ToEncode, ToGive
+from gradcomp.codec.batch_items import DecodeItem, EncodeItem, GiveItem, PeerItem
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.devices import SharingDevice, sharing_device_of
+from gradcomp.codec.devices import PeerDevice, peer_device_of
 from gradcomp.exchange.memory import Memory
 from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
 from gradcomp.exchange.patterns.chunks import Piece, cut_rows, encode_pieces
@@ -48,7 +48,7 @@ class ReduceScatter(BucketAggregator):
         """See `BucketAggregator.bucket_round`; returns sums of this rank's rows, flat float32."""
         bucket = _Bucket(members, self._rank, self._world_size)
         groups = [[bucket.to_encode(piece) for piece in chunk] for chunk in bucket.chunks]
-        device = sharing_device_of(list(chain.from_iterable(groups)))
+        device = peer_device_of(list(chain.from_iterable(groups)))
         if device is not None:
             return (yield from self._from_devices(name, bucket, groups, device))
         others = [rank for rank in range(self._world_size) if rank != self._rank]
@@ -65,7 +65,7 @@ class ReduceScatter(BucketAggregator):
         of_ranks = [frames_of_rank(rank, replies[rank], names) for rank in others]
         decode_batch_add(
             [
-                ToDecode(
+                DecodeItem(
                     piece.key.name,
                     bucket.aggregators[piece.member].codec,
                     [of_rank[position] for of_rank in of_ranks],
@@ -78,20 +78,20 @@ class ReduceScatter(BucketAggregator):
         return bucket.sums
 
     def _from_devices(
-        self, name: str, bucket: _Bucket, groups: list[list[ToEncode]], device: SharingDevice
+        self, name: str, bucket: _Bucket, groups: list[list[EncodeItem]], device: PeerDevice
     ) -> BucketRound:
         """Add from device to device: what travels never comes to the host.
 
         The message to this rank itself is encoded, too, as it tells how the others' are laid out.
         """
         groups[self._rank] = [item._replace(residual=None) for item in groups[self._rank]]
-        shared: Any = device.share(name, groups)
+        messages: Any = device.begin_messages(name, groups)
         give_batch(bucket.given())
         bucket.sent()
-        splits = shared.splits
+        splits = messages.splits
         unused = splits[self._rank]
-        replies: list[ByteArray] = yield AllToAll(name, shared, splits, unused=unused)
-        device.add_shared(shared, self._rank, bucket.to_add(), replies, 1.0, exact=self._rank)
+        replies: list[ByteArray] = yield AllToAll(name, messages, splits, unused=unused)
+        device.add_messages(messages, self._rank, bucket.to_add(), replies, 1.0, exact=self._rank)
         return bucket.sums
 
 
@@ -119,7 +119,7 @@ class _Bucket:
         for piece in self.own:
             self.sums[piece.member] = members[piece.member].out[piece.begin : piece.end]
 
-    def to_encode(self, piece: Piece) -> ToEncode:
+    def to_encode(self, piece: Piece) -> EncodeItem:
         """The codec call for the rows of a rank."""
         gather = self.aggregators[piece.member].gather
         step = self._members[piece.member].step
@@ -128,11 +128,11 @@ class _Bucket:
         rows = piece.numel // (piece.key.numel // piece.key.shape[0])
         return item._replace(grad=item.grad.reshape((rows, -1)))
 
-    def given(self) -> list[ToGive]:
+    def given(self) -> list[GiveItem]:
         """This rank's own rows, which stay exact."""
         parts = [self._sources[piece.member].part(piece.begin, piece.end) for piece in self.own]
         return [
-            ToGive(part.grad, part.residual, part.beta, part.gamma, self.sums[piece.member])
+            GiveItem(part.grad, part.residual, part.beta, part.gamma, self.sums[piece.member])
             for piece, part in zip(self.own, parts, strict=True)
         ]
 
@@ -141,14 +141,14 @@ class _Bucket:
         for aggregator, member in zip(self.aggregators, self._members, strict=True):
             aggregator.memory.sent(member.key)
 
-    def to_add(self) -> list[ToAddShared]:
+    def to_add(self) -> list[PeerItem]:
         """This rank's own rows in the messages of all ranks."""
         tensors = []
         for piece in self.own:
             gather = self.aggregators[piece.member].gather
             step = self._members[piece.member].step
             streams = gather.streams(piece.tensor_id(0), step, range(self._ranks))
-            tensors.append(ToAddShared(gather.codec, self.sums[piece.member], streams))
+            tensors.append(PeerItem(gather.codec, self.sums[piece.member], streams))
         return tensors
 
 

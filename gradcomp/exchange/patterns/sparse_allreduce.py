@@ -13,7 +13,7 @@ import numpy as np
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray, split
 from gradcomp.codec.batch import decode_batch_add, encode_batch
-from gradcomp.codec.batch_items import ToDecode, ToEncode
+from gradcomp.codec.batch_items import DecodeItem, EncodeItem
 from gradcomp.codec.codec import get_codec
 from gradcomp.codec.frame import split_frames
 from gradcomp.codec.spec import Spec
@@ -78,7 +78,7 @@ class SparseAllReduce(BucketAggregator):
             return (yield from self.gather.bucket_round(name, gathers))
 
         shares = _dealt(self._choose(aggregators, members), ranks)
-        data, nbytes = encode_batch([ToEncode(carrier, share) for share in shares])
+        data, nbytes = encode_batch([EncodeItem(carrier, share) for share in shares])
         own = np.empty_like(shares)
         for frame, share in zip(split_frames(data, ranks), own, strict=True):
             carrier.decode(frame, share)
@@ -89,7 +89,7 @@ class SparseAllReduce(BucketAggregator):
         replies: list[ByteArray] = yield AllToAll(f"{name}.scatter", data, nbytes)
         total = np.empty(shares.shape[1], np.float32)
         frames = [frames_of_rank(rank, reply, [name])[0] for rank, reply in enumerate(replies)]
-        decode_batch_add([ToDecode(name, carrier, frames, total, replaces=True)], 1.0 / ranks)
+        decode_batch_add([DecodeItem(name, carrier, frames, total, replaces=True)], 1.0 / ranks)
 
         magnitudes = np.where(np.isfinite(total), np.abs(total), np.float32(np.inf))
         replies = yield AllGather(f"{name}.choice", _EXACT.encode(_description(magnitudes, count)))
@@ -121,7 +121,7 @@ class SparseAllReduce(BucketAggregator):
         """All tensors, one after the other; elements that their codecs do not send are 0."""
         data, _ = encode_batch(
             [
-                ToEncode(
+                EncodeItem(
                     aggregator.codec,
                     aggregator.memory.compensate(member.grad, member.key),
                     aggregator.gather.seed,
@@ -135,7 +135,7 @@ class SparseAllReduce(BucketAggregator):
         together = np.empty(sum(sizes), np.float32)
         decode_batch_add(
             [
-                ToDecode(member.key.name, aggregator.codec, [frame], part, replaces=True)
+                DecodeItem(member.key.name, aggregator.codec, [frame], part, replaces=True)
                 for aggregator, member, frame, part in zip(
                     aggregators,
                     members,

@@ -10,9 +10,9 @@ import numpy as np
 
 from gradcomp import _core
 from gradcomp.codec.arrays import ByteArray, FloatArray
-from gradcomp.codec.batch_items import ToAddShared, ToEncode
+from gradcomp.codec.batch_items import EncodeItem, PeerItem
 from gradcomp.codec.codec import Codec
-from gradcomp.codec.devices import HOST, SharingDevice, sharing_device_of
+from gradcomp.codec.devices import HOST, PeerDevice, peer_device_of
 from gradcomp.exchange.memory import Memory, Source
 from gradcomp.exchange.patterns.base import BucketAggregator, Context, Member
 from gradcomp.exchange.patterns.chunks import (
@@ -52,7 +52,7 @@ class Sra(BucketAggregator):
 
     def __init__(self, codec: Codec, memory: Memory, context: Context) -> None:
         self._shares = "shares" in codec.caps
-        self.on_sharing_devices = not self._shares
+        self.on_peer_devices = not self._shares
         self.bucket = self if self._shares else Sra
         self.codec = codec
         self.memory = memory
@@ -71,9 +71,9 @@ class Sra(BucketAggregator):
             ]
             return (yield from self.gather.bucket_round(name, gathers))
         chunks = cut(keys, self._world_size, whole_rows=self._shares)
-        device = sharing_device_of(
+        device = peer_device_of(
             [
-                ToEncode(aggregator.codec, member.grad)
+                EncodeItem(aggregator.codec, member.grad)
                 for member, aggregator in zip(members, aggregators, strict=True)
             ]
         )
@@ -108,11 +108,11 @@ class Sra(BucketAggregator):
         )
 
     def _from_devices(
-        self, name: str, chunks: Sequence[Chunk], bucket: _Bucket, device: SharingDevice
+        self, name: str, chunks: Sequence[Chunk], bucket: _Bucket, device: PeerDevice
     ) -> BucketRound:
         """Average from device to device: what travels never comes to the host."""
         own = chunks[self._rank]
-        scattered: Any = device.share(f"{name}.scatter", bucket.scattered(chunks))
+        scattered: Any = device.begin_messages(f"{name}.scatter", bucket.scattered(chunks))
         bucket.sent()
         splits = scattered.splits
         replies: list[ByteArray] = yield AllToAll(f"{name}.scatter", scattered, splits)
@@ -123,10 +123,10 @@ class Sra(BucketAggregator):
             bucket.to_add(piece, total, _SCATTER, ranks)
             for piece, total in zip(own, sums, strict=True)
         ]
-        device.add_shared(scattered, self._rank, to_add, replies, 1.0 / self._world_size)
+        device.add_messages(scattered, self._rank, to_add, replies, 1.0 / self._world_size)
         tensors = bucket.gathered(own, sums)
         # The engine gathers messages of one size.
-        gathered: Any = device.share(f"{name}.gather", [tensors], max(splits))
+        gathered: Any = device.begin_messages(f"{name}.gather", [tensors], max(splits))
         for residual, lost in bucket.lost(own, tensors):
             device.add_lost(residual, lost, float(self._world_size))
         counts = [len(chunk) for chunk in chunks]
@@ -140,7 +140,7 @@ class Sra(BucketAggregator):
             ]
             for owner, chunk in enumerate(chunks)
         ]
-        device.decode_shared(scattered, decoded, replies)
+        device.decode_messages(scattered, decoded, replies)
         return outputs
 
 
@@ -165,7 +165,7 @@ class _Bucket:
             for aggregator, member in zip(aggregators, members, strict=True)
         ]
 
-    def scattered(self, chunks: Sequence[Chunk]) -> list[list[ToEncode]]:
+    def scattered(self, chunks: Sequence[Chunk]) -> list[list[EncodeItem]]:
         """The pieces of all chunks, with their parts of the memories."""
         return [
             [
@@ -182,7 +182,7 @@ class _Bucket:
         for aggregator, member in zip(self._aggregators, self.members, strict=True):
             aggregator.memory.sent(member.key)
 
-    def gathered(self, chunk: Chunk, averages: Sequence[FloatArray]) -> list[ToEncode]:
+    def gathered(self, chunk: Chunk, averages: Sequence[FloatArray]) -> list[EncodeItem]:
         """The averages of a chunk's pieces; residuals become what encoding them loses."""
         tensors = []
         for piece, average in zip(chunk, averages, strict=True):
@@ -192,7 +192,7 @@ class _Bucket:
         return tensors
 
     def lost(
-        self, chunk: Chunk, tensors: Sequence[ToEncode]
+        self, chunk: Chunk, tensors: Sequence[EncodeItem]
     ) -> Iterator[tuple[FloatArray, FloatArray]]:
         """For each piece with a memory its part of the residual, and what `gathered` has lost of it."""
         for piece, tensor in zip(chunk, tensors, strict=True):
@@ -200,15 +200,13 @@ class _Bucket:
             if residual is not None and tensor.residual is not None:
                 yield residual[piece.begin : piece.end], tensor.residual
 
-    def to_add(
-        self, piece: Piece, out: FloatArray, phase: int, ranks: Iterable[int]
-    ) -> ToAddShared:
+    def to_add(self, piece: Piece, out: FloatArray, phase: int, ranks: Iterable[int]) -> PeerItem:
         """A piece of messages of some ranks."""
         gather = self._aggregators[piece.member].gather
         step = self.members[piece.member].step
-        return ToAddShared(gather.codec, out, gather.streams(piece.tensor_id(phase), step, ranks))
+        return PeerItem(gather.codec, out, gather.streams(piece.tensor_id(phase), step, ranks))
 
-    def _piece(self, piece: Piece, source: Source, phase: int) -> ToEncode:
+    def _piece(self, piece: Piece, source: Source, phase: int) -> EncodeItem:
         gather = self._aggregators[piece.member].gather
         step = self.members[piece.member].step
         item = source.to_encode(gather.codec, gather.seed, step, piece.tensor_id(phase))

@@ -44,7 +44,7 @@ Keys of arrays, each by tensor name:
   the other;
 - ``residual_lr``: the learning rate of a residual's last step, with ``lr=scale``;
 - ``basis``: learned from averages; see `gradcomp.Codec.learn`;
-- ``carried``: starting points of encoders; see `gradcomp.ToEncode`.
+- ``carried``: starting points of encoders; see `gradcomp.EncodeItem`.
 """
 
 

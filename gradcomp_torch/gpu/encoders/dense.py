@@ -10,7 +10,7 @@ import torch
 
 from gradcomp_torch.gpu.bucket import EXACT, VECTOR_BYTES, Array, Mode, Payload, Table
 from gradcomp_torch.gpu.encoders import tiling
-from gradcomp_torch.gpu.encoders.encoder import Encoder, Shared
+from gradcomp_torch.gpu.encoders.encoder import Encoder, PeerResult
 from gradcomp_torch.gpu.encoders.params import FLOAT_TYPES, Params
 from gradcomp_torch.gpu.kernels import quantize
 from gradcomp_torch.gpu.kernels import table as field
@@ -36,11 +36,11 @@ class Dense(Encoder):
             for begin, size in zip(self.begins, self.bytes, strict=True)
         ]
 
-    def shared(self, table: Table, *, packs: bool) -> list[Shared]:
+    def peer_results(self, table: Table, *, packs: bool) -> list[PeerResult]:
         """See `Encoder`."""
         ends = [*self.begins[1:], self.memory.numel()]
         return [
-            Shared(self.memory[begin:end], None, numel)
+            PeerResult(self.memory[begin:end], None, numel)
             for begin, end, numel in zip(self.begins, ends, self.bucket.sizes, strict=True)
         ]
 

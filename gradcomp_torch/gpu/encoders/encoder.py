@@ -12,20 +12,20 @@ from gradcomp_torch.gpu.bucket import (
     Array,
     Bucket,
     Kept,
+    LaunchItem,
     Mode,
     Payload,
     Table,
-    ToLaunch,
     current,
 )
 from gradcomp_torch.gpu.encoders import tiling
 from gradcomp_torch.gpu.encoders.params import Params
 from gradcomp_torch.gpu.graphs import Replayed
 
-__all__ = ["Encoder", "Launches", "Shared"]
+__all__ = ["Encoder", "Launches", "PeerResult"]
 
 
-class Shared(NamedTuple):
+class PeerResult(NamedTuple):
     """A tensor's result as other devices get it.
 
     Attributes:
@@ -72,7 +72,7 @@ class Encoder(ABC):
         """The tensors' results in the encoder's memory, or in a copy of it on the host."""
 
     @abstractmethod
-    def shared(self, table: Table, *, packs: bool) -> list[Shared]:
+    def peer_results(self, table: Table, *, packs: bool) -> list[PeerResult]:
         """The tensors' results as other devices get them; launches, and allocates the first time only.
 
         All sizes follow from the sizes of the tensors. Results hold as long as those of the launch.
@@ -91,7 +91,7 @@ class Launches:
         self._table = Table(encoder.bucket)
         self._replayed = Replayed(encoder.bucket.device)
 
-    def run(self, tensors: Sequence[ToLaunch]) -> None:
+    def run(self, tensors: Sequence[LaunchItem]) -> None:
         """Correct, encode and subtract, without waiting: results and residuals are the core's.
 
         Args:

@@ -10,7 +10,7 @@ import torch
 from gradcomp.adapter_api import sample_of
 from gradcomp_torch.gpu.bucket import EXACT, Array, Kept, Mode, Table, divide, upload
 from gradcomp_torch.gpu.encoders import tiling
-from gradcomp_torch.gpu.encoders.encoder import Shared
+from gradcomp_torch.gpu.encoders.encoder import PeerResult
 from gradcomp_torch.gpu.encoders.params import Params, number
 from gradcomp_torch.gpu.encoders.topk import TopK, guess_of
 from gradcomp_torch.gpu.kernels import sample
@@ -72,12 +72,12 @@ class SampledTopK(TopK):
             for kept, count in zip(super().results(memory), numbers, strict=True)
         ]
 
-    def shared(self, table: Table, *, packs: bool) -> list[Shared]:
+    def peer_results(self, table: Table, *, packs: bool) -> list[PeerResult]:
         """See `Encoder`."""
         numbers = torch.split(self.numbers.view(torch.uint8), 4)
         return [
             one._replace(present=number)
-            for one, number in zip(super().shared(table, packs=packs), numbers, strict=True)
+            for one, number in zip(super().peer_results(table, packs=packs), numbers, strict=True)
         ]
 
     def _numbers(self, memory: Array) -> Array:

@@ -12,7 +12,7 @@ import torch
 from gradcomp.adapter_api import kept_count
 from gradcomp_torch.gpu.bucket import EXACT, Array, Kept, Mode, Table, Work, divide
 from gradcomp_torch.gpu.encoders import tiling
-from gradcomp_torch.gpu.encoders.encoder import Encoder, Shared
+from gradcomp_torch.gpu.encoders.encoder import Encoder, PeerResult
 from gradcomp_torch.gpu.encoders.params import VALUE_TYPES, Params
 from gradcomp_torch.gpu.kernels import correct, pack, packed, select
 from gradcomp_torch.gpu.kernels import table as field
@@ -96,7 +96,7 @@ class TopK(Encoder):
             return indices.view(torch.int32), values.view(torch.float32)
         return indices.view(np.int32), values.view(np.float32)
 
-    def shared(self, table: Table, *, packs: bool) -> list[Shared]:
+    def peer_results(self, table: Table, *, packs: bool) -> list[PeerResult]:
         """See `Encoder`."""
         values, size = self.values, 4
         if self.type != VALUE_TYPES["fp32"]:
@@ -109,7 +109,7 @@ class TopK(Encoder):
         of_values = torch.split(values.view(torch.uint8), [size * k for k in self.kept])
         of_indices = self._packed(table) if packs else torch.split(self.indices, self.kept)
         return [
-            Shared(own, indices.view(torch.uint8), k)
+            PeerResult(own, indices.view(torch.uint8), k)
             for own, indices, k in zip(of_values, of_indices, self.kept, strict=True)
         ]
 

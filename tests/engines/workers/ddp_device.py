@@ -124,8 +124,8 @@ def messages_from_device_to_device() -> None:
             training = Training(config, shapes)
             training.check_steps(Loopback(config, hvd.size()), range(3))
             training.check_replicas()
-        shared = {line for line in device_.log if line.startswith(("share", "add"))}
-        assert (shared == set()) is (warning is not None), device_.log
+        direct = {line for line in device_.log if line.startswith(("begin", "add"))}
+        assert (direct == set()) is (warning is not None), device_.log
         assert ("decode numbers" in device_.log) is (exchange == "auto"), device_.log
         warnings = [str(call.args[0] % call.args[1:]) for call in log.warning.call_args_list]
         assert len(warnings) == int(first and warning is not None)
@@ -151,8 +151,8 @@ def factors_from_device_to_device() -> None:
                 one.set_lr(0.1)
             training.check_steps(loopback, range(4))
             training.check_replicas()
-        calls = [line for line in device.log if line.startswith(("share", "multiply"))]
-        assert set(calls) == {"share 3 products"}, device.log
+        calls = [line for line in device.log if line.startswith(("begin", "multiply"))]
+        assert set(calls) == {"begin 3 products"}, device.log
         assert len(calls) == names * (4 - int("start_step=1" in spec)), device.log
         ours, wanted = training.state.state_dict(), loopback.ranks[hvd.rank()].state_dict()
         for kind in ("residual", "powersgd_p", "powersgd_q"):

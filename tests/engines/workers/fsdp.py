@@ -248,7 +248,7 @@ def reduced_from_device_to_device() -> None:
     assert state.stats.sent_bytes == through_hosts.stats.sent_bytes
     assert any("ndim <= 1" in reason for reason in state.uncompressed.values())
     reduced = 4 * len(units(sharded()))
-    assert device.log.count(f"share {hvd.size()}") == reduced
+    assert device.log.count(f"begin {hvd.size()} messages") == reduced
     assert device.log.count(f"add {hvd.size()} messages") == reduced
 
 

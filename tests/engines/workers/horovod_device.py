@@ -82,7 +82,7 @@ def messages_of_horovod_from_device_to_device() -> None:
             for ranks in ({0, 1}, {0}):
                 with on_device(ranks) as device, mock.patch.object(finding, "_log") as log:
                     check_steps(used)
-                sent = [line for line in device.log if line.startswith("share")]
+                sent = [line for line in device.log if line.startswith("begin")]
                 assert bool(sent) is (ranks == {0, 1}), (spec, device.log)
                 warned = log.warning.call_count
                 assert warned == int(ranks == {0} and hvd.rank() == 0), (spec, warned)
