@@ -27,7 +27,6 @@ NOT_RUN = {
     "doctor": "prints what the machine has",
     "profile": "prints times",
     "report": "reads runs of a training",
-    "simulate": "prints a time",
 }
 """Commands whose transcripts are not run, with the reason."""
 
