@@ -241,7 +241,7 @@ def shards_on_devices() -> None:
             calls = {line.split()[0] for line in there.log}
             expected = {"launch", "wait", "decode"} if spec == kept else set()
             if shared and spec != "identity":
-                expected = {"share", "launch", "wait", "add", "decode"}
+                expected = {"begin", "launch", "wait", "add", "decode"}
             assert calls == (expected if here else set()), (spec, device, there.log)
 
 

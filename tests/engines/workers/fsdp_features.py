@@ -119,7 +119,7 @@ def loss_scale_and_clipping() -> None:
 def a_loss_scale_of_shards_on_devices() -> None:
     """The models are those of the host, and the skipped step leaves no trace in residuals on devices."""
     plain = _trained(torch.amp.GradScaler("cpu", enabled=False), follows=False)
-    for setting, sign in (("auto", "launch"), ("direct", "share")):
+    for setting, sign in (("auto", "launch"), ("direct", "begin")):
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
         with found(True) as device:
             _check_equal_models(_trained(scaler, follows=True, device=setting), plain)
