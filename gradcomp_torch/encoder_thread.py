@@ -1,4 +1,4 @@
-"""Whether a thread encodes gradients beside the backward pass."""
+"""Whether a thread encodes gradients during the backward pass."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def _pieces(
 
 
 def _is_next(first: torch.Tensor, numel: int, tensor: torch.Tensor) -> bool:
-    """Whether a tensor follows so many elements in the memory of another one."""
+    """Whether a tensor follows the first ``numel`` elements in the memory of another one."""
     return (
         first.is_contiguous()
         and tensor.is_contiguous()

@@ -50,7 +50,7 @@ def is_sharded(tensor: Any) -> bool:
 
 
 def check_unsharded(named: Iterable[tuple[str, Any]]) -> None:
-    """Refuse parameters of which a rank has a part alone.
+    """Refuse sharded parameters.
 
     Raises:
         ConfigError: a parameter is a DTensor.

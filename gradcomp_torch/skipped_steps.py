@@ -1,4 +1,4 @@
-"""Local steps that a GradScaler skips, each rank others: they count as well."""
+"""Steps that a GradScaler skips, which may differ by rank, still count as local steps."""
 
 from __future__ import annotations
 

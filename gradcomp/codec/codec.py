@@ -53,7 +53,8 @@ class Codec:
         """Number of float32 values per tensor that the encoder keeps from one step to the next, to
         shorten its search; see `gradcomp.EncodeItem`. Decoding never needs them."""
         self.decodes_slowly: bool = self.core.decodes_slowly
-        """Whether a rank had better keep what its own frame decodes to; see `EncodeItem.decoded`."""
+        """Whether decoding is so slow that a rank should keep the decode of its own frame; see
+        `EncodeItem.decoded`."""
         self.payload_dtype: np.dtype[Any] = np.dtype(self.core.payload_dtype)
         """The elements of a payload: float32 or float16 for summable codecs, else uint8."""
 

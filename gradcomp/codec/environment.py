@@ -15,7 +15,7 @@ _MAX_THREADS = 256
 
 
 def warn_of_ignored_variables() -> None:
-    """Warn of a GRADCOMP_THREADS or GRADCOMP_SIMD in place of which the core takes its default."""
+    """Warn if GRADCOMP_THREADS or GRADCOMP_SIMD has a value that the core ignores."""
     threads = os.environ.get("GRADCOMP_THREADS", "")
     number = re.fullmatch("0*([1-9][0-9]{0,2})", threads)
     if threads and not (number and int(number[1]) <= _MAX_THREADS):

@@ -47,7 +47,7 @@ def inspect(frame: Any) -> FrameInfo:
 
 
 def frame_size(data: Any) -> int:
-    """Bytes of the frame that ``data`` begins with, of which only the header need be there.
+    """Bytes of the frame that ``data`` begins with; only its header has to be present.
 
     Raises:
         WireError: ``data`` does not begin with the header of a frame.

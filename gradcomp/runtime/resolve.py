@@ -98,7 +98,7 @@ class Resolver:
             WeakValueDictionary()
         )
         self._dense = Dense()
-        # Specs that no device takes: the user was told so.
+        # Specs without kernels that the user has been warned about.
         self._on_host: set[str] = set()
 
     def set_epoch(self, epoch: int) -> None:
@@ -129,7 +129,7 @@ class Resolver:
 
     @property
     def automatic(self) -> dict[str, Choice]:
-        """The rules for which `auto` takes another pattern with so many ranks than with two."""
+        """The rules for which `auto` picks a different pattern at this number of ranks than at two."""
         context = self._context
         if context.scatters:
             return {}

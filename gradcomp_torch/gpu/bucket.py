@@ -134,7 +134,7 @@ def upload(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor
 
 
 def divide(counts: npt.ArrayLike, each: int, device: torch.device) -> Work:
-    """Divide tensors of so many elements into programs of at most ``each``."""
+    """Divide tensors of these sizes into programs of at most ``each``."""
     tensors, first = spread(counts, each)
     return Work(tensors.size, upload(tensors, device), first)
 

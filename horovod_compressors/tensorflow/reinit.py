@@ -1,6 +1,6 @@
-"""Horovod's side of elastic jobs with TensorFlow: its lives, ranks that are alone, and lost ranks.
+"""Horovod's side of elastic jobs with TensorFlow: re-initialization, single-rank phases, and lost ranks.
 
-A life lasts from one ``hvd.init()`` to the next. Graphs outlive it, so nothing of it may be in them.
+A "life" lasts from one ``hvd.init()`` to the next. Graphs outlive it, so nothing of it may be in them.
 This file uses private names of Horovod; the tests of elastic jobs fail without them.
 """
 

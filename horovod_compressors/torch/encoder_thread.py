@@ -1,4 +1,4 @@
-"""Encoding on a thread of its own, beside the backward pass."""
+"""Encoding on a background thread, during the backward pass."""
 
 from __future__ import annotations
 

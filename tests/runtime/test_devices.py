@@ -17,6 +17,7 @@ from gradcomp import (
 from gradcomp.codec.batch import launch_batch
 from gradcomp.codec.devices import HOST, Device, device_of
 from gradcomp.codec.frame import split_frames
+from gradcomp.exchange.algorithms.factor_device import HOST_PRODUCTS, product_device
 from gradcomp.exchange.engine import Driver
 from gradcomp.exchange.rounds import AllGather, AllReduce, Request
 from support.core_device import CoreDevice
@@ -81,6 +82,20 @@ def test_matrices_on_devices_and_on_the_host_average_together(spec: str, count: 
     products = {line for line in first.log if line.startswith("multiply")}
     assert products == {f"multiply {count}"}  # all matrices of the bucket together
     assert {line for line in last.log if line.startswith("multiply")} == {"multiply 1"}
+
+
+class WithoutProducts(CoreDevice):
+    """A device that does not multiply matrices."""
+
+    multiply = None  # type: ignore[assignment]
+
+
+def test_a_device_that_does_not_multiply_is_named() -> None:
+    device = CoreDevice()
+    assert product_device(device) is device
+    assert product_device(HOST) is HOST_PRODUCTS
+    with pytest.raises(TypeError, match="WithoutProducts does not multiply matrices"):
+        product_device(WithoutProducts())
 
 
 @pytest.mark.parametrize("spec", ["powersgd(rank=2,start_step=0)", "powersgd(rank=2,start_step=2)"])

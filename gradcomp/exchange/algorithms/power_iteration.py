@@ -95,7 +95,7 @@ class Matrix:
     def to_settle(
         self, factor: FloatArray, transposed: bool, kept: FloatArray, applied: Applied
     ) -> SettleItem:
-        """As `to_apply`, on one device, where nobody knows yet what is safe."""
+        """As `to_apply`, on one device, on which finiteness has not been checked yet."""
         begun = self._average is not None
         average = None if applied == "nothing" else self.average
         return SettleItem(self._m, factor, transposed, kept, average, begun)

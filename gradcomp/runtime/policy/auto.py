@@ -38,8 +38,8 @@ _LAPS = 4
 """Whole steps that are timed in a row, after one of warm-up; twice for each contender of the race."""
 
 _WINDOW = 100
-"""Decided steps whose median is compared with that of the first so many. Each second look doubles it,
-so that steps that change again and again do not cost one trial after the other."""
+"""Window length: the median of this many steps is compared with that of the first window. Measuring
+again doubles it, so that steps that change again and again do not cost one trial after the other."""
 
 _CHANGED = 1.5
 """Factor by which steps are shorter or longer if conditions have changed, and not only by noise."""
@@ -100,7 +100,7 @@ class _Trial:
         return name if name in names else names[0]
 
     def begin_race(self) -> bool:
-        """Let the contenders race that differ; whether there are at least two.
+        """Start timing the distinct contenders; returns False if there are fewer than two.
 
         Exchanges that were timed one after the other overlap in a whole step. So where compression
         won for some groups only, it may still be fastest to compress all.

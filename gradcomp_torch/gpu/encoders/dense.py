@@ -46,7 +46,7 @@ class Dense(Encoder):
 
     @abstractmethod
     def payload_bytes(self, numel: int) -> int:
-        """Bytes of the payload of a tensor of so many elements."""
+        """Bytes of the payload of a tensor of ``numel`` elements."""
 
 
 class Floats(Dense):

@@ -180,7 +180,7 @@ def add_integer_kernel(
 
 @triton.jit
 def _symbol(payload, i, scales, ok, BITS: tl.constexpr):
-    """The symbol of an element, after so many scales."""
+    """The symbol of an element, after ``scales`` scales."""
     EACH: tl.constexpr = 8 // BITS
     byte = _byte(payload, 4 * scales + i // EACH, ok)
     return (byte >> (i % EACH * BITS)) & ((1 << BITS) - 1)
