@@ -17,7 +17,7 @@ from gradcomp.adapter_api import ranks_text
 from gradcomp.errors import PeerError
 from horovod_compressors.liveness import Liveness, job_store, seconds_of
 
-__all__ = ["LongWait", "liveness"]
+__all__ = ["StallCheck", "liveness"]
 
 _CHECK = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 _SHUTDOWN = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
@@ -54,7 +54,7 @@ def _limits() -> _Limits:
     return _Limits(warning / _BEATS, warning, error if error > warning else float("inf"))
 
 
-class LongWait:
+class StallCheck:
     """One wait; the caller asks `look` now and then.
 
     Args:

@@ -146,7 +146,7 @@ class _Averaging:
                 "policy mixed_float16, whose compile() adds a LossScaleOptimizer if there is none"
             )
         variables = trainable_variables or self._trainable_variables
-        # `seam` finds the variables by this name.
+        # `horovod_call` finds the variables by this name.
         rv = [v if isinstance(v, tf.Variable) else v.value for v in variables]
         averages = self._average(list(grads), rv)
         return super().apply(averages, trainable_variables)  # type: ignore[misc]

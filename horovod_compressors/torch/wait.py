@@ -16,7 +16,7 @@ import horovod.torch as hvd
 from horovod.common.exceptions import HorovodInternalError
 
 from gradcomp.errors import ProtocolError
-from horovod_compressors.stall import LongWait
+from horovod_compressors.stall import StallCheck
 
 __all__ = ["synchronize", "wait", "wait_first"]
 
@@ -33,7 +33,7 @@ def wait(handle: int, ranks: Collection[int] | None = None) -> None:
         ranks: the ranks that take part; None for all.
 
     Raises:
-        PeerError: see `LongWait.look`.
+        PeerError: see `StallCheck.look`.
     """
     nap = _FIRST_NAP
     while not hvd.poll(handle):
@@ -44,10 +44,10 @@ def wait(handle: int, ranks: Collection[int] | None = None) -> None:
             break
     else:
         return
-    long_wait = LongWait(partial(hvd.poll, handle), ranks)
+    stall_check = StallCheck(partial(hvd.poll, handle), ranks)
     while not hvd.poll(handle):
         time.sleep(nap)
-        long_wait.look()
+        stall_check.look()
 
 
 def synchronize(handle: int) -> Any:
