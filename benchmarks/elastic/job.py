@@ -148,7 +148,7 @@ class ElasticJob:
 
 def _with_this_module(environment: dict[str, str]) -> dict[str, str]:
     """Variables with which workers find `log_row`."""
-    paths = [str(Path(__file__).resolve().parent), environment.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).resolve().parents[1]), environment.get("PYTHONPATH", "")]
     return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 

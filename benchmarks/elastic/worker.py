@@ -10,7 +10,6 @@ import argparse
 import importlib
 import json
 import os
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,8 +17,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from elastic.digits import HELD_OUT, MOMENTUM, Floats, Training, digits, samples
 from elastic.job import log_row

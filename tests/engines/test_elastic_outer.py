@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 
 class Job:
-    """Processes of `workers.elastic` by name, and what they have logged."""
+    """Processes of `workers.elastic_outer` by name, and what they have logged."""
 
     def __init__(self, folder: Path, spec: str) -> None:
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -35,7 +35,7 @@ class Job:
         arguments = [self._store.port, name, self._folder / name, self._spec]
         with (self._folder / f"{name}.err").open("ab") as errors:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", "workers.elastic", *map(str, arguments)],
+                [sys.executable, "-W", "error", "-m", "workers.elastic_outer", *map(str, arguments)],
                 # Equal digests in all processes.
                 env={**os.environ, **ENVIRONMENT, "PYTHONHASHSEED": "0"},
                 stderr=errors,
