@@ -380,6 +380,6 @@ def test_ranks_with_other_bases_say_so() -> None:
     with pytest.raises(ProtocolError, match=r"basis of . tensors: .* on rank 0; .* on rank 1"):
         averages(loop, 4)
     for pipeline in loop.ranks:  # as after a fault of memory in the middle of training
-        pipeline._fresh = False
+        pipeline.comparison.fresh = False
     with pytest.raises(WireError, match=r"frame of rank . for '0': .*another basis"):
         averages(loop, 4)

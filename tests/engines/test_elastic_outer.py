@@ -35,7 +35,14 @@ class Job:
         arguments = [self._store.port, name, self._folder / name, self._spec]
         with (self._folder / f"{name}.err").open("ab") as errors:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", "workers.elastic_outer", *map(str, arguments)],
+                [
+                    sys.executable,
+                    "-W",
+                    "error",
+                    "-m",
+                    "workers.elastic_outer",
+                    *map(str, arguments),
+                ],
                 # Equal digests in all processes.
                 env={**os.environ, **ENVIRONMENT, "PYTHONHASHSEED": "0"},
                 stderr=errors,

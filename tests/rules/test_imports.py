@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 import gradcomp
 import torch_compressors
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def imported(program: str) -> set[str]:
@@ -38,6 +42,16 @@ def test_help_imports_no_command() -> None:
 def test_other_adapters_import_neither_ddp_nor_gossip() -> None:
     modules = imported("import gradcomp_torch.state, gradcomp_torch.dgc_sgd")
     assert not modules & {"torch_compressors.ddp", "torch_compressors.gossip", "gradcomp.gossip"}
+
+
+def test_entry_points_can_be_loaded() -> None:
+    """Those of pyproject.toml, which a tool looks up only when a user needs one."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = {**project["entry-points"], "console_scripts": project["scripts"]}
+    assert {"gradcomp.baselines", "gradcomp.links", "gradcomp.probes"} < set(groups)
+    for group, entries in groups.items():
+        for name, value in entries.items():
+            EntryPoint(name, value, group).load()
 
 
 def test_the_public_names_are_there() -> None:
