@@ -32,7 +32,6 @@ from gradcomp.exchange.algorithms.factor_device import (
     ProductItem,
     SettleItem,
 )
-from gradcomp.exchange.averaging import MEAN
 from gradcomp.exchange.engine import Driver, Engine, JobLinks
 from gradcomp.exchange.nodes import Node
 from gradcomp.exchange.rates import Rates
@@ -67,13 +66,12 @@ from gradcomp.runtime.agree.comparison import (
 from gradcomp.runtime.agree.replicas import Parameters
 from gradcomp.runtime.collector import Collector, Route
 from gradcomp.runtime.controls import Controls
-from gradcomp.runtime.measure.profiled_engine import ProfiledEngine
 from gradcomp.runtime.measure.stats import Stats
 from gradcomp.runtime.membership import common_state, moved, placed, resized, take_common_state
 from gradcomp.runtime.outer.options import OuterOptions
 from gradcomp.runtime.outer.sgd import OuterSGD
 from gradcomp.runtime.outer.steps import OuterSteps, Values
-from gradcomp.runtime.pipeline import Pipeline, profile_as_configured
+from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.resolve import Resolved
 from gradcomp.runtime.start_report import StartReport
 from gradcomp.runtime.state.checkpoint import Checkpoints
@@ -83,7 +81,6 @@ from gradcomp.runtime.state.state_file import pack_state, unpack_state
 from gradcomp.runtime.unedited import Patch, Unedited, run_unedited
 
 __all__ = [
-    "MEAN",
     "STATE_KINDS",
     "AllGather",
     "AllReduce",
@@ -119,7 +116,6 @@ __all__ = [
     "PeerItem",
     "Pipeline",
     "ProductItem",
-    "ProfiledEngine",
     "RankGroup",
     "Rates",
     "Ready",
@@ -157,7 +153,6 @@ __all__ = [
     "parse",
     "payloads_of_frames",
     "placed",
-    "profile_as_configured",
     "ranks_text",
     "read_digests",
     "read_object",

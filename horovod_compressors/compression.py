@@ -19,7 +19,6 @@ from gradcomp.adapter_api import (
     Driver,
     Engine,
     Pipeline,
-    ProfiledEngine,
     RankGroup,
     agreement_line,
     check_agreement,
@@ -27,7 +26,6 @@ from gradcomp.adapter_api import (
     exchange_pattern,
     moved,
     pack_state,
-    profile_as_configured,
     resized,
     take_common_state,
     unpack_state,
@@ -274,8 +272,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
         take_common_state(self.pipeline, unpack_state(of_first), shapes)
 
     def _engine(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> Engine:
-        stats = profile_as_configured(self.pipeline).stats
-        return ProfiledEngine(self._collectives(prefix, process_sets), stats)
+        return self.pipeline.profiled(self._collectives(prefix, process_sets))
 
     @abstractmethod
     def _collectives(self, prefix: str, process_sets: Mapping[RankGroup, Any]) -> Engine:
@@ -317,7 +314,7 @@ class BaseCompression(Controls, metaclass=_Codecs):
 
     @abstractmethod
     def _parameters(self) -> Iterable[tuple[str, Any]]:
-        """Names and buffers of all parameters; see `gradcomp.adapter_api.Parameters`."""
+        """Names and buffers of all parameters; see `Collector`."""
 
     def agree(self, shapes: Mapping[str, tuple[int, ...]]) -> Collector:
         """Check that all ranks agree, before any rank sends a gradient; make the collector.

@@ -28,12 +28,10 @@ from gradcomp.adapter_api import (
     Driver,
     FloatArray,
     Pipeline,
-    ProfiledEngine,
     Ready,
     Resolved,
     Round,
     Route,
-    profile_as_configured,
 )
 from gradcomp.errors import ConfigError
 from gradcomp_torch.devices import TensorArray, TensorDevice
@@ -206,7 +204,7 @@ class DDPCompression(ScalerControls):
             engine = connect_devices(
                 self._devices, self.pipeline, self._gloo, world, places, self._timeout
             )
-        self._engine = ProfiledEngine(engine, profile_as_configured(self.pipeline).stats)
+        self._engine = self.pipeline.profiled(engine)
         return self._gloo
 
     def _gather_bytes(self, data: bytes) -> Sequence[bytes]:

@@ -26,8 +26,6 @@ from gradcomp.adapter_api import (
     Driver,
     OuterOptions,
     Pipeline,
-    ProfiledEngine,
-    profile_as_configured,
 )
 from gradcomp.errors import ConfigError
 from gradcomp_torch.outer import ParameterValues, TensorOuterSteps
@@ -93,10 +91,8 @@ class OuterStep(TensorOuterSteps):
         limit = message_limit(
             map(math.prod, values.shapes.values()), self.config.compress.bucket_bytes
         )
-        engine = ProfiledEngine(
-            GlooEngine(exchange_groups(world, size, timeout), limit, "OuterStep"),
-            profile_as_configured(pipeline).stats,
-        )
+        gloo = GlooEngine(exchange_groups(world, size, timeout), limit, "OuterStep")
+        engine = pipeline.profiled(gloo)
         buffers = model.buffers() if isinstance(model, torch.nn.Module) else ()
         for tensor in [*(one for _, one in values.named()), *buffers]:
             dist.broadcast(tensor.detach(), dist.get_process_group_ranks(world)[0], world)

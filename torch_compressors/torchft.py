@@ -29,19 +29,16 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 from gradcomp import Config
 from gradcomp.adapter_api import (
-    MEAN,
     Broadcast,
     Collector,
     Driver,
     Pipeline,
-    ProfiledEngine,
     Stats,
     agreement_line,
     check_agreement,
     common_state,
     moved,
     placed,
-    profile_as_configured,
     take_common_state,
 )
 from gradcomp.errors import ConfigError, GradcompError, PeerError, missing_package
@@ -120,7 +117,7 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
         super().__init__(timeout)
         check_only_residuals(config)
         for rule in config.compress.resolutions:
-            if rule.averaging != MEAN:
+            if rule.averaging.changes:
                 raise ConfigError(
                     f"{rule.rule} has {rule.averaging}, and torchft adds up replicas; leave it out"
                 )
@@ -162,8 +159,7 @@ class _CompressedGloo(TorchftGloo):  # type: ignore[misc]
             "CompressedManager",
             Liveness(own_store, "fault", rank, range(world_size)),
         )
-        profile_as_configured(self.pipeline)
-        self._driver = Driver(ProfiledEngine(engine, self.pipeline.stats))
+        self._driver = Driver(self.pipeline.profiled(engine))
         return group
 
     def _agree(self) -> None:

@@ -11,6 +11,7 @@ from gradcomp.codec.devices import HOST, Device, device_of
 from gradcomp.config.schema import Config
 from gradcomp.errors import ConfigError
 from gradcomp.exchange.averaging import MEAN
+from gradcomp.exchange.engine import Engine
 from gradcomp.exchange.patterns.base import Context, Member
 from gradcomp.exchange.patterns.single_rank import Alone
 from gradcomp.exchange.rounds import BucketRound, Round
@@ -19,6 +20,7 @@ from gradcomp.runtime.agree.step_comparison import StepComparison
 from gradcomp.runtime.buckets import make_buckets
 from gradcomp.runtime.measure.counted import counted
 from gradcomp.runtime.measure.profile_files import write_profile
+from gradcomp.runtime.measure.profiled_engine import ProfiledEngine
 from gradcomp.runtime.measure.stats import Stats
 from gradcomp.runtime.policy.auto import Policy
 from gradcomp.runtime.policy.decision import Decision
@@ -28,7 +30,7 @@ from gradcomp.runtime.resolve import Resolved, Resolver
 from gradcomp.runtime.state.loss_scale import check_sends_nan
 from gradcomp.runtime.state.rank_state import RankState, State
 
-__all__ = ["Pipeline", "profile_as_configured"]
+__all__ = ["Pipeline"]
 
 _COPIED = frozenset(
     {
@@ -155,6 +157,18 @@ class Pipeline:
         """Go on counting in the statistics of an earlier pipeline, perhaps of other ranks."""
         stats.ranks = self.world_size
         self.stats = stats
+
+    def profiled(self, engine: Engine) -> ProfiledEngine:
+        """Wrap an engine so that the time of its requests is part of profiles.
+
+        If the configuration asks for a profile and none has begun, one begins; it is written when the
+        process ends.
+        """
+        settings = self.config.stats
+        if settings.profile is not None and self.stats.profile is None:
+            profile = self.stats.start_profile(error=settings.error)
+            atexit.register(write_profile, profile, settings.profile, self.rank)
+        return ProfiledEngine(engine, self.stats)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch, counted from 0; every rank must call it before the epoch's first step.
@@ -394,21 +408,6 @@ class Pipeline:
         if self.policy.measures:
             self.policy.restart(Decision.from_state(one) for one in decisions)
             self.stats.decisions = self.policy.decisions
-
-
-def profile_as_configured(pipeline: Pipeline) -> Pipeline:
-    """Start a profile if the configuration has one; it is written when the process ends.
-
-    A pipeline that has a profile keeps it.
-
-    Returns:
-        The pipeline.
-    """
-    settings = pipeline.config.stats
-    if settings.profile is not None and pipeline.stats.profile is None:
-        profile = pipeline.stats.start_profile(error=settings.error)
-        atexit.register(write_profile, profile, settings.profile, pipeline.rank)
-    return pipeline
 
 
 def _check_scatters(config: Config) -> None:

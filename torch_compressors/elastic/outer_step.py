@@ -34,14 +34,12 @@ from gradcomp.adapter_api import (
     FloatArray,
     OuterOptions,
     Pipeline,
-    ProfiledEngine,
     agreement_line,
     check_agreement,
     common_state,
     moved,
     pack_state,
     placed,
-    profile_as_configured,
     take_common_state,
     unpack_state,
 )
@@ -194,8 +192,7 @@ class ElasticOuterStep(TensorOuterSteps):
                 "ElasticOuterStep",
                 Liveness(store, "fault", rank, range(size)),
             )
-            profile_as_configured(self._pipeline)
-            self._driver = Driver(ProfiledEngine(engine, self._pipeline.stats))
+            self._driver = Driver(self._pipeline.profiled(engine))
             self._collector = Collector(
                 self._driver, self._pipeline, self._values.shapes, overwrite=True
             )

@@ -23,11 +23,9 @@ from gradcomp.adapter_api import (
     Collector,
     Driver,
     Pipeline,
-    ProfiledEngine,
     Resolved,
     agreement_line,
     check_agreement,
-    profile_as_configured,
     room,
 )
 from gradcomp.errors import ConfigError, StateError
@@ -116,7 +114,7 @@ class ReduceScatterCompression(ShardedControls, ScalerControls):
         places = {one.device for one in model.parameters()}
         self._devices = Devices(self.config.compress.device)
         engine = connect_devices(self._devices, self._pipeline, gloo, group, places, timeout)
-        self._driver = Driver(ProfiledEngine(engine, profile_as_configured(self._pipeline).stats))
+        self._driver = Driver(self._pipeline.profiled(engine))
         self._reduced: set[str] = set()
         for unit in units:
             _install(unit, _ReduceScatter(self, unit))
