@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradcomp.adapter_api import check_parameters, differences, read_digests, read_object
+from gradcomp.adapter_api import compare_digests, differences
 from gradcomp.errors import ProtocolError
 
 __all__ = ["WORKER", "check_equal", "check_replicas", "to_text"]
@@ -40,12 +40,10 @@ def check_replicas(texts: Sequence[bytes], step: int) -> None:
     """Raise if parameters differ between workers.
 
     Args:
-        texts: each worker's `to_text` of its ``digests``, in the order of ranks.
+        texts: each worker's `digests_text`, in the order of ranks.
         step: number of steps so far.
 
     Raises:
         ProtocolError: a parameter differs; the message names the first one and the ranks.
     """
-    rows = [read_object(text, rank, WORKER).get("digests") for rank, text in enumerate(texts)]
-    digests = [read_digests(row, rank, WORKER) for rank, row in enumerate(rows)]
-    check_parameters(digests, f"after step {step}", WORKER)
+    compare_digests(texts, f"after step {step}", WORKER)

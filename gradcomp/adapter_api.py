@@ -56,11 +56,10 @@ from gradcomp.runtime.agree.agreement import (
     model_digest,
 )
 from gradcomp.runtime.agree.comparison import (
-    check_parameters,
+    compare_digests,
     differences,
-    digest_parameters,
+    digests_text,
     ranks_text,
-    read_digests,
     read_object,
 )
 from gradcomp.runtime.agree.replicas import Parameters
@@ -135,13 +134,13 @@ __all__ = [
     "as_float32",
     "build_text",
     "check_agreement",
-    "check_parameters",
     "check_scale",
     "clip_of_normal",
     "common_state",
+    "compare_digests",
     "derive_stream",
     "differences",
-    "digest_parameters",
+    "digests_text",
     "exchange_pattern",
     "frames_of_parts",
     "gives_steps",
@@ -154,7 +153,6 @@ __all__ = [
     "payloads_of_frames",
     "placed",
     "ranks_text",
-    "read_digests",
     "read_object",
     "resized",
     "room",

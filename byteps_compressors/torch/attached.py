@@ -12,7 +12,7 @@ import byteps.torch as bps
 import torch
 
 from byteps_compressors import native
-from byteps_compressors.agreement import check_replicas, to_text
+from byteps_compressors.agreement import check_replicas
 from byteps_compressors.gather import gather
 from byteps_compressors.torch.checks import check_agreement, check_config, spec_for
 from byteps_compressors.torch.environment import check_environment
@@ -27,7 +27,7 @@ from gradcomp.adapter_api import (
     StartReport,
     Stats,
     check_scale,
-    digest_parameters,
+    digests_text,
 )
 from gradcomp.errors import GradcompError
 from gradcomp_torch.parameters import parameter_bytes
@@ -205,8 +205,8 @@ class Attached(Checkpointed):
             ProtocolError: parameters differ; the message names the first one, the step and the
                 workers.
         """
-        digests = digest_parameters(parameter_bytes(self._parameters.items()))
-        texts = gather(to_text({"digests": digests}), "call check_replicas between the same steps")
+        text = digests_text(parameter_bytes(self._parameters.items())).encode()
+        texts = gather(text, "call check_replicas between the same steps")
         check_replicas(texts, self._steps())
 
     def _steps(self) -> int:

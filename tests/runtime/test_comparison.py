@@ -9,8 +9,10 @@ from gradcomp.errors import ProtocolError
 from gradcomp.runtime.agree.comparison import (
     by_value,
     check_parameters,
+    compare_digests,
     differences,
     digest_parameters,
+    digests_text,
     read_digests,
     read_object,
 )
@@ -49,3 +51,15 @@ def test_the_first_parameter_that_differs_is_named() -> None:
         check_parameters([same, other, same], "before step 3")
     with pytest.raises(ProtocolError, match="none on rank 1"):
         check_parameters([same, same[:1]], "before step 3")
+
+
+def test_texts_of_digests_are_compared() -> None:
+    parameters = {"a": np.ones(3, np.float32), "b": np.zeros((2, 2), np.float32)}
+    same = digests_text(parameters.items())
+    compare_digests([same, same.encode()], "before step 3")
+    parameters["b"][1, 1] = 1
+    other = digests_text(parameters.items())
+    with pytest.raises(ProtocolError, match=r"first 'b' .* on worker 4; .* on worker 5"):
+        compare_digests([same, other], "before step 3", "worker", first=4)
+    with pytest.raises(ProtocolError, match="rank 5 sends no digests"):
+        compare_digests([same, "{}"], "before step 3", first=4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -11,10 +11,9 @@ import torch
 import torch.distributed as dist
 
 from gradcomp.adapter_api import (
-    check_parameters,
+    compare_digests,
     differences,
-    digest_parameters,
-    read_digests,
+    digests_text,
     read_object,
 )
 from gradcomp.errors import GradcompError, ProtocolError
@@ -100,13 +99,8 @@ def check_equal(
     Raises:
         ProtocolError: a tensor differs; the message names the first one, the time and the ranks.
     """
-    text = json.dumps({"digests": digest_parameters(parameter_bytes(named))})
-    texts: Sequence[str] = gather_texts(text, group)
-    digests = [
-        read_digests(read_object(one, first + n).get("digests"), first + n)
-        for n, one in enumerate(texts)
-    ]
-    check_parameters(digests, when, first=first)
+    texts = gather_texts(digests_text(parameter_bytes(named)), group)
+    compare_digests(texts, when, first=first)
 
 
 def setting_text(value: Any) -> str:

@@ -16,8 +16,10 @@ __all__ = [
     "Digests",
     "by_value",
     "check_parameters",
+    "compare_digests",
     "differences",
     "digest_parameters",
+    "digests_text",
     "ranks_text",
     "read_digests",
     "read_object",
@@ -121,6 +123,33 @@ def check_parameters(
             f"differ {when}, first '{apart[0]}' (digests: {values}); see whether all {noun}s began "
             f"with the same weights, and whether a {noun} changes its own"
         )
+
+
+def digests_text(parameters: Iterable[tuple[str, Any]]) -> str:
+    """This rank's text for `compare_digests`.
+
+    Args:
+        parameters: names and C-contiguous buffers, in the order of the model.
+    """
+    return json.dumps({"digests": digest_parameters(parameters)})
+
+
+def compare_digests(
+    texts: Sequence[bytes | str], when: str, noun: str = "rank", first: int = 0
+) -> None:
+    """Compare the parameters of all ranks by each rank's `digests_text`, in rank order.
+
+    Args:
+        when, noun, first: as for `check_parameters`.
+
+    Raises:
+        ProtocolError: a parameter differs, or a text has no digests.
+    """
+    of_ranks = [
+        read_digests(read_object(text, rank, noun).get("digests"), rank, noun)
+        for rank, text in enumerate(texts, first)
+    ]
+    check_parameters(of_ranks, when, noun, first)
 
 
 def ranks_text(ranks: Collection[int]) -> str:
