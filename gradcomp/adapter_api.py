@@ -8,30 +8,9 @@ import-linter contract refuses imports of the packages behind this module.
 from __future__ import annotations
 
 from gradcomp.codec.arrays import ByteArray, FloatArray, as_bytes, as_float32, room
-from gradcomp.codec.batch_items import GiveItem, PeerItem
-from gradcomp.codec.codec import derive_stream
-from gradcomp.codec.devices import Device, DeviceArray, Encoded, PeerDevice
 from gradcomp.codec.frame import split_frames
-from gradcomp.codec.frame_parts import (
-    KeptParts,
-    PayloadParts,
-    clip_of_normal,
-    frames_of_parts,
-    kept_count,
-    kept_of_frames,
-    payloads_of_frames,
-    rotation_of,
-    sample_of,
-)
-from gradcomp.codec.spec import Spec, Stage, parse
+from gradcomp.codec.spec import Spec
 from gradcomp.codec.threads import threads, use_processors
-from gradcomp.exchange.algorithms.factor_device import (
-    ApplyItem,
-    FactorDevice,
-    MultiplyItem,
-    ProductItem,
-    SettleItem,
-)
 from gradcomp.exchange.engine import Driver, Engine, JobLinks
 from gradcomp.exchange.nodes import Node
 from gradcomp.exchange.rates import Rates
@@ -62,13 +41,11 @@ from gradcomp.runtime.agree.comparison import (
     ranks_text,
     read_object,
 )
-from gradcomp.runtime.agree.replicas import Parameters
 from gradcomp.runtime.collector import Collector, Route
 from gradcomp.runtime.controls import Controls
 from gradcomp.runtime.measure.stats import Stats
 from gradcomp.runtime.membership import common_state, moved, placed, resized, take_common_state
 from gradcomp.runtime.outer.options import OuterOptions
-from gradcomp.runtime.outer.sgd import OuterSGD
 from gradcomp.runtime.outer.steps import OuterSteps, Values
 from gradcomp.runtime.pipeline import Pipeline
 from gradcomp.runtime.resolve import Resolved
@@ -84,37 +61,23 @@ __all__ = [
     "AllGather",
     "AllReduce",
     "AllToAll",
-    "ApplyItem",
     "Broadcast",
     "ByteArray",
     "Checkpointed",
     "Checkpoints",
     "Collector",
     "Controls",
-    "Device",
-    "DeviceArray",
     "Driver",
-    "Encoded",
     "Engine",
     "Exchange",
-    "FactorDevice",
     "FloatArray",
-    "GiveItem",
     "GossipRound",
     "JobLinks",
-    "KeptParts",
-    "MultiplyItem",
     "Node",
     "OuterOptions",
-    "OuterSGD",
     "OuterSteps",
-    "Parameters",
     "Patch",
-    "PayloadParts",
-    "PeerDevice",
-    "PeerItem",
     "Pipeline",
-    "ProductItem",
     "RankGroup",
     "Rates",
     "Ready",
@@ -122,9 +85,7 @@ __all__ = [
     "Resolved",
     "Round",
     "Route",
-    "SettleItem",
     "Spec",
-    "Stage",
     "StartReport",
     "Stats",
     "Unedited",
@@ -135,30 +96,21 @@ __all__ = [
     "build_text",
     "check_agreement",
     "check_scale",
-    "clip_of_normal",
     "common_state",
     "compare_digests",
-    "derive_stream",
     "differences",
     "digests_text",
     "exchange_pattern",
-    "frames_of_parts",
     "gives_steps",
-    "kept_count",
-    "kept_of_frames",
     "model_digest",
     "moved",
     "pack_state",
-    "parse",
-    "payloads_of_frames",
     "placed",
     "ranks_text",
     "read_object",
     "resized",
     "room",
-    "rotation_of",
     "run_unedited",
-    "sample_of",
     "split_frames",
     "state_of",
     "take_common_state",

@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 import torch
 
-from gradcomp.adapter_api import Device, DeviceArray, FloatArray
+from gradcomp.adapter_api import FloatArray
+from gradcomp.device_api import Device, DeviceArray
 
 __all__ = ["TensorArray", "TensorDevice", "array_of", "tensor_of"]
 

@@ -12,7 +12,7 @@ import torch
 
 from gpulab.clock import Work
 from gradcomp import EncodeItem, get_codec
-from gradcomp.adapter_api import ProductItem, SettleItem
+from gradcomp.device_api import ProductItem, SettleItem
 from gradcomp_torch.devices import tensor_of
 from gradcomp_torch.gpu import codecs
 from gradcomp_torch.gpu.add import KEPT, AddItem, Addition, Form, form_of

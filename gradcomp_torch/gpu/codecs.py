@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 
 import torch
 
-from gradcomp.adapter_api import Stage, parse
+from gradcomp.device_api import Stage, parse
 from gradcomp.errors import SpecError
 from gradcomp_torch.gpu.encoders.dense import Floats
 from gradcomp_torch.gpu.encoders.encoder import Encoder

@@ -11,18 +11,16 @@ import numpy as np
 import torch
 
 from gradcomp import Codec, DecodeItem, EncodeItem
-from gradcomp.adapter_api import (
+from gradcomp.adapter_api import ByteArray, FloatArray, Spec
+from gradcomp.device_api import (
     ApplyItem,
-    ByteArray,
     Encoded,
     FactorDevice,
-    FloatArray,
     GiveItem,
     KeptParts,
     MultiplyItem,
     PayloadParts,
     PeerDevice,
-    Spec,
     derive_stream,
     frames_of_parts,
     kept_of_frames,

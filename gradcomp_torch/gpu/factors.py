@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from gradcomp.adapter_api import ProductItem, SettleItem
+from gradcomp.device_api import ProductItem, SettleItem
 from gradcomp_torch.devices import tensor_of
 from gradcomp_torch.gpu import low_rank
 from gradcomp_torch.gpu.bucket import EXACT, Rows, current, spread, upload

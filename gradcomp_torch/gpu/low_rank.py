@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gradcomp.adapter_api import ApplyItem, MultiplyItem, ProductItem
+from gradcomp.device_api import ApplyItem, MultiplyItem, ProductItem
 from gradcomp_torch.devices import tensor_of
 from gradcomp_torch.gpu.arrays import OnDevice
 from gradcomp_torch.gpu.bucket import EXACT, current, spread

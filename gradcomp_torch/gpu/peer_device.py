@@ -10,15 +10,8 @@ from typing import Any
 import torch
 
 from gradcomp import Codec, EncodeItem
-from gradcomp.adapter_api import (
-    ByteArray,
-    FactorDevice,
-    FloatArray,
-    PeerDevice,
-    PeerItem,
-    ProductItem,
-    SettleItem,
-)
+from gradcomp.adapter_api import ByteArray, FloatArray
+from gradcomp.device_api import FactorDevice, PeerDevice, PeerItem, ProductItem, SettleItem
 from gradcomp.errors import ProtocolError
 from gradcomp_torch.device_messages import DeviceMessage
 from gradcomp_torch.devices import array_of, tensor_of

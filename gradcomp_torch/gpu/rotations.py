@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gradcomp.adapter_api import rotation_of
+from gradcomp.device_api import rotation_of
 
 __all__ = ["WARPS", "Rotations"]
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import gradcomp
 import torch_compressors
+from gradcomp import adapter_api, device_api
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,6 +55,35 @@ def test_entry_points_can_be_loaded() -> None:
     for group, entries in groups.items():
         for name, value in entries.items():
             EntryPoint(name, value, group).load()
+
+
+USERS = ("gradcomp_torch", "byteps_compressors", "horovod_compressors", "torch_compressors")
+
+
+def names_imported_from(module: str) -> set[str]:
+    """The names that adapters and gradcomp_torch import from a module."""
+    nodes = (
+        node
+        for package in USERS
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+    )
+    return {
+        alias.name
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.module == module
+        for alias in node.names
+    }
+
+
+@pytest.mark.parametrize("api", [adapter_api, device_api], ids=lambda api: str(api.__name__))
+def test_each_name_for_adapters_and_devices_is_used(api: ModuleType) -> None:
+    assert names_imported_from(api.__name__) == set(api.__all__)
+
+
+def test_adapters_need_few_names_and_none_for_devices() -> None:
+    assert len(adapter_api.__all__) <= 60
+    assert not set(adapter_api.__all__) & set(device_api.__all__)
 
 
 def test_the_public_names_are_there() -> None:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from gradcomp import Config, ConfigError, Loopback, OuterLoopback, StateError
-from gradcomp.adapter_api import OuterOptions, OuterSGD
+from gradcomp.adapter_api import OuterOptions
 from gradcomp.codec.arrays import FloatArray
+from gradcomp.runtime.outer.sgd import OuterSGD
 from support.pipelines import configured, rules_of
 
 RANKS = 3

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from gradcomp.adapter_api import kept_count
+from gradcomp.device_api import kept_count
 from gradcomp_torch.gpu.bucket import EXACT, Mode, divide
 from gradcomp_torch.gpu.encoders import tiling
 from gradcomp_torch.gpu.encoders.dense import Dense

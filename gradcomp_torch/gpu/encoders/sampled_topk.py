@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from gradcomp.adapter_api import sample_of
+from gradcomp.device_api import sample_of
 from gradcomp_torch.gpu.bucket import EXACT, Array, Kept, Mode, Table, divide, upload
 from gradcomp_torch.gpu.encoders import tiling
 from gradcomp_torch.gpu.encoders.encoder import PeerResult

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from gradcomp.adapter_api import kept_count
+from gradcomp.device_api import kept_count
 from gradcomp_torch.gpu.bucket import EXACT, Array, Kept, Mode, Table, Work, divide
 from gradcomp_torch.gpu.encoders import tiling
 from gradcomp_torch.gpu.encoders.encoder import Encoder, PeerResult

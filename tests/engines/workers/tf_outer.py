@@ -15,8 +15,8 @@ from workers.tf_harness import check_same_on_all_ranks
 from workers.tf_keras import VERSIONS, accuracy_of
 
 from gradcomp import Loopback
-from gradcomp.adapter_api import OuterSGD
 from gradcomp.errors import ConfigError
+from gradcomp.runtime.outer.sgd import OuterSGD
 from horovod_compressors.tensorflow import OuterStep
 
 cases = Cases()

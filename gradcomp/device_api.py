@@ -1,0 +1,58 @@
+"""The names that devices use, besides `gradcomp.adapter_api`: for kernels that work on gradients there.
+
+A `Device` keeps gradients and residuals in its memory. It chooses and rounds elements, and the core
+makes frames of the parts. A `PeerDevice` sends what it has made to other ranks' devices, and a
+`FactorDevice` multiplies the factors of low-rank algorithms. gradcomp_torch/gpu implements all three.
+An import-linter contract refuses imports of the packages behind this module.
+"""
+
+from __future__ import annotations
+
+from gradcomp.codec.batch_items import GiveItem, PeerItem
+from gradcomp.codec.codec import derive_stream
+from gradcomp.codec.devices import Device, DeviceArray, Encoded, PeerDevice
+from gradcomp.codec.frame_parts import (
+    KeptParts,
+    PayloadParts,
+    clip_of_normal,
+    frames_of_parts,
+    kept_count,
+    kept_of_frames,
+    payloads_of_frames,
+    rotation_of,
+    sample_of,
+)
+from gradcomp.codec.spec import Stage, parse
+from gradcomp.exchange.algorithms.factor_device import (
+    ApplyItem,
+    FactorDevice,
+    MultiplyItem,
+    ProductItem,
+    SettleItem,
+)
+
+__all__ = [
+    "ApplyItem",
+    "Device",
+    "DeviceArray",
+    "Encoded",
+    "FactorDevice",
+    "GiveItem",
+    "KeptParts",
+    "MultiplyItem",
+    "PayloadParts",
+    "PeerDevice",
+    "PeerItem",
+    "ProductItem",
+    "SettleItem",
+    "Stage",
+    "clip_of_normal",
+    "derive_stream",
+    "frames_of_parts",
+    "kept_count",
+    "kept_of_frames",
+    "parse",
+    "payloads_of_frames",
+    "rotation_of",
+    "sample_of",
+]
