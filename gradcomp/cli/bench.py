@@ -47,9 +47,13 @@ def bench(
     ] = None,
     numel: Annotated[int, typer.Option(help="Elements of the gradient.")] = 1_000_000,
     repeats: Annotated[int, typer.Option(help="Samples of each operation.")] = 20,
-    every: Annotated[
-        bool, typer.Option("--all", help="Every registered codec, and installed baselines.")
-    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every registered codec.")] = False,
+    baselines: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.py", help="With --all: compressors of other libraries, to compare with."
+        ),
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="With --all: PNG to draw rate, distortion and speed to.")
     ] = None,
@@ -59,10 +63,10 @@ def bench(
     if every == (spec is not None):
         raise GradcompError("give either a SPEC or --all")
     if spec is None:
-        _bench_all(numel, repeats, threads, data, plot, as_json)
+        _bench_all(numel, repeats, threads, data, baselines, plot, as_json)
         return
-    if data or plot:
-        raise GradcompError("--data and --plot go with --all")
+    if data or baselines or plot:
+        raise GradcompError("--data, --baselines and --plot go with --all")
     result = benchmark.measure(spec, numel, repeats, threads=threads)
     if as_json:
         show.output_json(asdict(result))
@@ -103,19 +107,18 @@ def _bench_all(
     repeats: int,
     threads: Sequence[int],
     data: Sequence[Path],
+    baselines: Path | None,
     plot: Path | None,
     as_json: bool,
 ) -> None:
     recorded = survey.load_gradients(data)
     specs = survey.survey_specs()
-    baselines, missing = load_baselines()
+    peers = [] if baselines is None else load_baselines(baselines)
     rows = []
-    with show.progress("codecs", len(specs) + len(baselines)) as advance:
-        for row in survey.survey(specs, baselines, numel, repeats, recorded, threads):
+    with show.progress("codecs", len(specs) + len(peers)) as advance:
+        for row in survey.survey(specs, peers, numel, repeats, recorded, threads):
             rows.append(row)
             advance()
-    for reason in missing:
-        typer.echo(f"baselines left out: {reason}", err=True)
     if plot is not None:
         plot_survey(rows, plot)
     comparisons = survey.compare_with_baselines(rows)

@@ -1,17 +1,18 @@
-"""Baselines: compressors of other libraries, which ``gradcomp bench --all`` measures beside ours.
+"""Baselines: compressors of other libraries, which ``gradcomp bench --all`` measures next to ours.
 
-gradcomp imports no framework. Packages that do declare a sequence of `Baseline` under the entry
-point group ``gradcomp.baselines``; those that can be imported are measured.
+gradcomp imports no framework, so they are in separate files; see `load_baselines`.
 """
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from gradcomp.codec.arrays import FloatArray
+from gradcomp.errors import GradcompError
 
 __all__ = ["Baseline", "load_baselines"]
 
@@ -36,13 +37,20 @@ class Baseline:
     set_threads: Callable[[int], None]
 
 
-def load_baselines() -> tuple[list[Baseline], list[str]]:
-    """The baselines that can be imported, and the reason for each group that cannot."""
-    found: list[Baseline] = []
-    missing = []
-    for entry in entry_points(group="gradcomp.baselines"):
-        try:
-            found.extend(entry.load())
-        except ImportError as error:
-            missing.append(f"{entry.name}: {error}")
-    return found, missing
+def load_baselines(path: Path) -> Sequence[Baseline]:
+    """Run a Python file, and return its sequence ``BASELINES``.
+
+    Raises:
+        GradcompError: there is no such file, it imports a package that is not installed, or it has
+            no ``BASELINES``.
+    """
+    try:
+        names = runpy.run_path(str(path))
+    except (ImportError, OSError) as error:
+        raise GradcompError(f"the baselines of {path} cannot be loaded: {error}") from error
+    if "BASELINES" not in names:
+        raise GradcompError(
+            f"{path} has no BASELINES: a sequence of gradcomp.tools.baselines.Baseline"
+        )
+    baselines: Sequence[Baseline] = names["BASELINES"]
+    return baselines

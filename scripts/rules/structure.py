@@ -34,7 +34,6 @@ from gradcomp.runtime.resolve import Resolver
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "gradcomp",
-    "gradcomp_baselines",
     "gradcomp_torch",
     "byteps_compressors",
     "horovod_compressors",

@@ -51,7 +51,7 @@ def test_entry_points_can_be_loaded() -> None:
     """Those of pyproject.toml, which a tool looks up only when a user needs one."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = {**project["entry-points"], "console_scripts": project["scripts"]}
-    assert {"gradcomp.baselines", "gradcomp.links", "gradcomp.probes"} < set(groups)
+    assert {"gradcomp.links", "gradcomp.probes"} < set(groups)
     for group, entries in groups.items():
         for name, value in entries.items():
             EntryPoint(name, value, group).load()

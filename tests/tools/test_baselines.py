@@ -1,10 +1,8 @@
-"""The baselines of gradcomp bench --all: they are found, and do what their names say."""
+"""The baselines of gradcomp bench --all: they are loaded, and do what their names say."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +10,14 @@ import pytest
 import torch
 
 from gradcomp import get_codec, list_codecs
+from gradcomp.errors import GradcompError
 from gradcomp.tools.baselines import Baseline, load_baselines
 from gradcomp.tools.bench import vnmse
 
-PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
-DECLARED = tomllib.loads(PROJECT.read_text())["project"]["entry-points"]["gradcomp.baselines"]
+FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "torch_baselines.py"
 BASELINES: dict[str, Baseline] = {
-    one.name.removeprefix("torch ").partition("(")[0]: one
-    for one in EntryPoint("torch", DECLARED["torch"], "gradcomp.baselines").load()
+    baseline.name.removeprefix("torch ").partition("(")[0]: baseline
+    for baseline in load_baselines(FILE)
 }
 
 
@@ -46,19 +44,20 @@ def bits(name: str, x: np.ndarray) -> float:
     return 8 * sum(part.nbytes for part in BASELINES[name].encode(x)) / x.size
 
 
-def test_baselines_are_found_and_missing_ones_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    entries = EntryPoints(
-        [
-            EntryPoint("torch", DECLARED["torch"], "gradcomp.baselines"),
-            EntryPoint("absent", "no_such_module:BASELINES", "gradcomp.baselines"),
-        ]
-    )
-    monkeypatch.setattr(
-        "gradcomp.tools.baselines.entry_points", lambda group: entries.select(group=group)
-    )
-    found, missing = load_baselines()
-    assert [one.name for one in found] == [one.name for one in BASELINES.values()]
-    assert missing == ["absent: No module named 'no_such_module'"]
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "cannot be loaded: .*No such file"),
+        ("import no_such_module", "cannot be loaded: No module named 'no_such_module'"),
+        ("x = 3", "has no BASELINES"),
+    ],
+)
+def test_a_file_without_baselines_is_refused(tmp_path: Path, text: str | None, reason: str) -> None:
+    path = tmp_path / "other.py"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(GradcompError, match=f"other.py.* {reason}"):
+        load_baselines(path)
 
 
 def test_counterparts_are_codecs() -> None:

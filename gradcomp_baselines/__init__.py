@@ -1,1 +1,0 @@
-"""Baselines for ``gradcomp bench --all``: compressors of other libraries, used by nothing else."""
