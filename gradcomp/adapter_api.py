@@ -26,7 +26,7 @@ from gradcomp.exchange.rounds import (
     Request,
     Round,
 )
-from gradcomp.exchange.select import exchange_pattern, gives_steps
+from gradcomp.exchange.select import exchange_pattern
 from gradcomp.exchange.state_kinds import STATE_KINDS, state_of
 from gradcomp.runtime.agree.agreement import (
     agreement_line,
@@ -101,7 +101,6 @@ __all__ = [
     "differences",
     "digests_text",
     "exchange_pattern",
-    "gives_steps",
     "model_digest",
     "moved",
     "pack_state",

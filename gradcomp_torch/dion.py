@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from gradcomp import Config
-from gradcomp.adapter_api import gives_steps
 from gradcomp.errors import ConfigError
 
 __all__ = ["Dion", "dion_groups"]
@@ -109,14 +108,7 @@ def dion_groups(
     matrices: list[torch.nn.Parameter] = []
     others: list[torch.nn.Parameter] = []
     for name, p in named_parameters:
-        schedule = config.resolve(name, tuple(p.shape)).schedule
-        dion = [gives_steps(spec) for spec in schedule.specs]
-        if any(dion) and not all(dion):
-            raise ConfigError(
-                f"'{name}' has the specs {', '.join(map(repr, map(str, schedule.specs)))}: "
-                "all or none must give finished steps, since the optimizer's state does not change "
-                "with them"
-            )
-        (matrices if all(dion) and p.dim() >= 2 else others).append(p)
+        given = config.gives_steps(name, tuple(p.shape)) and p.dim() >= 2
+        (matrices if given else others).append(p)
     groups = [{"params": matrices, "rule": "dion"}, {"params": others, "rule": "lion"}]
     return [group for group in groups if group["params"]]

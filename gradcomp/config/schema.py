@@ -270,6 +270,22 @@ class Config(StrictModel):
                 return Resolution(f"default rule: {label}", SpecSchedule.of(self.compress.small))
         return default
 
+    def gives_steps(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether rounds of a tensor return steps of an optimizer: its specs have Dion or DeMo.
+
+        Raises:
+            ConfigError: only some of its specs do.
+        """
+        specs = self.resolve(name, shape).schedule.specs
+        gives = {gives_steps(spec) for spec in specs}
+        if len(gives) > 1:
+            raise ConfigError(
+                f"'{name}' has the specs {', '.join(map(repr, map(str, specs)))}: "
+                "all or none must give finished steps, since the optimizer's state does not change "
+                "with them"
+            )
+        return gives.pop()
+
     @property
     def specs(self) -> tuple[Spec, ...]:
         """All specs written here: of the default, then of the rules."""

@@ -53,6 +53,20 @@ def error_of(paths: list[str], overrides: list[str] | None = None) -> str:
 # ---------------------------------------------------------------- which spec a tensor takes
 
 
+def test_all_specs_of_a_tensor_give_steps_or_none_does() -> None:
+    def config(*uses: str) -> Config:
+        later = [{"from_step": 5 * place, "use": use} for place, use in enumerate(uses) if place]
+        default = [uses[0], *later]
+        return Config.from_mapping({"version": 1, "compress": {"default": default}})
+
+    matrix = ("w", (80, 80))
+    assert config("dion", "demo(k=64)").gives_steps(*matrix)
+    assert not config("fp16", "powersgd(rank=2,start_step=0)").gives_steps(*matrix)
+    assert not config("dion").gives_steps("bias", (80,))
+    with pytest.raises(ConfigError, match=r"'w' has the specs 'fp16.* all or none must give"):
+        config("fp16", "dion").gives_steps(*matrix)
+
+
 def test_first_matching_rule_wins(write: Any) -> None:
     config = load_config(write(base=BASE))
     assert config.resolve("fc.bias", (100,)).rule == "compress.rules[0]"

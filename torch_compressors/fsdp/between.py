@@ -94,6 +94,9 @@ class FSDPCompression(ShardedControls):
         self.config = Config.from_spec(config) if isinstance(config, str) else config
         sharded = sharded_modules(model)
         check_optional(self.config, optimizer, "fsdp_hook")
+        self.config.check_averages(
+            "is for ddp_hook: its steps need whole matrices, and fully_shard cuts them"
+        )
         problem = None
         if self.config.compress.two_level:
             problem = "compress.exchange: two_level is for ddp_hook; here fully_shard averages "
@@ -101,9 +104,6 @@ class FSDPCompression(ShardedControls):
         elif self.config.stats.profile is not None:
             problem = "stats.profile is for ddp_hook: fsdp_hook does not know when a step begins; "
             problem += "remove it"
-        elif self.config.step_algorithm is not None:
-            problem = f"'{self.config.step_algorithm.text}' is for ddp_hook: such steps need whole "
-            problem += "matrices, and fully_shard cuts them"
         elif self.config.check_replicas_every:
             problem = "check_replicas_every is for ddp_hook: shards have no replicas in their own "
             problem += "machine, and fsdp_hook does not know when a step begins; remove it"
