@@ -106,8 +106,8 @@ def of_gradients(kind: str, steps: Callable[[tuple[int, ...]], tuple[Step, Step,
     profile = stats.profile = Profile(stats, clock=time.thread_time)
     whole = seconds(ours) - without
     rounds = sum(profile.total.phases.values()) / (WARM_UP + STEPS)
-    own, round_ = (1e6 * part / COUNT for part in (whole - rounds, rounds))
-    print(f"{own:.0f} us for each {kind} gradient, besides {round_:.0f} us of its round")
+    overhead, round_ = (1e6 * part / COUNT for part in (whole - rounds, rounds))
+    print(f"{overhead:.0f} us for each {kind} gradient, besides {round_:.0f} us of its round")
 
 
 def main() -> None:

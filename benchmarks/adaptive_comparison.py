@@ -104,15 +104,15 @@ def plot(points: Sequence[Point], path: Path) -> None:
     for row, feedback in enumerate((False, True)):
         for axes, model in zip(panels[row], models, strict=True):
             for name in names:
-                own = sorted(
+                curve = sorted(
                     (point.bits, point.error)
                     for point in points
                     if (point.model, point.feedback, point.method) == (model, feedback, name)
                 )
-                if own:
+                if curve:
                     style = OWN_STYLES.get(name) or {"color": colors[name]}
                     style = {"marker": ".", "lw": 1.0} | style
-                    axes.plot(*zip(*own, strict=True), label=name, **style)
+                    axes.plot(*zip(*curve, strict=True), label=name, **style)
             axes.set(xscale="log", yscale="log", xlim=(0.04, 3), ylim=(1e-4, 2))
             axes.set_title(f"{model}{', error feedback' if feedback else ''}", fontsize=10)
             axes.grid(alpha=0.3)
@@ -126,10 +126,10 @@ def plot(points: Sequence[Point], path: Path) -> None:
 
 def interpolated(points: Sequence[Point], name: str, bits: float) -> float:
     """A method's error at other bits, between its neighbours on logarithmic axes."""
-    own = sorted(
+    curve = sorted(
         (np.log(point.bits), np.log(point.error)) for point in points if point.method == name
     )
-    x, y = zip(*own, strict=True)
+    x, y = zip(*curve, strict=True)
     return float(np.exp(np.interp(np.log(bits), x, y)))
 
 
@@ -137,14 +137,14 @@ def table(points: Sequence[Point]) -> None:
     """Errors by rate, and the ratios of others' errors to them at the same bits."""
     for model in dict.fromkeys(point.model for point in points):
         for feedback in (False, True):
-            own = [p for p in points if (p.model, p.feedback) == (model, feedback)]
+            of_model = [p for p in points if (p.model, p.feedback) == (model, feedback)]
             print(f"\n{model}{', error feedback' if feedback else ''}")
             print(f"{'rate':>6} {'bits':>7} {'error':>9} {'/top-k fp16':>12} {'/ECSQ':>7}")
-            for point in sorted(own, key=lambda point: point.method):
+            for point in sorted(of_model, key=lambda point: point.method):
                 if point.method not in ("adaptive", "adaptive, preset=basis"):
                     continue
                 ratios = [
-                    interpolated(own, name, point.bits) / point.error
+                    interpolated(of_model, name, point.bits) / point.error
                     if point.asked <= limit
                     else float("nan")
                     for name, limit in (("top-k, fp16", 1), ("ECSQ, ideal", 2))
@@ -238,8 +238,8 @@ def bucket_speeds(path: Path) -> None:
         for bucket in steps:
             for resumes in (False, True):
                 items = [
-                    EncodeItem(codec, x, carried=one if resumes else None)
-                    for x, one in zip(bucket, carried, strict=True)
+                    EncodeItem(codec, x, carried=state if resumes else None)
+                    for x, state in zip(bucket, carried, strict=True)
                 ]
                 start = time.thread_time()
                 data, _ = encode_batch(items)

@@ -84,7 +84,10 @@ class Learning:
         """The frames."""
         tensors = zip(bucket, self._carried, self._bases, strict=True)
         return encode_batch(
-            [EncodeItem(self._codec, x, carried=one, basis=basis) for x, one, basis in tensors]
+            [
+                EncodeItem(self._codec, x, carried=carried, basis=basis)
+                for x, carried, basis in tensors
+            ]
         )[0]
 
     def __call__(self, bucket: Bucket) -> tuple[float, Bucket]:
@@ -165,11 +168,11 @@ def searched(
                 bits, decoded = make(parameter)(bucket)
                 if abs(bits / rate - 1) < 0.01:
                     break
-                here = float(np.log(parameter)), float(np.log(bits))
-                if last is not None and here[0] != last[0]:
-                    found = abs((here[1] - last[1]) / (here[0] - last[0]))
+                point = float(np.log(parameter)), float(np.log(bits))
+                if last is not None and point[0] != last[0]:
+                    found = abs((point[1] - last[1]) / (point[0] - last[0]))
                     slope = float(np.sign(power)) * min(max(found, 0.3), 6.0)
-                last = here
+                last = point
                 parameter *= min(max((rate / bits) ** (1 / slope), 0.2), 5.0)
             return bits, decoded
 

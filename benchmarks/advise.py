@@ -166,14 +166,14 @@ def compared(
             prediction(row, alone[row["model"], row["rate"]], of_job, cache)
             for cache in speeds[row["model"], row["rate"], row["engine"]]
         ]
-        seconds = statistics.fmean(one.seconds for one in found)
+        seconds = statistics.fmean(predicted.seconds for predicted in found)
         result.append(
             row
             | {
                 "predicted": seconds,
                 "error": seconds / row["median_seconds"] - 1,
                 "stages": {
-                    stage: statistics.fmean(one.stages[stage] for one in found)
+                    stage: statistics.fmean(predicted.stages[stage] for predicted in found)
                     for stage in found[0].stages
                 },
                 "link_bytes": found[0].link_bytes,
@@ -320,7 +320,7 @@ def main() -> int:
             caches.append(speeds_of(arguments.output, f"before {name}", known, cell.ranks))
             some = contenders(engine, count)
             done = {row["contender"] for row in results.rows if asdict(cell).items() <= row.items()}
-            left = [one for one in some if one.name not in done]
+            left = [contender for contender in some if contender.name not in done]
             print(f"{line} ..." if left else f"{line}: done before", flush=True)
             if left:
                 logs = arguments.output / "logs"
@@ -338,8 +338,10 @@ def main() -> int:
         (cell.model, cell.rate, engine): around
         for (cell, engine), around in zip(jobs, pairwise(caches), strict=True)
     }
-    own = [row for row in results.rows if any(cell.items() <= row.items() for cell in cells)]
-    rows = compared([row for row in own if (row["engine"], row["rate"]) in costs], costs, speeds)
+    of_cells = [row for row in results.rows if any(cell.items() <= row.items() for cell in cells)]
+    rows = compared(
+        [row for row in of_cells if (row["engine"], row["rate"]) in costs], costs, speeds
+    )
     if not rows:
         print(
             "advise: the model's time comes from Horovod's steps without an exchange, and there are none: "

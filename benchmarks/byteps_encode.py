@@ -63,8 +63,8 @@ def main() -> None:
         times: tuple[list[float], list[float]] = ([], [])
         sizes = [0, 0]
         for _ in range(TURNS):
-            for i, one in enumerate((theirs, ours)):
-                seconds, sizes[i] = run(one)
+            for i, arguments in enumerate((theirs, ours)):
+                seconds, sizes[i] = run(arguments)
                 times[i].extend(seconds)
         a, b = map(statistics.median, times)
         shown = ", ".join(f"{key.removeprefix('compressor_')}={v}" for key, v in settings.items())

@@ -100,8 +100,8 @@ def exchange(
     """Average a tensor: the largest number of bytes received by a rank, and the average."""
     nbytes = [0.0] * len(grads)
     rounds = [
-        received(one.round("w", grad), one, nbytes)
-        for one, grad in zip(pipelines, grads, strict=True)
+        received(pipeline.round("w", grad), pipeline, nbytes)
+        for pipeline, grad in zip(pipelines, grads, strict=True)
     ]
     averages = run_rounds(rounds, ranks_per_node)
     return max(nbytes), averages[0]

@@ -70,13 +70,16 @@ def main() -> None:
             for job in (beside, at_once):
                 job.step(inputs)
             pairs = zip(beside.model.parameters(), at_once.model.parameters(), strict=True)
-            assert all(torch.equal(one.grad.to_local(), two.grad.to_local()) for one, two in pairs)
-        one, two = (
+            assert all(
+                torch.equal(left.grad.to_local(), right.grad.to_local()) for left, right in pairs
+            )
+        ms_beside, ms_at_once = (
             1e3 * statistics.median(job.seconds[options.warmup :]) for job in (beside, at_once)
         )
         if dist.get_rank() == 0:
             print(
-                f"{spec:20} {two:8.1f} ms at once {one:8.1f} ms beside {one / two:6.2f}", flush=True
+                f"{spec:20} {ms_at_once:8.1f} ms at once {ms_beside:8.1f} ms beside {ms_beside / ms_at_once:6.2f}",
+                flush=True,
             )
     dist.barrier()
     dist.destroy_process_group()

@@ -41,8 +41,8 @@ def train(spec: str, text: TextPieces, seed: int, steps: int) -> tuple[float, fl
     for layer in model.layers.layers:
         fully_shard(layer)
     fully_shard(model)
-    numel = sum(one.numel() for one in model.parameters())
-    others = numel - sum(one.to_local().numel() for one in model.parameters())
+    numel = sum(parameter.numel() for parameter in model.parameters())
+    others = numel - sum(parameter.to_local().numel() for parameter in model.parameters())
     state = None if spec == STOCK else fsdp_reduce_scatter(spec, model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps)

@@ -121,7 +121,7 @@ def main() -> None:
             seconds.append(time.perf_counter() - began)
             faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before.ru_minflt)
         if rank == 0:
-            median, pages = (statistics.median(one[WARMUP:]) for one in (seconds, faults))
+            median, pages = (statistics.median(values[WARMUP:]) for values in (seconds, faults))
             print(f"{spec}, {exchange}: {1e3 * median:.0f} ms, {pages:.0f} faults", flush=True)
 
 

@@ -76,9 +76,9 @@ def train(seed: int, kills: int, options: argparse.Namespace) -> tuple[float, fl
     with tempfile.TemporaryDirectory() as folder:
 
         def start(name: str) -> subprocess.Popen[bytes]:
-            own = {"seed": seed, "port": store.port, "name": name, "log": f"{folder}/{name}"}
+            settings = {"seed": seed, "port": store.port, "name": name, "log": f"{folder}/{name}"}
             passed = {key: vars(options)[key] for key in PASSED}
-            arguments = [f"--{key}={value}" for key, value in {**passed, **own}.items()]
+            arguments = [f"--{key}={value}" for key, value in {**passed, **settings}.items()]
             command = [sys.executable, __file__, "work", *arguments]
             return subprocess.Popen(command, env={**os.environ, "PYTHONHASHSEED": "0"})
 
@@ -105,7 +105,7 @@ def train(seed: int, kills: int, options: argparse.Namespace) -> tuple[float, fl
             raise SystemExit("a process has failed")
         members: dict[int, int] = {}
         for name in names:
-            members.update({one: len(those) for one, those in rows(Path(folder) / name)})
+            members.update({number: len(those) for number, those in rows(Path(folder) / name)})
         losses = {float((Path(folder) / f"{name}.loss").read_text()) for name in names}
     (loss,) = losses  # equal on all processes
     return loss, sum(members.values()) / (rounds * options.processes)

@@ -86,9 +86,9 @@ def work(options: argparse.Namespace) -> None:
         of_block = list(islice(cycle(batches), steps))
         dist.barrier()
         begin = time.perf_counter()
-        for one in of_block:
+        for samples in of_block:
             optimizer.zero_grad()
-            functional.cross_entropy(model(one.inputs), one.classes).backward()  # type: ignore[no-untyped-call]
+            functional.cross_entropy(model(samples.inputs), samples.classes).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             if sends:
                 outer.step()
@@ -126,7 +126,7 @@ def main() -> None:
                 result = folder / "times.json"
                 passed = ["--task", str(options.task), "--run", file, "--rate", rate]
                 passed += ["--rounds", str(options.rounds), "--blocks", str(options.blocks)]
-                passed += [part for one in options.set for part in ("--set", one)]
+                passed += [part for setting in options.set for part in ("--set", setting)]
                 passed += ["--output", str(options.output), "--worker", str(result)]
                 command = [sys.executable, str(Path(__file__).resolve()), *passed]
                 run(lab, "torch", options.np, command, folder / "logs", _TIMEOUT)

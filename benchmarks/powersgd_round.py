@@ -38,13 +38,13 @@ def of_gradcomp(variant: str) -> list[float]:
     ]
     grads = gradients()
 
-    def one() -> None:
+    def average_all() -> None:
         for names in buckets:
             of_bucket = {name: grads[name] for name in names}
             # The next round's gradients are this round's averages, of the same magnitude.
             run_rounds([pipeline.bucket_round(names[0], of_bucket, overwrite=True)])
 
-    return timed(one)
+    return timed(average_all)
 
 
 class Model(torch.nn.Module):
@@ -90,12 +90,12 @@ def of_torch() -> list[float]:
     return seconds[4:]
 
 
-def timed(one: Callable[[], None]) -> list[float]:
+def timed(call: Callable[[], None]) -> list[float]:
     """Processor seconds of calls, after two warm-up calls."""
     seconds = []
     for _ in range(ROUNDS + 2):
         begin = time.process_time()
-        one()
+        call()
         seconds.append(time.process_time() - begin)
     return seconds[2:]
 

@@ -66,11 +66,11 @@ def learn(
     """Train on the digits; returns the final test loss."""
     inputs, classes = digits()
     shuffle = torch.Generator().manual_seed(seed)
-    world, own = dist.get_world_size(), dist.get_rank()
+    world, rank = dist.get_world_size(), dist.get_rank()
     for _ in range(epochs):
         batches = torch.randperm(len(classes) - HELD_OUT, generator=shuffle).split(32 * world)
         for batch in batches[:-1]:
-            mine = HELD_OUT + batch[own::world]
+            mine = HELD_OUT + batch[rank::world]
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(inputs[mine]), classes[mine]).backward()
             optimizer.step()

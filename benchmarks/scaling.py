@@ -119,7 +119,7 @@ def draw(steps: Mapping[str, Mapping[int, Step]], far: Mapping[str, Mapping[int,
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         shown = (2, 4, 8, *last)
-        axes.set_xticks(shown, [str(one) for one in shown])
+        axes.set_xticks(shown, [str(count) for count in shown])
         axes.set_xlabel("ranks")
     panels[0].axvline(MEASURED[-1], color="0.8", linewidth=1)
     figure.legend(frameon=False, fontsize=7, loc="outside right upper")

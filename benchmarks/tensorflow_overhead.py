@@ -111,7 +111,7 @@ def measure(framework: str, specs: Sequence[str], steps: int) -> None:
             began = time.perf_counter()
             function()
             of_function.append(time.perf_counter() - began)
-    medians = [statistics.median(one[WARM_UP:]) for one in seconds]
+    medians = [statistics.median(of_function[WARM_UP:]) for of_function in seconds]
     if rank == 0:
         print(json.dumps([1e3 * (median - medians[0]) for median in medians[1:]]), flush=True)
 
@@ -119,8 +119,8 @@ def measure(framework: str, specs: Sequence[str], steps: int) -> None:
 def run(framework: str, specs: Sequence[str], ranks: int, steps: int) -> list[float]:
     """Start the job of a framework."""
     launcher = [Path(sys.executable).with_name("horovodrun"), "--gloo", "-np", str(ranks)]
-    own = [sys.executable, __file__, "--framework", framework, "--steps", str(steps), *specs]
-    job = subprocess.run([*launcher, *own], capture_output=True, text=True, check=False)
+    worker = [sys.executable, __file__, "--framework", framework, "--steps", str(steps), *specs]
+    job = subprocess.run([*launcher, *worker], capture_output=True, text=True, check=False)
     lines = [line for line in job.stdout.splitlines() if "[0]<stdout>:[" in line]
     if job.returncode != 0 or not lines:
         raise SystemExit(f"the job of {framework} failed:\n{job.stdout}{job.stderr}")

@@ -83,8 +83,8 @@ def main() -> None:
     if hvd.rank() == 0:
         print(f"{'':32} {'one part':>10} {'parts':>10} {'ratio':>6}")
         print(f"{'nothing averaged':32} {alone:7.1f} ms {alone:7.1f} ms")
-        for spec, one, several in zip(options.specs, medians[::2], medians[1::2], strict=True):
-            print(f"{spec:32} {one:7.1f} ms {several:7.1f} ms {several / one:6.2f}")
+        for spec, single, several in zip(options.specs, medians[::2], medians[1::2], strict=True):
+            print(f"{spec:32} {single:7.1f} ms {several:7.1f} ms {several / single:6.2f}")
 
 
 if __name__ == "__main__":

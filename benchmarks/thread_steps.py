@@ -66,10 +66,12 @@ def main() -> None:
     print("|---:|---|---:|---:|---:|")
     for numel in SIZES:
         for spec in SPECS:
-            one, several = medians(spec, numel, counts, options)
+            single, several = medians(spec, numel, counts, options)
             name = spec.replace("|", "\\|")
-            ratio = several / one
-            print(f"| {numel:,} | `{name}` | {one:.2f} | {several:.2f} | {ratio:.2f} |", flush=True)
+            ratio = several / single
+            print(
+                f"| {numel:,} | `{name}` | {single:.2f} | {several:.2f} | {ratio:.2f} |", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ def table_of(rows: Sequence[dict[str, Any]], metric: Metric) -> str:
     for row in rows:
         final = row["final"]
         spread = f" ± {statistics.stdev(final):.{metric.digits}f}" if len(final) > 1 else ""
-        there = [one for one in row["seconds"] if one is not None]
+        there = [seconds for seconds in row["seconds"] if seconds is not None]
         cells = [
             f"{statistics.fmean(final):.{metric.digits}f}{spread}",
             f"{row['sent_bytes_per_step']:.0f}",
@@ -200,29 +200,29 @@ def main() -> int:
         return 1
     metric = METRICS[contenders[0].summaries[0]["metric"]]
     final = {
-        one.name: [summary[f"final_{metric.key}"] for summary in one.summaries]
-        for one in contenders
+        contender.name: [summary[f"final_{metric.key}"] for summary in contender.summaries]
+        for contender in contenders
     }
     worst = min if metric.higher_is_better else max
     target = worst(final[contenders[0].name])
     curves = {
-        one.name: [
-            curve_of(read_rows(folder / "metrics.jsonl"), metric, of_step.get(one.name))
-            for folder in one.folders
+        contender.name: [
+            curve_of(read_rows(folder / "metrics.jsonl"), metric, of_step.get(contender.name))
+            for folder in contender.folders
         ]
-        for one in contenders
+        for contender in contenders
     }
     rows = [
         {
-            "name": one.name,
-            "final": final[one.name],
-            "seconds": [seconds_to(target, curve, metric) for curve in curves[one.name]],
-            "step_seconds": of_step.get(one.name),
+            "name": contender.name,
+            "final": final[contender.name],
+            "seconds": [seconds_to(target, curve, metric) for curve in curves[contender.name]],
+            "step_seconds": of_step.get(contender.name),
             "sent_bytes_per_step": statistics.fmean(
-                summary["sent_bytes_per_step"] for summary in one.summaries
+                summary["sent_bytes_per_step"] for summary in contender.summaries
             ),
         }
-        for one in contenders
+        for contender in contenders
     ]
     text = (
         f"{arguments.task.stem}, {arguments.np} ranks, links of {measured:.1f} Mbit/s, target "

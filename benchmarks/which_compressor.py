@@ -77,11 +77,11 @@ def training_runs(section: str) -> tuple[float, list[Trained]]:
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
     head, _, *rows = [row for row in rows if row]
     result, sent = head.index("bits per character"), head.index("last epoch")
-    numbers = [[float(one) for one in row[result].split(" ± ")] for row in rows]
+    numbers = [[float(number) for number in row[result].split(" ± ")] for row in rows]
     base, spread = numbers[0]
     runs = []
-    for row, (mean, own) in zip(rows, numbers, strict=True):
-        compared = Comparison("", section, row[0], head[result], base, spread, mean, own)
+    for row, (mean, own_spread) in zip(rows, numbers, strict=True):
+        compared = Comparison("", section, row[0], head[result], base, spread, mean, own_spread)
         runs.append(Trained(row[0], mean - base, compared.level, _kilobytes(row[sent])))
     return spread, runs
 
@@ -95,9 +95,9 @@ def steps() -> dict[tuple[str, str], Mapping[str, Any]]:
     """Contender, rate -> its steps."""
     saved = json.loads((ROOT / "docs/results/e2e/results.json").read_text(encoding="utf-8"))
     return {
-        (one["contender"], one["rate"]): one
-        for one in saved
-        if (one["model"], one["ranks"]) == (MODEL, RANKS)
+        (row["contender"], row["rate"]): row
+        for row in saved
+        if (row["model"], row["ranks"]) == (MODEL, RANKS)
     }
 
 
@@ -151,11 +151,18 @@ def _draw_errors(axes: Any) -> list[tuple[float, float, str]]:
 
 def _draw_times(axes: Any) -> list[tuple[float, float, str]]:
     found, points = steps(), []
-    for one in CONTENDERS:
-        rows = {rate: row for rate in RATES if (row := found.get((one.name, rate))) is not None}
-        if one.engine != "horovod" or one.kind == "alone" or "auto" in one.name or not rows:
+    for contender in CONTENDERS:
+        rows = {
+            rate: row for rate in RATES if (row := found.get((contender.name, rate))) is not None
+        }
+        if (
+            contender.engine != "horovod"
+            or contender.kind == "alone"
+            or "auto" in contender.name
+            or not rows
+        ):
             continue
-        name = one.name.removeprefix("Horovod").strip() or "uncompressed"
+        name = contender.name.removeprefix("Horovod").strip() or "uncompressed"
         places = []
         for rate, row in rows.items():
             place = row["interface_bytes"] / 1e6, row["median_seconds"]
@@ -211,10 +218,14 @@ def table() -> str:
     """
     found = steps()
     rows: dict[str, dict[str, Contender]] = {}
-    for one in CONTENDERS:
-        measured = any(name == one.name for name, _ in found)
-        if measured and one.kind in ("none", "fp16", "ours") and "policy" not in one.spec:
-            rows.setdefault(_row_name(one), {})[one.engine] = one
+    for contender in CONTENDERS:
+        measured = any(name == contender.name for name, _ in found)
+        if (
+            measured
+            and contender.kind in ("none", "fp16", "ours")
+            and "policy" not in contender.spec
+        ):
+            rows.setdefault(_row_name(contender), {})[contender.engine] = contender
     lines = [
         "| spec | MB | " + " | ".join(ENGINES.values()) + " | level |",
         "|---|---:|" + "---:|" * len(ENGINES) + "---:|",
@@ -229,31 +240,33 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def _row_name(one: Contender) -> str:
+def _row_name(contender: Contender) -> str:
     """The first cell of a contender's row: ours is named by its spec and the settings beside it."""
-    if one.kind != "ours":
-        return {"none": "uncompressed", "fp16": "the engine's own fp16"}[one.kind]
-    spec, *settings = one.spec.replace("|", r"\|").split(" ")
+    if contender.kind != "ours":
+        return {"none": "uncompressed", "fp16": "the engine's own fp16"}[contender.kind]
+    spec, *settings = contender.spec.replace("|", r"\|").split(" ")
     return ", ".join(
         f"`{text}`" for text in [spec, *(text.replace("=", ": ") for text in settings)]
     )
 
 
-def _speeds(found: Mapping[tuple[str, str], Mapping[str, Any]], one: Contender | None) -> str:
+def _speeds(found: Mapping[tuple[str, str], Mapping[str, Any]], contender: Contender | None) -> str:
     """Of one contender at each rate."""
-    if one is None:
+    if contender is None:
         return ""
-    return " / ".join(_speed(found, one, rate) for rate in RATES)
+    return " / ".join(_speed(found, contender, rate) for rate in RATES)
 
 
-def _speed(found: Mapping[tuple[str, str], Mapping[str, Any]], one: Contender, rate: str) -> str:
-    own = [
+def _speed(
+    found: Mapping[tuple[str, str], Mapping[str, Any]], contender: Contender, rate: str
+) -> str:
+    dense = [
         found[other.name, rate]["median_seconds"]
         for other in CONTENDERS
-        if other.engine == one.engine and other.dense and (other.name, rate) in found
+        if other.engine == contender.engine and other.dense and (other.name, rate) in found
     ]
-    row = found.get((one.name, rate))
-    return "-" if row is None else f"{min(own) / row['median_seconds']:.1f}"
+    row = found.get((contender.name, rate))
+    return "-" if row is None else f"{min(dense) / row['median_seconds']:.1f}"
 
 
 def main() -> None:

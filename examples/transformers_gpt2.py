@@ -40,7 +40,7 @@ def main(words: Sequence[str] | None = None) -> nn.Module:
             report_to="none",
             disable_tqdm=True,
         ),
-        train_dataset=[{"input_ids": one, "labels": one} for one in counting],
+        train_dataset=[{"input_ids": sequence, "labels": sequence} for sequence in counting],
     )
     compression = compress_trainer(trainer, arguments.compression)
 

@@ -76,7 +76,7 @@ def main(
     _end_with_jobs(folder)
     results: list[Result] = []
     with Progress(console=console) as progress, ThreadPoolExecutor(jobs) as pool:
-        used = sorted({one.engine for one in plans})
+        used = sorted({planned.engine for planned in plans})
         task = progress.add_task("jobs without a fault", total=len(used))
         digests = {}
         for engine in used:
@@ -86,13 +86,13 @@ def main(
         running = [
             pool.submit(
                 run,
-                one,
-                folder / f"trial-{one.number}",
-                folder / f"good-{one.engine}",
-                digests[one.engine],
+                planned,
+                folder / f"trial-{planned.number}",
+                folder / f"good-{planned.engine}",
+                digests[planned.engine],
                 timeout,
             )
-            for one in plans
+            for planned in plans
         ]
         for done in as_completed(running):
             result = done.result()
@@ -100,12 +100,12 @@ def main(
             progress.advance(task)
             if not result.good or only is not None:
                 _show(result)
-    results.sort(key=lambda one: one.plan.number)
+    results.sort(key=lambda result: result.plan.number)
     console.print(table(results))
     command = shlex.join(["python", "benchmarks/chaos", *sys.argv[1:]])
     if only is None:
         write(results, command, output)
-    bad = [one for one in results if not one.good]
+    bad = [result for result in results if not result.good]
     if bad:
         console.print(f"folders of the {len(bad)} bad trials: {folder}")
     raise typer.Exit(1 if bad else 0)

@@ -20,20 +20,24 @@ HEADINGS = (
 
 def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
     """A row for each fault and engine, in the order of HEADINGS."""
-    cells = sorted({(one.plan.fault, one.plan.engine) for one in results})
+    cells = sorted({(result.plan.fault, result.plan.engine) for result in results})
     found: list[tuple[str, ...]] = []
     for fault, engine in cells:
-        own = [one for one in results if (one.plan.fault, one.plan.engine) == (fault, engine)]
-        ends = [one.end for one in own]
+        of_cell = [
+            result
+            for result in results
+            if (result.plan.fault, result.plan.engine) == (fault, engine)
+        ]
+        ends = [result.end for result in of_cell]
         found.append(
             (
-                *(fault, engine, str(len(own)), str(ends.count("ended"))),
+                *(fault, engine, str(len(of_cell)), str(ends.count("ended"))),
                 str(ends.count("recovered")),
                 str(ends.count("hung") + ends.count("silent")),
-                f"{max(one.seconds for one in own):.1f}",
-                f"{sum(one.named for one in own)} of {len(own)}",
-                str(sum(len(one.orphans) for one in own)),
-                str(sum(len(one.files) for one in own)),
+                f"{max(result.seconds for result in of_cell):.1f}",
+                f"{sum(result.named for result in of_cell)} of {len(of_cell)}",
+                str(sum(len(result.orphans) for result in of_cell)),
+                str(sum(len(result.files) for result in of_cell)),
             )
         )
     return found
@@ -57,7 +61,7 @@ def markdown(results: Sequence[Result], command: str) -> str:
 def write(results: Sequence[Result], command: str, folder: Path) -> None:
     """Write results.json and results.md; outputs of good trials are left out."""
     folder.mkdir(parents=True, exist_ok=True)
-    trials = [one.as_dict() for one in results]
+    trials = [result.as_dict() for result in results]
     for trial in trials:
         if trial["good"]:
             del trial["output"]

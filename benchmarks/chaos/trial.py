@@ -218,7 +218,7 @@ def _job(plan: Plan, folder: Path, timeout: float) -> _End:
         if status is not None:
             _wait_for(mark)
         left = _processes(mark) if status is not None else []
-        orphans = [f"{one.pid}: {_command_line(one)}" for one in left]
+        orphans = [f"{orphan.pid}: {_command_line(orphan)}" for orphan in left]
     finally:
         end_all(folder)
         process.wait()

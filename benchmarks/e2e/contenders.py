@@ -109,19 +109,22 @@ _THREADS = {"beside": "always", "apart": "never"}
 """Of each of ours there are two more, by the thread that encodes, such as "top-k 0.1% beside"."""
 
 
-def _with_threads(one: Contender) -> list[Contender]:
+def _with_threads(contender: Contender) -> list[Contender]:
     """A contender, and those with a thread for certain and without."""
-    if one.kind != "ours" or one.engine == "byteps":
-        return [one]
-    return [one] + [
+    if contender.kind != "ours" or contender.engine == "byteps":
+        return [contender]
+    return [contender] + [
         replace(
-            one, name=f"{one.name} {word}", spec=f"{one.spec} encoder_thread={setting}", same_as=""
+            contender,
+            name=f"{contender.name} {word}",
+            spec=f"{contender.spec} encoder_thread={setting}",
+            same_as="",
         )
         for word, setting in _THREADS.items()
     ]
 
 
-EVERY = tuple(found for one in CONTENDERS for found in _with_threads(one))
+EVERY = tuple(found for contender in CONTENDERS for found in _with_threads(contender))
 """All contenders, in the order of tables."""
 
 BASELINES = ("Horovod", "Horovod fp16")
@@ -133,7 +136,11 @@ FP16 = ("Horovod fp16", "DDP fp16")
 
 def alone(engine: str) -> str:
     """The name of the contender that sends nothing: the time of a step by itself."""
-    return next(one.name for one in CONTENDERS if one.engine == engine and one.kind == "alone")
+    return next(
+        contender.name
+        for contender in CONTENDERS
+        if contender.engine == engine and contender.kind == "alone"
+    )
 
 
 def chosen(names: list[str] | None, engines: list[str] | None) -> list[Contender]:

@@ -56,8 +56,10 @@ def _baseline(rows: Sequence[Row], rate: str, names: Sequence[str] = BASELINES) 
 
 def _own_baseline(rows: Sequence[Row], rate: str, engine: str) -> float | None:
     """Seconds of the faster of an engine's own methods, float32 and fp16."""
-    own = [one.name for one in EVERY if one.engine == engine and one.dense]
-    return _baseline(rows, rate, own)
+    names = [
+        contender.name for contender in EVERY if contender.engine == engine and contender.dense
+    ]
+    return _baseline(rows, rate, names)
 
 
 def _times(baseline: float | None, row: Row) -> str:
@@ -79,19 +81,19 @@ def table(rows: Sequence[Row]) -> str:
         "| | MB a step | " + " | ".join(f"{rate}, ms | speed-up | own" for rate in rates) + " |",
         "|---|---:|" + "---:|---:|---:|" * len(rates),
     ]
-    for one in _present(rows):
-        own = [_of(rows, one.name, rate) for rate in rates]
-        sent = next(row["interface_bytes"] for row in own if row is not None)
+    for contender in _present(rows):
+        of_rates = [_of(rows, contender.name, rate) for rate in rates]
+        sent = next(row["interface_bytes"] for row in of_rates if row is not None)
         cells = []
-        for row, rate in zip(own, rates, strict=True):
+        for row, rate in zip(of_rates, rates, strict=True):
             if row is None:
                 cells += ["", "", ""]
                 continue
             cells.append(f"{1e3 * row['median_seconds']:.0f}")
             beside = _beside(rows, row)
             cells.append(_times(_baseline(beside, rate), row))
-            cells.append(_times(_own_baseline(beside, rate, one.engine), row))
-        lines.append(f"| {one.name} | {sent / 1e6:.2f} | " + " | ".join(cells) + " |")
+            cells.append(_times(_own_baseline(beside, rate, contender.engine), row))
+        lines.append(f"| {contender.name} | {sent / 1e6:.2f} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -117,13 +119,13 @@ def overheads(rows: Sequence[Row]) -> str:
     share of the better fp16's step. Empty without the necessary rows.
     """
     lines = []
-    for one in _present(rows):
+    for contender in _present(rows):
         for rate in _rates(rows):
-            row = _of(rows, one.name, rate)
-            if one.kind != "ours" or row is None or row.get("simulated"):
+            row = _of(rows, contender.name, rate)
+            if contender.kind != "ours" or row is None or row.get("simulated"):
                 continue
             beside = _beside(rows, row)
-            idle = _of(beside, alone(one.engine), rate)
+            idle = _of(beside, alone(contender.engine), rate)
             if idle is None:
                 continue
             wire = 8 * row["interface_bytes"] / row["measured_bits_per_second"]
@@ -132,7 +134,7 @@ def overheads(rows: Sequence[Row]) -> str:
             cells = [row["median_seconds"], idle["median_seconds"], wire, rest]
             part = f"{rest / fp16:.0%}" if fp16 else ""
             numbers = " | ".join(f"{1e3 * cell:.0f}" for cell in cells)
-            lines.append(f"| {one.name} | {rate} | {numbers} | {part} |")
+            lines.append(f"| {contender.name} | {rate} | {numbers} | {part} |")
     if not lines:
         return ""
     head = "| | link | step, ms | nothing sent, ms | wire, ms | the rest, ms | of fp16's step |"
@@ -147,18 +149,18 @@ def stages(rows: Sequence[Row]) -> str:
     """
     lines = []
     for rate in _rates(rows):
-        for one in _present(rows):
-            row = _of(rows, one.name, rate)
+        for contender in _present(rows):
+            row = _of(rows, contender.name, rate)
             if row is None or "phases" not in row:
                 continue
-            idle = _of(_beside(rows, row), alone(one.engine), rate)
+            idle = _of(_beside(rows, row), alone(contender.engine), rate)
             if idle is None:
                 continue
             parts = [idle["median_seconds"], *(row["phases"][name] for name in NAMED)]
             step = row["median_seconds"]
             wire = 8 * row["interface_bytes"] / row["measured_bits_per_second"]
             numbers = " | ".join(f"{1e3 * s:.0f}" for s in (step, *parts, step - sum(parts), wire))
-            lines.append(f"| {one.name} | {rate} | {numbers} |")
+            lines.append(f"| {contender.name} | {rate} | {numbers} |")
     if not lines:
         return ""
     names = ["step", "nothing sent", *NAMED, "rest", "wire"]
@@ -170,14 +172,14 @@ def peers(rows: Sequence[Row]) -> str:
     """Markdown: speed-ups of our contenders over the same algorithms of others; empty if none."""
     rates = _rates(rows)
     lines = []
-    for one in _present(rows):
+    for contender in _present(rows):
         cells = []
         for rate in rates:
-            row = _of(rows, one.name, rate)
-            peer = _of(_beside(rows, row), one.same_as, rate) if row else None
+            row = _of(rows, contender.name, rate)
+            peer = _of(_beside(rows, row), contender.same_as, rate) if row else None
             cells.append(_times(peer["median_seconds"], row) if row and peer else "")
         if any(cells):
-            lines.append(f"| {one.name} | {one.same_as} | " + " | ".join(cells) + " |")
+            lines.append(f"| {contender.name} | {contender.same_as} | " + " | ".join(cells) + " |")
     if not lines:
         return ""
     return "\n".join(
@@ -209,19 +211,19 @@ def bookkeeping(rows: Sequence[Row], dense_bytes: int) -> list[str]:
 def draw(rows: Sequence[Row], title: str, path: Path) -> None:
     """Step time and speed-up against the links' rate, a column for each engine."""
     rates = _rates(rows)
-    engines = list(dict.fromkeys(one.engine for one in _present(rows)))
+    engines = list(dict.fromkeys(contender.engine for contender in _present(rows)))
     figure, grid = plt.subplots(
         2, len(engines), figsize=(1 + 4.5 * len(engines), 9), squeeze=False, layout="constrained"
     )
     for engine, (upper, lower) in zip(engines, grid.T, strict=True):
-        own = [one for one in _present(rows) if one.engine == engine]
-        for number, one in enumerate(own):
-            style = _style(one, number)
-            found = [row for rate in rates if (row := _of(rows, one.name, rate)) is not None]
+        of_engine = [contender for contender in _present(rows) if contender.engine == engine]
+        for number, contender in enumerate(of_engine):
+            style = _style(contender, number)
+            found = [row for rate in rates if (row := _of(rows, contender.name, rate)) is not None]
             x = [bits_per_second(row["rate"]) / 1e6 for row in found]
-            upper.plot(x, [row["median_seconds"] for row in found], label=one.name, **style)
+            upper.plot(x, [row["median_seconds"] for row in found], label=contender.name, **style)
             bases = [_own_baseline(_beside(rows, row), row["rate"], engine) for row in found]
-            if one.kind != "alone" and None not in bases:
+            if contender.kind != "alone" and None not in bases:
                 gains = [b / row["median_seconds"] for b, row in zip(bases, found, strict=True)]
                 lower.plot(x, gains, **style)
         upper.set(title=engine, ylabel="s, median step")
@@ -239,10 +241,10 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
     plt.close(figure)
 
 
-def _style(one: Contender, number: int) -> dict[str, Any]:
+def _style(contender: Contender, number: int) -> dict[str, Any]:
     """Line styles: ours solid, others' dashed, the contender without sending dotted and grey."""
-    if one.kind == "alone":
+    if contender.kind == "alone":
         return {"linestyle": ":", "color": "grey"}
-    ours = one.kind == "ours"
+    ours = contender.kind == "ours"
     look = {"linestyle": "-", "marker": "o"} if ours else {"linestyle": "--", "marker": "x"}
     return {**look, "color": f"C{number}"}

@@ -51,7 +51,7 @@ def simulate(
     else:
         return None
     wire = _on_the_link(sent, ranks) / speed
-    steps = sorted(compute_ms / 1e3 + wire + one for one in seconds)
+    steps = sorted(compute_ms / 1e3 + wire + own_work for own_work in seconds)
     return {
         "engine": contender.engine,
         "contender": contender.name,
@@ -68,7 +68,9 @@ def _arithmetic(contender: Contender, model: str, ranks: int) -> tuple[Counter[s
     torch.set_num_threads(1)
     numbers = random_numbers(model, ranks)
     models = [Synthetic(model, 0.0, numbers, rank) for rank in range(ranks)]
-    gradients = {name: [one.grads[i] for one in models] for i, name in enumerate(models[0].names)}
+    gradients = {
+        name: [replica.grads[i] for replica in models] for i, name in enumerate(models[0].names)
+    }
     loopback = Loopback(config_of(contender.spec), ranks)
     loopback.step(gradients)  # allocates
     before = Counter(loopback.ranks[0].stats.sent_bytes)

@@ -123,12 +123,12 @@ class Sweep:
         return [{**fields, **row} for row in rows if row is not None]
 
     def _job(self, lab: Lab, engine: str, cell: Cell) -> list[dict[str, Any]]:
-        own = [contender for contender in self._contenders if contender.engine == engine]
+        of_engine = [contender for contender in self._contenders if contender.engine == engine]
         speed = bits_per_second(cell.rate)
         steps = self._steps or (2 if speed < 5e7 else 4 if speed < 5e8 else 8)
         order: dict[str, Any] = {
             "engine": engine,
-            "contenders": [asdict(contender) for contender in own],
+            "contenders": [asdict(contender) for contender in of_engine],
             "model": cell.model,
             "compute_ms": cell.compute_ms,
             "warmup": self._warmup,
@@ -148,23 +148,26 @@ class Sweep:
             of_ranks = [json.loads(file.read_text(encoding="utf-8")) for file in files]
         return [
             {"engine": engine, "contender": contender.name, **_merged(of_ranks, contender.name)}
-            for contender in own
+            for contender in of_engine
         ]
 
 
 def _merged(of_ranks: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
     """One contender's results: a step takes as long as for its slowest rank."""
-    own = [results[name] for results in of_ranks]
-    seconds = [max(step) for step in zip(*(result["seconds"] for result in own), strict=True)]
-    counted = [result["sent_bytes"] for result in own]
-    phases = own[0]["phases"]  # ranks wait for each other: their means would hide a slow one
+    of_contender = [results[name] for results in of_ranks]
+    seconds = [
+        max(step) for step in zip(*(result["seconds"] for result in of_contender), strict=True)
+    ]
+    counted = [result["sent_bytes"] for result in of_contender]
+    # Ranks wait for each other: their means would hide a slow one.
+    phases = of_contender[0]["phases"]
     return {
         **({} if phases is None else {"phases": phases}),
         "median_seconds": statistics.median(seconds),
-        "seconds": [round(one, 6) for one in seconds],
+        "seconds": [round(step, 6) for step in seconds],
         "sent_bytes": None if None in counted else statistics.mean(counted),
         **{
-            key: statistics.mean(result[key] for result in own)
+            key: statistics.mean(result[key] for result in of_contender)
             for key in ("interface_bytes", "idle_bytes_per_second", "idle_processors")
         },
     }

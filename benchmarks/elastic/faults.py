@@ -172,15 +172,15 @@ def report(trials: Sequence[Trial], known: dict[tuple[str, str], list[float]]) -
     by_case = defaultdict(list)
     for trial in trials:
         by_case[trial.framework, trial.spec].append(trial)
-    for (framework, spec), own in by_case.items():
+    for (framework, spec), of_case in by_case.items():
         plain = known[framework, spec]
         cells = [
             framework,
             f"`{spec}`".replace("|", "\\|"),
             f"{statistics.fmean(plain):.4f} ± {statistics.stdev(plain):.4f}",
-            ", ".join(f"{trial.accuracy:.4f}" for trial in own),
-            ", ".join(str(trial.resets) for trial in own),
-            f"{max(trial.difference for trial in own):.1e}",
+            ", ".join(f"{trial.accuracy:.4f}" for trial in of_case),
+            ", ".join(str(trial.resets) for trial in of_case),
+            f"{max(trial.difference for trial in of_case):.1e}",
         ]
         print(f"| {' | '.join(cells)} |")
     failed = sum(bool(trial.failures) for trial in trials)
@@ -202,7 +202,7 @@ def write(trials: Sequence[Trial], output: Path) -> None:
     """A row for each trial."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, [one.name for one in fields(Trial)])
+        table = csv.DictWriter(file, [column.name for column in fields(Trial)])
         table.writeheader()
         for trial in trials:
             table.writerow({**asdict(trial), "failures": "; ".join(trial.failures)})

@@ -111,8 +111,8 @@ class ElasticJob:
 
     def kill(self, rank: int, size: int) -> None:
         """Kill the process that was last seen as a rank of so many."""
-        own = [row for row in self.rows() if (row["rank"], row["size"]) == (rank, size)]
-        os.kill(max(own, key=lambda row: row["time"])["pid"], signal.SIGKILL)
+        of_rank = [row for row in self.rows() if (row["rank"], row["size"]) == (rank, size)]
+        os.kill(max(of_rank, key=lambda row: row["time"])["pid"], signal.SIGKILL)
 
     def end(self, limit: float = LIMIT) -> None:
         """Wait for the end of the job, which must succeed."""

@@ -88,9 +88,9 @@ def check_resets(lives: list[Life]) -> int:
         kept = [_of(row, "after") / row["size"] for row in survivors]
         now = [_of(row, "before") / row["size"] for row in first]
         _equal(np.sum(now, 0), np.sum(kept, 0), [*kept, *now], f"a reset at step {begin} loses")
-        own = {row["pid"]: row for row in first}
+        row_of = {row["pid"]: row for row in first}
         for row in survivors:
-            again = own[row["pid"]]
+            again = row_of[row["pid"]]
             if "start_digest" in again:
                 assert again["start_digest"] == row["digest"], f"other parameters at step {begin}"
             if "momentum" in again:
@@ -113,9 +113,9 @@ def _of(row: Row, name: str) -> npt.NDArray[np.float64]:
     return np.atleast_1d(np.asarray(row[name], np.float64))
 
 
-def _equal(one: Any, other: Any, values: Iterable[Any], what: str) -> float:
+def _equal(first: Any, second: Any, values: Iterable[Any], what: str) -> float:
     """The largest difference, relative to values; no more than the tolerance."""
     scale = max(itertools.chain([1e-9], (float(np.abs(value).max()) for value in values)))
-    difference = float(np.abs(one - other).max()) / scale
-    assert difference <= TOLERANCE, f"{what}: {one} != {other}"
+    difference = float(np.abs(first - second).max()) / scale
+    assert difference <= TOLERANCE, f"{what}: {first} != {second}"
     return difference

@@ -28,13 +28,13 @@ class Training:
         self._model = keras.Sequential([keras.layers.Input([64]), *layers], name="digits")
         self._optimizer = keras.optimizers.SGD(RATE, outer_momentum(spec))
         self._optimizer.build(self._model.trainable_variables)
-        self._weights = [one.value for one in self._model.trainable_variables]
+        self._weights = [variable.value for variable in self._model.trainable_variables]
         self._compression: Any = hvd.Compression.none
         if spec == STOCK:
             # Horovod's state for models of Keras fails with Keras 3.
             variables = [*self._model.variables, *self._optimizer.variables]
             state = noted(hvd.elastic.TensorFlowState)
-            self.state = state([one.value for one in variables], step=0)
+            self.state = state([variable.value for variable in variables], step=0)
         else:
             self._compression = Compression(spec, self._weights)
             state = noted(ElasticState)
@@ -52,25 +52,27 @@ class Training:
             logits = self._model(inputs, training=True)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(classes, logits)
             loss = tf.reduce_mean(losses)
-        own = tape.gradient(loss, self._weights)
+        gradients = tape.gradient(loss, self._weights)
         tape = hvd.DistributedGradientTape(tape, compression=self._compression)
         averages = tape.gradient(loss, self._weights)
         self._optimizer.apply(averages)
-        return own, averages
+        return gradients, averages
 
     def step(self, inputs: Floats, classes: Classes) -> tuple[list[Floats], list[Floats]]:
         """Make a step."""
-        own, averages = self._graph(inputs, classes)
-        return [one.numpy() for one in own], [one.numpy() for one in averages]
+        gradients, averages = (
+            [tensor.numpy() for tensor in tensors] for tensors in self._graph(inputs, classes)
+        )
+        return gradients, averages
 
     def parameters(self) -> list[Floats]:
         """All parameters."""
-        return [one.numpy() for one in self._weights]
+        return [weight.numpy() for weight in self._weights]
 
     def unsent(self, part: str) -> list[Floats | None]:
         """Residuals, or momenta."""
         held = self._compression.state_dict()[part]
-        return [held.get(one.path) for one in self._model.trainable_variables]
+        return [held.get(variable.path) for variable in self._model.trainable_variables]
 
     def logits(self, inputs: Floats) -> Floats:
         """The results for inputs."""

@@ -59,7 +59,7 @@ class Training:
         """Residuals, or momenta."""
         held = self._compression.state_dict()[part]
         found = [held.get(name) for name, _ in self._model.named_parameters()]
-        return [None if one is None else one.numpy() for one in found]
+        return [None if array is None else array.numpy() for array in found]
 
     def logits(self, inputs: Floats) -> Floats:
         """The results for inputs."""

@@ -72,12 +72,12 @@ def _later(rows: list[Row], killed: float) -> list[Row]:
     return [row for row in rows if row["life"] > killed]
 
 
-def cells_of(own: Sequence[Times], stock: Sequence[Times]) -> list[str]:
+def cells_of(repetitions: Sequence[Times], stock: Sequence[Times]) -> list[str]:
     """The columns of a contender: median and quartiles, ratio to the stock's median, parts."""
-    whole = [times["all"] for times in own]
+    whole = [times["all"] for times in repetitions]
     low, median, high = statistics.quantiles(whole, n=4, method="inclusive")
     base = statistics.median(times["all"] for times in stock)
-    parts = [statistics.median(times[name] for times in own) for name in (*PARTS, "later")]
+    parts = [statistics.median(times[name] for times in repetitions) for name in (*PARTS, "later")]
     return [
         f"{median:.3f} ({low:.3f} to {high:.3f})",
         f"{median / base:.2f}",
@@ -113,9 +113,11 @@ def main() -> None:
         "\n| framework | spec | s to the next step | of stock | noticed | ranks | synced | step | later step |"
     )
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|")
-    for (framework, spec), own in found.items():
+    for (framework, spec), repetitions in found.items():
         name = spec if spec == STOCK else f"`{spec}`".replace("|", "\\|")
-        print(f"| {' | '.join([framework, name, *cells_of(own, found[framework, STOCK])])} |")
+        print(
+            f"| {' | '.join([framework, name, *cells_of(repetitions, found[framework, STOCK])])} |"
+        )
 
 
 def write(found: dict[tuple[str, str], list[Times]], output: Path) -> None:
@@ -124,8 +126,8 @@ def write(found: dict[tuple[str, str], list[Times]], output: Path) -> None:
     with output.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(["framework", "spec", "repetition", "all", *PARTS, "later"])
-        for (framework, spec), own in found.items():
-            for number, times in enumerate(own):
+        for (framework, spec), repetitions in found.items():
+            for number, times in enumerate(repetitions):
                 table.writerow([framework, spec, number, *times.values()])
 
 

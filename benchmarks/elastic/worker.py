@@ -63,28 +63,29 @@ class Sums:
     """Sums of the elements of all tensors, with three choices of signs."""
 
     def __init__(self, training: Training) -> None:
-        self._sizes = [one.size for one in training.parameters()]
+        self._sizes = [parameter.size for parameter in training.parameters()]
         self._signs = np.random.default_rng(1).choice([-1.0, 1.0], (3, sum(self._sizes)))
 
     def of(self, tensors: Iterable[Floats | None]) -> npt.NDArray[np.float64]:
         """The three sums; None is a tensor of zeros."""
         total, begin = np.zeros(3), 0
-        for one, size in zip(tensors, self._sizes, strict=True):
-            if one is not None:
-                total += self._signs[:, begin : begin + size] @ one.reshape(-1).astype(np.float64)
+        for tensor, size in zip(tensors, self._sizes, strict=True):
+            if tensor is not None:
+                flat = tensor.reshape(-1).astype(np.float64)
+                total += self._signs[:, begin : begin + size] @ flat
             begin += size
         return total
 
 
 def parameters_of(training: Training) -> bytes:
     """All parameters."""
-    return b"".join(one.tobytes() for one in training.parameters())
+    return b"".join(parameter.tobytes() for parameter in training.parameters())
 
 
 def shared_momenta(training: Training) -> list[Floats | None]:
     """Momenta of biases, which travel dense: equal on all ranks, and newcomers get them in their first step."""
     pairs = zip(training.unsent("momentum"), training.parameters(), strict=True)
-    return [one if parameter.ndim == 1 else None for one, parameter in pairs]
+    return [momentum if parameter.ndim == 1 else None for momentum, parameter in pairs]
 
 
 def train(spec: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
@@ -108,12 +109,12 @@ def train(spec: str, seed: int, options: argparse.Namespace) -> dict[str, float]
                 row["before"], row["momentum"] = residual.tolist(), momentum.tolist()
                 row["shared"] = (MOMENTUM * shared).tolist()
             batch = samples(seed, state.step, hvd.rank(), hvd.size(), len(classes))
-            own, averages = training.step(inputs[batch], classes[batch])
+            gradients, averages = training.step(inputs[batch], classes[batch])
             row["time"] = time.time()
             state.step += 1
             row["step"] = state.step
             if options.rows == "laws":
-                row["given"] = (sums.of(own) + MOMENTUM * (momentum - shared)).tolist()
+                row["given"] = (sums.of(gradients) + MOMENTUM * (momentum - shared)).tolist()
                 row["applied"] = sums.of(averages).tolist()
                 row["after"] = sums.of(training.unsent("residual")).tolist()
                 row["momentum_after"] = sums.of(training.unsent("momentum")).tolist()

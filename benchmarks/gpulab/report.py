@@ -140,10 +140,10 @@ def draw(results: Row, path: Path) -> None:
     names = list(dict.fromkeys(row["name"] for row in steps))
     counts = sorted({row["ranks"] for row in steps})
     for ranks in counts:
-        own = [row for row in steps if row["ranks"] == ranks]
-        places = [names.index(row["name"]) + 0.4 * counts.index(ranks) for row in own]
-        label = f"{ranks} on {own[0]['backend']}"
-        right.barh(places, [row["ms"] for row in own], height=0.4, label=label)
+        of_count = [row for row in steps if row["ranks"] == ranks]
+        places = [names.index(row["name"]) + 0.4 * counts.index(ranks) for row in of_count]
+        label = f"{ranks} on {of_count[0]['backend']}"
+        right.barh(places, [row["ms"] for row in of_count], height=0.4, label=label)
     right.set(xlabel="ms a step", title="processes on one GPU")
     right.set_yticks(range(len(names)), names)
     if counts:

@@ -55,18 +55,25 @@ def _copy(to: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> Work:
 
 def kernels(clock: Clock, numels: Sequence[int], copied: float) -> list[Row]:
     """Times of all operations, in ms; ``copied`` is the device's bandwidth of a copy in GB/s."""
-    return [_operation(clock, one, numel, copied) for one in OPERATIONS for numel in numels]
+    return [
+        _operation(clock, operation, numel, copied) for operation in OPERATIONS for numel in numels
+    ]
 
 
-def _operation(clock: Clock, one: Operation, numel: int, copied: float) -> Row:
-    turns = max(1, math.ceil(CACHE / (one.bytes * numel)))
-    works = [one.make(numel, clock.device) for _ in range(turns)]
-    row: Row = {"name": one.name, "numel": numel, "bytes": one.bytes, "target": one.target}
+def _operation(clock: Clock, operation: Operation, numel: int, copied: float) -> Row:
+    turns = max(1, math.ceil(CACHE / (operation.bytes * numel)))
+    works = [operation.make(numel, clock.device) for _ in range(turns)]
+    row: Row = {
+        "name": operation.name,
+        "numel": numel,
+        "bytes": operation.bytes,
+        "target": operation.target,
+    }
     row["launched"] = clock.launched(works)
     row["graph"] = clock.in_graph(works)
-    row["fraction"] = one.bytes * numel / row["graph"] / 1e6 / copied
-    others = [work for _ in works if (work := one.other(numel, clock.device)) is not None]
-    row["package"] = one.package if others else None
+    row["fraction"] = operation.bytes * numel / row["graph"] / 1e6 / copied
+    others = [work for _ in works if (work := operation.other(numel, clock.device)) is not None]
+    row["package"] = operation.package if others else None
     row["other"] = clock.launched(others) if others else None
     return row
 
@@ -148,7 +155,7 @@ def _on_host(items: Sequence[EncodeItem], clock: Clock) -> Work:
     grads = [_tensor(item.grad) for item in items]
     pinned = grads[0].device.type != "cpu"
     hosts = [torch.empty(grad.shape, pin_memory=pinned) for grad in grads]
-    own = [
+    host_items = [
         item._replace(grad=host.numpy(), residual=np.zeros(host.numel(), np.float32))
         for item, host in zip(items, hosts, strict=True)
     ]
@@ -157,6 +164,6 @@ def _on_host(items: Sequence[EncodeItem], clock: Clock) -> Work:
         for host, grad in zip(hosts, grads, strict=True):
             host.copy_(grad, non_blocking=True)
         clock.synchronize()
-        encode_batch(own)
+        encode_batch(host_items)
 
     return work

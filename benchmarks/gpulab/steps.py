@@ -64,10 +64,12 @@ def _job(ranks: int, backend: str, device: str, job: str) -> list[list[Row]]:
             command = [sys.executable, str(HERE / "worker.py"), str(rank), str(ranks)]
             command += [backend, device, name, job]
             # NCCL wants a GPU for each process of a host: each is one of its own here, behind sockets.
-            own = {**environment, "NCCL_HOSTID": f"rank-{rank}"}
+            rank_environment = {**environment, "NCCL_HOSTID": f"rank-{rank}"}
             with (folder / f"log-{rank}").open("w") as log:
                 processes.append(
-                    subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=own)
+                    subprocess.Popen(
+                        command, stdout=log, stderr=subprocess.STDOUT, env=rank_environment
+                    )
                 )
         try:
             failed = _wait(processes, LIMIT[job])

@@ -93,7 +93,8 @@ def main(rank: int, ranks: int, backend: str, device: torch.device, folder: Path
         _synchronize(device)
     else:
         rows = [
-            steps(one, SIZES[job], backend, device) for one in contenders(ranks, backend, device)
+            steps(contender, SIZES[job], backend, device)
+            for contender in contenders(ranks, backend, device)
         ]
     (folder / f"rank-{rank}.json").write_text(json.dumps(rows), encoding="utf-8")
     dist.destroy_process_group()

@@ -90,11 +90,11 @@ def _run_all(started: Sequence[_Process], logs: Path, timeout: float) -> None:
     deadline = time.monotonic() + timeout
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        for one in started:
-            with (logs / f"{one.name}.log").open("wb") as log:
+        for program in started:
+            with (logs / f"{program.name}.log").open("wb") as log:
                 process = subprocess.Popen(
-                    one.command,
-                    env={**_ONE_THREAD, **os.environ, **one.environment},
+                    program.command,
+                    env={**_ONE_THREAD, **os.environ, **program.environment},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -104,7 +104,9 @@ def _run_all(started: Sequence[_Process], logs: Path, timeout: float) -> None:
             processes.append(process)
         while True:
             codes = [process.poll() for process in processes]
-            failed = {one.name: code for one, code in zip(started, codes, strict=True) if code}
+            failed = {
+                program.name: code for program, code in zip(started, codes, strict=True) if code
+            }
             if failed:
                 raise JobError(_failure(failed, logs))
             if None not in codes:
@@ -130,7 +132,7 @@ def _end_with_parent() -> None:
 
 def _failure(failed: Mapping[str, int], logs: Path) -> str:
     """The error of one failed process: if one was killed, the others' errors only follow from it."""
-    name = min(failed, key=lambda one: failed[one] != -signal.SIGKILL)
+    name = min(failed, key=lambda program: failed[program] != -signal.SIGKILL)
     end = f"ended with exit code {failed[name]}"
     if failed[name] == -signal.SIGKILL:
         end = "was killed, as the system does with the largest process when memory runs out"

@@ -133,10 +133,10 @@ def settings_of(
 
 def table_row(name: str, last: Sequence[Mapping[str, float]]) -> str:
     """The Markdown row of one run, over its seeds."""
-    found = [one["accuracy"] for one in last]
+    found = [row["accuracy"] for row in last]
     spread = statistics.stdev(found) if len(found) > 1 else 0.0
-    bits = statistics.fmean(one["bits"] / one["step"] for one in last)
-    distance = statistics.fmean(one["distance"] for one in last)
+    bits = statistics.fmean(row["bits"] / row["step"] for row in last)
+    distance = statistics.fmean(row["distance"] for row in last)
     accuracy = f"{statistics.fmean(found):.4f} ± {spread:.4f}"
     return f"| {name} | {accuracy} | {bits / 1e3:.1f} | {distance:.2g} |"
 
@@ -178,7 +178,7 @@ def train(
         if (epoch + 1) % EVERY and epoch + 1 < settings.epochs:
             continue
         if wrapped is None:
-            bits = 32.0 * step * sum(one.numel() for one in model.parameters())
+            bits = 32.0 * step * sum(parameter.numel() for parameter in model.parameters())
             rows.append(point(step, bits, accuracy(model, images), 0.0))
         else:
             with wrapped.averaged() as average:
@@ -197,17 +197,17 @@ def point(step: int, bits: float, found: float, distance: float) -> dict[str, fl
 
 def average_gradients(model: nn.Module) -> None:
     """Average the gradients over all ranks."""
-    for one in model.parameters():
-        assert one.grad is not None
-        dist.all_reduce(one.grad)
-        one.grad /= dist.get_world_size()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Images) -> float:
     """Accuracy on all test samples, computed on this rank."""
     batches = images.test_batches(0, 1)
-    right = sum(int((model(one.inputs).argmax(1) == one.classes).sum()) for one in batches)
+    right = sum(int((model(batch.inputs).argmax(1) == batch.classes).sum()) for batch in batches)
     return right / len(images.test_classes)
 
 
@@ -219,9 +219,10 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
         of_run = [row for row in rows if row["run"] == name]
         steps = sorted({row["step"] for row in of_run})
 
-        def mean(key: str, own: Sequence[dict[str, Any]], steps: Sequence[int]) -> list[float]:
+        def mean(key: str, selected: Sequence[dict[str, Any]], steps: Sequence[int]) -> list[float]:
             return [
-                statistics.fmean(row[key] for row in own if row["step"] == step) for step in steps
+                statistics.fmean(row[key] for row in selected if row["step"] == step)
+                for step in steps
             ]
 
         bits = mean("bits", of_run, steps)

@@ -87,7 +87,7 @@ def parts(package: str, edges: Mapping[str, set[str]]) -> tuple[set[str], set[tu
         inner = module.removeprefix(f"{package}.")
         return None if inner == module else inner.partition(".")[0]
 
-    names = {one for module in edges if (one := part(module)) is not None}
+    names = {name for module in edges if (name := part(module)) is not None}
     pairs = {(part(module), part(other)) for module, others in edges.items() for other in others}
     return names, {(a, b) for a, b in pairs if a is not None and b is not None and a != b}
 

@@ -33,13 +33,13 @@ class Checkpoints:
         self._home = output / "checkpoints"
         self._keep = keep
 
-    def save(self, step: int, shared: State, own: State) -> None:
+    def save(self, step: int, shared: State, of_rank: State) -> None:
         """Write one checkpoint; every rank calls this, ``shared`` is taken from rank 0."""
         partial = self._home / f".step-{step:08d}.partial"
 
         def write() -> None:
             partial.mkdir(parents=True, exist_ok=True)
-            _write(partial / _rank_file(engine().rank()), own)
+            _write(partial / _rank_file(engine().rank()), of_rank)
             if engine().rank() == 0:
                 _write(partial / _MODEL, {**shared, "world_size": engine().size()})
 

@@ -200,8 +200,8 @@ def _prepare(output: Path, resume: bool) -> None:
 
 
 def _newest(output: Path, checkpoints: Checkpoints) -> Path:
-    own = checkpoints.newest()
-    newest = engine().broadcast_object(None if own is None else str(own), name="train.from")
+    found = checkpoints.newest()
+    newest = engine().broadcast_object(None if found is None else str(found), name="train.from")
     if newest is None:
         raise AbortError(
             f"{output} has no complete checkpoint to resume from; start it without --resume",

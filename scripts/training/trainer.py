@@ -103,17 +103,17 @@ class Trainer:
         self.learner = together(
             lambda: self._learner(compress, gossip, outer), exit_code=EXIT_CONFIG
         )
-        own: dict[str, Any] = {"sent_bytes": 0}
+        own_state: dict[str, Any] = {"sent_bytes": 0}
         if resume is not None:
-            own = together(lambda: self._restore(resume), exit_code=EXIT_CONFIG)
+            own_state = together(lambda: self._restore(resume), exit_code=EXIT_CONFIG)
         self.learner.broadcast()
         if resume is None:
             # Ranks start from equal parameters, but draw different random numbers.
             torch.manual_seed(settings.seed + self.rank)
         else:
-            self.learner.load_own_state(own, same_world=own["same_world"])
-            checkpoint.set_random_state(own["random"])
-        self.traffic = TrafficMeter(self.learner, own["sent_bytes"])
+            self.learner.load_own_state(own_state, same_world=own_state["same_world"])
+            checkpoint.set_random_state(own_state["random"])
+        self.traffic = TrafficMeter(self.learner, own_state["sent_bytes"])
 
     def _learner(
         self, compress: Config | None, gossip: GossipSettings | None, outer: OuterSettings | None
@@ -157,13 +157,13 @@ class Trainer:
             **self.learner.state_dict(),
             "progress": asdict(self.progress),
         }
-        own = {
+        own_state = {
             **self.learner.own_state(),
             "compressor": self.learner.compressor_state(),
             "random": checkpoint.random_state(),
             "sent_bytes": self.traffic.sent,
         }
-        self._checkpoints.save(self.progress.step, shared, own)
+        self._checkpoints.save(self.progress.step, shared, own_state)
         self._saved_step = self.progress.step
 
     # --------------------------------------------------------------- training

@@ -29,20 +29,20 @@ class HorovodObjects(Engine):
 
     def allgather_object(self, value: Any, name: str) -> list[Any]:
         """See `Engine`."""
-        own = pack(value)
-        lengths = self._allgather(_as_bytes(len(own)), f"{name}.length").view(np.int64)
+        packed = pack(value)
+        lengths = self._allgather(_as_bytes(len(packed)), f"{name}.length").view(np.int64)
         for rank, length in enumerate(lengths):
-            check_length(int(length), len(own), rank)
-        data = self._allgather(np.frombuffer(own, np.uint8), name)
+            check_length(int(length), len(packed), rank)
+        data = self._allgather(np.frombuffer(packed, np.uint8), name)
         parts = np.split(data, np.cumsum(lengths)[:-1])
         return [unpack(part.tobytes(), rank) for rank, part in enumerate(parts)]
 
     def broadcast_object(self, value: Any, name: str) -> Any:
         """See `Engine`."""
-        own = pack(value)
-        length = int(self._broadcast(_as_bytes(len(own)), f"{name}.length").view(np.int64)[0])
-        check_length(length, len(own), 0)
-        mine = np.frombuffer(own, np.uint8) if self.rank() == 0 else np.zeros(length, np.uint8)
+        packed = pack(value)
+        length = int(self._broadcast(_as_bytes(len(packed)), f"{name}.length").view(np.int64)[0])
+        check_length(length, len(packed), 0)
+        mine = np.frombuffer(packed, np.uint8) if self.rank() == 0 else np.zeros(length, np.uint8)
         return unpack(self._broadcast(mine, name).tobytes(), 0)
 
 

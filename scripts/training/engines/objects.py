@@ -37,19 +37,19 @@ def unpack(data: bytes, rank: int) -> Any:
         ) from error
 
 
-def longest(own: int) -> int:
+def longest(own_length: int) -> int:
     """Largest size that another rank's value may have: ranks exchange values of about one size."""
-    return 2 * own + _ROOM
+    return 2 * own_length + _ROOM
 
 
-def check_length(length: int, own: int, rank: int) -> None:
-    """Refuse a length above the `longest` beside this rank's ``own``.
+def check_length(length: int, own_length: int, rank: int) -> None:
+    """Refuse a length above the `longest` of this rank's ``own_length``.
 
     Raises:
         ProtocolError: ``length`` is out of range.
     """
-    if not 0 <= length <= longest(own):
+    if not 0 <= length <= longest(own_length):
         raise ProtocolError(
-            f"rank {rank} sends a value of {length} bytes; it must be in [0, {longest(own)}]: see "
+            f"rank {rank} sends a value of {length} bytes; it must be in [0, {longest(own_length)}]: see "
             "whether all ranks run the same script and versions"
         )

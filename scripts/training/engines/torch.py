@@ -62,13 +62,13 @@ class DDPEngine(TorchEngine):
         return [unpack(text, rank) for rank, text in enumerate(texts)]
 
     def broadcast_object(self, value: Any, name: str) -> Any:
-        own = pack(value)
-        length = torch.tensor([len(own)])
+        packed = pack(value)
+        length = torch.tensor([len(packed)])
         dist.broadcast(length, 0)
-        check_length(int(length), len(own), 0)
+        check_length(int(length), len(packed), 0)
         data = torch.zeros(int(length), dtype=torch.uint8)
         if self.rank() == 0:
-            data = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+            data = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
         dist.broadcast(data, 0)
         return unpack(data.numpy().tobytes(), 0)
 

@@ -78,16 +78,16 @@ class GossipLearner(TorchLearner):
         if not same_world:
             self._gossip.load_state_dict(self._gossip.state_dict())
             return
-        own = state["gossip"]
-        self._gossip.load_state_dict(own["model"])
-        self._gossip.load_gossip_state_dict(own["gossip"])
-        self._optimizer.load_state_dict(own["optimizer"])
+        saved = state["gossip"]
+        self._gossip.load_state_dict(saved["model"])
+        self._gossip.load_gossip_state_dict(saved["gossip"])
+        self._optimizer.load_state_dict(saved["optimizer"])
 
     def summary(self, steps: int) -> dict[str, Any]:
         """Means over ranks."""
         traffic = self._gossip.traffic
-        own = torch.tensor([traffic.bits, self._gossip.node_traffic.bits, traffic.messages])
-        bits, node_bits, messages = self._engine.sum(own.double(), "train.gossip").tolist()
+        counts = torch.tensor([traffic.bits, self._gossip.node_traffic.bits, traffic.messages])
+        bits, node_bits, messages = self._engine.sum(counts.double(), "train.gossip").tolist()
         count = self._engine.size() * max(steps, 1)
         means = {
             "bits_per_step": bits / count,

@@ -174,7 +174,7 @@ class TensorFlowLearner(Learner):
         state = super().compressor_state()
         if state is not None:
             for kind in STATE_KINDS:
-                state[kind] = {name: torch.from_numpy(one) for name, one in state[kind].items()}
+                state[kind] = {name: torch.from_numpy(array) for name, array in state[kind].items()}
         return state
 
     def load_compressor_state(self, state: State | Sequence[State]) -> None:

@@ -113,7 +113,9 @@ class TorchLearner(Learner):
         """See `Learner`."""
         with self._common() as model:
             named = model.named_parameters()
-            return {name: one.detach().clone().contiguous().numpy() for name, one in named}
+            return {
+                name: parameter.detach().clone().contiguous().numpy() for name, parameter in named
+            }
 
     def broadcast(self) -> None:
         """See `Learner`."""

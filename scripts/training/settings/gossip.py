@@ -40,8 +40,8 @@ _SYNCHRONOUS = ("weights", "peers_per_step", "overlap", "two_level", "ranks_per_
 
 
 def _peers(value: object) -> object:
-    def is_count(one: object, least: int) -> bool:
-        return isinstance(one, int) and not isinstance(one, bool) and one >= least
+    def is_count(number: object, least: int) -> bool:
+        return isinstance(number, int) and not isinstance(number, bool) and number >= least
 
     if is_count(value, 1):
         return value
@@ -105,14 +105,14 @@ class GossipSettings(Section):
 
     def check_combinations(self) -> None:
         """See `Section`."""
-        own = _OPTIONS[self.algorithm]
-        others = {key for keys in _OPTIONS.values() for key in keys} - {*own}
+        options = _OPTIONS[self.algorithm]
+        others = {key for keys in _OPTIONS.values() for key in keys} - {*options}
         if self.algorithm == "adpsgd":
             others |= {*_SYNCHRONOUS}
         for key, field in type(self).model_fields.items():
             value = getattr(self, key)
             if key in others and value != field.default:
-                takes = ", ".join(own) or "no option of its own"
+                takes = ", ".join(options) or "no option of its own"
                 raise ConfigError(
                     f"gossip.{key}: got {value!r}, which {self.algorithm} does not take; remove "
                     f"the key ({self.algorithm} takes {takes})"
