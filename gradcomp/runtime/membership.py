@@ -49,19 +49,15 @@ def placed(state: State, rank: int, world_size: int) -> State:
     return {**state, "rank": rank, "world_size": world_size}
 
 
-def moved(
-    pipeline: Pipeline, state: State, epoch: int | None = None, ranks_per_node: int = 1
-) -> Pipeline:
+def moved(pipeline: Pipeline, state: State, epoch: int | None = None) -> Pipeline:
     """A process's compression at the rank and size of a state of its own.
 
     Args:
         pipeline: the compression so far; its statistics go on.
         state: see `placed` and `resized`.
         epoch: see `Pipeline.set_epoch`; None before the first.
-        ranks_per_node: see `Pipeline`.
     """
-    here = state["rank"], state["world_size"], ranks_per_node
-    new = Pipeline(pipeline.config, *here, elastic=pipeline.elastic)
+    new = Pipeline(pipeline.config, state["rank"], state["world_size"], elastic=pipeline.elastic)
     new.load_state_dict(state)
     if epoch is not None:
         new.set_epoch(epoch)
