@@ -1,4 +1,4 @@
-"""Baselines: compressors of other libraries, which ``gradcomp bench --all`` measures beside ours.
+"""Baselines: compressors of other libraries, which ``gradcomp bench --all`` compares with ours.
 
 gradcomp imports no framework. Packages that do declare a sequence of `Baseline` under the entry
 point group ``gradcomp.baselines``; those that can be imported are measured.
@@ -23,7 +23,7 @@ class Baseline:
     Attributes:
         name: name in tables: the library, then the method and its parameters.
         codec: name of our codec with the same method; None without one.
-        encode: turns a flat float32 gradient into arrays or tensors to send, whose ``nbytes`` are
+        encode: turns a flat float32 gradient into arrays or tensors to send; their ``nbytes`` are
             counted.
         decode: restores the gradient from these and the number of elements.
         set_threads: sets the number of threads of encode and decode.
