@@ -40,7 +40,7 @@ class MajorityVote(Algorithm):
 
     Deviation from the papers: no server counts all votes. The result is the same.
 
-    Signs travel as frames of the codec ``sign``, whose scale is 1 for elements that are +1 or -1.
+    Signs travel as frames of the codec ``sign``; their scale is 1, as all elements are +1 or -1.
     """
 
     exchange: ClassVar[str] = (

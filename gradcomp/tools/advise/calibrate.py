@@ -284,7 +284,7 @@ def _observed(
 
 
 def _merged(samples: Sequence[_Sample], average: Callable[[Iterable[float]], float]) -> _Sample:
-    """One sample in place of several of the same rounds."""
+    """One sample that replaces several of the same rounds."""
     first = samples[0]
     return _Sample(
         first.features,
